@@ -1,0 +1,1 @@
+//! From IR to native fragments: selection, registers, encoding, code cache

@@ -1,0 +1,124 @@
+//! The state of one guest thread, as memory: what the GS base points to while guest code runs.
+//!
+//! Generated code and assembly address these fields by constant offsets (`gs:[offset]`, see [`offset`]), so the
+//! struct is `repr(C)` and its head is small enough for one-byte displacements. All of it is plain data.
+//!
+//! Outside the interpreter and outside fragments the guest's exact state is `gpr`, `rip`, `rflags`, `fs_base`,
+//! `gs_base` and `xstate`.
+
+use std::sync::atomic::AtomicU32;
+
+/// Bytes reserved for the extended state: the standard (non-compacted) XSAVE layout of every user component
+/// this processor family has, AMX tile data included.
+pub const XSTATE_SIZE: usize = 12 * 1024;
+
+/// Words of scratch memory: spill slots of fragments, temporaries of the interpreter.
+pub const SCRATCH_WORDS: usize = 2048;
+
+/// An XSAVE area in the standard format (Intel SDM vol. 1, 13.4).
+#[repr(C, align(64))]
+pub struct XState(pub [u8; XSTATE_SIZE]);
+
+/// The state of one guest thread.
+#[repr(C, align(64))]
+pub struct ThreadContext {
+    /// General-purpose registers in encoding order (rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8..r15).
+    pub gpr: [u64; 16],
+    /// The guest pc.
+    pub rip: u64,
+    /// The full rflags image.
+    pub rflags: u64,
+    /// Guest FS base.
+    pub fs_base: u64,
+    /// Guest GS base.
+    pub gs_base: u64,
+    /// This structure's own address (`mov reg, gs:[this]`).
+    pub this: u64,
+    /// Host stack pointer to return to when leaving guest code.
+    pub host_rsp: u64,
+    /// Host FS base (thread-local storage of Rust and libc).
+    pub host_fs_base: u64,
+    /// Which exit a fragment left through (an exit id of the emitter).
+    pub exit_site: u64,
+    /// Host registers as a fragment left them, in encoding order, for evaluating a deopt record.
+    pub raw: [u64; 16],
+    /// Host rflags as a fragment left them.
+    pub raw_flags: u64,
+    /// Where an indirect exit wants to go.
+    pub next_pc: u64,
+    /// Nonzero when the runtime wants control at the next safe point (a signal was accepted).
+    pub pending: AtomicU32,
+    /// Padding.
+    pub reserved: u32,
+    /// Short-lived save slots of stubs.
+    pub stub_save: [u64; 8],
+    /// Spill slots of fragments and temporaries of the interpreter.
+    pub scratch: [u64; SCRATCH_WORDS],
+    /// Extended state: x87, SSE, AVX, AVX-512, MXCSR.
+    pub xstate: XState,
+}
+
+/// Byte offsets of the fields that generated code uses.
+pub mod offset {
+    use super::ThreadContext;
+    use memoffset::offset_of;
+
+    /// `gpr[0]`
+    pub const GPR: usize = offset_of!(ThreadContext, gpr);
+    /// `rip`
+    pub const RIP: usize = offset_of!(ThreadContext, rip);
+    /// `rflags`
+    pub const RFLAGS: usize = offset_of!(ThreadContext, rflags);
+    /// `fs_base`
+    pub const FS_BASE: usize = offset_of!(ThreadContext, fs_base);
+    /// `gs_base`
+    pub const GS_BASE: usize = offset_of!(ThreadContext, gs_base);
+    /// `this`
+    pub const THIS: usize = offset_of!(ThreadContext, this);
+    /// `host_rsp`
+    pub const HOST_RSP: usize = offset_of!(ThreadContext, host_rsp);
+    /// `host_fs_base`
+    pub const HOST_FS_BASE: usize = offset_of!(ThreadContext, host_fs_base);
+    /// `exit_site`
+    pub const EXIT_SITE: usize = offset_of!(ThreadContext, exit_site);
+    /// `raw[0]`
+    pub const RAW: usize = offset_of!(ThreadContext, raw);
+    /// `raw_flags`
+    pub const RAW_FLAGS: usize = offset_of!(ThreadContext, raw_flags);
+    /// `next_pc`
+    pub const NEXT_PC: usize = offset_of!(ThreadContext, next_pc);
+    /// `pending`
+    pub const PENDING: usize = offset_of!(ThreadContext, pending);
+    /// `stub_save[0]`
+    pub const STUB_SAVE: usize = offset_of!(ThreadContext, stub_save);
+    /// `scratch[0]`
+    pub const SCRATCH: usize = offset_of!(ThreadContext, scratch);
+    /// `xstate`
+    pub const XSTATE: usize = offset_of!(ThreadContext, xstate);
+}
+
+impl ThreadContext {
+    /// A context with all registers zero, rflags 0x202, and the extended state in its initial configuration
+    /// (MXCSR 0x1f80, x87 control word 0x37f), which is what a new process has.
+    pub fn new() -> Box<ThreadContext> {
+        // SAFETY: every field is plain data for which all-zero bytes are a valid value.
+        let mut context: Box<ThreadContext> = unsafe { Box::<ThreadContext>::new_zeroed().assume_init() };
+        context.this = std::ptr::from_mut(&mut *context) as u64;
+        context.rflags = 0x202;
+        context.xstate.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
+        context.xstate.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+        context
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xsave_area_is_aligned() {
+        assert_eq!(offset::XSTATE % 64, 0);
+        let context = ThreadContext::new();
+        assert_eq!(context.this, std::ptr::from_ref(&*context) as u64);
+    }
+}

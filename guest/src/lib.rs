@@ -1,0 +1,5 @@
+//! What a guest is: ELF images, address space, CPU state, decoding, lifting (DESIGN sections 1 and 3).
+
+pub mod context;
+
+pub use context::ThreadContext;

@@ -1,0 +1,122 @@
+//! The arithmetic flags an instruction leaves, asked of the host processor itself.
+//!
+//! Some flags are architecturally undefined after shifts, multiplications and bit scans, yet every processor
+//! leaves *something* there, and a guest can see it. Executing the very instruction makes the evaluator and the
+//! interpreter agree with emitted code on whatever machine this is.
+
+use crate::op::FlagOp;
+use crate::semantics::{ARITH_FLAGS, CF};
+use crate::types::Ty;
+use std::arch::asm;
+
+/// Runs one instruction on a (rax), b (rdx) and a count (cl) with the arithmetic flags preset to `old`.
+macro_rules! run {
+    ($old:expr, $a:expr, $b:expr, $instruction:expr) => {{
+        let mut flags: u64 = $old & ARITH_FLAGS | 0x202;
+        // SAFETY: balanced push and pop on our own stack; only the named registers and the flags change, and
+        // the image put into rflags has only arithmetic flags and the always-on bits set.
+        unsafe {
+            asm!("push {f}", "popfq", $instruction, "pushfq", "pop {f}", f = inout(reg) flags,
+                inout("rax") $a => _, inout("rdx") $b => _, in("rcx") $b);
+        }
+        flags & ARITH_FLAGS
+    }};
+}
+
+/// `mnemonic a, b` at the width of `$ty`.
+macro_rules! two {
+    ($mnemonic:literal, $ty:expr, $old:expr, $a:expr, $b:expr) => {
+        match $ty {
+            Ty::I8 => run!($old, $a, $b, concat!($mnemonic, " al, dl")),
+            Ty::I16 => run!($old, $a, $b, concat!($mnemonic, " ax, dx")),
+            Ty::I32 => run!($old, $a, $b, concat!($mnemonic, " eax, edx")),
+            _ => run!($old, $a, $b, concat!($mnemonic, " rax, rdx")),
+        }
+    };
+}
+
+/// `mnemonic a` followed by `$tail` at the width of `$ty`.
+macro_rules! one {
+    ($mnemonic:literal, $tail:literal, $ty:expr, $old:expr, $a:expr, $b:expr) => {
+        match $ty {
+            Ty::I8 => run!($old, $a, $b, concat!($mnemonic, " al", $tail)),
+            Ty::I16 => run!($old, $a, $b, concat!($mnemonic, " ax", $tail)),
+            Ty::I32 => run!($old, $a, $b, concat!($mnemonic, " eax", $tail)),
+            _ => run!($old, $a, $b, concat!($mnemonic, " rax", $tail)),
+        }
+    };
+}
+
+/// `mnemonic` on the second operand, for the widening multiplication.
+macro_rules! widening {
+    ($mnemonic:literal, $ty:expr, $a:expr, $b:expr) => {
+        match $ty {
+            Ty::I8 => run!(0, $a, $b, concat!($mnemonic, " dl")),
+            Ty::I16 => run!(0, $a, $b, concat!($mnemonic, " dx")),
+            Ty::I32 => run!(0, $a, $b, concat!($mnemonic, " edx")),
+            _ => run!(0, $a, $b, concat!($mnemonic, " rdx")),
+        }
+    };
+}
+
+/// `mnemonic` that has no 8-bit form.
+macro_rules! wide {
+    ($mnemonic:literal, $ty:expr, $old:expr, $a:expr, $b:expr) => {
+        match $ty {
+            Ty::I8 | Ty::I16 => run!($old, $a, $b, concat!($mnemonic, " ax, dx")),
+            Ty::I32 => run!($old, $a, $b, concat!($mnemonic, " eax, edx")),
+            _ => run!($old, $a, $b, concat!($mnemonic, " rax, rdx")),
+        }
+    };
+}
+
+/// The six arithmetic flags (as an rflags image) that `op` leaves on operands `args`, laid out as
+/// [`FlagOp::args`] says.
+pub fn flags(op: FlagOp, ty: Ty, args: &[u64]) -> u64 {
+    let a = args[0];
+    let b = args.get(1).copied().unwrap_or(0);
+    let old = op.old_operand().map_or(0, |i| args[i]);
+    match op {
+        FlagOp::Add => two!("add", ty, 0, a, b),
+        FlagOp::Sub => two!("sub", ty, 0, a, b),
+        FlagOp::Adc => two!("adc", ty, args[2] * CF, a, b),
+        FlagOp::Sbb => two!("sbb", ty, args[2] * CF, a, b),
+        FlagOp::And => two!("and", ty, 0, a, b),
+        FlagOp::Or => two!("or", ty, 0, a, b),
+        FlagOp::Xor => two!("xor", ty, 0, a, b),
+        FlagOp::Inc => one!("inc", "", ty, old, a, 0u64),
+        FlagOp::Dec => one!("dec", "", ty, old, a, 0u64),
+        FlagOp::Shl => one!("shl", ", cl", ty, old, a, b),
+        FlagOp::Shr => one!("shr", ", cl", ty, old, a, b),
+        FlagOp::Sar => one!("sar", ", cl", ty, old, a, b),
+        FlagOp::Rol => one!("rol", ", cl", ty, old, a, b),
+        FlagOp::Ror => one!("ror", ", cl", ty, old, a, b),
+        FlagOp::MulS if ty == Ty::I8 => widening!("imul", ty, a, b),
+        FlagOp::MulS => wide!("imul", ty, 0, a, b),
+        FlagOp::MulU => widening!("mul", ty, a, b),
+        FlagOp::Bt => wide!("bt", ty, old, a, b),
+        FlagOp::Bsf => wide!("bsf", ty, old, 0u64, a),
+        FlagOp::Bsr => wide!("bsr", ty, old, 0u64, a),
+        FlagOp::Tzcnt => wide!("tzcnt", ty, old, 0u64, a),
+        FlagOp::Lzcnt => wide!("lzcnt", ty, old, 0u64, a),
+        FlagOp::Popcnt => wide!("popcnt", ty, 0, 0u64, a),
+        FlagOp::FromBits => a & ARITH_FLAGS,
+        FlagOp::SetCf => a & ARITH_FLAGS & !CF | b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::semantics::{OF, PF, SF, ZF};
+
+    #[test]
+    fn well_known_flags() {
+        assert_eq!(flags(FlagOp::Sub, Ty::I32, &[5, 5]) & (ZF | CF | SF | OF), ZF);
+        assert_eq!(flags(FlagOp::Sub, Ty::I8, &[0, 1]) & (ZF | CF | SF | OF), CF | SF);
+        assert_eq!(flags(FlagOp::Add, Ty::I64, &[i64::MAX as u64, 1]) & (OF | SF | CF), OF | SF);
+        assert_eq!(flags(FlagOp::Inc, Ty::I16, &[0xffff, CF]) & (CF | ZF | PF), CF | ZF | PF);
+        assert_eq!(flags(FlagOp::Shl, Ty::I64, &[7, 0, CF | ZF]), CF | ZF);
+        assert_eq!(flags(FlagOp::MulU, Ty::I32, &[0x8000_0000, 2]) & (CF | OF), CF | OF);
+    }
+}

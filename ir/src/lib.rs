@@ -1,0 +1,19 @@
+//! The assume IR: versions, anchors, verifier, evaluator and optimisation passes (DESIGN section 4).
+//!
+//! * [`types`], [`op`], [`version`]: the data model. Everything prints as the text form.
+//! * [`semantics`]: what each pure operation computes; [`hostflags`] asks the processor for flags.
+//! * [`builder`]: appending instructions.
+
+pub mod builder;
+pub mod hostflags;
+pub mod op;
+pub mod semantics;
+pub mod types;
+pub mod version;
+
+pub use builder::Builder;
+pub use op::{Cond, FlagOp, Op};
+pub use types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
+pub use version::{
+    Anchor, Block, Context, DeferredStore, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap, Version,
+};

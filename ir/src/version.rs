@@ -1,0 +1,375 @@
+//! Versions and what they are made of: blocks, instructions, anchors, contexts.
+//!
+//! Two kinds of version share these types (DESIGN sections 2 and 4):
+//! * `base`: one lifted guest block. It reads and writes guest locations with `get`/`put`, marks each guest
+//!   instruction with `at`, and ends in a [`Term::Guest`].
+//! * traces: SSA over block parameters, no `get`/`put`/`at`; control leaves only through anchors. The entry
+//!   block's parameters are [`Version::entry_locs`], the guest state at entry.
+
+use crate::op::Op;
+use crate::types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
+use bitflags::bitflags;
+use iced_x86::Instruction;
+use smallvec::SmallVec;
+
+/// A segment override that matters in 64-bit mode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Segment {
+    /// Relative to the FS base.
+    Fs,
+    /// Relative to the GS base.
+    Gs,
+}
+
+/// The part of an x86 address that is not an operand: `seg:[base + index*scale + disp]`.
+/// An absent base or index is the operand `Const(0)`; arithmetic wraps at 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Mem {
+    /// 1, 2, 4 or 8.
+    pub scale: u8,
+    /// Added to the sum, 64-bit wrapping.
+    pub disp: i64,
+    /// Segment whose base is added, if any.
+    pub seg: Option<Segment>,
+}
+
+impl Mem {
+    /// `[base + disp]`
+    pub const fn disp(disp: i64) -> Mem {
+        Mem { scale: 1, disp, seg: None }
+    }
+}
+
+/// One instruction. Which fields are used depends on `op`, see [`Op`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct Inst {
+    /// What it does.
+    pub op: Op,
+    /// The type suffix; `Ty::I64` where `op` has none.
+    pub ty: Ty,
+    /// The values it defines: at most one, except for `native`.
+    pub defs: SmallVec<[Value; 1]>,
+    /// What it reads. For `load`/`store`: base, index, then the stored value.
+    pub args: SmallVec<[Operand; 3]>,
+    /// The address shape of `load`, `store`, and of a `native` with an explicit memory operand.
+    pub mem: Option<Mem>,
+    /// Where to fall back: on `assume` and `poll` always, on what may fault in a trace.
+    pub anchor: Option<AnchorId>,
+    /// The original instruction of a `native`.
+    pub native: Option<NativeId>,
+}
+
+impl Inst {
+    /// An instruction with operands and (maybe) a result, and nothing else.
+    pub fn new(op: Op, ty: Ty, def: Option<Value>, args: &[Operand]) -> Inst {
+        Inst {
+            op,
+            ty,
+            defs: def.into_iter().collect(),
+            args: SmallVec::from_slice(args),
+            mem: None,
+            anchor: None,
+            native: None,
+        }
+    }
+
+    /// The one value it defines.
+    pub fn def(&self) -> Option<Value> {
+        self.defs.first().copied()
+    }
+}
+
+bitflags! {
+    /// What a `native` instruction does besides computing its declared results.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct Effects: u16 {
+        /// Reads memory.
+        const READ = 1;
+        /// Writes memory.
+        const WRITE = 2;
+        /// Its memory accesses are not just the explicit memory operand (string operations, gathers, fxsave…).
+        const UNKNOWN_EXTENT = 4;
+        /// Orders memory (mfence, lfence, sfence).
+        const FENCE = 8;
+        /// A locked read-modify-write.
+        const LOCKED = 16;
+        /// Two executions may give different results (rdtsc, rdrand, cpuid).
+        const NO_REPEAT = 32;
+        /// May raise an exception besides a memory fault (divide error, SIMD and x87 floating point, alignment).
+        const MAY_TRAP = 64;
+        /// Writes state that is not an SSA value: vector, mask, x87, MXCSR, DF. Ends an anchor's reach.
+        const STATE = 128;
+        /// Reads state that is not an SSA value (so it may not move across `STATE`).
+        const READ_STATE = 256;
+        /// On a fault part of the work is done and registers say how far (rep string, gather, scatter).
+        const RESTARTABLE = 512;
+    }
+}
+
+/// An original guest instruction with its register and memory operands made explicit.
+///
+/// `Inst::args` holds: base and index if `mem_size` is some; then one operand per `gpr_in`; then the flags if
+/// `flags_in`. `Inst::defs` holds one value per `gpr_out`, then the flags if `flags_out`. A register that is
+/// written partially or conditionally is also read. Vector, mask, x87 registers and MXCSR are used in place.
+/// The registers of the explicit memory operand are *not* in `gpr_in` (unless read otherwise too).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Native {
+    /// The decoded instruction, `ip()` its guest pc, `len()` its length.
+    pub inst: Instruction,
+    /// Size in bytes of the explicit memory operand, if there is one (0: address only or unknown extent).
+    pub mem_size: Option<u32>,
+    /// Registers read, other than as memory base or index.
+    pub gpr_in: SmallVec<[Gpr; 4]>,
+    /// Registers written, as full 64-bit values.
+    pub gpr_out: SmallVec<[Gpr; 2]>,
+    /// Reads flags, or leaves some of them unchanged.
+    pub flags_in: bool,
+    /// Writes flags.
+    pub flags_out: bool,
+    /// Vector registers read or written, by number: bit n is zmm-n.
+    pub vec_read: u32,
+    /// Vector registers written.
+    pub vec_write: u32,
+    /// In-place locations written (`Vec`, `Mask`, `X87`, `Mxcsr`, `Df`).
+    pub writes: SmallVec<[Loc; 2]>,
+    /// Everything else it does.
+    pub effects: Effects,
+}
+
+/// A store that has been moved out of the hot path and is performed, in order, when its anchor is taken.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DeferredStore {
+    /// Type of the stored value.
+    pub ty: Ty,
+    /// The address shape.
+    pub mem: Mem,
+    /// Base, index, value.
+    pub args: [Operand; 3],
+}
+
+/// A place from which deoptimisation is possible: the `base` pc to continue at and how to rebuild its state.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Anchor {
+    /// The guest pc to continue at: a constant, except where an indirect jump ends the trace.
+    pub target: Operand,
+    /// Guest location -> operand, sorted by location. Locations not named are in place.
+    pub varmap: Vec<(Loc, Operand)>,
+    /// Stores to perform, oldest first.
+    pub stores: Vec<DeferredStore>,
+}
+
+/// How control leaves a `base` block.
+#[derive(Clone, PartialEq, Debug)]
+pub enum GuestTerm {
+    /// Go to a pc: constant for direct jumps and fall-through, a value for indirect ones.
+    Goto(Operand),
+    /// Conditional branch: i1 condition, taken pc, fall-through pc.
+    Branch {
+        /// i1
+        cond: Operand,
+        /// pc if the condition holds
+        taken: u64,
+        /// pc if not
+        fall: u64,
+    },
+    /// A call; the return address is already pushed.
+    Call {
+        /// pc of the callee
+        target: Operand,
+        /// pc of the instruction after the call
+        ret: u64,
+    },
+    /// A return to the popped address.
+    Ret(Operand),
+    /// `syscall`; `next` is the pc after it. rcx, r11 and rax are the runtime's to write.
+    Syscall {
+        /// pc after the instruction
+        next: u64,
+    },
+    /// An instruction that the runtime emulates in Rust (rd/wrfsbase, popf of special bits, xsave family, …).
+    Special {
+        /// pc of the instruction
+        pc: u64,
+    },
+    /// An instruction that raises a signal: undefined opcode, privileged, int3, bytes that cannot be fetched.
+    Trap {
+        /// pc of the instruction
+        pc: u64,
+        /// Which trap.
+        trap: Trap,
+    },
+}
+
+/// Traps raised by an instruction itself, whatever its operands.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Trap {
+    /// #UD: SIGILL.
+    Undefined,
+    /// #GP of a privileged or refused instruction: SIGSEGV with si_code SI_KERNEL and address 0.
+    Protection,
+    /// int3: SIGTRAP, pc after the instruction.
+    Breakpoint,
+    /// The code bytes cannot be read or executed: SIGSEGV (or SIGBUS) at the first unreadable byte.
+    Fetch,
+}
+
+/// How a block ends.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Term {
+    /// To another block of the version, with arguments for its parameters.
+    Jump {
+        /// Target block.
+        to: BlockId,
+        /// One operand per parameter.
+        args: Vec<Operand>,
+    },
+    /// Leave the version through an anchor: the normal end of a trace.
+    Exit(AnchorId),
+    /// The end of a `base` block.
+    Guest(GuestTerm),
+}
+
+/// A straight run of instructions with parameters at its start.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Block {
+    /// Parameters; the entry block's are the guest state at entry.
+    pub params: Vec<Value>,
+    /// Body, in order.
+    pub insts: Vec<Inst>,
+    /// Its end.
+    pub term: Term,
+}
+
+/// One conjunct of a context or one fact known at entry: `loc == value`, or an event-monitored assumption.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub enum Fact {
+    /// A guest register holds this value at entry.
+    RegEquals(Gpr, u64),
+    /// No other thread, process or device writes the guest's private memory (DESIGN section 4).
+    PrivateMemory,
+}
+
+/// A predicate on guest state that must hold on entry: the conjunction of its facts.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Context {
+    /// Sorted, without repetition.
+    pub facts: Vec<Fact>,
+}
+
+impl Context {
+    /// Does `self` imply `other` (every fact of `other` is one of ours)?
+    pub fn implies(&self, other: &Context) -> bool {
+        other.facts.iter().all(|f| self.facts.contains(f))
+    }
+
+    /// May the passes use `private_memory`?
+    pub fn private_memory(&self) -> bool {
+        self.facts.contains(&Fact::PrivateMemory)
+    }
+}
+
+/// One executable form of a region.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Version {
+    /// `base`, `t1`, `t2`, …
+    pub name: String,
+    /// The guest pc of the region.
+    pub region: u64,
+    /// What must hold on entry.
+    pub context: Context,
+    /// The type of each value.
+    pub types: Vec<Ty>,
+    /// Blocks; the first is the entry.
+    pub blocks: Vec<Block>,
+    /// For each parameter of the entry block of a trace, the guest location it is.
+    pub entry_locs: Vec<Loc>,
+    /// Anchors.
+    pub anchors: Vec<Anchor>,
+    /// Original instructions.
+    pub natives: Vec<Native>,
+}
+
+impl Version {
+    /// A version with no blocks yet.
+    pub fn new(name: &str, region: u64) -> Version {
+        Version {
+            name: name.to_string(),
+            region,
+            context: Context::default(),
+            types: Vec::new(),
+            blocks: Vec::new(),
+            entry_locs: Vec::new(),
+            anchors: Vec::new(),
+            natives: Vec::new(),
+        }
+    }
+
+    /// A new value of type `ty`.
+    pub fn value(&mut self, ty: Ty) -> Value {
+        self.types.push(ty);
+        Value((self.types.len() - 1) as u32)
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, v: Value) -> Ty {
+        self.types[v.index()]
+    }
+
+    /// A new anchor.
+    pub fn anchor(&mut self, anchor: Anchor) -> AnchorId {
+        self.anchors.push(anchor);
+        AnchorId((self.anchors.len() - 1) as u32)
+    }
+
+    /// Is this a `base` version (does it end in guest control flow)?
+    pub fn is_base(&self) -> bool {
+        self.blocks.iter().any(|b| matches!(b.term, Term::Guest(_)))
+    }
+
+    /// Calls `f` on every operand of an anchor: target, varmap, deferred stores. A varmap is just a use.
+    pub fn for_each_anchor_operand(anchor: &mut Anchor, mut f: impl FnMut(&mut Operand)) {
+        f(&mut anchor.target);
+        anchor.varmap.iter_mut().for_each(|(_, o)| f(o));
+        anchor.stores.iter_mut().flat_map(|s| s.args.iter_mut()).for_each(f);
+    }
+
+    /// Calls `f` on every operand of a terminator (anchors' operands are visited with the anchors).
+    pub fn for_each_term_operand(term: &mut Term, mut f: impl FnMut(&mut Operand)) {
+        match term {
+            Term::Jump { args, .. } => args.iter_mut().for_each(f),
+            Term::Exit(_) => {}
+            Term::Guest(
+                GuestTerm::Goto(o)
+                | GuestTerm::Branch { cond: o, .. }
+                | GuestTerm::Call { target: o, .. }
+                | GuestTerm::Ret(o),
+            ) => f(o),
+            Term::Guest(GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. }) => {}
+        }
+    }
+
+    /// Calls `f` on every operand of the version, in instructions, terminators and anchors alike.
+    pub fn for_each_operand(&mut self, mut f: impl FnMut(&mut Operand)) {
+        for block in &mut self.blocks {
+            block.insts.iter_mut().flat_map(|i| i.args.iter_mut()).for_each(&mut f);
+            Self::for_each_term_operand(&mut block.term, &mut f);
+        }
+        self.anchors.iter_mut().for_each(|a| Self::for_each_anchor_operand(a, &mut f));
+    }
+
+    /// The operands of a terminator.
+    pub fn term_operands(term: &Term) -> SmallVec<[Operand; 4]> {
+        let mut out = SmallVec::new();
+        Self::for_each_term_operand(&mut term.clone(), |o| out.push(*o));
+        out
+    }
+}
+
+impl Anchor {
+    /// Every operand, in order: target, varmap, deferred stores.
+    pub fn operands(&self) -> impl Iterator<Item = Operand> + '_ {
+        std::iter::once(self.target)
+            .chain(self.varmap.iter().map(|(_, o)| *o))
+            .chain(self.stores.iter().flat_map(|s| s.args))
+    }
+}

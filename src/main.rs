@@ -1,0 +1,3 @@
+//! The `dynasour` command.
+
+fn main() {}

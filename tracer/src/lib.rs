@@ -1,0 +1,1 @@
+//! What is hot: profiles, recording, trace building, speculation policy
