@@ -1,0 +1,101 @@
+//! The ways in which a program is run under dynasour, and the command line of each.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::run::Invocation;
+
+/// One column of the matrix: a name and the flags of `dynasour run`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mode {
+    /// Short name, as accepted by `DYNASOUR_MODES`.
+    pub name: &'static str,
+    /// Flags between `dynasour run` and `--`.
+    pub flags: Vec<String>,
+}
+
+impl Mode {
+    fn new(name: &'static str, flags: &str) -> Mode {
+        Mode { name, flags: flags.split_whitespace().map(str::to_owned).collect() }
+    }
+
+    /// The matrix of issue 2: each guest must behave natively in all of these.
+    ///
+    /// `chaos-all` takes every anchor of every trace; `tiny-cache` overflows the code cache again and again.
+    pub fn matrix() -> Vec<Mode> {
+        let seed = seed();
+        selected(vec![
+            Mode::new("interp", "--tier interp"),
+            Mode::new("dynamo", "--tier dynamo"),
+            Mode::new("threshold-1", "--tier dynamo --threshold 1"),
+            Mode::new("chaos-all", "--tier dynamo --threshold 2 --chaos 1/1"),
+            Mode::new("chaos-7", &format!("--tier dynamo --threshold 2 --chaos 1/7,{seed}")),
+            Mode::new("tiny-cache", "--tier dynamo --threshold 1 --cache-size 65536"),
+        ])
+    }
+
+    /// The two tiers, for real programs.
+    pub fn tiers() -> Vec<Mode> {
+        selected(vec![Mode::new("interp", "--tier interp"), Mode::new("dynamo", "--tier dynamo")])
+    }
+
+    /// The two tiers and random anchors, for real programs that run quickly.
+    pub fn tiers_and_chaos() -> Vec<Mode> {
+        let mut modes = Mode::tiers();
+        modes.extend(selected(vec![Mode::new("chaos-100", &format!("--tier dynamo --chaos 1/100,{}", seed()))]));
+        modes
+    }
+}
+
+/// The seed of the chaos modes; it is part of each replay line.
+fn seed() -> u64 {
+    match std::env::var("DYNASOUR_CHAOS_SEED") {
+        Ok(text) => text.parse().expect("DYNASOUR_CHAOS_SEED must be a number"),
+        Err(_) => 1,
+    }
+}
+
+fn selected(modes: Vec<Mode>) -> Vec<Mode> {
+    match std::env::var("DYNASOUR_MODES") {
+        Ok(names) => modes.into_iter().filter(|mode| names.split(',').any(|name| name == mode.name)).collect(),
+        Err(_) => modes,
+    }
+}
+
+/// What stands before the guest's own command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Launcher {
+    /// The dynasour binary at this path, with the flags of the mode.
+    Dynasour(PathBuf),
+    /// Another command, used in place of `dynasour run FLAGS --`; `env` runs the program natively.
+    Substitute(Vec<OsString>),
+}
+
+impl Launcher {
+    /// `DYNASOUR_LAUNCHER` if set, else the given binary.
+    pub fn from_environment(dynasour: &Path) -> Launcher {
+        match std::env::var("DYNASOUR_LAUNCHER") {
+            Ok(command) if !command.trim().is_empty() => {
+                Launcher::Substitute(command.split_whitespace().map(OsString::from).collect())
+            }
+            _ => Launcher::Dynasour(dynasour.to_owned()),
+        }
+    }
+
+    /// The invocation that runs `native` under this launcher in the given mode.
+    pub fn wrap(&self, mode: &Mode, native: &Invocation) -> Invocation {
+        let mut words: Vec<OsString> = match self {
+            Launcher::Dynasour(binary) => {
+                let mut words = vec![binary.clone().into_os_string(), "run".into()];
+                words.extend(mode.flags.iter().map(OsString::from));
+                words.push("--".into());
+                words
+            }
+            Launcher::Substitute(command) => command.clone(),
+        };
+        words.push(native.program.clone().into_os_string());
+        words.extend(native.args.iter().cloned());
+        let program = PathBuf::from(words.remove(0));
+        Invocation { program, args: words, ..native.clone() }
+    }
+}
