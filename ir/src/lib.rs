@@ -3,12 +3,19 @@
 //! * [`types`], [`op`], [`version`]: the data model. Everything prints as the text form.
 //! * [`semantics`]: what each pure operation computes; [`hostflags`] asks the processor for flags.
 //! * [`builder`]: appending instructions.
+//! * [`text`]: printing and parsing; [`verify`]: the rules; [`reach`]: the analyses behind them.
+//! * [`eval`]: running versions, and comparing them with `base`.
 
+pub mod alias;
 pub mod builder;
+pub mod eval;
 pub mod hostflags;
 pub mod op;
+pub mod reach;
 pub mod semantics;
+pub mod text;
 pub mod types;
+pub mod verify;
 pub mod version;
 
 pub use builder::Builder;

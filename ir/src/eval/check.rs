@@ -1,0 +1,304 @@
+//! Version equivalence and assumption transparency as programs (sourir 5.4).
+//!
+//! A version may leave in exactly those states that `base` passes through: starting both from one state, the
+//! guest state (registers, flags, memory, in-place state, pc) with which the version leaves must appear in the
+//! sequence of states that `base` has before each of its guest instructions. That is one notion for every way of
+//! leaving: the end of the trace, a failed assumption, a fault (whose anchor is earlier; `base` replays up to it),
+//! and, for *assumption transparency*, every anchor that is taken although nothing failed.
+//!
+//! Used by the passes' tests on a [`super::ModelMachine`] and by `--verify-traces` on the live state at entry.
+
+use super::{EvalError, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run};
+use crate::types::Loc;
+use crate::version::{Fact, Version};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::hash::BuildHasher;
+
+/// A guest program: the `base` block at each pc.
+pub trait Code {
+    /// The lifted block that starts at `pc`; `None` where the program ends.
+    fn block(&mut self, pc: u64) -> Option<&Version>;
+}
+
+impl<S: BuildHasher> Code for HashMap<u64, Version, S> {
+    fn block(&mut self, pc: u64) -> Option<&Version> {
+        self.get(&pc)
+    }
+}
+
+impl Code for BTreeMap<u64, Version> {
+    fn block(&mut self, pc: u64) -> Option<&Version> {
+        self.get(&pc)
+    }
+}
+
+/// A machine that can be copied and compared.
+pub trait Comparable: Machine + Clone {
+    /// The first difference to another machine, in words; `None` if there is none.
+    fn difference(&self, other: &Self) -> Option<String>;
+}
+
+impl Comparable for ModelMachine {
+    fn difference(&self, other: &Self) -> Option<String> {
+        self.first_difference(other)
+    }
+}
+
+/// How much a check may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// IR instructions that one evaluation may execute.
+    pub steps: u64,
+    /// Opportunities that are forced; if there are more, they are chosen evenly.
+    pub forced: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { steps: 100_000, forced: 64 }
+    }
+}
+
+/// What a check that found nothing wrong looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Checked {
+    /// The version's context does not hold of the state: there is nothing to check.
+    ContextFails,
+    /// This many evaluations of the version were compared with `base`.
+    Compared {
+        /// evaluations that ended by themselves (0 if the budget ran out first) and forced ones
+        evaluations: u64,
+        /// opportunities in the evaluation that nothing forced
+        opportunities: u64,
+    },
+}
+
+/// A version that does not do what `base` does.
+#[derive(Clone, Debug)]
+pub struct Mismatch {
+    /// The version in text form.
+    pub version: String,
+    /// The state at entry.
+    pub entry: State,
+    /// The opportunity that was forced, if one was.
+    pub forced: Option<u64>,
+    /// How the version left, if it did.
+    pub leave: Option<Leave>,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.what)?;
+        if let Some(n) = self.forced {
+            writeln!(f, "forced opportunity: {n}")?;
+        }
+        if let Some(leave) = &self.leave {
+            writeln!(f, "left by: {leave:?}")?;
+        }
+        writeln!(f, "entry state: {}", self.entry)?;
+        f.write_str(&self.version)
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// Does the part of a context that is about registers hold of `state`? (Monitored facts are the caller's.)
+pub fn context_holds(version: &Version, state: &State) -> bool {
+    version.context.facts.iter().all(|fact| match *fact {
+        Fact::RegEquals(gpr, value) => state.gpr[gpr.number()] == value,
+        Fact::PrivateMemory => true,
+    })
+}
+
+/// Runs the program from `pc` in `base` until it leaves otherwise than by going to another block, or until
+/// there is no block (`Leave::Goto`).
+pub fn run_base<M: Machine, H: Hooks<M>>(
+    code: &mut dyn Code,
+    mut pc: u64,
+    state: &mut State,
+    machine: &mut M,
+    hooks: &mut H,
+    budget: &mut u64,
+) -> Result<Leave, EvalError> {
+    while let Some(block) = code.block(pc) {
+        match run(block, state, machine, hooks, budget)? {
+            Leave::Goto(next) => pc = next,
+            other => return Ok(other),
+        }
+    }
+    Ok(Leave::Goto(pc))
+}
+
+/// Looks for a state among those that `base` passes through.
+struct Search<'a, M> {
+    pc: u64,
+    state: &'a State,
+    machine: &'a M,
+    /// The candidate at this pc with the fewest differing locations: how many, and which.
+    closest: Option<(usize, String)>,
+    visits: u64,
+}
+
+impl<M: Comparable> Search<'_, M> {
+    fn matches(&mut self, pc: u64, state: &State, machine: &M) -> bool {
+        if pc != self.pc {
+            return false;
+        }
+        self.visits += 1;
+        let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
+        let differing: Vec<Loc> = locs.filter(|l| state.get(*l) != self.state.get(*l)).collect();
+        let memory = if differing.is_empty() { machine.difference(self.machine) } else { None };
+        if differing.is_empty() && memory.is_none() {
+            return true;
+        }
+        if self.closest.as_ref().is_none_or(|(count, _)| differing.len() < *count) {
+            let values = differing.iter().map(|l| {
+                let value = |s: &State| s.get(*l).unwrap_or(0);
+                format!("{l}: base {:#x}, version {:#x}", value(state), value(self.state))
+            });
+            let all: Vec<String> = values.chain(memory.map(|m| format!("base and version: {m}"))).collect();
+            self.closest = Some((differing.len(), all.join("; ")));
+        }
+        false
+    }
+}
+
+impl<M: Comparable> Hooks<M> for Search<'_, M> {
+    fn at(&mut self, pc: u64, state: &State, machine: &M) -> bool {
+        self.matches(pc, state, machine)
+    }
+}
+
+/// Does `base`, started at `from` in `entry`, pass through the state (`pc`, `state`, `machine`)?
+/// If not: the nearest state it passes at that pc.
+fn passes_through<M: Comparable>(
+    code: &mut dyn Code,
+    from: (u64, &State, &M),
+    to: (u64, &State, &M),
+    steps: u64,
+) -> Result<(), String> {
+    let (mut state, mut machine, mut budget) = (from.1.clone(), from.2.clone(), steps);
+    let mut search = Search { pc: to.0, state: to.1, machine: to.2, closest: None, visits: 0 };
+    let leave = run_base(code, from.0, &mut state, &mut machine, &mut search, &mut budget);
+    match leave {
+        Ok(Leave::Stopped { .. }) => return Ok(()),
+        // The end of the program is a state too, though no block starts there.
+        Ok(Leave::Goto(pc)) if search.matches(pc, &state, &machine) => return Ok(()),
+        _ => {}
+    }
+    Err(match search.closest {
+        Some((_, what)) => format!(
+            "base passes {:#x} {} times, never in this state; the nearest differs in: {what} (base then: {leave:?})",
+            to.0, search.visits
+        ),
+        None => format!("base never comes to {:#x} (base then: {leave:?})", to.0),
+    })
+}
+
+/// Checks `version` against the program from one state: it must leave where `base` passes, by itself and when
+/// any of its opportunities is forced.
+pub fn check<M: Comparable>(
+    code: &mut dyn Code,
+    version: &Version,
+    entry: &State,
+    machine: &M,
+    limits: Limits,
+) -> Result<Checked, Box<Mismatch>> {
+    if !context_holds(version, entry) {
+        return Ok(Checked::ContextFails);
+    }
+    let mut one = |nth: Option<u64>| -> Result<(u64, bool), Box<Mismatch>> {
+        let (mut state, mut after, mut budget) = (entry.clone(), machine.clone(), limits.steps);
+        let mut hooks = ForceNth { seen: 0, nth };
+        let leave = run(version, &mut state, &mut after, &mut hooks, &mut budget);
+        let mismatch = |leave: Option<Leave>, what: String| {
+            Box::new(Mismatch { version: version.to_string(), entry: entry.clone(), forced: nth, leave, what })
+        };
+        let leave = leave.map_err(|e| mismatch(None, e.to_string()))?;
+        let pc = match leave {
+            Leave::Anchor { pc, .. } | Leave::Goto(pc) => pc,
+            Leave::Budget => return Ok((hooks.seen, false)),
+            Leave::Syscall { .. } | Leave::Special { .. } | Leave::Trap { .. } | Leave::Fault { .. } => {
+                return same_end(code, version, entry, machine, &leave, (&state, &after))
+                    .map(|()| (hooks.seen, true))
+                    .map_err(|what| mismatch(Some(leave.clone()), what));
+            }
+            Leave::Stopped { .. } => return Err(mismatch(Some(leave), "stopped without being asked".to_string())),
+        };
+        // A loop of the trace may stand for many more base instructions than it executes itself.
+        let steps = limits.steps.saturating_mul(8);
+        passes_through(code, (version.region, entry, machine), (pc, &state, &after), steps)
+            .map_err(|what| mismatch(Some(leave), what))?;
+        Ok((hooks.seen, true))
+    };
+    let (opportunities, ended) = one(None)?;
+    let mut evaluations = u64::from(ended);
+    let forced = opportunities.min(limits.forced);
+    for i in 0..forced {
+        // Evenly over all of them, the first included.
+        let nth = (u128::from(i) * u128::from(opportunities) / u128::from(forced)) as u64;
+        one(Some(nth))?;
+        evaluations += 1;
+    }
+    Ok(Checked::Compared { evaluations, opportunities })
+}
+
+/// A `base` version that ends in something else than a pc: the program must end the same way.
+fn same_end<M: Comparable>(
+    code: &mut dyn Code,
+    version: &Version,
+    entry: &State,
+    machine: &M,
+    leave: &Leave,
+    after: (&State, &M),
+) -> Result<(), String> {
+    let (mut state, mut base_machine, mut budget) = (entry.clone(), machine.clone(), u64::MAX);
+    let base = match code.block(version.region) {
+        Some(block) => run(block, &mut state, &mut base_machine, &mut NoHooks, &mut budget),
+        None => return Err("the program has no block here".to_string()),
+    };
+    if base.as_ref() != Ok(leave) {
+        return Err(format!("base leaves by {base:?}"));
+    }
+    if state != *after.0 {
+        return Err(format!("base leaves in another state: {state}"));
+    }
+    base_machine.difference(after.1).map_or(Ok(()), Err)
+}
+
+/// Do two versions of one region leave in the same way from this state? For `diff` and for passes that may not
+/// even move an exit. Reasons and anchors' numbers may differ; pc, state and machine may not.
+pub fn same_result<M: Comparable>(
+    one: &Version,
+    two: &Version,
+    entry: &State,
+    machine: &M,
+    steps: u64,
+) -> Result<(), String> {
+    let go = |version: &Version| {
+        let (mut state, mut after, mut budget) = (entry.clone(), machine.clone(), steps);
+        let leave = run(version, &mut state, &mut after, &mut NoHooks, &mut budget);
+        leave.map(|l| (l, state, after)).map_err(|e| format!("{}: {e}", version.name))
+    };
+    let (first, second) = (go(one)?, go(two)?);
+    let pc = |leave: &Leave| match leave {
+        Leave::Anchor { pc, .. } | Leave::Goto(pc) => Some(*pc),
+        _ => None,
+    };
+    let same_leave = first.0 == second.0 || (pc(&first.0).is_some() && pc(&first.0) == pc(&second.0));
+    if !same_leave {
+        return Err(format!("{} leaves by {:?}, {} by {:?}", one.name, first.0, two.name, second.0));
+    }
+    if first.1 != second.1 {
+        return Err(format!("{} leaves with {}, {} with {}", one.name, first.1, two.name, second.1));
+    }
+    first.2.difference(&second.2).map_or(Ok(()), Err)
+}
+
+/// Was this leave a normal end (and no deoptimisation)?
+pub fn is_normal_end(leave: &Leave) -> bool {
+    matches!(leave, Leave::Goto(_) | Leave::Anchor { reason: Reason::End, .. })
+}

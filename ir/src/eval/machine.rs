@@ -1,0 +1,251 @@
+//! What the evaluator needs beside the SSA state: memory, segment bases, in-place state, native instructions.
+//!
+//! [`ModelMachine`] is a complete machine in a few maps, for tests and for `dynasour ir eval`. It does not execute
+//! native instructions: each is an *uninterpreted function* of exactly what it declares to read. That is the
+//! right model for checking transformations: two versions agree on it only if they run the same natives on the
+//! same inputs in an order that their declared effects allow.
+
+use crate::semantics::ARITH_FLAGS;
+use crate::types::{Loc, Ty};
+use crate::version::{Effects, Native, Segment};
+use rustc_hash::FxHasher;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+/// Why an access or a native did not complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// This address cannot be read.
+    Load(u64),
+    /// This address cannot be written.
+    Store(u64),
+    /// The native raised another exception (divide error, floating point, alignment).
+    Native,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Load(address) => write!(f, "cannot read {address:#x}"),
+            Fault::Store(address) => write!(f, "cannot write {address:#x}"),
+            Fault::Native => f.write_str("exception in a native instruction"),
+        }
+    }
+}
+
+/// The part of the guest that is not SSA. Addresses are linear and wrap; sizes are 1, 2, 4 or 8.
+pub trait Machine {
+    /// Reads `size` bytes, little endian, zero-extended.
+    fn load(&mut self, address: u64, size: u32) -> Result<u64, Fault>;
+
+    /// Writes the low `size` bytes of `value`. On a fault nothing is written.
+    fn store(&mut self, address: u64, size: u32, value: u64) -> Result<(), Fault>;
+
+    /// The base of a segment.
+    fn segment_base(&self, segment: Segment) -> u64;
+
+    /// Reads a location that is not SSA and fits 64 bits.
+    fn get(&mut self, loc: Loc) -> u64;
+
+    /// Writes a location that is not SSA and fits 64 bits.
+    fn put(&mut self, loc: Loc, value: u64);
+
+    /// Executes an original instruction. `address` is that of its explicit memory operand; `inputs` are the
+    /// `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then the flags.
+    fn native(
+        &mut self,
+        native: &Native,
+        address: Option<u64>,
+        inputs: &[u64],
+        outputs: &mut [u64],
+    ) -> Result<(), Fault>;
+}
+
+const PAGE: u64 = 4096;
+
+/// Sparse memory and in-place state in maps; natives are uninterpreted functions.
+#[derive(Clone, Debug, Default)]
+pub struct ModelMachine {
+    pages: BTreeMap<u64, Box<[u8]>>,
+    read_only: std::collections::BTreeSet<u64>,
+    in_place: BTreeMap<Loc, u64>,
+    /// How many natives that do not repeat have run: a part of their input.
+    clock: u64,
+}
+
+impl PartialEq for ModelMachine {
+    fn eq(&self, other: &ModelMachine) -> bool {
+        self.first_difference(other).is_none()
+    }
+}
+
+impl ModelMachine {
+    /// No memory, all in-place state zero.
+    pub fn new() -> ModelMachine {
+        ModelMachine::default()
+    }
+
+    /// Makes the pages that contain `len` bytes at `start` accessible, zero-filled where they were not.
+    pub fn map(&mut self, start: u64, len: u64) {
+        for page in start / PAGE..=(start.saturating_add(len.max(1) - 1)) / PAGE {
+            self.pages.entry(page).or_insert_with(|| vec![0; PAGE as usize].into_boxed_slice());
+        }
+    }
+
+    /// Makes the page at `address` read-only.
+    pub fn protect(&mut self, address: u64) {
+        self.read_only.insert(address / PAGE);
+    }
+
+    /// Writes bytes, mapping what is not mapped, whatever the protection.
+    pub fn write(&mut self, start: u64, bytes: &[u8]) {
+        for (i, byte) in bytes.iter().enumerate() {
+            let address = start.wrapping_add(i as u64);
+            self.map(address, 1);
+            if let Some(page) = self.pages.get_mut(&(address / PAGE)) {
+                page[(address % PAGE) as usize] = *byte;
+            }
+        }
+    }
+
+    fn byte(&self, address: u64) -> Result<u8, Fault> {
+        let page = self.pages.get(&(address / PAGE)).ok_or(Fault::Load(address))?;
+        Ok(page[(address % PAGE) as usize])
+    }
+
+    /// The first difference to another machine, in words.
+    pub fn first_difference(&self, other: &ModelMachine) -> Option<String> {
+        for (page, ours) in &self.pages {
+            let Some(theirs) = other.pages.get(page) else {
+                return Some(format!("page {:#x} is mapped on one side only", page * PAGE));
+            };
+            if let Some(i) = (0..ours.len()).find(|i| ours[*i] != theirs[*i]) {
+                let address = page * PAGE + i as u64;
+                return Some(format!("byte at {address:#x}: {:#04x} and {:#04x}", ours[i], theirs[i]));
+            }
+        }
+        if let Some(page) = other.pages.keys().find(|p| !self.pages.contains_key(p)) {
+            return Some(format!("page {:#x} is mapped on one side only", page * PAGE));
+        }
+        let locs = self.in_place.keys().chain(other.in_place.keys());
+        let value = |machine: &ModelMachine, loc: &Loc| machine.in_place.get(loc).copied().unwrap_or(0);
+        for loc in locs {
+            let (ours, theirs) = (value(self, loc), value(other, loc));
+            if ours != theirs {
+                return Some(format!("{loc}: {ours:#x} and {theirs:#x}"));
+            }
+        }
+        (self.clock != other.clock).then(|| format!("clock: {} and {}", self.clock, other.clock))
+    }
+
+    /// What this native reads besides memory and its inputs.
+    fn hash_in_place(&self, native: &Native, hasher: &mut FxHasher) {
+        for n in (0..32).filter(|n| native.vec_read >> n & 1 != 0) {
+            (n, self.in_place.get(&Loc::Vec(n))).hash(hasher);
+        }
+        if native.effects.contains(Effects::READ_STATE) {
+            let others = self.in_place.iter().filter(|(loc, _)| !matches!(loc, Loc::Vec(_)));
+            others.for_each(|pair| pair.hash(hasher));
+        }
+        if native.effects.contains(Effects::NO_REPEAT) {
+            self.clock.hash(hasher);
+        }
+    }
+}
+
+impl Machine for ModelMachine {
+    fn load(&mut self, address: u64, size: u32) -> Result<u64, Fault> {
+        let mut value = 0;
+        for i in (0..u64::from(size)).rev() {
+            value = value << 8 | u64::from(self.byte(address.wrapping_add(i))?);
+        }
+        Ok(value)
+    }
+
+    fn store(&mut self, address: u64, size: u32, value: u64) -> Result<(), Fault> {
+        let bytes = (0..u64::from(size)).map(|i| address.wrapping_add(i));
+        for at in bytes.clone() {
+            let page = at / PAGE;
+            if !self.pages.contains_key(&page) || self.read_only.contains(&page) {
+                return Err(Fault::Store(at));
+            }
+        }
+        for (i, at) in bytes.enumerate() {
+            if let Some(page) = self.pages.get_mut(&(at / PAGE)) {
+                page[(at % PAGE) as usize] = (value >> (8 * i)) as u8;
+            }
+        }
+        Ok(())
+    }
+
+    fn segment_base(&self, segment: Segment) -> u64 {
+        let loc = match segment {
+            Segment::Fs => Loc::FsBase,
+            Segment::Gs => Loc::GsBase,
+        };
+        self.in_place.get(&loc).copied().unwrap_or(0)
+    }
+
+    fn get(&mut self, loc: Loc) -> u64 {
+        self.in_place.get(&loc).copied().unwrap_or(0)
+    }
+
+    fn put(&mut self, loc: Loc, value: u64) {
+        self.in_place.insert(loc, value);
+    }
+
+    fn native(
+        &mut self,
+        native: &Native,
+        address: Option<u64>,
+        inputs: &[u64],
+        outputs: &mut [u64],
+    ) -> Result<(), Fault> {
+        let mut hasher = FxHasher::default();
+        (native.inst.ip(), inputs).hash(&mut hasher);
+        self.hash_in_place(native, &mut hasher);
+        let size = native.mem_size.unwrap_or(0);
+        let accesses = native.effects.intersects(Effects::READ | Effects::WRITE);
+        let memory = address.filter(|_| accesses && size > 0).map(|a| (a, u64::from(size)));
+        if let Some((start, size)) = memory {
+            for i in 0..size {
+                let byte = self.byte(start.wrapping_add(i))?;
+                if native.effects.contains(Effects::READ) {
+                    byte.hash(&mut hasher);
+                }
+            }
+        }
+        // The address itself is an input only of what computes with it (lea, bt on memory…), not of an access.
+        if memory.is_none() {
+            address.hash(&mut hasher);
+        }
+        let seed = hasher.finish();
+        let nth = |n: u64| (seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        if let Some((start, size)) = memory.filter(|_| native.effects.contains(Effects::WRITE)) {
+            for i in 0..size {
+                let at = start.wrapping_add(i);
+                if self.read_only.contains(&(at / PAGE)) {
+                    return Err(Fault::Store(at));
+                }
+            }
+            for i in 0..size {
+                self.store(start.wrapping_add(i), 1, nth(i) >> 32)?;
+            }
+        }
+        for (i, output) in outputs.iter_mut().enumerate() {
+            *output = nth(1000 + i as u64) & Ty::I64.mask();
+            if native.flags_out && i == native.gpr_out.len() {
+                *output &= ARITH_FLAGS;
+            }
+        }
+        let vectors = (0..32).filter(|n| native.vec_write >> n & 1 != 0).map(Loc::Vec);
+        for (i, loc) in vectors.chain(native.writes.iter().copied()).enumerate() {
+            self.in_place.insert(loc, nth(2000 + i as u64));
+        }
+        if native.effects.contains(Effects::NO_REPEAT) {
+            self.clock += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,373 @@
+//! The evaluator: runs any version, `base` or trace, on a guest state and a [`Machine`].
+//!
+//! It is the executable meaning of the IR. `base` versions are stepped from guest instruction to guest
+//! instruction, traces from their entry to an anchor; taking an anchor rebuilds the guest state from the varmap
+//! and performs the deferred stores. [`check`] compares the two: version equivalence and assumption transparency.
+//!
+//! Words: an *opportunity* is one execution of an instruction that names an anchor (assume, poll, or an access
+//! that may fault). [`Hooks::force`] may take the anchor there although nothing failed.
+//!
+//! Values are `u64`, zero-extended from their types; vectors are not values of the evaluator (they stay in
+//! place, in the machine). A version must satisfy the verifier; what breaks the verifier's rules may panic here.
+
+pub mod check;
+mod machine;
+
+pub use machine::{Fault, Machine, ModelMachine};
+
+use crate::op::Op;
+use crate::reach::Place;
+use crate::semantics::{self, ARITH_FLAGS};
+use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand};
+use crate::version::{Anchor, GuestTerm, Inst, Mem, Term, Trap, Version};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// The guest state that is SSA in the IR; everything else is the machine's.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct State {
+    /// General-purpose registers by encoding number.
+    pub gpr: [u64; 16],
+    /// The six arithmetic flags as an rflags image.
+    pub flags: u64,
+}
+
+impl State {
+    /// The value of an SSA location.
+    pub fn get(&self, loc: Loc) -> Option<u64> {
+        match loc {
+            Loc::Gpr(g) => Some(self.gpr[g.number()]),
+            Loc::Flags => Some(self.flags),
+            _ => None,
+        }
+    }
+
+    /// Sets an SSA location; other locations are the machine's and are left alone.
+    pub fn set(&mut self, loc: Loc, value: u64) {
+        match loc {
+            Loc::Gpr(g) => self.gpr[g.number()] = value,
+            Loc::Flags => self.flags = value & ARITH_FLAGS,
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for g in Gpr::all() {
+            write!(f, "{g}={:#x} ", self.gpr[g.number()])?;
+        }
+        write!(f, "rflags={:#x}", self.flags)
+    }
+}
+
+/// Why an anchor was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// The version ends there.
+    End,
+    /// A predicate did not hold.
+    Assume,
+    /// An access or a native faulted.
+    Fault(Fault),
+    /// [`Hooks::force`] asked for it.
+    Forced,
+}
+
+/// How an evaluation left its version. The guest state is exact in every case.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Leave {
+    /// Through an anchor: the varmap is applied, the deferred stores are performed.
+    Anchor {
+        /// Which.
+        anchor: AnchorId,
+        /// Why.
+        reason: Reason,
+        /// Where it was taken.
+        place: Place,
+        /// The guest pc to continue at.
+        pc: u64,
+    },
+    /// The end of a `base` block: continue at this pc.
+    Goto(u64),
+    /// A system call; continue at `next` after it.
+    Syscall {
+        /// pc after the instruction
+        next: u64,
+    },
+    /// An instruction that the runtime emulates.
+    Special {
+        /// its pc
+        pc: u64,
+    },
+    /// An instruction that raises a signal.
+    Trap {
+        /// its pc
+        pc: u64,
+        /// which trap
+        trap: Trap,
+    },
+    /// A `base` instruction faulted; nothing of it is done except what a restartable native did.
+    Fault {
+        /// pc of the faulting guest instruction
+        pc: u64,
+        /// what happened
+        fault: Fault,
+    },
+    /// [`Hooks::at`] asked to stop at this guest instruction, which is not executed.
+    Stopped {
+        /// its pc
+        pc: u64,
+    },
+    /// The step budget ran out.
+    Budget,
+}
+
+/// What cannot happen to a version that keeps the rules.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EvalError {
+    /// DESIGN section 4, deferred stores, rule (c): their pages are known to be accessible.
+    #[error("deferred store {store} of {anchor} faulted: {fault}")]
+    DeferredStore {
+        /// The anchor taken.
+        anchor: AnchorId,
+        /// Index of the store.
+        store: usize,
+        /// The fault.
+        fault: Fault,
+    },
+    /// The version does not verify.
+    #[error("{place}: {what}")]
+    Malformed {
+        /// Where.
+        place: Place,
+        /// What is wrong.
+        what: &'static str,
+    },
+}
+
+/// Observation and interference during an evaluation. The defaults do nothing.
+pub trait Hooks<M: Machine> {
+    /// Called before each guest instruction of a `base` version; `true` stops there.
+    fn at(&mut self, _pc: u64, _state: &State, _machine: &M) -> bool {
+        false
+    }
+
+    /// Called before each opportunity; `true` takes the anchor.
+    fn force(&mut self, _anchor: AnchorId, _place: Place) -> bool {
+        false
+    }
+}
+
+/// No hooks.
+pub struct NoHooks;
+
+impl<M: Machine> Hooks<M> for NoHooks {}
+
+/// Counts opportunities and forces at most one of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ForceNth {
+    /// Opportunities seen so far.
+    pub seen: u64,
+    /// The opportunity (from 0) whose anchor is taken.
+    pub nth: Option<u64>,
+}
+
+impl<M: Machine> Hooks<M> for ForceNth {
+    fn force(&mut self, _anchor: AnchorId, _place: Place) -> bool {
+        let force = self.nth == Some(self.seen);
+        self.seen += 1;
+        force
+    }
+}
+
+/// Runs `version` from its entry on `state`. `budget` is the number of instructions that may still be executed;
+/// it is counted down.
+pub fn run<M: Machine, H: Hooks<M>>(
+    version: &Version,
+    state: &mut State,
+    machine: &mut M,
+    hooks: &mut H,
+    budget: &mut u64,
+) -> Result<Leave, EvalError> {
+    Frame { version, values: vec![0; version.types.len()], pc: version.region, state, machine, hooks }.run(budget)
+}
+
+/// One evaluation in progress.
+struct Frame<'a, M, H> {
+    version: &'a Version,
+    values: Vec<u64>,
+    /// pc of the current guest instruction of a `base` version.
+    pc: u64,
+    state: &'a mut State,
+    machine: &'a mut M,
+    hooks: &'a mut H,
+}
+
+impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
+    fn operand(&self, o: Operand) -> u64 {
+        match o {
+            Operand::Value(v) => self.values[v.index()],
+            Operand::Const(c) => c,
+        }
+    }
+
+    /// The linear address `seg:[base + index*scale + disp]`.
+    fn address(&self, mem: &Mem, base: Operand, index: Operand) -> u64 {
+        let segment = mem.seg.map_or(0, |s| self.machine.segment_base(s));
+        segment
+            .wrapping_add(self.operand(base))
+            .wrapping_add(self.operand(index).wrapping_mul(u64::from(mem.scale)))
+            .wrapping_add(mem.disp as u64)
+    }
+
+    fn run(mut self, budget: &mut u64) -> Result<Leave, EvalError> {
+        let version = self.version;
+        let mut block = BlockId(0);
+        let missing = Place { block, inst: 0 };
+        let entry = version.blocks.first().ok_or(EvalError::Malformed { place: missing, what: "no entry block" })?;
+        for (loc, v) in version.entry_locs.iter().zip(&entry.params) {
+            let value = self.state.get(*loc).ok_or(EvalError::Malformed { place: missing, what: "entry location" })?;
+            self.values[v.index()] = value;
+        }
+        loop {
+            let body = &version.blocks[block.index()];
+            for (i, inst) in body.insts.iter().enumerate() {
+                if *budget == 0 {
+                    return Ok(Leave::Budget);
+                }
+                *budget -= 1;
+                if let Some(leave) = self.step(inst, Place { block, inst: i })? {
+                    return Ok(leave);
+                }
+            }
+            if *budget == 0 {
+                return Ok(Leave::Budget);
+            }
+            *budget -= 1;
+            let place = Place { block, inst: body.insts.len() };
+            match &body.term {
+                Term::Jump { to, args } => {
+                    let incoming: SmallVec<[u64; 20]> = args.iter().map(|a| self.operand(*a)).collect();
+                    for (param, value) in version.blocks[to.index()].params.iter().zip(incoming) {
+                        self.values[param.index()] = value;
+                    }
+                    block = *to;
+                }
+                Term::Exit(anchor) => return self.take(*anchor, Reason::End, place),
+                Term::Guest(term) => return Ok(self.guest(term)),
+            }
+        }
+    }
+
+    fn guest(&self, term: &GuestTerm) -> Leave {
+        match *term {
+            GuestTerm::Goto(target) | GuestTerm::Ret(target) | GuestTerm::Call { target, .. } => {
+                Leave::Goto(self.operand(target))
+            }
+            GuestTerm::Branch { cond, taken, fall } => Leave::Goto(if self.operand(cond) != 0 { taken } else { fall }),
+            GuestTerm::Syscall { next } => Leave::Syscall { next },
+            GuestTerm::Special { pc } => Leave::Special { pc },
+            GuestTerm::Trap { pc, trap } => Leave::Trap { pc, trap },
+        }
+    }
+
+    /// Executes one instruction; the answer is how it left, if it did.
+    fn step(&mut self, inst: &Inst, place: Place) -> Result<Option<Leave>, EvalError> {
+        if let Some(anchor) = inst.anchor
+            && self.hooks.force(anchor, place)
+        {
+            return self.take(anchor, Reason::Forced, place).map(Some);
+        }
+        let args: SmallVec<[u64; 6]> = inst.args.iter().map(|a| self.operand(*a)).collect();
+        match inst.op {
+            Op::Load | Op::Store => {
+                let mem = inst.mem.as_ref().ok_or(EvalError::Malformed { place, what: "no address" })?;
+                let address = self.address(mem, inst.args[0], inst.args[1]);
+                let size = inst.ty.bytes();
+                let done = if inst.op == Op::Store {
+                    self.machine.store(address, size, args[2])
+                } else {
+                    self.machine.load(address, size).map(|v| self.values[inst.defs[0].index()] = v & inst.ty.mask())
+                };
+                match done {
+                    Ok(()) => Ok(None),
+                    Err(fault) => self.fault(inst, fault, place).map(Some),
+                }
+            }
+            Op::Get(loc) => {
+                let value = self.state.get(loc).unwrap_or_else(|| self.machine.get(loc));
+                self.values[inst.defs[0].index()] = value;
+                Ok(None)
+            }
+            Op::Put(loc) => {
+                match loc.ssa_index() {
+                    Some(_) => self.state.set(loc, args[0]),
+                    None => self.machine.put(loc, args[0]),
+                }
+                Ok(None)
+            }
+            Op::At => {
+                self.pc = args[0];
+                Ok(self.hooks.at(self.pc, self.state, self.machine).then_some(Leave::Stopped { pc: self.pc }))
+            }
+            Op::Assume if args[0] == 0 => {
+                let anchor = inst.anchor.ok_or(EvalError::Malformed { place, what: "assume without anchor" })?;
+                self.take(anchor, Reason::Assume, place).map(Some)
+            }
+            Op::Assume | Op::Poll => Ok(None),
+            Op::Native => self.native(inst, &args, place),
+            pure => {
+                self.values[inst.defs[0].index()] = semantics::eval(pure, inst.ty, &args);
+                Ok(None)
+            }
+        }
+    }
+
+    fn native(&mut self, inst: &Inst, args: &[u64], place: Place) -> Result<Option<Leave>, EvalError> {
+        let native = inst.native.and_then(|n| self.version.natives.get(n.index()));
+        let native = native.ok_or(EvalError::Malformed { place, what: "native without its instruction" })?;
+        let (address, inputs) = match &inst.mem {
+            Some(mem) => (Some(self.address(mem, inst.args[0], inst.args[1])), &args[2..]),
+            None => (None, args),
+        };
+        let mut outputs: SmallVec<[u64; 4]> = SmallVec::from_elem(0, inst.defs.len());
+        match self.machine.native(native, address, inputs, &mut outputs) {
+            Ok(()) => {
+                for (def, output) in inst.defs.iter().zip(outputs) {
+                    let flags = self.version.ty(*def) == crate::types::Ty::Flags;
+                    self.values[def.index()] = if flags { output & ARITH_FLAGS } else { output };
+                }
+                Ok(None)
+            }
+            Err(fault) => self.fault(inst, fault, place).map(Some),
+        }
+    }
+
+    fn fault(&mut self, inst: &Inst, fault: Fault, place: Place) -> Result<Leave, EvalError> {
+        match inst.anchor {
+            Some(anchor) => self.take(anchor, Reason::Fault(fault), place),
+            None => Ok(Leave::Fault { pc: self.pc, fault }),
+        }
+    }
+
+    /// Leaves through an anchor: everything is read before anything is written.
+    fn take(&mut self, id: AnchorId, reason: Reason, place: Place) -> Result<Leave, EvalError> {
+        let anchor: &Anchor = &self.version.anchors[id.index()];
+        let pc = self.operand(anchor.target);
+        for (i, store) in anchor.stores.iter().enumerate() {
+            let address = self.address(&store.mem, store.args[0], store.args[1]);
+            let value = self.operand(store.args[2]);
+            self.machine.store(address, store.ty.bytes(), value).map_err(|fault| EvalError::DeferredStore {
+                anchor: id,
+                store: i,
+                fault,
+            })?;
+        }
+        for (loc, operand) in &anchor.varmap {
+            let value = self.operand(*operand);
+            self.state.set(*loc, value);
+        }
+        Ok(Leave::Anchor { anchor: id, reason, place, pc })
+    }
+}

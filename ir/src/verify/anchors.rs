@@ -1,0 +1,270 @@
+//! Rules on anchors: varmap, total, position, reach, deferred.
+
+use super::{Checker, Rule, Where};
+use crate::alias::{Location, Oracle, Overlap, overlap};
+use crate::op::Op;
+use crate::reach::{AnchorSet, Cfg, Def, Place, Reach, available, definitions};
+use crate::types::{AnchorId, Gpr, Loc, Operand, Ty};
+use crate::version::{Anchor, Effects, Inst, Term, Version};
+
+impl Checker<'_> {
+    pub(super) fn anchors(&mut self, cfg: &Cfg) {
+        let version = self.version;
+        let reach = Reach::new(version, cfg);
+        let used: Vec<(AnchorId, &Anchor, Place)> = version
+            .anchors
+            .iter()
+            .enumerate()
+            .filter_map(|(i, a)| Some((AnchorId(i as u32), a, reach.positions[i]?)))
+            .collect();
+        let defs = definitions(version);
+        for (id, anchor, position) in &used {
+            let before = self.errors.len();
+            self.varmap(*id, anchor);
+            self.deferred_shape(*id, anchor);
+            if self.errors.len() == before {
+                self.position(cfg, &defs, *id, anchor, *position);
+            }
+        }
+        self.total(&used);
+        self.reach(cfg, &reach);
+        if self.errors.is_empty() && used.iter().any(|(_, a, _)| !a.stores.is_empty()) {
+            self.deferred(cfg, &reach, &used);
+        }
+    }
+
+    fn varmap(&mut self, id: AnchorId, anchor: &Anchor) {
+        let at = Where::Anchor(id);
+        self.check_ty(Rule::Varmap, at, anchor.target, Ty::I64, "target");
+        for pair in anchor.varmap.windows(2) {
+            if pair[0].0 >= pair[1].0 {
+                let what = format!("{} before {}: not sorted or repeated", pair[0].0, pair[1].0);
+                self.error(Rule::Varmap, at, what);
+            }
+        }
+        for (loc, operand) in &anchor.varmap {
+            if loc.ssa_index().is_none() {
+                self.error(Rule::Varmap, at, format!("{loc} is not an SSA location"));
+            } else {
+                self.check_ty(Rule::Varmap, at, *operand, loc.ty(), loc.to_string().as_str());
+            }
+        }
+    }
+
+    /// Every anchor in use names every location that any anchor in use names.
+    fn total(&mut self, used: &[(AnchorId, &Anchor, Place)]) {
+        let mut named = [None; Loc::SSA_COUNT];
+        for (id, anchor, _) in used {
+            for i in anchor.varmap.iter().filter_map(|(loc, _)| loc.ssa_index()) {
+                named[i].get_or_insert(*id);
+            }
+        }
+        for (id, anchor, _) in used {
+            for (i, by) in named.iter().enumerate() {
+                let loc = Loc::from_ssa_index(i);
+                if let Some(by) = by
+                    && !anchor.varmap.iter().any(|(l, _)| *l == loc)
+                {
+                    self.error(Rule::Total, Where::Anchor(*id), format!("{loc} is missing, which {by} names"));
+                }
+            }
+        }
+    }
+
+    fn position(&mut self, cfg: &Cfg, defs: &[Option<Def>], id: AnchorId, anchor: &Anchor, position: Place) {
+        for v in anchor.operands().filter_map(|o| o.as_value()) {
+            match defs[v.index()] {
+                None => self.error(Rule::Position, Where::Anchor(id), format!("{v} is not defined")),
+                Some(def) if !available(cfg, def, position) => {
+                    let what = format!("{v} is not available at {position}, where the anchor's uses begin");
+                    self.error(Rule::Position, Where::Anchor(id), what);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn reach(&mut self, cfg: &Cfg, reach: &Reach<'_>) {
+        let mut broken = Vec::new();
+        for block in &cfg.order {
+            let body = &self.version.blocks[block.index()];
+            reach.walk(*block, |place, in_reach| {
+                let names = match body.insts.get(place.inst) {
+                    Some(inst) => inst.anchor,
+                    None => match body.term {
+                        Term::Exit(anchor) => Some(anchor),
+                        Term::Jump { .. } | Term::Guest(_) => None,
+                    },
+                };
+                broken.extend(names.filter(|a| !in_reach.contains(*a)).map(|a| (a, place)));
+            });
+        }
+        for (anchor, place) in broken {
+            let from = reach.positions[anchor.index()].map_or(String::new(), |p| format!(" since {p}"));
+            self.error(Rule::Reach, Where::Place(place), format!("{anchor} is out of reach: an effect lies{from}"));
+        }
+    }
+
+    /// Types and rule (a).
+    fn deferred_shape(&mut self, id: AnchorId, anchor: &Anchor) {
+        let at = Where::Anchor(id);
+        for (i, store) in anchor.stores.iter().enumerate() {
+            let role = |part: &str| format!("deferred store {}, {part}", i + 1);
+            if !store.ty.is_machine_int() || !matches!(store.mem.scale, 1 | 2 | 4 | 8) {
+                self.error(Rule::Deferred, at, role("not a store"));
+            }
+            self.check_ty(Rule::Type, at, store.args[0], Ty::I64, &role("base"));
+            self.check_ty(Rule::Type, at, store.args[1], Ty::I64, &role("index"));
+            self.check_ty(Rule::Type, at, store.args[2], store.ty, &role("value"));
+        }
+    }
+
+    /// Rules (a) and (b).
+    fn deferred(&mut self, cfg: &Cfg, reach: &Reach<'_>, used: &[(AnchorId, &Anchor, Place)]) {
+        let version = self.version;
+        let oracle = Oracle::new(version);
+        let stack = StackValues::new(version, &oracle);
+        let pending: Vec<(AnchorId, Vec<Location>)> = used
+            .iter()
+            .filter(|(_, a, _)| !a.stores.is_empty())
+            .map(|(id, a, _)| {
+                let locate = |s: &crate::DeferredStore| oracle.location(&s.mem, s.args[0], s.args[1], s.ty.bytes());
+                (*id, a.stores.iter().map(locate).collect())
+            })
+            .collect();
+        if !version.context.private_memory() {
+            for (id, anchor, _) in used {
+                for (i, store) in anchor.stores.iter().enumerate() {
+                    let (root, _) = oracle.root(store.args[0]);
+                    let pushed = store.ty == Ty::I64
+                        && store.args[1] == Operand::Const(0)
+                        && store.args[2].as_const().is_some()
+                        && root.is_some_and(|v| stack.contains(v));
+                    if !pushed {
+                        let what = format!(
+                            "deferred store {} is not a pushed return address, and private_memory is not assumed",
+                            i + 1
+                        );
+                        self.error(Rule::Deferred, Where::Anchor(*id), what);
+                    }
+                }
+            }
+        }
+        for block in &cfg.order {
+            let body = &version.blocks[block.index()];
+            let mut found = Vec::new();
+            reach.walk(*block, |place, in_reach| {
+                let Some(inst) = body.insts.get(place.inst) else { return };
+                for (id, stores) in &pending {
+                    if is_pending(version, cfg, reach, in_reach, *id, place)
+                        && let Some(what) = conflict(version, &oracle, inst, stores)
+                    {
+                        found.push((place, format!("{what}, which {id} defers")));
+                    }
+                }
+            });
+            for (place, what) in found {
+                self.error(Rule::Deferred, Where::Place(place), what);
+            }
+        }
+    }
+}
+
+/// May the anchor still be taken, with what it defers not performed, after the instruction at `place` has run or
+/// while it runs? It may if the anchor is in reach there and one of its uses is there or lies ahead.
+fn is_pending(
+    version: &Version,
+    cfg: &Cfg,
+    reach: &Reach<'_>,
+    in_reach: &AnchorSet,
+    anchor: AnchorId,
+    place: Place,
+) -> bool {
+    let ahead = |u: &Place| {
+        if u.block == place.block && u.inst >= place.inst {
+            return true;
+        }
+        // From the block's end to the use's block, without asking whether the anchor stays in reach on the way.
+        let mut seen = vec![false; version.blocks.len()];
+        let mut stack = vec![place.block];
+        while let Some(b) = stack.pop() {
+            for next in crate::reach::successors(&version.blocks[b.index()].term) {
+                if next == u.block {
+                    return true;
+                }
+                if cfg.is_reachable(next) && !std::mem::replace(&mut seen[next.index()], true) {
+                    stack.push(next);
+                }
+            }
+        }
+        false
+    };
+    in_reach.contains(anchor) && reach.uses[anchor.index()].iter().any(ahead)
+}
+
+/// How `inst` touches one of these pending stores, or may.
+fn conflict(version: &Version, oracle: &Oracle<'_>, inst: &Inst, stores: &[Location]) -> Option<&'static str> {
+    let native = inst.native.and_then(|n| version.natives.get(n.index()));
+    let (size, writes) = match (inst.op, native) {
+        (Op::Load, _) => (inst.ty.bytes(), false),
+        (Op::Store, _) => (inst.ty.bytes(), true),
+        (Op::Native, Some(native)) => {
+            let effects = native.effects;
+            if effects.intersects(Effects::FENCE | Effects::LOCKED) {
+                return Some("a fence or locked operation passes a store");
+            }
+            if !effects.intersects(Effects::READ | Effects::WRITE | Effects::UNKNOWN_EXTENT) {
+                return None;
+            }
+            match native.mem_size {
+                Some(size) if size > 0 && !effects.contains(Effects::UNKNOWN_EXTENT) => (size, false),
+                _ => return Some("an access of unknown extent may touch a store"),
+            }
+        }
+        _ => return None,
+    };
+    let mem = inst.mem.as_ref()?;
+    let here = oracle.location(mem, inst.args[0], inst.args[1], size);
+    stores.iter().find_map(|pending| match overlap(pending, &here) {
+        Overlap::Disjoint => None,
+        // The pending store is performed here, or dies here.
+        Overlap::Same | Overlap::Covered if writes => None,
+        Overlap::Same | Overlap::Covered | Overlap::Partial => Some("this touches a store"),
+        Overlap::Unknown => Some("this may touch a store"),
+    })
+}
+
+/// The values that are the guest's stack pointer plus or minus constants, through block parameters too.
+struct StackValues(Vec<bool>);
+
+impl StackValues {
+    fn new(version: &Version, oracle: &Oracle<'_>) -> StackValues {
+        let rsp = Loc::Gpr(Gpr::RSP);
+        let mut derived = vec![false; version.types.len()];
+        // Optimistic for parameters other than the entry's, then lowered until it is consistent.
+        for (b, block) in version.blocks.iter().enumerate() {
+            for (i, v) in block.params.iter().enumerate() {
+                derived[v.index()] = if b == 0 { version.entry_locs.get(i) == Some(&rsp) } else { true };
+            }
+        }
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for block in &version.blocks {
+                let Term::Jump { to, args } = &block.term else { continue };
+                for (param, arg) in version.blocks[to.index()].params.iter().zip(args) {
+                    let stays = oracle.root(*arg).0.is_some_and(|root| derived[root.index()]);
+                    if derived[param.index()] && !stays {
+                        derived[param.index()] = false;
+                        changed = true;
+                    }
+                }
+            }
+        }
+        StackValues(derived)
+    }
+
+    fn contains(&self, v: crate::Value) -> bool {
+        self.0[v.index()]
+    }
+}
