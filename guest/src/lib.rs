@@ -1,5 +1,7 @@
 //! What a guest is: ELF images, address space, CPU state, decoding, lifting (DESIGN sections 1 and 3).
 
 pub mod context;
+pub mod decode;
+pub mod lift;
 
 pub use context::ThreadContext;

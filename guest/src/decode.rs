@@ -1,0 +1,140 @@
+//! Reading guest code: bytes from guest memory, one decoded instruction at a time.
+//!
+//! *Fetch* is how code bytes are read; whoever owns the address space implements it. A [`Reader`] keeps a small
+//! window of fetched bytes, so that decoding a block costs one or two fetches.
+//!
+//! The decoder follows the vendor of the host: AMD processors honour an operand-size prefix on near branches
+//! where Intel's ignore it, which changes even the length of the instruction.
+
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+use std::sync::LazyLock;
+
+/// The longest instruction there is (Intel SDM vol. 2, 2.3.11); longer ones raise #GP.
+pub const MAX_LENGTH: usize = 15;
+
+/// How code bytes are read.
+pub trait Fetch {
+    /// Copies bytes at `addr` into `buf` and returns how many could be read: fewer than asked for only where
+    /// the next byte cannot be fetched.
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize;
+}
+
+/// Code bytes held in a slice, as if mapped at `start`: for tests and tools.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes<'a> {
+    /// Guest address of the first byte.
+    pub start: u64,
+    /// The bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Fetch for Bytes<'_> {
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
+        let offset = usize::try_from(addr.wrapping_sub(self.start)).unwrap_or(usize::MAX);
+        let rest = self.bytes.get(offset..).unwrap_or(&[]);
+        let n = rest.len().min(buf.len());
+        buf[..n].copy_from_slice(&rest[..n]);
+        n
+    }
+}
+
+/// What stands at a guest pc.
+#[derive(Clone, Copy, Debug)]
+pub enum Decoded {
+    /// An instruction; `ip()` and `len()` are set.
+    Inst(Instruction),
+    /// Bytes that are no instruction: #UD. The number of bytes looked at.
+    Invalid(usize),
+    /// Prefixes and operands run past 15 bytes: #GP.
+    TooLong,
+    /// The instruction runs into bytes that cannot be fetched. The number of readable bytes before them.
+    Unfetchable(usize),
+}
+
+/// iced decoder options that match the host's vendor.
+pub fn decoder_options() -> u32 {
+    static OPTIONS: LazyLock<u32> = LazyLock::new(|| {
+        let leaf = std::arch::x86_64::__cpuid(0);
+        let vendor = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat();
+        let amd_like = vendor == b"AuthenticAMD" || vendor == b"HygonGenuine";
+        if amd_like { DecoderOptions::AMD } else { DecoderOptions::NONE }
+    });
+    *OPTIONS
+}
+
+const WINDOW: usize = 128;
+
+/// Decodes instructions at increasing addresses.
+pub struct Reader<'f> {
+    code: &'f dyn Fetch,
+    options: u32,
+    start: u64,
+    len: usize,
+    window: [u8; WINDOW],
+}
+
+impl<'f> Reader<'f> {
+    /// A reader with nothing fetched yet.
+    pub fn new(code: &'f dyn Fetch) -> Reader<'f> {
+        Reader { code, options: decoder_options(), start: 0, len: 0, window: [0; WINDOW] }
+    }
+
+    /// The bytes from `pc` on: at least [`MAX_LENGTH`] unless some cannot be fetched.
+    fn bytes(&mut self, pc: u64) -> &[u8] {
+        let offset = pc.wrapping_sub(self.start);
+        if offset.saturating_add(MAX_LENGTH as u64) > self.len as u64 {
+            self.start = pc;
+            self.len = self.code.fetch(pc, &mut self.window).min(WINDOW);
+            return &self.window[..self.len];
+        }
+        &self.window[offset as usize..self.len]
+    }
+
+    /// What stands at `pc`.
+    pub fn decode(&mut self, pc: u64) -> Decoded {
+        let options = self.options;
+        let bytes = self.bytes(pc);
+        let available = bytes.len();
+        let mut decoder = Decoder::with_ip(64, bytes, pc, options);
+        let inst = decoder.decode();
+        if !inst.is_invalid() {
+            return Decoded::Inst(inst);
+        }
+        match decoder.last_error() {
+            DecoderError::NoMoreBytes => Decoded::Unfetchable(available),
+            _ if decoder.position() >= MAX_LENGTH => Decoded::TooLong,
+            _ => Decoded::Invalid(decoder.position().max(1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(bytes: &[u8]) -> Decoded {
+        Reader::new(&Bytes { start: 0x1000, bytes }).decode(0x1000)
+    }
+
+    #[test]
+    fn tells_what_stands_there() {
+        assert!(matches!(at(&[0x90]), Decoded::Inst(i) if i.len() == 1 && i.ip() == 0x1000));
+        assert!(matches!(at(&[]), Decoded::Unfetchable(0)));
+        assert!(matches!(at(&[0x48, 0x8b]), Decoded::Unfetchable(2)));
+        assert!(matches!(at(&[0x06, 0x90]), Decoded::Invalid(_)));
+        assert!(matches!(at(&[0x66; 20]), Decoded::TooLong));
+        // lock on an instruction that cannot be locked
+        assert!(matches!(at(&[0xf0, 0x89, 0xc8]), Decoded::Invalid(_)));
+    }
+
+    #[test]
+    fn reads_on_across_the_window() {
+        let bytes = [0x90; 1000];
+        let code = Bytes { start: 0x40, bytes: &bytes };
+        let mut reader = Reader::new(&code);
+        for pc in 0x40..0x40 + 1000 {
+            assert!(matches!(reader.decode(pc), Decoded::Inst(i) if i.ip() == pc));
+        }
+        assert!(matches!(reader.decode(0x40 + 1000), Decoded::Unfetchable(0)));
+    }
+}

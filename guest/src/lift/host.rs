@@ -1,0 +1,86 @@
+//! What the host processor has, by iced's names for CPU features.
+//!
+//! Only features that a guest may meet without them are asked for; of the others nothing is said (`None`) and
+//! executing the instruction tells.
+
+use iced_x86::CpuidFeature as F;
+use std::arch::is_x86_feature_detected as detected;
+
+/// Does the host have `feature`? `None`: not known.
+pub(super) fn has(feature: F) -> Option<bool> {
+    let has = match feature {
+        F::INTEL8086 | F::INTEL186 | F::INTEL286 | F::INTEL386 | F::INTEL486 | F::X64 | F::CPUID | F::CMOV | F::CX8 => {
+            true
+        }
+        F::FPU
+        | F::FPU287
+        | F::FPU387
+        | F::MMX
+        | F::SSE
+        | F::SSE2
+        | F::TSC
+        | F::SYSCALL
+        | F::MULTIBYTENOP
+        | F::PAUSE => true,
+        F::CLFSH | F::FXSR | F::MSR => true,
+        F::SSE3 => detected!("sse3"),
+        F::SSSE3 => detected!("ssse3"),
+        F::SSE4_1 => detected!("sse4.1"),
+        F::SSE4_2 => detected!("sse4.2"),
+        F::SSE4A => detected!("sse4a"),
+        F::AVX => detected!("avx"),
+        F::AVX2 => detected!("avx2"),
+        F::FMA => detected!("fma"),
+        F::F16C => detected!("f16c"),
+        F::AES => detected!("aes"),
+        F::PCLMULQDQ => detected!("pclmulqdq"),
+        F::VAES => detected!("vaes"),
+        F::VPCLMULQDQ => detected!("vpclmulqdq"),
+        F::GFNI => detected!("gfni"),
+        F::SHA => detected!("sha"),
+        F::BMI1 => detected!("bmi1"),
+        F::BMI2 => detected!("bmi2"),
+        F::LZCNT => detected!("lzcnt"),
+        F::POPCNT => detected!("popcnt"),
+        F::MOVBE => detected!("movbe"),
+        F::ADX => detected!("adx"),
+        F::CMPXCHG16B => detected!("cmpxchg16b"),
+        F::RDRAND => detected!("rdrand"),
+        F::RDSEED => detected!("rdseed"),
+        F::AVX512F => detected!("avx512f"),
+        F::AVX512VL => detected!("avx512vl"),
+        F::AVX512BW => detected!("avx512bw"),
+        F::AVX512DQ => detected!("avx512dq"),
+        F::AVX512CD => detected!("avx512cd"),
+        F::AVX512_IFMA => detected!("avx512ifma"),
+        F::AVX512_VBMI => detected!("avx512vbmi"),
+        F::AVX512_VBMI2 => detected!("avx512vbmi2"),
+        F::AVX512_VNNI => detected!("avx512vnni"),
+        F::AVX512_BITALG => detected!("avx512bitalg"),
+        F::AVX512_VPOPCNTDQ => detected!("avx512vpopcntdq"),
+        F::AVX512_BF16 => detected!("avx512bf16"),
+        F::AVX512_VP2INTERSECT => detected!("avx512vp2intersect"),
+        F::AVX512_FP16 => detected!("avx512fp16"),
+        F::AVX_VNNI => detected!("avxvnni"),
+        F::AVX_IFMA => detected!("avxifma"),
+        F::AVX_NE_CONVERT => detected!("avxneconvert"),
+        F::AVX_VNNI_INT8 => detected!("avxvnniint8"),
+        F::AVX_VNNI_INT16 => detected!("avxvnniint16"),
+        F::SHA512 => detected!("sha512"),
+        F::SM3 => detected!("sm3"),
+        F::SM4 => detected!("sm4"),
+        // Processors that have these lack all that the others here have in common.
+        F::AVX512ER | F::AVX512PF | F::AVX512_4FMAPS | F::AVX512_4VNNIW => false,
+        F::XOP => amd_extended(11),
+        F::FMA4 => amd_extended(16),
+        F::TBM => amd_extended(21),
+        _ => return None,
+    };
+    Some(has)
+}
+
+/// A bit of ecx of leaf 0x8000_0001, where AMD announces its own extensions.
+fn amd_extended(bit: u32) -> bool {
+    use std::arch::x86_64::__cpuid;
+    __cpuid(0x8000_0000).eax >= 0x8000_0001 && __cpuid(0x8000_0001).ecx >> bit & 1 != 0
+}

@@ -1,0 +1,161 @@
+//! The lifter: the only place that says what an x86 instruction means (DESIGN section 3, "One semantics").
+//!
+//! [`lift_block`] turns guest code at a pc into one `base` block of IR. Each instruction is one of
+//! * *modelled*: IR operations (`integer`, `control`, over operands from `operand`);
+//! * *native*: the original instruction with its operands made explicit (`native`);
+//! * *special* or a *trap*: the end of the block, left to the runtime.
+//!
+//! [`class`] says which. Invariants of the emitted IR:
+//! * one block; `at pc` before each guest instruction; it ends in a [`Term::Guest`];
+//! * within an instruction every `put` stands behind everything that can fault, so a fault leaves nothing done
+//!   (restartable natives, whose registers say how far they came, excepted);
+//! * GS never appears in a [`Mem::seg`](dynasour_ir::Mem): its base is added explicitly; FS stays.
+//!
+//! Example: `add [rdi+8], eax` at 0x1000 becomes
+//!
+//! ```text
+//! at 0x1000
+//! v0 = get.i64 rdi
+//! v1 = load.i32 [v0 + 8]
+//! v2 = get.i64 rax
+//! v3 = trunc.i32 v2
+//! v4 = add.i32 v1, v3
+//! v5 = flags.add.i32 v1, v3
+//! store.i32 [v0 + 8], v4
+//! put rflags, v5
+//! ```
+
+pub mod class;
+mod control;
+mod host;
+mod integer;
+mod native;
+mod operand;
+
+pub use crate::decode::{Bytes, Fetch};
+
+use crate::decode::{Decoded, Reader};
+use class::{Class, Entry};
+use control::Flow;
+use dynasour_ir::{Block, Builder, GuestTerm, Operand, Term, Trap, Version};
+use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind};
+use operand::Emit;
+use std::cell::RefCell;
+
+/// The most guest instructions that a block should have.
+pub const MAX_BLOCK: usize = 64;
+
+/// A guest block in `base` form.
+#[derive(Clone, Debug)]
+pub struct LiftedBlock {
+    /// Guest pc of its first instruction.
+    pub pc: u64,
+    /// First guest byte behind it: the block was made from the bytes `pc..end`.
+    pub end: u64,
+    /// The IR: a base version with one block.
+    pub version: Version,
+    /// How many guest instructions it has, the one that ends it included.
+    pub count: u32,
+}
+
+/// Lifts blocks; keeps what can be used again from one block to the next.
+pub struct Lifter {
+    info: InstructionInfoFactory,
+}
+
+impl Default for Lifter {
+    fn default() -> Lifter {
+        Lifter::new()
+    }
+}
+
+/// Lifts the block at `pc` with this thread's [`Lifter`]. `max_insts` is at least 1, usually [`MAX_BLOCK`].
+pub fn lift_block(pc: u64, code: &dyn Fetch, max_insts: usize) -> LiftedBlock {
+    thread_local! {
+        static LIFTER: RefCell<Lifter> = RefCell::new(Lifter::new());
+    }
+    LIFTER.with_borrow_mut(|lifter| lifter.lift_block(pc, code, max_insts))
+}
+
+/// How `inst` is lifted, prefixes and operands considered.
+pub fn classify(inst: &Instruction) -> Class {
+    refine(inst, class::entry(inst.code()))
+}
+
+fn refine(inst: &Instruction, entry: Entry) -> Class {
+    if entry.class == Class::Modelled {
+        let memory_xchg = inst.mnemonic() == Mnemonic::Xchg && inst.op0_kind() == OpKind::Memory;
+        if inst.has_lock_prefix() || memory_xchg {
+            return Class::Native;
+        }
+    }
+    if inst.mnemonic() == Mnemonic::Int {
+        // Through the kernel's gates 3, 4 and 0x80 user mode may go (IDT entries with DPL 3); others are #GP.
+        return match inst.immediate(0) {
+            3 | 4 | 0x80 => Class::Special,
+            _ => Class::Trap(Trap::Protection),
+        };
+    }
+    entry.class
+}
+
+impl Lifter {
+    /// A lifter.
+    pub fn new() -> Lifter {
+        Lifter { info: InstructionInfoFactory::new() }
+    }
+
+    /// Lifts the block at `pc`: up to a control transfer, system call, special or trap, at most `max_insts` long.
+    pub fn lift_block(&mut self, pc: u64, code: &dyn Fetch, max_insts: usize) -> LiftedBlock {
+        let mut version = Version::new("base", pc);
+        let mut reader = Reader::new(code);
+        let mut builder = Builder::new(&mut version);
+        let mut here = pc;
+        let mut count = 0;
+        let term = loop {
+            if count as usize >= max_insts.max(1) {
+                break GuestTerm::Goto(Operand::Const(here));
+            }
+            let start = here;
+            builder.at(start);
+            count += 1;
+            let mut trap = |length: usize, trap| {
+                here = start.wrapping_add(length as u64);
+                GuestTerm::Trap { pc: start, trap }
+            };
+            let inst = match reader.decode(start) {
+                Decoded::Inst(inst) => inst,
+                Decoded::Invalid(length) => break trap(length, Trap::Undefined),
+                Decoded::TooLong => break trap(crate::decode::MAX_LENGTH, Trap::Protection),
+                Decoded::Unfetchable(length) => break trap(length, Trap::Fetch),
+            };
+            here = inst.next_ip();
+            if let Flow::End(term) = self.lift(&mut builder, &inst) {
+                break term;
+            }
+        };
+        let insts = builder.insts;
+        version.blocks.push(Block { params: Vec::new(), insts, term: Term::Guest(term) });
+        LiftedBlock { pc, end: here, version, count }
+    }
+
+    fn lift(&mut self, builder: &mut Builder<'_>, inst: &Instruction) -> Flow {
+        let entry = class::entry(inst.code());
+        let pc = inst.ip();
+        let special = Flow::End(GuestTerm::Special { pc });
+        let mut emit = Emit { b: builder, inst };
+        match refine(inst, entry) {
+            Class::Modelled => match emit.control() {
+                Some(flow) => flow,
+                None if emit.integer() => Flow::Next,
+                None => special,
+            },
+            Class::Native => match emit.native(entry, &mut self.info) {
+                Ok(()) => Flow::Next,
+                Err(native::NotNative) => special,
+            },
+            Class::Special | Class::Unlisted => special,
+            Class::Trap(trap) => Flow::End(GuestTerm::Trap { pc, trap }),
+        }
+    }
+}

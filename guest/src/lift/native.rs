@@ -1,0 +1,288 @@
+//! Instructions kept as they are: `native` IR with every register and memory operand made explicit.
+//!
+//! iced's `InstructionInfo` says what an instruction reads and writes. On top of that:
+//! * a register written in part (8 or 16 bits) or under a condition is also read;
+//! * flags left undefined count as written *and* read, because "undefined" may mean "kept";
+//! * an operand rsp is renamed to a free register, since rsp holds the host stack while natives run.
+
+use super::class::Entry;
+use super::operand::{Address, Emit};
+use dynasour_ir::{Effects, Gpr, Loc, Native, Operand};
+use iced_x86::{
+    CodeSize, Instruction, InstructionInfo, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register,
+    RflagsBits as R,
+};
+use smallvec::SmallVec;
+
+/// The six arithmetic flags in iced's bits.
+const ARITHMETIC: u32 = R::OF | R::SF | R::ZF | R::AF | R::CF | R::PF;
+/// User-visible flags that are kept in place.
+const IN_PLACE_FLAGS: u32 = R::DF | R::AC;
+
+/// The instruction cannot be a native: the runtime has to emulate it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct NotNative;
+
+/// Sets of registers, by number.
+#[derive(Default)]
+struct Uses {
+    gpr_read: u16,
+    gpr_written: u16,
+    vec_read: u32,
+    vec_write: u32,
+    mask_read: u8,
+    mask_write: u8,
+    x87: bool,
+}
+
+fn reads(access: OpAccess) -> bool {
+    matches!(access, OpAccess::Read | OpAccess::CondRead | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
+}
+
+fn writes(access: OpAccess) -> bool {
+    matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
+}
+
+impl Uses {
+    fn of(info: &InstructionInfo) -> Uses {
+        let mut uses = Uses::default();
+        for used in info.used_registers() {
+            let (reg, access) = (used.register(), used.access());
+            if reg.is_gpr() {
+                let bit = 1u16 << reg.full_register().number();
+                let partial = reg.size() < 4 || access == OpAccess::CondWrite;
+                if reads(access) || (writes(access) && partial) {
+                    uses.gpr_read |= bit;
+                }
+                if writes(access) {
+                    uses.gpr_written |= bit;
+                }
+            } else if reg.is_vector_register() {
+                let bit = 1u32 << reg.number();
+                uses.vec_read |= if reads(access) || access == OpAccess::CondWrite { bit } else { 0 };
+                uses.vec_write |= if writes(access) { bit } else { 0 };
+            } else if reg.is_k() {
+                let bit = 1u8 << reg.number();
+                uses.mask_read |= if reads(access) { bit } else { 0 };
+                uses.mask_write |= if writes(access) { bit } else { 0 };
+            } else if reg.is_mm() || reg.is_st() {
+                uses.x87 = true;
+            }
+        }
+        uses
+    }
+}
+
+/// rsp as an operand becomes a register that the instruction does not use. Returns that register.
+fn rename_rsp(inst: &mut Instruction, uses: &mut Uses) -> Result<Option<Gpr>, NotNative> {
+    let rsp = 1u16 << Register::RSP.number();
+    if (uses.gpr_read | uses.gpr_written) & rsp == 0 {
+        return Ok(None);
+    }
+    let busy = uses.gpr_read | uses.gpr_written;
+    // rbp first: it can stand in wherever rsp can, without changing prefixes.
+    const STAND_INS: [Register; 5] = [Register::RBP, Register::RSI, Register::RDI, Register::RBX, Register::RDX];
+    let stand_in = STAND_INS.into_iter().find(|r| busy & 1 << r.number() == 0).ok_or(NotNative)?;
+    let part = |reg: Register| match (reg, stand_in.number()) {
+        (Register::RSP, _) => Some(stand_in),
+        (Register::ESP, n) => Some(Register::EAX + n as u32),
+        (Register::SP, n) => Some(Register::AX + n as u32),
+        (Register::SPL, 5) => Some(Register::BPL),
+        (Register::SPL, 6) => Some(Register::SIL),
+        (Register::SPL, 7) => Some(Register::DIL),
+        (Register::SPL, 3) => Some(Register::BL),
+        (Register::SPL, _) => Some(Register::DL),
+        _ => None,
+    };
+    let mut renamed = false;
+    for operand in 0..inst.op_count() {
+        if inst.op_kind(operand) == OpKind::Register
+            && let Some(new) = part(inst.op_register(operand))
+        {
+            inst.set_op_register(operand, new);
+            renamed = true;
+        }
+    }
+    if inst.is_vsib()
+        && let Some(new) = part(inst.memory_base())
+    {
+        inst.set_memory_base(new);
+        renamed = true;
+    }
+    if !renamed {
+        return Err(NotNative);
+    }
+    let bit = 1u16 << stand_in.number();
+    let swap = |set: &mut u16| {
+        if *set & rsp != 0 {
+            *set = *set & !rsp | bit;
+        }
+    };
+    swap(&mut uses.gpr_read);
+    swap(&mut uses.gpr_written);
+    Ok(Some(Gpr::new(stand_in.number() as u8)))
+}
+
+fn is_fs_or_gs(segment: Register) -> bool {
+    matches!(segment, Register::FS | Register::GS)
+}
+
+fn does_not_repeat(mnemonic: M) -> bool {
+    matches!(
+        mnemonic,
+        M::Rdtsc | M::Rdtscp | M::Rdrand | M::Rdseed | M::Rdpid | M::Cpuid | M::Rdpmc | M::Rdpru | M::Xgetbv
+    ) || matches!(
+        mnemonic,
+        M::Umonitor | M::Umwait | M::Tpause | M::Monitorx | M::Mwaitx | M::Lar | M::Lsl | M::Verr | M::Verw
+    ) || matches!(mnemonic, M::Rdpkru | M::Rdsspd | M::Rdsspq | M::Ptwrite | M::Mcommit)
+}
+
+fn is_fence(mnemonic: M) -> bool {
+    matches!(mnemonic, M::Mfence | M::Lfence | M::Sfence | M::Serialize | M::Cpuid | M::Mcommit | M::Rdtscp)
+        || matches!(mnemonic, M::Clflush | M::Clflushopt | M::Clwb | M::Umwait | M::Tpause | M::Mwaitx)
+}
+
+/// May keep its destination register as it was, which iced's tables do not say.
+fn may_keep_destination(mnemonic: M) -> bool {
+    // Without shadow stacks rdssp is a hint; lar and lsl write only if the selector is good.
+    matches!(mnemonic, M::Rdsspd | M::Rdsspq | M::Lar | M::Lsl)
+}
+
+/// May keep the flags as they were: a count of zero.
+fn may_keep_flags(mnemonic: M) -> bool {
+    matches!(mnemonic, M::Rcl | M::Rcr | M::Shld | M::Shrd)
+        || matches!(mnemonic, M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq | M::Scasb | M::Scasw | M::Scasd | M::Scasq)
+}
+
+impl Emit<'_, '_> {
+    /// Emits the instruction as a `native`.
+    pub fn native(&mut self, entry: Entry, factory: &mut InstructionInfoFactory) -> Result<(), NotNative> {
+        let original = self.inst;
+        let mnemonic = original.mnemonic();
+        let memory_operand = (0..original.op_count()).find(|i| original.op_kind(*i) == OpKind::Memory);
+        let vsib = original.is_vsib();
+        let explicit = memory_operand.is_some() && !vsib;
+
+        let mut effects = Effects::empty();
+        let info = factory.info(original);
+        for used in info.used_memory() {
+            effects.set(Effects::READ, effects.contains(Effects::READ) || reads(used.access()));
+            effects.set(Effects::WRITE, effects.contains(Effects::WRITE) || writes(used.access()));
+        }
+        if info.used_memory().iter().any(|m| is_fs_or_gs(m.segment())) && !explicit {
+            return Err(NotNative);
+        }
+        let implicit_memory = info.used_memory().len() > usize::from(explicit);
+        let access = memory_operand.map_or(OpAccess::None, |i| info.op_access(i));
+
+        // What the instruction uses apart from the address of its explicit memory operand.
+        let mut bare = *original;
+        if explicit {
+            bare.set_memory_base(Register::None);
+            bare.set_memory_index(Register::None);
+            bare.set_memory_displ_size(if original.memory_base().is_gpr32() { 4 } else { 8 });
+            bare.set_code_size(CodeSize::Code64);
+        }
+        let mut uses = Uses::of(factory.info(&bare));
+        if may_keep_destination(mnemonic) {
+            uses.gpr_read |= uses.gpr_written;
+        }
+        let mut inst = *original;
+        let stand_in = rename_rsp(&mut inst, &mut uses)?;
+
+        let legacy = matches!(original.code().encoding(), iced_x86::EncodingKind::Legacy);
+        if legacy {
+            // The upper parts of the destination stay.
+            uses.vec_read |= uses.vec_write;
+        }
+        let x87 = uses.x87 || entry.x87;
+        let modified = original.rflags_modified();
+        let flags_out = modified & ARITHMETIC != 0;
+        let flags_in = original.rflags_read() & ARITHMETIC != 0
+            || flags_out
+                && (modified & ARITHMETIC != ARITHMETIC
+                    || original.rflags_undefined() & ARITHMETIC != 0
+                    || may_keep_flags(mnemonic));
+
+        let mut in_place: SmallVec<[Loc; 2]> = SmallVec::new();
+        in_place.extend((0..32).filter(|n| uses.vec_write >> n & 1 != 0).map(Loc::Vec));
+        in_place.extend((0..8).filter(|n| uses.mask_write >> n & 1 != 0).map(Loc::Mask));
+        let mxcsr_written = entry.mxcsr || matches!(mnemonic, M::Ldmxcsr | M::Vldmxcsr);
+        for (written, loc) in [(x87, Loc::X87), (mxcsr_written, Loc::Mxcsr), (modified & IN_PLACE_FLAGS != 0, Loc::Df)]
+        {
+            if written {
+                in_place.push(loc);
+            }
+        }
+
+        let string = original.is_string_instruction();
+        let locked = original.has_lock_prefix() || mnemonic == M::Xchg && memory_operand.is_some();
+        let size = original.memory_size().size() as u32;
+        let unknown_extent = vsib || implicit_memory || explicit && size == 0 && access != OpAccess::NoMemAccess;
+        let reads_state = uses.vec_read != 0
+            || uses.mask_read != 0
+            || x87
+            || entry.mxcsr
+            || matches!(mnemonic, M::Stmxcsr | M::Vstmxcsr)
+            || original.rflags_read() & IN_PLACE_FLAGS != 0;
+        let may_trap =
+            mxcsr_written || x87 || !entry.supported || matches!(mnemonic, M::Div | M::Idiv | M::Rdpmc | M::Xgetbv);
+        for (holds, effect) in [
+            (unknown_extent, Effects::UNKNOWN_EXTENT),
+            (is_fence(mnemonic), Effects::FENCE),
+            (locked, Effects::LOCKED),
+            (does_not_repeat(mnemonic), Effects::NO_REPEAT),
+            (may_trap, Effects::MAY_TRAP),
+            (!in_place.is_empty(), Effects::STATE),
+            (reads_state, Effects::READ_STATE),
+            (string || vsib, Effects::RESTARTABLE),
+        ] {
+            if holds {
+                effects |= effect;
+            }
+        }
+
+        let numbers = |set: u16| (0..16u8).filter(move |n| set >> n & 1 != 0).map(Gpr::new);
+        let native = Native {
+            inst,
+            mem_size: explicit.then_some(if access == OpAccess::NoMemAccess { 0 } else { size }),
+            gpr_in: numbers(uses.gpr_read).collect(),
+            gpr_out: numbers(uses.gpr_written).collect(),
+            flags_in,
+            flags_out,
+            vec_read: uses.vec_read,
+            vec_write: uses.vec_write,
+            writes: in_place,
+            effects,
+        };
+        self.emit_native(native, explicit, stand_in);
+        Ok(())
+    }
+
+    fn emit_native(&mut self, native: Native, explicit: bool, stand_in: Option<Gpr>) {
+        let guest_register = |g: Gpr| if Some(g) == stand_in { Gpr::RSP } else { g };
+        let mut args: SmallVec<[Operand; 8]> = SmallVec::new();
+        let mut mem = None;
+        if explicit {
+            let Address { mem: shape, base, index } = self.address();
+            args.extend([base, index]);
+            mem = Some(shape);
+        }
+        for g in &native.gpr_in {
+            args.push(self.b.get_gpr(guest_register(*g)));
+        }
+        if native.flags_in {
+            args.push(self.flags());
+        }
+        let outputs: SmallVec<[Loc; 4]> = native
+            .gpr_out
+            .iter()
+            .map(|g| Loc::Gpr(guest_register(*g)))
+            .chain(native.flags_out.then_some(Loc::Flags))
+            .collect();
+        let results = self.b.native(native, mem, &args);
+        for (loc, v) in outputs.into_iter().zip(results) {
+            self.b.put(loc, v.into());
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The allow-lists against iced's tables: every instruction that user mode can execute is on one.
+
+use dynasour_guest::lift::class::{Class, classify};
+use dynasour_ir::Trap;
+use iced_x86::{Code, DecoderOptions};
+
+/// Instructions of processors that cannot run dynasour, decoded only on request.
+fn is_foreign(code: Code) -> bool {
+    let option = code.op_code().decoder_option();
+    option != DecoderOptions::NONE && option != DecoderOptions::AMD
+}
+
+#[test]
+fn every_user_mode_instruction_is_on_a_list() {
+    let mut counts = [("modelled", 0), ("native", 0), ("special", 0), ("trap", 0), ("not in 64-bit mode", 0)];
+    let mut unlisted = Vec::new();
+    for code in Code::values() {
+        let op_code = code.op_code();
+        let executable = op_code.is_instruction() && op_code.mode64() && !is_foreign(code);
+        let class = classify(code);
+        let row = match class {
+            _ if !executable => 4,
+            Class::Modelled => 0,
+            Class::Native => 1,
+            Class::Special => 2,
+            Class::Trap(_) => 3,
+            Class::Unlisted => {
+                unlisted.push(format!("{code:?} {:?}", code.cpuid_features()));
+                continue;
+            }
+        };
+        counts[row].1 += 1;
+    }
+    println!("iced codes: {counts:?}, unlisted: {}", unlisted.len());
+    assert!(unlisted.is_empty(), "on no list: {unlisted:#?}");
+}
+
+#[test]
+fn well_known_instructions_are_where_they_should_be() {
+    for (code, class) in [
+        (Code::Add_rm64_r64, Class::Modelled),
+        (Code::Jne_rel8_64, Class::Modelled),
+        (Code::Syscall, Class::Modelled),
+        (Code::Div_rm64, Class::Native),
+        (Code::EVEX_Vaddpd_zmm_k1z_zmm_zmmm512b64_er, Class::Native),
+        (Code::Fld_m80fp, Class::Native),
+        (Code::Movsb_m8_m8, Class::Native),
+        (Code::Wrfsbase_r64, Class::Special),
+        (Code::Mov_r64_cr, Class::Trap(Trap::Protection)),
+        (Code::Hlt, Class::Trap(Trap::Protection)),
+        (Code::In_AL_imm8, Class::Trap(Trap::Protection)),
+        (Code::Mov_Sreg_rm16, Class::Special),
+        (Code::Xsavec_mem, Class::Special),
+        (Code::Popfq, Class::Special),
+        (Code::Ud2, Class::Trap(Trap::Undefined)),
+        (Code::Int3, Class::Trap(Trap::Breakpoint)),
+        (Code::Aaa, Class::Trap(Trap::Undefined)),
+    ] {
+        assert_eq!(classify(code), class, "{code:?}");
+    }
+}
