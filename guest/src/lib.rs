@@ -2,6 +2,8 @@
 
 pub mod context;
 pub mod decode;
+pub mod image;
 pub mod lift;
+pub mod space;
 
 pub use context::ThreadContext;

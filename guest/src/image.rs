@@ -1,0 +1,327 @@
+//! Loading a guest program into this process, as execve(2) would load it into a fresh one.
+//!
+//! 1. [`resolve_command`] finds the file (execvp's rules).
+//! 2. [`check`] reads and validates everything: permissions, `#!` lines, ELF headers, the dynamic linker. It maps
+//!    nothing, so an execve that must fail can still return to the old program. The result is a [`Plan`].
+//! 3. [`Plan::load`] maps the program and its dynamic linker, makes the stack, and says where to start ([`Loaded`]).
+//!    If anything fails, everything is unmapped again.
+//!
+//! Guest and host share the address space, so unlike execve this never replaces a mapping. Position-independent
+//! images go low (see [`crate::space`]); others must find the place that they were linked for unused.
+//!
+//! ```no_run
+//! use dynasour_guest::image::{LoadOptions, check};
+//!
+//! let plan = check("/bin/true".as_ref())?;
+//! let loaded = plan.load(&[c"true".to_owned()], &[], &LoadOptions::default())?;
+//! println!("starts at {:#x} with rsp = {:#x}", loaded.entry_pc, loaded.stack_pointer);
+//! # Ok::<(), dynasour_guest::image::LoadError>(())
+//! ```
+
+mod auxv;
+mod error;
+mod executable;
+mod header;
+mod map;
+mod script;
+mod stack;
+
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+pub use error::{LoadError, Reason};
+pub use executable::resolve_command;
+
+use crate::space::{self, Brk};
+use header::Headers;
+use map::Image;
+use stack::{Contents, RANDOM_LEN, Stack};
+
+/// Longest name of a process, NUL excluded (TASK_COMM_LEN).
+const COMM_LEN: usize = 15;
+
+/// Choices that a loader has and the kernel makes by itself.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Whether position-independent images go into [`space::LOW`]; otherwise the kernel places them.
+    pub low: bool,
+    /// The stack's size in bytes; `None` takes RLIMIT_STACK. Bounded to 256 KiB … 1 GiB either way.
+    pub stack_size: Option<u64>,
+    /// What AT_RANDOM points to; `None` asks the system for random bytes. (Stack protectors and malloc use it.)
+    pub random: Option<[u8; RANDOM_LEN]>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions { low: true, stack_size: None, random: None }
+    }
+}
+
+/// An ELF file, opened and checked.
+#[derive(Debug)]
+struct Program {
+    path: PathBuf,
+    file: File,
+    headers: Headers,
+}
+
+/// A program that can be loaded, as far as one can know without doing it. Holds its files open.
+#[derive(Debug)]
+pub struct Plan {
+    asked: PathBuf,
+    file_name: CString,
+    /// Replaces the first argument, if there were scripts: interpreter, its argument, script, …
+    prefix: Vec<CString>,
+    program: Program,
+    linker: Option<Program>,
+}
+
+/// An image in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapped {
+    /// From its first to its last page; there may be unmapped holes in it.
+    pub range: Range<u64>,
+    /// The file, as canonical as the kernel knows it.
+    pub path: PathBuf,
+    /// What was added to the file's addresses.
+    pub load_bias: u64,
+}
+
+/// A program that is ready to run.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Where to start: in the dynamic linker if there is one, else [`Loaded::program_entry`].
+    pub entry_pc: u64,
+    /// The program's own entry point (AT_ENTRY).
+    pub program_entry: u64,
+    /// Initial rsp. All other registers start as zero.
+    pub stack_pointer: u64,
+    /// The stack's addresses, without the guard below.
+    pub stack: Range<u64>,
+    /// The program break, empty yet.
+    pub brk: Brk,
+    /// What /proc/self/exe means.
+    pub exe_path: PathBuf,
+    /// The process's name (/proc/self/comm): the file name's last component, cut to 15 bytes.
+    pub comm: CString,
+    /// The program, then its dynamic linker if it has one.
+    pub images: Vec<Mapped>,
+}
+
+/// Reads and validates a program without mapping anything, exactly as far as execve(2) would look before it leaves
+/// the old program, and further: what would kill the new process at once is refused as well.
+pub fn check(path: &Path) -> Result<Plan, LoadError> {
+    find_program(path).map_err(|reason| reason.about(path))
+}
+
+/// Follows `#!` lines to an ELF file.
+fn find_program(path: &Path) -> Result<Plan, Reason> {
+    let file_name = c_string(path.as_os_str().as_bytes())?;
+    let mut prefix: Vec<CString> = Vec::new();
+    let mut current = path.to_path_buf();
+    let mut scripts = 0;
+    loop {
+        let step = open_step(&current, scripts);
+        let step = step.map_err(|reason| match scripts {
+            0 => reason,
+            _ if reason == Reason::ScriptDepth => reason,
+            _ => Reason::ScriptInterpreter { interpreter: current.clone(), reason: Box::new(reason) },
+        })?;
+        match step {
+            Step::Script(line) => {
+                // The interpreter gets the script's name instead of its own: argv[0] makes room for all three.
+                let mut arguments = vec![c_string(&line.interpreter)?];
+                arguments.extend(line.argument.map(|argument| c_string(&argument)).transpose()?);
+                arguments.push(c_string(current.as_os_str().as_bytes())?);
+                prefix.splice(..prefix.len().min(1), arguments);
+                current = PathBuf::from(OsStr::from_bytes(&line.interpreter));
+                scripts += 1;
+            }
+            Step::Program(program, linker) => {
+                return Ok(Plan { asked: path.to_path_buf(), file_name, prefix, program: *program, linker });
+            }
+        }
+    }
+}
+
+/// What a file turns out to be.
+enum Step {
+    Script(script::ScriptLine),
+    Program(Box<Program>, Option<Program>),
+}
+
+fn open_step(path: &Path, scripts: usize) -> Result<Step, Reason> {
+    let file = executable::open(path)?;
+    if scripts > script::MAX_SCRIPTS {
+        return Err(Reason::ScriptDepth);
+    }
+    let mut head = [0; script::HEAD];
+    header::read_up_to(&file, 0, &mut head)?;
+    if head.starts_with(b"#!") {
+        return script::parse(&head).map(Step::Script).ok_or(Reason::BadScriptLine);
+    }
+    let headers = Headers::read(&file)?;
+    let linker = headers.interpreter.clone().map(|name| open_linker(&file, &name)).transpose()?;
+    Ok(Step::Program(Box::new(Program { path: path.to_path_buf(), file, headers }), linker))
+}
+
+/// Opens the dynamic linker whose name stands at `name` in `file`.
+fn open_linker(file: &File, name: &Range<u64>) -> Result<Program, Reason> {
+    let mut bytes = vec![0; (name.end - name.start) as usize];
+    let got = header::read_up_to(file, name.start, &mut bytes)?;
+    let name = match bytes[..got].split_last() {
+        Some((0, _)) => CStr::from_bytes_until_nul(&bytes),
+        _ => return Err(Reason::Malformed("interpreter name without end".into())),
+    };
+    let name = name.map_err(|_| Reason::Malformed("interpreter name without end".into()))?;
+    let path = PathBuf::from(OsStr::from_bytes(name.to_bytes()));
+    let open = |path: &Path| {
+        let file = executable::open(path)?;
+        let headers = Headers::read(&file)?;
+        Ok(Program { path: path.to_path_buf(), file, headers })
+    };
+    open(&path).map_err(|reason| Reason::ElfInterpreter { interpreter: path, reason: Box::new(reason) })
+}
+
+fn c_string(bytes: &[u8]) -> Result<CString, Reason> {
+    // A path with a NUL inside names no file; the lines of scripts end at one.
+    CString::new(bytes).map_err(|_| Reason::NotFound)
+}
+
+impl Plan {
+    /// The ELF file that will run: the program asked for, or the interpreter of its `#!` line.
+    pub fn program_path(&self) -> &Path {
+        &self.program.path
+    }
+
+    /// The dynamic linker that it asks for.
+    pub fn linker_path(&self) -> Option<&Path> {
+        self.linker.as_ref().map(|linker| linker.path.as_path())
+    }
+
+    /// The file name that the program is told (AT_EXECFN): what was asked for, even if that is a script.
+    pub fn file_name(&self) -> &CStr {
+        &self.file_name
+    }
+
+    /// What `#!` lines put in place of the first argument; empty if there were none.
+    pub fn script_prefix(&self) -> &[CString] {
+        &self.prefix
+    }
+
+    /// The arguments that the program gets when it is given `arguments`.
+    pub fn arguments(&self, arguments: &[CString]) -> Vec<CString> {
+        match (self.prefix.is_empty(), arguments.is_empty()) {
+            // Linux gives a program that is started without arguments an empty one.
+            (true, true) => vec![CString::default()],
+            (true, false) => arguments.to_vec(),
+            (false, _) => self.prefix.iter().chain(arguments.iter().skip(1)).cloned().collect(),
+        }
+    }
+
+    /// The process's name: the last component of the file name, cut to 15 bytes.
+    pub fn comm(&self) -> CString {
+        let name = self.file_name.to_bytes();
+        let base = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
+        CString::new(&base[..base.len().min(COMM_LEN)]).unwrap_or_default()
+    }
+
+    /// Maps the program and its dynamic linker and prepares stack and break. On failure nothing stays mapped.
+    pub fn load(
+        self,
+        arguments: &[CString],
+        environment: &[CString],
+        options: &LoadOptions,
+    ) -> Result<Loaded, LoadError> {
+        self.load_parts(arguments, environment, options).map_err(|reason| reason.about(&self.asked))
+    }
+
+    fn load_parts(
+        &self,
+        arguments: &[CString],
+        environment: &[CString],
+        options: &LoadOptions,
+    ) -> Result<Loaded, Reason> {
+        let arguments = self.arguments(arguments);
+        let limit = options.stack_size.unwrap_or_else(stack::stack_limit);
+        let mut contents = Contents {
+            arguments: &arguments,
+            environment,
+            file_name: &self.file_name,
+            random: [0; RANDOM_LEN],
+            auxiliary: &[],
+        };
+        contents.check_size(limit)?;
+        contents.random = options.random.map_or_else(random_bytes, Ok)?;
+
+        let headers = &self.program.headers;
+        let image = self.program.map(options)?;
+        let map_linker = |linker: &'_ Program| {
+            linker
+                .map(options)
+                .map_err(|reason| Reason::ElfInterpreter { interpreter: linker.path.clone(), reason: Box::new(reason) })
+        };
+        let linker = match &self.linker {
+            Some(linker) => Some((linker, map_linker(linker)?)),
+            None => None,
+        };
+        let program_entry = headers.entry.wrapping_add(image.bias);
+        let auxiliary = auxv::build(&auxv::Program {
+            program_headers: headers.program_headers.wrapping_add(image.bias),
+            program_header_count: headers.program_header_count,
+            interpreter_base: linker.as_ref().map_or(0, |(_, image)| image.bias),
+            entry: program_entry,
+        });
+        contents.auxiliary = &auxiliary;
+        let mut stack = Stack::map(limit, headers.executable_stack)?;
+        let stack_pointer = stack.fill(&contents)?;
+        let brk = Brk::new(headers.data_len())
+            .map_err(|errno| Reason::CannotMap { what: "the program break".into(), errno })?;
+
+        let entry_pc =
+            linker.as_ref().map_or(program_entry, |(linker, image)| linker.headers.entry.wrapping_add(image.bias));
+        let stack_range = stack.range.clone();
+        stack.commit();
+        let mut images = vec![self.program.commit(image)];
+        images.extend(linker.map(|(linker, image)| linker.commit(image)));
+        Ok(Loaded {
+            entry_pc,
+            program_entry,
+            stack_pointer,
+            stack: stack_range,
+            brk,
+            exe_path: images[0].path.clone(),
+            comm: self.comm(),
+            images,
+        })
+    }
+}
+
+impl Program {
+    fn map(&self, options: &LoadOptions) -> Result<Image, Reason> {
+        Image::map(&self.headers, &self.file, options.low)
+    }
+
+    fn commit(&self, image: Image) -> Mapped {
+        let canonical = space::path_of(&self.file).or_else(|| self.path.canonicalize().ok());
+        let mapped = Mapped {
+            range: image.range.clone(),
+            path: canonical.unwrap_or_else(|| self.path.clone()),
+            load_bias: image.bias,
+        };
+        image.commit();
+        mapped
+    }
+}
+
+/// Random bytes for AT_RANDOM.
+fn random_bytes() -> Result<[u8; RANDOM_LEN], Reason> {
+    let mut bytes = [0; RANDOM_LEN];
+    // SAFETY: the buffer is valid for its length. So few bytes are never delivered in part.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    nix::errno::Errno::result(got).map_err(|errno| Reason::system("get random bytes", errno))?;
+    Ok(bytes)
+}

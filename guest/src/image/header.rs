@@ -1,0 +1,306 @@
+//! ELF64 headers, read with goblin and then believed only as far as they were checked.
+//!
+//! Everything the loader later relies on is established here, so that mapping is plain arithmetic:
+//! * program headers lie within the file and have the size this format says;
+//! * of each segment, the file's part lies within the file, is not longer than the memory's part, and is congruent
+//!   with its address modulo the page size; addresses do not wrap or leave user space;
+//! * segments do not overlap; the entry point lies in an executable one;
+//! * an interpreter's name is a NUL-terminated string within the file.
+//!
+//! The kernel accepts some files that this refuses (it finds out only after the old program is gone, and kills the
+//! process); everything that this accepts, the kernel accepts.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use goblin::container::Endian;
+use goblin::elf::header as elf;
+use goblin::elf64::header::{Header as RawHeader, SIZEOF_EHDR};
+use goblin::elf64::program_header::{self as phdr, ProgramHeader, SIZEOF_PHDR};
+use nix::sys::mman::ProtFlags;
+
+use super::error::Reason;
+use crate::space::{PAGE, USER_END, page_down, page_up};
+
+/// Bytes of program headers that the kernel reads at most.
+const MAX_PROGRAM_HEADERS: usize = 65536;
+
+/// Longest interpreter name, NUL included (PATH_MAX).
+const MAX_INTERPRETER: u64 = 4096;
+
+/// A checked ELF executable or dynamic linker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Headers {
+    /// Whether it may be moved (ET_DYN) or must be where it says (ET_EXEC).
+    pub(super) relocatable: bool,
+    /// Entry point, before relocation.
+    pub(super) entry: u64,
+    /// Number of program headers.
+    pub(super) program_header_count: u16,
+    /// Where the program headers are in memory, before relocation; 0 if no segment holds them.
+    pub(super) program_headers: u64,
+    /// What to map, in file order; none is empty.
+    pub(super) segments: Vec<Segment>,
+    /// Where the interpreter's name is in the file, NUL included.
+    pub(super) interpreter: Option<Range<u64>>,
+    /// Whether PT_GNU_STACK asks for an executable stack.
+    pub(super) executable_stack: bool,
+    /// The largest alignment that a segment wants: a power of two, at least a page.
+    pub(super) alignment: u64,
+}
+
+/// A PT_LOAD program header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Segment {
+    /// First address, before relocation.
+    pub(super) address: u64,
+    /// Bytes in memory.
+    pub(super) memory_size: u64,
+    /// Offset in the file.
+    pub(super) offset: u64,
+    /// Bytes from the file; the rest is zero.
+    pub(super) file_size: u64,
+    /// Permissions.
+    pub(super) prot: ProtFlags,
+}
+
+impl Segment {
+    /// The addresses it names.
+    pub(super) fn addresses(&self) -> Range<u64> {
+        self.address..self.address + self.memory_size
+    }
+
+    /// The pages it needs.
+    pub(super) fn pages(&self) -> Range<u64> {
+        page_down(self.address)..self.page_end(self.memory_size)
+    }
+
+    /// The pages that come from the file; empty when none do.
+    pub(super) fn file_pages(&self) -> Range<u64> {
+        let start = page_down(self.address);
+        start..if self.file_size == 0 { start } else { self.page_end(self.file_size) }
+    }
+
+    /// End of the page that holds the segment's last of `size` bytes. Checked headers stay below [`USER_END`].
+    fn page_end(&self, size: u64) -> u64 {
+        page_up(self.address + size).unwrap_or(USER_END)
+    }
+}
+
+fn malformed<T>(what: impl Into<String>) -> Result<T, Reason> {
+    Err(Reason::Malformed(what.into()))
+}
+
+impl Headers {
+    /// Reads and checks the headers of an open file.
+    pub(super) fn read(file: &File) -> Result<Headers, Reason> {
+        let size = file.metadata().map_err(|error| Reason::io("look up", &error))?.len();
+        let mut start = [0; SIZEOF_EHDR];
+        let got = read_up_to(file, 0, &mut start)?;
+        let header = FileHeader::parse(&start[..got])?;
+        let mut table = vec![0; header.count as usize * SIZEOF_PHDR];
+        let got = read_up_to(file, header.offset, &mut table)?;
+        header.check(&table[..got], size)
+    }
+
+    /// The pages of all segments, as disjoint ascending ranges.
+    pub(super) fn page_clusters(&self) -> Vec<Range<u64>> {
+        let mut pages: Vec<_> = self.segments.iter().map(Segment::pages).collect();
+        pages.sort_by_key(|range| range.start);
+        let mut clusters: Vec<Range<u64>> = Vec::with_capacity(pages.len());
+        for range in pages {
+            match clusters.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => clusters.push(range),
+            }
+        }
+        clusters
+    }
+
+    /// Initialised data as the kernel counts it for RLIMIT_DATA: from the highest segment's start to the end of
+    /// what comes from the file.
+    pub(super) fn data_len(&self) -> u64 {
+        let start = self.segments.iter().map(|segment| segment.address).max().unwrap_or(0);
+        let end = self.segments.iter().map(|segment| segment.address + segment.file_size).max().unwrap_or(0);
+        end.saturating_sub(start)
+    }
+}
+
+/// Fills `buffer` from `offset` as far as the file goes; returns how far.
+pub(super) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> Result<usize, Reason> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let Some(at) = offset.checked_add(filled as u64).filter(|&at| i64::try_from(at).is_ok()) else { break };
+        match file.read_at(&mut buffer[filled..], at) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Reason::io("read", &error)),
+        }
+    }
+    Ok(filled)
+}
+
+/// What the ELF header proper says.
+#[derive(Debug)]
+struct FileHeader {
+    relocatable: bool,
+    entry: u64,
+    offset: u64,
+    count: u16,
+}
+
+impl FileHeader {
+    /// Checks the file's first bytes, which may be fewer than a header.
+    fn parse(bytes: &[u8]) -> Result<FileHeader, Reason> {
+        if bytes.len() < elf::SELFMAG || &bytes[..elf::SELFMAG] != elf::ELFMAG {
+            return Err(Reason::UnknownFormat);
+        }
+        if bytes.len() >= elf::SIZEOF_IDENT {
+            match bytes[elf::EI_CLASS] {
+                elf::ELFCLASS64 => {}
+                elf::ELFCLASS32 => return Err(Reason::Foreign("a 32-bit ELF file; only 64-bit ones run here".into())),
+                class => return malformed(format!("unknown class {class}")),
+            }
+            if bytes[elf::EI_DATA] != elf::ELFDATA2LSB {
+                return Err(Reason::Foreign("an ELF file for a big-endian machine".into()));
+            }
+        }
+        if bytes.len() < SIZEOF_EHDR {
+            return malformed("truncated header");
+        }
+        let Ok(raw) = RawHeader::parse(bytes) else { return malformed("unreadable header") };
+        if raw.e_machine != elf::EM_X86_64 {
+            let machine = elf::machine_to_str(raw.e_machine);
+            return Err(Reason::Foreign(format!("an ELF file for another machine ({machine}), not x86-64")));
+        }
+        let relocatable = match raw.e_type {
+            elf::ET_EXEC => false,
+            elf::ET_DYN => true,
+            other => return Err(Reason::Foreign(format!("not an executable ELF file ({})", elf::et_to_str(other)))),
+        };
+        if usize::from(raw.e_phentsize) != SIZEOF_PHDR {
+            return malformed(format!("program headers of {} bytes", raw.e_phentsize));
+        }
+        if raw.e_phnum == 0 {
+            return malformed("no program headers");
+        }
+        if usize::from(raw.e_phnum) * SIZEOF_PHDR > MAX_PROGRAM_HEADERS {
+            return malformed(format!("too many program headers ({})", raw.e_phnum));
+        }
+        Ok(FileHeader { relocatable, entry: raw.e_entry, offset: raw.e_phoff, count: raw.e_phnum })
+    }
+
+    /// Checks the program headers, of which `table` may hold only a part.
+    fn check(&self, table: &[u8], file_size: u64) -> Result<Headers, Reason> {
+        let count = usize::from(self.count);
+        if table.len() < count * SIZEOF_PHDR {
+            return malformed("program headers beyond the end of the file");
+        }
+        let Ok(raw) = ProgramHeader::parse(table, 0, count, Endian::Little) else {
+            return malformed("unreadable program headers");
+        };
+        let mut headers = Headers {
+            relocatable: self.relocatable,
+            entry: self.entry,
+            program_header_count: self.count,
+            program_headers: 0,
+            segments: Vec::new(),
+            interpreter: None,
+            executable_stack: false,
+            alignment: PAGE,
+        };
+        for header in &raw {
+            match header.p_type {
+                phdr::PT_LOAD if header.p_memsz > 0 || header.p_filesz > 0 => {
+                    headers.segments.push(check_segment(header, file_size)?);
+                    if header.p_align.is_power_of_two() {
+                        headers.alignment = headers.alignment.max(header.p_align);
+                    }
+                }
+                // The kernel looks at the first one only.
+                phdr::PT_INTERP if headers.interpreter.is_none() => {
+                    headers.interpreter = Some(check_interpreter(header, file_size)?);
+                }
+                // And at the last one of these. Without any, an x86-64 stack is not executable.
+                phdr::PT_GNU_STACK => headers.executable_stack = header.p_flags & phdr::PF_X != 0,
+                _ => {}
+            }
+        }
+        headers.check_overlap()?;
+        headers.check_entry()?;
+        headers.program_headers = self.program_headers_in_memory(&headers.segments);
+        Ok(headers)
+    }
+
+    /// The address that AT_PHDR names: in the first segment whose file part has the table's start.
+    fn program_headers_in_memory(&self, segments: &[Segment]) -> u64 {
+        segments
+            .iter()
+            .find(|segment| segment.offset <= self.offset && self.offset - segment.offset < segment.file_size)
+            .map_or(0, |segment| segment.address + (self.offset - segment.offset))
+    }
+}
+
+impl Headers {
+    fn check_overlap(&self) -> Result<(), Reason> {
+        let mut addresses: Vec<_> = self.segments.iter().map(Segment::addresses).collect();
+        addresses.sort_by_key(|range| range.start);
+        match addresses.windows(2).find(|pair| pair[1].start < pair[0].end) {
+            Some(pair) => malformed(format!("segments at {:#x} and {:#x} overlap", pair[0].start, pair[1].start)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_entry(&self) -> Result<(), Reason> {
+        if self.segments.is_empty() {
+            return malformed("no loadable segment");
+        }
+        let home = self.segments.iter().find(|segment| segment.addresses().contains(&self.entry));
+        match home {
+            Some(segment) if segment.prot.contains(ProtFlags::PROT_EXEC) => Ok(()),
+            _ => malformed(format!("entry point {:#x} is not in an executable segment", self.entry)),
+        }
+    }
+}
+
+/// A loadable segment's sizes and addresses.
+fn check_segment(header: &ProgramHeader, file_size: u64) -> Result<Segment, Reason> {
+    let at = format!("segment at {:#x}", header.p_vaddr);
+    if header.p_filesz > header.p_memsz {
+        return malformed(format!("{at} is longer in the file than in memory"));
+    }
+    match header.p_offset.checked_add(header.p_filesz) {
+        Some(end) if end <= file_size => {}
+        _ => return malformed(format!("{at} extends beyond the end of the file")),
+    }
+    match header.p_vaddr.checked_add(header.p_memsz).and_then(page_up) {
+        Some(end) if end <= USER_END => {}
+        _ => return malformed(format!("{at} extends beyond the address space")),
+    }
+    if header.p_filesz > 0 && header.p_vaddr % PAGE != header.p_offset % PAGE {
+        return malformed(format!("{at} is not aligned with its file offset {:#x}", header.p_offset));
+    }
+    let mut prot = ProtFlags::PROT_NONE;
+    prot.set(ProtFlags::PROT_READ, header.p_flags & phdr::PF_R != 0);
+    prot.set(ProtFlags::PROT_WRITE, header.p_flags & phdr::PF_W != 0);
+    prot.set(ProtFlags::PROT_EXEC, header.p_flags & phdr::PF_X != 0);
+    Ok(Segment {
+        address: header.p_vaddr,
+        memory_size: header.p_memsz,
+        offset: header.p_offset,
+        file_size: header.p_filesz,
+        prot,
+    })
+}
+
+fn check_interpreter(header: &ProgramHeader, file_size: u64) -> Result<Range<u64>, Reason> {
+    if !(2..=MAX_INTERPRETER).contains(&header.p_filesz) {
+        return malformed(format!("interpreter name of {} bytes", header.p_filesz));
+    }
+    match header.p_offset.checked_add(header.p_filesz) {
+        Some(end) if end <= file_size => Ok(header.p_offset..end),
+        _ => malformed("interpreter name beyond the end of the file"),
+    }
+}

@@ -1,0 +1,127 @@
+//! Putting an image's segments where they belong.
+//!
+//! Address space is reserved first, whole, without replacing anything; only then are the segments mapped over the
+//! reservation. So a failure at any point leaves nothing behind, and an image never lands on something else.
+
+use std::fs::File;
+use std::ops::Range;
+
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags};
+
+use super::error::Reason;
+use super::header::{Headers, Segment};
+use crate::space::{Reservation, page_down, try_low};
+
+/// An image that is mapped, and unmapped again unless committed.
+pub(super) struct Image {
+    /// What to add to the file's addresses.
+    pub(super) bias: u64,
+    /// From its first to its last page, holes included.
+    pub(super) range: Range<u64>,
+    reservations: Vec<Reservation>,
+}
+
+impl Image {
+    /// Maps the segments. A relocatable image goes low if `low` and there is room, else where the kernel likes.
+    pub(super) fn map(headers: &Headers, file: &File, low: bool) -> Result<Image, Reason> {
+        let clusters = headers.page_clusters();
+        let (Some(first), Some(last)) = (clusters.first(), clusters.last()) else {
+            return Err(Reason::Malformed("no loadable segment".into()));
+        };
+        let span = first.start..last.end;
+        let mut image = if headers.relocatable {
+            Image::reserve_anywhere(&span, headers.alignment, low).map_err(cannot_map("image", &span))?
+        } else {
+            Image::reserve_exactly(&clusters)?
+        };
+        for segment in &headers.segments {
+            image.map_segment(segment, file).map_err(cannot_map("segment", &segment.addresses()))?;
+        }
+        if headers.relocatable {
+            image.unmap_holes(&clusters).map_err(cannot_map("image", &span))?;
+        }
+        Ok(image)
+    }
+
+    /// Leaves the image to the guest.
+    pub(super) fn commit(self) {
+        self.reservations.into_iter().for_each(Reservation::commit);
+    }
+
+    fn reserve_exactly(clusters: &[Range<u64>]) -> Result<Image, Reason> {
+        let reserve = |pages: &Range<u64>| {
+            Reservation::at(pages.start, pages.end - pages.start).map_err(cannot_map("segment", pages))
+        };
+        let reservations = clusters.iter().map(reserve).collect::<Result<Vec<_>, _>>()?;
+        Ok(Image { bias: 0, range: clusters[0].start..clusters[clusters.len() - 1].end, reservations })
+    }
+
+    /// Finds room for `span`, moved by a multiple of `align`.
+    fn reserve_anywhere(span: &Range<u64>, align: u64, low: bool) -> Result<Image, Errno> {
+        let lead = span.start & (align - 1);
+        let len = (span.end - span.start).checked_add(lead).ok_or(Errno::ENOMEM)?;
+        let at_low = if low { try_low(len, align, |start| Reservation::at(start, len)) } else { None };
+        let mut reservation = match at_low {
+            Some(reserved) => reserved?,
+            None => Reservation::anywhere(len, align)?,
+        };
+        let start = reservation.start() + lead;
+        reservation.unmap(reservation.start()..start)?;
+        let range = start..reservation.end();
+        Ok(Image { bias: start.wrapping_sub(span.start), range, reservations: vec![reservation] })
+    }
+
+    fn moved(&self, range: Range<u64>) -> Range<u64> {
+        range.start.wrapping_add(self.bias)..range.end.wrapping_add(self.bias)
+    }
+
+    /// Maps one segment as the kernel does: the file's pages, zeros to the end of the last of them, and anonymous
+    /// pages (always writable) for the rest.
+    fn map_segment(&mut self, segment: &Segment, file: &File) -> Result<(), Errno> {
+        let file_pages = self.moved(segment.file_pages());
+        let pages = self.moved(segment.pages());
+        let file_end = segment.address.wrapping_add(segment.file_size).wrapping_add(self.bias);
+        let reservation = self
+            .reservations
+            .iter_mut()
+            .find(|reservation| reservation.start() <= pages.start && pages.end <= reservation.end())
+            .ok_or(Errno::EFAULT)?;
+        if !file_pages.is_empty() {
+            reservation.map_file(file_pages.clone(), segment.prot, file, page_down(segment.offset))?;
+        }
+        if segment.memory_size == segment.file_size {
+            return Ok(());
+        }
+        if !file_pages.is_empty() && segment.prot.contains(ProtFlags::PROT_WRITE) {
+            // The headers were checked: this page holds bytes of the file, so it is there to be written.
+            reservation.write(file_end, &vec![0; (file_pages.end - file_end) as usize])?;
+        }
+        if file_pages.end < pages.end {
+            let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | (segment.prot & ProtFlags::PROT_EXEC);
+            reservation.map_zeroed(file_pages.end..pages.end, prot, MapFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    /// Gives back the pages between segments.
+    fn unmap_holes(&mut self, clusters: &[Range<u64>]) -> Result<(), Errno> {
+        for pair in clusters.windows(2) {
+            let hole = self.moved(pair[0].end..pair[1].start);
+            for reservation in &mut self.reservations {
+                reservation.unmap(hole.clone())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error that says what was to be mapped where.
+fn cannot_map(kind: &str, range: &Range<u64>) -> impl FnOnce(Errno) -> Reason {
+    let what = format!("{kind} at {:#x}..{:#x}", range.start, range.end);
+    move |errno| match errno {
+        // The address is taken; execve has no better word for it.
+        Errno::EEXIST => Reason::CannotMap { what: format!("{what} over what is there already"), errno: Errno::ENOMEM },
+        errno => Reason::CannotMap { what, errno },
+    }
+}

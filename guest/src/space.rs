@@ -1,0 +1,246 @@
+//! The layout of the address space that guest and host share (DESIGN 6, "Placement").
+//!
+//! ```text
+//! 0x0001_0000 .. 0x2000_0000   guest images and file-backed code: [`LOW`]
+//! 0x2000_0000 .. 0x4000_0000   the code cache's executable view: [`CACHE`]
+//! 0x4000_0000 .. 0x8000_0000   left to guests that ask for MAP_32BIT
+//! high                         stack, brk, the cache's writable view, everything of the host
+//! ```
+//!
+//! Images live low so that code made from them reaches their RIP-relative operands from the cache, and so that a
+//! return address is a 32-bit immediate. Nothing depends on it for correctness: where there is no room the kernel
+//! chooses, and generated code takes its general forms.
+//!
+//! *Placing* is a suggestion; only `MAP_FIXED_NOREPLACE` settles whether a range is free. [`map_low`] therefore tries
+//! a bump pointer first, reads `/proc/self/maps` only when that collides, and never maps over anything.
+
+mod brk;
+mod maps;
+mod reservation;
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::mman::{self, MapFlags, ProtFlags};
+
+pub use brk::Brk;
+pub use maps::{MapEntry, maps};
+pub use reservation::Reservation;
+
+/// Bytes in a page.
+pub const PAGE: u64 = 4096;
+
+/// Where guest images and file-backed code go.
+pub const LOW: Range<u64> = 0x1_0000..0x2000_0000;
+
+/// Where the code cache's executable view and its constant tables go.
+pub const CACHE: Range<u64> = 0x2000_0000..0x4000_0000;
+
+/// One past the last user address (four-level paging, less the guard page).
+pub const USER_END: u64 = (1 << 47) - PAGE;
+
+/// Bytes left unmapped between images placed low.
+const GAP: u64 = PAGE;
+
+/// How often a placement that somebody else took meanwhile is tried again.
+const ATTEMPTS: usize = 8;
+
+/// Where the next image goes if nothing stands there; zero before first use.
+static NEXT_LOW: AtomicU64 = AtomicU64::new(0);
+
+/// `address` rounded down to its page.
+pub const fn page_down(address: u64) -> u64 {
+    address & !(PAGE - 1)
+}
+
+/// `address` rounded up to a page boundary, if that is still a 64-bit number.
+pub const fn page_up(address: u64) -> Option<u64> {
+    match address.checked_add(PAGE - 1) {
+        Some(sum) => Some(page_down(sum)),
+        None => None,
+    }
+}
+
+/// The first address at or above [`LOW`]'s start at which this system lets us map (`vm.mmap_min_addr`).
+fn low_start() -> u64 {
+    let minimum = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr")
+        .ok()
+        .and_then(|text| text.trim().parse::<u64>().ok())
+        .and_then(page_up)
+        .unwrap_or(0);
+    LOW.start.max(minimum)
+}
+
+/// The lowest free range of `len` bytes in [`LOW`], aligned to `align` (a power of two, at least a page), with an
+/// unmapped page on either side; `None` when there is no room. A suggestion: map it with `MAP_FIXED_NOREPLACE` and
+/// ask again on `EEXIST`. [`map_low`] does that for a file.
+pub fn place_low_aligned(len: u64, align: u64) -> Option<u64> {
+    first_gap(&maps().ok()?, low_start()..LOW.end, len, align)
+}
+
+/// [`place_low_aligned`] with page alignment.
+pub fn place_low(len: u64) -> Option<u64> {
+    place_low_aligned(len, PAGE)
+}
+
+/// The lowest place within `bounds` for `len` bytes between the sorted `taken` mappings.
+fn first_gap(taken: &[MapEntry], bounds: Range<u64>, len: u64, align: u64) -> Option<u64> {
+    let len = page_up(len).filter(|&len| len > 0)?;
+    let align_up = |address: u64| address.checked_add(align - 1).map(|sum| sum & !(align - 1));
+    let mut candidate = align_up(bounds.start)?;
+    for entry in taken {
+        let end = candidate.checked_add(len)?;
+        if end.checked_add(GAP)? <= entry.range.start {
+            break;
+        }
+        if entry.range.end.checked_add(GAP)? > candidate {
+            candidate = align_up(candidate.max(entry.range.end + GAP))?;
+        }
+    }
+    (candidate.checked_add(len)? <= bounds.end).then_some(candidate)
+}
+
+/// Runs `map_at` with low addresses for `len` bytes until one is free. `None` when the low region has no room;
+/// the caller then lets the kernel choose.
+///
+/// `map_at` maps exactly at the address it is given and answers `EEXIST` when something stands there.
+pub(crate) fn try_low<T>(
+    len: u64,
+    align: u64,
+    mut map_at: impl FnMut(u64) -> Result<T, Errno>,
+) -> Option<Result<T, Errno>> {
+    let len = page_up(len).filter(|&len| len > 0 && len <= LOW.end)?;
+    let align = align.max(PAGE);
+    for attempt in 0..ATTEMPTS {
+        let next = NEXT_LOW.load(Ordering::Relaxed);
+        let candidate = if attempt == 0 && next != 0 {
+            next.checked_add(align - 1).map(|sum| sum & !(align - 1)).filter(|start| start + len <= LOW.end)
+        } else {
+            None
+        };
+        let candidate = match candidate {
+            Some(candidate) => candidate,
+            None => place_low_aligned(len, align)?,
+        };
+        match map_at(candidate) {
+            Err(Errno::EEXIST) => continue,
+            Ok(mapped) => {
+                NEXT_LOW.store(candidate + len + GAP, Ordering::Relaxed);
+                return Some(Ok(mapped));
+            }
+            Err(errno) => return Some(Err(errno)),
+        }
+    }
+    None
+}
+
+/// Maps part of a file where images belong: low if there is room, else where the kernel likes. This is what an
+/// `mmap` without address becomes when the dynamic linker maps a library (it alone passes `MAP_DENYWRITE`).
+/// `flags` must hold none of the `MAP_FIXED` kinds; they are the caller's to handle.
+pub fn map_low(len: u64, prot: ProtFlags, flags: MapFlags, fd: BorrowedFd, offset: u64) -> Result<u64, Errno> {
+    let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
+    let size = usize::try_from(len).ok().and_then(NonZeroUsize::new).ok_or(Errno::EINVAL)?;
+    let low = try_low(len, PAGE, |start| reservation::map_file_exactly(start, size, prot, flags, fd, offset));
+    low.unwrap_or_else(|| {
+        // SAFETY: without an address the kernel takes unused address space, so no memory in use changes.
+        let mapped = unsafe { mman::mmap(None, size, prot, flags, fd, offset)? };
+        Ok(mapped.as_ptr() as u64)
+    })
+}
+
+/// The soft limit of `resource`, `u64::MAX` when unlimited or unknown.
+pub(crate) fn soft_limit(resource: libc::__rlimit_resource_t) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` is a valid place for the answer.
+    unsafe { libc::getrlimit(resource, &mut limit) };
+    limit.rlim_cur
+}
+
+/// Whether the page at `page` has no mapping.
+fn is_unmapped(page: u64) -> bool {
+    let mut residency = 0u8;
+    // SAFETY: mincore only reports on the page and writes one byte per page into `residency`.
+    let result = unsafe { libc::mincore(page as *mut libc::c_void, PAGE as usize, &mut residency) };
+    result != 0 && Errno::last() == Errno::ENOMEM
+}
+
+/// The path of an open file as the kernel knows it (what `/proc/self/exe` would say).
+pub(crate) fn path_of(file: &File) -> Option<std::path::PathBuf> {
+    use std::os::fd::AsRawFd;
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(range: Range<u64>) -> MapEntry {
+        MapEntry { range, prot: ProtFlags::PROT_READ, shared: false, offset: 0, device: (0, 0), inode: 0, path: None }
+    }
+
+    #[test]
+    fn rounding() {
+        assert_eq!(page_down(0x1fff), 0x1000);
+        assert_eq!(page_up(0x1001), Some(0x2000));
+        assert_eq!(page_up(0x1000), Some(0x1000));
+        assert_eq!(page_up(u64::MAX), None);
+    }
+
+    #[test]
+    fn gaps_keep_a_page_on_either_side() {
+        let taken = [entry(0x20000..0x30000), entry(0x33000..0x40000), entry(0x7000_0000..0x7000_1000)];
+        let bounds = 0x10000..0x50000;
+        // 0x10000..0x1f000 fits before the first mapping with one page to spare.
+        assert_eq!(first_gap(&taken, bounds.clone(), 0xf000, PAGE), Some(0x10000));
+        // 0x10000..0x20000 would touch it; the hole at 0x31000 holds a page only.
+        assert_eq!(first_gap(&taken, bounds.clone(), PAGE, 0x10000), Some(0x10000));
+        assert_eq!(first_gap(&taken, 0x20000..0x50000, PAGE, PAGE), Some(0x31000));
+        assert_eq!(first_gap(&taken, 0x20000..0x50000, 2 * PAGE, PAGE), Some(0x41000));
+        assert_eq!(first_gap(&taken, bounds.clone(), 0x10000, PAGE), None);
+        assert_eq!(first_gap(&taken, bounds.clone(), 0, PAGE), None);
+        assert_eq!(first_gap(&taken, bounds.clone(), u64::MAX, PAGE), None);
+        assert_eq!(first_gap(&taken, bounds, PAGE, 1 << 63), None);
+        assert_eq!(first_gap(&[], 0x10000..0x11000, PAGE, PAGE), Some(0x10000));
+    }
+
+    #[test]
+    fn a_mapping_that_ends_before_the_bounds_does_not_push() {
+        let taken = [entry(0x1000..0x2000)];
+        assert_eq!(first_gap(&taken, 0x10000..0x20000, PAGE, PAGE), Some(0x10000));
+    }
+
+    #[test]
+    fn low_mappings_land_low_and_do_not_collide() {
+        let file = File::open("/proc/self/exe").expect("own executable");
+        let fd = std::os::fd::AsFd::as_fd(&file);
+        let places: Vec<u64> = (0..4)
+            .map(|_| map_low(3 * PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0).expect("mapped"))
+            .collect();
+        for (i, &place) in places.iter().enumerate() {
+            assert!(LOW.contains(&place), "{place:#x}");
+            assert!(!is_unmapped(place));
+            for &other in &places[..i] {
+                assert!(place.abs_diff(other) >= 4 * PAGE, "{place:#x} and {other:#x}");
+            }
+        }
+        for place in places {
+            Reservation::adopt(place, 3 * PAGE);
+            assert!(is_unmapped(place));
+        }
+    }
+
+    #[test]
+    fn errors_of_the_file_are_reported_not_retried() {
+        let directory = File::open("/").expect("root");
+        let fd = std::os::fd::AsFd::as_fd(&directory);
+        assert_eq!(map_low(PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0), Err(Errno::ENODEV));
+        let file = File::open("/proc/self/exe").expect("own executable");
+        let fd = std::os::fd::AsFd::as_fd(&file);
+        assert_eq!(map_low(PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 1), Err(Errno::EINVAL));
+        assert_eq!(map_low(0, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0), Err(Errno::EINVAL));
+    }
+}

@@ -1,0 +1,164 @@
+//! The guest's program break: brk(2) as the kernel does it, at an address of our choosing.
+//!
+//! The real break belongs to the host (its malloc uses it), so the guest's lives elsewhere: where a kernel without
+//! address space randomisation would put that of a position-independent program, which is also where sanitizers
+//! expect it, with terabytes of unused space above. Nothing is reserved; like the kernel's, the break simply cannot
+//! grow over another mapping.
+
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags};
+
+use super::{PAGE, Reservation, USER_END, is_unmapped, maps, page_up, soft_limit};
+
+/// Places to try, best first: above the highest break that a randomised host can have.
+const CANDIDATES: [u64; 3] = [0x5660_0000_0000, 0x5200_0000_0000, 0x4200_0000_0000];
+
+/// Free space that a place must have above it.
+const ROOM: u64 = 64 << 30;
+
+/// The program break of one guest process.
+///
+/// ```text
+/// start        current, as the guest set it        page_up(current)
+///   |  zeroed, readable, writable       |  . . . . . . |   not mapped
+/// ```
+#[derive(Debug, Clone)]
+pub struct Brk {
+    start: u64,
+    current: u64,
+    data_len: u64,
+}
+
+impl Brk {
+    /// An empty break where there is room. `data_len`, the size of the program's initialised data, counts against
+    /// `RLIMIT_DATA` as well.
+    pub fn new(data_len: u64) -> Result<Brk, Errno> {
+        let taken = maps().unwrap_or_default();
+        let is_free = |start: u64| taken.iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM);
+        let start = match CANDIDATES.into_iter().find(|&start| is_free(start)) {
+            Some(start) => start,
+            // Reserving and letting go finds free space; whoever comes first afterwards has it, as with any break.
+            None => Reservation::anywhere(ROOM, PAGE)?.start(),
+        };
+        Ok(Brk { start, current: start, data_len })
+    }
+
+    /// The lowest break.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// The break.
+    pub fn current(&self) -> u64 {
+        self.current
+    }
+
+    /// What the break's memory allows.
+    const PROT: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
+
+    /// The system call: moves the break to `wanted` if that can be, and returns the break.
+    pub fn set(&mut self, wanted: u64) -> u64 {
+        let data = wanted.checked_sub(self.start).and_then(|size| size.checked_add(self.data_len));
+        let (Some(data), Some(new_end), Some(old_end)) = (data, page_up(wanted), page_up(self.current)) else {
+            return self.current;
+        };
+        let limit = soft_limit(libc::RLIMIT_DATA);
+        if (limit != libc::RLIM_INFINITY && data > limit) || new_end > USER_END {
+            return self.current;
+        }
+        let moved = if new_end < old_end {
+            // Unmapping can fail for want of memory to split a mapping; the kernel then leaves the break alone too.
+            Reservation::adopt(new_end, old_end - new_end).release()
+        } else if new_end > old_end {
+            Brk::grow(old_end, new_end)
+        } else {
+            Ok(())
+        };
+        if moved.is_ok() {
+            self.current = wanted;
+        }
+        self.current
+    }
+
+    /// Maps fresh zeroed pages, leaving at least one unmapped page to whatever comes next, as the kernel does.
+    fn grow(from: u64, to: u64) -> Result<(), Errno> {
+        if !is_unmapped(to) {
+            return Err(Errno::ENOMEM);
+        }
+        let mut pages = Reservation::at(from, to - from)?;
+        pages.map_zeroed(from..to, Brk::PROT, MapFlags::empty())?;
+        pages.commit();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A break of its own for each test: they run in parallel.
+    fn test_brk() -> (Brk, Reservation) {
+        let space = Reservation::anywhere(64 * PAGE, PAGE).expect("space");
+        let start = space.start() + 8 * PAGE;
+        let mut space = space;
+        space.unmap(start..start + 32 * PAGE).expect("hole");
+        (Brk { start, current: start, data_len: 0 }, space)
+    }
+
+    fn peek(address: u64) -> u8 {
+        // SAFETY: tests only read below the break they set.
+        unsafe { *(address as *const u8) }
+    }
+
+    fn poke(address: u64, value: u8) {
+        // SAFETY: tests only write below the break they set.
+        unsafe { *(address as *mut u8) = value };
+    }
+
+    #[test]
+    fn grows_shrinks_and_zeroes() {
+        let (mut brk, _space) = test_brk();
+        let start = brk.start();
+        assert_eq!(brk.set(0), start);
+        assert_eq!(brk.set(start - 1), start);
+        assert_eq!(brk.set(start + 10), start + 10);
+        poke(start, 7);
+        poke(start + PAGE - 1, 8);
+        assert!(is_unmapped(start + PAGE));
+        // Within a page nothing is zeroed again, as with the kernel.
+        assert_eq!(brk.set(start + 1), start + 1);
+        assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
+        assert_eq!((peek(start), peek(start + PAGE - 1), peek(start + 3 * PAGE - 1)), (7, 8, 0));
+        poke(start + 2 * PAGE, 9);
+        assert_eq!(brk.set(start + PAGE), start + PAGE);
+        assert!(is_unmapped(start + PAGE));
+        assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
+        assert_eq!((peek(start), peek(start + 2 * PAGE)), (7, 0));
+        assert_eq!(brk.set(start), start);
+        assert!(is_unmapped(start));
+        assert_eq!(brk.current(), start);
+    }
+
+    #[test]
+    fn does_not_grow_over_or_up_to_a_mapping() {
+        let (mut brk, _space) = test_brk();
+        let start = brk.start();
+        assert_eq!(brk.set(start + 33 * PAGE), start);
+        // The hole is 32 pages; its last page stays free.
+        assert_eq!(brk.set(start + 32 * PAGE), start);
+        assert_eq!(brk.set(start + 31 * PAGE), start + 31 * PAGE);
+        assert_eq!(brk.set(u64::MAX), start + 31 * PAGE);
+        assert_eq!(brk.set(USER_END), start + 31 * PAGE);
+        assert_eq!(brk.set(start), start);
+    }
+
+    #[test]
+    fn a_fresh_break_is_far_from_everything() {
+        let mut brk = Brk::new(0).expect("placed");
+        let start = brk.start();
+        assert!(start > 1 << 32);
+        assert!(maps().expect("maps").iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM));
+        assert_eq!(brk.set(start + (1 << 20)), start + (1 << 20));
+        assert_eq!(brk.set(start), start);
+    }
+}
