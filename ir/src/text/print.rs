@@ -4,6 +4,7 @@
 //! a constant base or index that is there prints with `#`, so that it cannot be read as displacement; an index
 //! always carries its scale, so that it cannot be read as base.
 
+use super::Region;
 use crate::op::Op;
 use crate::types::{Loc, Operand, Ty, Value};
 use crate::version::{
@@ -24,23 +25,23 @@ fn list<T: Display>(f: &mut Formatter<'_>, items: impl IntoIterator<Item = T>, s
 }
 
 impl Trap {
-    /// Every trap with its name in the text form.
-    pub(super) const NAMES: [(Trap, &'static str); 4] = [
-        (Trap::Undefined, "undefined"),
-        (Trap::Protection, "protection"),
-        (Trap::Breakpoint, "breakpoint"),
-        (Trap::Fetch, "fetch"),
-    ];
-}
+    /// Every trap.
+    pub(super) const ALL: [Trap; 4] = [Trap::Undefined, Trap::Protection, Trap::Breakpoint, Trap::Fetch];
 
-impl Display for Trap {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// The name in the text form.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
             Trap::Undefined => "undefined",
             Trap::Protection => "protection",
             Trap::Breakpoint => "breakpoint",
             Trap::Fetch => "fetch",
-        })
+        }
+    }
+}
+
+impl Display for Trap {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -341,9 +342,9 @@ impl Version {
     }
 }
 
-impl Display for Version {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "region {:#x} {{", self.region)?;
+impl Version {
+    /// The version without the region around it.
+    fn fmt_version(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "  version {}", self.name)?;
         if !self.context.facts.is_empty() {
             write!(f, " context {}", self.context)?;
@@ -361,6 +362,28 @@ impl Display for Version {
         for (i, block) in self.blocks.iter().enumerate() {
             self.fmt_block(f, i, block)?;
         }
-        f.write_str("  }\n}\n")
+        f.write_str("  }\n")
+    }
+}
+
+/// A region with this one version.
+impl Display for Version {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "region {:#x} {{", self.region)?;
+        self.fmt_version(f)?;
+        f.write_str("}\n")
+    }
+}
+
+impl Display for Region {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "region {:#x} ", self.pc)?;
+        if let Some(symbol) = &self.symbol {
+            let plain: String = symbol.chars().filter(|c| !c.is_control() && *c != '"').collect();
+            write!(f, "\"{plain}\" ")?;
+        }
+        f.write_str("{\n")?;
+        self.versions.iter().try_for_each(|v| v.fmt_version(f))?;
+        f.write_str("}\n")
     }
 }
