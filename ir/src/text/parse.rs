@@ -37,13 +37,15 @@ pub fn regions(text: &str) -> Result<Vec<Region>, ParseError> {
 pub fn version(text: &str) -> Result<Version, ParseError> {
     let mut parser = Parser::new(text)?;
     let start = parser.position();
-    let mut region = parser.region()?;
+    let region = parser.region()?;
     if parser.peek() != Token::End {
         return parser.fail("the end of the text");
     }
-    match (region.versions.pop(), region.versions.len()) {
-        (Some(version), 0) => Ok(version),
-        (_, rest) => Err(ParseError::at(start, "a region with one version", format!("{} versions", rest + 1))),
+    let count = region.versions.len();
+    let mut versions = region.versions.into_iter();
+    match (versions.next(), versions.next()) {
+        (Some(version), None) => Ok(version),
+        _ => Err(ParseError::at(start, "a region with one version", format!("{count} versions"))),
     }
 }
 
