@@ -1,1 +1,16 @@
-//! What is hot: profiles, recording, trace building, speculation policy
+//! What is hot, and what to assume about it (DESIGN section 5).
+//!
+//! * [`heads`]: trace-head counters, penalties, the blacklist.
+//! * [`recorder`]: the state machine that follows the next executing tail.
+//! * [`build`]: from a recorded path to a trace version whose every speculation is an `assume`.
+//! * [`policy`]: the numbers and choices a study may swap.
+
+pub mod build;
+pub mod heads;
+pub mod policy;
+pub mod recorder;
+
+pub use build::{BuildError, Path, Step, TraceShape};
+pub use heads::{HeadTable, Heat};
+pub use policy::{DefaultPolicy, SpeculationPolicy};
+pub use recorder::{AbortReason, EndReason, Recorder, Recording};

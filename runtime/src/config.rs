@@ -1,0 +1,169 @@
+//! What the user asked of a run.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Which executable forms of guest code are used (DESIGN section 8).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Tier {
+    /// Everything is interpreted.
+    Interp,
+    /// Interpret, record hot traces, run them natively: Dynamo's own structure.
+    #[default]
+    Dynamo,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::Interp => "interp",
+            Tier::Dynamo => "dynamo",
+        })
+    }
+}
+
+impl FromStr for Tier {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Tier, String> {
+        match s {
+            "interp" => Ok(Tier::Interp),
+            "dynamo" => Ok(Tier::Dynamo),
+            "copy" | "full" => Err(format!("tier '{s}' does not exist yet; use interp or dynamo")),
+            _ => Err("expected interp or dynamo".to_string()),
+        }
+    }
+}
+
+/// Deoptimisation at random: each guard is made to fail with probability 1/n, drawn anew at each entry of a fragment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chaos {
+    /// One in `n`.
+    pub one_in: u32,
+    /// Seed of the generator, so that a run can be repeated.
+    pub seed: u64,
+}
+
+impl fmt::Display for Chaos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "1/{},{}", self.one_in, self.seed)
+    }
+}
+
+impl FromStr for Chaos {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Chaos, String> {
+        const FORM: &str = "expected 1/N or 1/N,SEED with N at least 1";
+        let rest = s.strip_prefix("1/").ok_or(FORM)?;
+        let (n, seed) = match rest.split_once(',') {
+            Some((n, seed)) => (n, seed.parse().map_err(|_| FORM)?),
+            None => (rest, 1),
+        };
+        match n.parse() {
+            Ok(one_in) if one_in > 0 => Ok(Chaos { one_in, seed }),
+            _ => Err(FORM.to_string()),
+        }
+    }
+}
+
+/// A stage of the pipeline that `--log` can show.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Stage {
+    /// Recordings: where they start, how they end, why they abort.
+    Record,
+    /// The IR of each trace as built.
+    Trace,
+    /// The IR of each trace after the optimiser.
+    Opt,
+    /// The native code of each fragment.
+    Code,
+    /// Entering and leaving fragments, links.
+    Exit,
+    /// System calls.
+    Syscall,
+    /// Signals.
+    Signal,
+}
+
+impl Stage {
+    /// Every stage with its name on the command line.
+    pub const ALL: [(Stage, &'static str); 7] = [
+        (Stage::Record, "record"),
+        (Stage::Trace, "trace"),
+        (Stage::Opt, "opt"),
+        (Stage::Code, "code"),
+        (Stage::Exit, "exit"),
+        (Stage::Syscall, "syscall"),
+        (Stage::Signal, "signal"),
+    ];
+}
+
+impl FromStr for Stage {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Stage, String> {
+        Stage::ALL.iter().find(|(_, name)| *name == s).map(|(stage, _)| *stage).ok_or_else(|| {
+            let names: Vec<_> = Stage::ALL.iter().map(|(_, name)| *name).collect();
+            format!("unknown stage; expected one of {}", names.join(", "))
+        })
+    }
+}
+
+/// A run of one guest program.
+#[derive(Clone, Debug)]
+pub struct RunConfig {
+    /// Executable forms used.
+    pub tier: Tier,
+    /// Executions of a trace head before it is recorded.
+    pub threshold: u32,
+    /// Bytes of the code cache.
+    pub cache_size: usize,
+    /// Forced deoptimisation.
+    pub chaos: Option<Chaos>,
+    /// Stages written to stderr.
+    pub log: BTreeSet<Stage>,
+    /// Names of optimiser passes that are not run.
+    pub skip_passes: Vec<String>,
+    /// Optimise only the traces with these numbers; others stay interpreted. For bisecting.
+    pub only_traces: Option<std::ops::RangeInclusive<u32>>,
+    /// Print statistics to stderr at the end.
+    pub stats: bool,
+    /// Write statistics as JSON to this file at the end.
+    pub stats_json: Option<PathBuf>,
+    /// Translate programs that the guest executes, too.
+    pub follow: bool,
+    /// The guest's argv[0], if it is not the program as named.
+    pub argv0: Option<OsString>,
+    /// Program, as given.
+    pub program: OsString,
+    /// Its arguments, without argv[0].
+    pub args: Vec<OsString>,
+    /// The options that give a child process the same configuration.
+    pub child_options: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chaos_is_parsed_strictly() {
+        assert_eq!("1/7,9".parse(), Ok(Chaos { one_in: 7, seed: 9 }));
+        assert_eq!("1/1".parse(), Ok(Chaos { one_in: 1, seed: 1 }));
+        for bad in ["", "7", "1/0", "1/x", "2/3", "1/3,", "1/3,x", "1/-1"] {
+            assert!(bad.parse::<Chaos>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn stage_names_round_trip() {
+        for (stage, name) in Stage::ALL {
+            assert_eq!(name.parse(), Ok(stage));
+        }
+        assert!("nothing".parse::<Stage>().is_err());
+    }
+}

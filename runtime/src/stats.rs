@@ -1,0 +1,136 @@
+//! What happened during a run, for `--stats` and `--stats-json`.
+
+use dynasour_tracer::{AbortReason, EndReason};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Why control left a fragment before its end.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum DeoptReason {
+    /// The predicate of a guard did not hold.
+    Guard,
+    /// A guard was forced to fail (`--chaos`).
+    Chaos,
+    /// A memory access or a native instruction faulted.
+    Fault,
+    /// The runtime asked for control (a signal).
+    Poll,
+}
+
+impl DeoptReason {
+    const fn name(self) -> &'static str {
+        match self {
+            DeoptReason::Guard => "guard",
+            DeoptReason::Chaos => "chaos",
+            DeoptReason::Fault => "fault",
+            DeoptReason::Poll => "poll",
+        }
+    }
+}
+
+/// Counters of one process.
+#[derive(Debug, Default, Serialize)]
+pub struct Stats {
+    /// Fragments made, side traces included.
+    pub fragments: u64,
+    /// Of those, loops.
+    pub loop_fragments: u64,
+    /// Resolved exit stubs made.
+    pub stubs: u64,
+    /// Direct links made between fragments.
+    pub links: u64,
+    /// Times a fragment was entered from the runtime.
+    pub fragment_entries: u64,
+    /// Times a fragment ended normally into the runtime (not by a link).
+    pub fragment_ends: u64,
+    /// Deoptimisations by reason.
+    pub deopts: BTreeMap<&'static str, u64>,
+    /// Complete recordings by how they ended.
+    pub recordings: BTreeMap<String, u64>,
+    /// Recordings that came to nothing, by reason.
+    pub aborts: BTreeMap<String, u64>,
+    /// Trace heads given up.
+    pub blacklisted: u64,
+    /// Times the whole cache was dropped.
+    pub flushes: u64,
+    /// Guest instructions in all traces.
+    pub trace_instructions: u64,
+    /// Bytes of emitted code.
+    pub code_bytes: u64,
+    /// Nanoseconds building, optimising and emitting traces.
+    pub compile_nanoseconds: u64,
+    /// System calls.
+    pub syscalls: u64,
+    /// Signals delivered to guest handlers.
+    pub signals: u64,
+    /// Guest blocks lifted for the interpreter.
+    pub blocks: u64,
+}
+
+impl Stats {
+    /// Counts a deoptimisation.
+    pub fn deopt(&mut self, reason: DeoptReason) {
+        *self.deopts.entry(reason.name()).or_default() += 1;
+    }
+
+    /// Counts a complete recording.
+    pub fn recorded(&mut self, end: EndReason) {
+        *self.recordings.entry(format!("{end:?}")).or_default() += 1;
+    }
+
+    /// Counts a recording that came to nothing.
+    pub fn aborted(&mut self, reason: AbortReason) {
+        *self.aborts.entry(format!("{reason:?}")).or_default() += 1;
+    }
+
+    /// The table for people.
+    pub fn table(&self) -> String {
+        let mut out = String::from("dynasour statistics\n");
+        let mut row = |name: &str, value: String| {
+            let _ = writeln!(out, "  {name:<28}{value:>14}");
+        };
+        row("blocks lifted", self.blocks.to_string());
+        row("fragments", self.fragments.to_string());
+        row("  of which loops", self.loop_fragments.to_string());
+        row("  guest instructions", self.trace_instructions.to_string());
+        row("resolved exit stubs", self.stubs.to_string());
+        row("links", self.links.to_string());
+        row("code bytes", self.code_bytes.to_string());
+        row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));
+        row("fragment entries", self.fragment_entries.to_string());
+        row("fragment ends in the runtime", self.fragment_ends.to_string());
+        for (reason, count) in &self.deopts {
+            row(&format!("deopts: {reason}"), count.to_string());
+        }
+        for (end, count) in &self.recordings {
+            row(&format!("recorded: {end}"), count.to_string());
+        }
+        for (reason, count) in &self.aborts {
+            row(&format!("aborted: {reason}"), count.to_string());
+        }
+        row("heads given up", self.blacklisted.to_string());
+        row("cache flushes", self.flushes.to_string());
+        row("system calls", self.syscalls.to_string());
+        row("signals delivered", self.signals.to_string());
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_counted_and_shown() {
+        let mut stats = Stats::default();
+        stats.deopt(DeoptReason::Guard);
+        stats.deopt(DeoptReason::Guard);
+        stats.recorded(EndReason::Cycle);
+        stats.aborted(AbortReason::Fault);
+        let table = stats.table();
+        assert!(table.contains("deopts: guard") && table.contains("recorded: Cycle") && table.contains("aborted: Fault"));
+        let json: serde_json::Value = serde_json::to_value(&stats).expect("plain data");
+        assert_eq!(json["deopts"]["guard"], 2);
+    }
+}

@@ -1,0 +1,415 @@
+//! From a recorded path to a trace version.
+//!
+//! The base blocks of the path are concatenated; `get` and `put` disappear into a map from guest location to SSA
+//! operand, and whatever the recording took for granted becomes an `assume`:
+//!
+//! ```text
+//! base                                    trace
+//!   at 0x40                                 (the map at this point is what an anchor for 0x40 records)
+//!   v0 = get.i64 rax
+//!   v1 = load.i32 [v0]                      v7 = load.i32 [v3] !a1
+//!   v2 = flags.and.i32 v1, v1               v8 = flags.and.i32 v7, v7
+//!   put.flags rflags, v2
+//!   at 0x44                                 a2 = base.0x44 [rax = v3, rflags = v8, …]
+//!   branch cond.e v2 → 0x60 | 0x46          assume cond.ne v8 else a2
+//! ```
+//!
+//! Anchors. A branch is guarded on an anchor at its own pc, so that a failed guard replays one instruction. An
+//! indirect jump is guarded on an anchor *behind* it, whose target is the jump's own: right whether or not the guess
+//! was, and possible even where the instruction has pushed a return address. What may fault takes the latest anchor still in reach; after an effect (a store, a native that
+//! writes state) the next one that needs an anchor makes a new one, at the start of its guest instruction. Every
+//! varmap names every location that the path writes anywhere, so it is total.
+//!
+//! Shapes. A path that came back to its head becomes `b0: jump b1(…)` and the loop `b1`, whose parameters are the
+//! written locations and whose first instruction is the `poll`; any other path is one block ending in `exit`.
+
+use crate::policy::{RegisterUse, SpeculationPolicy};
+use crate::recorder::AbortReason;
+use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::{
+    Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, NativeId, Op, Operand,
+    Term, Ty, Version,
+};
+use std::rc::Rc;
+use thiserror::Error;
+
+/// One block of a path and where control went from it.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The lifted block.
+    pub block: Rc<LiftedBlock>,
+    /// The pc after it.
+    pub next: u64,
+}
+
+/// What kind of trace a path makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TraceShape {
+    /// The path came back to its head.
+    Loop,
+    /// It ends in an exit.
+    Linear,
+}
+
+/// A complete recording.
+#[derive(Clone, Debug)]
+pub struct Path {
+    /// Where it starts.
+    pub head: u64,
+    /// How it ends.
+    pub shape: TraceShape,
+    /// The blocks, in order.
+    pub steps: Vec<Step>,
+    /// Registers that held the same value at each sampled execution of the head.
+    pub stable: Vec<(Gpr, u64)>,
+}
+
+/// The path cannot become a trace.
+#[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
+#[error("the path cannot become a trace: {0:?}")]
+pub struct BuildError(pub AbortReason);
+
+type State = [Operand; Loc::SSA_COUNT];
+
+/// Builds the trace version `name` of `path` under the assumptions of `context`.
+pub fn build(
+    path: &Path,
+    name: &str,
+    context: Context,
+    policy: &dyn SpeculationPolicy,
+) -> Result<Version, BuildError> {
+    let mut version = Version::new(name, path.head);
+    version.context = context;
+    let written = written_locations(path);
+
+    let mut entry_state: State = [Operand::Const(0); Loc::SSA_COUNT];
+    let mut entry_params = Vec::with_capacity(Loc::SSA_COUNT);
+    for (index, slot) in entry_state.iter_mut().enumerate() {
+        let loc = Loc::from_ssa_index(index);
+        let v = version.value(loc.ty());
+        *slot = v.into();
+        entry_params.push(v);
+        version.entry_locs.push(loc);
+    }
+    version.blocks.push(Block { params: entry_params, insts: Vec::new(), term: Term::Exit(AnchorId(0)) });
+
+    let mut state = entry_state;
+    let entry = speculate_registers(path, &mut version, &mut state, &written, policy);
+    match path.shape {
+        TraceShape::Linear => {
+            let mut body = Body::new(&mut version, state, &written);
+            body.builder.insts = entry;
+            let exit = body.path(path)?.expect("a linear path ends in an exit");
+            let insts = body.builder.insts;
+            version.blocks[0].insts = insts;
+            version.blocks[0].term = Term::Exit(exit);
+        }
+        TraceShape::Loop => {
+            version.blocks[0].insts = entry;
+            let args = written_operands(&written, &state);
+            version.blocks[0].term = Term::Jump { to: BlockId(1), args };
+            let mut params = Vec::new();
+            for index in (0..Loc::SSA_COUNT).filter(|&i| written[i]) {
+                let v = version.value(Loc::from_ssa_index(index).ty());
+                state[index] = v.into();
+                params.push(v);
+            }
+            let mut body = Body::new(&mut version, state, &written);
+            body.poll(path.head);
+            let exit = body.path(path)?;
+            debug_assert!(exit.is_none());
+            let args = written_operands(&written, &body.state);
+            let insts = body.builder.insts;
+            version.blocks.push(Block { params, insts, term: Term::Jump { to: BlockId(1), args } });
+        }
+    }
+    Ok(version)
+}
+
+fn written_operands(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<Operand> {
+    (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| state[i]).collect()
+}
+
+fn base_insts(step: &Step) -> &[Inst] {
+    &step.block.version.blocks[0].insts
+}
+
+fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
+    let mut written = [false; Loc::SSA_COUNT];
+    for inst in path.steps.iter().flat_map(base_insts) {
+        if let Op::Put(loc) = inst.op
+            && let Some(index) = loc.ssa_index()
+        {
+            written[index] = true;
+        }
+    }
+    written
+}
+
+/// Which registers the path reads before writing, and for what.
+fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
+    let mut uses = [None; 16];
+    for step in &path.steps {
+        let mut held = rustc_hash::FxHashMap::default();
+        for inst in base_insts(step) {
+            if let (Op::Get(Loc::Gpr(g)), Some(v)) = (inst.op, inst.def()) {
+                held.insert(v, g);
+                uses[g.number()].get_or_insert(RegisterUse { written: written[g.number()], expensive: false });
+            }
+            let expensive = match inst.op {
+                Op::Mul | Op::MulHighS | Op::MulHighU => &inst.args[..],
+                Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror => &inst.args[1..],
+                // A count reaches its shift through the truncation to i8.
+                Op::Trunc => {
+                    if let Some(g) = inst.args[0].as_value().and_then(|v| held.get(&v).copied()) {
+                        held.insert(inst.def().expect("trunc has a result"), g);
+                    }
+                    &[]
+                }
+                _ => &[],
+            };
+            for g in expensive.iter().filter_map(|a| held.get(&a.as_value()?)) {
+                if let Some(use_) = &mut uses[g.number()] {
+                    use_.expensive = true;
+                }
+            }
+        }
+    }
+    uses
+}
+
+/// Assumes at entry that stable registers keep their values; the guards stand before everything else, on an
+/// anchor that is the state at entry.
+fn speculate_registers(
+    path: &Path,
+    version: &mut Version,
+    state: &mut State,
+    written: &[bool; Loc::SSA_COUNT],
+    policy: &dyn SpeculationPolicy,
+) -> Vec<Inst> {
+    let uses = register_uses(path, written);
+    let chosen: Vec<_> = path
+        .stable
+        .iter()
+        .filter(|(g, value)| uses[g.number()].is_some_and(|u| policy.speculate_register(*g, *value, u)))
+        .collect();
+    if chosen.is_empty() {
+        return Vec::new();
+    }
+    let anchor = version.anchor(Anchor {
+        target: Operand::Const(path.head),
+        varmap: varmap(written, state),
+        stores: Vec::new(),
+    });
+    let mut builder = Builder::new(version);
+    for (gpr, value) in chosen {
+        let slot = &mut state[gpr.number()];
+        let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(*value));
+        builder.assume(holds, anchor);
+        *slot = Operand::Const(*value);
+    }
+    builder.insts
+}
+
+fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
+    (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| (Loc::from_ssa_index(i), state[i])).collect()
+}
+
+/// The translation of a path into SSA.
+struct Body<'v, 'w> {
+    builder: Builder<'v>,
+    /// Which locations the varmaps name.
+    written: &'w [bool; Loc::SSA_COUNT],
+    /// The operand that each location holds now.
+    state: State,
+    /// The same at the start of the present guest instruction.
+    at_start: State,
+    /// The present guest instruction.
+    pc: u64,
+    /// Something outside SSA has happened since the start of the present guest instruction.
+    effect_since_start: bool,
+    /// The latest anchor, if still in reach.
+    reach: Option<AnchorId>,
+}
+
+impl<'v, 'w> Body<'v, 'w> {
+    fn new(version: &'v mut Version, state: State, written: &'w [bool; Loc::SSA_COUNT]) -> Self {
+        Body {
+            builder: Builder::new(version),
+            written,
+            state,
+            at_start: state,
+            pc: 0,
+            effect_since_start: false,
+            reach: None,
+        }
+    }
+
+    fn new_anchor(&mut self, target: Operand, state: &State) -> AnchorId {
+        let varmap = varmap(self.written, state);
+        self.builder.version.anchor(Anchor { target, varmap, stores: Vec::new() })
+    }
+
+    /// An anchor at the start of the present guest instruction.
+    fn anchor_here(&mut self) -> Result<AnchorId, BuildError> {
+        if self.effect_since_start {
+            return Err(BuildError(AbortReason::NoAnchor));
+        }
+        let state = self.at_start;
+        let anchor = self.new_anchor(Operand::Const(self.pc), &state);
+        self.reach = Some(anchor);
+        Ok(anchor)
+    }
+
+    fn anchor_in_reach(&mut self) -> Result<AnchorId, BuildError> {
+        match self.reach {
+            Some(anchor) => Ok(anchor),
+            None => self.anchor_here(),
+        }
+    }
+
+    fn poll(&mut self, head: u64) {
+        let state = self.state;
+        let anchor = self.new_anchor(Operand::Const(head), &state);
+        let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
+        poll.anchor = Some(anchor);
+        self.builder.insts.push(poll);
+        self.reach = Some(anchor);
+    }
+
+    /// Translates the path; gives the exit's anchor, or none if the path closes a loop.
+    fn path(&mut self, path: &Path) -> Result<Option<AnchorId>, BuildError> {
+        for (index, step) in path.steps.iter().enumerate() {
+            let last = index + 1 == path.steps.len();
+            if let Some(exit) = self.step(step, last && path.shape == TraceShape::Linear)? {
+                return Ok(Some(exit));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Translates one block; gives the exit's anchor if the trace ends with it.
+    fn step(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
+        let base = &step.block.version;
+        let mut map: Vec<Option<Operand>> = vec![None; base.types.len()];
+        let translate = |map: &[Option<Operand>], o: Operand| match o {
+            Operand::Const(_) => o,
+            Operand::Value(v) => map[v.index()].expect("a base block defines before it uses"),
+        };
+        for inst in base_insts(step) {
+            match inst.op {
+                Op::At => {
+                    self.pc = inst.args[0].as_const().expect("at names a constant pc");
+                    self.at_start = self.state;
+                    self.effect_since_start = false;
+                }
+                Op::Get(loc) => {
+                    let index = loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
+                    map[inst.def().expect("get has a result").index()] = Some(self.state[index]);
+                }
+                Op::Put(loc) => {
+                    let index = loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
+                    self.state[index] = translate(&map, inst.args[0]);
+                }
+                _ => self.instruction(base, inst, &mut map, translate)?,
+            }
+        }
+        let Term::Guest(term) = &base.blocks[0].term else { unreachable!("base blocks end in guest control flow") };
+        self.terminator(term, step.next, ends, |o| translate(&map, o))
+    }
+
+    fn instruction(
+        &mut self,
+        base: &Version,
+        inst: &Inst,
+        map: &mut [Option<Operand>],
+        translate: impl Fn(&[Option<Operand>], Operand) -> Operand,
+    ) -> Result<(), BuildError> {
+        let args: smallvec::SmallVec<[Operand; 3]> = inst.args.iter().map(|&a| translate(map, a)).collect();
+        if inst.op.is_pure() {
+            let def = inst.def().expect("pure operations have a result");
+            map[def.index()] = Some(self.builder.pure(inst.op, inst.ty, &args));
+            return Ok(());
+        }
+        let mut copy = inst.clone();
+        copy.args = args;
+        let effects = inst.native.map(|n| base.natives[n.index()].effects).unwrap_or_else(|| match inst.op {
+            Op::Store => Effects::WRITE,
+            _ => Effects::READ,
+        });
+        if effects.intersects(Effects::READ | Effects::WRITE | Effects::MAY_TRAP) {
+            copy.anchor = Some(self.anchor_in_reach()?);
+        }
+        if let Some(id) = inst.native {
+            copy.native = Some(NativeId(self.builder.version.natives.len() as u32));
+            self.builder.version.natives.push(base.natives[id.index()].clone());
+        }
+        for def in &mut copy.defs {
+            let v = self.builder.version.value(base.ty(*def));
+            map[def.index()] = Some(v.into());
+            *def = v;
+        }
+        self.builder.insts.push(copy);
+        if effects.intersects(ENDS_REACH) {
+            self.reach = None;
+            self.effect_since_start = true;
+        }
+        Ok(())
+    }
+
+    fn terminator(
+        &mut self,
+        term: &GuestTerm,
+        next: u64,
+        ends: bool,
+        translate: impl Fn(Operand) -> Operand,
+    ) -> Result<Option<AnchorId>, BuildError> {
+        match *term {
+            GuestTerm::Goto(target) | GuestTerm::Ret(target) | GuestTerm::Call { target, .. } => {
+                let target = translate(target);
+                let state = self.state;
+                if ends {
+                    return Ok(Some(self.new_anchor(target, &state)));
+                }
+                if target.as_const().is_none() {
+                    let anchor = self.new_anchor(target, &state);
+                    let holds = self.builder.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
+                    self.builder.assume(holds, anchor);
+                }
+            }
+            GuestTerm::Branch { cond, taken, fall } => {
+                let cond = translate(cond);
+                if taken != fall && cond.as_const().is_none() {
+                    let holds = if next == taken { cond } else { self.negate(cond) };
+                    let anchor = self.anchor_here()?;
+                    self.builder.assume(holds, anchor);
+                }
+                if ends {
+                    let state = self.state;
+                    return Ok(Some(self.new_anchor(Operand::Const(next), &state)));
+                }
+            }
+            GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => {
+                // The runtime does this instruction: leave just before it.
+                let state = self.at_start;
+                return Ok(Some(self.new_anchor(Operand::Const(self.pc), &state)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn negate(&mut self, cond: Operand) -> Operand {
+        let defined = self.builder.insts.last().filter(|i| i.def().map(Operand::from) == Some(cond));
+        match defined.map(|i| (i.op, i.args[0])) {
+            Some((Op::Cond(c), flags)) => self.builder.cond(c.negate(), flags),
+            _ => self.builder.binary(Op::Xor, Ty::I1, cond, Operand::Const(1)),
+        }
+    }
+}
+
+/// Effects after which an earlier anchor may no longer be taken (DESIGN section 4, "reach").
+const ENDS_REACH: Effects = Effects::WRITE
+    .union(Effects::FENCE)
+    .union(Effects::LOCKED)
+    .union(Effects::NO_REPEAT)
+    .union(Effects::STATE);

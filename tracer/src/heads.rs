@@ -1,0 +1,143 @@
+//! Trace-head counters.
+//!
+//! A trace head is the target of a backward branch, of a call, of a fragment's exit (DESIGN section 2). Only
+//! heads are counted. The table is limited and direct-mapped: two heads may share a counter and steal it from
+//! each other (HotpathVM accepts collisions), which delays a trace but never makes a wrong one. Heads whose
+//! recording failed are kept apart, with a doubled threshold each time, and are given up after a few tries.
+
+use crate::policy::SpeculationPolicy;
+use dynasour_ir::Gpr;
+use rustc_hash::FxHashMap;
+
+const SLOTS: usize = 1 << 14;
+
+/// How often the last executions of a head are sampled for stable registers.
+const SAMPLES: u32 = 4;
+
+#[derive(Clone)]
+struct Slot {
+    pc: u64,
+    count: u32,
+    /// Registers at the last sampled executions.
+    gpr: [u64; 16],
+    /// Bit n: register n was the same at every sample so far.
+    stable: u16,
+}
+
+/// What the table says of an execution of a head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heat {
+    /// Go on interpreting.
+    Cold,
+    /// Record it now. Bit n of `stable`: register n held its present value at each sampled execution.
+    Hot {
+        /// The stable registers.
+        stable: u16,
+    },
+}
+
+/// Counters of trace heads.
+pub struct HeadTable {
+    slots: Vec<Slot>,
+    failures: FxHashMap<u64, u32>,
+}
+
+impl Default for HeadTable {
+    fn default() -> HeadTable {
+        HeadTable {
+            slots: vec![Slot { pc: 0, count: 0, gpr: [0; 16], stable: 0 }; SLOTS],
+            failures: FxHashMap::default(),
+        }
+    }
+}
+
+impl HeadTable {
+    /// Counts one execution of the head at `pc` with registers `gpr`.
+    pub fn count(&mut self, pc: u64, gpr: &[u64; 16], policy: &dyn SpeculationPolicy) -> Heat {
+        let mut threshold = policy.head_threshold();
+        if !self.failures.is_empty()
+            && let Some(&failures) = self.failures.get(&pc)
+        {
+            if failures >= policy.max_failures() {
+                return Heat::Cold;
+            }
+            threshold = threshold.saturating_mul(1 << failures.min(16));
+        }
+        let slot = &mut self.slots[(pc as usize ^ (pc >> 14) as usize) % SLOTS];
+        if slot.pc != pc {
+            *slot = Slot { pc, count: 0, gpr: *gpr, stable: 0 };
+        }
+        slot.count += 1;
+        let left = threshold.saturating_sub(slot.count);
+        if left == SAMPLES {
+            slot.stable = u16::MAX;
+        } else if left < SAMPLES {
+            for g in Gpr::all() {
+                if slot.gpr[g.number()] != gpr[g.number()] {
+                    slot.stable &= !(1 << g.number());
+                }
+            }
+        }
+        if left <= SAMPLES {
+            slot.gpr = *gpr;
+        }
+        if left > 0 {
+            return Heat::Cold;
+        }
+        slot.count = 0;
+        Heat::Hot { stable: slot.stable }
+    }
+
+    /// Recording or compiling the head at `pc` failed: its threshold doubles, until it is given up.
+    pub fn penalise(&mut self, pc: u64) {
+        *self.failures.entry(pc).or_default() += 1;
+    }
+
+    /// Has the head been given up?
+    pub fn is_blacklisted(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
+        self.failures.get(&pc).is_some_and(|&f| f >= policy.max_failures())
+    }
+
+    /// How many heads have been given up.
+    pub fn blacklisted(&self, policy: &dyn SpeculationPolicy) -> usize {
+        self.failures.values().filter(|&&f| f >= policy.max_failures()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::DefaultPolicy;
+
+    #[test]
+    fn a_head_becomes_hot_at_the_threshold_and_knows_its_stable_registers() {
+        let policy = DefaultPolicy { head_threshold: 10 };
+        let mut heads = HeadTable::default();
+        let mut gpr = [7u64; 16];
+        for i in 1..10 {
+            gpr[1] = i;
+            assert_eq!(heads.count(0x1000, &gpr, &policy), Heat::Cold);
+        }
+        assert_eq!(heads.count(0x1000, &gpr, &policy), Heat::Hot { stable: !2 });
+    }
+
+    #[test]
+    fn threshold_one_is_hot_at_once_without_speculation() {
+        let policy = DefaultPolicy { head_threshold: 1 };
+        let mut heads = HeadTable::default();
+        assert_eq!(heads.count(0x1000, &[0; 16], &policy), Heat::Hot { stable: 0 });
+    }
+
+    #[test]
+    fn failures_double_the_threshold_and_then_blacklist() {
+        let policy = DefaultPolicy { head_threshold: 2 };
+        let mut heads = HeadTable::default();
+        heads.penalise(0x40);
+        let hot_after = (1..).find(|_| heads.count(0x40, &[0; 16], &policy) != Heat::Cold);
+        assert_eq!(hot_after, Some(4));
+        heads.penalise(0x40);
+        heads.penalise(0x40);
+        assert!(heads.is_blacklisted(0x40, &policy));
+        assert!((0..1000).all(|_| heads.count(0x40, &[0; 16], &policy) == Heat::Cold));
+    }
+}

@@ -1,0 +1,72 @@
+//! The choices of the trace selector, behind one trait so that a study can swap them.
+
+use dynasour_ir::Gpr;
+
+/// Thresholds, limits, and what to speculate on.
+pub trait SpeculationPolicy {
+    /// Executions of a trace head before it is recorded (Dynamo: about 50).
+    fn head_threshold(&self) -> u32;
+    /// Times an exit is taken before a side trace is recorded from it.
+    fn exit_threshold(&self) -> u32;
+    /// Most guest instructions in one trace.
+    fn max_instructions(&self) -> usize;
+    /// Failed recordings or compilations of one head before it is never tried again; each failure doubles the
+    /// threshold of that head first (TraceMonkey's blacklisting).
+    fn max_failures(&self) -> u32;
+    /// Most versions of one region, so that chains of exits stay short (deoptless: 5 continuations).
+    fn max_versions(&self) -> usize;
+    /// Should a register that held `value` over the sampled head executions be assumed to hold it at entry?
+    fn speculate_register(&self, gpr: Gpr, value: u64, use_: RegisterUse) -> bool;
+}
+
+/// What a trace does with a register that it reads before writing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RegisterUse {
+    /// The trace writes the register too, so it is not an invariant of the loop.
+    pub written: bool,
+    /// Some variable shift, multiplication or other expensive operation reads it.
+    pub expensive: bool,
+}
+
+/// Dynamo's recipe with conservative value speculation.
+#[derive(Clone, Copy, Debug)]
+pub struct DefaultPolicy {
+    /// See [`SpeculationPolicy::head_threshold`].
+    pub head_threshold: u32,
+}
+
+impl Default for DefaultPolicy {
+    fn default() -> DefaultPolicy {
+        DefaultPolicy { head_threshold: 50 }
+    }
+}
+
+impl SpeculationPolicy for DefaultPolicy {
+    fn head_threshold(&self) -> u32 {
+        self.head_threshold
+    }
+
+    fn exit_threshold(&self) -> u32 {
+        // Side traces are worth less than the trace itself until they prove hot; at least twice, so that a
+        // single accident never compiles anything, except where everything is forced to be hot.
+        (self.head_threshold / 2).max(1)
+    }
+
+    fn max_instructions(&self) -> usize {
+        400
+    }
+
+    fn max_failures(&self) -> u32 {
+        3
+    }
+
+    fn max_versions(&self) -> usize {
+        5
+    }
+
+    fn speculate_register(&self, _gpr: Gpr, value: u64, use_: RegisterUse) -> bool {
+        // A guard at the loop's entry buys immediate operands inside: worth it for values that become shift
+        // counts or factors, not for addresses, which differ from call to call.
+        !use_.written && use_.expensive && value < 1 << 16
+    }
+}
