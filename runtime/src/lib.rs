@@ -1,1 +1,4 @@
 //! The machine that runs: dispatcher, interpreter, deopt, system calls, signals
+
+pub mod config;
+pub mod stats;

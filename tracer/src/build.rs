@@ -72,12 +72,7 @@ pub struct BuildError(pub AbortReason);
 type State = [Operand; Loc::SSA_COUNT];
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
-pub fn build(
-    path: &Path,
-    name: &str,
-    context: Context,
-    policy: &dyn SpeculationPolicy,
-) -> Result<Version, BuildError> {
+pub fn build(path: &Path, name: &str, context: Context, policy: &dyn SpeculationPolicy) -> Result<Version, BuildError> {
     let mut version = Version::new(name, path.head);
     version.context = context;
     let written = written_locations(path);
@@ -408,8 +403,5 @@ impl<'v, 'w> Body<'v, 'w> {
 }
 
 /// Effects after which an earlier anchor may no longer be taken (DESIGN section 4, "reach").
-const ENDS_REACH: Effects = Effects::WRITE
-    .union(Effects::FENCE)
-    .union(Effects::LOCKED)
-    .union(Effects::NO_REPEAT)
-    .union(Effects::STATE);
+const ENDS_REACH: Effects =
+    Effects::WRITE.union(Effects::FENCE).union(Effects::LOCKED).union(Effects::NO_REPEAT).union(Effects::STATE);

@@ -55,15 +55,6 @@ pub enum Recording {
     Aborted(AbortReason),
 }
 
-/// What the dispatcher knows of the place control goes to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Destination {
-    /// Control goes there by a taken backward jump (not a call, not a return).
-    pub backward: bool,
-    /// A loop fragment starts there.
-    pub loop_fragment: bool,
-}
-
 /// One recording in progress.
 #[derive(Debug)]
 pub struct Recorder {
@@ -85,14 +76,14 @@ impl Recorder {
         self.head
     }
 
-    /// The interpreter ran `block` to its end and goes to `next`.
-    pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, to: Destination) -> Recording {
+    /// The interpreter ran `block` to its end and goes to `next`, where a loop fragment starts or not.
+    pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, loop_fragment: bool) -> Recording {
         self.instructions += block.count as usize;
         self.steps.push(Step { block: Rc::clone(block), next });
         if next == self.head {
             return self.finish(TraceShape::Loop, EndReason::Cycle);
         }
-        if to.loop_fragment || (to.backward && !self.is_fallthrough(block, next)) {
+        if loop_fragment || is_backward_jump(block, next) {
             return self.finish(TraceShape::Linear, EndReason::OtherHead);
         }
         if self.instructions >= self.limit {
@@ -112,13 +103,6 @@ impl Recorder {
         self.finish(TraceShape::Linear, EndReason::Runtime)
     }
 
-    fn is_fallthrough(&self, block: &LiftedBlock, next: u64) -> bool {
-        matches!(
-            block.version.blocks[0].term,
-            Term::Guest(GuestTerm::Branch { fall, taken, .. }) if fall == next && taken != next
-        )
-    }
-
     fn finish(&mut self, shape: TraceShape, reason: EndReason) -> Recording {
         let path = Path {
             head: self.head,
@@ -128,4 +112,14 @@ impl Recorder {
         };
         Recording::Done(path, reason)
     }
+}
+
+/// Does `block` go to `next` by a taken direct jump (no call, no return) to an earlier address?
+pub fn is_backward_jump(block: &LiftedBlock, next: u64) -> bool {
+    next < block.end
+        && match &block.version.blocks[0].term {
+            Term::Guest(GuestTerm::Branch { taken, .. }) => *taken == next,
+            Term::Guest(GuestTerm::Goto(target)) => target.as_const() == Some(next),
+            _ => false,
+        }
 }

@@ -1,0 +1,211 @@
+//! Traces built from assembled guest code verify, and leave only in states that `base` passes through.
+
+use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
+use dynasour_ir::eval::check::{Checked, Code, Limits, check};
+use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
+use dynasour_ir::verify::assert_valid;
+use dynasour_ir::{Context, Fact, Version};
+use dynasour_tracer::{DefaultPolicy, Path, Recorder, Recording, TraceShape, build};
+use iced_x86::code_asm::*;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+const CODE: u64 = 0x40_0000;
+const DATA: u64 = 0x10_0000;
+const STACK: u64 = 0x7f_0000;
+
+struct Program {
+    bytes: Vec<u8>,
+    blocks: HashMap<u64, Rc<LiftedBlock>>,
+}
+
+impl Program {
+    fn assemble(f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Program {
+        let mut assembler = CodeAssembler::new(64).expect("64 bits is valid");
+        f(&mut assembler).expect("the code assembles");
+        let bytes = assembler.assemble(CODE).expect("the code encodes");
+        Program { bytes, blocks: HashMap::new() }
+    }
+
+    fn lifted(&mut self, pc: u64) -> Option<Rc<LiftedBlock>> {
+        if !(CODE..CODE + self.bytes.len() as u64).contains(&pc) {
+            return None;
+        }
+        let code = Bytes { start: CODE, bytes: &self.bytes };
+        let block = self.blocks.entry(pc).or_insert_with(|| Rc::new(lift_block(pc, &code, MAX_BLOCK)));
+        Some(Rc::clone(block))
+    }
+
+    /// Runs `base` from `head` in `state`, recording until the recorder is done.
+    fn record(&mut self, head: u64, mut state: State, mut machine: ModelMachine, stable: u16) -> Path {
+        let policy = DefaultPolicy::default();
+        let stable = dynasour_ir::Gpr::all()
+            .filter(|g| stable & (1 << g.number()) != 0)
+            .map(|g| (g, state.gpr[g.number()]))
+            .collect();
+        let mut recorder = Recorder::new(head, stable, &policy);
+        let mut pc = head;
+        loop {
+            let block = self.lifted(pc).expect("the program stays in its code");
+            let leave = run(&block.version, &mut state, &mut machine, &mut NoHooks, &mut 10_000).expect("well-formed");
+            let recording = match leave {
+                Leave::Goto(next) => {
+                    pc = next;
+                    recorder.step(&block, next, false)
+                }
+                Leave::Syscall { .. } | Leave::Trap { .. } => recorder.runtime_instruction(&block),
+                other => panic!("unexpected {other:?}"),
+            };
+            match recording {
+                Recording::Continue => {}
+                Recording::Done(path, _) => return path,
+                Recording::Aborted(reason) => panic!("aborted: {reason:?}"),
+            }
+        }
+    }
+}
+
+impl Code for Program {
+    fn block(&mut self, pc: u64) -> Option<&Version> {
+        self.lifted(pc)?;
+        self.blocks.get(&pc).map(|b| &b.version)
+    }
+}
+
+fn machine() -> ModelMachine {
+    let mut machine = ModelMachine::new();
+    machine.map(DATA, 0x1000);
+    machine.map(STACK - 0x1000, 0x2000);
+    for i in 0..64u64 {
+        machine.write(DATA + 8 * i, &(i * 77 % 100).to_le_bytes());
+    }
+    machine
+}
+
+fn state(n: u64) -> State {
+    let mut state = State::default();
+    state.gpr[7] = DATA; // rdi
+    state.gpr[4] = STACK; // rsp
+    state.gpr[6] = n; // rsi
+    state.gpr[1] = n & 7; // rcx
+    state
+}
+
+/// Builds the trace of `head`, then checks it, before and after optimisation, from several states.
+fn check_trace(mut program: Program, head: u64, shape: TraceShape, stable: u16) -> Version {
+    let path = program.record(head, state(5), machine(), stable);
+    assert_eq!(path.shape, shape);
+    let context = Context { facts: vec![Fact::PrivateMemory] };
+    let version = build::build(&path, "t1", context, &DefaultPolicy::default()).expect("the path can be built");
+    assert_valid(&version);
+    for n in [5, 0, 1, 2, 3, 9, 40] {
+        let checked = check(&mut program, &version, &state(n), &machine(), Limits::default());
+        match checked {
+            Ok(Checked::Compared { evaluations, .. }) => assert!(evaluations > 0),
+            Ok(Checked::ContextFails) => panic!("nothing was checked"),
+            Err(mismatch) => panic!("n = {n}: {mismatch}"),
+        }
+    }
+    version
+}
+
+#[test]
+fn a_counted_loop_over_memory() {
+    let program = Program::assemble(|a| {
+        let mut head = a.create_label();
+        a.set_label(&mut head)?;
+        a.add(rax, qword_ptr(rdi + rsi * 8))?;
+        a.sub(rsi, 1)?;
+        a.jne(head)?;
+        a.syscall()
+    });
+    let version = check_trace(program, CODE, TraceShape::Loop, 0);
+    assert_eq!(version.blocks.len(), 2);
+}
+
+#[test]
+fn a_loop_that_keeps_its_variables_in_the_stack_frame() {
+    let program = Program::assemble(|a| {
+        let mut head = a.create_label();
+        a.set_label(&mut head)?;
+        a.mov(eax, dword_ptr(rsp - 8))?;
+        a.cdqe()?;
+        a.mov(rax, qword_ptr(rdi + rax * 8))?;
+        a.add(qword_ptr(rsp - 16), rax)?;
+        a.add(dword_ptr(rsp - 8), 1)?;
+        a.mov(eax, esi)?;
+        a.cmp(dword_ptr(rsp - 8), eax)?;
+        a.jl(head)?;
+        a.syscall()
+    });
+    check_trace(program, CODE, TraceShape::Loop, 0);
+}
+
+#[test]
+fn calls_and_returns_are_followed() {
+    let program = Program::assemble(|a| {
+        let (mut head, mut callee, mut over) = (a.create_label(), a.create_label(), a.create_label());
+        a.set_label(&mut head)?;
+        a.call(callee)?;
+        a.dec(rsi)?;
+        a.jg(head)?;
+        a.jmp(over)?;
+        a.set_label(&mut callee)?;
+        a.push(rbx)?;
+        a.lea(rbx, ptr(rsi + 3))?;
+        a.add(rax, rbx)?;
+        a.pop(rbx)?;
+        a.ret()?;
+        a.set_label(&mut over)?;
+        a.syscall()
+    });
+    check_trace(program, CODE, TraceShape::Loop, 0);
+}
+
+#[test]
+fn an_indirect_call_is_guarded_behind_its_push() {
+    let program = Program::assemble(|a| {
+        let (mut head, mut callee) = (a.create_label(), a.create_label());
+        a.set_label(&mut head)?;
+        a.mov(rbx, CODE + 0x20)?;
+        a.call(rbx)?;
+        a.dec(rsi)?;
+        a.jg(head)?;
+        a.syscall()?;
+        for _ in 0..(0x20 - 20) {
+            a.nop()?;
+        }
+        a.set_label(&mut callee)?;
+        a.inc(rax)?;
+        a.ret()
+    });
+    check_trace(program, CODE, TraceShape::Loop, 0);
+}
+
+#[test]
+fn a_linear_trace_ends_before_the_system_call() {
+    let program = Program::assemble(|a| {
+        a.lea(rax, ptr(rsi + rsi * 2))?;
+        a.test(rax, rax)?;
+        a.setns(al)?;
+        a.syscall()
+    });
+    let version = check_trace(program, CODE, TraceShape::Linear, 0);
+    assert_eq!(version.blocks.len(), 1);
+}
+
+#[test]
+fn a_stable_shift_count_is_assumed_at_entry() {
+    let program = Program::assemble(|a| {
+        let mut head = a.create_label();
+        a.set_label(&mut head)?;
+        a.mov(rax, rsi)?;
+        a.shl(rax, cl)?;
+        a.add(rbx, rax)?;
+        a.dec(rsi)?;
+        a.jg(head)?;
+        a.syscall()
+    });
+    let version = check_trace(program, CODE, TraceShape::Loop, 1 << 1);
+    assert!(version.blocks[0].insts.iter().any(|i| i.op == dynasour_ir::Op::Assume), "{version}");
+}
