@@ -5,12 +5,14 @@
 //! * [`builder`]: appending instructions.
 //! * [`text`]: printing and parsing; [`verify`]: the rules; [`reach`]: the analyses behind them.
 //! * [`eval`]: running versions, and comparing them with `base`.
+//! * [`opt`]: the passes.
 
 pub mod alias;
 pub mod builder;
 pub mod eval;
 pub mod hostflags;
 pub mod op;
+pub mod opt;
 pub mod reach;
 pub mod semantics;
 pub mod text;

@@ -1,0 +1,146 @@
+//! The optimiser: passes over trace versions, one pass a file, and the pipeline that real traces go through.
+//!
+//! Every pass is a function from a version to a changed version that is *equivalent* (same memory, same state at
+//! every exit) and *transparent* (taking any anchor at any time is right): sourir-popl18, 5.4. In debug builds the
+//! verifier runs before and after each.
+//!
+//! | file | pass | what it does |
+//! | --- | --- | --- |
+//! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
+//! | `dce` | `dce` | dead code, dead and duplicate parameters, unused anchors |
+//! | `peel` | `peel` | one iteration of a loop before it |
+//!
+//! `base` versions are left alone.
+
+mod address;
+mod bounds;
+mod conditions;
+mod dce;
+mod defs;
+mod peel;
+mod rules;
+mod shape;
+mod simplify;
+
+pub use shape::{Shape, normalise};
+
+use crate::version::Version;
+use std::time::{Duration, Instant};
+
+/// Called with the pass's name and the version after it.
+pub type PassHook<'a> = &'a dyn Fn(&str, &Version);
+
+/// What the pipeline does and how far it goes.
+#[derive(Clone)]
+pub struct OptOptions<'a> {
+    /// Names of passes to leave out (`--skip-pass`).
+    pub skip: Vec<String>,
+    /// Called after each pass that ran.
+    pub after_pass: Option<PassHook<'a>>,
+    /// Loops with more instructions than this are not peeled.
+    pub peel_limit: usize,
+    /// May the pipeline add guards against aliasing?
+    pub alias_guards: bool,
+}
+
+impl Default for OptOptions<'_> {
+    fn default() -> Self {
+        OptOptions { skip: Vec::new(), after_pass: None, peel_limit: 1500, alias_guards: true }
+    }
+}
+
+/// A pass: its name, what it is for, and how to run it.
+pub struct Pass {
+    /// The name `--skip-pass` and `dynasour ir opt --passes` use.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    run: fn(&mut Version, &OptOptions) -> usize,
+}
+
+impl Pass {
+    /// Runs the pass; returns how many changes it made.
+    pub fn run(&self, version: &mut Version, options: &OptOptions) -> usize {
+        (self.run)(version, options)
+    }
+}
+
+/// Every pass.
+pub const PASSES: &[Pass] = &[
+    Pass { name: "simplify", about: "rewrite rules, value numbering, facts from guards", run: simplify::run },
+    Pass { name: "dce", about: "dead code, dead flags, dead and duplicate parameters", run: dce::run },
+    Pass { name: "peel", about: "one iteration of a loop before the loop", run: peel::run },
+];
+
+/// The order in which traces go through them.
+pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce"];
+
+/// The pass with this name.
+pub fn pass(name: &str) -> Option<&'static Pass> {
+    PASSES.iter().find(|p| p.name == name)
+}
+
+/// What one run of one pass did.
+#[derive(Clone, Debug)]
+pub struct PassStat {
+    /// Its name.
+    pub name: &'static str,
+    /// Changes it made, by its own count.
+    pub changes: usize,
+    /// Instructions of the version afterwards.
+    pub insts: usize,
+    /// Time it took, without verification and hook.
+    pub time: Duration,
+}
+
+/// What the pipeline did.
+#[derive(Clone, Debug, Default)]
+pub struct OptStats {
+    /// Instructions before the first pass.
+    pub insts_before: usize,
+    /// Each pass that ran, in order.
+    pub passes: Vec<PassStat>,
+}
+
+impl OptStats {
+    /// Time of all passes together.
+    pub fn time(&self) -> Duration {
+        self.passes.iter().map(|p| p.time).sum()
+    }
+}
+
+/// Runs the default pipeline on a trace. `base` versions are left as they are.
+pub fn optimise(version: &mut Version, options: &OptOptions) -> OptStats {
+    optimise_with(version, PIPELINE, options)
+}
+
+/// Runs the named passes in order; names that no pass has are ignored.
+pub fn optimise_with(version: &mut Version, names: &[&str], options: &OptOptions) -> OptStats {
+    let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
+    if version.is_base() {
+        return stats;
+    }
+    for pass in names.iter().filter_map(|n| pass(n)) {
+        if options.skip.iter().any(|s| s == pass.name) {
+            continue;
+        }
+        if cfg!(debug_assertions) {
+            crate::verify::assert_valid(version);
+        }
+        let start = Instant::now();
+        let changes = pass.run(version, options);
+        let time = start.elapsed();
+        if cfg!(debug_assertions) {
+            crate::verify::assert_valid(version);
+        }
+        stats.passes.push(PassStat { name: pass.name, changes, insts: count(version), time });
+        if let Some(hook) = options.after_pass {
+            hook(pass.name, version);
+        }
+    }
+    stats
+}
+
+fn count(version: &Version) -> usize {
+    version.blocks.iter().map(|b| b.insts.len()).sum()
+}

@@ -1,0 +1,58 @@
+//! Loop peeling: one copy of the loop's body before the loop.
+//!
+//! Whatever the first iteration has established (values, passed guards, memory that was read or written, pages
+//! that are accessible) then dominates the loop: value numbering makes invariant code and invariant guards of
+//! the loop disappear, forwarding finds what memory holds on entry of the loop. This is how this optimiser hoists.
+//!
+//! ```text
+//! b0: jump b1(x)                          b0: <body of b1, v0 := x> jump b1(…)
+//! b1(v0): poll !a0; body; jump b1(…)      b1(v0): poll !a0; body; jump b1(…)
+//! ```
+//!
+//! The copy has its own values and anchors and no `poll`: the entry is not a back edge.
+
+use super::OptOptions;
+use super::shape::{BODY, ENTRY, Shape, normalise, rename};
+use crate::op::Op;
+use crate::types::{AnchorId, Operand};
+use crate::version::{Term, Version};
+
+/// Runs the pass on a loop of at most `options.peel_limit` instructions; returns the number of instructions copied.
+/// Running it again peels another iteration.
+pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
+    if normalise(version) != Some(Shape::Loop) || version.blocks[BODY].insts.len() > options.peel_limit {
+        return 0;
+    }
+    let Term::Jump { args, .. } = version.blocks[ENTRY].term.clone() else { return 0 };
+    let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
+    for (param, arg) in version.blocks[BODY].params.iter().zip(args) {
+        table[param.index()] = Some(arg);
+    }
+    let mut copies = version.blocks[BODY].insts.clone();
+    copies.retain(|i| i.op != Op::Poll);
+    for inst in &mut copies {
+        for def in &mut inst.defs {
+            let copy = version.value(version.ty(*def));
+            table[def.index()] = Some(copy.into());
+            *def = copy;
+        }
+    }
+    let mut anchor_copy: Vec<Option<AnchorId>> = vec![None; version.anchors.len()];
+    for inst in &mut copies {
+        inst.args.iter_mut().for_each(|o| *o = rename(&table, *o));
+        if let Some(anchor) = &mut inst.anchor {
+            let old = anchor.index();
+            *anchor = *anchor_copy[old].get_or_insert_with(|| {
+                let mut copy = version.anchors[old].clone();
+                Version::for_each_anchor_operand(&mut copy, |o| *o = rename(&table, *o));
+                version.anchor(copy)
+            });
+        }
+    }
+    let mut term = version.blocks[BODY].term.clone();
+    Version::for_each_term_operand(&mut term, |o| *o = rename(&table, *o));
+    let copied = copies.len();
+    version.blocks[ENTRY].insts.extend(copies);
+    version.blocks[ENTRY].term = term;
+    copied
+}

@@ -1,0 +1,136 @@
+//! The shape of a trace's control flow, and bringing every trace into it.
+//!
+//! A block of a trace ends in one `jump` or in an `exit`, so what control can reach from the entry is a chain of
+//! blocks that either ends or returns to one of its own blocks (the letter rho). [`normalise`] merges the chain:
+//! afterwards a trace has one of two shapes, and the passes rely on it.
+//!
+//! ```text
+//! Linear   b0: … exit aN
+//! Loop     b0: … jump b1(…)      b1(…): … jump b1(…)
+//! ```
+//!
+//! Everything in b0 dominates b1. When the data model learns of branches inside a version, the passes that call
+//! this module are the ones to look at.
+
+use crate::types::{BlockId, Operand, Value};
+use crate::version::{Block, Term, Version};
+
+/// One of the two shapes a normalised trace has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    /// One block that ends in an exit.
+    Linear,
+    /// An entry block and a block that jumps to itself.
+    Loop,
+}
+
+/// The entry block.
+pub(super) const ENTRY: usize = 0;
+/// The loop block of a [`Shape::Loop`].
+pub(super) const BODY: usize = 1;
+
+/// Renames operands by a table from value to operand; values beyond the table stay.
+pub(super) fn rename(table: &[Option<Operand>], o: Operand) -> Operand {
+    match o {
+        Operand::Value(v) => table.get(v.index()).copied().flatten().unwrap_or(o),
+        Operand::Const(_) => o,
+    }
+}
+
+/// Merges the blocks of `version` into one of the two shapes. `None` (and no change) for `base` versions and for
+/// versions whose jumps lead nowhere.
+pub fn normalise(version: &mut Version) -> Option<Shape> {
+    if let [block] = &version.blocks[..]
+        && matches!(block.term, Term::Exit(_))
+    {
+        return Some(Shape::Linear);
+    }
+    if let [entry, body] = &version.blocks[..]
+        && let (Term::Jump { to: BlockId(1), .. }, Term::Jump { to: BlockId(1), .. }) = (&entry.term, &body.term)
+    {
+        return Some(Shape::Loop);
+    }
+    let (chain, head) = chain(version)?;
+    let mut blocks: Vec<Option<Block>> = std::mem::take(&mut version.blocks).into_iter().map(Some).collect();
+    let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
+    let mut merge = |part: &[usize]| -> Option<Block> {
+        let mut merged: Option<Block> = None;
+        for &b in part {
+            let mut block = blocks[b].take().expect("a chain visits a block once");
+            match &mut merged {
+                None => merged = Some(block),
+                Some(before) => {
+                    if let Term::Jump { args, .. } = &before.term {
+                        for (param, arg) in block.params.iter().zip(args) {
+                            table[param.index()] = Some(rename(&table, *arg));
+                        }
+                    }
+                    before.insts.append(&mut block.insts);
+                    before.term = block.term;
+                    // The arguments of a later jump may name parameters that have just been renamed.
+                    Version::for_each_term_operand(&mut before.term, |o| *o = rename(&table, *o));
+                }
+            }
+        }
+        merged
+    };
+    let shape = match head {
+        None => {
+            version.blocks.extend(merge(&chain));
+            Shape::Linear
+        }
+        Some(head) => {
+            let entry = merge(&chain[..head]);
+            let body = merge(&chain[head..]);
+            let entry = entry.or_else(|| {
+                // The entry is the loop's head: a new entry passes the guest state on.
+                let params: Vec<Value> = version.blocks_entry_copy(body.as_ref()?);
+                let args = params.iter().map(|v| Operand::Value(*v)).collect();
+                Some(Block { params, insts: Vec::new(), term: Term::Jump { to: BlockId(1), args } })
+            });
+            version.blocks.extend(entry);
+            version.blocks.extend(body);
+            for block in &mut version.blocks {
+                if let Term::Jump { to, .. } = &mut block.term {
+                    *to = BlockId(1);
+                }
+            }
+            Shape::Loop
+        }
+    };
+    version.for_each_operand(|o| *o = rename(&table, *o));
+    Some(shape)
+}
+
+impl Version {
+    /// Fresh values of the types of `block`'s parameters.
+    fn blocks_entry_copy(&mut self, block: &Block) -> Vec<Value> {
+        block.params.iter().map(|p| self.value(self.ty(*p))).collect()
+    }
+}
+
+/// The blocks in the order control passes them, and the position control returns to, if it does.
+fn chain(version: &Version) -> Option<(Vec<usize>, Option<usize>)> {
+    let mut position = vec![None; version.blocks.len()];
+    let mut chain = Vec::new();
+    let mut at = 0;
+    loop {
+        let block = version.blocks.get(at)?;
+        position[at] = Some(chain.len());
+        chain.push(at);
+        match &block.term {
+            Term::Exit(_) => return Some((chain, None)),
+            Term::Guest(_) => return None,
+            Term::Jump { to, args } => {
+                let target = version.blocks.get(to.index())?;
+                if target.params.len() != args.len() {
+                    return None;
+                }
+                at = to.index();
+                if position[at].is_some() {
+                    return Some((chain, position[at]));
+                }
+            }
+        }
+    }
+}

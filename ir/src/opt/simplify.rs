@@ -1,0 +1,376 @@
+//! Simplification and global value numbering in one forward walk, with facts from passed guards.
+//!
+//! Each instruction's operands are replaced by what they are known to be, the rules of [`super::rules`],
+//! [`super::conditions`] and [`super::address`] are applied until none fits, and the result is looked up among
+//! the expressions already computed. Blocks are walked in dominance order (see [`super::shape`]), so whatever the
+//! walk has seen is available.
+//!
+//! A passed guard is a fact from there on: after `assume p` the value `p` is 1, its negation 0, and after
+//! `assume eq v, 7` every later use of `v` is 7: speculative constant propagation and the removal of redundant
+//! guards are the same line. Facts also hold in the varmaps of anchors whose *first* use lies behind the guard,
+//! because that use dominates the others. Facts are kept apart from equivalences (`replaced`), which hold
+//! everywhere and are applied to all anchors.
+//!
+//! Operands of loop-carried values are not looked through: a parameter of the loop block is opaque.
+
+use super::OptOptions;
+use super::bounds::Bounds;
+use super::defs::{Defs, Expr};
+use super::shape::normalise;
+use super::{address, rules};
+use crate::op::{Op, ResultTy};
+use crate::semantics;
+use crate::types::{AnchorId, Operand, Ty, Value};
+use crate::version::{Inst, Term, Version};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// What a rule says about an expression.
+pub(super) enum Step {
+    /// It is this operand.
+    Done(Operand),
+    /// It is this other expression.
+    Again(Expr),
+    /// No rule fits.
+    Keep,
+}
+
+/// How often rules are applied to one expression; each application makes it simpler, this is a safety net.
+const MAX_STEPS: usize = 12;
+
+/// The state of the walk.
+pub(super) struct Numbering<'v> {
+    pub version: &'v mut Version,
+    defs: Defs,
+    /// Value -> what it is, everywhere.
+    replaced: Vec<Option<Operand>>,
+    /// Value -> the constant it is known to be from here on.
+    facts: Vec<Option<u64>>,
+    /// Value -> the range it is known to lie in from here on.
+    ranges: FxHashMap<Value, Bounds>,
+    known: FxHashMap<Expr, Operand>,
+    out: Vec<Inst>,
+    anchor_seen: Vec<bool>,
+    /// The block being walked.
+    block: usize,
+    changes: usize,
+}
+
+/// Runs the pass; returns how many instructions changed or went.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    if normalise(version).is_none() {
+        return 0;
+    }
+    let values = version.types.len();
+    let mut numbering = Numbering {
+        defs: Defs::empty(version),
+        replaced: vec![None; values],
+        facts: vec![None; values],
+        ranges: FxHashMap::default(),
+        known: FxHashMap::default(),
+        out: Vec::new(),
+        anchor_seen: vec![false; version.anchors.len()],
+        block: 0,
+        changes: 0,
+        version,
+    };
+    for block in 0..numbering.version.blocks.len() {
+        if !numbering.walk(block) {
+            // An `assume 0` has made the rest unreachable.
+            numbering.version.blocks.truncate(block + 1);
+            break;
+        }
+    }
+    numbering.apply_equivalences();
+    numbering.changes
+}
+
+impl Numbering<'_> {
+    /// What `o` is known to be here.
+    pub(super) fn known(&self, o: Operand) -> Operand {
+        let Operand::Value(v) = o else { return o };
+        let o = self.replaced.get(v.index()).copied().flatten().unwrap_or(o);
+        let Operand::Value(v) = o else { return o };
+        if let Some(c) = self.facts.get(v.index()).copied().flatten() {
+            return Operand::Const(c);
+        }
+        o
+    }
+
+    /// The definition of `o` with what is known of its operands.
+    pub(super) fn def(&self, o: Operand) -> Option<Expr> {
+        let mut expr = self.defs.get(o)?;
+        let arity = expr.arity();
+        expr.args[..arity].iter_mut().for_each(|a| *a = self.known(*a));
+        Some(expr)
+    }
+
+    /// The type of an operand that is a value.
+    pub(super) fn ty(&self, v: Value) -> Ty {
+        self.version.ty(v)
+    }
+
+    /// The range facts about a value.
+    pub(super) fn range(&self, v: Value) -> Option<Bounds> {
+        self.ranges.get(&v).copied()
+    }
+
+    /// Has this expression been computed already? (No rules are applied.)
+    pub(super) fn computed(&self, op: Op, ty: Ty, args: &[Operand]) -> Option<Operand> {
+        self.known.get(&canonical(Expr::new(op, ty, args))).map(|o| self.known(*o))
+    }
+
+    /// The operand that holds this expression, computing it here if it is new.
+    pub(super) fn build(&mut self, op: Op, ty: Ty, args: &[Operand]) -> Operand {
+        self.number(Expr::new(op, ty, args), None)
+    }
+
+    fn number(&mut self, expr: Expr, name: Option<Value>) -> Operand {
+        let mut expr = expr;
+        for _ in 0..MAX_STEPS {
+            if let Some(c) = fold(&expr) {
+                return Operand::Const(c);
+            }
+            expr = canonical(expr);
+            match rules::step(self, &expr) {
+                Step::Done(o) => return self.known(o),
+                Step::Again(next) => expr = next,
+                Step::Keep => break,
+            }
+        }
+        expr = canonical(expr);
+        if let Some(o) = self.known.get(&expr) {
+            return self.known(*o);
+        }
+        let result = match expr.op.signature().1 {
+            ResultTy::Is(t) => t,
+            ResultTy::Same | ResultTy::None => expr.ty,
+        };
+        let v = name.unwrap_or_else(|| self.version.value(result));
+        self.out.push(Inst::new(expr.op, expr.ty, Some(v), expr.operands()));
+        self.defs.set(v, expr);
+        self.known.insert(expr, v.into());
+        v.into()
+    }
+
+    /// Walks a block; false if control never reaches its end.
+    fn walk(&mut self, block: usize) -> bool {
+        self.block = block;
+        let insts = std::mem::take(&mut self.version.blocks[block].insts);
+        self.out = Vec::with_capacity(insts.len());
+        for mut inst in insts {
+            inst.args.iter_mut().for_each(|a| *a = self.known(*a));
+            if let Some(anchor) = inst.anchor {
+                self.see_anchor(anchor);
+            }
+            match Expr::of(&inst) {
+                Some(expr) => self.pure(expr, &inst),
+                None if inst.op == Op::Assume => {
+                    if !self.assume(inst) {
+                        self.version.blocks[block].insts = std::mem::take(&mut self.out);
+                        return false;
+                    }
+                }
+                None => {
+                    if let Some(mem) = &mut inst.mem
+                        && let [base, index, ..] = &mut inst.args[..]
+                        && address::fold(self, mem, base, index)
+                    {
+                        self.changes += 1;
+                    }
+                    self.out.push(inst);
+                }
+            }
+        }
+        let mut term = self.version.blocks[block].term.clone();
+        Version::for_each_term_operand(&mut term, |o| *o = self.known(*o));
+        if let Term::Exit(anchor) = term {
+            self.see_anchor(anchor);
+        }
+        self.version.blocks[block].term = term;
+        self.version.blocks[block].insts = std::mem::take(&mut self.out);
+        true
+    }
+
+    fn pure(&mut self, expr: Expr, inst: &Inst) {
+        let Some(def) = inst.def() else { return };
+        let before = self.out.len();
+        let o = self.number(expr, Some(def));
+        let unchanged = o == Operand::Value(def)
+            && self.out.len() == before + 1
+            && self.out.last().is_some_and(|new| new.op == inst.op && new.args == inst.args);
+        if !unchanged {
+            self.changes += 1;
+        }
+        if o != Operand::Value(def) {
+            self.replaced[def.index()] = Some(o);
+        }
+    }
+
+    /// Keeps, drops or learns from a guard; false if it always fails.
+    fn assume(&mut self, mut inst: Inst) -> bool {
+        loop {
+            let predicate = inst.args[0];
+            match predicate {
+                Operand::Const(0) => {
+                    let Some(anchor) = inst.anchor else { return true };
+                    self.version.blocks[self.block].term = Term::Exit(anchor);
+                    self.changes += 1;
+                    return false;
+                }
+                Operand::Const(_) => {
+                    self.changes += 1;
+                    return true;
+                }
+                Operand::Value(_) => {}
+            }
+            // `assume and(p, q)` is two guards on one anchor; each can then be removed alone.
+            if let Some(Expr { op: Op::And, ty: Ty::I1, args: [p, q, _] }) = self.def(predicate) {
+                let mut first = inst.clone();
+                first.args[0] = p;
+                self.changes += 1;
+                if !self.assume(first) {
+                    return false;
+                }
+                inst.args[0] = self.known(q);
+                continue;
+            }
+            self.out.push(inst);
+            self.learn(predicate);
+            return true;
+        }
+    }
+
+    /// Notes what follows from `predicate` being true.
+    fn learn(&mut self, predicate: Operand) {
+        let Operand::Value(p) = predicate else { return };
+        let expr = self.def(predicate);
+        self.fact(p, 1);
+        let Some(expr) = expr else { return };
+        let [a, b, _] = expr.args;
+        let mut implied: SmallVec<[(Op, Operand, Operand, u64); 6]> = SmallVec::new();
+        match expr.op {
+            Op::Eq => {
+                implied.push((Op::Ne, a, b, 0));
+                if let (Operand::Value(v), Some(c)) = (a, b.as_const()) {
+                    self.fact(v, c);
+                }
+            }
+            Op::Ne => {
+                implied.push((Op::Eq, a, b, 0));
+                if let (Operand::Value(v), Some(c)) = (a, b.as_const()) {
+                    self.narrow(v, expr.ty, |bounds| bounds.exclude(c, expr.ty));
+                    if expr.ty == Ty::I1 {
+                        self.fact(v, 1 - c);
+                    }
+                }
+            }
+            Op::LtS | Op::LtU => {
+                let le = if expr.op == Op::LtS { Op::LeS } else { Op::LeU };
+                implied.push((expr.op, b, a, 0));
+                implied.push((le, a, b, 1));
+                implied.push((le, b, a, 0));
+                implied.push((Op::Eq, a, b, 0));
+                implied.push((Op::Ne, a, b, 1));
+            }
+            Op::LeS => implied.push((Op::LtS, b, a, 0)),
+            Op::LeU => implied.push((Op::LtU, b, a, 0)),
+            Op::Cond(cc) => {
+                let negated = Expr::new(Op::Cond(cc.negate()), Ty::I64, &[a]);
+                self.known.insert(negated, Operand::Const(0));
+            }
+            Op::Not if expr.ty == Ty::I1 => {
+                if let Operand::Value(v) = a {
+                    self.fact(v, 0);
+                }
+            }
+            _ => {}
+        }
+        for (op, a, b, truth) in implied {
+            self.known.insert(canonical(Expr::new(op, expr.ty, &[a, b])), Operand::Const(truth));
+        }
+        self.learn_range(expr.op, expr.ty, a, b);
+    }
+
+    fn learn_range(&mut self, op: Op, ty: Ty, a: Operand, b: Operand) {
+        if !matches!(op, Op::LtS | Op::LtU | Op::LeS | Op::LeU) {
+            return;
+        }
+        match (a, b) {
+            (Operand::Value(v), Operand::Const(c)) => self.narrow(v, ty, |bounds| bounds.below(op, c, ty)),
+            (Operand::Const(c), Operand::Value(v)) => self.narrow(v, ty, |bounds| bounds.above(op, c, ty)),
+            _ => {}
+        }
+    }
+
+    fn narrow(&mut self, v: Value, ty: Ty, change: impl Fn(Bounds) -> Bounds) {
+        let now = rules::bounds(self, v.into(), ty);
+        let narrowed = change(now);
+        if narrowed != now {
+            self.ranges.insert(v, narrowed);
+            if let Some(c) = narrowed.single() {
+                self.fact(v, c);
+            }
+        }
+    }
+
+    fn fact(&mut self, v: Value, c: u64) {
+        if v.index() >= self.facts.len() {
+            self.facts.resize(v.index() + 1, None);
+        }
+        self.facts[v.index()] = Some(c);
+    }
+
+    /// At an anchor's first use: what is known here holds at every use.
+    fn see_anchor(&mut self, anchor: AnchorId) {
+        if std::mem::replace(&mut self.anchor_seen[anchor.index()], true) {
+            return;
+        }
+        let mut body = std::mem::replace(
+            &mut self.version.anchors[anchor.index()],
+            crate::version::Anchor { target: Operand::Const(0), varmap: Vec::new(), stores: Vec::new() },
+        );
+        Version::for_each_anchor_operand(&mut body, |o| *o = self.known(*o));
+        for store in &mut body.stores {
+            let [base, index, _] = &mut store.args;
+            address::fold(self, &mut store.mem, base, index);
+        }
+        self.version.anchors[anchor.index()] = body;
+    }
+
+    /// Replaces what has been replaced where the walk did not come (anchors that nothing reached).
+    fn apply_equivalences(&mut self) {
+        let Numbering { version, replaced, .. } = self;
+        for anchor in &mut version.anchors {
+            Version::for_each_anchor_operand(anchor, |o| *o = super::shape::rename(replaced, *o));
+        }
+    }
+}
+
+/// One of the equal ways to write an expression: constants last, values in order.
+fn canonical(mut expr: Expr) -> Expr {
+    if expr.op.is_commutative() && rank(expr.args[0]) > rank(expr.args[1]) {
+        expr.args.swap(0, 1);
+    }
+    expr
+}
+
+fn rank(o: Operand) -> u64 {
+    match o {
+        Operand::Value(v) => u64::from(v.0),
+        Operand::Const(_) => u64::MAX,
+    }
+}
+
+/// The constant an expression over constants is. Flags stay instructions: the emitter and the evaluator execute
+/// them, and a flags constant has no instruction to come from.
+fn fold(expr: &Expr) -> Option<u64> {
+    if matches!(expr.op, Op::Flags(_)) {
+        return None;
+    }
+    let mut consts: SmallVec<[u64; 3]> = SmallVec::new();
+    for o in expr.operands() {
+        consts.push(o.as_const()?);
+    }
+    Some(semantics::eval(expr.op, expr.ty, &consts))
+}
