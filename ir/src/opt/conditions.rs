@@ -93,7 +93,13 @@ fn subtraction(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> S
             let r = n.build(Op::Sub, ty, &[a, b]);
             sign(cc, ty, r)
         }
-        Cond::O | Cond::No if b == ZERO => if cc == Cond::O { FALSE } else { TRUE },
+        Cond::O | Cond::No if b == ZERO => {
+            if cc == Cond::O {
+                FALSE
+            } else {
+                TRUE
+            }
+        }
         Cond::O | Cond::No | Cond::P | Cond::Np => Step::Keep,
     }
 }

@@ -40,8 +40,20 @@ pub(super) fn step(n: &mut Numbering, e: &Expr) -> Step {
             Const(x) if x.is_power_of_two() => again(Op::Shl, e.ty, &[a, Const(u64::from(x.trailing_zeros()))]),
             _ => Step::Keep,
         },
-        Op::MulHighU => if b == ZERO || b == Const(1) { Step::Done(ZERO) } else { Step::Keep },
-        Op::MulHighS => if b == ZERO { Step::Done(ZERO) } else { Step::Keep },
+        Op::MulHighU => {
+            if b == ZERO || b == Const(1) {
+                Step::Done(ZERO)
+            } else {
+                Step::Keep
+            }
+        }
+        Op::MulHighS => {
+            if b == ZERO {
+                Step::Done(ZERO)
+            } else {
+                Step::Keep
+            }
+        }
         Op::Shl | Op::Shr | Op::Sar => shift(n, e),
         Op::Rol | Op::Ror => match b {
             Const(x) if x % u64::from(e.ty.bits()) == 0 => Step::Done(a),
@@ -320,9 +332,7 @@ fn insert(n: &mut Numbering, e: &Expr) -> Step {
         {
             return again(e.op, Ty::I64, &[before, new]);
         }
-        Some(Expr { op: Op::Zext(from), .. })
-            if e.op != Op::Insert8High && from.mask() & !replaced == 0 =>
-        {
+        Some(Expr { op: Op::Zext(from), .. }) if e.op != Op::Insert8High && from.mask() & !replaced == 0 => {
             let from = if e.op == Op::Insert8Low { Ty::I8 } else { Ty::I16 };
             return again(Op::Zext(from), Ty::I64, &[new]);
         }

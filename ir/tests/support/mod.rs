@@ -1,0 +1,505 @@
+//! Random guest programs as `base` blocks, and a small trace builder over them (what `tracer` does, without guest
+//! bytes), for the optimiser's property tests.
+//!
+//! A program is a path of blocks; a branch off the path leaves the program. Registers have roles, so that accesses
+//! mostly hit mapped memory: rbp and rsp point into the stack, rsi and rdi anywhere (the stack too, so that
+//! they may alias), rbx is a small index, the others are data.
+
+use dynasour_ir::eval::{ModelMachine, State};
+use dynasour_ir::{
+    Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Gpr, GuestTerm, Inst, Loc, Mem, Op,
+    Operand, Term, Ty, Value, Version,
+};
+use std::collections::BTreeMap;
+
+/// xorshift64*, seeded and replayable.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 33) % n
+    }
+
+    pub fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len() as u64) as usize]
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+pub const HEAD: u64 = 0x40_1000;
+pub const STACK: u64 = 0x7000_0000;
+pub const ARRAY: u64 = 0x5000_0000;
+const DATA: [Gpr; 4] = [Gpr::RAX, Gpr::RCX, Gpr::RDX, Gpr::R11];
+const POINTERS: [Gpr; 2] = [Gpr::RSI, Gpr::RDI];
+const INTS: [Ty; 4] = [Ty::I8, Ty::I16, Ty::I32, Ty::I64];
+
+/// A program: its blocks and the path through them.
+pub struct Program {
+    pub blocks: BTreeMap<u64, Version>,
+    pub path: Vec<u64>,
+    pub loops: bool,
+}
+
+/// One guest instruction in the making.
+struct Guest<'r, 'v> {
+    random: &'r mut Random,
+    b: Builder<'v>,
+}
+
+impl Guest<'_, '_> {
+    fn data(&mut self) -> Gpr {
+        self.random.pick(&DATA)
+    }
+
+    fn read(&mut self, g: Gpr, ty: Ty) -> Operand {
+        let full = self.b.get_gpr(g);
+        if ty == Ty::I8 && self.random.chance(20) {
+            let high = self.b.binary(Op::Shr, Ty::I64, full, Operand::Const(8));
+            return self.b.trunc(Ty::I8, Ty::I64, high);
+        }
+        self.b.trunc(ty, Ty::I64, full)
+    }
+
+    /// Writes as x86 does: 32-bit writes clear the upper half, narrower ones keep the rest.
+    fn write(&mut self, g: Gpr, ty: Ty, v: Operand) {
+        let full = match ty {
+            Ty::I64 => v,
+            Ty::I32 => self.b.zext(Ty::I64, Ty::I32, v),
+            Ty::I16 => {
+                let old = self.b.get_gpr(g);
+                self.b.pure(Op::Insert16, Ty::I64, &[old, v])
+            }
+            _ => {
+                let old = self.b.get_gpr(g);
+                let op = if self.random.chance(20) { Op::Insert8High } else { Op::Insert8Low };
+                self.b.pure(op, Ty::I64, &[old, v])
+            }
+        };
+        self.b.put(Loc::Gpr(g), full);
+    }
+
+    fn constant(&mut self, ty: Ty) -> Operand {
+        let c = match self.random.below(5) {
+            0 => self.random.below(4),
+            1 => self.random.below(100),
+            2 => ty.mask(),
+            3 => 1 << self.random.below(u64::from(ty.bits())),
+            _ => self.random.next(),
+        };
+        Operand::Const(c & ty.mask())
+    }
+
+    fn source(&mut self, ty: Ty) -> Operand {
+        if self.random.chance(40) {
+            return self.constant(ty);
+        }
+        if self.random.chance(30) {
+            return self.load(ty);
+        }
+        let g = self.data();
+        self.read(g, ty)
+    }
+
+    fn address(&mut self) -> (Mem, Operand, Operand) {
+        let none = Operand::Const(0);
+        match self.random.below(10) {
+            0..=5 => {
+                let base = self.b.get_gpr(Gpr::RBP);
+                let disp = -(8 * (1 + self.random.below(3) as i64)) + if self.random.chance(10) { 4 } else { 0 };
+                (Mem::disp(disp), base, none)
+            }
+            6 => (Mem::disp(8 * self.random.below(2) as i64), self.b.get_gpr(Gpr::RSP), none),
+            7 => (Mem::disp((ARRAY + 64 + 8 * self.random.below(2)) as i64), none, none),
+            8 => {
+                let g = self.random.pick(&POINTERS);
+                (Mem::disp(4 * self.random.below(3) as i64), self.b.get_gpr(g), none)
+            }
+            _ => {
+                let g = self.random.pick(&POINTERS);
+                let base = self.b.get_gpr(g);
+                let index = self.b.get_gpr(Gpr::RBX);
+                (Mem { scale: self.random.pick(&[1, 2, 4, 8]), disp: -8, seg: None }, base, index)
+            }
+        }
+    }
+
+    fn load(&mut self, ty: Ty) -> Operand {
+        let (mem, base, index) = self.address();
+        self.b.load(ty, mem, base, index)
+    }
+
+    fn flags(&mut self, f: Operand) {
+        self.b.put(Loc::Flags, f);
+    }
+
+    fn instruction(&mut self) {
+        let ty = if self.random.chance(50) { self.random.pick(&[Ty::I32, Ty::I64]) } else { self.random.pick(&INTS) };
+        let g = self.data();
+        match self.random.below(17) {
+            0..=2 => {
+                let (op, f) = self.random.pick(&[
+                    (Op::Add, FlagOp::Add),
+                    (Op::Sub, FlagOp::Sub),
+                    (Op::And, FlagOp::And),
+                    (Op::Or, FlagOp::Or),
+                    (Op::Xor, FlagOp::Xor),
+                ]);
+                let a = self.read(g, ty);
+                let b = if self.random.chance(10) { a } else { self.source(ty) };
+                let r = self.b.binary(op, ty, a, b);
+                let f = self.b.flags(f, ty, &[a, b]);
+                self.write(g, ty, r);
+                self.flags(f);
+            }
+            3 => {
+                let v = self.source(ty);
+                self.write(g, ty, v);
+            }
+            4 => {
+                let v = self.source(ty);
+                let (mem, base, index) = self.address();
+                self.b.store(ty, mem, base, index, v);
+            }
+            5 => {
+                // mov to a stack slot and a count in it: what -O0 code is made of.
+                let base = self.b.get_gpr(Gpr::RBP);
+                let old = self.b.load(ty, Mem::disp(-8), base, Operand::Const(0));
+                let one = self.constant(ty);
+                let r = self.b.binary(Op::Add, ty, old, one);
+                let f = self.b.flags(FlagOp::Add, ty, &[old, one]);
+                self.b.store(ty, Mem::disp(-8), base, Operand::Const(0), r);
+                self.flags(f);
+            }
+            6 => {
+                let a = self.read(g, ty);
+                let old = self.b.get(Loc::Flags);
+                let (f, c) = self.random.pick(&[(FlagOp::Inc, 1), (FlagOp::Dec, ty.mask())]);
+                let r = self.b.binary(Op::Add, ty, a, Operand::Const(c));
+                let f = self.b.flags(f, ty, &[a, old]);
+                self.write(g, ty, r);
+                self.flags(f);
+            }
+            7 => {
+                let a = self.read(g, ty);
+                let count = if self.random.chance(70) {
+                    Operand::Const(self.random.below(40))
+                } else {
+                    self.read(Gpr::RCX, Ty::I8)
+                };
+                let (op, f) =
+                    self.random.pick(&[(Op::Shl, FlagOp::Shl), (Op::Shr, FlagOp::Shr), (Op::Sar, FlagOp::Sar)]);
+                let old = self.b.get(Loc::Flags);
+                let r = self.b.binary(op, ty, a, count);
+                let f = self.b.flags(f, ty, &[a, count, old]);
+                self.write(g, ty, r);
+                self.flags(f);
+            }
+            8 => {
+                let a = self.read(g, ty);
+                let b = self.source(ty);
+                let f = self.b.flags(self.random.pick(&[FlagOp::Sub, FlagOp::And]), ty, &[a, b]);
+                self.flags(f);
+            }
+            9 => {
+                let f = self.b.get(Loc::Flags);
+                let c = self.b.cond(self.random.pick(&Cond::ALL), f);
+                if self.random.chance(50) {
+                    let byte = self.b.zext(Ty::I8, Ty::I1, c);
+                    self.write(g, Ty::I8, byte);
+                } else {
+                    let (a, b) = (self.source(Ty::I64), self.read(g, Ty::I64));
+                    let r = self.b.select(Ty::I64, c, a, b);
+                    self.write(g, Ty::I64, r);
+                }
+            }
+            10 => {
+                let narrow = self.random.pick(&[Ty::I8, Ty::I16, Ty::I32]);
+                let a = self.source(narrow);
+                let wide = self.random.pick(&[Ty::I32, Ty::I64]);
+                let signed = self.random.chance(50);
+                let r = if signed { self.b.sext(wide, narrow, a) } else { self.b.zext(wide, narrow, a) };
+                self.write(g, wide, r);
+            }
+            11 => {
+                let p = self.random.pick(&POINTERS);
+                let a = self.b.get_gpr(p);
+                let step = Operand::Const(self.random.pick(&[8, 4, u64::MAX - 7]));
+                let r = self.b.binary(Op::Add, Ty::I64, a, step);
+                self.b.put(Loc::Gpr(p), r);
+            }
+            12 => {
+                let v = self.source(Ty::I64);
+                let rsp = self.b.get_gpr(Gpr::RSP);
+                self.b.store(Ty::I64, Mem::disp(-8), rsp, Operand::Const(0), v);
+                let r = self.b.binary(Op::Add, Ty::I64, rsp, Operand::Const(8u64.wrapping_neg()));
+                self.b.put(Loc::Gpr(Gpr::RSP), r);
+            }
+            13 => {
+                let rsp = self.b.get_gpr(Gpr::RSP);
+                let v = self.b.load(Ty::I64, Mem::disp(0), rsp, Operand::Const(0));
+                let r = self.b.binary(Op::Add, Ty::I64, rsp, Operand::Const(8));
+                self.b.put(Loc::Gpr(Gpr::RSP), r);
+                self.b.put(Loc::Gpr(g), v);
+            }
+            14 => {
+                let f = self.b.get(Loc::Flags);
+                let carry = self.b.cond(Cond::B, f);
+                let (a, b) = (self.read(g, ty), self.source(ty));
+                let f = self.b.flags(self.random.pick(&[FlagOp::Adc, FlagOp::Sbb]), ty, &[a, b, carry]);
+                self.flags(f);
+            }
+            15 => {
+                let f = self.b.get(Loc::Flags);
+                if self.random.chance(50) {
+                    let bits = self.b.pure(Op::FlagBits, Ty::I64, &[f]);
+                    self.write(g, Ty::I64, bits);
+                } else {
+                    let c = self.b.cond(Cond::B, f);
+                    let inverted = self.b.pure(Op::Not, Ty::I1, &[c]);
+                    let f = self.b.flags(FlagOp::SetCf, Ty::I64, &[f, inverted]);
+                    self.flags(f);
+                }
+            }
+            _ => {
+                let a = self.b.get_gpr(g);
+                let b = self.source(Ty::I64);
+                let op = self.random.pick(&[Op::Mul, Op::MulHighU, Op::MulHighS, Op::Sub, Op::Add]);
+                let r = self.b.binary(op, Ty::I64, a, b);
+                self.write(g, Ty::I64, r);
+            }
+        }
+    }
+}
+
+/// A program from a seed: `blocks` blocks of up to `length` instructions.
+pub fn program(random: &mut Random, blocks: u64, length: u64, loops: bool) -> Program {
+    let mut map = BTreeMap::new();
+    let mut path = Vec::new();
+    // A loop counts r12 down in a block of its own, so that every evaluation ends.
+    let start = |i: u64| HEAD + (i + u64::from(loops)) * 0x100;
+    if loops {
+        map.insert(HEAD, countdown(start(0)));
+        path.push(HEAD);
+    }
+    for i in 0..blocks {
+        let head = start(i);
+        let mut version = Version::new("base", head);
+        let mut pc = head;
+        let mut guest = Guest { b: Builder::new(&mut version), random };
+        for _ in 0..1 + guest.random.below(length) {
+            guest.b.at(pc);
+            guest.instruction();
+            pc += 3;
+        }
+        guest.b.at(pc);
+        let next = if i + 1 < blocks { start(i + 1) } else { HEAD };
+        let term = if i + 1 == blocks && !loops {
+            GuestTerm::Goto(Operand::Const(0x9999))
+        } else if i + 1 < blocks && guest.random.chance(20) {
+            // An indirect jump through a register that was just set.
+            let target = guest.b.get_gpr(Gpr::R11);
+            GuestTerm::Goto(target)
+        } else {
+            let f = guest.b.get(Loc::Flags);
+            let cond = guest.b.cond(guest.random.pick(&Cond::ALL), f);
+            if guest.random.chance(50) {
+                GuestTerm::Branch { cond, taken: next, fall: 0x9000 + i }
+            } else {
+                GuestTerm::Branch { cond, taken: 0x9000 + i, fall: next }
+            }
+        };
+        let insts = std::mem::take(&mut guest.b.insts);
+        drop(guest);
+        version.blocks.push(Block { params: Vec::new(), insts, term: Term::Guest(term) });
+        map.insert(head, version);
+        path.push(head);
+    }
+    Program { blocks: map, path, loops }
+}
+
+/// `dec r12; jz out`
+fn countdown(next: u64) -> Version {
+    let mut version = Version::new("base", HEAD);
+    let mut b = Builder::new(&mut version);
+    b.at(HEAD);
+    let (counter, flags) = (b.get_gpr(Gpr::new(12)), b.get(Loc::Flags));
+    let less = b.binary(Op::Add, Ty::I64, counter, Operand::Const(u64::MAX));
+    let flags = b.flags(FlagOp::Dec, Ty::I64, &[counter, flags]);
+    b.put(Loc::Gpr(Gpr::new(12)), less);
+    b.put(Loc::Flags, flags);
+    b.at(HEAD + 3);
+    let cond = b.cond(Cond::E, flags);
+    let insts = b.insts;
+    let term = Term::Guest(GuestTerm::Branch { cond, taken: 0x8000, fall: next });
+    version.blocks.push(Block { params: Vec::new(), insts, term });
+    version
+}
+
+/// The trace of a program's path, as `tracer` builds it.
+pub fn trace(program: &Program, private_memory: bool) -> Version {
+    let mut version = Version::new("t1", HEAD);
+    if private_memory {
+        version.context = Context { facts: vec![Fact::PrivateMemory] };
+    }
+    let mut written = [false; Loc::SSA_COUNT];
+    for inst in program.blocks.values().flat_map(|v| &v.blocks[0].insts) {
+        if let Op::Put(loc) = inst.op {
+            written[loc.ssa_index().unwrap()] = true;
+        }
+    }
+    let mut state = [Operand::Const(0); Loc::SSA_COUNT];
+    let mut params: Vec<Value> = Vec::new();
+    for (i, slot) in state.iter_mut().enumerate() {
+        let loc = Loc::from_ssa_index(i);
+        let v = version.value(loc.ty());
+        version.entry_locs.push(loc);
+        params.push(v);
+        *slot = v.into();
+    }
+    let pick = |state: &[Operand; Loc::SSA_COUNT]| -> Vec<Operand> {
+        (0..Loc::SSA_COUNT).filter(|i| written[*i]).map(|i| state[i]).collect()
+    };
+    let mut body_params = Vec::new();
+    if program.loops {
+        let args = pick(&state);
+        for i in (0..Loc::SSA_COUNT).filter(|i| written[*i]) {
+            let v = version.value(Loc::from_ssa_index(i).ty());
+            body_params.push(v);
+            state[i] = v.into();
+        }
+        let term = Term::Jump { to: BlockId(1), args };
+        version.blocks.push(Block { params: std::mem::take(&mut params), insts: Vec::new(), term });
+    }
+    let mut b = Builder::new(&mut version);
+    let anchor = |b: &mut Builder, target: Operand, state: &[Operand; Loc::SSA_COUNT]| -> AnchorId {
+        let varmap = (0..Loc::SSA_COUNT).filter(|i| written[*i]).map(|i| (Loc::from_ssa_index(i), state[i])).collect();
+        b.version.anchor(Anchor { target, varmap, stores: Vec::new() })
+    };
+    let mut reach = None;
+    if program.loops {
+        let a = anchor(&mut b, Operand::Const(HEAD), &state);
+        let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
+        poll.anchor = Some(a);
+        b.insts.push(poll);
+        reach = Some(a);
+    }
+    let mut exit = None;
+    for (step, pc) in program.path.iter().enumerate() {
+        let base = &program.blocks[pc];
+        let next = program.path.get(step + 1).copied();
+        let mut map: Vec<Operand> = vec![Operand::Const(0); base.types.len()];
+        let (mut at, mut at_start) = (*pc, state);
+        for inst in &base.blocks[0].insts {
+            match inst.op {
+                Op::At => (at, at_start) = (inst.args[0].as_const().unwrap(), state),
+                Op::Get(loc) => map[inst.defs[0].index()] = state[loc.ssa_index().unwrap()],
+                Op::Put(loc) => state[loc.ssa_index().unwrap()] = subst(&map, inst.args[0]),
+                op if op.is_pure() => {
+                    let args: Vec<Operand> = inst.args.iter().map(|a| subst(&map, *a)).collect();
+                    map[inst.defs[0].index()] = b.pure(op, inst.ty, &args);
+                }
+                _ => {
+                    let mut copy = inst.clone();
+                    copy.args.iter_mut().for_each(|a| *a = subst(&map, *a));
+                    copy.anchor = Some(*reach.get_or_insert_with(|| anchor(&mut b, Operand::Const(at), &at_start)));
+                    for d in &mut copy.defs {
+                        let v = b.version.value(base.ty(*d));
+                        map[d.index()] = v.into();
+                        *d = v;
+                    }
+                    if copy.op == Op::Store {
+                        reach = None;
+                    }
+                    b.insts.push(copy);
+                }
+            }
+        }
+        let Term::Guest(term) = &base.blocks[0].term else { unreachable!() };
+        match *term {
+            GuestTerm::Goto(target) => {
+                let target = subst(&map, target);
+                let a = anchor(&mut b, target, &state);
+                match next {
+                    Some(next) => {
+                        let p = b.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
+                        b.assume(p, a);
+                    }
+                    None => exit = Some(a),
+                }
+            }
+            GuestTerm::Branch { cond, taken, .. } => {
+                let next = next.unwrap_or(HEAD);
+                let mut p = subst(&map, cond);
+                if next != taken {
+                    p = b.binary(Op::Xor, Ty::I1, p, Operand::Const(1));
+                }
+                let a = anchor(&mut b, Operand::Const(at), &at_start);
+                reach = Some(a);
+                b.assume(p, a);
+            }
+            _ => unreachable!(),
+        }
+    }
+    let insts = b.insts;
+    let term = match exit {
+        Some(a) => Term::Exit(a),
+        None => Term::Jump { to: BlockId(1), args: pick(&state) },
+    };
+    let params = if program.loops { body_params } else { params };
+    version.blocks.push(Block { params, insts, term });
+    version
+}
+
+fn subst(map: &[Operand], o: Operand) -> Operand {
+    match o {
+        Operand::Value(v) => map[v.index()],
+        Operand::Const(_) => o,
+    }
+}
+
+/// A machine state: pointers into mapped memory, mostly; sometimes aliasing the stack slots, sometimes unmapped.
+pub fn entry(random: &mut Random, program: &Program) -> (State, ModelMachine) {
+    let mut machine = ModelMachine::new();
+    for area in [STACK - 4096, ARRAY] {
+        let bytes: Vec<u8> = (0..8192).map(|_| if random.chance(50) { 0 } else { random.next() as u8 }).collect();
+        machine.write(area, &bytes);
+    }
+    if random.chance(5) {
+        machine.protect(STACK);
+    }
+    let mut state = State::default();
+    for g in DATA {
+        state.gpr[g.number()] = if random.chance(50) { random.below(20) } else { random.next() };
+    }
+    state.gpr[Gpr::RBX.number()] = random.below(6);
+    state.gpr[Gpr::RBP.number()] = STACK + 0x200;
+    state.gpr[Gpr::RSP.number()] = STACK + 0x1c0 + 8 * random.below(9);
+    for p in POINTERS {
+        state.gpr[p.number()] = match random.below(20) {
+            0 => 0x10,
+            1..=6 => STACK + 0x1e0 + 4 * random.below(10),
+            7..=9 => ARRAY + 56 + 4 * random.below(6),
+            _ => ARRAY + 0x400,
+        };
+    }
+    if random.chance(50) {
+        state.gpr[Gpr::R11.number()] = program.path.get(1).copied().unwrap_or(0);
+    }
+    state.gpr[12] = 1 + random.below(8);
+    state.flags = random.next() & dynasour_ir::semantics::ARITH_FLAGS;
+    (state, machine)
+}
