@@ -93,7 +93,8 @@ pub fn classify(code: Code) -> Class {
     Class::Unlisted
 }
 
-fn is_nop(mnemonic: M) -> bool {
+/// Does nothing that a program can see: hints, prefetches, landing pads.
+pub fn is_nop(mnemonic: M) -> bool {
     matches!(
         mnemonic,
         M::Nop
