@@ -49,12 +49,12 @@ macro_rules! one {
 
 /// `mnemonic` on the second operand, for the widening multiplication.
 macro_rules! widening {
-    ($mnemonic:literal, $ty:expr, $a:expr, $b:expr) => {
+    ($mnemonic:literal, $ty:expr, $old:expr, $a:expr, $b:expr) => {
         match $ty {
-            Ty::I8 => run!(0, $a, $b, concat!($mnemonic, " dl")),
-            Ty::I16 => run!(0, $a, $b, concat!($mnemonic, " dx")),
-            Ty::I32 => run!(0, $a, $b, concat!($mnemonic, " edx")),
-            _ => run!(0, $a, $b, concat!($mnemonic, " rdx")),
+            Ty::I8 => run!($old, $a, $b, concat!($mnemonic, " dl")),
+            Ty::I16 => run!($old, $a, $b, concat!($mnemonic, " dx")),
+            Ty::I32 => run!($old, $a, $b, concat!($mnemonic, " edx")),
+            _ => run!($old, $a, $b, concat!($mnemonic, " rdx")),
         }
     };
 }
@@ -91,9 +91,9 @@ pub fn flags(op: FlagOp, ty: Ty, args: &[u64]) -> u64 {
         FlagOp::Sar => one!("sar", ", cl", ty, old, a, b),
         FlagOp::Rol => one!("rol", ", cl", ty, old, a, b),
         FlagOp::Ror => one!("ror", ", cl", ty, old, a, b),
-        FlagOp::MulS if ty == Ty::I8 => widening!("imul", ty, a, b),
-        FlagOp::MulS => wide!("imul", ty, 0, a, b),
-        FlagOp::MulU => widening!("mul", ty, a, b),
+        FlagOp::MulS if ty == Ty::I8 => widening!("imul", ty, old, a, b),
+        FlagOp::MulS => wide!("imul", ty, old, a, b),
+        FlagOp::MulU => widening!("mul", ty, old, a, b),
         FlagOp::Bt => wide!("bt", ty, old, a, b),
         FlagOp::Bsf => wide!("bsf", ty, old, 0u64, a),
         FlagOp::Bsr => wide!("bsr", ty, old, 0u64, a),
@@ -117,6 +117,6 @@ mod tests {
         assert_eq!(flags(FlagOp::Add, Ty::I64, &[i64::MAX as u64, 1]) & (OF | SF | CF), OF | SF);
         assert_eq!(flags(FlagOp::Inc, Ty::I16, &[0xffff, CF]) & (CF | ZF | PF), CF | ZF | PF);
         assert_eq!(flags(FlagOp::Shl, Ty::I64, &[7, 0, CF | ZF]), CF | ZF);
-        assert_eq!(flags(FlagOp::MulU, Ty::I32, &[0x8000_0000, 2]) & (CF | OF), CF | OF);
+        assert_eq!(flags(FlagOp::MulU, Ty::I32, &[0x8000_0000, 2, 0]) & (CF | OF), CF | OF);
     }
 }

@@ -100,9 +100,9 @@ pub enum FlagOp {
     Rol,
     /// rotate right (count: i8), old
     Ror,
-    /// signed multiply `a * b` in the two-operand form
+    /// signed multiply `a * b` in the two-operand form, old (AMD keeps all but CF and OF)
     MulS,
-    /// unsigned widening multiply of `a` (in the accumulator) by `b`
+    /// unsigned widening multiply of `a` (in the accumulator) by `b`, old (as for `MulS`)
     MulU,
     /// bit test of `a` at index `b` (already within the operand), old
     Bt,
@@ -153,8 +153,8 @@ impl FlagOp {
             (FlagOp::Sar, "sar", &[Same, COUNT, OLD]),
             (FlagOp::Rol, "rol", &[Same, COUNT, OLD]),
             (FlagOp::Ror, "ror", &[Same, COUNT, OLD]),
-            (FlagOp::MulS, "muls", &[Same, Same]),
-            (FlagOp::MulU, "mulu", &[Same, Same]),
+            (FlagOp::MulS, "muls", &[Same, Same, OLD]),
+            (FlagOp::MulU, "mulu", &[Same, Same, OLD]),
             (FlagOp::Bt, "bt", &[Same, Same, OLD]),
             (FlagOp::Bsf, "bsf", &[Same, OLD]),
             (FlagOp::Bsr, "bsr", &[Same, OLD]),

@@ -61,7 +61,8 @@ fn build(code: Code) -> Entry {
         class,
         mxcsr: computes_in_floating_point(code),
         x87: features.iter().any(|f| matches!(f, F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT)),
-        supported: support.iter().all(|s| *s == Some(true)),
+        // Some hints that Intel reserves are undefined on AMD.
+        supported: code.mnemonic() != M::Reservednop && support.iter().all(|s| *s == Some(true)),
     }
 }
 
@@ -100,7 +101,6 @@ pub fn is_nop(mnemonic: M) -> bool {
         M::Nop
             | M::Endbr64
             | M::Endbr32
-            | M::Reservednop
             | M::Cldemote
             | M::Prefetch
             | M::Prefetchnta
@@ -266,7 +266,7 @@ fn is_base_native(mnemonic: M) -> bool {
         || matches!(mnemonic, M::Stosb | M::Stosw | M::Stosd | M::Stosq | M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq)
         || matches!(mnemonic, M::Scasb | M::Scasw | M::Scasd | M::Scasq)
         || matches!(mnemonic, M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpmc | M::Xgetbv | M::Rdpkru | M::Rdpru)
-        || matches!(mnemonic, M::Lar | M::Lsl | M::Verr | M::Verw | M::Pause | M::Wait)
+        || matches!(mnemonic, M::Lar | M::Lsl | M::Verr | M::Verw | M::Pause | M::Wait | M::Reservednop)
 }
 
 fn is_native_feature(feature: F) -> bool {

@@ -34,7 +34,6 @@ impl Emit<'_, '_> {
             M::Nop
             | M::Endbr64
             | M::Endbr32
-            | M::Reservednop
             | M::Cldemote
             | M::Prefetch
             | M::Prefetchnta
@@ -250,7 +249,8 @@ impl Emit<'_, '_> {
         let a = self.read(first, ty);
         let b = self.read(first + 1, ty);
         let v = self.b.binary(Op::Mul, ty, a, b);
-        let flags = self.b.flags(FlagOp::MulS, ty, &[a, b]);
+        let old = self.flags();
+        let flags = self.b.flags(FlagOp::MulS, ty, &[a, b, old]);
         self.write(0, ty, v);
         self.put_flags(flags);
     }
@@ -261,7 +261,8 @@ impl Emit<'_, '_> {
         let b = self.read(0, ty);
         let rax = self.b.get_gpr(Gpr::RAX);
         let a = self.b.trunc(ty, Ty::I64, rax);
-        let flags = self.b.flags(flag_op, ty, &[a, b]);
+        let old = self.flags();
+        let flags = self.b.flags(flag_op, ty, &[a, b, old]);
         if ty == Ty::I8 {
             let widen = if high == Op::MulHighS { Op::Sext(Ty::I8) } else { Op::Zext(Ty::I8) };
             let a = self.b.pure(widen, Ty::I16, &[a]);

@@ -5,7 +5,7 @@ use dynasour_ir::Trap;
 use iced_x86::{Code, DecoderOptions};
 
 /// Instructions of processors that cannot run dynasour, decoded only on request.
-fn is_foreign(code: Code) -> bool {
+pub fn is_foreign(code: Code) -> bool {
     let option = code.op_code().decoder_option();
     option != DecoderOptions::NONE && option != DecoderOptions::AMD
 }

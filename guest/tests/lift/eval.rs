@@ -1,7 +1,7 @@
 //! A plain evaluator of one lifted block without natives, over registers and a piece of memory.
 
 use dynasour_guest::lift::LiftedBlock;
-use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Op, Operand, Segment, Term, Ty, semantics};
+use dynasour_ir::{GuestTerm, Inst, Loc, Op, Operand, Segment, Term, Ty, semantics};
 
 /// Guest state for the evaluator.
 pub struct Machine<'m> {
@@ -16,13 +16,13 @@ pub struct Machine<'m> {
 
 /// An access outside the memory.
 #[derive(Debug)]
-pub struct Fault(pub u64);
+pub struct Fault;
 
 impl Machine<'_> {
     fn bytes(&mut self, address: u64, len: usize) -> Result<&mut [u8], Fault> {
         let offset = address.wrapping_sub(self.memory_start) as usize;
-        let end = offset.checked_add(len).ok_or(Fault(address))?;
-        self.memory.get_mut(offset..end).ok_or(Fault(address))
+        let end = offset.checked_add(len).ok_or(Fault)?;
+        self.memory.get_mut(offset..end).ok_or(Fault)
     }
 
     fn address(&self, inst: &Inst, arg: impl Fn(usize) -> u64) -> u64 {
@@ -97,9 +97,5 @@ impl Machine<'_> {
             GuestTerm::Branch { cond, taken, fall } => Some(if value(*cond) != 0 { *taken } else { *fall }),
             GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => None,
         })
-    }
-
-    pub fn rsp(&self) -> u64 {
-        self.gpr[Gpr::RSP.number()]
     }
 }

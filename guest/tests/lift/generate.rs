@@ -133,7 +133,7 @@ impl Sample {
     fn patch(&mut self, rng: &mut Rng, arena: &Arena) -> bool {
         let inst = self.inst;
         let mut decoder = Decoder::with_ip(64, &self.bytes[..15], inst.ip(), decoder_options());
-        decoder.decode();
+        let _ = decoder.decode();
         let offsets = decoder.get_constant_offsets(&inst);
         let next = inst.next_ip();
         let patch = if inst.op_kind(0) == OpKind::NearBranch64 {

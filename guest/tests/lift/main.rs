@@ -4,10 +4,8 @@
 //! a failure prints the line that replays it.
 
 mod arena;
-mod blocks;
 mod classes;
 mod eval;
 mod generate;
 mod modelled;
-mod natives;
 mod rng;
