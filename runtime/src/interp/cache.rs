@@ -1,0 +1,246 @@
+//! Blocks by pc: a hash map behind a small direct-mapped table, and links from block to block.
+//!
+//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. Links are
+//! cleared when any block is dropped, so none ever dangles.
+
+use super::lower::{LowerError, Lowered, lower};
+use super::native::{NativeError, NativePool};
+use super::{BlockRef, GuestCode};
+use dynasour_guest::lift::{Fetch, LiftedBlock, MAX_BLOCK, lift_block};
+use rustc_hash::FxHashMap;
+use std::cell::OnceCell;
+use std::io;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// What a policy sees of a block.
+pub struct BlockEntry {
+    /// Guest pc of the first instruction.
+    pub pc: u64,
+    /// First guest byte behind the block.
+    pub end: u64,
+    /// How many guest instructions it has.
+    pub count: u32,
+    /// Free for the policy: initially 0 (the dynamo mode keeps a trace head's counter here).
+    pub counter: u32,
+    /// Free for the policy: initially 0 (the dynamo mode keeps a fragment's number here).
+    pub user: u32,
+    lifted: OnceCell<Rc<LiftedBlock>>,
+}
+
+impl BlockEntry {
+    /// The block's IR. It is not kept when the block is made, since few blocks are ever recorded, but lifted again
+    /// from guest memory at the first request.
+    pub fn lifted(&self) -> Rc<LiftedBlock> {
+        self.lifted.get_or_init(|| Rc::new(lift_block(self.pc, &GuestCode, self.count as usize))).clone()
+    }
+}
+
+/// A cached block.
+pub struct Block {
+    /// Its public face.
+    pub entry: BlockEntry,
+    /// Its operations.
+    pub lowered: Lowered,
+    /// Where its edges led: pc and block.
+    links: [Option<(u64, BlockRef)>; 2],
+}
+
+const FRONT_SIZE: usize = 4096;
+const PAGE_SHIFT: u32 = 12;
+
+/// All blocks.
+pub struct Cache {
+    code: Box<dyn Fetch>,
+    natives: NativePool,
+    blocks: FxHashMap<u64, BlockRef>,
+    /// Blocks of one instruction, for stepping.
+    singles: FxHashMap<u64, BlockRef>,
+    /// Indexed by low bits of the pc.
+    front: Box<[Option<(u64, BlockRef)>]>,
+    /// pcs of the blocks with bytes on each page.
+    pages: FxHashMap<u64, Vec<u64>>,
+    /// Counts the times when blocks were dropped.
+    generation: u64,
+}
+
+impl Cache {
+    /// An empty cache for the code that `code` reads.
+    pub fn new(code: Box<dyn Fetch>) -> Cache {
+        Cache {
+            code,
+            natives: NativePool::new(),
+            blocks: FxHashMap::default(),
+            singles: FxHashMap::default(),
+            front: vec![None; FRONT_SIZE].into_boxed_slice(),
+            pages: FxHashMap::default(),
+            generation: 0,
+        }
+    }
+
+    /// How many blocks there are, those for stepping not counted.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The block at `pc`.
+    #[inline]
+    pub fn block(&mut self, pc: u64) -> Result<BlockRef, LowerError> {
+        let slot = pc as usize % FRONT_SIZE;
+        if let Some((at, block)) = self.front[slot]
+            && at == pc
+        {
+            return Ok(block);
+        }
+        let block = match self.blocks.get(&pc) {
+            Some(block) => *block,
+            None => {
+                let block = self.make(pc, MAX_BLOCK)?;
+                self.blocks.insert(pc, block);
+                block
+            }
+        };
+        self.front[slot] = Some((pc, block));
+        Ok(block)
+    }
+
+    /// The block of the one instruction at `pc`.
+    pub fn single(&mut self, pc: u64) -> Result<BlockRef, LowerError> {
+        if let Some(block) = self.singles.get(&pc) {
+            return Ok(*block);
+        }
+        let block = self.make(pc, 1)?;
+        self.singles.insert(pc, block);
+        Ok(block)
+    }
+
+    /// The block at `target`, to which `block` goes by its edge number `link`. `block` may be dropped by this.
+    #[inline]
+    pub fn successor(&mut self, mut block: BlockRef, link: usize, target: u64) -> Result<BlockRef, LowerError> {
+        // SAFETY: the caller's block is alive, and links are cleared before any block is dropped.
+        if let Some((pc, next)) = unsafe { block.as_ref() }.links[link]
+            && pc == target
+        {
+            return Ok(next);
+        }
+        let generation = self.generation;
+        let next = self.block(target)?;
+        if generation == self.generation {
+            // SAFETY: nothing was dropped meanwhile, and no other reference to the block exists.
+            unsafe { block.as_mut() }.links[link] = Some((target, next));
+        }
+        Ok(next)
+    }
+
+    fn make(&mut self, pc: u64, max: usize) -> Result<BlockRef, LowerError> {
+        let mut max = max;
+        let (lifted, lowered) = loop {
+            let lifted = lift_block(pc, &*self.code, max);
+            match lower(&lifted.version, &mut self.natives) {
+                Ok(lowered) => break (lifted, lowered),
+                Err(LowerError::TooLarge) if max > 1 => max /= 2,
+                Err(LowerError::Native(NativeError::Full)) if !self.natives_are_fresh() => self.clear(),
+                Err(error) => return Err(error),
+            }
+        };
+        let entry = BlockEntry {
+            pc,
+            end: lifted.end,
+            count: lifted.count,
+            counter: 0,
+            user: 0,
+            lifted: OnceCell::new(),
+        };
+        let first = pc >> PAGE_SHIFT;
+        let last = lifted.end.wrapping_sub(1).max(pc) >> PAGE_SHIFT;
+        for page in first..=last {
+            let pcs = self.pages.entry(page).or_default();
+            if !pcs.contains(&pc) {
+                pcs.push(pc);
+            }
+        }
+        Ok(NonNull::from(Box::leak(Box::new(Block { entry, lowered, links: [None; 2] }))))
+    }
+
+    fn natives_are_fresh(&self) -> bool {
+        self.blocks.is_empty() && self.singles.is_empty()
+    }
+
+    /// Calls `f` on every entry.
+    pub fn for_each_entry(&mut self, mut f: impl FnMut(&mut BlockEntry)) {
+        for block in self.blocks.values_mut() {
+            // SAFETY: blocks in the map are alive, and `&mut self` excludes other references.
+            f(unsafe { &mut block.as_mut().entry });
+        }
+    }
+
+    /// Drops the blocks with bytes in `start..end`; returns whether there were any.
+    pub fn invalidate(&mut self, start: u64, end: u64) -> bool {
+        if start >= end {
+            return false;
+        }
+        let pages = (start >> PAGE_SHIFT)..=((end - 1) >> PAGE_SHIFT);
+        let few = (pages.end() - pages.start()) < self.pages.len() as u64;
+        let mut pcs: Vec<u64> = if few {
+            pages.filter_map(|p| self.pages.get(&p)).flatten().copied().collect()
+        } else {
+            self.pages.iter().filter(|(p, _)| pages.contains(p)).flat_map(|(_, pcs)| pcs).copied().collect()
+        };
+        pcs.sort_unstable();
+        pcs.dedup();
+        let mut dropped: Vec<BlockRef> = Vec::new();
+        for pc in pcs {
+            for map in [&mut self.blocks, &mut self.singles] {
+                let hit = |b: &BlockRef| {
+                    // SAFETY: blocks in the maps are alive.
+                    let entry = unsafe { &b.as_ref().entry };
+                    entry.pc < end && start < entry.end.max(entry.pc + 1)
+                };
+                if map.get(&pc).is_some_and(hit) {
+                    dropped.extend(map.remove(&pc));
+                }
+            }
+        }
+        if dropped.is_empty() {
+            return false;
+        }
+        self.generation += 1;
+        self.front.fill(None);
+        for block in self.blocks.values_mut() {
+            // SAFETY: blocks in the map are alive; `&mut self` excludes other references.
+            unsafe { block.as_mut() }.links = [None; 2];
+        }
+        for block in dropped {
+            // SAFETY: it came from a box, is in no map or table any more, and no link leads to it.
+            drop(unsafe { Box::from_raw(block.as_ptr()) });
+        }
+        true
+    }
+
+    /// Drops all blocks and natives.
+    pub fn clear(&mut self) {
+        self.generation += 1;
+        self.front.fill(None);
+        self.pages.clear();
+        for (_, block) in self.blocks.drain().chain(self.singles.drain()) {
+            // SAFETY: it came from a box, and everything that referred to it is dropped too.
+            drop(unsafe { Box::from_raw(block.as_ptr()) });
+        }
+        self.natives.clear();
+    }
+
+    /// Drops all blocks, and the memory for natives that is shared with the parent process.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn reset_after_fork(&mut self) -> io::Result<()> {
+        self.clear();
+        self.natives.reset_after_fork()
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

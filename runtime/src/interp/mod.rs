@@ -1,0 +1,352 @@
+//! The interpreter: runs version `base` of every region (DESIGN section 3).
+//!
+//! A guest block is lifted once, lowered once to a list of operations ([`code`], [`lower`]) and cached by pc
+//! ([`cache`]). [`Interp::run`] executes blocks until something needs the dispatcher; on every [`Stop`] the
+//! [`ThreadContext`] holds the exact guest state. Between stops registers and memory are exact too, but the
+//! arithmetic flags live in a record ([`flags`]) and rip is not kept.
+//!
+//! A [`Policy`] watches the edges between blocks: the dynamo mode counts trace heads, enters fragments and records
+//! there. It is a type parameter, and one that is not `ACTIVE` costs nothing.
+//!
+//! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its edges led;
+//! *native*, an original instruction run by a generated thunk ([`native`]).
+
+mod cache;
+mod code;
+mod flags;
+mod lower;
+mod native;
+mod pool;
+mod select;
+mod xstate;
+
+pub use cache::BlockEntry;
+pub use lower::LowerError;
+pub use native::NativeError;
+pub use native::fixup as thunk_fixup;
+
+use crate::memory::{self, FaultInfo};
+use cache::{Block, Cache};
+use code::{EXIT, FAULTED, RECORD, ZERO};
+use dynasour_guest::ThreadContext;
+use dynasour_guest::lift::Fetch;
+use dynasour_ir::semantics::ARITH_FLAGS;
+use dynasour_ir::{Trap, Ty};
+use flags::{Form, Kind};
+use lower::End;
+use std::convert::Infallible;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+/// Where to continue after a fault of the host instruction at `host_rip`, if it is a guest access of this crate: in
+/// [`memory`] or in a native. The handler of SIGSEGV, SIGBUS, SIGFPE and SIGILL sets rip to it, after
+/// [`memory::note_fault`].
+pub fn fixup(host_rip: u64) -> Option<u64> {
+    memory::fixup(host_rip).or_else(|| thunk_fixup(host_rip))
+}
+
+/// Why the interpreter returned. The thread context holds the exact guest state.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Stop<P> {
+    /// `syscall`; rip is behind it.
+    Syscall,
+    /// An instruction for the runtime; rip is at it.
+    Special {
+        /// The instruction.
+        pc: u64,
+    },
+    /// An instruction that raises a signal whatever its operands; rip is at it.
+    Trap {
+        /// The instruction.
+        pc: u64,
+        /// Which trap.
+        trap: Trap,
+    },
+    /// An instruction faulted; rip is at it.
+    Fault {
+        /// The instruction.
+        pc: u64,
+        /// What the kernel said.
+        info: FaultInfo,
+    },
+    /// `pending` became nonzero; rip is at the next block.
+    Pending,
+    /// The policy stopped at an edge; rip is at the block that was to be entered.
+    Policy(P),
+    /// The block at rip cannot be interpreted: a broken invariant of dynasour.
+    Broken(LowerError),
+}
+
+/// What kind of edge is passed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EdgeKind {
+    /// A branch not taken, or a block that ended for its length.
+    FallThrough,
+    /// A direct jump or a branch taken.
+    Taken {
+        /// Not behind the branch itself.
+        backward: bool,
+    },
+    /// A call, direct or not.
+    Call,
+    /// A return.
+    Ret,
+    /// An indirect jump.
+    Indirect,
+}
+
+/// Watches edges.
+pub trait Policy {
+    /// What it stops with.
+    type Stop;
+    /// Must be true for [`Policy::edge`] to be called.
+    const ACTIVE: bool = true;
+
+    /// The block at `from` is left for `to`. With `Some`, [`Interp::run`] returns before executing `to`.
+    ///
+    /// `context` has the exact registers, but neither rip nor the arithmetic flags.
+    fn edge(
+        &mut self,
+        context: &ThreadContext,
+        from: u64,
+        to: &mut BlockEntry,
+        kind: EdgeKind,
+    ) -> Option<Self::Stop>;
+}
+
+/// The policy that lets everything pass.
+pub struct NoPolicy;
+
+impl Policy for NoPolicy {
+    type Stop = Infallible;
+    const ACTIVE: bool = false;
+
+    fn edge(&mut self, _: &ThreadContext, _: u64, _: &mut BlockEntry, _: EdgeKind) -> Option<Infallible> {
+        None
+    }
+}
+
+/// Code as it stands in guest memory.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestCode;
+
+impl Fetch for GuestCode {
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
+        memory::fetch_code(addr, buf)
+    }
+}
+
+/// An interpreter with its cache of blocks.
+pub struct Interp {
+    cache: Cache,
+}
+
+impl Interp {
+    /// An interpreter that reads code from guest memory.
+    pub fn new() -> Interp {
+        Interp::with_code(Box::new(GuestCode))
+    }
+
+    /// An interpreter that reads code through `code` (which may, for example, refuse pages that are not executable).
+    pub fn with_code(code: Box<dyn Fetch>) -> Interp {
+        Interp { cache: Cache::new(code) }
+    }
+
+    /// Runs from `context.rip` until something needs the dispatcher.
+    pub fn run<P: Policy>(&mut self, context: &mut ThreadContext, policy: &mut P) -> Stop<P::Stop> {
+        let mut block = match self.cache.block(context.rip) {
+            Ok(block) => block,
+            Err(error) => return Stop::Broken(error),
+        };
+        open(context);
+        loop {
+            // SAFETY: blocks live until they are invalidated, which takes `&mut self` and so cannot happen in
+            // this loop, except by `Cache::successor`, whose result replaces `block`.
+            let current = unsafe { block.as_ref() };
+            if context.pending.load(Ordering::Relaxed) != 0 {
+                close(context, current.entry.pc);
+                return Stop::Pending;
+            }
+            if let Some(stop) = execute(context, current) {
+                return stop;
+            }
+            let words = std::ptr::from_mut(context).cast::<u64>();
+            // SAFETY: EXIT is a slot of the context.
+            let exit = unsafe { *words.add(EXIT as usize) };
+            let (target, link) = match current.lowered.end {
+                End::Goto(to) | End::Call(to) => (to, 0),
+                End::Branch(taken, _) if exit != 0 => (taken, 0),
+                End::Branch(_, fall) => (fall, 1),
+                End::CallIndirect | End::Ret | End::Indirect => (exit, 0),
+                End::Syscall(next) => {
+                    close(context, next);
+                    return Stop::Syscall;
+                }
+                End::Special(pc) => {
+                    close(context, pc);
+                    return Stop::Special { pc };
+                }
+                End::Trap(pc, trap) => {
+                    close(context, pc);
+                    return Stop::Trap { pc, trap };
+                }
+            };
+            let from = current.entry.pc;
+            let kind = if P::ACTIVE { Some(edge_kind(current, target, exit)) } else { None };
+            let mut next = match self.cache.successor(block, link, target) {
+                Ok(next) => next,
+                Err(error) => {
+                    close(context, target);
+                    return Stop::Broken(error);
+                }
+            };
+            if let Some(kind) = kind {
+                // SAFETY: as above; no other reference to this block exists here.
+                let to = unsafe { &mut next.as_mut().entry };
+                if let Some(stop) = policy.edge(context, from, to, kind) {
+                    close(context, target);
+                    return Stop::Policy(stop);
+                }
+            }
+            block = next;
+        }
+    }
+
+    /// Executes exactly one guest instruction. `None` if it completed: rip is at the next one. The instruction before a
+    /// stop other than [`Stop::Syscall`] has not been executed. Does not look at `pending`.
+    pub fn run_one(&mut self, context: &mut ThreadContext) -> Option<Stop<Infallible>> {
+        let block = match self.cache.single(context.rip) {
+            Ok(block) => block,
+            Err(error) => return Some(Stop::Broken(error)),
+        };
+        open(context);
+        // SAFETY: the block lives until it is invalidated, which takes `&mut self`.
+        let block = unsafe { block.as_ref() };
+        if let Some(stop) = execute(context, block) {
+            return Some(stop);
+        }
+        let words = std::ptr::from_mut(context).cast::<u64>();
+        // SAFETY: EXIT is a slot of the context.
+        let exit = unsafe { *words.add(EXIT as usize) };
+        let (rip, stop) = match block.lowered.end {
+            End::Goto(to) | End::Call(to) => (to, None),
+            End::Branch(taken, fall) => (if exit != 0 { taken } else { fall }, None),
+            End::CallIndirect | End::Ret | End::Indirect => (exit, None),
+            End::Syscall(next) => (next, Some(Stop::Syscall)),
+            End::Special(pc) => (pc, Some(Stop::Special { pc })),
+            End::Trap(pc, trap) => (pc, Some(Stop::Trap { pc, trap })),
+        };
+        close(context, rip);
+        stop
+    }
+
+    /// The cache's entry for the block at `pc`, made if need be: for the dispatcher, which enters blocks without an
+    /// edge.
+    ///
+    /// # Errors
+    /// See [`LowerError`].
+    pub fn entry(&mut self, pc: u64) -> Result<&mut BlockEntry, LowerError> {
+        let mut block = self.cache.block(pc)?;
+        // SAFETY: the block lives until it is invalidated, which the returned borrow of `self` excludes.
+        Ok(unsafe { &mut block.as_mut().entry })
+    }
+
+    /// All entries, in no order: for policies that keep something in them.
+    pub fn for_each_entry(&mut self, f: impl FnMut(&mut BlockEntry)) {
+        self.cache.for_each_entry(f);
+    }
+
+    /// Drops the blocks that were made from bytes in `start..end`. Returns whether there were any.
+    pub fn invalidate(&mut self, start: u64, end: u64) -> bool {
+        self.cache.invalidate(start, end)
+    }
+
+    /// Drops all blocks and natives.
+    pub fn invalidate_all(&mut self) {
+        self.cache.clear();
+    }
+
+    /// In a forked child: gives up the memory that is shared with the parent, and with it all blocks.
+    ///
+    /// # Errors
+    /// If the kernel has no memory for natives.
+    pub fn reset_after_fork(&mut self) -> io::Result<()> {
+        self.cache.reset_after_fork()
+    }
+
+    /// How many blocks are cached.
+    pub fn block_count(&self) -> usize {
+        self.cache.len()
+    }
+}
+
+impl Default for Interp {
+    fn default() -> Interp {
+        Interp::new()
+    }
+}
+
+/// Puts the arithmetic flags of the context into the record.
+fn open(context: &mut ThreadContext) {
+    let bits = context.rflags & ARITH_FLAGS;
+    context.scratch[(ZERO - code::RECORD) as usize] = 0;
+    context.scratch[0] = u64::from(Kind::new(Form::Bits, Ty::I64).0);
+    context.scratch[1] = bits;
+}
+
+/// Puts the recorded flags and `rip` into the context.
+fn close(context: &mut ThreadContext, rip: u64) {
+    let record = &context.scratch;
+    let bits = Kind(record[0] as u16).bits(record[1], record[2], record[3]);
+    context.rflags = context.rflags & !ARITH_FLAGS | bits;
+    context.rip = rip;
+}
+
+/// Executes the operations of a block. On a fault the context is closed at the faulting instruction.
+#[inline(always)]
+fn execute<P>(context: &mut ThreadContext, block: &Block) -> Option<Stop<P>> {
+    let words = std::ptr::from_mut(context).cast::<u64>();
+    let mut next = block.lowered.code.as_ptr();
+    while !code::ended(next) {
+        // SAFETY: the block keeps the invariant of `code`: `next` is one of its operations.
+        next = unsafe { ((*next).run)(words, next) };
+    }
+    if next == FAULTED { Some(fault(context, block)) } else { None }
+}
+
+#[cold]
+fn fault<P>(context: &mut ThreadContext, block: &Block) -> Stop<P> {
+    let op = context.scratch[(EXIT - RECORD) as usize];
+    let start = block.lowered.code.as_ptr() as u64;
+    let index = (op.wrapping_sub(start) / size_of::<code::Code>() as u64) as u32;
+    let sites = &block.lowered.sites;
+    let site = match sites.binary_search_by_key(&index, |s| s.op) {
+        Ok(found) => sites[found],
+        Err(_) => return Stop::Broken(LowerError::Unsupported(format!("a fault of operation {index}"))),
+    };
+    // SAFETY: the words are those of the context, whose record is open.
+    let bits = unsafe { site.flags.bits(std::ptr::from_ref(context).cast()) };
+    context.rflags = context.rflags & !ARITH_FLAGS | bits;
+    context.rip = site.pc;
+    Stop::Fault { pc: site.pc, info: memory::last_fault() }
+}
+
+fn edge_kind(block: &Block, target: u64, exit: u64) -> EdgeKind {
+    let taken = EdgeKind::Taken { backward: target <= block.lowered.last_pc };
+    match block.lowered.end {
+        End::Goto(to) if to == block.entry.end => EdgeKind::FallThrough,
+        End::Goto(_) => taken,
+        End::Branch(..) if exit == 0 => EdgeKind::FallThrough,
+        End::Branch(..) => taken,
+        End::Call(_) | End::CallIndirect => EdgeKind::Call,
+        End::Ret => EdgeKind::Ret,
+        End::Indirect | End::Syscall(_) | End::Special(_) | End::Trap(..) => EdgeKind::Indirect,
+    }
+}
+
+/// A pointer to a block of the cache.
+type BlockRef = NonNull<Block>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! The guest's extended state in memory: where each component lies in the standard XSAVE layout, and making a
+//! component's bytes valid.
+//!
+//! A component whose XSTATE_BV bit is clear is in its initial state and its bytes are stale (Intel SDM vol. 1, 13.6).
+//! [`initialise`] writes the initial state and sets the bit; natives do that for the components they use, and only those,
+//! so that upper vector halves that the guest never touched stay marked as unused (DESIGN section 12, "a trap").
+
+use dynasour_guest::context::ThreadContext;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::sync::LazyLock;
+
+/// x87 and MMX.
+pub const X87: u64 = 1;
+/// The low 128 bits of vector registers 0 to 15.
+pub const SSE: u64 = 1 << 1;
+/// Bits 128 to 255 of vector registers 0 to 15.
+pub const AVX: u64 = 1 << 2;
+/// Mask registers.
+pub const OPMASK: u64 = 1 << 5;
+/// Bits 256 to 511 of vector registers 0 to 15.
+pub const ZMM_HIGH: u64 = 1 << 6;
+/// Vector registers 16 to 31.
+pub const HIGH_16: u64 = 1 << 7;
+
+/// Byte offset of vector register 0 in the legacy area.
+pub const LEGACY_VECTORS: usize = 160;
+/// Byte offset of MXCSR.
+pub const MXCSR: usize = 24;
+/// Byte offset of XSTATE_BV.
+pub const STATE_BITS: usize = 512;
+
+/// Byte offsets of the components beyond the legacy area, and which components this machine has.
+pub struct Layout {
+    /// Upper halves of ymm0 to ymm15.
+    pub avx: usize,
+    /// k0 to k7.
+    pub opmask: usize,
+    /// Upper halves of zmm0 to zmm15.
+    pub zmm_high: usize,
+    /// zmm16 to zmm31.
+    pub high_16: usize,
+    /// The components that the operating system has enabled (XCR0).
+    pub enabled: u64,
+}
+
+impl Layout {
+    /// This machine's.
+    pub fn get() -> &'static Layout {
+        static LAYOUT: LazyLock<Layout> = LazyLock::new(|| {
+            let xsave = __cpuid(1).ecx & (1 << 27) != 0;
+            // SAFETY: the operating system enabled XSAVE (CPUID.1:ECX.OSXSAVE), so xgetbv exists.
+            let enabled = if xsave { unsafe { read_xcr0() } } else { X87 | SSE };
+            let offset = |component: u32| __cpuid_count(0xd, component).ebx as usize;
+            Layout { avx: offset(2), opmask: offset(5), zmm_high: offset(6), high_16: offset(7), enabled }
+        });
+        &LAYOUT
+    }
+
+    /// Does the machine have 256-bit vectors?
+    pub fn has_avx(&self) -> bool {
+        self.enabled & AVX != 0
+    }
+
+    /// Does the machine have 512-bit vectors and mask registers?
+    pub fn has_avx512(&self) -> bool {
+        let all = OPMASK | ZMM_HIGH | HIGH_16;
+        self.enabled & all == all
+    }
+}
+
+#[target_feature(enable = "xsave")]
+fn read_xcr0() -> u64 {
+    // SAFETY: register 0 always exists.
+    unsafe { _xgetbv(0) }
+}
+
+/// The components whose bytes are valid.
+pub fn valid(context: &ThreadContext) -> u64 {
+    let mut bits = [0; 8];
+    bits.copy_from_slice(&context.xstate.0[STATE_BITS..STATE_BITS + 8]);
+    u64::from_le_bytes(bits)
+}
+
+/// Declares exactly `components` valid.
+pub fn set_valid(context: &mut ThreadContext, components: u64) {
+    context.xstate.0[STATE_BITS..STATE_BITS + 8].copy_from_slice(&components.to_le_bytes());
+}
+
+/// Makes the bytes of `components` valid where they are not: their initial state.
+#[cold]
+pub fn initialise(context: &mut ThreadContext, components: u64) {
+    let layout = Layout::get();
+    let have = valid(context);
+    let missing = components & !have;
+    let mut zero = |component: u64, start: usize, len: usize| {
+        if missing & component != 0
+            && let Some(bytes) = context.xstate.0.get_mut(start..start + len)
+        {
+            bytes.fill(0);
+        }
+    };
+    // x87: everything zero but the control word; MXCSR does not belong to a component's initial state.
+    zero(X87, 0, MXCSR);
+    zero(X87, 32, 128);
+    zero(SSE, LEGACY_VECTORS, 256);
+    zero(AVX, layout.avx, 256);
+    zero(OPMASK, layout.opmask, 64);
+    zero(ZMM_HIGH, layout.zmm_high, 512);
+    zero(HIGH_16, layout.high_16, 1024);
+    if missing & X87 != 0 {
+        context.xstate.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
+    }
+    set_valid(context, have | components);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stale_bytes_become_the_initial_state() {
+        let mut context = ThreadContext::new();
+        context.xstate.0[LEGACY_VECTORS..LEGACY_VECTORS + 256].fill(0xaa);
+        context.xstate.0[0..24].fill(0xbb);
+        context.xstate.0[40] = 9;
+        initialise(&mut context, SSE);
+        assert_eq!(valid(&context), SSE);
+        assert_eq!(context.xstate.0[LEGACY_VECTORS + 17], 0);
+        assert_eq!(context.xstate.0[40], 9, "another component is left alone");
+        initialise(&mut context, X87 | SSE);
+        assert_eq!(context.xstate.0[0..4], [0x7f, 3, 0, 0]);
+        assert_eq!(context.xstate.0[MXCSR..MXCSR + 2], [0x80, 0x1f], "MXCSR stays");
+        context.xstate.0[LEGACY_VECTORS] = 5;
+        initialise(&mut context, SSE);
+        assert_eq!(context.xstate.0[LEGACY_VECTORS], 5, "valid bytes stay");
+    }
+}

@@ -1,0 +1,323 @@
+//! Guest memory as the host reaches it: accesses that may fault and come back as an error value.
+//!
+//! Guest and host share one address space, so a guest address is a host address that may be wrong. Each access
+//! here is one machine instruction of the exact width (a guest's naturally aligned access stays atomic and keeps
+//! its order, which is TSO). The instruction's address and a *landing* address behind it are recorded in the
+//! section `dynasour_fixups`; when the access faults, the signal handler asks [`fixup`] for the landing address
+//! and does nothing but set rip. The compiler may duplicate an access by inlining: every copy has its own entry.
+//!
+//! What the kernel said about the fault is kept per thread: the handler stores it with [`note_fault`], whoever
+//! stops the guest fetches it with [`last_fault`]. Both run without locks or allocation.
+
+use std::arch::asm;
+use std::cell::Cell;
+
+/// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the details.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("guest memory access faulted")]
+pub struct Fault;
+
+/// What the kernel reported about a synchronous fault (fields of `siginfo_t` and the machine context).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultInfo {
+    /// SIGSEGV, SIGBUS, SIGFPE, …
+    pub signal: i32,
+    /// `si_code`
+    pub code: i32,
+    /// `si_addr`
+    pub addr: u64,
+    /// The processor's exception number (`REG_TRAPNO`).
+    pub trapno: u64,
+    /// The processor's error code (`REG_ERR`).
+    pub error: u64,
+    /// The faulting linear address of the last page fault (`REG_CR2`).
+    pub cr2: u64,
+}
+
+thread_local! {
+    static LAST_FAULT: Cell<FaultInfo> =
+        const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0 }) };
+}
+
+/// Remembers a fault for [`last_fault`]. Called in the signal handler, with the host's FS base in place.
+pub fn note_fault(info: FaultInfo) {
+    LAST_FAULT.set(info);
+}
+
+/// The fault of this thread that was fixed up last.
+pub fn last_fault() -> FaultInfo {
+    LAST_FAULT.get()
+}
+
+/// One entry of the fix-up table: both addresses relative to the field's own.
+#[repr(C)]
+struct Entry {
+    access: i32,
+    landing: i32,
+}
+
+unsafe extern "C" {
+    #[link_name = "__start_dynasour_fixups"]
+    static FIXUPS_START: Entry;
+    #[link_name = "__stop_dynasour_fixups"]
+    static FIXUPS_END: Entry;
+}
+
+/// Where to continue after a fault of the host instruction at `host_rip`, if it is one of this module's guest
+/// accesses. May be called in a signal handler.
+pub fn fixup(host_rip: u64) -> Option<u64> {
+    let start = &raw const FIXUPS_START;
+    let end = &raw const FIXUPS_END;
+    let count = (end as usize - start as usize) / size_of::<Entry>();
+    // SAFETY: the linker defines both symbols as the bounds of the section, which holds nothing but entries.
+    let table = unsafe { std::slice::from_raw_parts(start, count) };
+    let resolve = |field: &i32| (std::ptr::from_ref(field) as u64).wrapping_add_signed(i64::from(*field));
+    table.iter().find(|e| resolve(&e.access) == host_rip).map(|e| resolve(&e.landing))
+}
+
+/// The text that records "a fault at label 2 continues at label 3".
+macro_rules! entry {
+    () => {
+        ".pushsection dynasour_fixups,\"aR\",@progbits\n.long 2b - .\n.long 3f - .\n.popsection"
+    };
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The integer widths a guest access can have.
+pub trait Width: sealed::Sealed + Copy {
+    /// Reads one value.
+    ///
+    /// # Safety
+    /// See [`load`].
+    unsafe fn load(addr: u64) -> Result<Self, Fault>;
+    /// Writes one value.
+    ///
+    /// # Safety
+    /// See [`store`].
+    unsafe fn store(addr: u64, value: Self) -> Result<(), Fault>;
+}
+
+macro_rules! width {
+    ($ty:ty, $class:ident, $load:literal, $store:literal) => {
+        impl sealed::Sealed for $ty {}
+        impl Width for $ty {
+            #[inline(always)]
+            unsafe fn load(addr: u64) -> Result<$ty, Fault> {
+                let value: $ty;
+                let failed: u32;
+                // SAFETY: one load; if it faults, execution goes on at label 3 with `failed` still 1. The
+                // caller answers for the address being the guest's.
+                unsafe {
+                    asm!("mov {failed:e}, 1", concat!("2: ", $load), "mov {failed:e}, 0", "3:", entry!(),
+                        value = out($class) value, failed = out(reg) failed, addr = in(reg) addr,
+                        options(nostack, preserves_flags));
+                }
+                if failed == 0 { Ok(value) } else { Err(Fault) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(addr: u64, value: $ty) -> Result<(), Fault> {
+                let failed: u32;
+                // SAFETY: one store; if it faults, execution goes on at label 3 with `failed` still 1. The
+                // caller answers for the address being the guest's.
+                unsafe {
+                    asm!("mov {failed:e}, 1", concat!("2: ", $store), "mov {failed:e}, 0", "3:", entry!(),
+                        value = in($class) value, failed = out(reg) failed, addr = in(reg) addr,
+                        options(nostack, preserves_flags));
+                }
+                if failed == 0 { Ok(()) } else { Err(Fault) }
+            }
+        }
+    };
+}
+
+width!(u8, reg_byte, "mov {value}, byte ptr [{addr}]", "mov byte ptr [{addr}], {value}");
+width!(u16, reg, "mov {value:x}, word ptr [{addr}]", "mov word ptr [{addr}], {value:x}");
+width!(u32, reg, "mov {value:e}, dword ptr [{addr}]", "mov dword ptr [{addr}], {value:e}");
+width!(u64, reg, "mov {value}, qword ptr [{addr}]", "mov qword ptr [{addr}], {value}");
+
+/// Reads `T` at a guest address with one instruction.
+///
+/// # Errors
+/// [`Fault`] if the memory cannot be read (the process's SIGSEGV/SIGBUS handler must honour [`fixup`]).
+///
+/// # Safety
+/// `addr` must be an address that the guest computed: the value read is whatever is there, host memory too.
+#[inline(always)]
+pub unsafe fn load<T: Width>(addr: u64) -> Result<T, Fault> {
+    // SAFETY: the caller's promise.
+    unsafe { T::load(addr) }
+}
+
+/// Writes `T` at a guest address with one instruction.
+///
+/// # Errors
+/// [`Fault`] if the memory cannot be written; then nothing is.
+///
+/// # Safety
+/// `addr` must be an address that the guest computed and may write: a guest can corrupt the host (README).
+#[inline(always)]
+pub unsafe fn store<T: Width>(addr: u64, value: T) -> Result<(), Fault> {
+    // SAFETY: the caller's promise.
+    unsafe { T::store(addr, value) }
+}
+
+/// `rep movsb` that reports how many bytes it did *not* move.
+///
+/// # Safety
+/// The host side of the copy must be valid for `len` bytes.
+unsafe fn copy(from: u64, to: u64, len: usize) -> usize {
+    let mut left = len;
+    // SAFETY: the instruction is restartable: at a fault rcx holds what is left, and execution goes on at label 3.
+    unsafe {
+        asm!("2: rep movsb", "3:", entry!(), inout("rcx") left, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags));
+    }
+    left
+}
+
+/// Copies guest memory at `addr` into `buf`; returns the length of the prefix that could be read.
+pub fn copy_in(addr: u64, buf: &mut [u8]) -> usize {
+    // SAFETY: `buf` is valid for writing; the guest side may fault, which ends the copy.
+    buf.len() - unsafe { copy(addr, buf.as_mut_ptr() as u64, buf.len()) }
+}
+
+/// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be written.
+///
+/// # Safety
+/// As for [`store`].
+pub unsafe fn copy_out(addr: u64, bytes: &[u8]) -> usize {
+    // SAFETY: `bytes` is valid for reading; the guest side may fault, which ends the copy.
+    bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
+}
+
+/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix.
+pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
+    copy_in(addr, buf)
+}
+
+/// A handler for the tests of this crate that does what the real one does.
+#[cfg(test)]
+pub(crate) mod test_handler {
+    use super::*;
+    use std::sync::Once;
+
+    extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        // SAFETY: the kernel passes valid pointers to an SA_SIGINFO handler.
+        let (info, context) = unsafe { (&*info, &mut *context.cast::<libc::ucontext_t>()) };
+        let regs = &mut context.uc_mcontext.gregs;
+        let rip = regs[libc::REG_RIP as usize] as u64;
+        match fixup(rip).or_else(|| crate::interp::thunk_fixup(rip)) {
+            Some(landing) => {
+                regs[libc::REG_RIP as usize] = landing as i64;
+                note_fault(FaultInfo {
+                    signal,
+                    code: info.si_code,
+                    // SAFETY: the signals this is installed for carry an address.
+                    addr: unsafe { info.si_addr() } as u64,
+                    trapno: regs[libc::REG_TRAPNO as usize] as u64,
+                    error: regs[libc::REG_ERR as usize] as u64,
+                    cr2: regs[libc::REG_CR2 as usize] as u64,
+                });
+            }
+            // SAFETY: plain system calls; the fault repeats with the default action and ends the test.
+            None => unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+            },
+        }
+    }
+
+    /// Installs the handler for the process, once.
+    pub fn install() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+                // SAFETY: the structure is plain data, and the handler only touches its own frame.
+                unsafe {
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    action.sa_sigaction = on_fault as *const () as usize;
+                    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+                    assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+                }
+            }
+        });
+    }
+
+    /// Two pages of which only the first can be accessed; returns the address of the first.
+    pub fn page_then_hole() -> u64 {
+        // SAFETY: a fresh anonymous mapping, of which the second half is then made inaccessible.
+        unsafe {
+            let p = libc::mmap(
+                std::ptr::null_mut(),
+                8192,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert_ne!(p, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(p.byte_add(4096), 4096, libc::PROT_NONE), 0);
+            p as u64
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_and_stores_of_each_width() {
+        let mut word = 0x8877_6655_4433_2211u64;
+        let at = &raw mut word as u64;
+        // SAFETY: the address is that of a live local variable.
+        unsafe {
+            assert_eq!(load::<u8>(at + 1), Ok(0x22));
+            assert_eq!(load::<u16>(at + 1), Ok(0x3322));
+            assert_eq!(load::<u32>(at + 2), Ok(0x6655_4433));
+            assert_eq!(load::<u64>(at), Ok(0x8877_6655_4433_2211));
+            assert_eq!(store(at, 0xaau8), Ok(()));
+            assert_eq!(store(at + 2, 0xbbccu16), Ok(()));
+            assert_eq!(store(at + 4, 0xdead_beefu32), Ok(()));
+            assert_eq!(load::<u64>(at), Ok(0xdead_beef_bbcc_22aa));
+        }
+    }
+
+    #[test]
+    fn a_fault_is_an_error_value_with_its_address() {
+        test_handler::install();
+        let page = test_handler::page_then_hole();
+        // SAFETY: the pages are the test's own.
+        unsafe {
+            assert_eq!(load::<u64>(page + 4088), Ok(0));
+            assert_eq!(load::<u64>(page + 4092), Err(Fault));
+            assert_eq!(load::<u8>(page + 4096), Err(Fault));
+            assert_eq!(last_fault().addr, page + 4096);
+            assert_eq!(last_fault().signal, libc::SIGSEGV);
+            assert_eq!(store(page + 4096, 1u16), Err(Fault));
+            assert_eq!(store(page + 4095, 1u8), Ok(()));
+        }
+    }
+
+    #[test]
+    fn bulk_copies_stop_at_the_hole() {
+        test_handler::install();
+        let page = test_handler::page_then_hole();
+        // SAFETY: the pages are the test's own.
+        assert_eq!(unsafe { copy_out(page + 4090, &[7; 10]) }, 6);
+        let mut buf = [0; 10];
+        assert_eq!(copy_in(page + 4090, &mut buf), 6);
+        assert_eq!(buf, [7, 7, 7, 7, 7, 7, 0, 0, 0, 0]);
+        assert_eq!(fetch_code(page + 4096, &mut buf), 0);
+        assert_eq!(fetch_code(page + 4000, &mut buf), 10);
+    }
+
+    #[test]
+    fn other_addresses_have_no_fixup() {
+        assert_eq!(fixup(other_addresses_have_no_fixup as *const () as u64), None);
+        assert_eq!(fixup(0), None);
+    }
+}
