@@ -78,7 +78,7 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
 /// The text that records "a fault at label 2 continues at label 3".
 macro_rules! entry {
     () => {
-        ".pushsection dynasour_fixups,\"aR\",@progbits\n.long 2b - .\n.long 3f - .\n.popsection"
+        ".pushsection dynasour_fixups,\"aR\",@progbits\n.long 2b - .\n.long 3b - .\n.popsection"
     };
 }
 

@@ -143,14 +143,8 @@ impl Cache {
                 Err(error) => return Err(error),
             }
         };
-        let entry = BlockEntry {
-            pc,
-            end: lifted.end,
-            count: lifted.count,
-            counter: 0,
-            user: 0,
-            lifted: OnceCell::new(),
-        };
+        let entry =
+            BlockEntry { pc, end: lifted.end, count: lifted.count, counter: 0, user: 0, lifted: OnceCell::new() };
         let first = pc >> PAGE_SHIFT;
         let last = lifted.end.wrapping_sub(1).max(pc) >> PAGE_SHIFT;
         for page in first..=last {

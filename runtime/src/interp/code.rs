@@ -48,8 +48,6 @@ pub const ZERO: u16 = SCRATCH + 5;
 pub const TEMPS: u16 = SCRATCH + 8;
 /// One past the last temporary.
 pub const TEMPS_END: u16 = SCRATCH + SCRATCH_WORDS as u16;
-/// The rflags image.
-pub const RFLAGS: u16 = (offset::RFLAGS / 8) as u16;
 /// The FS base.
 pub const FS_BASE: u16 = (offset::FS_BASE / 8) as u16;
 /// The GS base.

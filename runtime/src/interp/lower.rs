@@ -143,6 +143,8 @@ struct Lowerer<'a> {
     /// The last position at which each value is read; `None` if never.
     last_use: Vec<Option<usize>>,
     uses: Vec<u32>,
+    /// For flags: the operation of the same guest instruction whose result gives them cheaply.
+    results: Vec<Option<Value>>,
     /// Instructions that were merged into an earlier one.
     merged: Vec<bool>,
     /// Values that live in each register's slot.
@@ -174,6 +176,7 @@ pub fn lower(version: &Version, natives: &mut NativePool) -> Result<Lowered, Low
         vals: vec![Val::Unset; n],
         last_use: vec![None; n],
         uses: vec![0; n],
+        results: vec![None; block.insts.len()],
         merged: vec![false; block.insts.len()],
         in_gpr: Default::default(),
         descs: vec![Desc { state: FlagState::Record, until: usize::MAX }],
@@ -241,12 +244,14 @@ impl Lowerer<'_> {
                 }
                 Op::Flags(op) => {
                     if self.used(inst) {
-                        match self.result_of(i) {
+                        let result = self.result_of(i);
+                        self.results[i] = result;
+                        match result {
                             Some(_) if matches!(op, FlagOp::And | FlagOp::Or | FlagOp::Xor) => {}
                             Some(_) => self.mark(inst.args[1], i)?,
                             None => inst.args.iter().try_for_each(|a| self.mark(*a, i))?,
                         }
-                        if let Some(result) = self.result_of(i) {
+                        if let Some(result) = result {
                             self.mark(result.into(), i)?;
                         }
                     }
@@ -254,7 +259,8 @@ impl Lowerer<'_> {
                 }
                 // A condition that only the terminator reads is decided there.
                 Op::Cond(_) if self.used(inst) => {
-                    let only_end = inst.def().is_some_and(|v| self.uses[v.index()] == 1 && self.last_use[v.index()] == Some(end));
+                    let only_end =
+                        inst.def().is_some_and(|v| self.uses[v.index()] == 1 && self.last_use[v.index()] == Some(end));
                     self.mark(inst.args[0], if only_end { end } else { i })?;
                     continue;
                 }
@@ -380,10 +386,8 @@ impl Lowerer<'_> {
 
     /// Before register `g` is overwritten at position `at`: saves what is still to be read from its slot.
     fn protect(&mut self, g: u16, at: usize) -> Result<(), LowerError> {
-        let reads_slot = |d: &Desc| {
-            d.until > at
-                && matches!(d.state, FlagState::Known(_, s) if s.contains(&Source::Slot(g)))
-        };
+        let reads_slot =
+            |d: &Desc| d.until > at && matches!(d.state, FlagState::Known(_, s) if s.contains(&Source::Slot(g)));
         let values = std::mem::take(&mut self.in_gpr[g as usize]);
         let live: SmallVec<[Value; 8]> =
             values.into_iter().filter(|v| self.last_use[v.index()].is_some_and(|u| u > at)).collect();
@@ -414,7 +418,9 @@ impl Lowerer<'_> {
             match inst.op {
                 Op::At | Op::Load | Op::Store | Op::Native => return None,
                 Op::Get(Loc::Gpr(g)) => read |= 1 << g.number(),
-                Op::Zext(_) if matches!(inst.args[0], Operand::Value(a) if same.contains(&a)) => same.extend(inst.def()),
+                Op::Zext(_) if matches!(inst.args[0], Operand::Value(a) if same.contains(&a)) => {
+                    same.extend(inst.def())
+                }
                 Op::Put(Loc::Gpr(g)) => {
                     if matches!(inst.args[0], Operand::Value(a) if same.contains(&a)) {
                         let bit = 1 << g.number();
@@ -669,7 +675,7 @@ impl Lowerer<'_> {
             this.emit_state(code::condition, t, Cond::B as u16, state);
             Ok(Source::Slot(t))
         };
-        if let Some(result) = self.result_of(i) {
+        if let Some(result) = self.results[i] {
             let r = self.source(result.into())?;
             let (form, b) = match op {
                 FlagOp::Add => (Form::AddResult, self.source(inst.args[1])?),
@@ -946,6 +952,10 @@ impl Lowerer<'_> {
         let mut outputs: SmallVec<[u16; 8]> = SmallVec::new();
         for (k, gpr) in native.gpr_out.iter().enumerate() {
             let v = *inst.defs.get(k).ok_or_else(bad)?;
+            if restartable {
+                // After a fault the register has changed already: what the fault looks at moves out of its way.
+                self.protect(gpr.number() as u16, i.saturating_sub(1))?;
+            }
             let d = self.destination(i, v)?;
             if restartable && d as usize != gpr.number() {
                 return Err(LowerError::Imprecise(self.pc));

@@ -106,13 +106,7 @@ pub trait Policy {
     /// The block at `from` is left for `to`. With `Some`, [`Interp::run`] returns before executing `to`.
     ///
     /// `context` has the exact registers, but neither rip nor the arithmetic flags.
-    fn edge(
-        &mut self,
-        context: &ThreadContext,
-        from: u64,
-        to: &mut BlockEntry,
-        kind: EdgeKind,
-    ) -> Option<Self::Stop>;
+    fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Self::Stop>;
 }
 
 /// The policy that lets everything pass.

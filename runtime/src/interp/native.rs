@@ -165,8 +165,7 @@ impl NativeOp {
             return Ok(NativeOp { action, components: 0, x87: None });
         }
         let plan = Plan::new(native, inputs, outputs, flags_in, flags_out)?;
-        let key =
-            Key { inst: plan.inst, slots: inputs.iter().chain(outputs).copied().collect(), flags_in, flags_out };
+        let key = Key { inst: plan.inst, slots: inputs.iter().chain(outputs).copied().collect(), flags_in, flags_out };
         let (thunk, instruction) = match natives.thunks.get(&key) {
             Some(found) => *found,
             None => {
@@ -341,8 +340,8 @@ impl<'n> Plan<'n> {
                 components |= component;
             }
         }
-        let mxcsr = native.writes.contains(&Loc::Mxcsr)
-            || matches!(inst.mnemonic(), Mnemonic::Stmxcsr | Mnemonic::Vstmxcsr);
+        let mxcsr =
+            native.writes.contains(&Loc::Mxcsr) || matches!(inst.mnemonic(), Mnemonic::Stmxcsr | Mnemonic::Vstmxcsr);
         Ok(Plan {
             native,
             inst,

@@ -1,0 +1,304 @@
+//! Small programs, assembled with iced and interpreted where they stand.
+
+use super::*;
+use crate::memory::test_handler;
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+use std::time::Instant;
+
+/// Guest code and a guest thread for it.
+struct Guest {
+    code: Vec<u8>,
+    context: Box<ThreadContext>,
+    interp: Interp,
+}
+
+impl Guest {
+    /// Assembles a program; rsp points to the end of a stack of one page, behind which lies a hole.
+    fn new(program: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Guest {
+        test_handler::install();
+        let mut asm = CodeAssembler::new(64).unwrap();
+        program(&mut asm).unwrap();
+        // Branches are relative, so the code can be assembled for address 0 and run anywhere.
+        let code = asm.assemble(0).unwrap();
+        let mut context = ThreadContext::new();
+        context.rip = code.as_ptr() as u64;
+        context.gpr[4] = test_handler::page_then_hole() + 4096;
+        Guest { code, context, interp: Interp::new() }
+    }
+
+    fn base(&self) -> u64 {
+        self.code.as_ptr() as u64
+    }
+
+    fn run(&mut self) -> Stop<Infallible> {
+        self.interp.run(&mut self.context, &mut NoPolicy)
+    }
+}
+
+#[test]
+fn a_loop_until_its_syscall() {
+    let mut guest = Guest::new(|a| {
+        let mut head = a.create_label();
+        a.mov(eax, 0)?;
+        a.mov(ecx, 100)?;
+        a.set_label(&mut head)?;
+        a.add(eax, ecx)?;
+        a.sub(ecx, 1)?;
+        a.jne(head)?;
+        a.syscall()
+    });
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!(guest.context.gpr[0], 5050);
+    assert_eq!(guest.context.rip, guest.base() + guest.code.len() as u64);
+    assert_eq!(guest.context.rflags & ARITH_FLAGS, 0x44, "ZF and PF of the last sub");
+}
+
+#[test]
+fn call_push_pop_and_ret() {
+    let mut guest = Guest::new(|a| {
+        let mut f = a.create_label();
+        a.mov(rdi, 7u64)?;
+        a.push(rdi)?;
+        a.call(f)?;
+        a.pop(rsi)?;
+        a.syscall()?;
+        a.set_label(&mut f)?;
+        a.lea(rax, ptr(rdi + rdi * 4 + 3))?;
+        a.ret()
+    });
+    let top = guest.context.gpr[4];
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!((guest.context.gpr[0], guest.context.gpr[6], guest.context.gpr[4]), (38, 7, top));
+}
+
+#[test]
+fn a_fault_shows_the_state_before_its_instruction() {
+    let mut guest = Guest::new(|a| {
+        a.mov(eax, 5)?;
+        a.cmp(eax, 7)?;
+        a.mov(eax, 9)?;
+        a.push(rax)?;
+        a.mov(rbx, qword_ptr(rsp + 8))?;
+        a.syscall()
+    });
+    let top = guest.context.gpr[4];
+    let Stop::Fault { pc, info } = guest.run() else { panic!("no fault") };
+    assert_eq!(info.addr, top);
+    assert_eq!(info.signal, libc::SIGSEGV);
+    assert_eq!(guest.context.rip, pc);
+    assert_eq!((guest.context.gpr[0], guest.context.gpr[4], guest.context.gpr[3]), (9, top - 8, 0));
+    // 5 - 7: CF, SF, AF; 0xfe has seven bits set, so no PF.
+    assert_eq!(guest.context.rflags & ARITH_FLAGS, 0x91);
+}
+
+#[test]
+fn rep_movsb_stops_in_the_middle_and_goes_on() {
+    let mut guest = Guest::new(|a| {
+        a.cmp(rcx, rsi)?;
+        a.rep().movsb()?;
+        a.syscall()
+    });
+    let to = guest.context.gpr[4] - 10;
+    let from = to - 100;
+    // SAFETY: the page belongs to the test.
+    unsafe { std::ptr::copy_nonoverlapping(b"0123456789abcdef".as_ptr(), from as *mut u8, 16) };
+    guest.context.gpr[1] = 16;
+    guest.context.gpr[6] = from;
+    guest.context.gpr[7] = to;
+    guest.context.rflags |= 0x8d5;
+    let expected = dynasour_ir::hostflags::flags(dynasour_ir::FlagOp::Sub, Ty::I64, &[16, from]);
+    assert!(matches!(guest.run(), Stop::Fault { info, .. } if info.addr == to + 10));
+    assert_eq!((guest.context.gpr[1], guest.context.gpr[6], guest.context.gpr[7]), (6, from + 10, to + 10));
+    assert_eq!(guest.context.rflags & ARITH_FLAGS, expected, "flags of the cmp, though rcx has changed since");
+    // SAFETY: makes the hole behind the test's page accessible.
+    unsafe { libc::mprotect((to + 10) as *mut _, 4096, libc::PROT_READ | libc::PROT_WRITE) };
+    assert_eq!(guest.run(), Stop::Syscall);
+    // SAFETY: the pages belong to the test.
+    assert_eq!(unsafe { std::slice::from_raw_parts(to as *const u8, 16) }, b"0123456789abcdef");
+}
+
+#[test]
+fn division_by_zero_is_a_fault_with_sigfpe() {
+    let mut guest = Guest::new(|a| {
+        a.xor(edx, edx)?;
+        a.div(ecx)?;
+        a.syscall()
+    });
+    guest.context.gpr[0] = 100;
+    let Stop::Fault { info, pc } = guest.run() else { panic!("no fault") };
+    assert_eq!((info.signal, guest.context.rip, guest.context.gpr[0]), (libc::SIGFPE, pc, 100));
+    guest.context.gpr[1] = 7;
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!((guest.context.gpr[0], guest.context.gpr[2]), (14, 2));
+}
+
+#[test]
+fn stepping_executes_one_instruction() {
+    let mut guest = Guest::new(|a| {
+        let mut out = a.create_label();
+        a.mov(eax, 1)?;
+        a.test(eax, eax)?;
+        a.jne(out)?;
+        a.ud2()?;
+        a.set_label(&mut out)?;
+        a.ud2()
+    });
+    let base = guest.base();
+    for rip in [5, 7, 11] {
+        assert_eq!(guest.interp.run_one(&mut guest.context), None);
+        assert_eq!(guest.context.rip, base + rip);
+    }
+    let trap = Stop::Trap { pc: base + 11, trap: Trap::Undefined };
+    assert_eq!(guest.interp.run_one(&mut guest.context), Some(trap));
+    assert_eq!(guest.context.rip, base + 11);
+}
+
+#[test]
+fn pending_stops_at_a_block_and_unreadable_code_traps() {
+    let mut guest = Guest::new(|a| a.jmp(rax));
+    guest.context.pending.store(1, Ordering::Relaxed);
+    assert_eq!(guest.run(), Stop::Pending);
+    assert_eq!(guest.context.rip, guest.base());
+    guest.context.pending.store(0, Ordering::Relaxed);
+    guest.context.gpr[0] = 0x10;
+    assert_eq!(guest.run(), Stop::Trap { pc: 0x10, trap: Trap::Fetch });
+}
+
+#[test]
+fn invalidated_blocks_are_made_again() {
+    let mut guest = Guest::new(|a| {
+        let mut next = a.create_label();
+        a.mov(eax, 1)?;
+        a.jmp(next)?;
+        a.set_label(&mut next)?;
+        a.syscall()
+    });
+    let base = guest.base();
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!(guest.context.gpr[0], 1);
+    guest.code[1] = 2;
+    assert!(!guest.interp.invalidate(base + 100, base + 200));
+    assert!(guest.interp.invalidate(base, base + 1));
+    assert!(!guest.interp.invalidate(base, base + 1));
+    guest.context.rip = base;
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!(guest.context.gpr[0], 2);
+    assert_eq!(guest.interp.block_count(), 2);
+    guest.interp.invalidate_all();
+    assert_eq!(guest.interp.block_count(), 0);
+}
+
+/// Counts edges by kind and stops at the tenth backward one.
+#[derive(Default)]
+struct Watch {
+    seen: Vec<EdgeKind>,
+    lifted: u32,
+}
+
+impl Policy for Watch {
+    type Stop = u64;
+
+    fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<u64> {
+        self.seen.push(kind);
+        assert_ne!(from, 0);
+        if kind != (EdgeKind::Taken { backward: true }) {
+            return None;
+        }
+        to.counter += 1;
+        self.lifted = to.lifted().count;
+        (to.counter == 10).then_some(context.gpr[0])
+    }
+}
+
+#[test]
+fn a_policy_sees_edges_and_can_stop() {
+    let mut guest = Guest::new(|a| {
+        let mut head = a.create_label();
+        let mut f = a.create_label();
+        a.set_label(&mut head)?;
+        a.add(eax, 3)?;
+        a.call(f)?;
+        a.cmp(eax, 1000)?;
+        a.jb(head)?;
+        a.syscall()?;
+        a.set_label(&mut f)?;
+        a.ret()
+    });
+    let mut watch = Watch::default();
+    assert_eq!(guest.interp.run(&mut guest.context, &mut watch), Stop::Policy(30));
+    assert_eq!((guest.context.rip, guest.context.gpr[0]), (guest.base(), 30));
+    assert_eq!(watch.seen[..3], [EdgeKind::Call, EdgeKind::Ret, EdgeKind::Taken { backward: true }]);
+    assert_eq!(watch.lifted, 2);
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!(guest.context.gpr[0], 1002);
+}
+
+#[test]
+fn vector_state_and_mxcsr_live_in_the_context() {
+    let mut guest = Guest::new(|a| {
+        a.mov(rax, 0x3ff8_0000_0000_0000u64)?;
+        a.movq(xmm3, rax)?;
+        a.addsd(xmm3, xmm3)?;
+        a.movsd_2(qword_ptr(rsp - 8), xmm3)?;
+        a.mov(rcx, qword_ptr(rsp - 8))?;
+        a.divsd(xmm3, xmm4)?;
+        a.stmxcsr(dword_ptr(rsp - 16))?;
+        a.mov(edx, dword_ptr(rsp - 16))?;
+        a.fld1()?;
+        a.fadd_2(st0, st0)?;
+        a.fstp(qword_ptr(rsp - 8))?;
+        a.mov(rbx, qword_ptr(rsp - 8))?;
+        a.syscall()
+    });
+    assert_eq!(guest.run(), Stop::Syscall);
+    let gpr = &guest.context.gpr;
+    assert_eq!(gpr[1], 3f64.to_bits());
+    assert_eq!(gpr[2], 0x1f84, "division by zero is noted in the guest's MXCSR");
+    assert_eq!(gpr[3], 2f64.to_bits());
+    assert_eq!(xstate::valid(&guest.context) & xstate::AVX, 0, "upper halves stay unused");
+    assert_eq!(1.5f64 / std::hint::black_box(2.0), 0.75);
+}
+
+#[test]
+fn unmasked_floating_point_exceptions_are_faults() {
+    let mut guest = Guest::new(|a| {
+        a.ldmxcsr(dword_ptr(rsp - 8))?;
+        a.divsd(xmm1, xmm0)?;
+        a.syscall()
+    });
+    let at = guest.context.gpr[4] - 8;
+    // SAFETY: the page belongs to the test.
+    unsafe { crate::memory::store(at, 0x1d80u32).unwrap() };
+    guest.context.xstate.0[xstate::LEGACY_VECTORS + 16..][..8].copy_from_slice(&1f64.to_bits().to_le_bytes());
+    xstate::set_valid(&mut guest.context, xstate::SSE);
+    let stop = guest.run();
+    assert!(matches!(stop, Stop::Fault { info, .. } if info.signal == libc::SIGFPE), "{stop:?}");
+    assert_eq!(guest.context.xstate.0[xstate::MXCSR..][..2], [0x84, 0x1d]);
+}
+
+/// Not a limit, a figure: run with `--nocapture` to see it.
+#[test]
+fn speed_of_an_integer_loop() {
+    let mut guest = Guest::new(|a| {
+        let mut head = a.create_label();
+        a.mov(ecx, 2_000_000)?;
+        a.set_label(&mut head)?;
+        a.mov(rax, qword_ptr(rsp - 8))?;
+        a.lea(rdx, ptr(rax + rax * 2 + 1))?;
+        a.xor(rdx, rsi)?;
+        a.shr(rdx, 3)?;
+        a.add(rsi, rdx)?;
+        a.mov(qword_ptr(rsp - 16), rsi)?;
+        a.cmp(rsi, rbx)?;
+        a.cmove(rdi, rsi)?;
+        a.sub(ecx, 1)?;
+        a.jne(head)?;
+        a.syscall()
+    });
+    let start = Instant::now();
+    assert_eq!(guest.run(), Stop::Syscall);
+    let per_instruction = start.elapsed().as_nanos() as f64 / 20e6;
+    println!("{per_instruction:.2} ns per guest instruction");
+    assert!(per_instruction < 200.0);
+}

@@ -56,11 +56,6 @@ impl Layout {
         &LAYOUT
     }
 
-    /// Does the machine have 256-bit vectors?
-    pub fn has_avx(&self) -> bool {
-        self.enabled & AVX != 0
-    }
-
     /// Does the machine have 512-bit vectors and mask registers?
     pub fn has_avx512(&self) -> bool {
         let all = OPMASK | ZMM_HIGH | HIGH_16;
