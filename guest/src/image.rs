@@ -154,7 +154,7 @@ enum Step {
 }
 
 fn open_step(path: &Path, scripts: usize) -> Result<Step, Reason> {
-    let file = executable::open(path)?;
+    let file = if scripts == 0 { executable::open(path)? } else { executable::open_interpreter(path)? };
     if scripts > script::MAX_SCRIPTS {
         return Err(Reason::ScriptDepth);
     }
@@ -179,7 +179,7 @@ fn open_linker(file: &File, name: &Range<u64>) -> Result<Program, Reason> {
     let name = name.map_err(|_| Reason::Malformed("interpreter name without end".into()))?;
     let path = PathBuf::from(OsStr::from_bytes(name.to_bytes()));
     let open = |path: &Path| {
-        let file = executable::open(path)?;
+        let file = executable::open_interpreter(path)?;
         let headers = Headers::read(&file)?;
         Ok(Program { path: path.to_path_buf(), file, headers })
     };

@@ -15,6 +15,8 @@
 //! a bump pointer first, reads `/proc/self/maps` only when that collides, and never maps over anything.
 
 mod brk;
+#[cfg(test)]
+pub(crate) mod forked;
 mod maps;
 mod reservation;
 
@@ -176,6 +178,7 @@ pub(crate) fn path_of(file: &File) -> Option<std::path::PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use super::forked::in_child;
     use super::*;
 
     fn entry(range: Range<u64>) -> MapEntry {
@@ -215,22 +218,24 @@ mod tests {
 
     #[test]
     fn low_mappings_land_low_and_do_not_collide() {
-        let file = File::open("/proc/self/exe").expect("own executable");
-        let fd = std::os::fd::AsFd::as_fd(&file);
-        let places: Vec<u64> = (0..4)
-            .map(|_| map_low(3 * PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0).expect("mapped"))
-            .collect();
-        for (i, &place) in places.iter().enumerate() {
-            assert!(LOW.contains(&place), "{place:#x}");
-            assert!(!is_unmapped(place));
-            for &other in &places[..i] {
-                assert!(place.abs_diff(other) >= 4 * PAGE, "{place:#x} and {other:#x}");
+        in_child(|| {
+            let file = File::open("/proc/self/exe").expect("own executable");
+            let fd = std::os::fd::AsFd::as_fd(&file);
+            let places: Vec<u64> = (0..4)
+                .map(|_| map_low(3 * PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0).expect("mapped"))
+                .collect();
+            for (i, &place) in places.iter().enumerate() {
+                assert!(LOW.contains(&place), "{place:#x}");
+                assert!(!is_unmapped(place));
+                for &other in &places[..i] {
+                    assert!(place.abs_diff(other) >= 4 * PAGE, "{place:#x} and {other:#x}");
+                }
             }
-        }
-        for place in places {
-            Reservation::adopt(place, 3 * PAGE);
-            assert!(is_unmapped(place));
-        }
+            for place in places {
+                Reservation::adopt(place, 3 * PAGE);
+                assert!(is_unmapped(place));
+            }
+        });
     }
 
     #[test]

@@ -3,11 +3,11 @@
 //! The host's own values are passed on where they describe the machine or the process; what describes the program
 //! is the guest's. AT_RSEQ_* is left out, so that the guest's C library does without restartable sequences.
 
-use nix::errno::Errno;
-
 use super::stack::Value;
 use crate::space::PAGE;
 
+/// Ends the vector.
+pub(super) const AT_NULL: u64 = 0;
 const AT_PHDR: u64 = 3;
 const AT_PHENT: u64 = 4;
 const AT_PHNUM: u64 = 5;
@@ -45,6 +45,8 @@ pub(super) struct Program {
 
 /// The vector without its final AT_NULL.
 pub(super) fn build(program: &Program) -> Vec<(u64, Value)> {
+    let own = Host::read();
+    let host = |kind| own.entry(kind);
     let number = |kind, value| Some((kind, Value::Number(value)));
     [
         host(AT_SYSINFO_EHDR),
@@ -75,10 +77,60 @@ pub(super) fn build(program: &Program) -> Vec<(u64, Value)> {
     .collect()
 }
 
-/// The host's own entry of this kind, if it has one.
-fn host(kind: u64) -> Option<(u64, Value)> {
-    Errno::clear();
-    // SAFETY: getauxval has no preconditions.
-    let value = unsafe { libc::getauxval(kind) };
-    (value != 0 || Errno::last() != Errno::ENOENT).then_some((kind, Value::Number(value)))
+/// The host's own vector, as the kernel made it. (getauxval would not do: glibc changes some of its answers.)
+struct Host(Vec<u64>);
+
+impl Host {
+    fn read() -> Host {
+        let bytes = std::fs::read("/proc/self/auxv").ok().filter(|bytes| !bytes.is_empty()).unwrap_or_else(ask_kernel);
+        Host(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default())).collect())
+    }
+
+    /// The host's entry of this kind, if it has one.
+    fn entry(&self, kind: u64) -> Option<(u64, Value)> {
+        let entries = self.0.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+        let entry = entries.take_while(|&(kind, _)| kind != AT_NULL).find(|entry| entry.0 == kind)?;
+        Some((kind, Value::Number(entry.1)))
+    }
+}
+
+/// The vector where there is no /proc (Linux 6.4); empty on older kernels.
+fn ask_kernel() -> Vec<u8> {
+    const PR_GET_AUXV: libc::c_int = 0x4155_5856;
+    let mut bytes = vec![0u8; 1024];
+    // SAFETY: the kernel writes at most the given length into the buffer.
+    let len = unsafe { libc::prctl(PR_GET_AUXV, bytes.as_mut_ptr(), bytes.len(), 0, 0) };
+    bytes.truncate(usize::try_from(len).unwrap_or(0));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sources_agree() {
+        let from_kernel = ask_kernel();
+        let from_file = std::fs::read("/proc/self/auxv").expect("auxv");
+        if !from_kernel.is_empty() {
+            assert!(from_kernel.starts_with(&from_file) || from_file.starts_with(&from_kernel));
+        }
+    }
+
+    #[test]
+    fn the_program_has_its_own_values() {
+        let program = Program { program_headers: 1, program_header_count: 2, interpreter_base: 3, entry: 4 };
+        let vector = build(&program);
+        let value = |kind| vector.iter().find(|entry| entry.0 == kind).map(|entry| entry.1);
+        assert_eq!(value(AT_PHDR), Some(Value::Number(1)));
+        assert_eq!(value(AT_PHNUM), Some(Value::Number(2)));
+        assert_eq!(value(AT_BASE), Some(Value::Number(3)));
+        assert_eq!(value(AT_ENTRY), Some(Value::Number(4)));
+        assert_eq!(value(AT_PAGESZ), Some(Value::Number(4096)));
+        assert_eq!(value(AT_RANDOM), Some(Value::RandomBytes));
+        assert!(matches!(value(AT_HWCAP), Some(Value::Number(hwcap)) if hwcap != 0));
+        assert!(matches!(value(AT_SYSINFO_EHDR), Some(Value::Number(vdso)) if vdso % 4096 == 0));
+        let kinds: Vec<u64> = vector.iter().map(|entry| entry.0).collect();
+        assert!(!kinds.contains(&AT_NULL) && !kinds.contains(&27) && !kinds.contains(&28), "{kinds:?}");
+    }
 }

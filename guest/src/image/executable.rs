@@ -73,6 +73,12 @@ pub(super) fn open(path: &Path) -> Result<File, Reason> {
     if metadata.is_file() { Ok(file) } else { Err(Reason::NotRegular) }
 }
 
+/// [`open`] for an interpreter's name. The kernel looks that up itself, and to it an empty one is the current
+/// directory, where a program that passes one gets ENOENT.
+pub(super) fn open_interpreter(path: &Path) -> Result<File, Reason> {
+    if path.as_os_str().is_empty() { Err(Reason::Directory) } else { open(path) }
+}
+
 /// Lets the kernel itself say whether it would execute this file, if it is new enough to tell.
 /// It knows what access(2) does not: who has the file open for writing, and what security modules think.
 fn ask_kernel(path: &Path) -> Result<(), Reason> {
@@ -102,6 +108,7 @@ fn ask_kernel(path: &Path) -> Result<(), Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::space::forked::in_child;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
@@ -116,71 +123,78 @@ mod tests {
 
     #[test]
     fn search() {
-        let directory = tempfile::tempdir().expect("directory");
-        let root = directory.path();
-        for sub in ["plain", "good", "other"] {
-            fs::create_dir(root.join(sub)).expect("directory");
-        }
-        executable(&root.join("plain/tool"), 0o644);
-        executable(&root.join("good/tool"), 0o755);
-        executable(&root.join("other/tool"), 0o755);
-        executable(&root.join("plain/data"), 0o644);
-        let path =
-            |subs: &[&str]| subs.iter().map(|sub| format!("{}/{sub}", root.display())).collect::<Vec<_>>().join(":");
-        // What is not executable, a file used as a directory and a missing directory are passed over.
-        let all = path(&["missing", "plain/tool", "plain", "good", "other"]);
-        assert_eq!(resolve("tool", &all).expect("found"), root.join("good/tool"));
-        let refused = resolve("data", &all).expect_err("not executable");
-        assert_eq!((refused.path.clone(), refused.errno()), (root.join("plain/data"), libc::EACCES));
-        let missing = resolve("nothing", &all).expect_err("missing");
-        assert_eq!(missing.to_string(), "nothing: command not found");
-        assert_eq!(missing.exit_status(), 127);
-        assert_eq!(resolve("", &all).expect_err("empty").exit_status(), 127);
-        assert_eq!(resolve(&"x".repeat(300), &all).expect_err("long").exit_status(), 127);
-        assert_eq!(resolve("a/b", &all).expect("a path"), Path::new("a/b"));
-        assert_eq!(resolve_command("sh".as_ref(), None).expect("default path"), Path::new("/bin/sh"));
-        // An empty entry is the current directory, and the candidate is then the bare name.
-        assert_eq!(Path::new("").join("tool"), Path::new("tool"));
+        in_child(|| {
+            let directory = tempfile::tempdir().expect("directory");
+            let root = directory.path();
+            for sub in ["plain", "good", "other"] {
+                fs::create_dir(root.join(sub)).expect("directory");
+            }
+            executable(&root.join("plain/tool"), 0o644);
+            executable(&root.join("good/tool"), 0o755);
+            executable(&root.join("other/tool"), 0o755);
+            executable(&root.join("plain/data"), 0o644);
+            let path = |subs: &[&str]| {
+                subs.iter().map(|sub| format!("{}/{sub}", root.display())).collect::<Vec<_>>().join(":")
+            };
+            // What is not executable, a file used as a directory and a missing directory are passed over.
+            let all = path(&["missing", "plain/tool", "plain", "good", "other"]);
+            assert_eq!(resolve("tool", &all).expect("found"), root.join("good/tool"));
+            let refused = resolve("data", &all).expect_err("not executable");
+            assert_eq!((refused.path.clone(), refused.errno()), (root.join("plain/data"), libc::EACCES));
+            let missing = resolve("nothing", &all).expect_err("missing");
+            assert_eq!(missing.to_string(), "nothing: command not found");
+            assert_eq!(missing.exit_status(), 127);
+            assert_eq!(resolve("", &all).expect_err("empty").exit_status(), 127);
+            assert_eq!(resolve(&"x".repeat(300), &all).expect_err("long").exit_status(), 127);
+            assert_eq!(resolve("a/b", &all).expect("a path"), Path::new("a/b"));
+            assert_eq!(resolve_command("sh".as_ref(), None).expect("default path"), Path::new("/bin/sh"));
+            // An empty entry is the current directory, and the candidate is then the bare name.
+            assert_eq!(Path::new("").join("tool"), Path::new("tool"));
+        });
     }
 
     #[test]
     fn refusals() {
-        let directory = tempfile::tempdir().expect("directory");
-        let root = directory.path();
-        let reason = |path: &Path| open(path).expect_err("refused");
-        assert_eq!(reason(&root.join("missing")), Reason::NotFound);
-        assert_eq!(reason(Path::new("nul\0inside")), Reason::NotFound);
-        assert_eq!(reason(root), Reason::Directory);
-        assert_eq!(reason(Path::new("/dev/null")), Reason::NotRegular);
-        let plain = root.join("plain");
-        executable(&plain, 0o644);
-        assert_eq!(reason(&plain), Reason::PermissionDenied);
-        assert_eq!(reason(&plain.join("below")).errno(), Errno::ENOTDIR);
-        std::os::unix::fs::symlink("loop", root.join("loop")).expect("link");
-        assert_eq!(reason(&root.join("loop")).errno(), Errno::ELOOP);
-        std::os::unix::fs::symlink("missing", root.join("dangling")).expect("link");
-        assert_eq!(reason(&root.join("dangling")), Reason::NotFound);
-        assert_eq!(reason(&root.join("x".repeat(300))).errno(), Errno::ENAMETOOLONG);
-        let fifo = root.join("fifo");
-        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
-        assert_eq!(reason(&fifo), Reason::NotRegular);
-        let good = root.join("good");
-        executable(&good, 0o755);
-        assert!(open(&good).is_ok());
+        in_child(|| {
+            let directory = tempfile::tempdir().expect("directory");
+            let root = directory.path();
+            let reason = |path: &Path| open(path).expect_err("refused");
+            assert_eq!(reason(&root.join("missing")), Reason::NotFound);
+            assert_eq!(reason(Path::new("nul\0inside")), Reason::NotFound);
+            assert_eq!(reason(root), Reason::Directory);
+            assert_eq!(reason(Path::new("/dev/null")), Reason::NotRegular);
+            let plain = root.join("plain");
+            executable(&plain, 0o644);
+            assert_eq!(reason(&plain), Reason::PermissionDenied);
+            assert_eq!(reason(&plain.join("below")).errno(), Errno::ENOTDIR);
+            std::os::unix::fs::symlink("loop", root.join("loop")).expect("link");
+            assert_eq!(reason(&root.join("loop")).errno(), Errno::ELOOP);
+            std::os::unix::fs::symlink("missing", root.join("dangling")).expect("link");
+            assert_eq!(reason(&root.join("dangling")), Reason::NotFound);
+            assert_eq!(reason(&root.join("x".repeat(300))).errno(), Errno::ENAMETOOLONG);
+            let fifo = root.join("fifo");
+            nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+            assert_eq!(reason(&fifo), Reason::NotRegular);
+            let good = root.join("good");
+            executable(&good, 0o755);
+            assert!(open(&good).is_ok());
+        });
     }
 
     #[test]
     fn open_for_writing() {
-        let directory = tempfile::tempdir().expect("directory");
-        let path = directory.path().join("busy");
-        executable(&path, 0o755);
-        let writer = OpenOptions::new().write(true).open(&path).expect("writer");
-        let answer = open(&path);
-        // Only kernels since 6.14 can tell.
-        let knows = Errno::result(ask_unknown_file()) == Err(Errno::ENOENT);
-        assert_eq!(answer.err(), knows.then_some(Reason::Busy));
-        drop(writer);
-        assert!(open(&path).is_ok());
+        in_child(|| {
+            let directory = tempfile::tempdir().expect("directory");
+            let path = directory.path().join("busy");
+            executable(&path, 0o755);
+            let writer = OpenOptions::new().write(true).open(&path).expect("writer");
+            let answer = open(&path);
+            // Only kernels since 6.14 can tell.
+            let knows = Errno::result(ask_unknown_file()) == Err(Errno::ENOENT);
+            assert_eq!(answer.err(), knows.then_some(Reason::Busy));
+            drop(writer);
+            assert!(open(&path).is_ok());
+        });
     }
 
     /// ENOENT from kernels that know AT_EXECVE_CHECK, EINVAL from others.

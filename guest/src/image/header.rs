@@ -304,3 +304,194 @@ fn check_interpreter(header: &ProgramHeader, file_size: u64) -> Result<Range<u64
         _ => malformed("interpreter name beyond the end of the file"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXECUTABLE: u32 = phdr::PF_R | phdr::PF_X;
+
+    /// A small executable's headers, to be spoilt.
+    #[derive(Clone)]
+    struct Sample {
+        header: [u8; SIZEOF_EHDR],
+        table: Vec<ProgramHeader>,
+        file_size: u64,
+    }
+
+    fn load(p_vaddr: u64, p_offset: u64, p_filesz: u64, p_memsz: u64, p_flags: u32) -> ProgramHeader {
+        ProgramHeader {
+            p_type: phdr::PT_LOAD,
+            p_flags,
+            p_offset,
+            p_vaddr,
+            p_paddr: 0,
+            p_filesz,
+            p_memsz,
+            p_align: PAGE,
+        }
+    }
+
+    impl Sample {
+        fn new(table: Vec<ProgramHeader>) -> Sample {
+            let mut header = [0; SIZEOF_EHDR];
+            header[..6].copy_from_slice(b"\x7fELF\x02\x01");
+            let mut sample = Sample { header, table, file_size: 0x3000 };
+            sample.put16(0x10, elf::ET_DYN);
+            sample.put16(0x12, elf::EM_X86_64);
+            sample.put64(0x18, 0x1100);
+            sample.put64(0x20, SIZEOF_EHDR as u64);
+            sample.put16(0x36, SIZEOF_PHDR as u16);
+            sample
+        }
+
+        fn ordinary() -> Sample {
+            Sample::new(vec![
+                load(0, 0, 0x1800, 0x1800, EXECUTABLE),
+                load(0x2800, 0x1800, 0x800, 0x2000, phdr::PF_R | phdr::PF_W),
+            ])
+        }
+
+        fn put16(&mut self, at: usize, value: u16) {
+            self.header[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        }
+
+        fn put64(&mut self, at: usize, value: u64) {
+            self.header[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+
+        fn check(&self) -> Result<Headers, Reason> {
+            let mut sample = self.clone();
+            if sample.header[0x38..0x3a] == [0, 0] {
+                sample.put16(0x38, self.table.len() as u16);
+            }
+            // SAFETY: program headers are plain numbers without padding.
+            let table: Vec<u8> = sample.table.iter().flat_map(|header| unsafe { plain_bytes(header) }).collect();
+            FileHeader::parse(&sample.header)?.check(&table, sample.file_size)
+        }
+
+        fn with(&self, change: impl FnOnce(&mut Sample)) -> Result<Headers, Reason> {
+            let mut sample = self.clone();
+            change(&mut sample);
+            sample.check()
+        }
+    }
+
+    /// The bytes of a header as they stand in a file.
+    ///
+    /// # Safety
+    /// `T` must have no padding.
+    unsafe fn plain_bytes<T>(value: &T) -> Vec<u8> {
+        // SAFETY: the bytes of a value without padding are all initialised.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }.to_vec()
+    }
+
+    fn assert_malformed(result: Result<Headers, Reason>, part: &str) {
+        match result {
+            Err(Reason::Malformed(what)) => assert!(what.contains(part), "{what:?} does not say {part:?}"),
+            other => panic!("expected a complaint about {part:?}, got {other:?}"),
+        }
+    }
+
+    fn assert_foreign(result: Result<Headers, Reason>, part: &str) {
+        match result {
+            Err(Reason::Foreign(what)) => assert!(what.contains(part), "{what:?} does not say {part:?}"),
+            other => panic!("expected a complaint about {part:?}, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_ordinary_file() {
+        let headers = Sample::ordinary().check().expect("accepted");
+        assert!(headers.relocatable && !headers.executable_stack);
+        assert_eq!((headers.entry, headers.program_headers, headers.program_header_count), (0x1100, 0x40, 2));
+        assert_eq!(headers.alignment, PAGE);
+        assert_eq!(headers.interpreter, None);
+        let [text, data] = &headers.segments[..] else { panic!("two segments") };
+        assert_eq!((text.pages(), text.file_pages()), (0..0x2000, 0..0x2000));
+        assert_eq!((data.pages(), data.file_pages()), (0x2000..0x5000, 0x2000..0x3000));
+        assert_eq!(headers.page_clusters(), [0..0x5000]);
+        assert_eq!(headers.data_len(), 0x800);
+    }
+
+    #[test]
+    fn files_that_are_not_for_us() {
+        let good = Sample::ordinary();
+        assert_eq!(good.with(|s| s.header[1] = b'e'), Err(Reason::UnknownFormat));
+        assert_eq!(FileHeader::parse(b"").expect_err("empty"), Reason::UnknownFormat);
+        assert_eq!(FileHeader::parse(b"\x7fEL").expect_err("short"), Reason::UnknownFormat);
+        assert_foreign(good.with(|s| s.header[elf::EI_CLASS] = 1), "32-bit");
+        assert_malformed(good.with(|s| s.header[elf::EI_CLASS] = 7), "class 7");
+        assert_foreign(good.with(|s| s.header[elf::EI_DATA] = 2), "big-endian");
+        assert_foreign(good.with(|s| s.put16(0x12, elf::EM_AARCH64)), "AARCH64");
+        assert_foreign(good.with(|s| s.put16(0x10, elf::ET_REL)), "REL");
+        assert_foreign(good.with(|s| s.put16(0x10, elf::ET_CORE)), "CORE");
+        for len in 4..SIZEOF_EHDR {
+            let result = FileHeader::parse(&good.header[..len]);
+            assert!(matches!(result, Err(Reason::Malformed(_))), "{len}: {result:?}");
+        }
+    }
+
+    #[test]
+    fn bad_tables() {
+        let good = Sample::ordinary();
+        assert_malformed(good.with(|s| s.put16(0x36, 32)), "32 bytes");
+        assert_malformed(good.with(|s| s.put16(0x38, 3)), "beyond the end");
+        assert_malformed(good.with(|s| s.put16(0x38, 0xffff)), "too many");
+        assert_malformed(good.with(|s| s.table.clear()), "no program headers");
+        assert_malformed(good.with(|s| s.table.iter_mut().for_each(|h| h.p_type = phdr::PT_NOTE)), "no loadable");
+    }
+
+    #[test]
+    fn bad_segments() {
+        let good = Sample::ordinary();
+        assert_malformed(good.with(|s| s.table[1].p_filesz = 0x2001), "longer in the file");
+        assert_malformed(good.with(|s| s.file_size = 0x1fff), "end of the file");
+        assert_malformed(good.with(|s| s.table[1].p_offset = u64::MAX - 0x7ff), "end of the file");
+        assert_malformed(good.with(|s| s.table[1].p_vaddr = u64::MAX - 0x7ff), "address space");
+        assert_malformed(good.with(|s| s.table[1].p_memsz = u64::MAX), "address space");
+        assert_malformed(good.with(|s| s.table[1].p_memsz = USER_END), "address space");
+        assert_malformed(good.with(|s| s.table[1].p_vaddr += 1), "not aligned");
+        assert_malformed(good.with(|s| s.table[1].p_vaddr = 0x1000 - 0x800), "overlap");
+        assert_malformed(good.with(|s| s.table[1].p_vaddr = 0x800), "overlap");
+        // Sharing a page is no overlap: the later one has it, as with the kernel.
+        let shared = good.with(|s| s.table[1].p_vaddr = 0x1800).expect("accepted");
+        assert_eq!(shared.page_clusters(), [0..0x4000]);
+        // Without bytes in the file the offset means nothing.
+        assert!(good.with(|s| (s.table[1].p_filesz, s.table[1].p_offset) = (0, 0x1801)).is_ok());
+    }
+
+    #[test]
+    fn entry_points() {
+        let good = Sample::ordinary();
+        assert_malformed(good.with(|s| s.put64(0x18, 0x1800)), "entry point 0x1800");
+        assert_malformed(good.with(|s| s.put64(0x18, 0x2800)), "entry point");
+        assert_malformed(good.with(|s| s.put64(0x18, u64::MAX)), "entry point");
+        assert_malformed(good.with(|s| s.table[0].p_flags = phdr::PF_R), "entry point");
+        assert!(good.with(|s| s.put64(0x18, 0x17ff)).is_ok());
+    }
+
+    #[test]
+    fn other_headers() {
+        let note = |p_type, p_flags, p_offset, p_filesz| ProgramHeader {
+            p_type,
+            ..load(0, p_offset, p_filesz, p_filesz, p_flags)
+        };
+        let add = |extra: Vec<ProgramHeader>| Sample::ordinary().with(|s| s.table.extend(extra));
+        let stack = |flags| note(phdr::PT_GNU_STACK, flags, 0, 0);
+        assert!(add(vec![stack(phdr::PF_X)]).expect("accepted").executable_stack);
+        assert!(!add(vec![stack(phdr::PF_X), stack(phdr::PF_R)]).expect("accepted").executable_stack);
+        let linker = |offset, size| note(phdr::PT_INTERP, 0, offset, size);
+        let two = add(vec![linker(0x200, 28), linker(0x300, 10)]).expect("accepted");
+        assert_eq!(two.interpreter, Some(0x200..0x21c));
+        assert_malformed(add(vec![linker(0x200, 1)]), "interpreter name of 1 bytes");
+        assert_malformed(add(vec![linker(0x200, 4097)]), "interpreter name of 4097 bytes");
+        assert_malformed(add(vec![linker(0x2fff, 2)]), "beyond the end");
+        assert_malformed(add(vec![linker(u64::MAX, 2)]), "beyond the end");
+        let aligned = Sample::ordinary().with(|s| s.table[0].p_align = 1 << 21).expect("accepted");
+        assert_eq!(aligned.alignment, 1 << 21);
+        assert_eq!(Sample::ordinary().with(|s| s.table[0].p_align = 3 << 20).expect("accepted").alignment, PAGE);
+        let no_table = Sample::ordinary().with(|s| s.put64(0x20, 0x2fff)).expect("accepted");
+        assert_eq!(no_table.program_headers, 0);
+    }
+}

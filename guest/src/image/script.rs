@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(line(b"#!\n"), None);
         assert_eq!(line(b"#! \t \n/bin/sh\n"), None);
         assert_eq!(line(&[b"#!".as_slice(), &[b' '; 400]].concat()), None);
-        // An empty name is a name: opening it fails as not found.
+        // An empty name is a name (of the current directory, to the kernel).
         assert_eq!(line(b"#!"), some("", None));
     }
 

@@ -22,6 +22,7 @@ use std::ops::Range;
 
 use nix::sys::mman::{MapFlags, ProtFlags};
 
+use super::auxv::AT_NULL;
 use super::error::Reason;
 use crate::space::{PAGE, Reservation, page_up, soft_limit};
 
@@ -36,9 +37,6 @@ const STACK_SIZE: Range<u64> = 256 << 10..1 << 30;
 
 /// Unmapped for the guest below its stack (the kernel's stack_guard_gap).
 const GUARD: u64 = 256 * PAGE;
-
-/// Ends the auxiliary vector.
-const AT_NULL: u64 = 0;
 
 const PLATFORM: &CStr = c"x86_64";
 
@@ -174,4 +172,91 @@ impl Stack {
 /// The soft RLIMIT_STACK.
 pub(super) fn stack_limit() -> u64 {
     soft_limit(libc::RLIMIT_STACK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOP: u64 = 0x7000_0000_0000;
+
+    fn strings(list: &[&str]) -> Vec<CString> {
+        list.iter().map(|&string| CString::new(string).expect("no NUL")).collect()
+    }
+
+    /// Reads a layout as a program would.
+    struct View<'a>(&'a Layout);
+
+    impl View<'_> {
+        fn at(&self, address: u64) -> &[u8] {
+            &self.0.bytes[(address - self.0.stack_pointer) as usize..]
+        }
+
+        fn word(&self, index: u64) -> u64 {
+            u64::from_le_bytes(self.at(self.0.stack_pointer + 8 * index)[..8].try_into().expect("eight bytes"))
+        }
+
+        fn string(&self, address: u64) -> &str {
+            CStr::from_bytes_until_nul(self.at(address)).expect("ended").to_str().expect("ASCII")
+        }
+    }
+
+    #[test]
+    fn a_program_finds_everything() {
+        let auxiliary =
+            [(6, Value::Number(4096)), (25, Value::RandomBytes), (31, Value::FileName), (15, Value::Platform)];
+        for count in 0..6 {
+            let arguments = strings(&["prog", "", "two words", "x", "y", "z"][..count]);
+            let environment = strings(&["A=1", "EMPTY=", "PATH=/bin:/usr/bin"][..count / 2]);
+            let contents = Contents {
+                arguments: &arguments,
+                environment: &environment,
+                file_name: c"/bin/prog",
+                random: *b"0123456789abcdef",
+                auxiliary: &auxiliary,
+            };
+            let layout = contents.lay_out(TOP);
+            assert_eq!(layout.stack_pointer % 16, 0);
+            assert_eq!(layout.stack_pointer + layout.bytes.len() as u64, TOP);
+            assert_eq!(layout.bytes[layout.bytes.len() - 8..], [0; 8]);
+            let view = View(&layout);
+            assert_eq!(view.word(0), count as u64);
+            let mut index = 1;
+            let mut previous = 0;
+            for list in [&arguments, &environment] {
+                for string in list {
+                    assert_eq!(view.string(view.word(index)), string.to_str().expect("ASCII"));
+                    assert!(view.word(index) > previous, "strings ascend");
+                    previous = view.word(index);
+                    index += 1;
+                }
+                assert_eq!(view.word(index), 0);
+                index += 1;
+            }
+            assert_eq!((view.word(index), view.word(index + 1)), (6, 4096));
+            assert_eq!(view.word(index + 2), 25);
+            assert_eq!(&view.at(view.word(index + 3))[..RANDOM_LEN], b"0123456789abcdef");
+            assert_eq!((view.word(index + 4), view.string(view.word(index + 5))), (31, "/bin/prog"));
+            assert_eq!((view.word(index + 6), view.string(view.word(index + 7))), (15, "x86_64"));
+            assert_eq!((view.word(index + 8), view.word(index + 9)), (0, 0));
+            assert_eq!(view.word(index + 5), TOP - 8 - 10, "the file name is highest");
+        }
+    }
+
+    #[test]
+    fn limits() {
+        let contents = |arguments: &[CString], limit| {
+            Contents { arguments, environment: &[], file_name: c"f", random: [0; RANDOM_LEN], auxiliary: &[] }
+                .check_size(limit)
+        };
+        let long = |len| vec![CString::new(vec![b'x'; len]).expect("no NUL")];
+        assert_eq!(contents(&long(MAX_STRING - 1), 8 << 20), Ok(()));
+        assert_eq!(contents(&long(MAX_STRING), 8 << 20), Err(Reason::ArgumentsTooLong));
+        let many = |count| strings(&vec!["1234567"; count]);
+        // 16 bytes each, pointer included; a quarter of the stack, but not below 128 KiB nor above 6 MiB.
+        assert_eq!(contents(&many((2 << 20) / 16 - 1), 8 << 20), Ok(()));
+        assert_eq!(contents(&many((2 << 20) / 16), 8 << 20), Err(Reason::ArgumentsTooLong));
+        assert_eq!(contents(&many((128 << 10) / 16 - 1), 0), Ok(()));
+        assert_eq!(contents(&many((6 << 20) / 16), u64::MAX), Err(Reason::ArgumentsTooLong));
+    }
 }

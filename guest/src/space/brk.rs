@@ -94,9 +94,10 @@ impl Brk {
 
 #[cfg(test)]
 mod tests {
+    use super::super::forked::in_child;
     use super::*;
 
-    /// A break of its own for each test: they run in parallel.
+    /// A break in a hole of 32 pages.
     fn test_brk() -> (Brk, Reservation) {
         let space = Reservation::anywhere(64 * PAGE, PAGE).expect("space");
         let start = space.start() + 8 * PAGE;
@@ -117,48 +118,54 @@ mod tests {
 
     #[test]
     fn grows_shrinks_and_zeroes() {
-        let (mut brk, _space) = test_brk();
-        let start = brk.start();
-        assert_eq!(brk.set(0), start);
-        assert_eq!(brk.set(start - 1), start);
-        assert_eq!(brk.set(start + 10), start + 10);
-        poke(start, 7);
-        poke(start + PAGE - 1, 8);
-        assert!(is_unmapped(start + PAGE));
-        // Within a page nothing is zeroed again, as with the kernel.
-        assert_eq!(brk.set(start + 1), start + 1);
-        assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
-        assert_eq!((peek(start), peek(start + PAGE - 1), peek(start + 3 * PAGE - 1)), (7, 8, 0));
-        poke(start + 2 * PAGE, 9);
-        assert_eq!(brk.set(start + PAGE), start + PAGE);
-        assert!(is_unmapped(start + PAGE));
-        assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
-        assert_eq!((peek(start), peek(start + 2 * PAGE)), (7, 0));
-        assert_eq!(brk.set(start), start);
-        assert!(is_unmapped(start));
-        assert_eq!(brk.current(), start);
+        in_child(|| {
+            let (mut brk, _space) = test_brk();
+            let start = brk.start();
+            assert_eq!(brk.set(0), start);
+            assert_eq!(brk.set(start - 1), start);
+            assert_eq!(brk.set(start + 10), start + 10);
+            poke(start, 7);
+            poke(start + PAGE - 1, 8);
+            assert!(is_unmapped(start + PAGE));
+            // Within a page nothing is zeroed again, as with the kernel.
+            assert_eq!(brk.set(start + 1), start + 1);
+            assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
+            assert_eq!((peek(start), peek(start + PAGE - 1), peek(start + 3 * PAGE - 1)), (7, 8, 0));
+            poke(start + 2 * PAGE, 9);
+            assert_eq!(brk.set(start + PAGE), start + PAGE);
+            assert!(is_unmapped(start + PAGE));
+            assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
+            assert_eq!((peek(start), peek(start + 2 * PAGE)), (7, 0));
+            assert_eq!(brk.set(start), start);
+            assert!(is_unmapped(start));
+            assert_eq!(brk.current(), start);
+        });
     }
 
     #[test]
     fn does_not_grow_over_or_up_to_a_mapping() {
-        let (mut brk, _space) = test_brk();
-        let start = brk.start();
-        assert_eq!(brk.set(start + 33 * PAGE), start);
-        // The hole is 32 pages; its last page stays free.
-        assert_eq!(brk.set(start + 32 * PAGE), start);
-        assert_eq!(brk.set(start + 31 * PAGE), start + 31 * PAGE);
-        assert_eq!(brk.set(u64::MAX), start + 31 * PAGE);
-        assert_eq!(brk.set(USER_END), start + 31 * PAGE);
-        assert_eq!(brk.set(start), start);
+        in_child(|| {
+            let (mut brk, _space) = test_brk();
+            let start = brk.start();
+            assert_eq!(brk.set(start + 33 * PAGE), start);
+            // The hole is 32 pages; its last page stays free.
+            assert_eq!(brk.set(start + 32 * PAGE), start);
+            assert_eq!(brk.set(start + 31 * PAGE), start + 31 * PAGE);
+            assert_eq!(brk.set(u64::MAX), start + 31 * PAGE);
+            assert_eq!(brk.set(USER_END), start + 31 * PAGE);
+            assert_eq!(brk.set(start), start);
+        });
     }
 
     #[test]
     fn a_fresh_break_is_far_from_everything() {
-        let mut brk = Brk::new(0).expect("placed");
-        let start = brk.start();
-        assert!(start > 1 << 32);
-        assert!(maps().expect("maps").iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM));
-        assert_eq!(brk.set(start + (1 << 20)), start + (1 << 20));
-        assert_eq!(brk.set(start), start);
+        in_child(|| {
+            let mut brk = Brk::new(0).expect("placed");
+            let start = brk.start();
+            assert!(start > 1 << 32);
+            assert!(maps().expect("maps").iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM));
+            assert_eq!(brk.set(start + (1 << 20)), start + (1 << 20));
+            assert_eq!(brk.set(start), start);
+        });
     }
 }

@@ -176,6 +176,7 @@ fn size(len: u64) -> Result<NonZeroUsize, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::forked::in_child;
     use super::super::is_unmapped;
     use super::*;
 
@@ -183,18 +184,20 @@ mod tests {
 
     #[test]
     fn dropping_unmaps_and_committing_does_not() {
-        let reservation = Reservation::anywhere(4 * PAGE, PAGE).expect("reserved");
-        let start = reservation.start();
-        assert!(!is_unmapped(start) && !is_unmapped(start + 3 * PAGE));
-        drop(reservation);
-        assert!(is_unmapped(start));
+        in_child(|| {
+            let reservation = Reservation::anywhere(4 * PAGE, PAGE).expect("reserved");
+            let start = reservation.start();
+            assert!(!is_unmapped(start) && !is_unmapped(start + 3 * PAGE));
+            drop(reservation);
+            assert!(is_unmapped(start));
 
-        let reservation = Reservation::anywhere(PAGE, PAGE).expect("reserved");
-        let start = reservation.start();
-        reservation.commit();
-        assert!(!is_unmapped(start));
-        drop(Reservation::adopt(start, PAGE));
-        assert!(is_unmapped(start));
+            let reservation = Reservation::anywhere(PAGE, PAGE).expect("reserved");
+            let start = reservation.start();
+            reservation.commit();
+            assert!(!is_unmapped(start));
+            drop(Reservation::adopt(start, PAGE));
+            assert!(is_unmapped(start));
+        });
     }
 
     #[test]
