@@ -6,7 +6,7 @@
 //! The decoder follows the vendor of the host: AMD processors honour an operand-size prefix on near branches
 //! where Intel's ignore it, which changes even the length of the instruction.
 
-use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction};
 use std::sync::LazyLock;
 
 /// The longest instruction there is (Intel SDM vol. 2, 2.3.11); longer ones raise #GP.
@@ -97,6 +97,10 @@ impl<'f> Reader<'f> {
         let available = bytes.len();
         let mut decoder = Decoder::with_ip(64, bytes, pc, options);
         let inst = decoder.decode();
+        if inst.code() == Code::Pause && bytes[inst.len() - 2] & 0xf1 == 0x41 {
+            // `pause` with REX.B is no pause but `xchg eax, r8d`, which iced overlooks.
+            return Decoded::Inst(Decoder::with_ip(64, bytes, pc, options | DecoderOptions::NO_PAUSE).decode());
+        }
         if !inst.is_invalid() {
             return Decoded::Inst(inst);
         }
@@ -125,6 +129,8 @@ mod tests {
         assert!(matches!(at(&[0x66; 20]), Decoded::TooLong));
         // lock on an instruction that cannot be locked
         assert!(matches!(at(&[0xf0, 0x89, 0xc8]), Decoded::Invalid(_)));
+        assert!(matches!(at(&[0xf3, 0x90]), Decoded::Inst(i) if i.code() == Code::Pause));
+        assert!(matches!(at(&[0xf3, 0x41, 0x90]), Decoded::Inst(i) if i.code() == Code::Xchg_r32_EAX));
     }
 
     #[test]

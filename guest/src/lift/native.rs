@@ -172,6 +172,15 @@ impl Emit<'_, '_> {
         if info.used_memory().iter().any(|m| is_fs_or_gs(m.segment())) && !explicit {
             return Err(NotNative);
         }
+        if mnemonic == M::Clzero {
+            effects |= Effects::WRITE | Effects::UNKNOWN_EXTENT;
+        }
+        // A register index addresses the whole address space as a bit string.
+        let bit_string =
+            explicit && matches!(mnemonic, M::Bts | M::Btr | M::Btc) && original.op1_kind() == OpKind::Register;
+        if bit_string && (original.memory_base().is_gpr32() || original.memory_index().is_gpr32()) {
+            return Err(NotNative);
+        }
         let implicit_memory = info.used_memory().len() > usize::from(explicit);
         let access = memory_operand.map_or(OpAccess::None, |i| info.op_access(i));
 
@@ -197,7 +206,8 @@ impl Emit<'_, '_> {
         }
         let x87 = uses.x87 || entry.x87;
         let modified = original.rflags_modified();
-        let flags_out = modified & ARITHMETIC != 0;
+        // A full turn of rcl or rcr still writes OF, though iced says it writes nothing.
+        let flags_out = modified & ARITHMETIC != 0 || matches!(mnemonic, M::Rcl | M::Rcr);
         let flags_in = original.rflags_read() & ARITHMETIC != 0
             || flags_out
                 && (modified & ARITHMETIC != ARITHMETIC
@@ -218,6 +228,7 @@ impl Emit<'_, '_> {
         let string = original.is_string_instruction();
         let locked = original.has_lock_prefix() || mnemonic == M::Xchg && memory_operand.is_some();
         let size = original.memory_size().size() as u32;
+        let size = if bit_string { 0 } else { size };
         let unknown_extent = vsib || implicit_memory || explicit && size == 0 && access != OpAccess::NoMemAccess;
         let reads_state = uses.vec_read != 0
             || uses.mask_read != 0

@@ -5,7 +5,7 @@
 
 use crate::arena::{Arena, Registers, SCRATCH_BYTES};
 use crate::rng::Rng;
-use dynasour_guest::decode::decoder_options;
+use dynasour_guest::decode::{Bytes, Decoded, Reader, decoder_options};
 use iced_x86::{Decoder, Instruction, Mnemonic as M, OpKind, Register};
 
 /// An instruction at the arena's slot.
@@ -109,9 +109,10 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
 impl Sample {
     /// The instruction that starts with `bytes`, if any.
     pub fn decode(bytes: [u8; 16], pc: u64) -> Option<Sample> {
-        let mut decoder = Decoder::with_ip(64, &bytes[..15], pc, decoder_options());
-        let inst = decoder.decode();
-        (!inst.is_invalid()).then_some(Sample { inst, bytes })
+        match Reader::new(&Bytes { start: pc, bytes: &bytes }).decode(pc) {
+            Decoded::Inst(inst) => Some(Sample { inst, bytes }),
+            _ => None,
+        }
     }
 
     /// A random instruction that `accept` takes, memory and branch displacements patched.

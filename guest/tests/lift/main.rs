@@ -8,4 +8,5 @@ mod classes;
 mod eval;
 mod generate;
 mod modelled;
+mod natives;
 mod rng;
