@@ -105,7 +105,16 @@ impl<'f> Reader<'f> {
             return Decoded::Inst(inst);
         }
         match decoder.last_error() {
-            DecoderError::NoMoreBytes => Decoded::Unfetchable(available),
+            DecoderError::NoMoreBytes => {
+                // Whatever follows, the bytes that are there may already be undefined.
+                let mut padded = [0; MAX_LENGTH];
+                padded[..available].copy_from_slice(bytes);
+                let mut decoder = Decoder::with_ip(64, &padded, pc, options);
+                match decoder.decode().is_invalid() && decoder.position() <= available {
+                    true => Decoded::Invalid(decoder.position()),
+                    false => Decoded::Unfetchable(available),
+                }
+            }
             _ if decoder.position() >= MAX_LENGTH => Decoded::TooLong,
             _ => Decoded::Invalid(decoder.position().max(1)),
         }

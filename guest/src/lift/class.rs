@@ -124,7 +124,7 @@ fn is_modelled(code: Code) -> bool {
         || code.is_jcc_short_or_near()
         || matches!(
             mnemonic,
-            M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Movbe | M::Lea | M::Xchg | M::Xadd | M::Bswap
+            M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Movbe | M::Lea | M::Xchg | M::Xadd | M::Xlatb | M::Bswap
         )
         || matches!(mnemonic, M::Add | M::Or | M::Adc | M::Sbb | M::And | M::Sub | M::Xor | M::Cmp | M::Test)
         || matches!(mnemonic, M::Inc | M::Dec | M::Neg | M::Not | M::Mul | M::Imul)
@@ -261,7 +261,7 @@ fn is_special(code: Code) -> bool {
 /// Instructions of the base architecture, without a feature bit that says it all, that are kept as they are.
 fn is_base_native(mnemonic: M) -> bool {
     matches!(mnemonic, M::Div | M::Idiv | M::Rcl | M::Rcr | M::Shld | M::Shrd | M::Bswap)
-        || matches!(mnemonic, M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Xlatb | M::Cld | M::Std)
+        || matches!(mnemonic, M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Cld | M::Std)
         || matches!(mnemonic, M::Movsb | M::Movsw | M::Movsd | M::Movsq | M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq)
         || matches!(mnemonic, M::Stosb | M::Stosw | M::Stosd | M::Stosq | M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq)
         || matches!(mnemonic, M::Scasb | M::Scasw | M::Scasd | M::Scasq)

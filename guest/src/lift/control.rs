@@ -90,13 +90,9 @@ impl Emit<'_, '_> {
         Some(flow)
     }
 
-    /// A branch to the instruction's own target; decided already if the condition is a constant.
+    /// A branch to the instruction's own target.
     fn branch(&mut self, cond: Operand) -> Flow {
-        let (taken, fall) = (self.inst.near_branch_target(), self.inst.next_ip());
-        Flow::End(match cond.as_const() {
-            Some(c) => GuestTerm::Goto(Operand::Const(if c != 0 { taken } else { fall })),
-            None => GuestTerm::Branch { cond, taken, fall },
-        })
+        Flow::End(GuestTerm::Branch { cond, taken: self.inst.near_branch_target(), fall: self.inst.next_ip() })
     }
 
     /// Target of a near jump or call: constant, register or memory.

@@ -53,8 +53,15 @@ impl Emit<'_, '_> {
             M::Movbe => {
                 let ty = self.ty(0);
                 let v = self.read(1, ty);
-                let swapped = self.b.pure(Op::Bswap, ty, &[v]);
+                let swapped = match ty {
+                    Ty::I16 => self.b.binary(Op::Rol, ty, v, Operand::Const(8)),
+                    _ => self.b.pure(Op::Bswap, ty, &[v]),
+                };
                 self.write(0, ty, swapped);
+            }
+            M::Xlatb => {
+                let v = self.read(0, Ty::I8);
+                self.write_reg(Register::AL, v);
             }
             M::Lea => {
                 let ty = self.ty(0);

@@ -134,7 +134,7 @@ impl Emit<'_, '_> {
             // Address-size prefix: the sum is taken in 32 bits.
             let mut sum = Operand::Const(disp as u64 & Ty::I32.mask());
             if index != Register::None {
-                let index = self.read_reg(index);
+                let index = self.read_index(index, Ty::I32);
                 let scaled = self.b.binary(Op::Shl, Ty::I32, index, Operand::Const(scale.trailing_zeros().into()));
                 sum = self.b.binary(Op::Add, Ty::I32, scaled, sum);
             }
@@ -145,9 +145,15 @@ impl Emit<'_, '_> {
             let base = self.b.zext(Ty::I64, Ty::I32, sum);
             return Address { mem: Mem::disp(0), base, index: ZERO };
         }
-        let mut part = |reg| if reg == Register::None { ZERO } else { self.read_reg(reg) };
+        let mut part = |reg| if reg == Register::None { ZERO } else { self.read_index(reg, Ty::I64) };
         let (base, index) = (part(base), part(index));
         Address { mem: Mem { scale, disp, seg: None }, base, index }
+    }
+
+    /// A base or index register as wide as the address (`xlatb` indexes by al).
+    fn read_index(&mut self, reg: Register, ty: Ty) -> Operand {
+        let v = self.read_reg(reg);
+        self.b.zext(ty, reg_ty(reg), v)
     }
 
     /// The address as one value, segment base not included.

@@ -237,7 +237,10 @@ impl State {
         let set = |gpr: &mut [u64; 16], rng: &mut Rng, r: Register, v: u64| {
             gpr[number(r)] = if narrow { v & mask | rng.next() << 32 } else { v };
         };
-        let value = |gpr: &[u64; 16], r: Register| gpr[number(r)] & mask;
+        let value = |gpr: &[u64; 16], r: Register| match r {
+            Register::AL => gpr[0] & 0xff,
+            _ => gpr[number(r)] & mask,
+        };
         let offset = match (base, index) {
             (Register::RIP | Register::EIP, _) | (Register::None, Register::None) => disp,
             (Register::None, index) => {

@@ -4,6 +4,7 @@
 //! a failure prints the line that replays it.
 
 mod arena;
+mod blocks;
 mod classes;
 mod eval;
 mod generate;

@@ -117,6 +117,7 @@ fn agrees_with_the_processor() {
         let block = lift(&sample);
         assert!(faults_precede_puts(&block), "{:x?} {}: a fault after a put", sample.bytes(), sample.inst);
         assert_eq!(block.end, sample.inst.next_ip());
+        dynasour_ir::verify::assert_valid(&block.version);
         arena.install(sample.bytes());
         for _ in 0..STATES_PER_INSTRUCTION {
             let Some(state) = sample.state(&mut rng, &arena) else { continue };

@@ -287,7 +287,6 @@ fn place_implicit(
         state.registers.flags |= rng.below(2) << 10;
     }
     match inst.mnemonic() {
-        M::Xlatb => gpr[number(Register::RBX)] = middle,
         M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu => gpr[number(Register::RDI)] = middle,
         M::Clzero | M::Monitorx => gpr[number(Register::RAX)] = middle,
         M::Movdir64b => gpr[number(inst.op0_register())] = middle / 64 * 64,
@@ -329,6 +328,7 @@ fn natives_do_what_they_declare() {
         let sample = Sample::random(&mut rng, &arena, Space::All, is_testable);
         let code = Bytes { start: sample.inst.ip(), bytes: sample.bytes() };
         let block = lift_block(sample.inst.ip(), &code, 1);
+        dynasour_ir::verify::assert_valid(&block.version);
         let Some(declared) = Declared::of(&block) else {
             let special = matches!(block.version.blocks[0].term, Term::Guest(GuestTerm::Special { .. }));
             assert!(special, "{} {:x?}: neither native nor special", sample.inst, sample.bytes());
