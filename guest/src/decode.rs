@@ -106,14 +106,15 @@ impl<'f> Reader<'f> {
         }
         match decoder.last_error() {
             DecoderError::NoMoreBytes => {
-                // Whatever follows, the bytes that are there may already be undefined.
+                // The bytes that are there may be undefined already, whatever follows.
                 let mut padded = [0; MAX_LENGTH];
                 padded[..available].copy_from_slice(bytes);
-                let mut decoder = Decoder::with_ip(64, &padded, pc, options);
-                match decoder.decode().is_invalid() && decoder.position() <= available {
-                    true => Decoded::Invalid(decoder.position()),
-                    false => Decoded::Unfetchable(available),
-                }
+                let undefined = available > 0
+                    && (0..=u8::MAX).all(|next| {
+                        padded[available] = next;
+                        Decoder::with_ip(64, &padded, pc, options).decode().is_invalid()
+                    });
+                if undefined { Decoded::Invalid(available) } else { Decoded::Unfetchable(available) }
             }
             _ if decoder.position() >= MAX_LENGTH => Decoded::TooLong,
             _ => Decoded::Invalid(decoder.position().max(1)),
@@ -136,6 +137,9 @@ mod tests {
         assert!(matches!(at(&[0x48, 0x8b]), Decoded::Unfetchable(2)));
         assert!(matches!(at(&[0x06, 0x90]), Decoded::Invalid(_)));
         assert!(matches!(at(&[0x66; 20]), Decoded::TooLong));
+        // undefined or not does not depend on what cannot be read
+        assert!(matches!(at(&[0x06]), Decoded::Invalid(1)));
+        assert!(matches!(at(&[0x0f]), Decoded::Unfetchable(1)));
         // lock on an instruction that cannot be locked
         assert!(matches!(at(&[0xf0, 0x89, 0xc8]), Decoded::Invalid(_)));
         assert!(matches!(at(&[0xf3, 0x90]), Decoded::Inst(i) if i.code() == Code::Pause));
