@@ -8,6 +8,7 @@
 //! | --- | --- | --- |
 //! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
 //! | `dce` | `dce` | dead code, dead and duplicate parameters, unused anchors |
+//! | `forward` (`memory`) | `forward` | loads replaced by what memory is known to hold, around loops too |
 //! | `peel` | `peel` | one iteration of a loop before it |
 //!
 //! `base` versions are left alone.
@@ -17,6 +18,8 @@ mod bounds;
 mod conditions;
 mod dce;
 mod defs;
+mod forward;
+mod memory;
 mod peel;
 mod rules;
 mod shape;
@@ -69,11 +72,12 @@ impl Pass {
 pub const PASSES: &[Pass] = &[
     Pass { name: "simplify", about: "rewrite rules, value numbering, facts from guards", run: simplify::run },
     Pass { name: "dce", about: "dead code, dead flags, dead and duplicate parameters", run: dce::run },
+    Pass { name: "forward", about: "loads replaced by what memory is known to hold", run: forward::run },
     Pass { name: "peel", about: "one iteration of a loop before the loop", run: peel::run },
 ];
 
 /// The order in which traces go through them.
-pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce"];
+pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce", "forward", "simplify", "dce"];
 
 /// The pass with this name.
 pub fn pass(name: &str) -> Option<&'static Pass> {

@@ -1,0 +1,243 @@
+//! Load forwarding: what memory is known to hold replaces loads, within a block and around a loop.
+//!
+//! The walk keeps a table of *slots*: locations with the operand that memory holds there, from a store or (with
+//! `private_memory`) from a load. A load contained in a slot becomes the slot's operand, shifted and truncated. A
+//! store kills the slots it may touch and makes a slot itself; a fence or locked operation empties the table.
+//! Forwarding from a store needs no assumption: x86's store buffers forward too (TSO); removing a load because of
+//! an earlier load, and anything around a loop, needs `private_memory`.
+//!
+//! A load that is replaced cannot have faulted: its bytes were accessed earlier in this entry, and mappings
+//! change only by system calls, which traces do not contain.
+//!
+//! Around a loop (PIR 4.2, "scope resolution", on guest memory): the slots known at the end of the peeled
+//! iteration whose address the loop does not change are *assumed* known at the loop's head, each as a new
+//! parameter of the loop block. If a slot is still known at the end of the body its operand there is the
+//! back-edge argument; the slots that are not are dropped and the body is walked again. The assumption is the
+//! usual optimistic one: what survives a whole round holds by induction.
+//!
+//! ```text
+//! b0: … store.i64 [rbp - 8], v5; jump b1()     b0: … store.i64 [rbp - 8], v5; jump b1(v5)
+//! b1: v7 = load.i64 [rbp - 8]                  b1(q):
+//!     v8 = add.i64 v7, 1                           v8 = add.i64 q, 1
+//!     store.i64 [rbp - 8], v8; jump b1()           store.i64 [rbp - 8], v8; jump b1(v8)
+//! ```
+
+use super::OptOptions;
+use super::defs::Defs;
+use super::memory::{Access, Addresses, Location, Values, access};
+use super::shape::{BODY, ENTRY, Shape, normalise, rename};
+use crate::op::Op;
+use crate::types::{Operand, Ty, Value};
+use crate::version::{Inst, Term, Version};
+
+/// The table is a sliding window: the oldest slot makes room.
+const MAX_SLOTS: usize = 48;
+/// At most this many slots become parameters of a loop.
+const MAX_CARRIED: usize = 24;
+/// Rounds of the optimistic assumption before it is given up.
+const MAX_ROUNDS: usize = 6;
+
+/// Memory known to hold an operand.
+#[derive(Clone, Copy)]
+struct Slot {
+    location: Location,
+    ty: Ty,
+    value: Operand,
+}
+
+struct Forward<'v> {
+    version: &'v mut Version,
+    defs: Defs,
+    replaced: Vec<Option<Operand>>,
+    addresses: Addresses,
+    slots: Vec<Slot>,
+    private: bool,
+    removed: usize,
+}
+
+/// Runs the pass; returns how many loads went.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    let Some(shape) = normalise(version) else { return 0 };
+    let mut pass = Forward {
+        defs: Defs::of(version),
+        replaced: vec![None; version.types.len()],
+        addresses: Addresses::default(),
+        slots: Vec::new(),
+        private: version.context.private_memory(),
+        removed: 0,
+        version,
+    };
+    let insts = std::mem::take(&mut pass.version.blocks[ENTRY].insts);
+    pass.version.blocks[ENTRY].insts = pass.walk(&insts);
+    if shape == Shape::Loop {
+        pass.body();
+    }
+    let Forward { version, replaced, removed, .. } = pass;
+    version.for_each_operand(|o| *o = rename(&replaced, *o));
+    removed
+}
+
+impl Forward<'_> {
+    fn body(&mut self) {
+        let mut carried = if self.private { self.loop_invariant_slots() } else { Vec::new() };
+        let insts = std::mem::take(&mut self.version.blocks[BODY].insts);
+        let (addresses, removed) = (self.addresses.clone(), self.removed);
+        for round in 0.. {
+            if round == MAX_ROUNDS {
+                carried.clear();
+            }
+            let params: Vec<Value> = carried.iter().map(|s| self.version.value(s.ty)).collect();
+            let at_head = carried.iter().zip(&params).map(|(s, p)| Slot { value: (*p).into(), ..*s });
+            self.slots = at_head.collect();
+            let mut out = self.walk(&insts);
+            let ends: Vec<Option<Operand>> =
+                carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
+            let survivors: Vec<Slot> =
+                carried.iter().zip(&ends).filter(|(_, end)| end.is_some()).map(|(s, _)| *s).collect();
+            if survivors.len() == carried.len() {
+                self.version.blocks[BODY].insts = out;
+                self.version.blocks[BODY].params.extend(params);
+                self.extend_args(ENTRY, carried.iter().map(|s| s.value));
+                self.extend_args(BODY, ends.into_iter().flatten());
+                return;
+            }
+            // Forget the round: its replacements and guards rest on an assumption that does not hold.
+            carried = survivors;
+            self.addresses = addresses.clone();
+            self.removed = removed;
+            for inst in &insts {
+                for def in &inst.defs {
+                    self.replaced[def.index()] = None;
+                }
+                self.defs.note(inst);
+            }
+        }
+    }
+
+    fn extend_args(&mut self, block: usize, more: impl Iterator<Item = Operand>) {
+        if let Term::Jump { args, .. } = &mut self.version.blocks[block].term {
+            args.extend(more);
+        }
+    }
+
+    /// The slots known now whose address does not depend on the loop.
+    fn loop_invariant_slots(&self) -> Vec<Slot> {
+        let mut varies = vec![false; self.version.types.len()];
+        let body = &self.version.blocks[BODY];
+        body.params.iter().chain(body.insts.iter().flat_map(|i| &i.defs)).for_each(|v| varies[v.index()] = true);
+        let touched = self.touched_in_body();
+        let mut list: Vec<Slot> = Vec::new();
+        for slot in self.slots.iter().rev() {
+            let steady = self.addresses.terms(&slot.location).iter().all(|(v, _)| !varies[v.index()]);
+            let wanted = touched.iter().any(|l| slot.location.contains(l) || l.contains(&slot.location));
+            let new = !list.iter().any(|s| s.location == slot.location);
+            if steady && wanted && new && slot.ty.is_machine_int() && list.len() < MAX_CARRIED {
+                list.push(*slot);
+            }
+        }
+        list
+    }
+
+    /// The locations that the body accesses, as far as they can be told before it is walked.
+    fn touched_in_body(&self) -> Vec<Location> {
+        let mut addresses = self.addresses.clone();
+        let values = Values { defs: &self.defs, replaced: &self.replaced };
+        let insts = self.version.blocks[BODY].insts.iter();
+        insts
+            .filter_map(|inst| match access(self.version, inst) {
+                Access::Read(size) | Access::Write(size) => addresses.locate(&values, inst, size),
+                Access::None | Access::ReadUnknown | Access::Barrier => None,
+            })
+            .collect()
+    }
+
+    /// Rewrites a block's instructions.
+    fn walk(&mut self, insts: &[Inst]) -> Vec<Inst> {
+        let mut out = Vec::with_capacity(insts.len());
+        for inst in insts {
+            let mut inst = inst.clone();
+            inst.args.iter_mut().for_each(|a| *a = rename(&self.replaced, *a));
+            self.defs.note(&inst);
+            match access(self.version, &inst) {
+                Access::None | Access::ReadUnknown => {}
+                Access::Barrier => self.slots.clear(),
+                Access::Read(size) => {
+                    if inst.op == Op::Load && self.load(&inst, size, &mut out) {
+                        self.removed += 1;
+                        continue;
+                    }
+                }
+                Access::Write(size) => self.store(&inst, size),
+            }
+            if inst.op == Op::Assume {
+                let values = Values { defs: &self.defs, replaced: &self.replaced };
+                self.addresses.learn(&values, inst.args[0]);
+            }
+            out.push(inst);
+        }
+        out
+    }
+
+    fn locate(&mut self, inst: &Inst, size: u32) -> Option<Location> {
+        self.addresses.locate(&Values { defs: &self.defs, replaced: &self.replaced }, inst, size)
+    }
+
+    /// Replaces a load if memory is known; otherwise remembers it.
+    fn load(&mut self, inst: &Inst, size: u32, out: &mut Vec<Inst>) -> bool {
+        let (Some(location), Some(def)) = (self.locate(inst, size), inst.def()) else { return false };
+        if let Some(value) = self.find(&location, inst.ty, out) {
+            self.replaced[def.index()] = Some(value);
+            return true;
+        }
+        if self.private {
+            self.remember(Slot { location, ty: inst.ty, value: def.into() });
+        }
+        false
+    }
+
+    fn store(&mut self, inst: &Inst, size: u32) {
+        let Some(location) = self.locate(inst, size) else {
+            self.slots.clear();
+            return;
+        };
+        let addresses = &self.addresses;
+        self.slots.retain(|s| addresses.disjoint(&s.location, &location));
+        if inst.op == Op::Store {
+            self.remember(Slot { location, ty: inst.ty, value: inst.args[2] });
+        }
+    }
+
+    fn remember(&mut self, slot: Slot) {
+        if self.slots.len() == MAX_SLOTS {
+            self.slots.remove(0);
+        }
+        self.slots.push(slot);
+    }
+
+    /// What memory holds at `location` as a value of type `ty`, the newest knowledge first.
+    fn find(&mut self, location: &Location, ty: Ty, out: &mut Vec<Inst>) -> Option<Operand> {
+        let exact = |s: &&Slot| s.location == *location && s.ty == ty;
+        if let Some(slot) = self.slots.iter().rev().find(exact) {
+            return Some(slot.value);
+        }
+        let holds = |s: &&Slot| s.location.contains(location) && s.ty.is_machine_int() && ty.bits() < s.ty.bits();
+        let slot = *self.slots.iter().rev().find(holds).filter(|_| ty.is_machine_int())?;
+        let shift = location.offset.wrapping_sub(slot.location.offset) * 8;
+        if let Operand::Const(c) = slot.value {
+            return Some(Operand::Const(c >> shift & ty.mask()));
+        }
+        let shifted = match shift {
+            0 => slot.value,
+            _ => self.push(Op::Shr, slot.ty, &[slot.value, Operand::Const(shift)], out),
+        };
+        Some(self.push(Op::Trunc, ty, &[shifted], out))
+    }
+
+    fn push(&mut self, op: Op, ty: Ty, args: &[Operand], out: &mut Vec<Inst>) -> Operand {
+        let v = self.version.value(ty);
+        let inst = Inst::new(op, ty, Some(v), args);
+        self.defs.note(&inst);
+        out.push(inst);
+        v.into()
+    }
+}
