@@ -8,12 +8,14 @@
 //! | --- | --- | --- |
 //! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
 //! | `dce` | `dce` | dead code, dead and duplicate parameters, unused anchors |
+//! | `alias` | `alias` | guards that stores through pointers miss the loop's slots |
 //! | `forward` (`memory`) | `forward` | loads replaced by what memory is known to hold, around loops too |
 //! | `peel` | `peel` | one iteration of a loop before it |
 //!
 //! `base` versions are left alone.
 
 mod address;
+mod alias;
 mod bounds;
 mod conditions;
 mod dce;
@@ -72,12 +74,13 @@ impl Pass {
 pub const PASSES: &[Pass] = &[
     Pass { name: "simplify", about: "rewrite rules, value numbering, facts from guards", run: simplify::run },
     Pass { name: "dce", about: "dead code, dead flags, dead and duplicate parameters", run: dce::run },
+    Pass { name: "alias", about: "guards that stores through pointers miss the loop's slots", run: alias::run },
     Pass { name: "forward", about: "loads replaced by what memory is known to hold", run: forward::run },
     Pass { name: "peel", about: "one iteration of a loop before the loop", run: peel::run },
 ];
 
 /// The order in which traces go through them.
-pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce", "forward", "simplify", "dce"];
+pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce", "alias", "forward", "simplify", "dce", "alias", "forward", "simplify", "dce"];
 
 /// The pass with this name.
 pub fn pass(name: &str) -> Option<&'static Pass> {

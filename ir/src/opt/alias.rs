@@ -1,0 +1,199 @@
+//! Alias guards: assumptions that a store through a pointer misses a group of stack slots or globals.
+//!
+//! Forwarding loses what it knows of a slot at every store whose address it cannot compare with the slot's. In
+//! `-O0` code, where the loop's variables live in memory, one array store per iteration undoes everything. A guard
+//! before the store, on the store's own anchor, says that it misses the whole group:
+//!
+//! ```text
+//!                                          v9 = sub.i64 v3, v5                   (pointer - rbp)
+//!                                          v10 = add.i64 v9, 8 + 8 - 1           (lowest slot at rbp - 8, w = 8)
+//!                                          v11 = le.u.i64 8 + 8 - 1, v10
+//!                                          assume v11 else a3
+//! store.i64 [v3], v7 !a3                   store.i64 [v3], v7 !a3
+//! ```
+//!
+//! ([`super::memory`] has the arithmetic.) A guard whose address does not change in the loop disappears from the
+//! loop again by value numbering against its copy in the peeled iteration. The others cost an addition, a comparison
+//! and a never-taken branch each, so they are made only where they pay: at least one load around the loop gained for
+//! each guard that stays.
+//!
+//! Groups are slots at constant distances from one loop-invariant address, without gaps where an array could be.
+
+use super::OptOptions;
+use super::defs::Defs;
+use super::memory::{Access, Addresses, Linear, Location, Values, access};
+use super::shape::{BODY, ENTRY, Shape, normalise};
+use crate::op::Op;
+use crate::types::{Operand, Ty};
+use crate::version::{Inst, Version};
+
+/// Slots further apart than this are different groups.
+const MAX_GAP: u64 = 16;
+/// At most this many groups are protected.
+const MAX_GROUPS: usize = 3;
+/// At most this many guards that vary in the loop are made for one group.
+const MAX_VARYING: usize = 4;
+
+/// Adjacent slots of one key, and what the loop does with them.
+#[derive(Clone, Copy)]
+struct Group {
+    /// All of them as one location.
+    range: Location,
+    loads: usize,
+}
+
+/// Runs the pass; returns how many guards it added.
+pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
+    if !options.alias_guards || !version.context.private_memory() || normalise(version) != Some(Shape::Loop) {
+        return 0;
+    }
+    let defs = Defs::of(version);
+    let mut addresses = Addresses::default();
+    let groups = worthwhile(version, &defs, &mut addresses);
+    if groups.is_empty() {
+        return 0;
+    }
+    protect(version, ENTRY, &groups, &mut addresses) + protect(version, BODY, &groups, &mut addresses)
+}
+
+/// The accesses of a block with their locations; `None` if some may touch anything.
+fn accesses(
+    version: &Version,
+    block: usize,
+    defs: &Defs,
+    addresses: &mut Addresses,
+) -> Option<Vec<(Location, bool, bool)>> {
+    let values = Values { defs, replaced: &[] };
+    let mut list = Vec::new();
+    for inst in &version.blocks[block].insts {
+        match access(version, inst) {
+            Access::None | Access::ReadUnknown => {}
+            Access::Barrier => return None,
+            Access::Read(size) => list.push((addresses.locate(&values, inst, size)?, false, inst.op == Op::Load)),
+            Access::Write(size) => list.push((addresses.locate(&values, inst, size)?, true, false)),
+        }
+    }
+    Some(list)
+}
+
+/// The groups whose loads are worth the guards they need.
+fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<Group> {
+    let Some(body) = accesses(version, BODY, defs, addresses) else { return Vec::new() };
+    let block = &version.blocks[BODY];
+    let mut varies = vec![false; version.types.len()];
+    block.params.iter().chain(block.insts.iter().flat_map(|i| &i.defs)).for_each(|v| varies[v.index()] = true);
+    let steady: Vec<bool> =
+        body.iter().map(|(l, _, _)| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()])).collect();
+
+    let mut slots: Vec<(Location, usize)> =
+        body.iter().zip(&steady).filter(|(_, s)| **s).map(|((l, _, load), _)| (*l, usize::from(*load))).collect();
+    slots.sort_by_key(|(l, _)| (l.key, l.offset as i64));
+    let mut groups: Vec<Group> = Vec::new();
+    for (slot, loads) in slots {
+        if let Some(last) = groups.last_mut()
+            && last.range.key == slot.key
+        {
+            let start = slot.offset.wrapping_sub(last.range.offset);
+            if start <= u64::from(last.range.size) + MAX_GAP {
+                last.range.size = last.range.size.max((start + u64::from(slot.size)) as u32);
+                last.loads += loads;
+                continue;
+            }
+        }
+        groups.push(Group { range: slot, loads });
+    }
+    // A guard pays if the loop loads from the group and something else would spoil it.
+    groups.retain(|group| {
+        let spoils = |l: &Location| l.key != group.range.key && !addresses.disjoint(l, &group.range);
+        let spoilers = || body.iter().zip(&steady).filter(|((l, write, _), _)| *write && spoils(l));
+        let varying = spoilers().filter(|(_, s)| !**s).count();
+        let possible = spoilers().all(|((l, _, _), _)| addresses.difference(l, &group.range).is_some());
+        group.loads > 0 && spoilers().count() > 0 && possible && varying <= group.loads.min(MAX_VARYING)
+    });
+    groups.sort_by_key(|g| std::cmp::Reverse(g.loads));
+    groups.truncate(MAX_GROUPS);
+    groups
+}
+
+/// Puts the guards before the stores of a block.
+fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mut Addresses) -> usize {
+    let mut added = 0;
+    let mut defs = Defs::of(version);
+    let insts = std::mem::take(&mut version.blocks[block].insts);
+    let mut out = Vec::with_capacity(insts.len());
+    for inst in insts {
+        if let (Access::Write(size), Some(anchor)) = (access(version, &inst), inst.anchor)
+            && let Some(location) = addresses.locate(&Values { defs: &defs, replaced: &[] }, &inst, size)
+        {
+            for group in groups {
+                if group.range.key == location.key || addresses.disjoint(&location, &group.range) {
+                    continue;
+                }
+                let Some(predicate) = guard(version, &mut out, addresses, &location, group) else { continue };
+                out.iter().rev().take(8).for_each(|i| defs.note(i));
+                let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+                assume.anchor = Some(anchor);
+                out.push(assume);
+                addresses.learn(&Values { defs: &defs, replaced: &[] }, predicate);
+                added += 1;
+            }
+        }
+        if inst.op == Op::Assume {
+            addresses.learn(&Values { defs: &defs, replaced: &[] }, inst.args[0]);
+        }
+        out.push(inst);
+    }
+    version.blocks[block].insts = out;
+    added
+}
+
+/// Computes "the store at `location` misses the group".
+fn guard(
+    version: &mut Version,
+    out: &mut Vec<Inst>,
+    addresses: &Addresses,
+    location: &Location,
+    group: &Group,
+) -> Option<Operand> {
+    let mut x = addresses.difference(location, &group.range)?;
+    if x.terms.is_empty() {
+        return None;
+    }
+    let w = u64::from(location.size) - 1;
+    x.offset = x.offset.wrapping_add(w);
+    let mut emit = |op: Op, ty: Ty, args: &[Operand]| -> Operand {
+        let v = version.value(ty);
+        // Comparisons carry their operands' type.
+        out.push(Inst::new(op, Ty::I64, Some(v), args));
+        v.into()
+    };
+    let sum = materialise(&x, |op, args| emit(op, Ty::I64, args));
+    Some(emit(Op::LeU, Ty::I1, &[Operand::Const(u64::from(group.range.size) + w), sum]))
+}
+
+/// Instructions that compute a linear form with at least one term.
+fn materialise(form: &Linear, mut emit: impl FnMut(Op, &[Operand]) -> Operand) -> Operand {
+    let mut sum: Option<Operand> = None;
+    // Positive terms first, so that the others can be subtracted.
+    let mut terms = form.terms.clone();
+    terms.sort_by_key(|(_, c)| (*c as i64) < 0);
+    for (v, c) in terms {
+        let negative = (c as i64) < 0;
+        let magnitude = if negative { c.wrapping_neg() } else { c };
+        let term = match magnitude {
+            1 => v.into(),
+            m => emit(Op::Mul, &[v.into(), Operand::Const(m)]),
+        };
+        sum = Some(match (sum, negative) {
+            (None, false) => term,
+            (None, true) => emit(Op::Neg, &[term]),
+            (Some(s), false) => emit(Op::Add, &[s, term]),
+            (Some(s), true) => emit(Op::Sub, &[s, term]),
+        });
+    }
+    let sum = sum.unwrap_or(Operand::Const(0));
+    match form.offset {
+        0 => sum,
+        offset => emit(Op::Add, &[sum, Operand::Const(offset)]),
+    }
+}
