@@ -10,6 +10,7 @@
 //! | `dce` | `dce` | dead code, dead and duplicate parameters, unused anchors |
 //! | `alias` | `alias` | guards that stores through pointers miss the loop's slots |
 //! | `forward` (`memory`) | `forward` | loads replaced by what memory is known to hold, around loops too |
+//! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
 //! | `peel` | `peel` | one iteration of a loop before it |
 //!
 //! `base` versions are left alone.
@@ -20,6 +21,7 @@ mod bounds;
 mod conditions;
 mod dce;
 mod defs;
+mod flagparams;
 mod forward;
 mod memory;
 mod peel;
@@ -76,11 +78,12 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "dce", about: "dead code, dead flags, dead and duplicate parameters", run: dce::run },
     Pass { name: "alias", about: "guards that stores through pointers miss the loop's slots", run: alias::run },
     Pass { name: "forward", about: "loads replaced by what memory is known to hold", run: forward::run },
+    Pass { name: "flagparams", about: "loop-carried flags become loop-carried operands", run: flagparams::run },
     Pass { name: "peel", about: "one iteration of a loop before the loop", run: peel::run },
 ];
 
 /// The order in which traces go through them.
-pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce", "alias", "forward", "simplify", "dce", "alias", "forward", "simplify", "dce"];
+pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce", "alias", "forward", "simplify", "dce", "alias", "forward", "simplify", "dce", "flagparams", "dce"];
 
 /// The pass with this name.
 pub fn pass(name: &str) -> Option<&'static Pass> {
