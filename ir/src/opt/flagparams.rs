@@ -127,9 +127,8 @@ fn operands(version: &mut Version, entry: &Expr, back: &Expr) -> Vec<Operand> {
             continue;
         }
         let pairs = args(version, ENTRY).iter().zip(args(version, BODY));
-        let position = pairs.zip(&version.blocks[BODY].params).find(|((x, y), p)| {
-            **x == e && **y == b && version.ty(**p) == ty
-        });
+        let position =
+            pairs.zip(&version.blocks[BODY].params).find(|((x, y), p)| **x == e && **y == b && version.ty(**p) == ty);
         let param = match position {
             Some((_, param)) => *param,
             None => add_param(version, ty, e, b),

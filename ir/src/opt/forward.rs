@@ -90,8 +90,7 @@ impl Forward<'_> {
             let at_head = carried.iter().zip(&params).map(|(s, p)| Slot { value: (*p).into(), ..*s });
             self.slots = at_head.collect();
             let mut out = self.walk(&insts);
-            let ends: Vec<Option<Operand>> =
-                carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
+            let ends: Vec<Option<Operand>> = carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
             let survivors: Vec<Slot> =
                 carried.iter().zip(&ends).filter(|(_, end)| end.is_some()).map(|(s, _)| *s).collect();
             if survivors.len() == carried.len() {

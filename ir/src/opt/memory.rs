@@ -290,7 +290,10 @@ mod tests {
                             continue;
                         }
                         let start = d + s as i64;
-                        assert!(start + i64::from(w) <= 0 || start >= i64::from(z), "k {k} n {n} s {s} w {w} z {z} d {d}");
+                        assert!(
+                            start + i64::from(w) <= 0 || start >= i64::from(z),
+                            "k {k} n {n} s {s} w {w} z {z} d {d}"
+                        );
                     }
                 }
             }

@@ -83,7 +83,23 @@ pub const PASSES: &[Pass] = &[
 ];
 
 /// The order in which traces go through them.
-pub const PIPELINE: &[&str] = &["simplify", "dce", "peel", "simplify", "dce", "alias", "forward", "simplify", "dce", "alias", "forward", "simplify", "dce", "flagparams", "dce"];
+pub const PIPELINE: &[&str] = &[
+    "simplify",
+    "dce",
+    "peel",
+    "simplify",
+    "dce",
+    "alias",
+    "forward",
+    "simplify",
+    "dce",
+    "alias",
+    "forward",
+    "simplify",
+    "dce",
+    "flagparams",
+    "dce",
+];
 
 /// The pass with this name.
 pub fn pass(name: &str) -> Option<&'static Pass> {
