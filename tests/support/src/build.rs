@@ -144,8 +144,8 @@ fn content_hash(guest: &Guest) -> Result<u64, String> {
 fn compiler(guest: &Guest) -> Result<Vec<&'static str>, String> {
     let (_, extension) = guest.source.rsplit_once('.').unwrap_or(("", ""));
     Ok(match extension {
-        "c" => vec!["cc", "-O2", "-std=gnu11", "-Wall", "-Wextra"],
-        "cpp" => vec!["c++", "-O2", "-std=gnu++17", "-Wall", "-Wextra"],
+        "c" => vec!["cc", "-O2", "-std=gnu11", "-w"],
+        "cpp" => vec!["c++", "-O2", "-std=gnu++17", "-w"],
         "S" => vec!["cc", "-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none"],
         "rs" => vec!["rustc", "--edition=2021", "-Copt-level=2", "-Cpanic=unwind", "-Adead_code"],
         "sh" => vec![],
