@@ -5,6 +5,19 @@
 
 use iced_x86::CpuidFeature as F;
 use std::arch::is_x86_feature_detected as detected;
+use std::sync::LazyLock;
+
+/// Does a 32-bit bsf or bsr of zero leave the upper half of its destination alone? AMD's do; Intel's manual
+/// says that some processors clear it.
+pub(super) fn scan_of_zero_keeps_upper_half() -> bool {
+    static KEEPS: LazyLock<bool> = LazyLock::new(|| {
+        let mut destination = u64::MAX;
+        // SAFETY: only the named registers and the flags change.
+        unsafe { std::arch::asm!("bsf {d:e}, {s:e}", d = inout(reg) destination, s = in(reg) 0u64) };
+        destination == u64::MAX
+    });
+    *KEEPS
+}
 
 /// Does the host have `feature`? `None`: not known.
 pub(super) fn has(feature: F) -> Option<bool> {

@@ -3,6 +3,7 @@
 //!
 //! Order within an instruction: every load, then every store, then every `put`. So a fault leaves nothing done.
 
+use super::host;
 use super::operand::{Emit, Place, ZERO, gpr};
 use dynasour_ir::{Cond, FlagOp, Gpr, Loc, Op, Operand, Ty};
 use iced_x86::{ConditionCode, Mnemonic as M, Register};
@@ -382,7 +383,7 @@ impl Emit<'_, '_> {
         self.b.zext(Ty::I64, Ty::I32, low)
     }
 
-    /// bsf and bsr: a zero source leaves the whole destination register alone.
+    /// bsf and bsr: a zero source leaves the destination register alone.
     fn scan(&mut self, flag_op: FlagOp) {
         let ty = self.ty(0);
         let a = self.read(1, ty);
@@ -396,7 +397,13 @@ impl Emit<'_, '_> {
         };
         let dst = self.inst.op0_register();
         let zero = self.b.binary(Op::Eq, ty, a, ZERO);
-        let old = self.b.get_gpr(gpr(dst));
+        let full = self.b.get_gpr(gpr(dst));
+        let old = if ty == Ty::I32 && !host::scan_of_zero_keeps_upper_half() {
+            let low = self.b.trunc(Ty::I32, Ty::I64, full);
+            self.b.zext(Ty::I64, Ty::I32, low)
+        } else {
+            full
+        };
         let new = match ty {
             Ty::I16 => self.b.pure(Op::Insert16, Ty::I64, &[old, found]),
             _ => self.b.zext(Ty::I64, ty, found),

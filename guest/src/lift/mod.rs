@@ -45,6 +45,9 @@ use std::cell::RefCell;
 /// The most guest instructions that a block should have.
 pub const MAX_BLOCK: usize = 64;
 
+/// IR instructions in a block of common length.
+const TYPICAL_BODY: usize = 40;
+
 /// A guest block in `base` form.
 #[derive(Clone, Debug)]
 pub struct LiftedBlock {
@@ -115,7 +118,9 @@ impl Lifter {
     pub fn lift_block(&mut self, pc: u64, code: &dyn Fetch, max_insts: usize) -> LiftedBlock {
         let mut version = Version::new("base", pc);
         let mut reader = Reader::new(code);
+        version.types.reserve(TYPICAL_BODY);
         let mut builder = Builder::new(&mut version);
+        builder.insts.reserve(TYPICAL_BODY);
         let mut here = pc;
         let mut count = 0;
         let term = loop {

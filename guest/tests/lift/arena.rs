@@ -85,8 +85,9 @@ pub struct Arena {
 /// The arena, for one test at a time.
 pub fn arena() -> MutexGuard<'static, Arena> {
     static ARENA: LazyLock<Mutex<Arena>> = LazyLock::new(|| Mutex::new(Arena::new()));
-    let arena = ARENA.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut arena = ARENA.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     arena.use_signal_stack();
+    arena.set_writable(true);
     arena
 }
 
@@ -258,6 +259,14 @@ impl Arena {
     pub fn memory(&mut self) -> &mut [u8] {
         // SAFETY: inside the mapping, reached only through the locked arena.
         unsafe { std::slice::from_raw_parts_mut((self.base + SCRATCH) as *mut u8, SCRATCH_BYTES) }
+    }
+
+    /// Makes the scratch memory read-only or writable again.
+    pub fn set_writable(&mut self, writable: bool) {
+        let prot = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: pages of the mapping; nobody holds a reference to them during the call.
+        let result = unsafe { libc::mprotect((self.base + SCRATCH) as *mut libc::c_void, SCRATCH_BYTES, prot) };
+        assert_eq!(result, 0);
     }
 
     /// Installs the instruction under test.

@@ -12,9 +12,11 @@ pub struct Machine<'m> {
     /// Memory at `memory_start`; everything else is unmapped.
     pub memory: &'m mut [u8],
     pub memory_start: u64,
+    /// Stores fault if not.
+    pub writable: bool,
 }
 
-/// An access outside the memory.
+/// An access outside the memory, or a store to read-only memory.
 #[derive(Debug)]
 pub struct Fault;
 
@@ -71,6 +73,9 @@ impl Machine<'_> {
                 Op::Store => {
                     let address = self.address(inst, arg);
                     let word = arg(2).to_le_bytes();
+                    if !self.writable {
+                        return Err(Fault);
+                    }
                     let bytes = self.bytes(address, inst.ty.bytes() as usize)?;
                     bytes.copy_from_slice(&word[..bytes.len()]);
                     continue;

@@ -7,17 +7,12 @@ use crate::generate::{Sample, Space, State};
 use crate::rng::{Rng, setting};
 use dynasour_guest::lift::class::{Class, entry, is_nop};
 use dynasour_guest::lift::{Bytes, LiftedBlock, classify, lift_block};
-use dynasour_ir::Op;
 use dynasour_ir::semantics::ARITH_FLAGS;
-use iced_x86::{Code, Mnemonic as M};
+use dynasour_ir::{Op, verify};
+use iced_x86::{Code, Instruction, Mnemonic as M};
 use std::collections::{BTreeMap, HashSet};
 
 const STATES_PER_INSTRUCTION: u64 = 8;
-
-fn lift(sample: &Sample) -> LiftedBlock {
-    let code = Bytes { start: sample.inst.ip(), bytes: sample.bytes() };
-    lift_block(sample.inst.ip(), &code, 1)
-}
 
 /// Within an instruction nothing that can fault stands behind a `put`.
 fn faults_precede_puts(block: &LiftedBlock) -> bool {
@@ -33,16 +28,78 @@ fn faults_precede_puts(block: &LiftedBlock) -> bool {
     })
 }
 
-struct Checker {
+fn is_testable(inst: &Instruction) -> bool {
+    classify(inst) == Class::Modelled && inst.mnemonic() != M::Syscall
+}
+
+/// Compares, and keeps count.
+struct Comparison {
     values: Vec<u64>,
     before: Vec<u8>,
     expected: Vec<u8>,
+    writable: bool,
+    cases: u64,
     faults: u64,
+    seen: HashSet<Code>,
+    failures: BTreeMap<M, (u64, String)>,
 }
 
-impl Checker {
-    fn check(&mut self, arena: &mut Arena, sample: &Sample, block: &LiftedBlock, state: &State) -> Result<(), String> {
-        arena.memory().copy_from_slice(&self.before);
+impl Comparison {
+    fn new(writable: bool) -> Comparison {
+        Comparison {
+            values: Vec::new(),
+            before: vec![0; SCRATCH_BYTES],
+            expected: vec![0; SCRATCH_BYTES],
+            writable,
+            cases: 0,
+            faults: 0,
+            seen: HashSet::new(),
+            failures: BTreeMap::new(),
+        }
+    }
+
+    fn fill_memory(&mut self, rng: &mut Rng) {
+        for chunk in self.before.chunks_exact_mut(8) {
+            let word = if rng.chance(25) { rng.interesting() } else { rng.next() };
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// One instruction, derived from `seed`, on several states.
+    fn instruction(&mut self, arena: &mut Arena, seed: u64) {
+        let mut rng = Rng::new(seed);
+        if self.writable {
+            self.fill_memory(&mut rng);
+        }
+        let sample = Sample::random(&mut rng, arena, Space::Integer, is_testable);
+        let code = Bytes { start: sample.inst.ip(), bytes: sample.bytes() };
+        let block = lift_block(sample.inst.ip(), &code, 1);
+        assert!(faults_precede_puts(&block), "{:x?} {}: a fault after a put", sample.bytes(), sample.inst);
+        assert_eq!(block.end, sample.inst.next_ip());
+        verify::assert_valid(&block.version);
+        arena.install(sample.bytes());
+        for _ in 0..STATES_PER_INSTRUCTION {
+            let Some(state) = sample.state(&mut rng, arena) else { continue };
+            if state.target_at.is_some() && !self.writable {
+                continue;
+            }
+            self.cases += 1;
+            self.seen.insert(sample.inst.code());
+            if let Err(difference) = self.state(arena, &sample, &block, &state) {
+                let entry = self.failures.entry(sample.inst.mnemonic()).or_insert_with(|| {
+                    let (inst, bytes, registers) = (sample.inst, sample.bytes(), state.registers);
+                    let replay = format!("DYNASOUR_SEED={seed:#x} DYNASOUR_CASES=1");
+                    (0, format!("{inst} {bytes:x?}: {difference}\n    from {registers:x?}\n    replay: {replay}"))
+                });
+                entry.0 += 1;
+            }
+        }
+    }
+
+    fn state(&mut self, arena: &mut Arena, sample: &Sample, block: &LiftedBlock, state: &State) -> Result<(), String> {
+        if self.writable {
+            arena.memory().copy_from_slice(&self.before);
+        }
         if let Some(address) = state.target_at {
             let offset = (address - arena.scratch()) as usize;
             let taken = arena.taken().to_le_bytes();
@@ -56,6 +113,7 @@ impl Checker {
             gs_base: state.gs_base,
             memory: &mut self.expected,
             memory_start: arena.scratch(),
+            writable: self.writable,
         };
         let outcome = machine.run(block, &mut self.values);
         let (gpr, flags) = (machine.gpr, machine.flags);
@@ -83,16 +141,19 @@ impl Checker {
         if output.flags & ARITH_FLAGS != flags {
             return Err(format!("flags {:#x}, lifted {flags:#x}", output.flags & ARITH_FLAGS));
         }
-        if arena.memory() != &self.expected[..] {
-            let at = arena.memory().iter().zip(&self.expected).position(|(a, b)| a != b);
-            return Err(format!("memory differs at {at:x?}"));
+        match arena.memory().iter().zip(&self.expected).position(|(a, b)| a != b) {
+            Some(at) => Err(format!("memory differs at {at:#x}")),
+            None => Ok(()),
         }
-        Ok(())
     }
-}
 
-fn is_testable(inst: &iced_x86::Instruction) -> bool {
-    classify(inst) == Class::Modelled && inst.mnemonic() != M::Syscall
+    fn conclude(&self) {
+        println!("{} cases over {} codes, {} faults", self.cases, self.seen.len(), self.faults);
+        for (mnemonic, (count, first)) in &self.failures {
+            println!("{mnemonic:?}: {count} differences, first: {first}");
+        }
+        assert!(self.failures.is_empty());
+    }
 }
 
 #[test]
@@ -100,51 +161,34 @@ fn agrees_with_the_processor() {
     let seed = setting("DYNASOUR_SEED", 0x5eed_0001);
     let cases = setting("DYNASOUR_CASES", 1_600_000);
     let mut arena = arena();
-    let mut checker =
-        Checker { values: Vec::new(), before: vec![0; SCRATCH_BYTES], expected: vec![0; SCRATCH_BYTES], faults: 0 };
-    let mut seen = HashSet::new();
-    let mut failures: BTreeMap<M, (u64, String)> = BTreeMap::new();
-    let mut done = 0;
+    let mut comparison = Comparison::new(true);
     for i in 0..cases.div_ceil(STATES_PER_INSTRUCTION) {
-        let case_seed = seed.wrapping_add(i);
-        let mut rng = Rng::new(case_seed);
-        for chunk in checker.before.chunks_exact_mut(8) {
-            let word = rng.next();
-            let word = if word & 3 == 0 { rng.interesting() } else { word };
-            chunk.copy_from_slice(&word.to_le_bytes());
-        }
-        let sample = Sample::random(&mut rng, &arena, Space::Integer, is_testable);
-        let block = lift(&sample);
-        assert!(faults_precede_puts(&block), "{:x?} {}: a fault after a put", sample.bytes(), sample.inst);
-        assert_eq!(block.end, sample.inst.next_ip());
-        dynasour_ir::verify::assert_valid(&block.version);
-        arena.install(sample.bytes());
-        for _ in 0..STATES_PER_INSTRUCTION {
-            let Some(state) = sample.state(&mut rng, &arena) else { continue };
-            done += 1;
-            seen.insert(sample.inst.code());
-            if let Err(difference) = checker.check(&mut arena, &sample, &block, &state) {
-                let entry = failures.entry(sample.inst.mnemonic()).or_insert_with(|| {
-                    let report = format!(
-                        "{} {:x?}: {difference}\n    from {:x?}\n    replay: DYNASOUR_SEED={case_seed:#x} DYNASOUR_CASES=1",
-                        sample.inst, sample.bytes(), state.registers
-                    );
-                    (0, report)
-                });
-                entry.0 += 1;
-            }
-        }
+        comparison.instruction(&mut arena, seed.wrapping_add(i));
     }
-    println!("{done} cases over {} codes, {} faults", seen.len(), checker.faults);
-    for (mnemonic, (count, first)) in &failures {
-        println!("{mnemonic:?}: {count} differences, first: {first}");
-    }
-    assert!(failures.is_empty());
+    comparison.conclude();
     if cases >= 1_000_000 {
         let missed: Vec<Code> = Code::values()
             .filter(|c| entry(*c).class == Class::Modelled && !is_nop(c.mnemonic()) && !is_foreign(*c))
-            .filter(|c| *c != Code::Syscall && !seen.contains(c))
+            .filter(|c| *c != Code::Syscall && !comparison.seen.contains(c))
             .collect();
         assert!(missed.is_empty(), "not exercised: {missed:?}");
     }
+}
+
+/// What stores although it changes nothing (a shift by zero, say) must fault where memory is read-only, and a
+/// fault must leave nothing done.
+#[test]
+fn agrees_on_read_only_memory() {
+    let seed = setting("DYNASOUR_SEED", 0x5eed_2001);
+    let cases = setting("DYNASOUR_CASES", 200_000);
+    let mut arena = arena();
+    let mut comparison = Comparison::new(false);
+    comparison.fill_memory(&mut Rng::new(1));
+    arena.memory().copy_from_slice(&comparison.before);
+    arena.set_writable(false);
+    for i in 0..cases.div_ceil(STATES_PER_INSTRUCTION) {
+        comparison.instruction(&mut arena, seed.wrapping_add(i));
+    }
+    arena.set_writable(true);
+    comparison.conclude();
 }

@@ -13,6 +13,7 @@ use dynasour_ir::{Effects, GuestTerm, Loc, Native, Op, Term};
 use iced_x86::{Code, Encoder, Instruction, Mnemonic as M, OpKind, Register};
 use std::arch::x86_64::__cpuid_count;
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 
 const ZMM_BYTES: usize = 64;
 /// Extended state offsets of the legacy area.
@@ -37,13 +38,14 @@ impl Layout {
         layout
     }
 
-    fn zmm_parts(&self, n: usize) -> Vec<std::ops::Range<usize>> {
-        if n >= 16 {
-            let start = self.zmm_16_to_31 + ZMM_BYTES * (n - 16);
-            return vec![start..start + ZMM_BYTES];
-        }
+    /// The pieces of a zmm register in the area, lowest first.
+    fn zmm_parts(&self, n: usize) -> [Range<usize>; 3] {
         let part = |start: usize, size: usize| start + n * size..start + (n + 1) * size;
-        vec![part(XMM, 16), part(self.avx, 16), part(self.zmm_high, 32)]
+        if n >= 16 {
+            let whole = part(self.zmm_16_to_31 - 16 * ZMM_BYTES, ZMM_BYTES);
+            return [whole.clone(), whole.end..whole.end, whole.end..whole.end];
+        }
+        [part(XMM, 16), part(self.avx, 16), part(self.zmm_high, 32)]
     }
 
     fn zmm(&self, area: &Extended, n: usize) -> Vec<u8> {
@@ -186,11 +188,12 @@ impl Checker {
                 return Err(format!("k{i} changes"));
             }
         }
-        let same = |range: std::ops::Range<usize>| run.vectors_in.0[range.clone()] == run.vectors_out.0[range];
+        let same = |range: Range<usize>| run.vectors_in.0[range.clone()] == run.vectors_out.0[range];
         if !n.writes.contains(&Loc::Mxcsr) && !same(MXCSR..MXCSR + 4) {
             return Err("mxcsr changes".to_string());
         }
-        if !n.writes.contains(&Loc::X87) && !(same(0..MXCSR) && same(X87_REGISTERS..XMM)) {
+        let x87_same = same(0..MXCSR) && same(X87_REGISTERS..XMM);
+        if !n.writes.contains(&Loc::X87) && !x87_same {
             return Err("x87 state changes".to_string());
         }
         let written = match n.mem_size {
