@@ -1,1 +1,22 @@
-//! From IR to native fragments: selection, registers, encoding, code cache
+//! From IR to native fragments: selection, registers, encoding, code cache (DESIGN section 6).
+
+pub mod cache;
+pub mod cpu;
+pub mod emitter;
+mod encode;
+pub mod fragment;
+mod lower;
+mod lower_exit;
+mod lower_flags;
+mod lower_mem;
+mod lower_ops;
+mod mach;
+pub mod record;
+pub mod stubs;
+mod x86;
+
+pub use emitter::{Config, Deopt, EmitError, Emitter, EntryState, Left};
+pub use fragment::{Exit, ExitId, Fragment, FragmentId};
+pub use mach::SiteKind;
+pub use record::PendingStore;
+pub use stubs::set_gs;

@@ -1,0 +1,63 @@
+//! What this processor and kernel offer, asked once and never assumed.
+
+use std::arch::is_x86_feature_detected;
+
+/// The features that code generation asks about.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu {
+    /// Shifts by any register without flags (shlx, shrx, sarx), rorx.
+    pub bmi2: bool,
+    /// tzcnt
+    pub bmi1: bool,
+    /// lzcnt
+    pub lzcnt: bool,
+    /// popcnt
+    pub popcnt: bool,
+    /// vzeroupper exists
+    pub avx: bool,
+    /// rd/wr fs/gsbase may be used in user mode.
+    pub fsgsbase: bool,
+    /// The extended-state components that are saved and restored: all of XCR0 but protection keys, whose
+    /// register belongs to the whole thread.
+    pub xstate_mask: u64,
+    /// Bytes of the standard XSAVE format with all of XCR0.
+    pub xstate_size: usize,
+}
+
+/// The protection-key component, which stays live in hardware.
+const PKRU: u64 = 1 << 9;
+
+impl Cpu {
+    /// Asks this machine.
+    pub fn detect() -> Cpu {
+        let xsave = is_x86_feature_detected!("xsave");
+        // SAFETY: cpuid exists on every x86-64; xgetbv is executed only if CPUID says OSXSAVE.
+        let (xcr0, xstate_size) = unsafe {
+            let leaf = std::arch::x86_64::__cpuid_count(0xd, 0);
+            if xsave { (xgetbv0(), leaf.ebx as usize) } else { (0, 0) }
+        };
+        // SAFETY: getauxval only reads the auxiliary vector.
+        let hwcap2 = unsafe { libc::getauxval(libc::AT_HWCAP2) };
+        Cpu {
+            bmi2: is_x86_feature_detected!("bmi2"),
+            bmi1: is_x86_feature_detected!("bmi1"),
+            lzcnt: is_x86_feature_detected!("lzcnt"),
+            popcnt: is_x86_feature_detected!("popcnt"),
+            avx: is_x86_feature_detected!("avx"),
+            fsgsbase: hwcap2 & 2 != 0,
+            xstate_mask: xcr0 & !PKRU,
+            xstate_size,
+        }
+    }
+}
+
+/// XCR0.
+///
+/// # Safety
+/// The operating system must have enabled XSAVE.
+unsafe fn xgetbv0() -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: the caller vouches for XSAVE; reads only.
+    unsafe { std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
+    u64::from(high) << 32 | u64::from(low)
+}

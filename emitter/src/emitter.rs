@@ -1,0 +1,405 @@
+//! The emitter: compiles versions into the cache, links fragments, and reads states back at exits.
+//!
+//! Life of a fragment: [`Emitter::compile`] makes it; [`Emitter::enter`] runs it until some exit; for a raw exit
+//! [`Emitter::deopt`] rebuilds the guest's state; a warm exit is [`Emitter::link`]ed to another fragment.
+//! [`Emitter::flush_all`] drops everything but the stubs, and with it all ids.
+//!
+//! Called from signal handlers (no allocation, no locks): [`Emitter::fragment_at`], [`Emitter::fault_exit`],
+//! [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
+
+use crate::cache::{Cache, CacheError};
+use crate::cpu::Cpu;
+use crate::encode::{Encoded, Target, encode, location};
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, Link, fragment_at};
+use crate::lower::{LowerError, Selected, lower};
+use crate::mach::{MFunc, SiteKind, preg};
+use crate::record::PendingStore;
+use crate::stubs::{ABORTED, StubError, Stubs};
+use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
+use dynasour_ir::Version;
+use regalloc2::{Algorithm, Function, MachineEnv, Output, RegAllocError, RegallocOptions};
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else refuses this version.
+#[derive(thiserror::Error, Debug)]
+pub enum EmitError {
+    /// The cache is full or cannot be mapped.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The stubs cannot be generated on this machine.
+    #[error(transparent)]
+    Stub(#[from] StubError),
+    /// Selection refused.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// The register allocator gave up.
+    #[error("register allocation failed: {0}")]
+    Registers(RegAllocError),
+    /// More values are live at once than there are spill slots.
+    #[error("the trace needs {0} spill slots")]
+    Slots(usize),
+    /// The encoder refused an instruction.
+    #[error("cannot encode: {0}")]
+    Encode(#[from] iced_x86::IcedError),
+    /// No such exit or fragment, or not of the kind the call is for.
+    #[error("no such exit or fragment")]
+    Unknown,
+}
+
+impl EmitError {
+    /// Would it fit into an empty cache?
+    pub fn is_full(&self) -> bool {
+        matches!(self, EmitError::Cache(CacheError::Full))
+    }
+}
+
+/// In which state a fragment is entered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EntryState {
+    /// Every guest register in its own host register, flags in the host's flags.
+    Canonical,
+}
+
+/// How the emitter is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Bytes of code cache.
+    pub cache_size: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { cache_size: 64 << 20 }
+    }
+}
+
+/// What an exit means, with `ctx` now holding the guest's exact state.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Deopt {
+    /// The exit.
+    pub exit: ExitId,
+    /// What kind of place it is.
+    pub kind: SiteKind,
+    /// Deferred stores to perform, oldest first.
+    pub stores: SmallVec<[PendingStore; 4]>,
+}
+
+/// How a run of guest code ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// Nothing ran: the runtime wanted control.
+    Aborted,
+    /// Through this exit; call [`Emitter::deopt`].
+    Exit(ExitId),
+}
+
+/// Compiler of versions and owner of their code.
+pub struct Emitter {
+    cache: Cache,
+    cpu: Cpu,
+    stubs: Stubs,
+    fragments: Vec<Fragment>,
+    exits: Vec<Exit>,
+    allocator: regalloc2::Ctx,
+}
+
+impl Emitter {
+    /// An emitter with an empty cache.
+    pub fn new(config: Config) -> Result<Emitter, EmitError> {
+        let cpu = Cpu::detect();
+        let mut cache = Cache::new(config.cache_size)?;
+        let stubs = Stubs::generate(&mut cache, &cpu)?;
+        cache.set_floor();
+        Ok(Emitter {
+            cache,
+            cpu,
+            stubs,
+            fragments: Vec::new(),
+            exits: Vec::new(),
+            allocator: regalloc2::Ctx::default(),
+        })
+    }
+
+    /// The transition stubs.
+    pub fn stubs(&self) -> &Stubs {
+        &self.stubs
+    }
+
+    /// The code cache.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// All fragments since the last flush, by id.
+    pub fn fragments(&self) -> &[Fragment] {
+        &self.fragments
+    }
+
+    /// A fragment.
+    pub fn fragment(&self, id: FragmentId) -> Option<&Fragment> {
+        self.fragments.get(id.0 as usize)
+    }
+
+    /// An exit.
+    pub fn exit(&self, id: ExitId) -> Option<&Exit> {
+        self.exits.get(id.0 as usize)
+    }
+
+    /// Compiles a trace. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`] and try again.
+    pub fn compile(&mut self, version: &Version, _entry: EntryState) -> Result<FragmentId, EmitError> {
+        let selected = lower(version, self.cpu)?;
+        self.finish(version, selected)
+    }
+
+    fn finish(&mut self, version: &Version, selected: Selected) -> Result<FragmentId, EmitError> {
+        let Selected { blocks, sites, mut records, record_ops, num_vregs, allocatable, uses_vector } = selected;
+        let function = MFunc::new(blocks, &sites, record_ops, num_vregs);
+        let env = MachineEnv {
+            preferred_regs_by_class: [
+                (0..16).filter(|n| allocatable & 1 << n != 0).map(preg).collect(),
+                Vec::new(),
+                Vec::new(),
+            ],
+            non_preferred_regs_by_class: [Vec::new(), Vec::new(), Vec::new()],
+            scratch_by_class: [None; 3],
+            fixed_stack_slots: Vec::new(),
+        };
+        let options =
+            RegallocOptions { verbose_log: false, validate_ssa: cfg!(debug_assertions), algorithm: Algorithm::Ion };
+        let out =
+            regalloc2::run_with_ctx(&function, &env, &options, &mut self.allocator).map_err(EmitError::Registers)?;
+        if out.num_spillslots > SCRATCH_WORDS {
+            return Err(EmitError::Slots(out.num_spillslots));
+        }
+        for (i, (_, record)) in records.iter_mut().enumerate() {
+            if let Some(block) = function.record_block[i] {
+                let inst = function.block_insns(regalloc2::Block::new(block)).first();
+                let allocs = out.inst_allocs(inst);
+                record.finish(|n| location(allocs[usize::from(n)]));
+            }
+        }
+        let first_site = self.exits.len() as u32;
+        let code = encode(&function, out, u64::from(first_site))?;
+        let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
+        let mark = self.cache.mark();
+        let placed = self.place(&code);
+        let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;
+        let address = |block: usize| {
+            let (in_cold, at) = code.blocks[block];
+            (if in_cold { cold } else { hot }) + u64::from(at)
+        };
+        let mut faults: Vec<(u64, u64)> = code
+            .faults
+            .iter()
+            .filter_map(|(at, site)| Some((hot + u64::from(*at), address(function.split_of[site.0 as usize]?))))
+            .collect();
+        faults.sort_unstable();
+        let id = FragmentId(self.fragments.len() as u32);
+        let links = self.links(&code, hot, cold, first_site);
+        self.exits.extend(sites.iter().map(|s| Exit {
+            fragment: id,
+            kind: s.kind,
+            anchor: s.anchor,
+            target: version.anchors[s.anchor.index()].target.as_const(),
+            record: s.record.map(|r| r as u32),
+            jcc: None,
+        }));
+        for (at, site) in &code.guards {
+            let condition = code.hot[*at as usize + 1] & 15;
+            self.exits[(first_site + site.0) as usize].jcc = Some((hot + u64::from(*at), condition));
+        }
+        self.fragments.push(Fragment {
+            pc: version.region,
+            version: version.name.clone(),
+            entry: hot,
+            hot: hot..hot + code.hot.len() as u64,
+            cold: cold..cold + code.cold.len() as u64,
+            exits: first_site..self.exits.len() as u32,
+            spill_slots,
+            hot_moves,
+            uses_vector,
+            touched: allocatable,
+            records: records.into_iter().map(|(_, r)| r).collect(),
+            faults: faults.into(),
+            links,
+        });
+        Ok(id)
+    }
+
+    /// Finds room for encoded code, resolves its jumps and copies it into the cache.
+    fn place(&mut self, code: &Encoded) -> Result<(u64, u64), EmitError> {
+        let hot = self.cache.alloc_hot(code.hot.len(), 16)?;
+        let cold = self.cache.alloc_cold(code.cold.len())?;
+        let (mut hot_bytes, mut cold_bytes) = (code.hot.clone(), code.cold.clone());
+        for fixup in &code.fixups {
+            let target = match fixup.target {
+                Target::Block(b) => {
+                    let (in_cold, at) = code.blocks[b];
+                    (if in_cold { cold } else { hot }) + u64::from(at)
+                }
+                Target::Unlinked(site) => {
+                    let at = code.unlinked.iter().find(|(s, _)| *s == site).map_or(0, |(_, at)| *at);
+                    cold + u64::from(at)
+                }
+                Target::LeaveRaw => self.stubs.leave_raw,
+                Target::LeaveCanonical => self.stubs.leave_canonical,
+            };
+            let (bytes, base) = if fixup.cold { (&mut cold_bytes, cold) } else { (&mut hot_bytes, hot) };
+            let at = fixup.at as usize;
+            let rel = target.wrapping_sub(base + u64::from(fixup.at) + 4) as u32;
+            bytes[at..at + 4].copy_from_slice(&rel.to_le_bytes());
+        }
+        self.cache.write(hot, &hot_bytes);
+        self.cache.write(cold, &cold_bytes);
+        Ok((hot, cold))
+    }
+
+    /// The patchable jumps of a fragment: back edges, trace ends, records.
+    fn links(&self, code: &Encoded, hot: u64, cold: u64, first_site: u32) -> Box<[Link]> {
+        let mut links = Vec::with_capacity(code.back_edges.len() + code.ends.len() + code.records.len());
+        for (at, block) in &code.back_edges {
+            let head = hot + u64::from(code.blocks[*block].1);
+            // A loop without a poll cannot be left on request.
+            let landing = code.polls.iter().find(|p| p.2 == *block).map_or(head, |p| cold + u64::from(p.1));
+            links.push(Link {
+                exit: None,
+                record: None,
+                field: hot + u64::from(*at),
+                out: landing,
+                target: AtomicU64::new(head),
+            });
+        }
+        for (site, at) in &code.ends {
+            let stub = code.unlinked.iter().find(|(s, _)| s == site).map_or(cold, |(_, at)| cold + u64::from(*at));
+            links.push(Link {
+                exit: Some(ExitId(first_site + site)),
+                record: None,
+                field: hot + u64::from(*at),
+                out: stub,
+                target: AtomicU64::new(stub),
+            });
+        }
+        for (record, at) in &code.records {
+            links.push(Link {
+                exit: None,
+                record: Some(*record as u32),
+                field: cold + u64::from(*at),
+                out: self.stubs.leave_raw,
+                target: AtomicU64::new(self.stubs.leave_raw),
+            });
+        }
+        links.into()
+    }
+
+    /// Runs a fragment, and whatever it is linked to, on the guest state in `ctx` until it leaves.
+    ///
+    /// # Safety
+    /// `ctx` is this thread's context and its GS base points there ([`crate::stubs::set_gs`]). The fragment runs
+    /// guest code, with all that it may do to this address space.
+    pub unsafe fn enter(&self, ctx: *mut ThreadContext, fragment: FragmentId) -> Result<Left, EmitError> {
+        let entry = self.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
+        // SAFETY: `entry` is the entry of a fragment in this cache; the rest is the caller's promise.
+        let site = unsafe { self.stubs.enter(ctx, entry) };
+        if site == ABORTED {
+            return Ok(Left::Aborted);
+        }
+        Ok(Left::Exit(ExitId(site as u32)))
+    }
+
+    /// After a fragment left through `exit`: makes `gpr`, `rflags` and `rip` of `ctx` the guest's state at the
+    /// exit's anchor. The caller performs the deferred stores it returns, in order.
+    pub fn deopt(&self, exit: ExitId, ctx: &mut ThreadContext) -> Result<Deopt, EmitError> {
+        let e = self.exit(exit).ok_or(EmitError::Unknown)?;
+        let stores = match e.record {
+            None => {
+                ctx.rip = e.target.unwrap_or(ctx.next_pc);
+                SmallVec::new()
+            }
+            Some(r) => self.fragments[e.fragment.0 as usize].records[r as usize].apply(ctx),
+        };
+        Ok(Deopt { exit, kind: e.kind, stores })
+    }
+
+    /// The fragment whose code contains a host address. Async-signal-safe.
+    pub fn fragment_at(&self, host_rip: u64) -> Option<FragmentId> {
+        fragment_at(&self.fragments, host_rip)
+    }
+
+    /// Where a fault at `host_rip` continues: set rip there and return from the handler. Async-signal-safe.
+    pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
+        let id = self.fragment_at(host_rip)?;
+        self.fragments[id.0 as usize].fault_exit(host_rip)
+    }
+
+    /// Makes a fragment leave at its next back edge or end, into the runtime. Async-signal-safe.
+    pub fn unlink_for_signal(&self, fragment: FragmentId) {
+        if let Some(f) = self.fragment(fragment) {
+            f.links.iter().for_each(|l| self.cache.patch_rel32(l.field, l.out));
+        }
+    }
+
+    /// Undoes [`Emitter::unlink_for_signal`]. Async-signal-safe.
+    pub fn relink(&self, fragment: FragmentId) {
+        if let Some(f) = self.fragment(fragment) {
+            f.links.iter().for_each(|l| self.cache.patch_rel32(l.field, l.target()));
+        }
+    }
+
+    fn link_of(&self, exit: ExitId) -> Option<&Link> {
+        let e = self.exit(exit)?;
+        let links = &self.fragments[e.fragment.0 as usize].links;
+        match e.record {
+            None => links.iter().find(|l| l.exit == Some(exit)),
+            Some(r) => links.iter().find(|l| l.record == Some(r)),
+        }
+    }
+
+    /// Lets a trace's direct end continue in `target`, whose region is the end's target pc.
+    pub fn link(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
+        let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
+        let f = self.fragment(target).filter(|f| Some(f.pc) == e.target).ok_or(EmitError::Unknown)?;
+        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
+        link.target.store(f.entry, Ordering::Relaxed);
+        self.cache.patch_rel32(link.field, f.entry);
+        Ok(())
+    }
+
+    /// Makes an exit leave to the runtime again.
+    pub fn unlink(&self, exit: ExitId) -> Result<(), EmitError> {
+        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
+        link.target.store(link.out, Ordering::Relaxed);
+        self.cache.patch_rel32(link.field, link.out);
+        Ok(())
+    }
+
+    /// Makes a guard fail always (`on`), or lets it test again: `jcc rel32` <-> `nop; jmp rel32`. For chaos runs;
+    /// no thread may be executing the fragment.
+    pub fn force_guard(&self, exit: ExitId, on: bool) -> Result<(), EmitError> {
+        let (address, condition) = self.exit(exit).and_then(|e| e.jcc).ok_or(EmitError::Unknown)?;
+        self.cache.patch_opcode(address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
+        Ok(())
+    }
+
+    /// Drops every fragment. No thread may be inside one.
+    pub fn flush_all(&mut self) {
+        self.fragments.clear();
+        self.exits.clear();
+        self.cache.flush();
+    }
+
+    /// In a forked child: fresh memory, no fragments, the stubs generated anew at the same place.
+    pub fn reset_after_fork(&mut self) -> Result<(), EmitError> {
+        self.fragments.clear();
+        self.exits.clear();
+        self.cache.replace_after_fork()?;
+        self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
+        self.cache.set_floor();
+        Ok(())
+    }
+}
+
+fn hot_moves(f: &MFunc, out: &Output) -> u32 {
+    let end = f.block_insns(regalloc2::Block::new(f.hot_blocks - 1)).last();
+    out.edits.iter().filter(|(point, _)| point.inst() <= end).count() as u32
+}

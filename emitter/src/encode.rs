@@ -1,0 +1,430 @@
+//! From allocated machine instructions to bytes: hot code, cold code, and the places that refer to each other.
+//!
+//! Code is encoded position-independently: every relative jump is a [`Fixup`] that is resolved when the fragment
+//! has its place in the cache. Jumps that may be patched later have their rel32 field aligned to 4.
+
+use crate::mach::{Addr, AddrReg, End, EndRsp, Kind, MFunc, MInst, Opnd, Site};
+use crate::record::Place;
+use crate::x86::{Size, register};
+use dynasour_guest::context::offset;
+use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, OpCodeOperandKind, OpKind, Register};
+use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output, ProgPoint};
+
+/// Where a relative jump leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// A machine block.
+    Block(usize),
+    /// The unlinked stub of a trace end.
+    Unlinked(u32),
+    /// The stub that leaves with raw registers.
+    LeaveRaw,
+    /// The stub that leaves with canonical registers.
+    LeaveCanonical,
+}
+
+/// A rel32 field to resolve.
+#[derive(Clone, Copy, Debug)]
+pub struct Fixup {
+    /// In cold code?
+    pub cold: bool,
+    /// Offset of the field.
+    pub at: u32,
+    /// Where it leads.
+    pub target: Target,
+}
+
+/// Encoded code that has no place yet.
+#[derive(Debug, Default)]
+pub struct Encoded {
+    /// Hot bytes.
+    pub hot: Vec<u8>,
+    /// Cold bytes.
+    pub cold: Vec<u8>,
+    /// Relative jumps.
+    pub fixups: Vec<Fixup>,
+    /// Offset of each machine block: (in cold code, offset).
+    pub blocks: Vec<(bool, u32)>,
+    /// For each faulting instruction: its offset in the hot code and its site.
+    pub faults: Vec<(u32, Site)>,
+    /// For each guard: offset of its `jcc`'s first byte in the hot code.
+    pub guards: Vec<(u32, Site)>,
+    /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead to.
+    pub back_edges: Vec<(u32, usize)>,
+    /// For each trace end: offset of the rel32 field of its jump in the hot code.
+    pub ends: Vec<(u32, u32)>,
+    /// For each record: offset of the rel32 field of its jump in the cold code.
+    pub records: Vec<(usize, u32)>,
+    /// For each poll: its site, the offset of its landing in the cold code, and its block.
+    pub polls: Vec<(Site, u32, usize)>,
+    /// For each trace end: offset of its unlinked stub in the cold code.
+    pub unlinked: Vec<(u32, u32)>,
+}
+
+/// Bytes under construction.
+struct Section {
+    encoder: Encoder,
+    len: usize,
+}
+
+impl Section {
+    fn new() -> Section {
+        Section { encoder: Encoder::new(64), len: 0 }
+    }
+
+    fn put(&mut self, inst: &Instruction) -> Result<(), IcedError> {
+        self.len += self.encoder.encode(inst, 0)?;
+        Ok(())
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.encoder.write_u8(*b));
+        self.len += bytes.len();
+    }
+
+    /// Pads with no-operations until `len + lead` is a multiple of `align`.
+    fn align(&mut self, align: usize, lead: usize) {
+        const NOPS: [&[u8]; 4] = [&[], &[0x90], &[0x66, 0x90], &[0x0f, 0x1f, 0x00]];
+        let mut missing = (self.len + lead).next_multiple_of(align) - (self.len + lead);
+        while missing > 0 {
+            let n = missing.min(3);
+            self.bytes(NOPS[n]);
+            missing -= n;
+        }
+    }
+}
+
+/// Encodes an allocated function.
+pub fn encode(f: &MFunc, out: &Output, first_site: u64) -> Result<Encoded, IcedError> {
+    let mut e =
+        Emit { f, out, hot: Section::new(), cold: Section::new(), in_cold: false, r: Encoded::default(), first_site };
+    e.r.blocks = vec![(false, 0); f.num_blocks()];
+    for b in 0..f.hot_blocks {
+        if f.block_of.contains(&b) && b != 0 {
+            e.hot.align(16, 0);
+        }
+        e.block(b)?;
+    }
+    e.in_cold = true;
+    for b in f.hot_blocks..f.num_blocks() {
+        e.block(b)?;
+    }
+    e.poll_landings()?;
+    e.unlinked_stubs();
+    e.r.hot = e.hot.encoder.take_buffer();
+    e.r.cold = e.cold.encoder.take_buffer();
+    Ok(e.r)
+}
+
+struct Emit<'a> {
+    f: &'a MFunc,
+    out: &'a Output,
+    hot: Section,
+    cold: Section,
+    in_cold: bool,
+    r: Encoded,
+    first_site: u64,
+}
+
+impl Emit<'_> {
+    fn section(&mut self) -> &mut Section {
+        if self.in_cold { &mut self.cold } else { &mut self.hot }
+    }
+
+    fn at(&self) -> u32 {
+        (if self.in_cold { self.cold.len } else { self.hot.len }) as u32
+    }
+
+    fn put(&mut self, inst: &Instruction) -> Result<(), IcedError> {
+        self.section().put(inst)
+    }
+
+    /// An opcode followed by a rel32 field; with `aligned`, the field is 4-aligned. Returns the field's offset.
+    fn jump(&mut self, opcode: &[u8], target: Target, aligned: bool) -> u32 {
+        if aligned {
+            self.section().align(4, opcode.len());
+        }
+        self.section().bytes(opcode);
+        let at = self.at();
+        self.r.fixups.push(Fixup { cold: self.in_cold, at, target });
+        self.section().bytes(&[0; 4]);
+        at
+    }
+
+    fn block(&mut self, b: usize) -> Result<(), IcedError> {
+        self.r.blocks[b] = (self.in_cold, self.at());
+        for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
+            match item {
+                InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to)?,
+                InstOrEdit::Inst(i) => self.inst(b, &self.f.insts[i.index()], self.out.inst_allocs(i))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn mov(&mut self, from: Allocation, to: Allocation) -> Result<(), IcedError> {
+        let inst = match (location(from), location(to)) {
+            (Place::Reg(a), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), r64(a))?,
+            (Place::Slot(s), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), slot(s))?,
+            (Place::Reg(a), Place::Slot(s)) => Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(a))?,
+            // The allocator resolves slot-to-slot moves through a register.
+            _ => return Ok(()),
+        };
+        self.put(&inst)
+    }
+
+    fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
+        match &m.kind {
+            Kind::Entry | Kind::Poll => {}
+            Kind::X86(code, operands) => {
+                let inst = build(*code, operands, allocs)?;
+                self.fault_here(m);
+                self.put(&inst)?;
+            }
+            Kind::Native(original, address) => {
+                let inst = rebuild(original, address.as_ref(), allocs);
+                self.fault_here(m);
+                self.put(&inst)?;
+            }
+            Kind::Const(c) => self.constant(allocs[0], *c)?,
+            Kind::CaptureFlags => self.section().bytes(&[0x9f, 0x0f, 0x90, 0xc0]),
+            Kind::RestoreFlags => self.section().bytes(&[0x04, 0x7f, 0x9e]),
+            Kind::Jcc(cc) => {
+                let at = self.at();
+                if let Some((site, cold)) = m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?))) {
+                    self.r.guards.push((at, site));
+                    self.jump(&[0x0f, 0x80 | cc], Target::Block(cold), false);
+                }
+            }
+            Kind::Always => {
+                if let Some(cold) = m.site.and_then(|s| self.f.split_of[s.0 as usize]) {
+                    self.jump(&[0xe9], Target::Block(cold), false);
+                }
+            }
+            Kind::Jump(to) => {
+                let target = self.f.block_of[*to];
+                if target <= block {
+                    let at = self.jump(&[0xe9], Target::Block(target), true);
+                    self.r.back_edges.push((at, target));
+                } else if target != block + 1 {
+                    self.jump(&[0xe9], Target::Block(target), false);
+                }
+            }
+            Kind::End(end) => self.end(end, allocs)?,
+            Kind::Split(site) => {
+                self.store_site(self.first_site + u64::from(site.0))?;
+            }
+            Kind::Record(record) => {
+                let at = self.jump(&[0xe9], Target::LeaveRaw, true);
+                self.r.records.push((*record, at));
+            }
+        }
+        if let Kind::Split(_) = m.kind {
+            let next = self.f.block_succs(Block::new(block))[0].index();
+            if next != block + 1 {
+                self.jump(&[0xe9], Target::Block(next), false);
+            }
+        }
+        Ok(())
+    }
+
+    fn fault_here(&mut self, m: &MInst) {
+        if let Some(site) = m.site {
+            let at = self.at();
+            self.r.faults.push((at, site));
+        }
+    }
+
+    fn constant(&mut self, to: Allocation, c: u64) -> Result<(), IcedError> {
+        let Place::Reg(r) = location(to) else { return Ok(()) };
+        self.constant_register(r, c)
+    }
+
+    /// `mov r, c` in its shortest form; leaves flags alone.
+    fn constant_register(&mut self, r: u8, c: u64) -> Result<(), IcedError> {
+        let inst = if u32::try_from(c).is_ok() {
+            Instruction::with2(Code::Mov_r32_imm32, register(usize::from(r), Size::B4), c as u32)?
+        } else if i32::try_from(c as i64).is_ok() {
+            Instruction::with2(Code::Mov_rm64_imm32, r64(r), c as i64 as i32)?
+        } else {
+            Instruction::with2(Code::Mov_r64_imm64, r64(r), c)?
+        };
+        self.put(&inst)
+    }
+
+    fn store_site(&mut self, site: u64) -> Result<(), IcedError> {
+        let inst = Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), site as i32)?;
+        self.put(&inst)
+    }
+
+    fn end(&mut self, end: &End, allocs: &[Allocation]) -> Result<(), IcedError> {
+        match end.rsp {
+            EndRsp::Same => {}
+            EndRsp::Plus(c) => {
+                let memory =
+                    MemoryOperand::new(Register::RSP, Register::None, 1, i64::from(c), 1, false, Register::None);
+                let lea = Instruction::with2(Code::Lea_r64_m, Register::RSP, memory)?;
+                self.put(&lea)?;
+            }
+            EndRsp::Const(c) => self.constant_register(4, c)?,
+            EndRsp::Op(i) => {
+                let inst = match location(allocs[usize::from(i)]) {
+                    Place::Slot(s) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, slot(s))?,
+                    Place::Reg(r) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, r64(r))?,
+                    Place::Operand(_) => return Ok(()),
+                };
+                self.put(&inst)?;
+            }
+        }
+        for (r, c) in &end.consts {
+            self.constant_register(*r, *c)?;
+        }
+        let at = self.jump(&[0xe9], Target::Unlinked(end.site), true);
+        self.r.ends.push((end.site, at));
+        Ok(())
+    }
+
+    /// For each poll: the moves that precede it in its block, then its split block. The retargeted back edge of a
+    /// loop leads here, in the very state in which it would have entered the block.
+    fn poll_landings(&mut self) -> Result<(), IcedError> {
+        let f = self.f;
+        for b in 0..f.hot_blocks {
+            let range = f.block_insns(Block::new(b));
+            let first = range.first();
+            let (Kind::Poll, Some(site)) = (&f.insts[first.index()].kind, f.insts[first.index()].site) else {
+                continue;
+            };
+            let Some(split) = f.split_of[site.0 as usize] else { continue };
+            let landing = self.at();
+            self.r.polls.push((site, landing, b));
+            for (point, Edit::Move { from, to }) in &self.out.edits {
+                if *point == ProgPoint::before(first) {
+                    self.mov(*from, *to)?;
+                }
+            }
+            self.jump(&[0xe9], Target::Block(split), false);
+        }
+        Ok(())
+    }
+
+    fn unlinked_stubs(&mut self) {
+        for (site, _) in self.r.ends.clone() {
+            let at = self.at();
+            self.r.unlinked.push((site, at));
+            // Cannot fail: a plain store of an immediate.
+            let stored = self.store_site(self.first_site + u64::from(site));
+            debug_assert!(stored.is_ok());
+            self.jump(&[0xe9], Target::LeaveCanonical, false);
+        }
+    }
+}
+
+fn r64(r: u8) -> Register {
+    register(usize::from(r), Size::B8)
+}
+
+/// Where the allocator put something.
+pub fn location(a: Allocation) -> Place {
+    match (a.as_reg(), a.as_stack()) {
+        (Some(r), _) => Place::Reg(r.hw_enc() as u8),
+        (_, Some(s)) => Place::Slot(s.index() as u16),
+        _ => Place::Operand(0),
+    }
+}
+
+fn context(field: usize) -> MemoryOperand {
+    MemoryOperand::new(Register::None, Register::None, 1, field as i64, 8, false, Register::GS)
+}
+
+fn slot(s: u16) -> MemoryOperand {
+    context(offset::SCRATCH + 8 * usize::from(s))
+}
+
+fn memory(addr: &Addr, allocs: &[Allocation]) -> MemoryOperand {
+    let reg = |r: AddrReg| match r {
+        AddrReg::None => Register::None,
+        AddrReg::Rsp => Register::RSP,
+        AddrReg::Op(i) => match location(allocs[usize::from(i)]) {
+            Place::Reg(r) => r64(r),
+            _ => Register::None,
+        },
+    };
+    let (base, index) = (reg(addr.base), reg(addr.index));
+    let displ_size = match base {
+        Register::None => 8,
+        _ if addr.disp == 0 => 0,
+        _ => 1,
+    };
+    MemoryOperand::new(base, index, u32::from(addr.scale), i64::from(addr.disp), displ_size, false, addr.seg)
+}
+
+fn set_memory(inst: &mut Instruction, m: &MemoryOperand) {
+    inst.set_memory_base(m.base);
+    inst.set_memory_index(m.index);
+    inst.set_memory_index_scale(m.scale);
+    inst.set_memory_displacement64(m.displacement as u64);
+    inst.set_memory_displ_size(m.displ_size);
+    inst.set_segment_prefix(m.segment_prefix);
+}
+
+/// One instruction from its code and operands.
+fn build(code: Code, operands: &[Opnd], allocs: &[Allocation]) -> Result<Instruction, IcedError> {
+    let mut inst = Instruction::default();
+    inst.set_code(code);
+    for (n, operand) in operands.iter().enumerate() {
+        let n = n as u32;
+        match operand {
+            Opnd::Phys(r) => {
+                inst.try_set_op_kind(n, OpKind::Register)?;
+                inst.try_set_op_register(n, *r)?;
+            }
+            Opnd::Mem(addr) => {
+                inst.try_set_op_kind(n, OpKind::Memory)?;
+                set_memory(&mut inst, &memory(addr, allocs));
+            }
+            Opnd::Op(i, size) => match location(allocs[usize::from(*i)]) {
+                Place::Slot(s) => {
+                    inst.try_set_op_kind(n, OpKind::Memory)?;
+                    set_memory(&mut inst, &slot(s));
+                }
+                Place::Reg(r) => {
+                    inst.try_set_op_kind(n, OpKind::Register)?;
+                    inst.try_set_op_register(n, register(usize::from(r), *size))?;
+                }
+                Place::Operand(_) => {}
+            },
+            Opnd::Imm(i) => {
+                use OpCodeOperandKind as K;
+                let kind = match code.op_code().op_kind(n) {
+                    K::imm8sex16 => OpKind::Immediate8to16,
+                    K::imm8sex32 => OpKind::Immediate8to32,
+                    K::imm8sex64 => OpKind::Immediate8to64,
+                    K::imm16 => OpKind::Immediate16,
+                    K::imm32 => OpKind::Immediate32,
+                    K::imm32sex64 => OpKind::Immediate32to64,
+                    _ => OpKind::Immediate8,
+                };
+                inst.try_set_op_kind(n, kind)?;
+                match kind {
+                    OpKind::Immediate8 => inst.set_immediate8(*i as u8),
+                    OpKind::Immediate16 => inst.set_immediate16(*i as u16),
+                    OpKind::Immediate32 => inst.set_immediate32(*i as u32),
+                    OpKind::Immediate8to16 => inst.set_immediate8to16(*i as i16),
+                    OpKind::Immediate8to32 => inst.set_immediate8to32(*i as i32),
+                    OpKind::Immediate8to64 => inst.set_immediate8to64(*i),
+                    _ => inst.set_immediate32to64(*i),
+                }
+            }
+        }
+    }
+    Ok(inst)
+}
+
+/// An original instruction with its explicit memory operand replaced.
+fn rebuild(original: &Instruction, addr: Option<&Addr>, allocs: &[Allocation]) -> Instruction {
+    let mut inst = *original;
+    if let Some(addr) = addr {
+        set_memory(&mut inst, &memory(addr, allocs));
+    }
+    inst
+}

@@ -1,0 +1,101 @@
+//! What is known about emitted code: fragments, their exits, links, and the tables that signal handlers read.
+
+use crate::mach::SiteKind;
+use crate::record::Record;
+use dynasour_ir::AnchorId;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A fragment of the cache. Ids are dense and start over after a flush.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct FragmentId(pub u32);
+
+/// An exit of some fragment, the value of `ThreadContext::exit_site`. Ids start over after a flush.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct ExitId(pub u32);
+
+/// What is known about one exit.
+#[derive(Clone, Debug)]
+pub struct Exit {
+    /// The fragment it leaves.
+    pub fragment: FragmentId,
+    /// What kind of place it is.
+    pub kind: SiteKind,
+    /// The anchor it leaves through.
+    pub anchor: AnchorId,
+    /// The guest pc to continue at, unless it is computed.
+    pub target: Option<u64>,
+    /// Index into the fragment's records; trace ends have none.
+    pub(crate) record: Option<u32>,
+    /// Address and condition of a guard's `jcc`.
+    pub(crate) jcc: Option<(u64, u8)>,
+}
+
+/// A patchable jump: its rel32 field, where it goes on a request to leave, and where it goes otherwise.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// The exit it belongs to, if any.
+    pub exit: Option<ExitId>,
+    /// The record it belongs to, if any.
+    pub record: Option<u32>,
+    /// Address of the rel32 field.
+    pub field: u64,
+    /// Where it goes when unlinked.
+    pub out: u64,
+    /// Where it normally goes.
+    pub target: AtomicU64,
+}
+
+impl Link {
+    pub fn target(&self) -> u64 {
+        self.target.load(Ordering::Relaxed)
+    }
+}
+
+/// One piece of emitted code.
+#[derive(Debug)]
+pub struct Fragment {
+    /// The guest pc of its region.
+    pub pc: u64,
+    /// The name of the version it was made from.
+    pub version: String,
+    /// The address to enter it at, in canonical state.
+    pub entry: u64,
+    /// Addresses of the hot code.
+    pub hot: Range<u64>,
+    /// Addresses of the cold code.
+    pub cold: Range<u64>,
+    /// Its exits.
+    pub exits: Range<u32>,
+    /// Words of `scratch` it uses.
+    pub spill_slots: u32,
+    /// Moves the register allocator inserted in hot code.
+    pub hot_moves: u32,
+    /// Does it read or write vector, mask, x87 state or MXCSR?
+    pub uses_vector: bool,
+    /// Host registers whose contents at exits are the fragment's own: bit n is register n.
+    pub(crate) touched: u16,
+    pub(crate) records: Vec<Record>,
+    /// Host address of a faulting instruction -> cold address, sorted.
+    pub(crate) faults: Box<[(u64, u64)]>,
+    /// All patchable jumps.
+    pub(crate) links: Box<[Link]>,
+}
+
+impl Fragment {
+    /// The cold code that a fault of the instruction at `host_rip` continues at. Async-signal-safe.
+    pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
+        let i = self.faults.binary_search_by_key(&host_rip, |f| f.0).ok()?;
+        Some(self.faults[i].1)
+    }
+}
+
+/// Finds the fragment whose code contains an address: hot code ascends with the index, cold code descends.
+pub(crate) fn fragment_at(fragments: &[Fragment], address: u64) -> Option<FragmentId> {
+    let hot = fragments.partition_point(|f| f.hot.start <= address);
+    if hot > 0 && fragments[hot - 1].hot.contains(&address) {
+        return Some(FragmentId(hot as u32 - 1));
+    }
+    let cold = fragments.partition_point(|f| f.cold.start > address);
+    (cold < fragments.len() && fragments[cold].cold.contains(&address)).then_some(FragmentId(cold as u32))
+}

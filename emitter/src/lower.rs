@@ -1,0 +1,572 @@
+//! Instruction selection: IR of a trace to machine instructions over virtual registers.
+//!
+//! Blocks and instructions are walked **backwards**, so that at each instruction it is known which values later
+//! code *demanded*; pure instructions that nobody demanded vanish, and consumers may swallow what they use (loads
+//! into operands, additions into addresses, comparisons into jumps). A pure value used only by varmaps is
+//! never demanded: its exit's record recomputes it from its leaves.
+//!
+//! Two invariants carry the flags. *Host flags are live only from the instruction that sets them to the very next
+//! consumer*, with nothing but the allocator's moves between, and *those are `mov`s*. A guest flags value
+//! that must be kept as data is in its packed form, `lahf; seto al` (see [`crate::record`]).
+//!
+//! Values narrower than 64 bits have arbitrary upper bits in their register; an `i1` is a byte 0 or 1.
+//!
+//! Files: this one has the walk, demands and the small tools; [`crate::lower_ops`] the operations,
+//! [`crate::lower_flags`] conditions and flags, [`crate::lower_mem`] addresses, loads, stores and natives,
+//! [`crate::lower_exit`] trace ends and records.
+
+use crate::cpu::Cpu;
+use crate::mach::{Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
+use crate::record::Record;
+use crate::x86::Size;
+use dynasour_ir::{AnchorId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
+use iced_x86::{Code, Register};
+use regalloc2::{Operand as RaOperand, OperandConstraint, OperandKind, OperandPos, PRegSet, VReg};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// Why selection refused a version.
+#[derive(thiserror::Error, Debug)]
+pub enum LowerError {
+    /// Something this emitter or this processor cannot do.
+    #[error("cannot emit {0}")]
+    Unsupported(String),
+    /// The version breaks a rule of the IR.
+    #[error("malformed version: {0}")]
+    Malformed(String),
+}
+
+/// Where a value is defined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Def {
+    /// Parameter `n` of a block.
+    Param(u32, u32),
+    /// A result of an instruction: block, index.
+    Inst(u32, u32),
+    /// Nowhere.
+    None,
+}
+
+/// The result of selection.
+pub(crate) struct Selected {
+    pub blocks: Vec<SelectedBlock>,
+    pub sites: Vec<SiteDraft>,
+    pub records: Vec<(AnchorId, Record)>,
+    pub record_ops: Vec<Ops>,
+    pub num_vregs: usize,
+    /// Registers the allocator may use: bit n is register n.
+    pub allocatable: u16,
+    pub uses_vector: bool,
+}
+
+/// How many general registers a fragment should at least be able to use; untouched ones are borrowed up to this.
+const MIN_REGISTERS: u32 = 8;
+
+/// A value whose recomputation in a record takes more nodes than this is computed in the hot code instead.
+const MAX_TREE: u32 = 16;
+
+pub(crate) struct Lower<'a> {
+    pub v: &'a Version,
+    pub cpu: Cpu,
+    pub defs: Vec<Def>,
+    /// Virtual register of each value that has been demanded.
+    pub vregs: Vec<Option<VReg>>,
+    /// Uses by instructions and terminators.
+    pub hot_uses: Vec<u32>,
+    /// The value is a leaf of some record, so it must have a location.
+    pub leaf: Vec<bool>,
+    /// The value must be computed in the hot code although only records use it.
+    pub forced: Vec<bool>,
+    /// Loads that their consumer executes.
+    pub fused: Vec<bool>,
+    /// For each block: how many memory instructions and natives precede each position.
+    pub memory_before: Vec<Vec<u32>>,
+    /// Pure values by operation, for conditions that an existing result answers.
+    pub available: FxHashMap<(Op, Ty, SmallVec<[Operand; 3]>), Value>,
+    pub next_vreg: usize,
+    /// Instructions of the current IR instruction, forwards.
+    pub cur: Vec<MInst>,
+    /// Instructions of the current block, backwards.
+    out: Vec<MInst>,
+    pub block: usize,
+    pub pos: usize,
+    /// May a load be swallowed by what is being selected (is every value on the way used once)?
+    pub may_fuse: bool,
+    /// The anchor of a load just swallowed.
+    pub fault: Option<AnchorId>,
+    pub sites: Vec<SiteDraft>,
+    pub records: Vec<(AnchorId, Record)>,
+    pub record_ops: Vec<Ops>,
+    /// The shared record of each anchor.
+    pub record_of: Vec<Option<usize>>,
+    /// Records of restartable natives: record index, registers that are in place.
+    pub raw_registers: FxHashMap<usize, u16>,
+    /// Guest registers with a location of their own in this fragment: bit n.
+    pub touched: u16,
+    /// The flags are written by no varmap but destroyed by emitted code, so they are kept from entry.
+    pub keep_flags: bool,
+    /// The entry's value of each guest register, if demanded.
+    pub entry_gpr: [Option<VReg>; 16],
+    /// The entry's flags in packed form, if demanded.
+    pub entry_flags: Option<VReg>,
+    pub uses_vector: bool,
+}
+
+/// Selects machine instructions for a trace.
+pub(crate) fn lower(v: &Version, cpu: Cpu) -> Result<Selected, LowerError> {
+    let mut l = Lower::new(v, cpu)?;
+    l.run()
+}
+
+impl<'a> Lower<'a> {
+    fn new(v: &'a Version, cpu: Cpu) -> Result<Lower<'a>, LowerError> {
+        let n = v.types.len();
+        if let Some(ty) = v.types.iter().find(|t| matches!(t, Ty::V128 | Ty::V256 | Ty::V512)) {
+            return Err(LowerError::Unsupported(format!("values of type {ty}")));
+        }
+        let entry = v.blocks.first().ok_or_else(|| LowerError::Malformed("no blocks".into()))?;
+        if entry.params.len() != v.entry_locs.len() {
+            return Err(LowerError::Malformed("entry parameters and entry locations differ in number".into()));
+        }
+        let mut l = Lower {
+            v,
+            cpu,
+            defs: vec![Def::None; n],
+            vregs: vec![None; n],
+            hot_uses: vec![0; n],
+            leaf: vec![false; n],
+            forced: vec![false; n],
+            fused: vec![false; n],
+            memory_before: Vec::with_capacity(v.blocks.len()),
+            available: FxHashMap::default(),
+            next_vreg: 0,
+            cur: Vec::new(),
+            out: Vec::new(),
+            block: 0,
+            pos: 0,
+            may_fuse: true,
+            fault: None,
+            sites: Vec::new(),
+            records: Vec::new(),
+            record_ops: Vec::new(),
+            record_of: vec![None; v.anchors.len()],
+            raw_registers: FxHashMap::default(),
+            touched: 0,
+            keep_flags: false,
+            entry_gpr: [None; 16],
+            entry_flags: None,
+            uses_vector: false,
+        };
+        l.survey()?;
+        Ok(l)
+    }
+
+    /// Finds definitions, counts uses, and decides which registers and values the records need.
+    fn survey(&mut self) -> Result<(), LowerError> {
+        let v = self.v;
+        let mut size = vec![1u32; v.types.len()];
+        let mut clobbers_flags = false;
+        let mut flags_written = false;
+        for (b, block) in v.blocks.iter().enumerate() {
+            for (i, p) in block.params.iter().enumerate() {
+                self.defs[p.index()] = Def::Param(b as u32, i as u32);
+            }
+            let mut memory = Vec::with_capacity(block.insts.len() + 1);
+            let mut count = 0;
+            for (i, inst) in block.insts.iter().enumerate() {
+                memory.push(count);
+                count += u32::from(matches!(inst.op, Op::Load | Op::Store | Op::Native));
+                for d in &inst.defs {
+                    self.defs[d.index()] = Def::Inst(b as u32, i as u32);
+                }
+                for a in inst.args.iter().filter_map(|a| a.as_value()) {
+                    self.hot_uses[a.index()] += 1;
+                }
+                if let Some(d) = inst.def().filter(|_| inst.op.is_pure()) {
+                    let tree = 1 + inst.args.iter().map(|a| a.as_value().map_or(1, |a| size[a.index()])).sum::<u32>();
+                    self.forced[d.index()] = tree > MAX_TREE;
+                    size[d.index()] = if tree > MAX_TREE { 1 } else { tree };
+                    if matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub) {
+                        self.available.entry((inst.op, inst.ty, inst.args.clone())).or_insert(d);
+                    }
+                }
+                clobbers_flags |= !matches!(inst.op, Op::Load | Op::Store | Op::Poll | Op::Trunc | Op::Zext(_));
+                if let Some(n) = inst.native {
+                    let native = &v.natives[n.index()];
+                    for g in native.gpr_in.iter().chain(&native.gpr_out) {
+                        self.touched |= 1 << g.number();
+                    }
+                    self.uses_vector |=
+                        native.effects.intersects(dynasour_ir::Effects::STATE | dynasour_ir::Effects::READ_STATE)
+                            || native.vec_read | native.vec_write != 0;
+                }
+                if matches!(inst.op, Op::MulHighU | Op::MulHighS | Op::Flags(dynasour_ir::FlagOp::MulU)) {
+                    self.touched |= 1 << Gpr::RDX.number();
+                }
+            }
+            memory.push(count);
+            self.memory_before.push(memory);
+            for a in Version::term_operands(&block.term).iter().filter_map(|a| a.as_value()) {
+                self.hot_uses[a.index()] += 1;
+            }
+        }
+        for (loc, _) in v.anchors.iter().flat_map(|a| &a.varmap) {
+            match loc {
+                Loc::Gpr(g) => self.touched |= 1 << g.number(),
+                Loc::Flags => flags_written = true,
+                other => return Err(LowerError::Unsupported(format!("a varmap that names {other}"))),
+            }
+        }
+        for loc in &v.entry_locs {
+            match loc {
+                Loc::Gpr(g) => self.touched |= 1 << g.number(),
+                Loc::Flags => {}
+                other => return Err(LowerError::Unsupported(format!("an entry parameter for {other}"))),
+            }
+        }
+        self.touched |= 1 << Gpr::RAX.number();
+        if !self.cpu.bmi2 {
+            self.touched |= 1 << Gpr::RCX.number();
+        }
+        let mut borrow = [10, 11, 8, 9, 6, 7, 2, 1, 3, 5, 12, 13, 14, 15].into_iter();
+        while (self.touched & !(1 << Gpr::RSP.number())).count_ones() < MIN_REGISTERS
+            && let Some(r) = borrow.next()
+        {
+            self.touched |= 1 << r;
+        }
+        self.keep_flags = clobbers_flags && !flags_written;
+        self.mark_leaves();
+        Ok(())
+    }
+
+    /// Marks what records read without being able to recompute it.
+    fn mark_leaves(&mut self) {
+        let v = self.v;
+        let mut seen = vec![false; v.types.len()];
+        let mut work: Vec<Value> = v.anchors.iter().flat_map(|a| a.operands()).filter_map(|o| o.as_value()).collect();
+        while let Some(value) = work.pop() {
+            if std::mem::replace(&mut seen[value.index()], true) {
+                continue;
+            }
+            match self.inst_of(value) {
+                Some(inst) if inst.op.is_pure() && !self.forced[value.index()] => {
+                    work.extend(inst.args.iter().filter_map(|a| a.as_value()));
+                }
+                _ => self.leaf[value.index()] = true,
+            }
+        }
+        // A forced value that no record reaches need not be computed for one.
+        for (i, seen) in seen.iter().enumerate() {
+            self.forced[i] &= *seen;
+        }
+    }
+
+    fn run(&mut self) -> Result<Selected, LowerError> {
+        let v = self.v;
+        for block in v.blocks.iter().skip(1) {
+            for p in &block.params {
+                self.vregs[p.index()] = Some(self.fresh());
+            }
+        }
+        let mut blocks: Vec<SelectedBlock> = Vec::with_capacity(v.blocks.len());
+        let mut entry = Vec::new();
+        for b in (0..v.blocks.len()).rev() {
+            self.block = b;
+            self.out = Vec::with_capacity(2 * v.blocks[b].insts.len() + 4);
+            self.pos = v.blocks[b].insts.len();
+            let args = self.terminator(&v.blocks[b].term)?;
+            self.flush();
+            for i in (0..v.blocks[b].insts.len()).rev() {
+                self.pos = i;
+                self.instruction(&v.blocks[b].insts[i])?;
+                self.flush();
+            }
+            let params = match b {
+                0 => SmallVec::new(),
+                _ => v.blocks[b].params.iter().filter_map(|p| self.vregs[p.index()]).collect(),
+            };
+            let insts = std::mem::take(&mut self.out);
+            if b == 0 {
+                entry = insts;
+                blocks.push(SelectedBlock { params, insts: Vec::new(), args });
+            } else {
+                blocks.push(SelectedBlock { params, insts: insts.into_iter().rev().collect(), args });
+            }
+        }
+        blocks.reverse();
+        self.build_records()?;
+        self.out = entry;
+        self.entry();
+        blocks[0].insts = std::mem::take(&mut self.out).into_iter().rev().collect();
+        Ok(Selected {
+            blocks,
+            sites: std::mem::take(&mut self.sites),
+            records: std::mem::take(&mut self.records),
+            record_ops: std::mem::take(&mut self.record_ops),
+            num_vregs: self.next_vreg,
+            allocatable: self.touched & !(1 << Gpr::RSP.number()),
+            uses_vector: self.uses_vector,
+        })
+    }
+
+    fn flush(&mut self) {
+        self.out.extend(self.cur.drain(..).rev());
+    }
+
+    /// The instructions that give entry values their registers, once all demands are known.
+    fn entry(&mut self) {
+        let v = self.v;
+        for (p, loc) in v.blocks[0].params.iter().zip(&v.entry_locs) {
+            if let Some(r) = self.vregs[p.index()] {
+                match loc {
+                    Loc::Gpr(g) => self.entry_gpr[g.number()] = Some(r),
+                    _ => self.entry_flags = Some(r),
+                }
+            }
+        }
+        let mut ops = Ops::new();
+        for (n, r) in self.entry_gpr.iter().enumerate() {
+            if let Some(r) = r.filter(|_| n != Gpr::RSP.number()) {
+                ops.push(RaOperand::reg_fixed_def(r, preg(n)));
+            }
+        }
+        self.emit(Kind::Entry, ops, None);
+        if let Some(flags) = self.entry_flags {
+            self.capture_flags(flags);
+        }
+        self.flush();
+    }
+
+    fn terminator(&mut self, term: &Term) -> Result<SmallVec<[VReg; 8]>, LowerError> {
+        match term {
+            Term::Jump { to, args } => {
+                let mut registers = SmallVec::new();
+                for a in args {
+                    let r = self.reg(*a)?;
+                    // Each argument of a jump to a register parameter is a register of its own.
+                    registers.push(r);
+                }
+                self.emit(Kind::Jump(to.index()), Ops::new(), None);
+                Ok(registers)
+            }
+            Term::Exit(anchor) => {
+                self.trace_end(*anchor)?;
+                Ok(SmallVec::new())
+            }
+            Term::Guest(_) => Err(LowerError::Malformed("guest control flow in a trace".into())),
+        }
+    }
+
+    fn instruction(&mut self, inst: &Inst) -> Result<(), LowerError> {
+        match inst.op {
+            Op::Load => {
+                let d = inst.def().ok_or_else(|| LowerError::Malformed("a load without result".into()))?;
+                if self.fused[d.index()] { Ok(()) } else { self.load(inst, d) }
+            }
+            Op::Store => self.store(inst),
+            Op::Native => self.native(inst),
+            Op::Assume => self.guard(inst),
+            Op::Poll => {
+                let site = self.site(SiteKind::Poll, anchor_of(inst)?);
+                self.emit(Kind::Poll, Ops::new(), Some(site));
+                Ok(())
+            }
+            Op::Get(_) | Op::Put(_) | Op::At => Err(LowerError::Malformed(format!("{} in a trace", inst.op))),
+            _ => {
+                let d = inst.def().ok_or_else(|| LowerError::Malformed(format!("{} without result", inst.op)))?;
+                if self.forced[d.index()] && !self.is_alias(d) {
+                    self.demand(d)?;
+                }
+                match self.vregs[d.index()] {
+                    Some(r) => self.operation(inst, r),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    // Tools.
+
+    /// The instruction that defines a value, if one does.
+    pub fn inst_of(&self, v: Value) -> Option<&'a Inst> {
+        match self.defs[v.index()] {
+            Def::Inst(b, i) => Some(&self.v.blocks[b as usize].insts[i as usize]),
+            _ => None,
+        }
+    }
+
+    /// A new virtual register.
+    pub fn fresh(&mut self) -> VReg {
+        self.next_vreg += 1;
+        vreg(self.next_vreg - 1)
+    }
+
+    /// Adds a machine instruction.
+    pub fn emit(&mut self, kind: Kind, ops: Ops, site: Option<Site>) {
+        self.cur.push(MInst { kind, ops, clobbers: PRegSet::empty(), site });
+    }
+
+    /// Adds an encoded instruction; it is the fault site of a load that was swallowed into it.
+    pub fn x86(&mut self, code: Code, operands: &[Opnd], ops: Ops) {
+        let site = self.fault.take().map(|anchor| self.site(SiteKind::Fault, anchor));
+        self.emit(Kind::X86(code, SmallVec::from_slice(operands)), ops, site);
+    }
+
+    /// A site that leaves through `anchor`, with the anchor's shared record.
+    pub fn site(&mut self, kind: SiteKind, anchor: AnchorId) -> Site {
+        let record = match self.record_of[anchor.index()] {
+            Some(r) => r,
+            None => {
+                let r = self.new_record(anchor);
+                self.record_of[anchor.index()] = Some(r);
+                r
+            }
+        };
+        self.site_with_record(kind, anchor, record)
+    }
+
+    /// A record yet to be filled.
+    pub fn new_record(&mut self, anchor: AnchorId) -> usize {
+        self.records.push((anchor, Record::default()));
+        self.records.len() - 1
+    }
+
+    pub fn site_with_record(&mut self, kind: SiteKind, anchor: AnchorId, record: usize) -> Site {
+        self.sites.push(SiteDraft { kind, anchor, record: Some(record) });
+        Site((self.sites.len() - 1) as u32)
+    }
+
+    /// Is this the guest's stack pointer at entry, which stays in rsp?
+    pub fn is_pinned(&self, v: Value) -> bool {
+        match self.defs[v.index()] {
+            Def::Param(0, n) => self.v.entry_locs[n as usize] == Loc::Gpr(Gpr::RSP),
+            _ => false,
+        }
+    }
+
+    /// Are the bits above the value's type zero in its register?
+    fn is_clean(&self, v: Value) -> bool {
+        let Some(inst) = self.inst_of(v) else { return false };
+        match inst.op {
+            Op::Load | Op::Zext(_) | Op::Popcnt | Op::Clz | Op::Ctz => true,
+            Op::Add | Op::Sub | Op::And | Op::Or | Op::Xor | Op::Mul | Op::MulHighU | Op::MulHighS => {
+                inst.ty == Ty::I32
+            }
+            Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror | Op::Not | Op::Neg | Op::Bswap => inst.ty == Ty::I32,
+            Op::Sext(_) | Op::Select => inst.ty == Ty::I32,
+            Op::Trunc | Op::Insert8Low | Op::Insert8High | Op::Insert16 => false,
+            Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU | Op::Cond(_) => false,
+            Op::Flags(_) | Op::FlagBits | Op::Store | Op::Get(_) | Op::Put(_) | Op::At => false,
+            Op::Assume | Op::Poll | Op::Native => false,
+        }
+    }
+
+    /// Does the value's operation cost nothing because its operand's register serves?
+    fn is_alias(&self, v: Value) -> bool {
+        match self.inst_of(v) {
+            Some(i) if i.op == Op::Trunc => i.ty != Ty::I1,
+            Some(Inst { op: Op::Zext(_), args, .. }) => args[0].as_value().is_some_and(|a| self.is_clean(a)),
+            _ => false,
+        }
+    }
+
+    /// Looks through operations that cost nothing.
+    pub fn resolve(&self, mut o: Operand) -> Operand {
+        while let Operand::Value(v) = o
+            && self.is_alias(v)
+            && let Some(inst) = self.inst_of(v)
+        {
+            o = match inst.args[0] {
+                Operand::Const(c) => Operand::Const(c & inst.ty.mask()),
+                value => value,
+            };
+        }
+        o
+    }
+
+    /// The register of a value, which some instruction before here will define.
+    pub fn demand(&mut self, v: Value) -> Result<VReg, LowerError> {
+        let v = match self.resolve(v.into()) {
+            Operand::Value(v) => v,
+            Operand::Const(c) => return Ok(self.constant(c)),
+        };
+        if self.is_pinned(v) {
+            let t = self.fresh();
+            self.emit(
+                Kind::X86(Code::Mov_r64_rm64, smallvec::smallvec![Opnd::Op(0, Size::B8), Opnd::Phys(Register::RSP)]),
+                smallvec::smallvec![RaOperand::reg_def(t)],
+                None,
+            );
+            return Ok(t);
+        }
+        if self.fused[v.index()] || matches!(self.defs[v.index()], Def::None) {
+            return Err(LowerError::Malformed(format!("{v} is used where it is not defined")));
+        }
+        if let Some(r) = self.vregs[v.index()] {
+            return Ok(r);
+        }
+        let r = self.fresh();
+        self.vregs[v.index()] = Some(r);
+        Ok(r)
+    }
+
+    /// A constant in a register.
+    pub fn constant(&mut self, c: u64) -> VReg {
+        let t = self.fresh();
+        self.emit(Kind::Const(c), smallvec::smallvec![RaOperand::reg_def(t)], None);
+        t
+    }
+
+    /// An operand in a register.
+    pub fn reg(&mut self, o: Operand) -> Result<VReg, LowerError> {
+        match self.resolve(o) {
+            Operand::Value(v) => self.demand(v),
+            Operand::Const(c) => Ok(self.constant(c)),
+        }
+    }
+
+    /// The constant as a sign-extended 32-bit immediate of its type, if it fits.
+    pub fn imm(&self, o: Operand, ty: Ty) -> Option<i64> {
+        let c = self.resolve(o).as_const()?;
+        let s = if ty == Ty::I1 { c as i64 & 1 } else { ty.sext(c) };
+        i32::try_from(s).ok().map(i64::from)
+    }
+
+    /// A source operand: immediate, a load that can be swallowed, or any location.
+    pub fn src(&mut self, o: Operand, ty: Ty, size: Size, ops: &mut Ops) -> Result<Opnd, LowerError> {
+        if let Some(i) = self.imm(o, ty) {
+            return Ok(Opnd::Imm(i));
+        }
+        self.rm(o, ty, size, ops)
+    }
+
+    /// A register-or-memory operand.
+    pub fn rm(&mut self, o: Operand, ty: Ty, size: Size, ops: &mut Ops) -> Result<Opnd, LowerError> {
+        if size == Size::of(ty)
+            && let Some(load) = self.fusable(o, ty)
+        {
+            return self.swallow(load, ops);
+        }
+        let r = self.reg(o)?;
+        ops.push(RaOperand::any_use(r));
+        Ok(Opnd::Op((ops.len() - 1) as u8, size))
+    }
+
+    /// A late definition in the register of operand `of`.
+    pub fn reuse(d: VReg, of: usize) -> RaOperand {
+        RaOperand::new(d, OperandConstraint::Reuse(of), OperandKind::Def, OperandPos::Late)
+    }
+
+    /// Is the value needed by code after this point (so that its register should not be overwritten)?
+    pub fn lives_on(&self, o: Operand) -> bool {
+        match self.resolve(o) {
+            Operand::Value(v) => self.vregs[v.index()].is_some() || self.is_pinned(v),
+            Operand::Const(_) => false,
+        }
+    }
+}
+
+/// The anchor that an instruction must have.
+pub(crate) fn anchor_of(inst: &Inst) -> Result<AnchorId, LowerError> {
+    inst.anchor.ok_or_else(|| LowerError::Malformed(format!("{} without an anchor", inst.op)))
+}
