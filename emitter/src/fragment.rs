@@ -74,7 +74,7 @@ pub struct Fragment {
     /// Does it read or write vector, mask, x87 state or MXCSR?
     pub uses_vector: bool,
     /// Host registers whose contents at exits are the fragment's own: bit n is register n.
-    pub(crate) touched: u16,
+    pub touched: u16,
     pub(crate) records: Vec<Record>,
     /// Host address of a faulting instruction -> cold address, sorted.
     pub(crate) faults: Box<[(u64, u64)]>,

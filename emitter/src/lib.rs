@@ -5,6 +5,7 @@ pub mod cpu;
 pub mod emitter;
 mod encode;
 pub mod fragment;
+mod listing;
 mod lower;
 mod lower_exit;
 mod lower_flags;

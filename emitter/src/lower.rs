@@ -71,6 +71,8 @@ pub(crate) struct Lower<'a> {
     pub defs: Vec<Def>,
     /// Virtual register of each value that has been demanded.
     pub vregs: Vec<Option<VReg>>,
+    /// Values that code after the current instruction reads from their register.
+    pub demanded: Vec<bool>,
     /// Uses by instructions and terminators.
     pub hot_uses: Vec<u32>,
     /// The value is a leaf of some record, so it must have a location.
@@ -133,6 +135,7 @@ impl<'a> Lower<'a> {
             cpu,
             defs: vec![Def::None; n],
             vregs: vec![None; n],
+            demanded: vec![false; n],
             hot_uses: vec![0; n],
             leaf: vec![false; n],
             forced: vec![false; n],
@@ -502,6 +505,7 @@ impl<'a> Lower<'a> {
         if self.fused[v.index()] || matches!(self.defs[v.index()], Def::None) {
             return Err(LowerError::Malformed(format!("{v} is used where it is not defined")));
         }
+        self.demanded[v.index()] = true;
         if let Some(r) = self.vregs[v.index()] {
             return Ok(r);
         }
@@ -560,7 +564,7 @@ impl<'a> Lower<'a> {
     /// Is the value needed by code after this point (so that its register should not be overwritten)?
     pub fn lives_on(&self, o: Operand) -> bool {
         match self.resolve(o) {
-            Operand::Value(v) => self.vregs[v.index()].is_some() || self.is_pinned(v),
+            Operand::Value(v) => self.demanded[v.index()] || self.is_pinned(v),
             Operand::Const(_) => false,
         }
     }
