@@ -5,7 +5,7 @@
 //! * [`builder`]: appending instructions.
 //! * [`text`]: printing and parsing; [`verify`]: the rules; [`reach`]: the analyses behind them.
 //! * [`eval`]: running versions, and comparing them with `base`.
-//! * [`opt`]: the passes.
+//! * [`opt`]: the passes. [`random`]: programs, traces and versions to try them on.
 
 pub mod alias;
 pub mod builder;
@@ -13,6 +13,7 @@ pub mod eval;
 pub mod hostflags;
 pub mod op;
 pub mod opt;
+pub mod random;
 pub mod reach;
 pub mod semantics;
 pub mod text;

@@ -171,7 +171,8 @@ impl Checker<'_> {
 }
 
 /// May the anchor still be taken, with what it defers not performed, after the instruction at `place` has run or
-/// while it runs? It may if the anchor is in reach there and one of its uses is there or lies ahead.
+/// while it runs? It may if the anchor is in reach there and a path leads to one of its uses that does not pass
+/// its position, where it would start afresh.
 fn is_pending(
     version: &Version,
     cfg: &Cfg,
@@ -180,26 +181,26 @@ fn is_pending(
     anchor: AnchorId,
     place: Place,
 ) -> bool {
-    let ahead = |u: &Place| {
-        if u.block == place.block && u.inst >= place.inst {
-            return true;
-        }
-        // From the block's end to the use's block, without asking whether the anchor stays in reach on the way.
-        let mut seen = vec![false; version.blocks.len()];
-        let mut stack = vec![place.block];
-        while let Some(b) = stack.pop() {
-            for next in crate::reach::successors(&version.blocks[b.index()].term) {
-                if next == u.block {
+    let Some(position) = reach.positions[anchor.index()].filter(|_| in_reach.contains(anchor)) else { return false };
+    let uses = &reach.uses[anchor.index()];
+    if uses.iter().any(|u| u.block == place.block && u.inst >= place.inst) {
+        return true;
+    }
+    let mut seen = vec![false; version.blocks.len()];
+    // In its own block the position comes before every use, so entering that block passes it.
+    seen[position.block.index()] = true;
+    let mut stack = vec![place.block];
+    while let Some(b) = stack.pop() {
+        for next in crate::reach::successors(&version.blocks[b.index()].term) {
+            if cfg.is_reachable(next) && !std::mem::replace(&mut seen[next.index()], true) {
+                if uses.iter().any(|u| u.block == next) {
                     return true;
                 }
-                if cfg.is_reachable(next) && !std::mem::replace(&mut seen[next.index()], true) {
-                    stack.push(next);
-                }
+                stack.push(next);
             }
         }
-        false
-    };
-    in_reach.contains(anchor) && reach.uses[anchor.index()].iter().any(ahead)
+    }
+    false
 }
 
 /// How `inst` touches one of these pending stores, or may.

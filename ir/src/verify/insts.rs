@@ -7,7 +7,7 @@ use crate::types::{BlockId, Loc, NativeId, Operand, Ty, Value};
 use crate::version::{Effects, GuestTerm, Inst, Native, Term};
 
 /// May `op` carry the type suffix `ty`?
-fn suffix_allowed(op: Op, ty: Ty) -> bool {
+pub fn suffix_allowed(op: Op, ty: Ty) -> bool {
     match op {
         Op::Add | Op::Sub | Op::Mul | Op::MulHighU | Op::MulHighS => ty.is_machine_int(),
         Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror => ty.is_machine_int(),

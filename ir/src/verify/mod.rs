@@ -27,6 +27,8 @@
 mod anchors;
 mod insts;
 
+pub use insts::suffix_allowed;
+
 use crate::reach::{Cfg, Place};
 use crate::types::{AnchorId, BlockId, NativeId, Operand, Ty, Value};
 use crate::version::{Term, Version};

@@ -1,0 +1,81 @@
+//! Random programs, traces and versions, from a seed: what property tests and fuzz targets run on.
+//!
+//! * [`program`]: a small guest instruction set that lifts to `base` blocks as the real lifter does it;
+//!   [`generate`] makes programs with loops, calls, memory and flags, and states to run them on;
+//! * [`trace`]: the reference trace builder: records a path of `base` and turns it into a trace with no
+//!   optimisation at all. What it makes is equivalent to the program by construction, so a pass that breaks
+//!   something is found by [`crate::eval::check`];
+//! * [`version`]: arbitrary well-formed versions that mean nothing, for the text form and for crashes.
+//!
+//! Everything is a function of a seed. [`shrink`] makes a failing program small.
+
+pub mod generate;
+pub mod program;
+pub mod trace;
+pub mod version;
+
+use program::{GuestInst, Program};
+
+/// A seeded source of numbers (SplitMix64: Steele, Lea, Flood, 2014).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The same seed gives the same numbers.
+    pub const fn new(seed: u64) -> Rng {
+        Rng(seed)
+    }
+
+    /// The next 64 bits.
+    pub const fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// A number below `n`, which must not be 0.
+    pub const fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// True once in `n` times.
+    pub const fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of `items`, which must not be empty.
+    pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.below(items.len())]
+    }
+
+    /// A number that programs and their bugs like: small, a power of two and its neighbours, or anything.
+    pub fn interesting(&mut self) -> u64 {
+        match self.below(4) {
+            0 => self.below(17) as u64,
+            1 => (self.below(17) as u64).wrapping_neg(),
+            2 => (1u64 << self.below(64)).wrapping_add(self.below(3) as u64).wrapping_sub(1),
+            _ => self.bits(),
+        }
+    }
+}
+
+/// Replaces instructions by no-operations as long as `fails` still holds, which it must for `program` itself.
+pub fn shrink(program: &Program, mut fails: impl FnMut(&Program) -> bool) -> Program {
+    let mut best = program.clone();
+    let mut chunk = best.insts.len();
+    while chunk > 0 {
+        let mut start = 0;
+        while start < best.insts.len() {
+            let end = (start + chunk).min(best.insts.len());
+            let mut smaller = best.clone();
+            smaller.insts[start..end].fill(GuestInst::Nop);
+            if smaller != best && fails(&smaller) {
+                best = smaller;
+            }
+            start = end;
+        }
+        chunk /= 2;
+    }
+    best
+}

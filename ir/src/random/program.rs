@@ -1,0 +1,468 @@
+//! A small guest: x86-like instructions, 16 bytes each, and their lifting to `base` blocks.
+
+use crate::builder::Builder;
+use crate::eval::check::Code;
+use crate::op::{Cond, FlagOp, Op};
+use crate::types::{Gpr, Loc, Operand, Ty};
+use crate::version::{Block, Effects, GuestTerm, Mem, Native, Segment, Term, Version};
+use iced_x86::{Decoder, DecoderOptions};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// pc of the first instruction.
+pub const START: u64 = 0x1000;
+/// Distance between instructions.
+const STEP: u64 = 16;
+/// The most instructions of one `base` block.
+const MAX_BLOCK: usize = 64;
+
+/// Two-operand arithmetic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the names are the instructions' own")]
+pub enum Alu {
+    Add,
+    Sub,
+    And,
+    Or,
+    Xor,
+    Adc,
+    Sbb,
+    Cmp,
+    Test,
+}
+
+/// An address of the small guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address {
+    /// Base register.
+    pub base: Gpr,
+    /// Index register and scale.
+    pub index: Option<(Gpr, u8)>,
+    /// Displacement.
+    pub disp: i32,
+    /// Relative to the FS base?
+    pub fs: bool,
+}
+
+/// A source operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Source {
+    Reg(Gpr),
+    Imm(u64),
+    Mem(Address),
+}
+
+/// Native instructions: what they declare is what matters, see [`crate::eval::ModelMachine`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NativeKind {
+    /// Registers to registers and flags, no effect (`bsf rax, rcx`).
+    Pure,
+    /// In-place state only (`addsd xmm0, xmm1`).
+    Vector,
+    /// Does not repeat (`cpuid`).
+    NoRepeat,
+    /// Reads 16 bytes into in-place state (`movups xmm0, [rdi+16]`).
+    VectorLoad,
+    /// Writes 16 bytes (`movups [rsi+32], xmm0`).
+    VectorStore,
+    /// A fence (`mfence`).
+    Fence,
+}
+
+/// What a [`NativeKind`] looks like.
+struct NativeShape {
+    bytes: &'static [u8],
+    gpr_in: &'static [Gpr],
+    gpr_out: &'static [Gpr],
+    /// Base register and displacement of a 16-byte operand.
+    memory: Option<(Gpr, i64)>,
+    effects: Effects,
+}
+
+impl NativeKind {
+    fn shape(self) -> NativeShape {
+        const ACCUMULATORS: &[Gpr] = &[Gpr::RAX, Gpr::RCX, Gpr::RDX];
+        let none = NativeShape { bytes: &[], gpr_in: &[], gpr_out: &[], memory: None, effects: Effects::empty() };
+        match self {
+            NativeKind::Pure => NativeShape {
+                bytes: &[0x48, 0x0f, 0xbc, 0xc1],
+                gpr_in: &ACCUMULATORS[..2],
+                gpr_out: &ACCUMULATORS[..1],
+                ..none
+            },
+            NativeKind::Vector => {
+                NativeShape { bytes: &[0xf2, 0x0f, 0x58, 0xc1], effects: Effects::STATE | Effects::READ_STATE, ..none }
+            }
+            NativeKind::NoRepeat => NativeShape {
+                bytes: &[0x0f, 0xa2],
+                gpr_in: &ACCUMULATORS[..2],
+                gpr_out: ACCUMULATORS,
+                effects: Effects::NO_REPEAT,
+                ..none
+            },
+            NativeKind::VectorLoad => NativeShape {
+                bytes: &[0x0f, 0x10, 0x47, 0x10],
+                memory: Some((Gpr::RDI, 16)),
+                effects: Effects::READ | Effects::STATE,
+                ..none
+            },
+            NativeKind::VectorStore => NativeShape {
+                bytes: &[0x0f, 0x11, 0x46, 0x20],
+                memory: Some((Gpr::RSI, 32)),
+                effects: Effects::WRITE | Effects::READ_STATE,
+                ..none
+            },
+            NativeKind::Fence => NativeShape { bytes: &[0x0f, 0xae, 0xf0], effects: Effects::FENCE, ..none },
+        }
+    }
+}
+
+/// One instruction. Branch targets are indices of instructions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the names are the instructions' own")]
+pub enum GuestInst {
+    Nop,
+    Alu { op: Alu, ty: Ty, dst: Gpr, src: Source },
+    AluMem { op: Alu, ty: Ty, mem: Address, src: Gpr },
+    IncDec { dec: bool, ty: Ty, dst: Gpr },
+    Shift { op: Op, ty: Ty, dst: Gpr, count: Option<u8> },
+    Not { ty: Ty, dst: Gpr },
+    Neg { ty: Ty, dst: Gpr },
+    Mul { ty: Ty, dst: Gpr, src: Source },
+    Lea { dst: Gpr, mem: Address },
+    Mov { ty: Ty, dst: Gpr, src: Source },
+    Extend { signed: bool, from: Ty, dst: Gpr, src: Source },
+    Store { ty: Ty, mem: Address, src: Source },
+    Push(Gpr),
+    Pop(Gpr),
+    Cmov { cond: Cond, dst: Gpr, src: Gpr },
+    Set { cond: Cond, dst: Gpr },
+    Native(NativeKind),
+    Jcc { cond: Cond, to: usize },
+    Jmp(usize),
+    Call(usize),
+    Ret,
+    Syscall,
+}
+
+/// A program, and the blocks that it has been asked for.
+#[derive(Clone)]
+pub struct Program {
+    /// The instructions; the n-th is at [`Program::pc`]`(n)`.
+    pub insts: Vec<GuestInst>,
+    cache: BTreeMap<u64, Version>,
+}
+
+impl PartialEq for Program {
+    fn eq(&self, other: &Program) -> bool {
+        self.insts == other.insts
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let listed = self.insts.iter().enumerate().filter(|(_, inst)| **inst != GuestInst::Nop);
+        listed.into_iter().try_for_each(|(i, inst)| writeln!(f, "{i:3} {:#x} {inst:?}", Program::pc(i)))
+    }
+}
+
+impl Code for Program {
+    fn block(&mut self, pc: u64) -> Option<&Version> {
+        let index = self.index(pc)?;
+        let insts = &self.insts;
+        Some(self.cache.entry(pc).or_insert_with(|| lift(insts, index)))
+    }
+}
+
+impl Program {
+    /// A program of these instructions.
+    pub fn new(insts: Vec<GuestInst>) -> Program {
+        Program { insts, cache: BTreeMap::new() }
+    }
+
+    /// The pc of the n-th instruction.
+    pub const fn pc(n: usize) -> u64 {
+        START + STEP * n as u64
+    }
+
+    fn index(&self, pc: u64) -> Option<usize> {
+        let index = pc.checked_sub(START)? / STEP;
+        (pc % STEP == START % STEP && index < self.insts.len() as u64).then_some(index as usize)
+    }
+}
+
+/// Lifts from the n-th instruction to the next control transfer.
+fn lift(insts: &[GuestInst], first: usize) -> Version {
+    let mut version = Version::new("base", Program::pc(first));
+    let mut lifter = Lifter { b: Builder::new(&mut version), pc: 0 };
+    let mut at = first;
+    let term = loop {
+        let Some(inst) = insts.get(at).filter(|_| at - first < MAX_BLOCK) else {
+            break GuestTerm::Goto(Operand::Const(Program::pc(at)));
+        };
+        lifter.pc = Program::pc(at);
+        lifter.b.at(lifter.pc);
+        at += 1;
+        if let Some(term) = lifter.inst(inst, Program::pc(at)) {
+            break term;
+        }
+    };
+    let body = std::mem::take(&mut lifter.b.insts);
+    version.blocks.push(Block { params: Vec::new(), insts: body, term: Term::Guest(term) });
+    version
+}
+
+struct Lifter<'v> {
+    b: Builder<'v>,
+    pc: u64,
+}
+
+const RSP: Gpr = Gpr::RSP;
+
+impl Lifter<'_> {
+    fn read(&mut self, ty: Ty, gpr: Gpr) -> Operand {
+        let whole = self.b.get_gpr(gpr);
+        self.b.trunc(ty, Ty::I64, whole)
+    }
+
+    fn write(&mut self, ty: Ty, gpr: Gpr, v: Operand) {
+        let whole = match ty {
+            Ty::I64 => v,
+            Ty::I32 => self.b.zext(Ty::I64, Ty::I32, v),
+            _ => {
+                let old = self.b.get_gpr(gpr);
+                let op = if ty == Ty::I16 { Op::Insert16 } else { Op::Insert8Low };
+                self.b.pure(op, Ty::I64, &[old, v])
+            }
+        };
+        self.b.put(Loc::Gpr(gpr), whole);
+    }
+
+    fn address(&mut self, a: &Address) -> (Mem, Operand, Operand) {
+        let base = self.b.get_gpr(a.base);
+        let index = a.index.map_or(Operand::Const(0), |(gpr, _)| self.b.get_gpr(gpr));
+        let scale = a.index.map_or(1, |(_, scale)| scale);
+        (Mem { scale, disp: i64::from(a.disp), seg: a.fs.then_some(Segment::Fs) }, base, index)
+    }
+
+    fn source(&mut self, ty: Ty, src: &Source) -> Operand {
+        match src {
+            Source::Reg(gpr) => self.read(ty, *gpr),
+            Source::Imm(c) => Operand::Const(c & ty.mask()),
+            Source::Mem(a) => {
+                let (mem, base, index) = self.address(a);
+                self.b.load(ty, mem, base, index)
+            }
+        }
+    }
+
+    fn put_flags(&mut self, flags: Operand) {
+        self.b.put(Loc::Flags, flags);
+    }
+
+    /// The result (none for comparisons) and the flags.
+    fn alu(&mut self, op: Alu, ty: Ty, a: Operand, b: Operand) -> (Option<Operand>, Operand) {
+        let (plain, flag_op) = match op {
+            Alu::Add => (Op::Add, FlagOp::Add),
+            Alu::Sub | Alu::Cmp => (Op::Sub, FlagOp::Sub),
+            Alu::And | Alu::Test => (Op::And, FlagOp::And),
+            Alu::Or => (Op::Or, FlagOp::Or),
+            Alu::Xor => (Op::Xor, FlagOp::Xor),
+            Alu::Adc => (Op::Add, FlagOp::Adc),
+            Alu::Sbb => (Op::Sub, FlagOp::Sbb),
+        };
+        let mut result = self.b.binary(plain, ty, a, b);
+        let mut args: SmallVec<[Operand; 3]> = SmallVec::from_slice(&[a, b]);
+        if matches!(op, Alu::Adc | Alu::Sbb) {
+            let old = self.b.get(Loc::Flags);
+            let carry = self.b.cond(Cond::B, old);
+            let wide = self.b.zext(ty, Ty::I1, carry);
+            result = self.b.binary(plain, ty, result, wide);
+            args.push(carry);
+        }
+        let flags = self.b.flags(flag_op, ty, &args);
+        (if matches!(op, Alu::Cmp | Alu::Test) { None } else { Some(result) }, flags)
+    }
+
+    /// Lifts one instruction; a terminator if it transfers control. Faults come before any `put`.
+    fn inst(&mut self, inst: &GuestInst, next: u64) -> Option<GuestTerm> {
+        match *inst {
+            GuestInst::Nop => {}
+            GuestInst::Alu { op, ty, dst, ref src } => {
+                let b = self.source(ty, src);
+                let a = self.read(ty, dst);
+                let (result, flags) = self.alu(op, ty, a, b);
+                if let Some(result) = result {
+                    self.write(ty, dst, result);
+                }
+                self.put_flags(flags);
+            }
+            GuestInst::AluMem { op, ty, ref mem, src } => {
+                let (mem, base, index) = self.address(mem);
+                let a = self.b.load(ty, mem, base, index);
+                let b = self.read(ty, src);
+                let (result, flags) = self.alu(op, ty, a, b);
+                if let Some(result) = result {
+                    self.b.store(ty, mem, base, index, result);
+                }
+                self.put_flags(flags);
+            }
+            GuestInst::IncDec { dec, ty, dst } => {
+                let a = self.read(ty, dst);
+                let (op, flag_op) = if dec { (Op::Sub, FlagOp::Dec) } else { (Op::Add, FlagOp::Inc) };
+                let old = self.b.get(Loc::Flags);
+                let result = self.b.binary(op, ty, a, Operand::Const(1));
+                let flags = self.b.flags(flag_op, ty, &[a, old]);
+                self.write(ty, dst, result);
+                self.put_flags(flags);
+            }
+            GuestInst::Shift { op, ty, dst, count } => {
+                let a = self.read(ty, dst);
+                let old = self.b.get(Loc::Flags);
+                let count = match count {
+                    Some(n) => Operand::Const(u64::from(n)),
+                    None => self.read(Ty::I8, Gpr::RCX),
+                };
+                let flag_op = match op {
+                    Op::Shl => FlagOp::Shl,
+                    Op::Shr => FlagOp::Shr,
+                    Op::Sar => FlagOp::Sar,
+                    Op::Rol => FlagOp::Rol,
+                    _ => FlagOp::Ror,
+                };
+                let result = self.b.binary(op, ty, a, count);
+                let flags = self.b.flags(flag_op, ty, &[a, count, old]);
+                self.write(ty, dst, result);
+                self.put_flags(flags);
+            }
+            GuestInst::Not { ty, dst } => {
+                let a = self.read(ty, dst);
+                let result = self.b.pure(Op::Not, ty, &[a]);
+                self.write(ty, dst, result);
+            }
+            GuestInst::Neg { ty, dst } => {
+                let a = self.read(ty, dst);
+                let result = self.b.pure(Op::Neg, ty, &[a]);
+                let flags = self.b.flags(FlagOp::Sub, ty, &[Operand::Const(0), a]);
+                self.write(ty, dst, result);
+                self.put_flags(flags);
+            }
+            GuestInst::Mul { ty, dst, ref src } => {
+                let b = self.source(ty, src);
+                let a = self.read(ty, dst);
+                let old = self.b.get(Loc::Flags);
+                let result = self.b.binary(Op::Mul, ty, a, b);
+                let flags = self.b.flags(FlagOp::MulS, ty, &[a, b, old]);
+                self.write(ty, dst, result);
+                self.put_flags(flags);
+            }
+            GuestInst::Lea { dst, ref mem } => {
+                let (shape, base, index) = self.address(&Address { fs: false, ..*mem });
+                let scaled = self.b.binary(Op::Mul, Ty::I64, index, Operand::Const(u64::from(shape.scale)));
+                let sum = self.b.binary(Op::Add, Ty::I64, base, scaled);
+                let sum = self.b.binary(Op::Add, Ty::I64, sum, Operand::Const(shape.disp as u64));
+                self.write(Ty::I64, dst, sum);
+            }
+            GuestInst::Mov { ty, dst, ref src } => {
+                let v = self.source(ty, src);
+                self.write(ty, dst, v);
+            }
+            GuestInst::Extend { signed, from, dst, ref src } => {
+                let v = self.source(from, src);
+                let v = if signed { self.b.sext(Ty::I64, from, v) } else { self.b.zext(Ty::I64, from, v) };
+                self.write(Ty::I64, dst, v);
+            }
+            GuestInst::Store { ty, ref mem, ref src } => {
+                let v = self.source(ty, src);
+                let (mem, base, index) = self.address(mem);
+                self.b.store(ty, mem, base, index, v);
+            }
+            GuestInst::Push(gpr) => {
+                let v = self.b.get_gpr(gpr);
+                self.push(v);
+            }
+            GuestInst::Pop(gpr) => {
+                let v = self.pop();
+                self.b.put(Loc::Gpr(gpr), v);
+            }
+            GuestInst::Cmov { cond, dst, src } => {
+                let flags = self.b.get(Loc::Flags);
+                let cond = self.b.cond(cond, flags);
+                let (a, b) = (self.b.get_gpr(src), self.b.get_gpr(dst));
+                let v = self.b.select(Ty::I64, cond, a, b);
+                self.write(Ty::I64, dst, v);
+            }
+            GuestInst::Set { cond, dst } => {
+                let flags = self.b.get(Loc::Flags);
+                let cond = self.b.cond(cond, flags);
+                let v = self.b.zext(Ty::I8, Ty::I1, cond);
+                self.write(Ty::I8, dst, v);
+            }
+            GuestInst::Native(kind) => self.native(kind),
+            GuestInst::Jcc { cond, to } => {
+                let flags = self.b.get(Loc::Flags);
+                let cond = self.b.cond(cond, flags);
+                return Some(GuestTerm::Branch { cond, taken: Program::pc(to), fall: next });
+            }
+            GuestInst::Jmp(to) => return Some(GuestTerm::Goto(Operand::Const(Program::pc(to)))),
+            GuestInst::Call(to) => {
+                self.push(Operand::Const(next));
+                return Some(GuestTerm::Call { target: Operand::Const(Program::pc(to)), ret: next });
+            }
+            GuestInst::Ret => return Some(GuestTerm::Ret(self.pop())),
+            GuestInst::Syscall => return Some(GuestTerm::Syscall { next }),
+        }
+        None
+    }
+
+    fn push(&mut self, v: Operand) {
+        let rsp = self.b.get_gpr(RSP);
+        let new = self.b.binary(Op::Sub, Ty::I64, rsp, Operand::Const(8));
+        self.b.store(Ty::I64, Mem::disp(0), new, Operand::Const(0), v);
+        self.b.put(Loc::Gpr(RSP), new);
+    }
+
+    fn pop(&mut self) -> Operand {
+        let rsp = self.b.get_gpr(RSP);
+        let v = self.b.load(Ty::I64, Mem::disp(0), rsp, Operand::Const(0));
+        let new = self.b.binary(Op::Add, Ty::I64, rsp, Operand::Const(8));
+        self.b.put(Loc::Gpr(RSP), new);
+        v
+    }
+
+    fn native(&mut self, kind: NativeKind) {
+        let NativeShape { bytes, gpr_in, gpr_out, memory, effects } = kind.shape();
+        let writes_vector = effects.contains(Effects::STATE);
+        let native = Native {
+            inst: Decoder::with_ip(64, bytes, self.pc, DecoderOptions::NONE).decode(),
+            mem_size: memory.map(|_| 16),
+            gpr_in: SmallVec::from_slice(gpr_in),
+            gpr_out: SmallVec::from_slice(gpr_out),
+            flags_in: kind == NativeKind::Pure,
+            flags_out: kind == NativeKind::Pure,
+            vec_read: u32::from(effects.contains(Effects::READ_STATE)) * 3,
+            vec_write: u32::from(writes_vector),
+            writes: if kind == NativeKind::Vector { SmallVec::from_slice(&[Loc::Mxcsr]) } else { SmallVec::new() },
+            effects,
+        };
+        let mut args: SmallVec<[Operand; 4]> = SmallVec::new();
+        let mem = memory.map(|(base, disp)| {
+            args.extend([self.b.get_gpr(base), Operand::Const(0)]);
+            Mem::disp(disp)
+        });
+        args.extend(gpr_in.iter().map(|g| self.b.get_gpr(*g)));
+        if native.flags_in {
+            args.push(self.b.get(Loc::Flags));
+        }
+        let flags_out = native.flags_out;
+        let results = self.b.native(native, mem, &args);
+        for (gpr, v) in gpr_out.iter().zip(&results) {
+            self.b.put(Loc::Gpr(*gpr), (*v).into());
+        }
+        if flags_out && let Some(flags) = results.last() {
+            self.put_flags((*flags).into());
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The reference trace builder: a recorded path of `base`, turned into a trace without any optimisation.
+//!
+//! Registers and flags become SSA; what may fault and every guard gets an anchor at its own guest instruction, or,
+//! if the caller's dice say so, an older one that is still in reach (unrestricted deoptimisation). A path that
+//! comes back to its start becomes a loop, with one iteration peeled if asked for.
+
+use super::Rng;
+use crate::eval::check::Code;
+use crate::eval::{Leave, Machine, NoHooks, State, run};
+use crate::op::Op;
+use crate::reach::{ends_reach, may_fault};
+use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
+use crate::version::{Anchor, Block, GuestTerm, Inst, Term, Version};
+
+/// A path through `base`.
+pub struct Path {
+    /// The blocks, and the pc to which each went.
+    pub blocks: Vec<(Version, u64)>,
+    /// Did it come back to its start?
+    pub is_loop: bool,
+}
+
+/// Runs the program from `pc` and records the blocks until the path closes, until a block leaves otherwise than
+/// to a pc, or until `limit` blocks. `None` if not even the first block could be recorded.
+pub fn record<M: Machine>(
+    code: &mut dyn Code,
+    start: u64,
+    state: &mut State,
+    machine: &mut M,
+    limit: usize,
+) -> Option<Path> {
+    let mut path = Path { blocks: Vec::new(), is_loop: false };
+    let mut pc = start;
+    while path.blocks.len() < limit {
+        let Some(block) = code.block(pc) else { break };
+        let block = block.clone();
+        let Ok(Leave::Goto(next)) = run(&block, state, machine, &mut NoHooks, &mut 10_000) else { break };
+        path.blocks.push((block, next));
+        pc = next;
+        if pc == start {
+            path.is_loop = true;
+            break;
+        }
+    }
+    (!path.blocks.is_empty()).then_some(path)
+}
+
+/// How to build a trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Of a loop: peel the first iteration.
+    pub peel: bool,
+    /// Use an older anchor that is in reach once in this many times; 0 never.
+    pub older_anchor: usize,
+}
+
+struct TraceBuilder<'a> {
+    version: Version,
+    insts: Vec<Inst>,
+    /// The guest state, by SSA index.
+    env: [Operand; Loc::SSA_COUNT],
+    /// The locations that the path writes.
+    written: [bool; Loc::SSA_COUNT],
+    /// The guest instruction being translated, and the state before it; `None` after an effect of it.
+    here: Option<(u64, [Operand; Loc::SSA_COUNT])>,
+    /// The anchor at `here`, once made.
+    own_anchor: Option<AnchorId>,
+    in_reach: Vec<AnchorId>,
+    options: Options,
+    rng: &'a mut Rng,
+}
+
+/// The trace of a path. `None` for what the builder does not do: an instruction that may fault after an effect
+/// of its own.
+pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option<Version> {
+    let (first, _) = path.blocks.first()?;
+    let mut version = Version::new(name, first.region);
+    let mut written = [false; Loc::SSA_COUNT];
+    for inst in path.blocks.iter().flat_map(|(b, _)| &b.blocks[0].insts) {
+        if let Op::Put(loc) = inst.op {
+            written[loc.ssa_index()?] = true;
+        }
+    }
+    version.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
+    let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
+    let mut env = [Operand::Const(0); Loc::SSA_COUNT];
+    env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
+    let mut b = TraceBuilder {
+        version,
+        insts: Vec::new(),
+        env,
+        written,
+        here: None,
+        own_anchor: None,
+        in_reach: Vec::new(),
+        options,
+        rng,
+    };
+    if !path.is_loop {
+        b.path(path)?;
+        let (_, end) = path.blocks.last()?;
+        let anchor = b.new_anchor(*end, b.env);
+        b.finish(params, Term::Exit(anchor));
+        return Some(b.version);
+    }
+    if options.peel {
+        b.path(path)?;
+    }
+    let args = b.written_operands();
+    b.finish(params, Term::Jump { to: BlockId(1), args });
+    let mut params = Vec::new();
+    for (i, slot) in b.env.iter_mut().enumerate().filter(|(i, _)| b.written[*i]) {
+        let param = b.version.value(Loc::from_ssa_index(i).ty());
+        *slot = param.into();
+        params.push(param);
+    }
+    b.in_reach.clear();
+    let head = b.new_anchor(first.region, b.env);
+    let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
+    poll.anchor = Some(head);
+    b.insts.push(poll);
+    b.in_reach.push(head);
+    b.path(path)?;
+    let args = b.written_operands();
+    b.finish(params, Term::Jump { to: BlockId(1), args });
+    Some(b.version)
+}
+
+impl TraceBuilder<'_> {
+    fn finish(&mut self, params: Vec<Value>, term: Term) {
+        let insts = std::mem::take(&mut self.insts);
+        self.version.blocks.push(Block { params, insts, term });
+    }
+
+    fn written_operands(&self) -> Vec<Operand> {
+        (0..Loc::SSA_COUNT).filter(|i| self.written[*i]).map(|i| self.env[i]).collect()
+    }
+
+    fn new_anchor(&mut self, pc: u64, env: [Operand; Loc::SSA_COUNT]) -> AnchorId {
+        let mut varmap: Vec<(Loc, Operand)> =
+            (0..Loc::SSA_COUNT).filter(|i| self.written[*i]).map(|i| (Loc::from_ssa_index(i), env[i])).collect();
+        varmap.sort_by_key(|(loc, _)| *loc);
+        self.version.anchor(Anchor { target: Operand::Const(pc), varmap, stores: Vec::new() })
+    }
+
+    /// An anchor for the instruction being translated.
+    fn anchor(&mut self) -> Option<AnchorId> {
+        let older = self.options.older_anchor;
+        if older > 0 && !self.in_reach.is_empty() && self.rng.one_in(older) {
+            let in_reach = std::mem::take(&mut self.in_reach);
+            let anchor = self.rng.pick(&in_reach);
+            self.in_reach = in_reach;
+            return Some(anchor);
+        }
+        if let Some(anchor) = self.own_anchor {
+            return Some(anchor);
+        }
+        let (pc, env) = self.here?;
+        let anchor = self.new_anchor(pc, env);
+        self.own_anchor = Some(anchor);
+        self.in_reach.push(anchor);
+        Some(anchor)
+    }
+
+    fn assume(&mut self, predicate: Operand) -> Option<()> {
+        let mut inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+        inst.anchor = Some(self.anchor()?);
+        self.insts.push(inst);
+        Some(())
+    }
+
+    fn pure(&mut self, op: Op, ty: Ty, result: Ty, args: &[Operand]) -> Operand {
+        let v = self.version.value(result);
+        self.insts.push(Inst::new(op, ty, Some(v), args));
+        v.into()
+    }
+
+    fn path(&mut self, path: &Path) -> Option<()> {
+        path.blocks.iter().try_for_each(|(block, next)| self.block(block, *next))
+    }
+
+    fn block(&mut self, base: &Version, next: u64) -> Option<()> {
+        // The values of the base block -> operands of the trace.
+        let mut map = vec![Operand::Const(0); base.types.len()];
+        let rename = |map: &[Operand], o: Operand| match o {
+            Operand::Value(v) => map[v.index()],
+            Operand::Const(_) => o,
+        };
+        let body = &base.blocks[0];
+        for inst in &body.insts {
+            match inst.op {
+                Op::At => {
+                    self.here = inst.args[0].as_const().map(|pc| (pc, self.env));
+                    self.own_anchor = None;
+                }
+                Op::Get(loc) => map[inst.defs[0].index()] = self.env[loc.ssa_index()?],
+                Op::Put(loc) => self.env[loc.ssa_index()?] = rename(&map, inst.args[0]),
+                _ => self.inst(base, inst, &mut map, rename)?,
+            }
+        }
+        match &body.term {
+            Term::Guest(GuestTerm::Branch { cond, taken, fall }) if taken != fall => {
+                let cond = rename(&map, *cond);
+                let flip = u64::from(next != *taken);
+                let holds =
+                    if flip == 0 { cond } else { self.pure(Op::Eq, Ty::I1, Ty::I1, &[cond, Operand::Const(0)]) };
+                self.assume(holds)
+            }
+            Term::Guest(GuestTerm::Goto(o) | GuestTerm::Ret(o) | GuestTerm::Call { target: o, .. }) => {
+                match rename(&map, *o) {
+                    Operand::Const(_) => Some(()),
+                    target => {
+                        let holds = self.pure(Op::Eq, Ty::I64, Ty::I1, &[target, Operand::Const(next)]);
+                        self.assume(holds)
+                    }
+                }
+            }
+            _ => Some(()),
+        }
+    }
+
+    /// Copies one instruction under the renaming.
+    fn inst(
+        &mut self,
+        base: &Version,
+        inst: &Inst,
+        map: &mut [Operand],
+        rename: impl Fn(&[Operand], Operand) -> Operand,
+    ) -> Option<()> {
+        let mut copy = inst.clone();
+        copy.args.iter_mut().for_each(|o| *o = rename(map, *o));
+        for def in &mut copy.defs {
+            let new = self.version.value(base.ty(*def));
+            map[def.index()] = new.into();
+            *def = new;
+        }
+        if may_fault(base, inst) {
+            copy.anchor = Some(self.anchor()?);
+        }
+        if let Some(n) = inst.native {
+            copy.native = Some(NativeId(self.version.natives.len() as u32));
+            self.version.natives.push(base.natives[n.index()].clone());
+        }
+        self.insts.push(copy);
+        if ends_reach(base, inst) {
+            self.in_reach.clear();
+            self.own_anchor = None;
+            self.here = None;
+        }
+        Some(())
+    }
+}
