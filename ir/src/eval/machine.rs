@@ -72,6 +72,8 @@ pub struct ModelMachine {
     in_place: BTreeMap<Loc, u64>,
     /// How many natives that do not repeat have run: a part of their input.
     clock: u64,
+    /// Every address is accessible, and this decides what is in memory that nothing has written.
+    boundless: Option<u64>,
 }
 
 impl PartialEq for ModelMachine {
@@ -84,6 +86,30 @@ impl ModelMachine {
     /// No memory, all in-place state zero.
     pub fn new() -> ModelMachine {
         ModelMachine::default()
+    }
+
+    /// Memory everywhere, filled with bytes that depend on the address and on `seed`.
+    pub fn boundless(seed: u64) -> ModelMachine {
+        ModelMachine { boundless: Some(seed), ..ModelMachine::default() }
+    }
+
+    /// The byte that is at an address before anything is written to its page, if it is accessible then.
+    fn untouched(&self, address: u64) -> Option<u8> {
+        let word = (self.boundless? ^ address >> 3).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(32);
+        Some((word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (8 * (address & 7))) as u8)
+    }
+
+    fn untouched_page(&self, page: u64) -> Option<Box<[u8]>> {
+        (0..PAGE).map(|i| self.untouched(page * PAGE + i)).collect()
+    }
+
+    /// The page for writing, made if it is accessible.
+    fn page_mut(&mut self, page: u64) -> Option<&mut [u8]> {
+        if !self.pages.contains_key(&page) {
+            let fresh = self.untouched_page(page)?;
+            self.pages.insert(page, fresh);
+        }
+        self.pages.get_mut(&page).map(|p| &mut p[..])
     }
 
     /// Makes the pages that contain `len` bytes at `start` accessible, zero-filled where they were not.
@@ -110,23 +136,26 @@ impl ModelMachine {
     }
 
     fn byte(&self, address: u64) -> Result<u8, Fault> {
-        let page = self.pages.get(&(address / PAGE)).ok_or(Fault::Load(address))?;
-        Ok(page[(address % PAGE) as usize])
+        let offset = (address % PAGE) as usize;
+        match self.pages.get(&(address / PAGE)) {
+            Some(page) => Ok(page[offset]),
+            None => self.untouched(address).ok_or(Fault::Load(address)),
+        }
     }
 
     /// The first difference to another machine, in words.
     pub fn first_difference(&self, other: &ModelMachine) -> Option<String> {
-        for (page, ours) in &self.pages {
-            let Some(theirs) = other.pages.get(page) else {
+        let pages: std::collections::BTreeSet<u64> = self.pages.keys().chain(other.pages.keys()).copied().collect();
+        for page in pages {
+            let bytes =
+                |machine: &ModelMachine| machine.pages.get(&page).cloned().or_else(|| machine.untouched_page(page));
+            let (Some(ours), Some(theirs)) = (bytes(self), bytes(other)) else {
                 return Some(format!("page {:#x} is mapped on one side only", page * PAGE));
             };
             if let Some(i) = (0..ours.len()).find(|i| ours[*i] != theirs[*i]) {
                 let address = page * PAGE + i as u64;
                 return Some(format!("byte at {address:#x}: {:#04x} and {:#04x}", ours[i], theirs[i]));
             }
-        }
-        if let Some(page) = other.pages.keys().find(|p| !self.pages.contains_key(p)) {
-            return Some(format!("page {:#x} is mapped on one side only", page * PAGE));
         }
         let locs = self.in_place.keys().chain(other.in_place.keys());
         let value = |machine: &ModelMachine, loc: &Loc| machine.in_place.get(loc).copied().unwrap_or(0);
@@ -167,12 +196,13 @@ impl Machine for ModelMachine {
         let bytes = (0..u64::from(size)).map(|i| address.wrapping_add(i));
         for at in bytes.clone() {
             let page = at / PAGE;
-            if !self.pages.contains_key(&page) || self.read_only.contains(&page) {
+            let accessible = self.boundless.is_some() || self.pages.contains_key(&page);
+            if !accessible || self.read_only.contains(&page) {
                 return Err(Fault::Store(at));
             }
         }
         for (i, at) in bytes.enumerate() {
-            if let Some(page) = self.pages.get_mut(&(at / PAGE)) {
+            if let Some(page) = self.page_mut(at / PAGE) {
                 page[(at % PAGE) as usize] = (value >> (8 * i)) as u8;
             }
         }
