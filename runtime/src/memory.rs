@@ -203,14 +203,41 @@ pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
 #[cfg(test)]
 pub(crate) mod test_handler {
     use super::*;
+    use std::ops::Range;
     use std::sync::Once;
+
+    thread_local! {
+        /// Host code that a test runs natively, and where to go on when it faults.
+        static RUNNING: Cell<(u64, u64, u64)> = const { Cell::new((0, 0, 0)) };
+        static FAULTED_AT: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// A fault of this thread in `code` shall continue at `landing`.
+    pub fn expect_faults(code: Range<u64>, landing: u64) {
+        RUNNING.set((code.start, code.end, landing));
+        FAULTED_AT.set(0);
+    }
+
+    /// Where the expected fault happened, if it did.
+    pub fn faulted_at() -> Option<u64> {
+        Some(FAULTED_AT.get()).filter(|rip| *rip != 0)
+    }
+
+    fn expected(rip: u64) -> Option<u64> {
+        let (start, end, landing) = RUNNING.get();
+        let inside = (start..end).contains(&rip);
+        inside.then(|| {
+            FAULTED_AT.set(rip);
+            landing
+        })
+    }
 
     extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the kernel passes valid pointers to an SA_SIGINFO handler.
         let (info, context) = unsafe { (&*info, &mut *context.cast::<libc::ucontext_t>()) };
         let regs = &mut context.uc_mcontext.gregs;
         let rip = regs[libc::REG_RIP as usize] as u64;
-        match fixup(rip).or_else(|| crate::interp::thunk_fixup(rip)) {
+        match crate::interp::fixup(rip).or_else(|| expected(rip)) {
             Some(landing) => {
                 regs[libc::REG_RIP as usize] = landing as i64;
                 note_fault(FaultInfo {

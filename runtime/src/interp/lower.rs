@@ -270,7 +270,7 @@ impl Lowerer<'_> {
             if wanted {
                 inst.args.iter().try_for_each(|a| self.mark(*a, i))?;
             }
-            if can_fault(inst) {
+            if self.sees_flags(inst) {
                 flags_seen = true;
             }
         }
@@ -280,6 +280,11 @@ impl Lowerer<'_> {
     /// Is a result of `inst` read?
     fn used(&self, inst: &Inst) -> bool {
         inst.defs.iter().any(|v| self.last_use[v.index()].is_some())
+    }
+
+    /// Does `inst` look at the guest's current flags: by reading them, or because it may fault?
+    fn sees_flags(&self, inst: &Inst) -> bool {
+        can_fault(inst) || inst.op == Op::Get(Loc::Flags) && self.used(inst)
     }
 
     /// The guest instruction's operation whose result gives the flags of instruction `i` cheaply.
@@ -302,14 +307,14 @@ impl Lowerer<'_> {
         self.last_use[found.index()].is_some().then_some(found)
     }
 
-    /// The last position at which flags put at `i` may be looked at without being read by name.
+    /// The last position at which flags put at `i` may be looked at.
     fn observed_until(&self, i: usize) -> usize {
         let mut last = i;
         for (k, inst) in self.insts.iter().enumerate().skip(i + 1) {
             if inst.op == Op::Put(Loc::Flags) {
                 return last;
             }
-            if can_fault(inst) {
+            if self.sees_flags(inst) {
                 last = k;
             }
         }

@@ -343,4 +343,6 @@ fn edge_kind(block: &Block, target: u64, exit: u64) -> EdgeKind {
 type BlockRef = NonNull<Block>;
 
 #[cfg(test)]
+mod bulk_tests;
+#[cfg(test)]
 mod tests;
