@@ -56,6 +56,8 @@ pub struct ThreadContext {
     pub scratch: [u64; SCRATCH_WORDS],
     /// Extended state: x87, SSE, AVX, AVX-512, MXCSR.
     pub xstate: XState,
+    /// Address of the runtime's signal state of this thread, for signal handlers; 0 before there is one.
+    pub signals: u64,
 }
 
 /// Byte offsets of the fields that generated code uses.

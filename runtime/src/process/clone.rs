@@ -1,0 +1,341 @@
+//! `fork`, `vfork`, `clone`, `clone3`.
+//!
+//! * A child with memory of its own (fork) returns from the very same system call on a copy of everything.
+//! * A child that borrows its parent's memory while the parent sleeps (vfork, posix_spawn) runs on a host stack and a
+//!   context of its own, with copies of what the kernel copies for it. It allocates from the common heap, never frees
+//!   the parent's things, and ends without destructors; the parent frees the child's when it wakes.
+//! * A child that shares memory and runs at the same time is a thread: not supported yet.
+
+use dynasour_guest::ThreadContext;
+
+use crate::entry::{self, Call, SpawnStart};
+use crate::signal::{self, FIVE};
+use crate::syscall::{Done, Engine, Outcome, System};
+
+/// Bytes of a vfork child's host stack.
+const CHILD_STACK: usize = 1 << 20;
+/// Below it, inaccessible.
+const GUARD: usize = 4096;
+
+const CLONE_VM: u64 = libc::CLONE_VM as u64;
+const CLONE_VFORK: u64 = libc::CLONE_VFORK as u64;
+const CLONE_THREAD: u64 = libc::CLONE_THREAD as u64;
+const CLONE_SETTLS: u64 = libc::CLONE_SETTLS as u64;
+const CLONE_SIGHAND: u64 = libc::CLONE_SIGHAND as u64;
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
+
+/// `struct clone_args`, words in order.
+const ARGS_WORDS: usize = 11;
+/// Its first published size.
+const ARGS_SMALLEST: u64 = 64;
+/// Words of it.
+mod word {
+    pub const FLAGS: usize = 0;
+    pub const STACK: usize = 5;
+    pub const STACK_SIZE: usize = 6;
+    pub const TLS: usize = 7;
+}
+
+/// What the guest asked for, whichever call it used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Request {
+    flags: u64,
+    /// The child's stack pointer, if not the parent's.
+    stack: Option<u64>,
+    tls: u64,
+    form: Form,
+}
+
+/// How the kernel is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    /// `clone` with these addresses for the parent's and the child's thread id.
+    Clone { parent_tid: u64, child_tid: u64 },
+    /// `clone3` with the guest's arguments and their size.
+    Clone3 { args: [u64; ARGS_WORDS], size: u64 },
+}
+
+impl Request {
+    /// Understands the guest's call; the error is an errno.
+    fn parse(call: &Call) -> Result<Request, i32> {
+        let plain = Form::Clone { parent_tid: 0, child_tid: 0 };
+        let exit_signal = libc::SIGCHLD as u64;
+        Ok(match i64::from(call.nr as u32) {
+            libc::SYS_fork => Request { flags: exit_signal, stack: None, tls: 0, form: plain },
+            libc::SYS_vfork => {
+                Request { flags: CLONE_VM | CLONE_VFORK | exit_signal, stack: None, tls: 0, form: plain }
+            }
+            libc::SYS_clone => {
+                let [flags, stack, parent_tid, child_tid, tls, _] = call.args;
+                Request {
+                    flags: u64::from(flags as u32),
+                    stack: (stack != 0).then_some(stack),
+                    tls,
+                    form: Form::Clone { parent_tid, child_tid },
+                }
+            }
+            _ => Request::parse_clone3(call.args[0], call.args[1])?,
+        })
+    }
+
+    fn parse_clone3(address: u64, size: u64) -> Result<Request, i32> {
+        const PAGE: u64 = 4096;
+        const KNOWN: usize = 8 * ARGS_WORDS;
+        if size > PAGE {
+            return Err(libc::E2BIG);
+        }
+        if size < ARGS_SMALLEST {
+            return Err(libc::EINVAL);
+        }
+        let mut bytes = vec![0; size as usize];
+        if crate::memory::copy_in(address, &mut bytes) != bytes.len() {
+            return Err(libc::EFAULT);
+        }
+        if bytes.iter().skip(KNOWN).any(|&byte| byte != 0) {
+            return Err(libc::E2BIG);
+        }
+        bytes.resize(KNOWN, 0);
+        let mut args = [0; ARGS_WORDS];
+        for (word, bytes) in args.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        }
+        let (stack, stack_size) = (args[word::STACK], args[word::STACK_SIZE]);
+        if (stack == 0) != (stack_size == 0) {
+            return Err(libc::EINVAL);
+        }
+        Ok(Request {
+            flags: args[word::FLAGS],
+            stack: (stack != 0).then(|| stack.wrapping_add(stack_size)),
+            tls: args[word::TLS],
+            form: Form::Clone3 { args, size: size.min(KNOWN as u64) },
+        })
+    }
+
+    /// Makes the call with the guest's flags but without its stack and TLS, which are the context's business. `buffer`
+    /// holds clone3's arguments and must live until the call is over.
+    fn host_call(&self, stack: Option<(u64, u64)>, buffer: &mut [u64; ARGS_WORDS]) -> Call {
+        let flags = self.flags & !CLONE_SETTLS;
+        let (base, size) = stack.unwrap_or((0, 0));
+        match self.form {
+            Form::Clone { parent_tid, child_tid } => {
+                Call::new(libc::SYS_clone, &[flags, base + size, parent_tid, child_tid])
+            }
+            Form::Clone3 { args, size: bytes } => {
+                *buffer = args;
+                buffer[word::FLAGS] = flags;
+                buffer[word::STACK] = base;
+                buffer[word::STACK_SIZE] = size;
+                buffer[word::TLS] = 0;
+                Call::new(libc::SYS_clone3, &[buffer.as_ptr() as u64, bytes])
+            }
+        }
+    }
+
+    /// What the child's registers are, besides being its parent's.
+    fn enter_child(&self, context: &mut ThreadContext) {
+        if let Some(stack) = self.stack {
+            context.gpr[4] = stack;
+        }
+        if self.flags & CLONE_SETTLS != 0 {
+            context.fs_base = self.tls;
+        }
+        context.gpr[0] = 0;
+        context.gpr[1] = context.rip;
+        context.gpr[11] = context.rflags;
+    }
+}
+
+/// Memory for a child's host stack.
+struct ChildStack {
+    mapping: u64,
+}
+
+impl ChildStack {
+    fn new() -> Option<ChildStack> {
+        // SAFETY: a fresh mapping, of which the lowest page is made inaccessible.
+        unsafe {
+            let mapping = libc::mmap(
+                std::ptr::null_mut(),
+                GUARD + CHILD_STACK,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+            if mapping == libc::MAP_FAILED {
+                return None;
+            }
+            libc::mprotect(mapping, GUARD, libc::PROT_NONE);
+            Some(ChildStack { mapping: mapping as u64 })
+        }
+    }
+
+    fn base_and_size(&self) -> (u64, u64) {
+        (self.mapping + GUARD as u64, CHILD_STACK as u64)
+    }
+}
+
+impl Drop for ChildStack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and the child that ran on it is gone.
+        unsafe { libc::munmap(self.mapping as *mut libc::c_void, GUARD + CHILD_STACK) };
+    }
+}
+
+/// Everything a vfork child starts with. The parent owns it.
+#[repr(C)]
+struct Child<'a> {
+    start: SpawnStart,
+    context: Box<ThreadContext>,
+    system: Box<System>,
+    engine: &'a mut dyn Engine,
+    clear_handlers: bool,
+}
+
+/// The child's first function.
+///
+/// # Safety
+/// `start` is the first field of a [`Child`] that nobody else touches while the child runs.
+unsafe extern "C" fn child_main(start: *mut SpawnStart) -> ! {
+    // SAFETY: the caller's promise; the parent sleeps.
+    let child = unsafe { &mut *start.cast::<Child<'_>>() };
+    if child.clear_handlers {
+        child.system.clear_handlers();
+    }
+    signal::set_kernel_mask(signal::host_mask(child.system.mask));
+    child.engine.run_vfork_child(&mut child.context, &mut child.system)
+}
+
+impl System {
+    pub(crate) fn clone_call(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {
+        let request = match Request::parse(call) {
+            Ok(request) => request,
+            Err(errno) => return Done::error(errno),
+        };
+        if request.flags & CLONE_THREAD != 0 || request.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM {
+            const NOT_RUNNABLE: i32 = 126;
+            super::complain("the program creates a thread: threads are not supported yet");
+            return Done::Outcome(Outcome::Exit(NOT_RUNNABLE));
+        }
+        if request.flags & CLONE_VM != 0 {
+            self.vfork(context, engine, &request)
+        } else {
+            self.fork(context, engine, &request)
+        }
+    }
+
+    fn fork(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
+        let mut buffer = [0; ARGS_WORDS];
+        let done = self.pass(&request.host_call(None, &mut buffer));
+        if done != Done::Value(0) {
+            return done;
+        }
+        self.forget_accepted(context);
+        if request.flags & CLONE_CLEAR_SIGHAND != 0 {
+            self.clear_handlers();
+        }
+        engine.after_fork_child();
+        request.enter_child(context);
+        Done::Registers
+    }
+
+    fn vfork(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
+        let Some(stack) = ChildStack::new() else { return Done::error(libc::ENOMEM) };
+        let mut child = Child {
+            start: SpawnStart { context: std::ptr::null_mut(), entry: child_main },
+            context: copy_of(context),
+            system: self.for_vfork_child(),
+            engine,
+            clear_handlers: request.flags & CLONE_CLEAR_SIGHAND != 0,
+        };
+        request.enter_child(&mut child.context);
+        child.system.attach(&mut child.context);
+        child.start.context = &raw mut *child.context;
+        // Until the child has its own context in GS no signal may come; and none may have been accepted.
+        signal::set_kernel_mask(!FIVE);
+        if context.pending.load(std::sync::atomic::Ordering::Relaxed) != 0 {
+            // Everything stays blocked; delivering sets the mask.
+            return Done::Restart;
+        }
+        let mut buffer = [0; ARGS_WORDS];
+        let call = request.host_call(Some(stack.base_and_size()), &mut buffer);
+        let child_address = &raw mut child;
+        // SAFETY: the stack is new, and this function's frame outlives the child: CLONE_VFORK makes the call return
+        // when the child has exited or executed another program.
+        let result = unsafe { entry::spawn(&call, child_address.cast()) };
+        // SAFETY: the child is gone; what it left in its copies is read here.
+        let child = unsafe { &mut *child_address };
+        if result > 0 {
+            self.memory = child.system.memory.clone();
+            if request.flags & CLONE_SIGHAND != 0 {
+                self.actions = child.system.actions;
+            }
+        }
+        signal::set_kernel_mask(signal::host_mask(self.mask));
+        Done::Value(result)
+    }
+}
+
+/// A copy of the registers; the rest of a context belongs to whoever runs on it.
+fn copy_of(context: &ThreadContext) -> Box<ThreadContext> {
+    let mut copy = ThreadContext::new();
+    copy.gpr = context.gpr;
+    copy.rip = context.rip;
+    copy.rflags = context.rflags;
+    copy.fs_base = context.fs_base;
+    copy.gs_base = context.gs_base;
+    copy.xstate.0 = context.xstate.0;
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_understood() {
+        let fork = Request::parse(&Call::new(libc::SYS_fork, &[])).expect("valid");
+        assert_eq!((fork.flags, fork.stack), (libc::SIGCHLD as u64, None));
+        let vfork = Request::parse(&Call::new(libc::SYS_vfork, &[])).expect("valid");
+        assert_eq!(vfork.flags, CLONE_VM | CLONE_VFORK | libc::SIGCHLD as u64);
+        let clone = Call::new(libc::SYS_clone, &[CLONE_SETTLS | 17, 0x8000, 1, 2, 3]);
+        let clone = Request::parse(&clone).expect("valid");
+        assert_eq!((clone.stack, clone.tls), (Some(0x8000), 3));
+        let mut buffer = [0; ARGS_WORDS];
+        assert_eq!(clone.host_call(None, &mut buffer), Call::new(libc::SYS_clone, &[17, 0, 1, 2]));
+        assert_eq!(
+            clone.host_call(Some((0x1000, 0x100)), &mut buffer),
+            Call::new(libc::SYS_clone, &[17, 0x1100, 1, 2])
+        );
+    }
+
+    #[test]
+    fn clone3_is_checked_as_the_kernel_does() {
+        let mut args = [CLONE_VM | CLONE_VFORK, 0, 0, 0, 17, 0x8000, 0x100, 7, 0, 0, 0, 0];
+        let parse = |args: &[u64; 12], size: u64| {
+            Request::parse(&Call::new(libc::SYS_clone3, &[args.as_ptr() as u64, size]))
+        };
+        let request = parse(&args, 88).expect("valid");
+        assert_eq!((request.stack, request.tls), (Some(0x8100), 7));
+        let mut buffer = [0; ARGS_WORDS];
+        request.host_call(Some((0x1000, 0x200)), &mut buffer);
+        assert_eq!(buffer, [CLONE_VM | CLONE_VFORK, 0, 0, 0, 17, 0x1000, 0x200, 0, 0, 0, 0]);
+        assert_eq!(parse(&args, 96), Ok(request));
+        assert_eq!(parse(&args, 63), Err(libc::EINVAL));
+        assert_eq!(parse(&args, 5000), Err(libc::E2BIG));
+        args[11] = 1;
+        assert_eq!(parse(&args, 96), Err(libc::E2BIG));
+        args[word::STACK_SIZE] = 0;
+        assert_eq!(parse(&args, 88), Err(libc::EINVAL));
+    }
+
+    #[test]
+    fn the_child_returns_zero_on_its_own_stack() {
+        let mut context = ThreadContext::new();
+        (context.rip, context.gpr[4], context.fs_base) = (0x1000, 0x2000, 0x3000);
+        let request = Request::parse(&Call::new(libc::SYS_clone, &[CLONE_SETTLS, 0x8000, 0, 0, 9])).expect("valid");
+        request.enter_child(&mut context);
+        assert_eq!((context.gpr[0], context.gpr[4], context.fs_base), (0, 0x8000, 9));
+        assert_eq!((context.gpr[1], context.gpr[11]), (0x1000, context.rflags));
+    }
+}

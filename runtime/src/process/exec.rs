@@ -1,0 +1,271 @@
+//! `execve` and `execveat`: the new program is translated too, by a new dynasour in this process.
+//!
+//! ```text
+//! guest:   execve(PATH, [A0, A1, …], ENV)
+//! kernel:  execve("/proc/self/exe", [PREFIX…, "--argv0=A0", "--", PATH, A1, …], ENV)
+//! ```
+//!
+//! PATH is passed as the guest wrote it (with `--argv0` it is not searched for in `$PATH`), and the kernel reads A1… and ENV
+//! from the guest's own memory. The target is looked at first: what the kernel would refuse is refused with its errno, since
+//! after the switch there is nobody left to return to.
+
+use std::ffi::{CStr, CString};
+
+use crate::entry::Call;
+use crate::signal::{self, FIVE_SIGNALS, SIG_IGN};
+use crate::syscall::paths::is_own_executable;
+use crate::syscall::{Done, System, guest_read, guest_string};
+
+/// The kernel's limits on one string and on a path.
+const LONGEST_STRING: usize = 32 * 4096;
+const LONGEST_PATH: usize = libc::PATH_MAX as usize;
+/// More arguments than fit below the kernel's limit on all strings, pointers included.
+const MOST_ARGUMENTS: usize = (6 << 20) / 8;
+
+/// How new programs are translated.
+pub struct Follow {
+    /// The translator's own file, for where `/proc` is missing.
+    pub translator: CString,
+    /// What stands before `--argv0=…` in the new argv: the translator's argv[0], `run`, options.
+    pub prefix: Vec<CString>,
+    /// Whether the translator can run a file: the error is the errno that `execve` would give.
+    pub check: fn(&CStr) -> Result<(), i32>,
+}
+
+/// The arguments of the new program's translator, and what they point to.
+pub(crate) struct Arguments {
+    pointers: Vec<u64>,
+    /// What the pointers that are not the guest's point to.
+    _strings: [CString; 2],
+}
+
+impl Arguments {
+    /// `rest` are the addresses of the guest's strings from argv[1] on.
+    fn new(prefix: &[CString], path: CString, argv0: &CStr, rest: &[u64]) -> Arguments {
+        let mut option = b"--argv0=".to_vec();
+        option.extend_from_slice(argv0.to_bytes());
+        let argv0 = CString::new(option).unwrap_or_default();
+        let mut pointers: Vec<u64> = prefix.iter().map(|s| s.as_ptr() as u64).collect();
+        pointers.extend([argv0.as_ptr() as u64, c"--".as_ptr() as u64, path.as_ptr() as u64]);
+        pointers.extend_from_slice(rest);
+        pointers.push(0);
+        Arguments { pointers, _strings: [path, argv0] }
+    }
+}
+
+/// The guest's argument pointers, without the final null; the error is an errno.
+fn read_pointers(address: u64) -> Result<Vec<u64>, i32> {
+    let mut pointers = Vec::new();
+    while address != 0 {
+        let word = u64::from_le_bytes(guest_read(address.wrapping_add(8 * pointers.len() as u64))?);
+        if word == 0 {
+            break;
+        }
+        if pointers.len() == MOST_ARGUMENTS {
+            return Err(libc::E2BIG);
+        }
+        pointers.push(word);
+    }
+    Ok(pointers)
+}
+
+/// Where a descriptor leads, if that can be said by name.
+fn path_of_descriptor(fd: i32) -> Option<CString> {
+    let link = CString::new(format!("/proc/self/fd/{fd}")).ok()?;
+    let mut target = vec![0u8; LONGEST_PATH];
+    // SAFETY: the buffers are as long as said; stat structures are plain data.
+    unsafe {
+        let len = libc::readlink(link.as_ptr(), target.as_mut_ptr().cast(), target.len());
+        target.truncate(usize::try_from(len).ok()?);
+        let target = CString::new(target).ok()?;
+        let (mut there, mut here): (libc::stat, libc::stat) = (std::mem::zeroed(), std::mem::zeroed());
+        let same = libc::stat(target.as_ptr(), &mut there) == 0
+            && libc::fstat(fd, &mut here) == 0
+            && (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino);
+        same.then_some(target)
+    }
+}
+
+/// A name for an open file that has none (a memfd, a deleted file) that survives execve: through a descriptor that does.
+fn path_through_descriptor(fd: i32) -> Result<CString, i32> {
+    // SAFETY: both calls only concern descriptors.
+    let lasting = unsafe {
+        match libc::fcntl(fd, libc::F_GETFD) {
+            -1 => return Err(libc::EBADF),
+            flags if flags & libc::FD_CLOEXEC == 0 => fd,
+            _ => libc::fcntl(fd, libc::F_DUPFD, 64),
+        }
+    };
+    match lasting {
+        -1 => Err(libc::EMFILE),
+        lasting => CString::new(format!("/proc/self/fd/{lasting}")).map_err(|_| libc::EINVAL),
+    }
+}
+
+/// `execve` or `execveat`, taken apart.
+struct Request {
+    dirfd: i32,
+    path: u64,
+    argv: u64,
+    envp: u64,
+    flags: i32,
+}
+
+impl Request {
+    fn parse(call: &Call) -> Request {
+        let a = call.args;
+        match i64::from(call.nr as u32) {
+            libc::SYS_execve => Request { dirfd: libc::AT_FDCWD, path: a[0], argv: a[1], envp: a[2], flags: 0 },
+            _ => Request { dirfd: a[0] as i32, path: a[1], argv: a[2], envp: a[3], flags: a[4] as i32 },
+        }
+    }
+
+    /// The file to run, by a name that a process started by execve can use; the error is an errno.
+    fn target(&self, own: &CStr) -> Result<CString, i32> {
+        if self.flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW) != 0 {
+            return Err(libc::EINVAL);
+        }
+        if is_own_executable(self.path) {
+            return Ok(own.to_owned());
+        }
+        let path = guest_string(self.path, LONGEST_PATH, libc::ENAMETOOLONG)?;
+        let bytes = path.to_bytes();
+        if bytes.is_empty() {
+            return match self.flags & libc::AT_EMPTY_PATH {
+                0 => Err(libc::ENOENT),
+                _ if self.dirfd == libc::AT_FDCWD => Err(libc::EACCES),
+                _ => path_of_descriptor(self.dirfd).map_or_else(|| path_through_descriptor(self.dirfd), Ok),
+            };
+        }
+        let mut name = Vec::new();
+        if bytes[0] != b'/' && self.dirfd != libc::AT_FDCWD {
+            // SAFETY: asks about a descriptor.
+            if unsafe { libc::fcntl(self.dirfd, libc::F_GETFD) } == -1 {
+                return Err(libc::EBADF);
+            }
+            name.extend_from_slice(path_of_descriptor(self.dirfd).ok_or(libc::ENOENT)?.to_bytes());
+            name.push(b'/');
+        }
+        name.extend_from_slice(bytes);
+        let name = CString::new(name).map_err(|_| libc::EINVAL)?;
+        if self.flags & libc::AT_SYMLINK_NOFOLLOW != 0 && is_symlink(&name) {
+            return Err(libc::ELOOP);
+        }
+        Ok(name)
+    }
+}
+
+fn is_symlink(path: &CStr) -> bool {
+    // SAFETY: a stat structure is plain data.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        libc::lstat(path.as_ptr(), &mut stat) == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFLNK
+    }
+}
+
+impl System {
+    pub(crate) fn exec_call(&mut self, call: &Call) -> Done {
+        let Some(follow) = self.follow.clone() else { return self.exec_natively(call) };
+        let request = Request::parse(call);
+        let prepared = request.target(&self.executable).and_then(|path| {
+            (follow.check)(&path)?;
+            let pointers = read_pointers(request.argv)?;
+            let argv0 = match pointers.first() {
+                Some(&address) => guest_string(address, LONGEST_STRING, libc::E2BIG)?,
+                // A program without arguments gets an empty name.
+                None => CString::default(),
+            };
+            Ok(Arguments::new(&follow.prefix, path, &argv0, pointers.get(1..).unwrap_or(&[])))
+        });
+        let arguments = match prepared {
+            Ok(arguments) => self.exec_arguments.insert(arguments),
+            Err(errno) => return Done::error(errno),
+        };
+        let argv = arguments.pointers.as_ptr() as u64;
+        let through = |file: &CStr| Call::new(libc::SYS_execve, &[file.as_ptr() as u64, argv, request.envp]);
+        let done = self.switch_program(&through(c"/proc/self/exe"));
+        if done == Done::error(libc::ENOENT) {
+            return self.switch_program(&through(&follow.translator));
+        }
+        done
+    }
+
+    /// Without following: the kernel's execve, on what the guest believes to be its own executable too.
+    fn exec_natively(&mut self, call: &Call) -> Done {
+        let request = Request::parse(call);
+        let mut call = *call;
+        let executable = self.executable.clone();
+        if is_own_executable(request.path) {
+            let path = if i64::from(call.nr as u32) == libc::SYS_execve { 0 } else { 1 };
+            call.args[path] = executable.as_ptr() as u64;
+        }
+        self.switch_program(&call)
+    }
+
+    /// An execve: the kernel's dispositions and mask become exactly the guest's for its duration.
+    fn switch_program(&mut self, call: &Call) -> Done {
+        for signo in FIVE_SIGNALS {
+            // A handler becomes the default anyway, and is needed until then.
+            if self.actions[signo as usize].handler == SIG_IGN {
+                signal::set_kernel_action(signo, &self.actions[signo as usize]);
+            }
+        }
+        let five_blocked = self.mask & signal::FIVE;
+        if five_blocked != 0 {
+            signal::set_kernel_mask(self.mask);
+        }
+        let done = self.pass(call);
+        // Still here.
+        if five_blocked != 0 {
+            signal::set_kernel_mask(signal::host_mask(self.mask));
+        }
+        for signo in FIVE_SIGNALS.into_iter().filter(|&s| self.actions[s as usize].handler == SIG_IGN) {
+            signal::set_kernel_action(signo, &signal::mirror(signo, &self.actions[signo as usize]));
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(address: u64) -> String {
+        // SAFETY: the pointers are to strings that the test keeps.
+        unsafe { CStr::from_ptr(address as *const libc::c_char) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn the_translators_arguments() {
+        let prefix = [c"dynasour".to_owned(), c"run".to_owned()];
+        let rest = [c"x".as_ptr() as u64, c"--".as_ptr() as u64];
+        let arguments = Arguments::new(&prefix, c"./prog".to_owned(), c"-login", &rest);
+        let (last, pointers) = arguments.pointers.split_last().expect("never empty");
+        assert_eq!(*last, 0);
+        let texts: Vec<_> = pointers.iter().map(|&p| text(p)).collect();
+        assert_eq!(texts, ["dynasour", "run", "--argv0=-login", "--", "./prog", "x", "--"]);
+    }
+
+    #[test]
+    fn pointers_are_read_up_to_the_null() {
+        assert_eq!(read_pointers(0), Ok(vec![]));
+        assert_eq!(read_pointers([0u64].as_ptr() as u64), Ok(vec![]));
+        assert_eq!(read_pointers([5u64, 6, 0, 7].as_ptr() as u64), Ok(vec![5, 6]));
+    }
+
+    #[test]
+    fn targets() {
+        let target = |dirfd: i32, path: &CStr, flags: i32| {
+            Request { dirfd, path: path.as_ptr() as u64, argv: 0, envp: 0, flags }.target(c"/bin/guest")
+        };
+        assert_eq!(target(libc::AT_FDCWD, c"./x", 0), Ok(c"./x".to_owned()));
+        assert_eq!(target(libc::AT_FDCWD, c"/proc/self/exe", 0), Ok(c"/bin/guest".to_owned()));
+        assert_eq!(target(libc::AT_FDCWD, c"", 0), Err(libc::ENOENT));
+        assert_eq!(target(libc::AT_FDCWD, c"x", 1), Err(libc::EINVAL));
+        assert_eq!(target(9999, c"x", 0), Err(libc::EBADF));
+        let file = std::fs::File::open("/usr").expect("a directory");
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        assert_eq!(target(fd, c"bin/true", 0), Ok(c"/usr/bin/true".to_owned()));
+        assert_eq!(target(fd, c"", libc::AT_EMPTY_PATH), Ok(c"/usr".to_owned()));
+    }
+}

@@ -1,0 +1,283 @@
+//! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
+
+use dynasour_guest::ThreadContext;
+
+use super::altstack::StackT;
+use super::{FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigSet, UNBLOCKABLE, action_call, host_mask, mirror, sa, set_of};
+use crate::entry::{self, Call};
+use crate::syscall::{Done, System, guest_read, guest_write};
+
+/// Bytes of the kernel's signal set.
+const SET_SIZE: u64 = 8;
+
+/// Reads a signal set of the guest's.
+fn read_set(address: u64) -> Result<SigSet, i32> {
+    guest_read::<8>(address).map(|bytes| u64::from_le_bytes(bytes) & !UNBLOCKABLE)
+}
+
+impl System {
+    /// `rt_sigaction`
+    pub(crate) fn rt_sigaction(&mut self, call: &Call) -> Done {
+        let [signo, new, old, size, ..] = call.args;
+        let signo = signo as i32;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let action = match new {
+            0 => None,
+            address => match guest_read::<32>(address) {
+                Ok(bytes) => Some(parse_action(&bytes)),
+                Err(errno) => return Done::error(errno),
+            },
+        };
+        if !(1..=MAX_SIGNAL).contains(&signo) || (action.is_some() && UNBLOCKABLE & set_of(signo) != 0) {
+            return Done::error(libc::EINVAL);
+        }
+        let before = self.actions[signo as usize];
+        if let Some(mut action) = action {
+            action.flags &= sa::KNOWN;
+            action.mask &= !UNBLOCKABLE;
+            let kernel = mirror(signo, &action);
+            // SAFETY: reads `kernel`.
+            let result = unsafe { entry::windowed(&action_call(signo, &kernel)) };
+            if result == entry::NOT_ENTERED {
+                return Done::Restart;
+            }
+            if result < 0 {
+                return Done::Value(result);
+            }
+            self.actions[signo as usize] = action;
+            if action.handler == SIG_IGN {
+                self.signals.forget(set_of(signo) & FIVE);
+            }
+        }
+        if old != 0
+            && let Err(errno) = guest_write(old, &action_bytes(&before))
+        {
+            return Done::error(errno);
+        }
+        Done::Value(0)
+    }
+
+    /// `rt_sigprocmask`
+    pub(crate) fn rt_sigprocmask(&mut self, context: &ThreadContext, call: &Call) -> Done {
+        let [how, new, old, size, ..] = call.args;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let before = self.mask;
+        if new != 0 {
+            let set = match read_set(new) {
+                Ok(set) => set,
+                Err(errno) => return Done::error(errno),
+            };
+            let mask = match how as i32 {
+                libc::SIG_BLOCK => before | set,
+                libc::SIG_UNBLOCK => before & !set,
+                libc::SIG_SETMASK => set,
+                _ => return Done::error(libc::EINVAL),
+            };
+            if !self.change_mask(context, mask) {
+                return Done::Restart;
+            }
+        }
+        if old != 0
+            && let Err(errno) = guest_write(old, &before.to_le_bytes())
+        {
+            return Done::error(errno);
+        }
+        Done::Value(0)
+    }
+
+    /// `rt_sigpending`: the kernel's, and those of the five that wait here.
+    pub(crate) fn rt_sigpending(&mut self, call: &Call) -> Done {
+        let [out, size, ..] = call.args;
+        if size > SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let mut pending: SigSet = 0;
+        let own = Call::new(libc::SYS_rt_sigpending, &[std::ptr::from_mut(&mut pending) as u64, 8]);
+        // SAFETY: writes `pending`.
+        let result = unsafe { entry::raw(&own) };
+        if result < 0 {
+            return Done::Value(result);
+        }
+        pending |= self.signals.accepted() & self.mask;
+        match guest_write(out, &pending.to_le_bytes()[..size as usize]) {
+            Ok(()) => Done::Value(0),
+            Err(errno) => Done::error(errno),
+        }
+    }
+
+    /// `rt_sigsuspend`
+    pub(crate) fn rt_sigsuspend(&mut self, context: &mut ThreadContext, call: &Call) -> Done {
+        let [set, size, ..] = call.args;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        match read_set(set) {
+            Ok(mask) => self.with_mask(context, mask, |kernel_mask| {
+                Call::new(libc::SYS_rt_sigsuspend, &[kernel_mask, SET_SIZE])
+            }),
+            Err(errno) => Done::error(errno),
+        }
+    }
+
+    /// `ppoll` and `epoll_pwait(2)`: the address of a mask in argument `at`, its size in the next.
+    pub(crate) fn with_mask_argument(&mut self, context: &mut ThreadContext, call: &Call, at: usize) -> Done {
+        let (address, size) = (call.args[at], call.args[at + 1]);
+        if address == 0 {
+            return self.pass(call);
+        }
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        match read_set(address) {
+            Ok(mask) => self.with_mask(context, mask, |kernel_mask| {
+                let mut call = *call;
+                call.args[at] = kernel_mask;
+                call
+            }),
+            Err(errno) => Done::error(errno),
+        }
+    }
+
+    /// `pselect6`: argument 5 names a pair of mask address and size.
+    pub(crate) fn pselect6(&mut self, context: &mut ThreadContext, call: &Call) -> Done {
+        let pair = match call.args[5] {
+            0 => return self.pass(call),
+            address => match guest_read::<16>(address) {
+                Ok(bytes) => bytes,
+                Err(errno) => return Done::error(errno),
+            },
+        };
+        let (low, high) = pair.split_at(8);
+        let (address, size) = (word(low), word(high));
+        if address == 0 {
+            return self.pass(call);
+        }
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        match read_set(address) {
+            Ok(mask) => {
+                let mut pair = [0u64, SET_SIZE];
+                let pair_address = std::ptr::from_mut(&mut pair);
+                self.with_mask(context, mask, |kernel_mask| {
+                    // SAFETY: `pair` lives until the call is over.
+                    unsafe { (*pair_address)[0] = kernel_mask };
+                    let mut call = *call;
+                    call.args[5] = pair_address as u64;
+                    call
+                })
+            }
+            Err(errno) => Done::error(errno),
+        }
+    }
+
+    /// Performs a call during which `mask` replaces the guest's. `call_with` gets the address of the kernel's version.
+    fn with_mask(&mut self, context: &mut ThreadContext, mask: SigSet, call_with: impl FnOnce(u64) -> Call) -> Done {
+        let kernel = host_mask(mask);
+        self.signals.set_effective_mask(mask);
+        if self.signals.accepted() & !mask != 0 {
+            // One of the five was waiting for this mask. (Any other would have been delivered before the call.)
+            self.delivery_mask = Some(mask);
+            context.pending.store(1, std::sync::atomic::Ordering::Relaxed);
+            return Done::error(libc::EINTR);
+        }
+        let call = call_with(std::ptr::from_ref(&kernel) as u64);
+        // SAFETY: the guest's own call, with a mask that leaves the five unblocked.
+        let result = unsafe { entry::windowed(&call) };
+        if result == -i64::from(libc::EINTR) && self.signals.accepted() & !mask != 0 {
+            self.delivery_mask = Some(mask);
+        } else {
+            self.signals.set_effective_mask(self.mask);
+        }
+        match result {
+            entry::NOT_ENTERED => Done::Restart,
+            result => Done::Value(result),
+        }
+    }
+
+    /// `rt_sigtimedwait`: the kernel's business, unless one of the five waits here.
+    pub(crate) fn rt_sigtimedwait(&mut self, call: &Call) -> Done {
+        let [set, out, _, size, ..] = call.args;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let wanted = match read_set(set) {
+            Ok(wanted) => wanted,
+            Err(errno) => return Done::error(errno),
+        };
+        if self.signals.accepted() & FIVE & wanted == 0 {
+            return self.pass(call);
+        }
+        match self.signals.take(!(FIVE & wanted)) {
+            Some((signo, info)) => {
+                if out != 0
+                    && let Err(errno) = guest_write(out, &info.0)
+                {
+                    return Done::error(errno);
+                }
+                Done::Value(i64::from(signo))
+            }
+            None => self.pass(call),
+        }
+    }
+
+    /// `sigaltstack`: the guest's own; the kernel's is the host's.
+    pub(crate) fn sigaltstack(&mut self, context: &ThreadContext, call: &Call) -> Done {
+        let [new, old, ..] = call.args;
+        let sp = context.gpr[4];
+        let before = self.altstack.query(sp);
+        if new != 0 {
+            let stack = match guest_read::<24>(new) {
+                Ok(bytes) => StackT::from_bytes(&bytes),
+                Err(errno) => return Done::error(errno),
+            };
+            if let Err(errno) = self.altstack.set(stack, sp) {
+                return Done::error(errno);
+            }
+        }
+        if old != 0 && guest_write(old, &before.to_bytes()).is_err() {
+            return Done::error(libc::EFAULT);
+        }
+        Done::Value(0)
+    }
+
+    /// What a fork's child does not inherit: signals sent to its parent.
+    pub(crate) fn forget_accepted(&mut self, context: &ThreadContext) {
+        self.signals.forget(!0);
+        self.delivery_mask = None;
+        context.pending.store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// CLONE_CLEAR_SIGHAND: in the child every handler is the default again.
+    pub(crate) fn clear_handlers(&mut self) {
+        for action in self.actions.iter_mut().filter(|action| action.is_caught()) {
+            *action = SigAction { handler: SIG_DFL, ..SigAction::default() };
+        }
+        super::handler::take_five(&self.actions);
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+fn parse_action(bytes: &[u8; 32]) -> SigAction {
+    SigAction {
+        handler: word(&bytes[0..8]),
+        flags: word(&bytes[8..16]),
+        restorer: word(&bytes[16..24]),
+        mask: word(&bytes[24..32]),
+    }
+}
+
+fn action_bytes(action: &SigAction) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    for (i, word) in [action.handler, action.flags, action.restorer, action.mask].iter().enumerate() {
+        bytes[8 * i..8 * i + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}

@@ -1,0 +1,288 @@
+//! The guest's calls about its address space, which it shares with the host.
+//!
+//! * Ranges of the host's are *protected*: to the guest they are unmapped addresses that cannot be mapped.
+//! * The engine hears of every range whose contents, protection or existence may have changed.
+//! * A shared mapping that can be written ends the assumption `private_memory` (DESIGN 4).
+//! * What the dynamic linker maps goes low ([`dynasour_guest::space`]).
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+use dynasour_guest::space::{self, Brk, USER_END, page_down, page_up};
+use nix::sys::mman::{MapFlags, ProtFlags};
+
+use super::{Done, Engine, System};
+use crate::entry::{self, Call};
+
+/// Room above the host's heap that stays the host's.
+const HEAP_ROOM: u64 = 256 << 20;
+
+/// The guest's view of the address space.
+#[derive(Clone)]
+pub(crate) struct Memory {
+    brk: Brk,
+    /// Sorted, disjoint.
+    protected: Vec<Range<u64>>,
+}
+
+impl Memory {
+    pub(crate) fn new(brk: Brk) -> Memory {
+        Memory { brk, protected: Vec::new() }
+    }
+
+    fn protect(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        self.protected.push(range);
+        self.protected.sort_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::with_capacity(self.protected.len());
+        for range in self.protected.drain(..) {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        self.protected = merged;
+    }
+
+    fn is_protected(&self, range: &Range<u64>) -> bool {
+        self.protected.iter().any(|own| own.start < range.end && range.start < own.end)
+    }
+
+    /// The parts of `range` that are not protected.
+    fn guest_parts(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut parts = Vec::new();
+        let mut start = range.start;
+        for own in self.protected.iter().filter(|own| own.start < range.end && range.start < own.end) {
+            if start < own.start {
+                parts.push(start..own.start);
+            }
+            start = start.max(own.end);
+        }
+        if start < range.end {
+            parts.push(start..range.end);
+        }
+        parts
+    }
+}
+
+/// The pages of `len` bytes at `address`, as the kernel rounds them; empty if that is no range.
+fn pages(address: u64, len: u64) -> Range<u64> {
+    let start = page_down(address);
+    let end = address.checked_add(len).and_then(page_up).unwrap_or(start);
+    start..end
+}
+
+impl System {
+    /// Keeps the guest from mapping over `range`, or changing what is there.
+    pub fn protect(&mut self, range: Range<u64>) {
+        self.memory.protect(range);
+    }
+
+    /// Protects everything mapped now. To be called before anything of the guest's is.
+    ///
+    /// # Errors
+    /// `/proc/self/maps` cannot be read.
+    pub fn protect_host(&mut self) -> std::io::Result<()> {
+        for entry in space::maps()? {
+            let is_heap = entry.path.as_ref().is_some_and(|path| path.as_os_str() == "[heap]");
+            let room = if is_heap { HEAP_ROOM } else { 0 };
+            self.protect(entry.range.start..entry.range.end.saturating_add(room));
+        }
+        Ok(())
+    }
+
+    pub(super) fn memory_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
+        let [address, len, ..] = call.args;
+        let range = pages(address, len);
+        let refused = self.memory.is_protected(&range);
+        match nr {
+            libc::SYS_brk => self.brk(engine, address),
+            libc::SYS_mmap => self.mmap(engine, call),
+            libc::SYS_munmap => self.munmap(engine, call, range),
+            libc::SYS_mremap => self.mremap(engine, call),
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect if refused => Done::error(libc::ENOMEM),
+            libc::SYS_madvise if refused => Done::error(libc::ENOMEM),
+            libc::SYS_remap_file_pages if refused => Done::error(libc::EINVAL),
+            libc::SYS_madvise if !changes_contents(call.args[2] as i32) => self.pass(call),
+            libc::SYS_shmat => self.shmat(engine, call),
+            // Where a segment ends only the kernel knows.
+            libc::SYS_shmdt => self.pass_and_invalidate(engine, call, 0..USER_END),
+            _ => self.pass_and_invalidate(engine, call, range),
+        }
+    }
+
+    /// Performs the call and, unless it was not made, forgets code in `range`: even a call that fails may have
+    /// changed a part.
+    fn pass_and_invalidate(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        let done = self.pass(call);
+        if done != Done::Restart && !range.is_empty() {
+            engine.invalidate(range);
+        }
+        done
+    }
+
+    fn brk(&mut self, engine: &mut dyn Engine, wanted: u64) -> Done {
+        let before = self.memory.brk.current();
+        let now = self.memory.brk.set(wanted);
+        if now < before {
+            engine.invalidate(page_down(now)..page_up(before).unwrap_or(before));
+        }
+        Done::Value(now as i64)
+    }
+
+    fn mmap(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let [address, len, prot, flags, fd, offset] = call.args;
+        let (prot, flags, fd) = (prot as i32, flags as i32, fd as i32);
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
+        let anonymous = flags & libc::MAP_ANONYMOUS != 0;
+        let private = flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
+        if fixed & libc::MAP_FIXED != 0 && self.memory.is_protected(&pages(address, len)) {
+            return Done::error(libc::ENOMEM);
+        }
+        let is_code = flags & libc::MAP_DENYWRITE != 0 || prot & libc::PROT_EXEC != 0;
+        let done = if fixed == 0 && address == 0 && private && !anonymous && is_code && fd >= 0 {
+            // SAFETY: borrowed for the call; a descriptor that is not open makes it fail with EBADF.
+            let file = unsafe { BorrowedFd::borrow_raw(fd) };
+            let (prot, flags) = (ProtFlags::from_bits_retain(prot), MapFlags::from_bits_retain(flags));
+            match space::map_low(len, prot, flags, file, offset) {
+                Ok(start) => Done::Value(start as i64),
+                Err(errno) => Done::error(errno as i32),
+            }
+        } else {
+            self.pass(call)
+        };
+        let Done::Value(start) = done else { return done };
+        if is_error(start) {
+            // MAP_FIXED unmaps what was there before it finds out that it cannot map.
+            if fixed & libc::MAP_FIXED != 0 {
+                engine.invalidate(pages(address, len));
+            }
+            return done;
+        }
+        if !private && (anonymous || prot & libc::PROT_WRITE != 0 || is_open_for_writing(fd)) {
+            engine.private_memory_lost();
+        }
+        if fixed != 0 || prot & libc::PROT_EXEC != 0 {
+            engine.invalidate(pages(start as u64, len));
+        }
+        done
+    }
+
+    fn munmap(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        let [address, len, ..] = call.args;
+        if !self.memory.is_protected(&range) || page_down(address) != address || len == 0 || range.end > USER_END {
+            return self.pass_and_invalidate(engine, call, range);
+        }
+        // What is the host's is not mapped as far as the guest is concerned: nothing to do there.
+        for part in self.memory.guest_parts(range) {
+            let own = Call::new(libc::SYS_munmap, &[part.start, part.end - part.start]);
+            // SAFETY: none of the range is the host's.
+            let result = unsafe { entry::raw(&own) };
+            engine.invalidate(part);
+            if result < 0 {
+                return Done::Value(result);
+            }
+        }
+        Done::Value(0)
+    }
+
+    fn mremap(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let [old, old_len, new_len, flags, new, _] = call.args;
+        let fixed = flags as i32 & libc::MREMAP_FIXED != 0;
+        if self.memory.is_protected(&pages(old, old_len.max(1))) {
+            return Done::error(libc::EFAULT);
+        }
+        if fixed && self.memory.is_protected(&pages(new, new_len)) {
+            return Done::error(libc::ENOMEM);
+        }
+        let done = self.pass_and_invalidate(engine, call, pages(old, old_len));
+        if let Done::Value(start) = done {
+            let moved_to = if is_error(start) && fixed { new } else { start as u64 };
+            if fixed || !is_error(start) {
+                engine.invalidate(pages(moved_to, new_len));
+            }
+        }
+        done
+    }
+
+    fn shmat(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let replaces = call.args[2] as i32 & libc::SHM_REMAP != 0;
+        if replaces {
+            // How far it reaches depends on the segment, so the host's memory could be in the way.
+            return Done::error(libc::EINVAL);
+        }
+        let done = self.pass(call);
+        if let Done::Value(start) = done
+            && !is_error(start)
+        {
+            engine.private_memory_lost();
+        }
+        done
+    }
+}
+
+/// Whether a result in rax is an errno.
+fn is_error(value: i64) -> bool {
+    (-4095..0).contains(&value)
+}
+
+/// Whether a madvise changes what a load sees.
+fn changes_contents(advice: i32) -> bool {
+    const MADV_DONTNEED_LOCKED: i32 = 24;
+    const MADV_GUARD_INSTALL: i32 = 102;
+    const MADV_GUARD_REMOVE: i32 = 103;
+    matches!(
+        advice,
+        libc::MADV_DONTNEED
+            | libc::MADV_FREE
+            | libc::MADV_REMOVE
+            | MADV_DONTNEED_LOCKED
+            | MADV_GUARD_INSTALL
+            | MADV_GUARD_REMOVE
+    )
+}
+
+/// Whether a shared mapping of this descriptor could be made writable later.
+fn is_open_for_writing(fd: i32) -> bool {
+    // SAFETY: reads flags of a descriptor.
+    let flags = unsafe { entry::raw(&Call::new(libc::SYS_fcntl, &[fd as u64, libc::F_GETFL as u64])) };
+    is_error(flags) || flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(protected: &[Range<u64>]) -> Memory {
+        let mut memory = Memory::new(Brk::new(0).expect("room for a break"));
+        protected.iter().for_each(|range| memory.protect(range.clone()));
+        memory
+    }
+
+    #[test]
+    fn protected_ranges_merge() {
+        let memory = memory(&[0x5000..0x6000, 0x1000..0x2000, 0x2000..0x3000, 0x5800..0x7000, 0x9000..0x9000]);
+        assert_eq!(memory.protected, [0x1000..0x3000, 0x5000..0x7000]);
+        assert!(memory.is_protected(&(0x2fff..0x3000)));
+        assert!(!memory.is_protected(&(0x3000..0x5000)));
+        assert!(!memory.is_protected(&(0x7000..0x8000)));
+    }
+
+    #[test]
+    fn unmapping_spares_the_host() {
+        let memory = memory(&[0x2000..0x3000, 0x5000..0x6000]);
+        assert_eq!(memory.guest_parts(0x1000..0x7000), [0x1000..0x2000, 0x3000..0x5000, 0x6000..0x7000]);
+        assert_eq!(memory.guest_parts(0x2000..0x3000), []);
+        assert_eq!(memory.guest_parts(0x2800..0x4000), [0x3000..0x4000]);
+        assert_eq!(memory.guest_parts(0x7000..0x8000), [0x7000..0x8000]);
+    }
+
+    #[test]
+    fn ranges_round_as_the_kernel_rounds() {
+        assert_eq!(pages(0x1234, 1), 0x1000..0x2000);
+        assert_eq!(pages(0x1000, 0x1001), 0x1000..0x3000);
+        assert!(pages(0x1000, u64::MAX).is_empty());
+    }
+}

@@ -1,0 +1,332 @@
+//! System calls of the guest: passed through, except those that touch what the translator owns (DESIGN 7).
+//!
+//! | treatment | calls |
+//! | --- | --- |
+//! | signals, emulated and mirrored ([`crate::signal`]) | `rt_sig*`, `sigaltstack`, the masks of `ppoll`, `pselect6`, `epoll_pwait(2)`, `io_pgetevents` |
+//! | address space ([`memory`]) | `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`, `madvise`, `remap_file_pages`, `shmat`, `shmdt` |
+//! | processes ([`crate::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group` |
+//! | the path of the executable ([`paths`]) | `open`, `stat`, `access`, `readlink` and their variants on `/proc/self/exe` |
+//! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
+//! | refused with ENOSYS | `rseq`, `seccomp`, `io_uring_setup`, `userfaultfd`, `modify_ldt`, `set_thread_area`, x32 calls |
+//! | everything else | as is |
+//!
+//! A call made for the guest lies in a window ([`crate::entry::windowed`]): a signal accepted before it keeps it from
+//! being made, and the guest finds itself at the `syscall` instruction again, after its handler.
+
+mod control;
+pub mod memory;
+pub mod paths;
+pub mod special;
+
+use std::ffi::{CStr, CString};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use dynasour_guest::ThreadContext;
+use dynasour_guest::space::Brk;
+
+use crate::entry::{self, Call};
+use crate::process::exec::{Arguments, Follow};
+use crate::signal::altstack::AltStack;
+use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
+
+use memory::Memory;
+use special::Segments;
+
+/// What system calls ask of the machine that runs guest code.
+pub trait Engine {
+    /// Code in `range` may have changed or gone: forget everything made from it.
+    fn invalidate(&mut self, range: Range<u64>);
+
+    /// From now on other processes or devices may change memory that the guest reads.
+    fn private_memory_lost(&mut self);
+
+    /// This is a new process with a copy of everything: give it caches of its own.
+    fn after_fork_child(&mut self);
+
+    /// Runs a child that shares all memory with its suspended parent, starting at `context.rip`, without making code. It
+    /// ends by [`crate::process::exit`], [`crate::signal::die`] or a successful execve. Everything it allocates stays
+    /// with the parent.
+    fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> !;
+}
+
+/// What became of the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It goes on at `context.rip`.
+    Continue,
+    /// It asked to exit with this status: [`crate::process::exit`].
+    Exit(i32),
+    /// A signal kills it: [`crate::signal::die`].
+    Killed(i32),
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Done {
+    /// With this in rax.
+    Value(i64),
+    /// It was not made: a signal comes first.
+    Restart,
+    /// The registers say everything already.
+    Registers,
+    /// The registers say everything already; see there.
+    Outcome(Outcome),
+}
+
+impl Done {
+    pub(crate) fn error(errno: i32) -> Done {
+        Done::Value(-i64::from(errno))
+    }
+}
+
+/// What a [`System`] is told at the start.
+pub struct Config {
+    /// Absolute path of the file the guest runs (a script's interpreter): what `/proc/self/exe` is to it.
+    pub executable: CString,
+    /// How the guest's `execve` goes on; `None` runs new programs natively.
+    pub follow: Option<Follow>,
+    /// The guest's program break.
+    pub brk: Brk,
+}
+
+/// What the process had before anything of ours changed it.
+pub struct Inherited {
+    /// Dispositions by signal number.
+    actions: [SigAction; MAX_SIGNAL as usize + 1],
+    /// The signal mask.
+    mask: SigSet,
+}
+
+impl Inherited {
+    /// Records it. The first thing to do in a process.
+    pub fn record() -> Inherited {
+        let mut actions = [SigAction::default(); MAX_SIGNAL as usize + 1];
+        for signo in 1..=MAX_SIGNAL {
+            let action = signal::kernel_action(signo);
+            // Handlers do not survive execve: what is not ignored is the default.
+            if action.handler == SIG_IGN {
+                actions[signo as usize] = SigAction { handler: SIG_IGN, ..SigAction::default() };
+            }
+        }
+        Inherited { actions, mask: signal::kernel_mask() }
+    }
+}
+
+/// The kernel as one guest process sees it.
+pub struct System {
+    pub(crate) executable: Rc<CStr>,
+    pub(crate) follow: Option<Rc<Follow>>,
+    pub(crate) signals: Box<SignalState>,
+    /// The guest's dispositions, by signal number.
+    pub(crate) actions: [SigAction; MAX_SIGNAL as usize + 1],
+    /// The guest's signal mask.
+    pub(crate) mask: SigSet,
+    /// The mask of an interrupted call that had its own; in effect until the signal is delivered.
+    pub(crate) delivery_mask: Option<SigSet>,
+    pub(crate) altstack: AltStack,
+    /// Error code, exception number and page fault address of the last fault.
+    pub(crate) fault: (u64, u64, u64),
+    pub(crate) memory: Memory,
+    pub(crate) segments: Segments,
+    /// Arguments of an execve under way: they must outlive a vfork child that does not return from it.
+    pub(crate) exec_arguments: Option<Arguments>,
+}
+
+impl System {
+    /// The state of a new guest process.
+    pub fn new(inherited: Inherited, config: Config) -> System {
+        System {
+            executable: config.executable.into(),
+            follow: config.follow.map(Rc::new),
+            signals: SignalState::new(inherited.mask),
+            actions: inherited.actions,
+            mask: inherited.mask,
+            delivery_mask: None,
+            altstack: AltStack::default(),
+            fault: (0, 0, 0),
+            memory: Memory::new(config.brk),
+            segments: Segments::default(),
+            exec_arguments: None,
+        }
+    }
+
+    /// Makes `context` this thread's and takes over the signals that are always the host's. From here on guest faults
+    /// come back through the hooks. Also gives the context what a new process has in its extended state.
+    ///
+    /// # Errors
+    /// No memory for the alternate signal stack.
+    ///
+    /// # Safety
+    /// `context` and `self` must stay where they are while guest code, system calls or signal handlers run.
+    pub unsafe fn start(&mut self, context: &mut ThreadContext, hooks: FaultHooks) -> std::io::Result<()> {
+        signal::xstate::reset(&mut context.xstate);
+        self.attach(context);
+        // SAFETY: the caller's promise.
+        unsafe { entry::set_gs_base(context) };
+        signal::install(hooks, &self.actions)?;
+        signal::set_kernel_mask(signal::host_mask(self.mask));
+        Ok(())
+    }
+
+    /// Makes `context` find this state in a signal handler.
+    pub(crate) fn attach(&self, context: &mut ThreadContext) {
+        context.host_fs_base = entry::fs_base();
+        context.signals = std::ptr::from_ref(&*self.signals) as u64;
+    }
+
+    /// What a vfork child starts with: copies of what the kernel copies. The address space stays one; see
+    /// [`Memory::lend`].
+    pub(crate) fn for_vfork_child(&mut self) -> Box<System> {
+        Box::new(System {
+            executable: self.executable.clone(),
+            follow: self.follow.clone(),
+            signals: SignalState::new(self.mask),
+            actions: self.actions,
+            mask: self.mask,
+            delivery_mask: None,
+            altstack: self.altstack,
+            fault: self.fault,
+            memory: self.memory.clone(),
+            segments: self.segments,
+            exec_arguments: None,
+        })
+    }
+
+    /// Performs the system call at which the guest stands: `rip` is behind the instruction, the number in rax. Signals
+    /// that arrived meanwhile are delivered.
+    pub fn syscall(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine) -> Outcome {
+        const SYSCALL_LENGTH: u64 = 2;
+        let g = &context.gpr;
+        let call = Call { nr: g[0], args: [g[7], g[6], g[2], g[10], g[8], g[9]] };
+        let done = if context.pending.load(Ordering::Relaxed) != 0 {
+            Done::Restart
+        } else {
+            self.perform(context, engine, &call)
+        };
+        match done {
+            Done::Value(value) => {
+                context.gpr[0] = value as u64;
+                context.gpr[1] = context.rip;
+                context.gpr[11] = context.rflags;
+            }
+            Done::Restart => context.rip = context.rip.wrapping_sub(SYSCALL_LENGTH),
+            Done::Registers | Done::Outcome(Outcome::Continue) => {}
+            Done::Outcome(outcome) => return outcome,
+        }
+        match context.pending.load(Ordering::Relaxed) {
+            0 => Outcome::Continue,
+            _ => self.deliver_pending(context),
+        }
+    }
+
+    fn perform(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {
+        // The kernel looks at the low half only; bit 30 marks the x32 ABI.
+        let nr = i64::from(call.nr as u32);
+        if nr & 1 << 30 != 0 {
+            return Done::error(libc::ENOSYS);
+        }
+        match nr {
+            libc::SYS_rt_sigaction => self.rt_sigaction(call),
+            libc::SYS_rt_sigprocmask => self.rt_sigprocmask(context, call),
+            libc::SYS_rt_sigreturn => self.sigreturn(context),
+            libc::SYS_rt_sigpending => self.rt_sigpending(call),
+            libc::SYS_rt_sigsuspend => self.rt_sigsuspend(context, call),
+            libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(call),
+            libc::SYS_sigaltstack => self.sigaltstack(context, call),
+            libc::SYS_ppoll => self.with_mask_argument(context, call, 3),
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => self.with_mask_argument(context, call, 4),
+            libc::SYS_pselect6 | SYS_IO_PGETEVENTS => self.pselect6(context, call),
+            // Nothing of the guest's can be under way.
+            libc::SYS_restart_syscall => Done::error(libc::EINTR),
+
+            libc::SYS_brk
+            | libc::SYS_mmap
+            | libc::SYS_munmap
+            | libc::SYS_mprotect
+            | libc::SYS_pkey_mprotect
+            | libc::SYS_mremap
+            | libc::SYS_madvise
+            | libc::SYS_remap_file_pages
+            | libc::SYS_shmat
+            | libc::SYS_shmdt => self.memory_call(engine, nr, call),
+
+            libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => self.clone_call(context, engine, call),
+            libc::SYS_execve | libc::SYS_execveat => self.exec_call(call),
+            libc::SYS_exit | libc::SYS_exit_group => Done::Outcome(Outcome::Exit(call.args[0] as i32)),
+
+            libc::SYS_open
+            | libc::SYS_openat
+            | libc::SYS_openat2
+            | libc::SYS_stat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_access
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlink
+            | libc::SYS_readlinkat => self.path_call(nr, call),
+
+            libc::SYS_arch_prctl => control::arch_prctl(context, call).unwrap_or_else(|| self.pass(call)),
+            libc::SYS_prctl => control::prctl(call).unwrap_or_else(|| self.pass(call)),
+
+            // glibc does without rseq; the others would act on, or from, threads of the kernel or of ours.
+            libc::SYS_rseq
+            | libc::SYS_seccomp
+            | libc::SYS_io_uring_setup
+            | libc::SYS_userfaultfd
+            | libc::SYS_modify_ldt
+            | libc::SYS_set_thread_area
+            | libc::SYS_get_thread_area
+            | SYS_MAP_SHADOW_STACK => Done::error(libc::ENOSYS),
+
+            _ => self.pass(call),
+        }
+    }
+
+    /// Performs a call as it stands.
+    pub(crate) fn pass(&mut self, call: &Call) -> Done {
+        // SAFETY: the guest's own call; what would touch the translator has been sorted out.
+        match unsafe { entry::windowed(call) } {
+            entry::NOT_ENTERED => Done::Restart,
+            value => Done::Value(value),
+        }
+    }
+}
+
+/// Calls that the libc crate does not name.
+const SYS_IO_PGETEVENTS: i64 = 333;
+const SYS_MAP_SHADOW_STACK: i64 = 453;
+
+/// Reads `N` bytes of guest memory; the error is an errno.
+pub(crate) fn guest_read<const N: usize>(address: u64) -> Result<[u8; N], i32> {
+    let mut bytes = [0; N];
+    if crate::memory::copy_in(address, &mut bytes) == N { Ok(bytes) } else { Err(libc::EFAULT) }
+}
+
+/// Writes guest memory; the error is an errno.
+pub(crate) fn guest_write(address: u64, bytes: &[u8]) -> Result<(), i32> {
+    // SAFETY: the guest names the place where it wants the answer.
+    if unsafe { crate::memory::copy_out(address, bytes) } == bytes.len() { Ok(()) } else { Err(libc::EFAULT) }
+}
+
+/// Reads a string of the guest's of at most `limit` bytes, terminator included; the error is an errno: EFAULT, or
+/// `too_long`.
+pub(crate) fn guest_string(address: u64, limit: usize, too_long: i32) -> Result<CString, i32> {
+    let mut string = Vec::new();
+    while string.len() < limit {
+        let mut chunk = [0; 256];
+        let want = chunk.len().min(limit - string.len());
+        let got = crate::memory::copy_in(address.wrapping_add(string.len() as u64), &mut chunk[..want]);
+        if let Some(end) = chunk[..got].iter().position(|&byte| byte == 0) {
+            string.extend_from_slice(&chunk[..end]);
+            return CString::new(string).map_err(|_| libc::EFAULT);
+        }
+        string.extend_from_slice(&chunk[..got]);
+        if got < want {
+            return Err(libc::EFAULT);
+        }
+    }
+    Err(too_long)
+}

@@ -1,0 +1,141 @@
+//! What the tests of system calls and signals share.
+
+use dynasour_guest::ThreadContext;
+use dynasour_guest::space::Brk;
+
+use std::ops::Range;
+
+use crate::signal::{FaultHooks, sa};
+use crate::syscall::{Config, Engine, Inherited, Outcome, System};
+
+/// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
+pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
+    let brk = Brk::new(0).expect("room for a break");
+    let config = Config { executable: c"/bin/guest".to_owned(), follow: None, brk };
+    (ThreadContext::new(), System::new(Inherited::record(), config))
+}
+
+/// Makes the calling process (a child made by [`in_child`]) the host of a guest.
+pub(crate) fn start(system: &mut System, context: &mut ThreadContext) {
+    let hooks = FaultHooks { thunk: |_| None, fragment: |_| None, accepted: |_| {} };
+    // SAFETY: both live until the child exits.
+    unsafe { system.start(context, hooks) }.expect("memory for a stack");
+}
+
+/// Runs `body` in a forked child, since it changes what belongs to the whole process. Returns the child's exit status, or
+/// 1000 plus the signal that killed it.
+pub(crate) fn in_child(body: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child calls only `body`, which allocates at most (glibc's fork keeps malloc usable), and `_exit`.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::alarm(20);
+                let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
+                libc::_exit(status)
+            }
+            -1 => panic!("fork failed"),
+            pid => {
+                let mut status = 0;
+                assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+                if libc::WIFSIGNALED(status) { 1000 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+            }
+        }
+    }
+}
+
+/// An engine that only notes what it is told, and runs vfork children by a function.
+#[derive(Default)]
+pub(crate) struct Notes {
+    pub(crate) invalidated: Vec<Range<u64>>,
+    pub(crate) shared: bool,
+    pub(crate) forked: bool,
+    pub(crate) child: Option<fn(&mut ThreadContext, &mut System) -> i32>,
+}
+
+impl Engine for Notes {
+    fn invalidate(&mut self, range: Range<u64>) {
+        self.invalidated.push(range);
+    }
+
+    fn private_memory_lost(&mut self) {
+        self.shared = true;
+    }
+
+    fn after_fork_child(&mut self) {
+        self.forked = true;
+    }
+
+    fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
+        crate::process::exit(self.child.map_or(98, |child| child(context, system)))
+    }
+}
+
+/// A guest without code: system calls are made by hand.
+pub(crate) struct Machine {
+    pub(crate) context: Box<ThreadContext>,
+    pub(crate) system: System,
+    pub(crate) engine: Notes,
+    stack: Box<[u64; 8192]>,
+}
+
+/// Where the guest's `syscall` instruction ends.
+pub(crate) const AFTER_SYSCALL: u64 = 0x1002;
+
+impl Machine {
+    /// In a child made by [`in_child`].
+    pub(crate) fn start() -> Machine {
+        let (mut context, mut system) = context_and_system();
+        start(&mut system, &mut context);
+        let mut machine = Machine { context, system, engine: Notes::default(), stack: Box::new([0; 8192]) };
+        machine.context.gpr[4] = machine.stack.as_mut_ptr_range().end as u64 - 256;
+        machine.context.gpr[3] = 0xb0b;
+        machine
+    }
+
+    /// Makes a system call from the instruction before [`AFTER_SYSCALL`].
+    pub(crate) fn call(&mut self, nr: libc::c_long, args: &[u64]) -> Outcome {
+        self.context.rip = AFTER_SYSCALL;
+        self.context.gpr[0] = nr as u64;
+        for (&arg, register) in args.iter().zip([7, 6, 2, 10, 8, 9]) {
+            self.context.gpr[register] = arg;
+        }
+        self.system.syscall(&mut self.context, &mut self.engine)
+    }
+
+    /// The result in rax of a call that no signal interrupts.
+    pub(crate) fn result(&mut self, nr: libc::c_long, args: &[u64]) -> i64 {
+        assert_eq!(self.call(nr, args), Outcome::Continue);
+        assert_eq!(self.context.rip, AFTER_SYSCALL);
+        self.context.gpr[0] as i64
+    }
+
+    /// Installs a handler at `HANDLER + signo` with these flags (SA_RESTORER comes by itself).
+    pub(crate) fn handle(&mut self, signo: i32, flags: u64, mask: u64) {
+        let action = [HANDLER + signo as u64, flags | sa::RESTORER, RESTORER, mask];
+        let args = [signo as u64, action.as_ptr() as u64, 0, 8];
+        assert_eq!(self.result(libc::SYS_rt_sigaction, &args), 0);
+    }
+
+    /// Which signal's handler is about to run.
+    pub(crate) fn in_handler(&self) -> Option<i32> {
+        self.context.rip.checked_sub(HANDLER).filter(|signo| *signo <= 64).map(|signo| signo as i32)
+    }
+
+    /// Sends this process a signal by the guest's kill.
+    pub(crate) fn kill(&mut self, signo: i32) -> Outcome {
+        // The real one: forks do not change what `std` reports.
+        let pid = std::process::id();
+        self.call(libc::SYS_kill, &[pid.into(), signo as u64])
+    }
+
+    /// Returns from the handler as its `ret` and the restorer do.
+    pub(crate) fn sigreturn(&mut self) -> Outcome {
+        self.context.gpr[4] += 8;
+        self.call(libc::SYS_rt_sigreturn, &[])
+    }
+}
+
+/// Handlers stand here, one per signal number.
+pub(crate) const HANDLER: u64 = 0x4000_0000;
+/// The restorer.
+pub(crate) const RESTORER: u64 = 0x4100_0000;
