@@ -312,9 +312,8 @@ mod tests {
     #[test]
     fn clone3_is_checked_as_the_kernel_does() {
         let mut args = [CLONE_VM | CLONE_VFORK, 0, 0, 0, 17, 0x8000, 0x100, 7, 0, 0, 0, 0];
-        let parse = |args: &[u64; 12], size: u64| {
-            Request::parse(&Call::new(libc::SYS_clone3, &[args.as_ptr() as u64, size]))
-        };
+        let parse =
+            |args: &[u64; 12], size: u64| Request::parse(&Call::new(libc::SYS_clone3, &[args.as_ptr() as u64, size]));
         let request = parse(&args, 88).expect("valid");
         assert_eq!((request.stack, request.tls), (Some(0x8100), 7));
         let mut buffer = [0; ARGS_WORDS];

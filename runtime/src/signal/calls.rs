@@ -3,7 +3,9 @@
 use dynasour_guest::ThreadContext;
 
 use super::altstack::StackT;
-use super::{FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigSet, UNBLOCKABLE, action_call, host_mask, mirror, sa, set_of};
+use super::{
+    FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigSet, UNBLOCKABLE, action_call, host_mask, mirror, sa, set_of,
+};
 use crate::entry::{self, Call};
 use crate::syscall::{Done, System, guest_read, guest_write};
 
@@ -116,9 +118,8 @@ impl System {
             return Done::error(libc::EINVAL);
         }
         match read_set(set) {
-            Ok(mask) => self.with_mask(context, mask, |kernel_mask| {
-                Call::new(libc::SYS_rt_sigsuspend, &[kernel_mask, SET_SIZE])
-            }),
+            Ok(mask) => self
+                .with_mask(context, mask, |kernel_mask| Call::new(libc::SYS_rt_sigsuspend, &[kernel_mask, SET_SIZE])),
             Err(errno) => Done::error(errno),
         }
     }

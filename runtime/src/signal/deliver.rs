@@ -204,10 +204,8 @@ impl System {
     pub(crate) fn change_mask(&mut self, context: &ThreadContext, mask: SigSet) -> bool {
         let mask = mask & !UNBLOCKABLE;
         let kernel = host_mask(mask);
-        let call = Call::new(
-            libc::SYS_rt_sigprocmask,
-            &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&kernel) as u64, 0, 8],
-        );
+        let call =
+            Call::new(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&kernel) as u64, 0, 8]);
         // SAFETY: reads `kernel`; the five stay unblocked.
         if unsafe { entry::windowed(&call) } == entry::NOT_ENTERED {
             return false;

@@ -65,7 +65,7 @@ fn a_handler_runs_and_returns() {
         assert_eq!(c.gpr[4] % 16, 8);
         assert!(c.gpr[4] < sp - 128 - 440 - 576);
         assert_eq!((c.gpr[7], c.gpr[6], c.gpr[2], c.gpr[0]), (USR1 as u64, c.gpr[4] + 312, c.gpr[4] + 8, 0));
-        assert_eq!((c.rflags, c.xstate.0[160]), (0x893, 0));
+        assert_eq!((c.rflags, c.xstate.0[160]), (0xa93, 0));
         assert_eq!(m.system.mask, set_of(USR1) | set_of(USR2));
         assert_eq!(kernel_mask(), m.system.mask);
         // A second one waits for the return.

@@ -17,10 +17,10 @@
 pub mod altstack;
 pub mod calls;
 pub mod deliver;
-pub mod frame;
-mod handler;
 #[cfg(test)]
 mod end_to_end;
+pub mod frame;
+mod handler;
 pub mod xstate;
 
 use std::cell::UnsafeCell;
@@ -42,11 +42,8 @@ pub const fn set_of(signo: i32) -> SigSet {
 }
 
 /// The five signals whose handler is always the host's.
-pub const FIVE: SigSet = set_of(libc::SIGSEGV)
-    | set_of(libc::SIGBUS)
-    | set_of(libc::SIGFPE)
-    | set_of(libc::SIGILL)
-    | set_of(libc::SIGTRAP);
+pub const FIVE: SigSet =
+    set_of(libc::SIGSEGV) | set_of(libc::SIGBUS) | set_of(libc::SIGFPE) | set_of(libc::SIGILL) | set_of(libc::SIGTRAP);
 
 /// The five as numbers.
 pub const FIVE_SIGNALS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
@@ -206,8 +203,7 @@ pub const fn host_mask(guest: SigSet) -> SigSet {
 
 /// Sets this thread's mask in the kernel, whatever is pending.
 pub fn set_kernel_mask(mask: SigSet) {
-    let call =
-        Call::new(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&mask) as u64, 0, 8]);
+    let call = Call::new(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&mask) as u64, 0, 8]);
     // SAFETY: reads `mask`; which signals are blocked is part of our own protocol.
     unsafe { entry::raw(&call) };
 }

@@ -8,8 +8,8 @@
 //! end  magic2
 //! ```
 
-use std::arch::x86_64::__cpuid_count;
 use std::arch::asm;
+use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
 use dynasour_guest::context::{XSTATE_SIZE, XState};

@@ -39,11 +39,9 @@ pub(super) fn arch_prctl(context: &mut ThreadContext, call: &Call) -> Option<Don
         arch::GET_FS => get(context.fs_base),
         arch::GET_GS => get(context.gs_base),
         arch::SET_CPUID | arch::ENABLE_TAGGED_ADDR => Done::error(libc::ENODEV),
-        arch::REQ_XCOMP_PERM
-        | arch::SHSTK_ENABLE
-        | arch::SHSTK_DISABLE
-        | arch::SHSTK_LOCK
-        | arch::SHSTK_UNLOCK => Done::error(libc::EOPNOTSUPP),
+        arch::REQ_XCOMP_PERM | arch::SHSTK_ENABLE | arch::SHSTK_DISABLE | arch::SHSTK_LOCK | arch::SHSTK_UNLOCK => {
+            Done::error(libc::EOPNOTSUPP)
+        }
         _ => return None,
     })
 }
@@ -53,11 +51,9 @@ pub(super) fn prctl(call: &Call) -> Option<Done> {
     const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
     const PR_SET_MDWE: i32 = 65;
     match call.args[0] as i32 {
-        libc::PR_SET_SECCOMP
-        | libc::PR_SET_TSC
-        | libc::PR_SET_MM
-        | PR_SET_SYSCALL_USER_DISPATCH
-        | PR_SET_MDWE => Some(Done::error(libc::EINVAL)),
+        libc::PR_SET_SECCOMP | libc::PR_SET_TSC | libc::PR_SET_MM | PR_SET_SYSCALL_USER_DISPATCH | PR_SET_MDWE => {
+            Some(Done::error(libc::EINVAL))
+        }
         _ => None,
     }
 }

@@ -252,7 +252,9 @@ impl System {
             | libc::SYS_shmat
             | libc::SYS_shmdt => self.memory_call(engine, nr, call),
 
-            libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => self.clone_call(context, engine, call),
+            libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
+                self.clone_call(context, engine, call)
+            }
             libc::SYS_execve | libc::SYS_execveat => self.exec_call(call),
             libc::SYS_exit | libc::SYS_exit_group => Done::Outcome(Outcome::Exit(call.args[0] as i32)),
 

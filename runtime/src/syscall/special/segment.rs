@@ -3,8 +3,10 @@
 use dynasour_guest::ThreadContext;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
-use super::{Refused, address, load, peek, protection, push, read_operand, read_register, store, write_register,
-    write_word_operand};
+use super::{
+    Refused, address, load, peek, protection, push, read_operand, read_register, store, write_register,
+    write_word_operand,
+};
 use crate::signal::frame::{USER_CS, USER_DS};
 
 /// The selectors that a 64-bit process can load: ES, DS, FS, GS. CS and SS never change.

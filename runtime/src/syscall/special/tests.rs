@@ -78,11 +78,11 @@ fn frames_and_returns() {
 #[test]
 fn interrupts_and_unknown_instructions() {
     for (code, signo) in [
-        (&[0xcd, 0x03][..], libc::SIGTRAP), // int 3
-        (&[0xf1], libc::SIGTRAP),           // icebp
-        (&[0xcd, 0x04], libc::SIGSEGV),     // int 4
+        (&[0xcd, 0x03][..], libc::SIGTRAP),  // int 3
+        (&[0xf1], libc::SIGTRAP),            // icebp
+        (&[0xcd, 0x04], libc::SIGSEGV),      // int 4
         (&[0x0f, 0x01, 0xc1], libc::SIGILL), // vmcall
-        (&[0x06], libc::SIGILL),            // no instruction
+        (&[0x06], libc::SIGILL),             // no instruction
     ] {
         assert_eq!(run(code, |_| {}).1, Outcome::Killed(signo), "{code:x?}");
     }
@@ -144,9 +144,7 @@ fn extended_state_that_cannot_be_stored_is_a_guest_fault() {
             }
         }
         // A misaligned address is a protection fault, not a page fault.
-        if system.fault.1 != 13 {
-            return 2;
-        }
+        assert_eq!(system.fault.1, 13, "a protection fault");
         0
     });
     assert_eq!(status, 0);
