@@ -72,6 +72,11 @@ impl Lower<'_> {
                 Op::Not if inst.args[0].as_value().is_some() => {
                     return Ok(self.condition_inner(inst.args[0])?.negate());
                 }
+                Op::Xor
+                    if inst.ty == Ty::I1 && inst.args[1] == Operand::Const(1) && inst.args[0].as_value().is_some() =>
+                {
+                    return Ok(self.condition_inner(inst.args[0])?.negate());
+                }
                 _ => {}
             }
         }

@@ -184,12 +184,16 @@ impl Lower<'_> {
         })
     }
 
+    /// The register of a value that is defined here whether or not hot code wants it; records may.
+    fn defined(&mut self, d: Value) -> VReg {
+        let r = self.vregs[d.index()].unwrap_or_else(|| self.fresh());
+        self.vregs[d.index()] = Some(r);
+        r
+    }
+
     /// A load into a register of its own.
     pub fn load(&mut self, inst: &Inst, d: Value) -> Result<(), LowerError> {
-        let r = match self.vregs[d.index()] {
-            Some(r) => r,
-            None => self.fresh(),
-        };
+        let r = self.defined(d);
         let size = Size::of(inst.ty);
         let mut ops: Ops = smallvec![RaOperand::reg_def(r)];
         let address = self.address(inst, &mut ops)?;
@@ -249,10 +253,7 @@ impl Lower<'_> {
             if home == Gpr::RSP {
                 return Err(LowerError::Unsupported("an original instruction that writes rsp".into()));
             }
-            let r = match self.vregs[d.index()] {
-                Some(r) => r,
-                None => self.fresh(),
-            };
+            let r = self.defined(*d);
             ops.push(RaOperand::reg_fixed_def(r, preg(home.number())));
         }
         for (k, home) in native.gpr_in.iter().enumerate() {

@@ -88,10 +88,11 @@ impl Lower<'_> {
         self.x86(x86::shift_imm(op, size), &[Opnd::Op(0, size), Opnd::Imm(i64::from(count))], ops);
     }
 
-    /// `d = a`
-    fn copy(&mut self, d: VReg, a: VReg) {
+    /// `d = a`; a 32-bit copy clears the upper half, as every 32-bit operation does.
+    fn copy(&mut self, ty: Ty, d: VReg, a: VReg) {
+        let size = Size::wide(ty);
         let ops = smallvec![RaOperand::reg_def(d), RaOperand::any_use(a)];
-        self.x86(Code::Mov_r64_rm64, &[Opnd::Op(0, Size::B8), Opnd::Op(1, Size::B8)], ops);
+        self.x86(LOAD[size as usize], &[Opnd::Op(0, size), Opnd::Op(1, size)], ops);
     }
 
     /// A narrow register extended to 32 bits, without touching flags.
@@ -256,7 +257,7 @@ impl Lower<'_> {
                 false => c as u8 & if ty == Ty::I64 { 63 } else { 31 },
             };
             match c {
-                0 => self.copy(d, a),
+                0 => self.copy(ty, d, a),
                 _ => self.shift_by(op, size, d, a, c),
             }
             return Ok(());
@@ -371,7 +372,7 @@ impl Lower<'_> {
     fn select(&mut self, ty: Ty, c: Operand, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
         if let Operand::Const(c) = self.resolve(c) {
             let chosen = self.reg(if c != 0 { a } else { b })?;
-            self.copy(d, chosen);
+            self.copy(ty, d, chosen);
             return Ok(());
         }
         if ty == Ty::Flags {

@@ -1,0 +1,151 @@
+//! Random traces natively against the evaluator: the optimiser's random guest programs, optimised by random passes,
+//! are run in process, and after both have left, `base` goes on from where each of them is. Guards are forced at
+//! random, too.
+
+mod harness;
+#[path = "../../ir/tests/support/mod.rs"]
+mod support;
+
+use dynasour_emitter::{ExitId, SiteKind};
+use dynasour_ir::Version;
+use dynasour_ir::eval::check::run_base;
+use dynasour_ir::eval::{Hooks, Leave, ModelMachine, NoHooks, State, run};
+use dynasour_ir::opt::{OptOptions, PASSES, optimise_with};
+use harness::{Area, Bench};
+use support::{ARRAY, HEAD, Program, Random, STACK, entry, program, trace};
+
+fn programs(default: u64) -> u64 {
+    std::env::var("EMIT_PROGRAMS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+fn first_seed() -> u64 {
+    std::env::var("EMIT_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+struct World {
+    bench: Bench,
+    areas: [Area; 2],
+}
+
+/// Looks for a state among those that `base` passes through.
+struct Search<'a> {
+    pc: u64,
+    state: &'a State,
+    machine: &'a ModelMachine,
+    found: bool,
+}
+
+impl Hooks<ModelMachine> for Search<'_> {
+    fn at(&mut self, pc: u64, state: &State, machine: &ModelMachine) -> bool {
+        self.found |= pc == self.pc && state == self.state && machine.first_difference(self.machine).is_none();
+        self.found
+    }
+}
+
+impl World {
+    fn new() -> World {
+        World { bench: Bench::new(), areas: [Area::new(STACK - 4096, 8192), Area::new(ARRAY, 8192)] }
+    }
+
+    fn load(&self, machine: &ModelMachine) {
+        use dynasour_ir::eval::Machine;
+        let mut machine = machine.clone();
+        for area in &self.areas {
+            area.protect(0, area.len, true);
+            for (i, chunk) in area.bytes().chunks_exact_mut(8).enumerate() {
+                chunk.copy_from_slice(&machine.load(area.start + 8 * i as u64, 8).unwrap().to_le_bytes());
+            }
+        }
+        let protected = machine.store(STACK, 1, u64::from(self.areas[0].bytes()[4096])).is_err();
+        self.areas[0].protect(4096, 4096, !protected);
+    }
+
+    fn native(
+        &mut self,
+        version: &Version,
+        fragment: dynasour_emitter::FragmentId,
+        entry: &(State, ModelMachine),
+    ) -> (u64, State, ModelMachine, ExitId) {
+        self.load(&entry.1);
+        let out = self.bench.run(fragment, &entry.0);
+        let _ = version;
+        let mut machine = entry.1.clone();
+        for area in &self.areas {
+            machine.write(area.start, area.bytes());
+        }
+        (out.pc, out.state, machine, out.deopt.exit)
+    }
+}
+
+/// Does `base`, started from `entry`, pass through this state?
+fn passes_through(
+    program: &mut Program,
+    entry: &(State, ModelMachine),
+    pc: u64,
+    state: &State,
+    machine: &ModelMachine,
+) -> bool {
+    let mut search = Search { pc, state, machine, found: false };
+    let (mut at, mut memory) = entry.clone();
+    let mut budget = 100_000;
+    let leave = run_base(&mut program.blocks, HEAD, &mut at, &mut memory, &mut search, &mut budget).unwrap();
+    search.found || leave == Leave::Goto(pc) && at == *state && memory.first_difference(machine).is_none()
+}
+
+fn check(world: &mut World, program: &mut Program, version: &Version, random: &mut Random, what: &str) {
+    let fragment = world.bench.compile(version);
+    let guards: Vec<ExitId> = {
+        let f = world.bench.emitter.fragment(fragment).unwrap();
+        f.exits.clone().map(ExitId).filter(|e| world.bench.emitter.exit(*e).unwrap().kind == SiteKind::Guard).collect()
+    };
+    for round in 0..4 {
+        let entry = entry(random, program);
+        let mut state = entry.0.clone();
+        let mut machine = entry.1.clone();
+        let mut budget = 100_000;
+        let leave = run(version, &mut state, &mut machine, &mut NoHooks, &mut budget).unwrap();
+        let Leave::Anchor { pc, anchor, reason, .. } = leave else { panic!("{what}: {leave:?}") };
+        let forced = (round == 3 && !guards.is_empty()).then(|| random.pick(&guards));
+        if let Some(guard) = forced {
+            let _ = world.bench.emitter.force_guard(guard, true);
+        }
+        let (native_pc, native_state, native_machine, exit) = world.native(version, fragment, &entry);
+        if let Some(guard) = forced {
+            let _ = world.bench.emitter.force_guard(guard, false);
+        }
+        if !passes_through(program, &entry, native_pc, &native_state, &native_machine) {
+            let e = world.bench.emitter.exit(exit);
+            panic!(
+                "{what} round {round} forced {forced:?}\nentry {}\nevaluator left by {anchor} {reason:?} to {pc:#x}\n  {state}\nnative left by {e:?} to {native_pc:#x}\n  {native_state}\n\
+                 memory: {:?}\n{version}\n{}",
+                entry.0,
+                native_machine.first_difference(&machine),
+                world.bench.emitter.listing(fragment).unwrap()
+            );
+        }
+    }
+}
+
+fn campaign(seeds: std::ops::Range<u64>, length: u64) {
+    let mut world = World::new();
+    for seed in seeds {
+        let mut random = Random::new(seed);
+        let (blocks, loops) = (1 + random.below(4), random.chance(70));
+        let mut program = program(&mut random, blocks, length, loops);
+        let mut version = trace(&program, random.chance(80));
+        let names: Vec<&'static str> =
+            (0..random.below(8)).map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name).collect();
+        optimise_with(&mut version, &names, &OptOptions::default());
+        let what = format!("seed {seed}, passes {names:?}");
+        if world.bench.emitter.fragments().len() > 200 {
+            world.bench.emitter.flush_all();
+        }
+        check(&mut world, &mut program, &version, &mut random, &what);
+    }
+}
+
+#[test]
+fn random_traces() {
+    let first = first_seed();
+    campaign(first..first + programs(3000), 7);
+}
