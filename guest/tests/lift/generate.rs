@@ -54,6 +54,8 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
             push(prefix);
         }
     }
+    // Instructions with one source want all of vvvv (and V' of EVEX) set.
+    let no_second_source = if rng.chance(40) { (0x78, 8) } else { (0, 0) };
     let escape = rng.below(100);
     let vector_bounds = if space == Space::All { (35, 65) } else { (8, 8) };
     if escape < vector_bounds.0 && (space == Space::All || escape < 8) {
@@ -65,14 +67,24 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
             let map = if space == Space::All { 1 + rng.below(3) } else { 2 + rng.below(2) };
             push((rng.next() as u8 & 0xe0) | map as u8);
         }
-        push(rng.next() as u8);
+        push(rng.next() as u8 | no_second_source.0);
         push(if space == Space::All { rng.next() as u8 } else { [0xf2, 0xf7, 0xf0][rng.below(3) as usize] });
     } else if escape < vector_bounds.1 {
         push(0x62);
-        push((rng.next() as u8 & 0xf0) | (1 + rng.below(3)) as u8);
-        push(rng.next() as u8 | 4);
-        push(rng.next() as u8);
-        push(rng.next() as u8);
+        if rng.chance(8) {
+            // Gathers and scatters, which want a mask and an index.
+            push((rng.next() as u8 & 0xf0) | 2);
+            push(rng.next() as u8 & 0x80 | 0x7d);
+            push(rng.next() as u8 & 0x68 | (1 + rng.below(7) as u8));
+            push([0x90, 0xa0][rng.below(2) as usize] + rng.below(4) as u8);
+            push(rng.next() as u8 & 0xf8 | 4);
+        } else {
+            push((rng.next() as u8 & 0xf0) | (1 + rng.below(3)) as u8);
+            push(rng.next() as u8 | 4 | no_second_source.0);
+            let mask = if rng.chance(30) { !0x87 } else { !0 };
+            push(rng.next() as u8 & mask | no_second_source.1);
+            push(rng.next() as u8);
+        }
     } else {
         if rng.chance(REX_PERCENT) {
             push(0x40 | rng.next() as u8 & 15);
