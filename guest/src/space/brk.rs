@@ -168,4 +168,42 @@ mod tests {
             assert_eq!(brk.set(start), start);
         });
     }
+
+    /// A fresh break lets nobody tell it from the kernel's own, over random moves.
+    #[test]
+    fn moves_as_the_kernels_break_does() {
+        in_child(|| {
+            // SAFETY: brk with an address below the break, or 0, only reports.
+            let native = |to: u64| unsafe { libc::syscall(libc::SYS_brk, to) } as u64;
+            let mut brk = Brk::new(0).expect("placed");
+            let (start, native_start) = (brk.start(), page_up(native(0)).expect("an address"));
+            native(native_start);
+            let mut seed = 1u64;
+            for _ in 0..2000 {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let offset = (seed >> 33) % (64 << 20) >> ((seed >> 8) % 20);
+                let (ours, theirs) = (brk.set(start + offset), native(native_start + offset));
+                assert_eq!(ours - start, theirs - native_start, "to {offset:#x}");
+                if ours > start {
+                    assert!(!is_unmapped(page_up(ours).expect("an address") - PAGE));
+                }
+                assert!(is_unmapped(page_up(ours).expect("an address")));
+            }
+        });
+    }
+
+    #[test]
+    fn the_data_limit_holds() {
+        in_child(|| {
+            let mut brk = Brk::new(1 << 20).expect("placed");
+            let start = brk.start();
+            // Far above what the child itself has.
+            let limit = libc::rlimit { rlim_cur: 4 << 30, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: `limit` is a valid limit; it concerns this child only.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) }, 0);
+            assert_eq!(brk.set(start + (4 << 30)), start);
+            assert_eq!(brk.set(start + (1 << 20)), start + (1 << 20));
+            assert_eq!(brk.set(start), start);
+        });
+    }
 }
