@@ -181,7 +181,7 @@ mod tests {
             let mut seed = 1u64;
             for _ in 0..2000 {
                 seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                let offset = (seed >> 33) % (64 << 20) >> ((seed >> 8) % 20);
+                let offset = ((seed >> 33) % (64 << 20)) >> ((seed >> 8) % 20);
                 let (ours, theirs) = (brk.set(start + offset), native(native_start + offset));
                 assert_eq!(ours - start, theirs - native_start, "to {offset:#x}");
                 if ours > start {
