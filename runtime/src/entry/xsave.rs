@@ -138,7 +138,7 @@ instructions!(dynasour_do_xsave dynasour_do_xsave64 dynasour_do_xsaveopt dynasou
 
 /// Where to continue after a fault at `host_rip`, if it is one of this module's. May be called in a signal handler.
 pub fn fixup(host_rip: u64) -> Option<u64> {
-    instructions().contains(&host_rip).then(|| dynasour_xsave_faulted as *const () as u64)
+    instructions().contains(&host_rip).then_some(dynasour_xsave_faulted as *const () as u64)
 }
 
 /// Executes one instruction of the family: `components` is the guest's edx:eax, `all` the components that the

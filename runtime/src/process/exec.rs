@@ -56,17 +56,19 @@ impl Arguments {
 /// The guest's argument pointers, without the final null; the error is an errno.
 fn read_pointers(address: u64) -> Result<Vec<u64>, i32> {
     let mut pointers = Vec::new();
-    while address != 0 {
+    if address == 0 {
+        return Ok(pointers);
+    }
+    loop {
         let word = u64::from_le_bytes(guest_read(address.wrapping_add(8 * pointers.len() as u64))?);
         if word == 0 {
-            break;
+            return Ok(pointers);
         }
         if pointers.len() == MOST_ARGUMENTS {
             return Err(libc::E2BIG);
         }
         pointers.push(word);
     }
-    Ok(pointers)
 }
 
 /// Where a descriptor leads, if that can be said by name.

@@ -235,8 +235,8 @@ fn synchronous_signals_that_somebody_sends() {
         assert_eq!(m.in_handler(), Some(SEGV));
         assert_eq!(m.sigreturn(), Outcome::Continue);
         // Ignored, then default.
-        let mut action = [SIG_IGN, 0, 0, 0];
-        let install = [SEGV as u64, &raw mut action as u64, 0, 8];
+        let mut action = vec![SIG_IGN, 0, 0, 0];
+        let install = [SEGV as u64, action.as_mut_ptr() as u64, 0, 8];
         assert_eq!(m.result(libc::SYS_rt_sigaction, &install), 0);
         assert_eq!(m.kill(SEGV), Outcome::Continue);
         action[0] = SIG_DFL;

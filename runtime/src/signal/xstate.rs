@@ -197,7 +197,8 @@ pub fn restore(
     }
     // Without a valid description only the legacy area counts, as for FXRSTOR.
     let wanted = if extended { word64(&image, SW_RESERVED + 8) & layout.features } else { LEGACY_FEATURES };
-    if address % if extended { 64 } else { 16 } != 0 {
+    let alignment = if extended { 64 } else { 16 };
+    if !address.is_multiple_of(alignment) {
         return Err(BadState);
     }
     let mut in_use = LEGACY_FEATURES;

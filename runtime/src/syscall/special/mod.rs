@@ -202,13 +202,14 @@ fn load(address: u64, size: usize) -> Result<u64, Refused> {
 /// Writes 2, 4 or 8 bytes.
 fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
     // SAFETY: the guest computed the address.
-    Ok(unsafe {
+    let done = unsafe {
         match size {
-            2 => memory::store(address, value as u16)?,
-            4 => memory::store(address, value as u32)?,
-            _ => memory::store(address, value)?,
+            2 => memory::store(address, value as u16),
+            4 => memory::store(address, value as u32),
+            _ => memory::store(address, value),
         }
-    })
+    };
+    done.map_err(Refused::from)
 }
 
 /// Pushes `size` bytes.

@@ -46,7 +46,7 @@ fn selectors_are_remembered() {
 
 #[test]
 fn flags_on_the_stack() {
-    let mut stack = [0u64; 4];
+    let mut stack = vec![0u64; 4];
     let top = stack.as_mut_ptr() as u64 + 32;
     let (context, _) = run(&[0x9c], |c| (c.gpr[4], c.rflags) = (top, 0x10a47)); // pushfq
     assert_eq!((context.gpr[4], stack[3]), (top - 8, 0xa47));
@@ -62,7 +62,7 @@ const POPPED: u64 = 0x8d5 | 0x400 | 0x4000 | 0x40000 | 0x200000;
 
 #[test]
 fn frames_and_returns() {
-    let mut stack = [0u64; 8];
+    let mut stack = vec![0u64; 8];
     let base = stack.as_mut_ptr() as u64;
     let code = [0xc8, 0x10, 0, 0]; // enter 16, 0
     let (context, _) = run(&code, |c| (c.gpr[4], c.gpr[5]) = (base + 64, 0x77));
@@ -138,7 +138,7 @@ fn extended_state_that_cannot_be_stored_is_a_guest_fault() {
         let aligned = (area.as_mut_ptr() as u64 + 63) & !63;
         for (address, killed) in [(0x10, libc::SIGSEGV), (aligned + 1, libc::SIGSEGV)] {
             context.gpr[7] = address;
-            let code = [0x0f, 0xae, 0x27]; // xsave [rdi]
+            let code = [0x0fu8, 0xae, 0x27]; // xsave [rdi]
             if system.special(&mut context, code.as_ptr() as u64) != Outcome::Killed(killed) {
                 return 1;
             }
