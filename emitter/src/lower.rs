@@ -193,7 +193,11 @@ impl<'a> Lower<'a> {
                         self.available.entry((inst.op, inst.ty, inst.args.clone())).or_insert(d);
                     }
                 }
-                clobbers_flags |= !matches!(inst.op, Op::Load | Op::Store | Op::Poll | Op::Trunc | Op::Zext(_));
+                clobbers_flags |= match inst.op {
+                    Op::Load | Op::Store | Op::Poll | Op::Zext(_) => false,
+                    Op::Trunc => inst.ty == Ty::I1,
+                    _ => true,
+                };
                 if let Some(n) = inst.native {
                     let native = &v.natives[n.index()];
                     for g in native.gpr_in.iter().chain(&native.gpr_out) {

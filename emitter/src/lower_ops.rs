@@ -17,7 +17,7 @@ impl Lower<'_> {
         match inst.op {
             Op::Add => self.add(ty, arg(0), arg(1), d),
             Op::Sub => match self.imm(arg(1), ty) {
-                Some(c) if c != i64::from(i32::MIN) && !self.resolve(arg(0)).as_const().is_some() => {
+                Some(c) if c != i64::from(i32::MIN) && self.resolve(arg(0)).as_const().is_none() => {
                     self.add(ty, arg(0), Operand::Const((-c) as u64 & ty.mask()), d)
                 }
                 _ => self.alu(Alu::Sub, ty, arg(0), arg(1), d),
@@ -320,7 +320,9 @@ impl Lower<'_> {
         if from == Ty::I1 && signed {
             let r = self.reg(a)?;
             let bit = self.extended(r, Ty::I8, false);
-            self.x86(x86::NEG[3], &[Opnd::Op(0, Size::B8)], smallvec![Self::reuse(d, 1), RaOperand::reg_use(bit)]);
+            let size = Size::wide(to);
+            let ops = smallvec![Self::reuse(d, 1), RaOperand::reg_use(bit)];
+            self.x86(x86::NEG[size as usize], &[Opnd::Op(0, size)], ops);
             return Ok(());
         }
         let wide = Size::wide(to);

@@ -68,12 +68,12 @@ pub struct PendingStore {
 
 /// Flags from their packed form (what `lahf; seto al` leaves in ax) to an rflags image.
 pub const fn unpack_flags(packed: u64) -> u64 {
-    (packed >> 8) & (ARITH_FLAGS & 0xff) | (packed & 1) * OF
+    ((packed >> 8) & (ARITH_FLAGS & 0xff)) | ((packed & 1) * OF)
 }
 
 /// The packed form of an rflags image.
 pub const fn pack_flags(image: u64) -> u64 {
-    (image & ARITH_FLAGS & 0xff) << 8 | (image & OF != 0) as u64
+    ((image & ARITH_FLAGS & 0xff) << 8) | (image & OF != 0) as u64
 }
 
 impl Record {

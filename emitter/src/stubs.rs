@@ -62,7 +62,7 @@ pub struct Stubs {
 /// FSGSBASE must be enabled (the stubs' generation checks it), and nothing else on the thread may use GS.
 pub unsafe fn set_gs(ctx: *mut ThreadContext) {
     // SAFETY: the caller vouches for FSGSBASE; Rust and libc do not use GS on x86-64 Linux.
-    unsafe { std::arch::asm!("wrgsbase {}", in(reg) ctx, options(nomem, nostack)) };
+    unsafe { std::arch::asm!("wrgsbase {}", in(reg) ctx as u64, options(nomem, nostack)) };
 }
 
 const REGISTERS: [AsmRegister64; 16] = [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15];

@@ -47,13 +47,14 @@ impl World {
         World { bench: Bench::new(), areas: [Area::new(STACK - 4096, 8192), Area::new(ARRAY, 8192)] }
     }
 
-    fn load(&self, machine: &ModelMachine) {
+    fn load(&mut self, machine: &ModelMachine) {
         use dynasour_ir::eval::Machine;
         let mut machine = machine.clone();
-        for area in &self.areas {
+        for area in &mut self.areas {
             area.protect(0, area.len, true);
-            for (i, chunk) in area.bytes().chunks_exact_mut(8).enumerate() {
-                chunk.copy_from_slice(&machine.load(area.start + 8 * i as u64, 8).unwrap().to_le_bytes());
+            let start = area.start;
+            for (i, chunk) in area.bytes_mut().chunks_exact_mut(8).enumerate() {
+                chunk.copy_from_slice(&machine.load(start + 8 * i as u64, 8).unwrap().to_le_bytes());
             }
         }
         let protected = machine.store(STACK, 1, u64::from(self.areas[0].bytes()[4096])).is_err();

@@ -46,8 +46,8 @@ fn a_straight_trace() {
 
 #[test]
 fn a_loop_over_memory() {
-    let area = Area::new(0x6100_0000, 4096);
-    for (i, c) in area.bytes().chunks_exact_mut(4).enumerate() {
+    let mut area = Area::new(0x6100_0000, 4096);
+    for (i, c) in area.bytes_mut().chunks_exact_mut(4).enumerate() {
         c.copy_from_slice(&(i as i32 - 500).to_le_bytes());
     }
     let v = version(

@@ -139,8 +139,13 @@ impl Area {
         Area { start, len }
     }
 
-    pub fn bytes(&self) -> &mut [u8] {
-        // SAFETY: mapped above; tests are single-threaded per area.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped above; guests run only while nobody holds this borrow.
+        unsafe { std::slice::from_raw_parts(self.start as *const u8, self.len) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.start as *mut u8, self.len) }
     }
 
