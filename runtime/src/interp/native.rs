@@ -254,6 +254,18 @@ fn vector_width(reg: Register) -> u32 {
     if reg.is_vector_register() { reg.size() as u32 } else { 0 }
 }
 
+/// Reads MXCSR without writing it: stores of it, and approximations, which obey its denormal controls but
+/// raise nothing.
+fn reads_mxcsr(mnemonic: Mnemonic) -> bool {
+    use Mnemonic as M;
+    matches!(mnemonic, M::Stmxcsr | M::Vstmxcsr)
+        || matches!(mnemonic, M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss)
+        || matches!(mnemonic, M::Vrcpps | M::Vrcpss | M::Vrsqrtps | M::Vrsqrtss)
+        || matches!(mnemonic, M::Vrcp14ps | M::Vrcp14pd | M::Vrcp14ss | M::Vrcp14sd)
+        || matches!(mnemonic, M::Vrsqrt14ps | M::Vrsqrt14pd | M::Vrsqrt14ss | M::Vrsqrt14sd)
+        || matches!(mnemonic, M::Vrcpph | M::Vrcpsh | M::Vrsqrtph | M::Vrsqrtsh)
+}
+
 fn full(number: usize) -> Register {
     Register::RAX + number as u32
 }
@@ -340,8 +352,7 @@ impl<'n> Plan<'n> {
                 components |= component;
             }
         }
-        let mxcsr =
-            native.writes.contains(&Loc::Mxcsr) || matches!(inst.mnemonic(), Mnemonic::Stmxcsr | Mnemonic::Vstmxcsr);
+        let mxcsr = native.writes.contains(&Loc::Mxcsr) || reads_mxcsr(inst.mnemonic());
         Ok(Plan {
             native,
             inst,
@@ -472,6 +483,13 @@ impl<'n> Plan<'n> {
         }
         for (gpr, slot) in self.native.gpr_in.iter().zip(self.inputs) {
             asm.emit(Instruction::with2(Code::Mov_r64_rm64, full(gpr.number()), self.slot(*slot))?)?;
+        }
+        if self.native.effects.contains(Effects::RESTARTABLE) {
+            // A fault stores what is written even where nothing has been written yet (eax of lodsd).
+            for gpr in self.native.gpr_out.iter().filter(|g| !self.native.gpr_in.contains(g)) {
+                let home = self.slot(gpr.number() as u16);
+                asm.emit(Instruction::with2(Code::Mov_r64_rm64, full(gpr.number()), home)?)?;
+            }
         }
         Ok(())
     }

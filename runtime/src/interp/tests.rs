@@ -1,5 +1,6 @@
 //! Small programs, assembled with iced and interpreted where they stand.
 
+use super::xstate::Layout;
 use super::*;
 use crate::memory::test_handler;
 use iced_x86::IcedError;
@@ -116,6 +117,65 @@ fn rep_movsb_stops_in_the_middle_and_goes_on() {
     assert_eq!(guest.run(), Stop::Syscall);
     // SAFETY: the pages belong to the test.
     assert_eq!(unsafe { std::slice::from_raw_parts(to as *const u8, 16) }, b"0123456789abcdef");
+}
+
+#[test]
+fn a_faulting_lodsd_keeps_its_destination() {
+    let mut guest = Guest::new(|a| {
+        a.lodsd()?;
+        a.syscall()
+    });
+    let hole = guest.context.gpr[4];
+    guest.context.gpr[0] = 0x1122_3344_5566_7788;
+    guest.context.gpr[6] = hole;
+    assert!(matches!(guest.run(), Stop::Fault { info, .. } if info.addr == hole));
+    assert_eq!((guest.context.gpr[0], guest.context.gpr[6]), (0x1122_3344_5566_7788, hole));
+}
+
+#[test]
+fn a_gather_stops_at_the_hole_with_its_progress() {
+    if !Layout::get().has_avx512() {
+        println!("this machine has no AVX-512");
+        return;
+    }
+    let mut guest = Guest::new(|a| {
+        a.kxnorw(k1, k1, k1)?;
+        a.vpgatherdd(zmm1.k1(), dword_ptr(rbx + zmm2 * 4))?;
+        a.syscall()
+    });
+    let hole = guest.context.gpr[4];
+    guest.context.gpr[3] = hole - 4 * 5;
+    for lane in 0..5u32 {
+        // SAFETY: the page belongs to the test.
+        unsafe { memory::store(hole - 4 * u64::from(5 - lane), 100 + lane).unwrap() };
+    }
+    let layout = Layout::get();
+    let put = |context: &mut ThreadContext, register: usize, lane: usize, v: u32| {
+        let at = match lane {
+            0..4 => xstate::LEGACY_VECTORS + 16 * register + 4 * lane,
+            4..8 => layout.avx + 16 * register + 4 * (lane - 4),
+            _ => layout.zmm_high + 32 * register + 4 * (lane - 8),
+        };
+        context.xstate.0[at..at + 4].copy_from_slice(&v.to_le_bytes());
+    };
+    for lane in 0..16 {
+        put(&mut guest.context, 2, lane, lane as u32);
+        put(&mut guest.context, 1, lane, 7);
+    }
+    xstate::set_valid(&mut guest.context, xstate::SSE | xstate::AVX | xstate::ZMM_HIGH);
+    assert!(matches!(guest.run(), Stop::Fault { info, .. } if info.addr == hole));
+    let mut mask = [0; 2];
+    mask.copy_from_slice(&guest.context.xstate.0[layout.opmask + 8..layout.opmask + 10]);
+    // The lanes before the fault may be done (and then their mask bits are clear); the others keep the old value.
+    let mask = u16::from_le_bytes(mask);
+    assert_eq!(mask & 0xffe0, 0xffe0);
+    assert_eq!(guest.context.xstate.0[layout.zmm_high + 32], 7);
+    // SAFETY: makes the hole behind the test's page accessible.
+    unsafe { libc::mprotect(hole as *mut _, 4096, libc::PROT_READ | libc::PROT_WRITE) };
+    assert_eq!(guest.run(), Stop::Syscall);
+    let low = &guest.context.xstate.0[xstate::LEGACY_VECTORS + 16..][..16];
+    assert_eq!(low, [100u32, 101, 102, 103].map(u32::to_le_bytes).concat());
+    assert_eq!(guest.context.xstate.0[layout.zmm_high + 32], 0);
 }
 
 #[test]
