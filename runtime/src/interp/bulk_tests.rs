@@ -7,6 +7,7 @@
 //! makes it longer.
 
 use super::pool::Pool;
+use super::xstate::Layout;
 use super::*;
 use crate::memory::test_handler;
 use dynasour_guest::context::{XSTATE_SIZE, offset};
@@ -146,9 +147,9 @@ fn synthesise(random: &mut Random, attempts: u32) -> Vec<Instruction> {
         bytes[..start.len()].copy_from_slice(start);
         match start {
             // The register extension and map bits that exist.
-            [0xc4] => bytes[1] = bytes[1] & 0xe0 | 1 + random.below(3) as u8,
+            [0xc4] => bytes[1] = bytes[1] & 0xe0 | (1 + random.below(3) as u8),
             [0x62] => {
-                bytes[1] = bytes[1] & 0xf0 | 1 + random.below(3) as u8;
+                bytes[1] = bytes[1] & 0xf0 | (1 + random.below(3) as u8);
                 bytes[2] |= 4;
             }
             [] if random.one_in(2) => bytes[0] = 0xd8 + random.below(8) as u8,
@@ -316,7 +317,7 @@ fn randomise(context: &mut ThreadContext, scratch: u64, first: &Instruction, ran
     bytes[4] = if random.one_in(2) { 0 } else { random.next() as u8 };
     for register in 0..8 {
         let at = 32 + 16 * register;
-        let exponent = 0x3fffu16 - 20 + random.below(40) as u16 | (random.next() as u16 & 0x8000);
+        let exponent = (0x3fffu16 - 20 + random.below(40) as u16) | (random.next() as u16 & 0x8000);
         bytes[at + 7] |= 0x80;
         bytes[at + 8..at + 10].copy_from_slice(&exponent.to_le_bytes());
         bytes[at + 10..at + 16].fill(0);
@@ -334,8 +335,6 @@ fn randomise(context: &mut ThreadContext, scratch: u64, first: &Instruction, ran
     }
     xstate::set_valid(context, valid);
 }
-
-use super::xstate::Layout;
 
 fn copy(from: &ThreadContext, to: &mut ThreadContext) {
     to.gpr = from.gpr;
