@@ -1,13 +1,17 @@
 //! The machine that runs: dispatcher, interpreter, deopt, system calls, signals
 
 pub mod config;
+mod dispatch;
 pub mod entry;
 pub mod interp;
 pub mod memory;
 pub mod process;
 pub mod signal;
+mod start;
 pub mod stats;
 pub mod syscall;
+
+pub use start::{RunError, run};
 
 #[cfg(test)]
 mod testing;

@@ -129,7 +129,9 @@ mod tests {
         stats.recorded(EndReason::Cycle);
         stats.aborted(AbortReason::Fault);
         let table = stats.table();
-        assert!(table.contains("deopts: guard") && table.contains("recorded: Cycle") && table.contains("aborted: Fault"));
+        assert!(
+            table.contains("deopts: guard") && table.contains("recorded: Cycle") && table.contains("aborted: Fault")
+        );
         let json: serde_json::Value = serde_json::to_value(&stats).expect("plain data");
         assert_eq!(json["deopts"]["guard"], 2);
     }

@@ -29,6 +29,10 @@ pub enum AbortReason {
     Emitter,
     /// The code cache was flushed under the recording.
     Flushed,
+    /// The region has as many versions as it may have.
+    TooManyVersions,
+    /// The user asked for other traces only.
+    NotSelected,
 }
 
 /// Why a recording ended in a trace.

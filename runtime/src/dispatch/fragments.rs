@@ -1,0 +1,319 @@
+//! The fragment side of the dispatcher: which fragments exist, entering and leaving them, links, side traces.
+//!
+//! A region may have several fragments, oldest first; the first is entered. A hot exit starts a recording at its pc.
+
+use crate::config::{Chaos, RunConfig, Stage};
+use crate::memory;
+use crate::stats::{DeoptReason, Stats};
+use dynasour_emitter::{Config, EmitError, Emitter, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind};
+use dynasour_guest::ThreadContext;
+use dynasour_ir::opt::{self, OptOptions};
+use dynasour_ir::{Context, Fact, Version};
+use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::time::Instant;
+use thiserror::Error;
+
+const PAGE_SHIFT: u32 = 12;
+
+/// The emitter of this process, for signal handlers.
+static EMITTER: AtomicPtr<Emitter> = AtomicPtr::new(std::ptr::null_mut());
+/// One more than the fragment that a signal handler unlinked; 0 if none.
+static UNLINKED: AtomicU32 = AtomicU32::new(0);
+
+fn emitter_in_handler() -> Option<&'static Emitter> {
+    // SAFETY: the pointer is null or that of the emitter that the dispatcher owns until the process ends. A handler
+    // asks only when the interrupted instruction is in the code cache, when nothing of the emitter is being changed.
+    unsafe { EMITTER.load(Ordering::Relaxed).as_ref() }
+}
+
+/// Where a fault of a fragment's own continues. Async-signal-safe.
+pub fn fragment_fault(host_rip: u64) -> Option<u64> {
+    let emitter = emitter_in_handler().filter(|e| e.cache().range().contains(&host_rip))?;
+    emitter.fault_exit(host_rip)
+}
+
+/// An asynchronous signal was accepted at `host_rip`: if that is in a fragment, it leaves at its next safe point.
+/// Async-signal-safe.
+pub fn signal_accepted(host_rip: u64) {
+    let Some(emitter) = emitter_in_handler().filter(|e| e.cache().range().contains(&host_rip)) else { return };
+    if let Some(fragment) = emitter.fragment_at(host_rip) {
+        emitter.unlink_for_signal(fragment);
+        UNLINKED.store(fragment.0 + 1, Ordering::Relaxed);
+    }
+}
+
+/// The fragment side cannot be set up or has broken an invariant.
+#[derive(Debug, Error)]
+pub enum FragmentError {
+    /// From the emitter.
+    #[error(transparent)]
+    Emit(#[from] EmitError),
+}
+
+/// Where the guest stands after running fragments, and what should happen there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum After {
+    /// Interpret on.
+    Interpret,
+    /// Interpret on; `rip` is a trace head and this counts as an execution of it.
+    CountHead,
+    /// The exit is hot: record a side trace from `rip`.
+    RecordSide,
+    /// The runtime wanted control.
+    Pending,
+}
+
+#[derive(Default)]
+struct Region {
+    fragments: Vec<FragmentId>,
+}
+
+/// Emitter, fragment tables, and what happened at exits.
+pub struct Fragments {
+    emitter: Box<Emitter>,
+    regions: FxHashMap<u64, Region>,
+    /// Times each unlinked exit was taken.
+    taken: FxHashMap<ExitId, u32>,
+    /// Pages of guest code that fragments were made from.
+    pages: FxHashSet<u64>,
+    /// Loop fragments.
+    loops: FxHashSet<FragmentId>,
+    private_memory: bool,
+    chaos: Option<(Chaos, u64)>,
+    /// Traces built so far, for naming and `--only-trace`.
+    traces: u32,
+    log_exits: bool,
+}
+
+impl Fragments {
+    /// An empty cache of the configured size.
+    ///
+    /// # Errors
+    /// This machine lacks something, or there is no memory.
+    pub fn new(config: &RunConfig) -> Result<Fragments, FragmentError> {
+        let emitter = Box::new(Emitter::new(Config { cache_size: config.cache_size })?);
+        EMITTER.store(std::ptr::from_ref(&*emitter).cast_mut(), Ordering::Relaxed);
+        Ok(Fragments {
+            emitter,
+            regions: FxHashMap::default(),
+            taken: FxHashMap::default(),
+            pages: FxHashSet::default(),
+            loops: FxHashSet::default(),
+            private_memory: true,
+            chaos: config.chaos.map(|c| (c, c.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)),
+            traces: 0,
+            log_exits: config.log.contains(&Stage::Exit),
+        })
+    }
+
+    /// Was some fragment made from code in this range?
+    pub fn is_made_from(&self, range: &Range<u64>) -> bool {
+        let pages = range.start >> PAGE_SHIFT..=range.end.saturating_sub(1) >> PAGE_SHIFT;
+        if pages.end() - pages.start() > self.pages.len() as u64 {
+            self.pages.iter().any(|p| pages.contains(p))
+        } else {
+            pages.into_iter().any(|p| self.pages.contains(&p))
+        }
+    }
+
+    /// From now on traces may not assume `private_memory`. Must existing fragments go?
+    pub fn lose_private_memory(&mut self) -> bool {
+        std::mem::replace(&mut self.private_memory, false) && !self.regions.is_empty()
+    }
+
+    /// Drops every fragment.
+    pub fn flush(&mut self) {
+        self.emitter.flush_all();
+        self.forget();
+    }
+
+    /// Fresh memory and no fragments, in a forked child.
+    pub fn reset_after_fork(&mut self) -> Result<(), FragmentError> {
+        self.forget();
+        Ok(self.emitter.reset_after_fork()?)
+    }
+
+    fn forget(&mut self) {
+        self.regions.clear();
+        self.taken.clear();
+        self.pages.clear();
+        self.loops.clear();
+        UNLINKED.store(0, Ordering::Relaxed);
+    }
+
+    /// Runs the fragment at `context.rip` and what follows it in fragments.
+    ///
+    /// # Errors
+    /// A broken invariant of ours.
+    pub fn run(
+        &mut self,
+        context: &mut ThreadContext,
+        policy: &dyn SpeculationPolicy,
+        stats: &mut Stats,
+    ) -> Result<After, FragmentError> {
+        let Some(mut fragment) = self.first(context.rip) else { return Ok(After::Interpret) };
+        loop {
+            stats.fragment_entries += 1;
+            let forced = self.force(fragment);
+            // SAFETY: `context` is this thread's; `System::start` pointed GS at it.
+            let left = unsafe { self.emitter.enter(context, fragment) }?;
+            self.restore(forced);
+            let unlinked = UNLINKED.swap(0, Ordering::Relaxed);
+            if unlinked != 0 {
+                self.emitter.relink(FragmentId(unlinked - 1));
+            }
+            let Left::Exit(exit) = left else { return Ok(After::Pending) };
+            let deopt = self.emitter.deopt(exit, context)?;
+            for store in &deopt.stores {
+                perform(store);
+            }
+            if self.log_exits {
+                eprintln!("dynasour: {fragment:?} left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
+            }
+            let next = self.first(context.rip);
+            match deopt.kind {
+                SiteKind::End | SiteKind::EndIndirect => {
+                    stats.fragment_ends += 1;
+                    let Some(next) = next else { return Ok(After::CountHead) };
+                    if deopt.kind == SiteKind::End && self.chaos.is_none() {
+                        self.emitter.link(exit, next)?;
+                        stats.links += 1;
+                    }
+                    fragment = next;
+                }
+                SiteKind::Guard => {
+                    let chaos = self.chaos.is_some();
+                    stats.deopt(if chaos { DeoptReason::Chaos } else { DeoptReason::Guard });
+                    return Ok(if chaos { After::Interpret } else { self.guard_failed(exit, next, policy) });
+                }
+                SiteKind::Fault => {
+                    stats.deopt(DeoptReason::Fault);
+                    return Ok(After::Interpret);
+                }
+                SiteKind::Poll => {
+                    stats.deopt(DeoptReason::Poll);
+                    return Ok(After::Pending);
+                }
+            }
+        }
+    }
+
+    /// A hot exit asks for a side trace, unless a fragment starts there already.
+    fn guard_failed(&mut self, exit: ExitId, next: Option<FragmentId>, policy: &dyn SpeculationPolicy) -> After {
+        let taken = self.taken.entry(exit).or_default();
+        *taken += 1;
+        if *taken < policy.exit_threshold() {
+            return After::Interpret;
+        }
+        *taken = 0;
+        if next.is_some() { After::Interpret } else { After::RecordSide }
+    }
+
+    fn first(&self, pc: u64) -> Option<FragmentId> {
+        self.regions.get(&pc)?.fragments.first().copied()
+    }
+
+    /// Does a fragment start at `pc`, and if so, is it a loop?
+    pub fn at(&self, pc: u64) -> Option<bool> {
+        self.first(pc).map(|f| self.loops.contains(&f))
+    }
+
+    /// Compiles a recorded path into a fragment of its head's region.
+    pub fn compile(
+        &mut self,
+        path: &Path,
+        config: &RunConfig,
+        policy: &dyn SpeculationPolicy,
+        stats: &mut Stats,
+    ) -> Result<(), AbortReason> {
+        if self.regions.get(&path.head).is_some_and(|r| r.fragments.len() >= policy.max_versions()) {
+            return Err(AbortReason::TooManyVersions);
+        }
+        let start = Instant::now();
+        self.traces += 1;
+        let number = self.traces;
+        if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
+            return Err(AbortReason::NotSelected);
+        }
+        let facts = if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() };
+        let mut version = build::build(path, &format!("t{number}"), Context { facts }, policy).map_err(|e| e.0)?;
+        log(config, Stage::Trace, || version.to_string());
+        let options = OptOptions { skip: config.skip_passes.clone(), ..OptOptions::default() };
+        opt::optimise(&mut version, &options);
+        log(config, Stage::Opt, || version.to_string());
+        let id = self.emit(&version).map_err(|error| match error {
+            e if e.is_full() => AbortReason::Flushed,
+            e => {
+                log(config, Stage::Record, || format!("{}: {e}", version.name));
+                AbortReason::Emitter
+            }
+        })?;
+        log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
+        self.regions.entry(path.head).or_default().fragments.push(id);
+        for step in &path.steps {
+            let last = step.block.end.saturating_sub(1).max(step.block.pc);
+            self.pages.extend(step.block.pc >> PAGE_SHIFT..=last >> PAGE_SHIFT);
+        }
+        if path.shape == TraceShape::Loop {
+            self.loops.insert(id);
+            stats.loop_fragments += 1;
+        }
+        stats.fragments += 1;
+        stats.trace_instructions += path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
+        if let Some(f) = self.emitter.fragment(id) {
+            stats.code_bytes += (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start);
+        }
+        stats.compile_nanoseconds += start.elapsed().as_nanos() as u64;
+        Ok(())
+    }
+
+    fn emit(&mut self, version: &Version) -> Result<FragmentId, EmitError> {
+        self.emitter.compile(version, EntryState::Canonical)
+    }
+
+    /// Chaos: forces some guards of a fragment; gives back which.
+    fn force(&mut self, fragment: FragmentId) -> Vec<ExitId> {
+        let Some((chaos, random)) = &mut self.chaos else { return Vec::new() };
+        let exits = self.emitter.fragment(fragment).map_or(0..0, |f| f.exits.clone());
+        let mut forced = Vec::new();
+        for exit in exits.map(ExitId) {
+            if self.emitter.exit(exit).is_none_or(|e| e.kind != SiteKind::Guard) {
+                continue;
+            }
+            // xorshift64*
+            *random ^= *random >> 12;
+            *random ^= *random << 25;
+            *random ^= *random >> 27;
+            let draw = random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+            if draw % u64::from(chaos.one_in) == 0 && self.emitter.force_guard(exit, true).is_ok() {
+                forced.push(exit);
+            }
+        }
+        forced
+    }
+
+    fn restore(&mut self, forced: Vec<ExitId>) {
+        for exit in forced {
+            self.emitter.force_guard(exit, false).expect("it was forced a moment ago");
+        }
+    }
+}
+
+/// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot fault unless an
+/// invariant of ours is broken.
+fn perform(store: &PendingStore) {
+    let bytes = store.value.to_le_bytes();
+    let size = store.size as usize;
+    // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the exit.
+    let done = unsafe { memory::copy_out(store.address, &bytes[..size]) };
+    assert_eq!(done, size, "a deferred store to {:#x} faulted", store.address);
+}
+
+fn log(config: &RunConfig, stage: Stage, text: impl FnOnce() -> String) {
+    if config.log.contains(&stage) {
+        eprintln!("dynasour: {}", text());
+    }
+}

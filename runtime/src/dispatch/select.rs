@@ -1,0 +1,124 @@
+//! The trace selector: what the dispatcher does at the edges between interpreted blocks.
+//!
+//! A block's `user` word says what is known of its pc: no fragment, a linear fragment, or a loop fragment. While a
+//! recording is under way, fragments are not entered: the path goes through them.
+
+use crate::interp::{BlockEntry, EdgeKind, Policy};
+use dynasour_guest::ThreadContext;
+use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::Gpr;
+use dynasour_tracer::{AbortReason, DefaultPolicy, EndReason, HeadTable, Heat, Path, Recorder, Recording};
+use std::rc::Rc;
+
+/// No fragment starts at this block.
+pub const NO_FRAGMENT: u32 = 0;
+/// A linear fragment starts at this block.
+pub const LINEAR_FRAGMENT: u32 = 1;
+/// A loop fragment starts at this block.
+pub const LOOP_FRAGMENT: u32 = 2;
+
+/// Why the selector stops the interpreter.
+#[derive(Debug)]
+pub enum Selected {
+    /// A fragment starts at rip.
+    Fragment,
+    /// A recording ended here.
+    Recorded(Path, EndReason),
+    /// A recording came to nothing.
+    Aborted(u64, AbortReason),
+}
+
+struct Active {
+    recorder: Recorder,
+    /// The block being executed.
+    block: Rc<LiftedBlock>,
+}
+
+/// Counts heads, enters fragments, records.
+pub struct Selector {
+    /// The speculation policy.
+    pub policy: DefaultPolicy,
+    /// Counters of trace heads.
+    pub heads: HeadTable,
+    active: Option<Active>,
+    /// Code in this range is never traced (the vDSO).
+    untraced: std::ops::Range<u64>,
+}
+
+impl Selector {
+    /// A selector that records heads after `threshold` executions, and nothing in `untraced`.
+    pub fn new(threshold: u32, untraced: std::ops::Range<u64>) -> Selector {
+        Selector {
+            policy: DefaultPolicy { head_threshold: threshold },
+            heads: HeadTable::default(),
+            active: None,
+            untraced,
+        }
+    }
+
+    /// Starts recording at a block that is about to be executed.
+    pub fn start(&mut self, block: Rc<LiftedBlock>, stable: Vec<(Gpr, u64)>) {
+        self.active = Some(Active { recorder: Recorder::new(block.pc, stable, &self.policy), block });
+    }
+
+    /// The interpreter stopped before an instruction that the runtime does: a recording ends there.
+    pub fn runtime_instruction(&mut self) -> Option<Selected> {
+        let mut active = self.active.take()?;
+        let head = active.recorder.head();
+        Some(match active.recorder.runtime_instruction(&active.block) {
+            Recording::Done(path, end) => Selected::Recorded(path, end),
+            Recording::Aborted(reason) => Selected::Aborted(head, reason),
+            Recording::Continue => unreachable!("a recording always ends at a runtime instruction"),
+        })
+    }
+
+    /// Gives up the recording under way, if there is one; says where it started.
+    pub fn abandon(&mut self) -> Option<u64> {
+        self.active.take().map(|a| a.recorder.head())
+    }
+
+    fn record(&mut self, to: &BlockEntry) -> Option<Selected> {
+        let active = self.active.as_mut()?;
+        let head = active.recorder.head();
+        let selected = match active.recorder.step(&active.block, to.pc, to.user == LOOP_FRAGMENT) {
+            Recording::Continue if self.untraced.contains(&to.pc) => Selected::Aborted(head, AbortReason::Vdso),
+            Recording::Continue => {
+                active.block = to.lifted();
+                return None;
+            }
+            Recording::Done(path, end) => Selected::Recorded(path, end),
+            Recording::Aborted(reason) => Selected::Aborted(head, reason),
+        };
+        self.active = None;
+        Some(selected)
+    }
+
+    /// Counts an execution of the trace head `to` and starts recording if it is hot.
+    pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry) {
+        if self.untraced.contains(&to.pc) {
+            return;
+        }
+        if let Heat::Hot { stable } = self.heads.count(to.pc, &context.gpr, &self.policy) {
+            let stable =
+                Gpr::all().filter(|g| stable & (1 << g.number()) != 0).map(|g| (g, context.gpr[g.number()])).collect();
+            self.start(to.lifted(), stable);
+        }
+    }
+}
+
+impl Policy for Selector {
+    type Stop = Selected;
+
+    fn edge(&mut self, context: &ThreadContext, _from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
+        if self.active.is_some() {
+            return self.record(to);
+        }
+        if to.user != NO_FRAGMENT {
+            return Some(Selected::Fragment);
+        }
+        if matches!(kind, EdgeKind::Taken { backward: true } | EdgeKind::Call) {
+            self.count(context, to);
+        }
+        None
+    }
+}

@@ -1,0 +1,131 @@
+//! Starting a guest: find and load the program, make the machine, run.
+
+use crate::config::RunConfig;
+use crate::dispatch::{self, Dispatcher};
+use crate::interp;
+use crate::process::exec::Follow;
+use crate::signal::FaultHooks;
+use crate::syscall::{Config, Inherited, System};
+use dynasour_guest::ThreadContext;
+use dynasour_guest::image::{self, LoadError, LoadOptions};
+use dynasour_guest::space;
+use std::convert::Infallible;
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::ops::Range;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a guest did not start. Nothing of it has been executed.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The program cannot be run.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The machine that would run it cannot be set up.
+    #[error("cannot set up the translator: {0}")]
+    Setup(String),
+}
+
+impl RunError {
+    /// What a shell would exit with: 127 not found, 126 not runnable.
+    pub fn exit_status(&self) -> i32 {
+        match self {
+            RunError::Load(error) => error.exit_status(),
+            RunError::Setup(_) => 126,
+        }
+    }
+}
+
+fn setup(error: impl std::fmt::Display) -> RunError {
+    RunError::Setup(error.to_string())
+}
+
+/// Runs the program that `config` describes in this process. Returns only if it could not be started; the process then
+/// is as it was.
+///
+/// # Errors
+/// See [`RunError`].
+pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
+    let inherited = Inherited::record();
+    let path = if config.argv0.is_some() {
+        // An execve of a guest: its path is used as it is.
+        PathBuf::from(&config.program)
+    } else {
+        image::resolve_command(&config.program, std::env::var_os("PATH").as_deref())?
+    };
+    let plan = image::check(&path)?;
+    let vdso = vdso_range();
+    let mut dispatcher = Dispatcher::new(config, vdso).map_err(setup)?;
+
+    let argv0 = config.argv0.as_ref().unwrap_or(&config.program);
+    let argv: Vec<CString> = std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
+    let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
+    // SAFETY: PR_SET_NAME copies a NUL-terminated string.
+    unsafe { libc::prctl(libc::PR_SET_NAME, loaded.comm.as_ptr()) };
+
+    let mut system = System::new(
+        inherited,
+        Config {
+            executable: c_string(loaded.exe_path.as_os_str()),
+            follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
+            brk: loaded.brk,
+        },
+    );
+    let mut context = ThreadContext::new();
+    context.rip = loaded.entry_pc;
+    context.gpr[dynasour_ir::Gpr::RSP.number()] = loaded.stack_pointer;
+    let hooks = FaultHooks {
+        thunk: interp::thunk_fixup,
+        fragment: dispatch::fragment_fault,
+        accepted: dispatch::signal_accepted,
+    };
+    // SAFETY: neither moves from here on: `context` is boxed, `system` stays in this frame, which is never left.
+    unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
+    dispatcher.run(&mut context, &mut system)
+}
+
+/// Arguments and environment strings come from C and hold no NUL.
+fn c_string(s: &OsStr) -> CString {
+    CString::new(s.as_bytes()).unwrap_or_default()
+}
+
+/// The environment exactly as it was given, malformed strings included.
+fn environment() -> Vec<CString> {
+    unsafe extern "C" {
+        static environ: *const *const libc::c_char;
+    }
+    let mut out = Vec::new();
+    // SAFETY: the C library keeps `environ` a null-terminated array of strings; there is one thread and it does not
+    // change it.
+    unsafe {
+        let mut p = environ;
+        while !p.is_null() && !(*p).is_null() {
+            out.push(CStr::from_ptr(*p).to_owned());
+            p = p.add(1);
+        }
+    }
+    out
+}
+
+/// How programs that the guest executes are run: by this program with the same options.
+fn follow(config: &RunConfig) -> std::io::Result<Follow> {
+    let translator = std::fs::read_link("/proc/self/exe")?;
+    let options = config.child_options.iter().cloned();
+    let prefix = [OsString::from("dynasour"), OsString::from("run")].into_iter().chain(options);
+    Ok(Follow {
+        translator: c_string(translator.as_os_str()),
+        prefix: prefix.map(|s| CString::new(s.into_vec()).unwrap_or_default()).collect(),
+        check: |path| {
+            image::check(Path::new(OsStr::from_bytes(path.to_bytes()))).map(drop).map_err(|error| error.errno())
+        },
+    })
+}
+
+/// The pages of the vDSO and of the variables it reads: their loads must stay as they are (sequence locks).
+fn vdso_range() -> Range<u64> {
+    let maps = space::maps().unwrap_or_default();
+    let is_vdso = |path: &OsString| path == "[vdso]" || path.as_bytes().starts_with(b"[vvar");
+    let ranges = maps.iter().filter(|m| m.path.as_ref().is_some_and(is_vdso)).map(|m| m.range.clone());
+    ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+}

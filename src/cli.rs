@@ -1,0 +1,161 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use dynasour_runtime::config::{Chaos, RunConfig, Stage, Tier};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// Run unmodified x86-64 Linux programs under a speculative trace JIT.
+#[derive(Parser, Debug)]
+#[command(name = "dynasour", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a program under the translator; its exit status becomes ours
+    #[command(after_help = "\
+Examples:
+  dynasour run -- /bin/ls -l /
+  dynasour run --stats -- python3 -c 'print(sum(range(100000)))'
+  dynasour run --tier interp -- ./a.out        interpret everything
+  dynasour run --chaos 1/100,7 -- ./a.out      make guards fail at random: the output must not change
+
+Exit status: the program's; 127 not found, 126 not runnable, 128+N if a shell would say so of signal N
+(we die of the same signal), 2 usage.")]
+    Run(RunArgs),
+}
+
+/// Options of `run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Executable forms of guest code: interp, or dynamo (interpret, compile hot traces)
+    #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
+    tier: Tier,
+    /// Executions of a trace head before it is compiled
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    threshold: u32,
+    /// Bytes of the code cache; suffixes K and M
+    #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
+    cache_size: usize,
+    /// Make each guard fail with probability 1/N, to test deoptimisation
+    #[arg(long, value_name = "1/N[,SEED]")]
+    chaos: Option<Chaos>,
+    /// Print statistics to stderr at the end
+    #[arg(long)]
+    stats: bool,
+    /// Write statistics as JSON to FILE at the end
+    #[arg(long, value_name = "FILE")]
+    stats_json: Option<PathBuf>,
+    /// Show stages on stderr: record, trace, opt, code, exit, syscall, signal
+    #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
+    log: Vec<Stage>,
+    /// Do not run these optimiser passes
+    #[arg(long, value_name = "PASS,...", value_delimiter = ',')]
+    skip_pass: Vec<String>,
+    /// Compile only the traces numbered FIRST to LAST (they are numbered as made), for bisecting
+    #[arg(long, value_name = "FIRST[-LAST]", value_parser = parse_range)]
+    only_trace: Option<RangeInclusive<u32>>,
+    /// Run programs that the guest executes natively
+    #[arg(long)]
+    no_follow: bool,
+    /// The guest's argv[0]
+    #[arg(long, value_name = "NAME", hide = true)]
+    argv0: Option<OsString>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROG")]
+    command: Vec<OsString>,
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    const SMALLEST: usize = 16 << 10;
+    const LARGEST: usize = 512 << 20;
+    let (digits, unit) = match text.trim_end_matches(['K', 'k', 'M', 'm']) {
+        digits if digits.len() == text.len() => (digits, 1),
+        digits if text.ends_with(['K', 'k']) => (digits, 1 << 10),
+        digits => (digits, 1 << 20),
+    };
+    digits
+        .parse::<usize>()
+        .ok()
+        .and_then(|n| n.checked_mul(unit))
+        .filter(|size| (SMALLEST..=LARGEST).contains(size))
+        .ok_or_else(|| "expected a size from 16K to 512M".to_string())
+}
+
+fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
+    const FORM: &str = "expected N or FIRST-LAST";
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = first.parse().map_err(|_| FORM)?..=last.parse().map_err(|_| FORM)?;
+    if range.is_empty() { Err(FORM.to_string()) } else { Ok(range) }
+}
+
+impl RunArgs {
+    /// The run that these options describe.
+    pub fn into_config(self) -> RunConfig {
+        let mut child_options: Vec<OsString> = Vec::new();
+        let mut option = |name: &str, value: String| {
+            child_options.push(name.into());
+            child_options.push(value.into());
+        };
+        option("--tier", self.tier.to_string());
+        option("--threshold", self.threshold.to_string());
+        option("--cache-size", self.cache_size.to_string());
+        if let Some(chaos) = self.chaos {
+            option("--chaos", chaos.to_string());
+        }
+        if !self.skip_pass.is_empty() {
+            option("--skip-pass", self.skip_pass.join(","));
+        }
+        let mut command = self.command.into_iter();
+        RunConfig {
+            tier: self.tier,
+            threshold: self.threshold,
+            cache_size: self.cache_size,
+            chaos: self.chaos,
+            log: self.log.into_iter().collect::<BTreeSet<_>>(),
+            skip_passes: self.skip_pass,
+            only_traces: self.only_trace,
+            stats: self.stats,
+            stats_json: self.stats_json,
+            follow: !self.no_follow,
+            argv0: self.argv0,
+            program: command.next().expect("clap requires a program"),
+            args: command.collect(),
+            child_options,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_ranges() {
+        assert_eq!(parse_size("64K"), Ok(64 << 10));
+        assert_eq!(parse_size("65536"), Ok(65536));
+        assert_eq!(parse_size("512M"), Ok(512 << 20));
+        for bad in ["", "K", "1", "513M", "64KB", "-1", "99999999999999999999M"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_range("3"), Ok(3..=3));
+        assert_eq!(parse_range("3-9"), Ok(3..=9));
+        assert!(parse_range("9-3").is_err());
+    }
+
+    #[test]
+    fn everything_after_the_program_is_the_programs() {
+        let cli = Cli::try_parse_from(["dynasour", "run", "--stats", "--", "ls", "--tier", "x"]).expect("valid");
+        let Command::Run(args) = cli.command;
+        let config = args.into_config();
+        assert_eq!(config.program, "ls");
+        assert_eq!(config.args, ["--tier", "x"]);
+    }
+}
