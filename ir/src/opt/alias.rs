@@ -24,8 +24,9 @@ use super::defs::Defs;
 use super::memory::{Access, Addresses, Linear, Location, Values, access};
 use super::shape::{BODY, ENTRY, Shape, normalise};
 use crate::op::Op;
-use crate::types::{Operand, Ty};
+use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
+use rustc_hash::FxHashSet;
 
 /// Slots further apart than this are different groups.
 const MAX_GAP: u64 = 16;
@@ -129,7 +130,13 @@ fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mu
                 if group.range.key == location.key || addresses.disjoint(&location, &group.range) {
                     continue;
                 }
+                let before = out.len();
                 let Some(predicate) = guard(version, &mut out, addresses, &location, group) else { continue };
+                if !is_defined(version, block, &out, before) {
+                    // The entry computes the group's address behind this store only.
+                    out.truncate(before);
+                    continue;
+                }
                 out.iter().rev().take(8).for_each(|i| defs.note(i));
                 let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
                 assume.anchor = Some(anchor);
@@ -145,6 +152,14 @@ fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mu
     }
     version.blocks[block].insts = out;
     added
+}
+
+/// Is everything that `out[from..]` reads defined before it, in this block or an earlier one?
+fn is_defined(version: &Version, block: usize, out: &[Inst], from: usize) -> bool {
+    let earlier = version.blocks[..block].iter().flat_map(|b| &b.insts).chain(out);
+    let params = version.blocks[..=block].iter().flat_map(|b| b.params.iter().copied());
+    let defined: FxHashSet<Value> = earlier.flat_map(|i| i.defs.iter().copied()).chain(params).collect();
+    out[from..].iter().flat_map(|i| &i.args).filter_map(|a| a.as_value()).all(|v| defined.contains(&v))
 }
 
 /// Computes "the store at `location` misses the group".
