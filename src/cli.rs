@@ -35,8 +35,8 @@ Exit status: the program's; 127 not found, 126 not runnable, 128+N if a shell wo
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// Executable forms of guest code: interp, or dynamo (interpret, compile hot traces)
-    #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
+    /// Executable forms of guest code: interp, or dynamo (also compile hot traces; not yet right for every program)
+    #[arg(long, default_value_t = Tier::Interp, value_name = "TIER")]
     tier: Tier,
     /// Executions of a trace head before it is compiled
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -10,9 +10,9 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tier {
     /// Everything is interpreted.
+    #[default]
     Interp,
     /// Interpret, record hot traces, run them natively: Dynamo's own structure.
-    #[default]
     Dynamo,
 }
 
