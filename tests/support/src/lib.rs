@@ -17,6 +17,7 @@
 pub mod build;
 pub mod list;
 pub mod mode;
+pub mod program;
 pub mod run;
 pub mod scratch;
 

@@ -1,0 +1,277 @@
+//! Real programs of a Debian system, run in scratch directories: each step's outcome and the files left at the end are compared.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::mode::Mode;
+use crate::run::{Invocation, Outcome};
+use crate::scratch::{self, Tree};
+use crate::{Lab, run_native};
+
+/// One command of a program test.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// The words of the command; the first is a name to look up in `/usr/bin` and `/bin`, or a path that contains a `/`.
+    pub words: &'static [&'static str],
+    /// File of the scratch directory that is standard input; empty for none.
+    pub input: &'static str,
+}
+
+/// A command without input.
+pub const fn run(words: &'static [&'static str]) -> Step {
+    Step { words, input: "" }
+}
+
+impl Step {
+    /// Takes standard input from a file of the scratch directory.
+    pub const fn input(self, input: &'static str) -> Step {
+        Step { input, ..self }
+    }
+}
+
+/// A test of real programs: steps in one scratch directory.
+#[derive(Debug, Clone, Copy)]
+pub struct Program {
+    /// Name of the test.
+    pub name: &'static str,
+    /// The Debian packages that it needs.
+    pub packages: &'static str,
+    /// Commands in their order.
+    pub steps: &'static [Step],
+    /// Whether it is fast enough to run under random deoptimisation too.
+    pub quick: bool,
+    /// Beginnings of relative paths that are not compared, because they record times or inode numbers.
+    pub ignored: &'static [&'static str],
+}
+
+impl Program {
+    /// A test that runs under both tiers and under random deoptimisation.
+    pub const fn quick(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
+        Program { name, packages, steps, quick: true, ignored: &[] }
+    }
+
+    /// A test that runs under both tiers only.
+    pub const fn slow(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
+        Program { quick: false, ..Program::quick(name, packages, steps) }
+    }
+
+    /// Leaves paths with these beginnings out of the comparison.
+    pub const fn ignore(self, ignored: &'static [&'static str]) -> Program {
+        Program { ignored, ..self }
+    }
+}
+
+/// What became of a program test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// All modes agreed with native.
+    Same,
+    /// A program is not installed; the text names it and its package.
+    Skipped(String),
+}
+
+impl Lab {
+    /// Runs `program` natively and in each mode, every time in a fresh directory at the same path with the files of [`prepare`].
+    ///
+    /// # Errors
+    /// A report of the modes that differ, or of what could not be prepared.
+    pub fn compare_program(&self, program: &Program) -> Result<Verdict, String> {
+        let modes = if program.quick { Mode::tiers_and_chaos() } else { Mode::tiers() };
+        for step in program.steps {
+            if !step.words[0].contains('/') && find(step.words[0]).is_none() {
+                let message = format!(
+                    "{}: `{}` is not installed (Debian packages: {})",
+                    program.name, step.words[0], program.packages
+                );
+                // CI installs everything, and says so: there a skipped test is a failure.
+                return match std::env::var_os("DYNASOUR_REQUIRE_PROGRAMS") {
+                    Some(_) => Err(message),
+                    None => Ok(Verdict::Skipped(message)),
+                };
+            }
+        }
+        let directory = self.tmp.join("programs").join(program.name);
+        let (native, native_tree) = session(program, &directory, &|invocation| run_native(&invocation))?;
+        for (step, outcome) in program.steps.iter().zip(&native) {
+            if outcome.status == crate::run::Status::TimedOut {
+                return Err(format!("{:?} does not end natively", step.words));
+            }
+        }
+        println!("{:<12} {:>9.1} ms", "native", total(&native));
+        let mut failures = Vec::new();
+        for mode in &modes {
+            let wrap = |invocation| self.launcher.wrap(mode, &invocation);
+            let (outcomes, tree) = session(program, &directory, &|invocation| wrap(invocation).run())?;
+            println!("{:<12} {:>9.1} ms", mode.name, total(&outcomes));
+            let mut here = Vec::new();
+            for ((step, native), outcome) in program.steps.iter().zip(&native).zip(&outcomes) {
+                if let Some(difference) = native.difference(outcome) {
+                    let replay = wrap(invocation(step, &directory));
+                    here.push(format!("{:?}: {difference}\n  replay: {replay}", step.words));
+                }
+            }
+            here.extend(scratch::difference(&native_tree, &tree));
+            if !here.is_empty() {
+                failures.push(format!(
+                    "program `{}` under `{}` differs from native: {}",
+                    program.name,
+                    mode.name,
+                    here.join("\n  ")
+                ));
+            }
+        }
+        if failures.is_empty() { Ok(Verdict::Same) } else { Err(failures.join("\n\n")) }
+    }
+}
+
+fn total(outcomes: &[Outcome]) -> f64 {
+    outcomes.iter().map(|outcome| outcome.elapsed.as_secs_f64() * 1e3).sum()
+}
+
+/// All steps in a fresh directory, and what they leave there.
+fn session(
+    program: &Program,
+    directory: &Path,
+    execute: &dyn Fn(Invocation) -> Outcome,
+) -> Result<(Vec<Outcome>, Tree), String> {
+    scratch::fresh(directory)?;
+    prepare(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let outcomes = program.steps.iter().map(|step| execute(invocation(step, directory))).collect();
+    let ignored = |path: &Path| program.ignored.iter().any(|beginning| path.starts_with(beginning));
+    Ok((outcomes, scratch::snapshot(directory, &ignored)?))
+}
+
+fn invocation(step: &Step, directory: &Path) -> Invocation {
+    let name = step.words[0];
+    let program = if name.contains('/') { directory.join(name) } else { find(name).unwrap_or_else(|| name.into()) };
+    let mut invocation = Invocation::new(program, directory).args(step.words[1..].iter().copied());
+    // Programs that would otherwise put random numbers, times or the user's settings into their results.
+    for (key, value) in [
+        ("PYTHONHASHSEED", "0"),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+        ("SOURCE_DATE_EPOCH", "1700000000"),
+        ("GIT_AUTHOR_DATE", "2024-01-02T03:04:05Z"),
+        ("GIT_COMMITTER_DATE", "2024-01-02T03:04:05Z"),
+        ("GIT_CONFIG_NOSYSTEM", "1"),
+    ] {
+        invocation.environment.push((key.into(), value.into()));
+    }
+    if !step.input.is_empty() {
+        invocation.stdin = Some(directory.join(step.input));
+    }
+    invocation
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    ["/usr/bin", "/bin"].iter().map(|directory| Path::new(directory).join(name)).find(|path| path.exists())
+}
+
+/// Writes the files that all programs work on.
+///
+/// # Errors
+/// The system's message.
+pub fn prepare(directory: &Path) -> std::io::Result<()> {
+    let words: String = (0..240u32)
+        .map(|i| {
+            format!(
+                "{}{}\n",
+                ["alpha", "Beta", "gamma ray", "delta", "epsilon,x", "zeta"][i as usize % 6],
+                i * 37 % 101
+            )
+        })
+        .collect();
+    fs::write(directory.join("words.txt"), &words)?;
+    let numbers: String = (0..300u64).map(|i| format!("{}\t{}\n", i * 7919 % 1009, i * i % 83)).collect();
+    fs::write(directory.join("numbers.tsv"), numbers)?;
+    let bytes: Vec<u8> = (0..6000u32).map(|i| (i.wrapping_mul(2654435761) >> (i % 13 + 8)) as u8).collect();
+    fs::write(directory.join("binary.bin"), bytes)?;
+    fs::write(directory.join("poem.txt"), POEM)?;
+    fs::write(directory.join("poem2.txt"), POEM.replace("river", "stream").replace("Nothing", "Something"))?;
+    fs::write(directory.join("data.json"), JSON)?;
+    fs::write(directory.join("hello.c"), HELLO_C)?;
+    fs::write(directory.join("part.c"), PART_C)?;
+    fs::write(directory.join("Makefile"), MAKEFILE)?;
+    fs::write(directory.join("script.sh"), SCRIPT)?;
+    fs::write(
+        directory.join("hello.bc"),
+        "x = 0\nfor (i = 1; i <= 200; i++) x = (x * 31 + i) % 65537\nx\n2 ^ 100\nquit\n",
+    )?;
+    fs::create_dir_all(directory.join("tree/inner/leaf"))?;
+    fs::write(directory.join("tree/one.c"), "int one;\n")?;
+    fs::write(directory.join("tree/two.txt"), "two\n")?;
+    fs::write(directory.join("tree/inner/three.c"), "int three = 3;\n")?;
+    fs::write(directory.join("tree/inner/leaf/words"), words)?;
+    std::os::unix::fs::symlink("two.txt", directory.join("tree/link"))
+}
+
+const POEM: &str = "\
+The river runs from hill to sea,
+and what it takes it does not keep.
+Nothing is lost; it waits for me
+where all the smaller waters sleep.
+
+The stones remember what was said,
+the reeds repeat it, word by word;
+I read it in the river's bed
+and wrote it down as it was heard.
+";
+
+const JSON: &str = r#"{"name": "dynasour", "versions": [1, 2, 3], "nested": {"pi": 3.14159, "none": null, "yes": true},
+ "items": [{"k": "b", "v": 2}, {"k": "a", "v": 10}, {"k": "c", "v": -1}], "text": "tab\tquote\" \u00e9"}
+"#;
+
+const HELLO_C: &str = r#"#include <stdio.h>
+#include <stdlib.h>
+int part(int);
+static int compare(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+int main(int argc, char **argv) {
+    int v[] = {5, 3, 9, 1, 7};
+    qsort(v, 5, sizeof v[0], compare);
+    for (int i = 0; i < 5; i++) printf("%d ", part(v[i]));
+    printf("%s %d\n", argc > 1 ? argv[1] : "none", (int)sizeof(long));
+    return 3;
+}
+"#;
+
+const PART_C: &str =
+    "int part(int x) {\n    int s = 0;\n    for (int i = 0; i < x; i++) s += i * i;\n    return s;\n}\n";
+
+const MAKEFILE: &str = "\
+all: out/upper out/count
+out:
+\tmkdir -p out
+out/upper: words.txt | out
+\ttr a-z A-Z < $< > $@
+out/count: out/upper
+\twc -l < $< > $@; echo made $@
+.PHONY: all
+";
+
+const SCRIPT: &str = r#"# Runs under bash and dash.
+count=0
+while read -r word rest; do
+    count=$((count + 1))
+    case $word in
+        a*) kind=first ;;
+        *[0-9]) kind=number ;;
+        *) kind=other ;;
+    esac
+    [ $count -le 8 ] && echo "$count $word $kind"
+done < words.txt
+f() { local x=$1; [ "$x" -le 1 ] && echo 1 && return; echo $((x * $(f $((x - 1))))); }
+echo "factorial $(f 6)"
+( cd tree && pwd | sed 's/.*\///' ; exit 4 ); echo "subshell $?"
+trap 'echo trapped USR1' USR1
+kill -USR1 $$
+trap 'echo leaving' EXIT
+for i in 1 2 3; do echo $i; done | sort -r | tr '\n' ' '
+echo
+sleep 0.02 & wait $!; echo "background $?"
+sh -c 'kill -TERM $$'; echo "killed $?"
+cat <<END
+here $count documents
+END
+set -- a b c; shift; echo "$# $*"
+false || echo "or"; ! true || echo "not printed"
+exit 5
+"#;
