@@ -11,9 +11,11 @@ use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, Link, fragment_at};
+use crate::lookup::Lookup;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, SiteKind, preg};
-use crate::record::PendingStore;
+use crate::record::{PendingStore, Record};
+use crate::splice::{self, EntryPlaces};
 use crate::stubs::{ABORTED, StubError, Stubs};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
 use dynasour_ir::Version;
@@ -59,6 +61,9 @@ impl EmitError {
 pub enum EntryState {
     /// Every guest register in its own host register, flags in the host's flags.
     Canonical,
+    /// As this guard's exit leaves: the version's entry parameters are the guest state at the exit's target.
+    /// [`Emitter::attach`] then makes the exit go there.
+    FromExit(ExitId),
 }
 
 /// How the emitter is set up.
@@ -101,6 +106,7 @@ pub struct Emitter {
     stubs: Stubs,
     fragments: Vec<Fragment>,
     exits: Vec<Exit>,
+    lookup: Lookup,
     allocator: regalloc2::Ctx,
 }
 
@@ -117,6 +123,7 @@ impl Emitter {
             stubs,
             fragments: Vec::new(),
             exits: Vec::new(),
+            lookup: Lookup::new().map_err(CacheError::Map)?,
             allocator: regalloc2::Ctx::default(),
         })
     }
@@ -147,12 +154,31 @@ impl Emitter {
     }
 
     /// Compiles a trace. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`] and try again.
-    pub fn compile(&mut self, version: &Version, _entry: EntryState) -> Result<FragmentId, EmitError> {
-        let selected = lower(version, self.cpu)?;
-        self.finish(version, selected)
+    pub fn compile(&mut self, version: &Version, entry: EntryState) -> Result<FragmentId, EmitError> {
+        match entry {
+            EntryState::Canonical => self.compile_at(version, &EntryPlaces::default()),
+            EntryState::FromExit(exit) => {
+                let (fragment, record) = self.warm_record(exit)?;
+                let (version, places) = splice::side_trace(version, record, fragment.touched, fragment.end_of_slots);
+                self.compile_at(&version, &places)
+            }
+        }
     }
 
-    fn finish(&mut self, version: &Version, selected: Selected) -> Result<FragmentId, EmitError> {
+    /// The fragment and record of a guard's exit.
+    fn warm_record(&self, exit: ExitId) -> Result<(&Fragment, &Record), EmitError> {
+        let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
+        let fragment = self.fragment(e.fragment).ok_or(EmitError::Unknown)?;
+        let record = e.record.and_then(|r| fragment.records.get(r as usize)).ok_or(EmitError::Unknown)?;
+        Ok((fragment, record))
+    }
+
+    fn compile_at(&mut self, version: &Version, entry: &EntryPlaces) -> Result<FragmentId, EmitError> {
+        let selected = lower(version, self.cpu, entry)?;
+        self.finish(version, selected, entry.first_slot)
+    }
+
+    fn finish(&mut self, version: &Version, selected: Selected, first_slot: u32) -> Result<FragmentId, EmitError> {
         let Selected { blocks, sites, mut records, record_ops, num_vregs, allocatable, uses_vector } = selected;
         let function = MFunc::new(blocks, &sites, record_ops, num_vregs);
         let env = MachineEnv {
@@ -169,18 +195,19 @@ impl Emitter {
             RegallocOptions { verbose_log: false, validate_ssa: cfg!(debug_assertions), algorithm: Algorithm::Ion };
         let out =
             regalloc2::run_with_ctx(&function, &env, &options, &mut self.allocator).map_err(EmitError::Registers)?;
-        if out.num_spillslots > SCRATCH_WORDS {
-            return Err(EmitError::Slots(out.num_spillslots));
+        let end_of_slots = first_slot + out.num_spillslots as u32;
+        if end_of_slots as usize > SCRATCH_WORDS {
+            return Err(EmitError::Slots(end_of_slots as usize));
         }
         for (i, (_, record)) in records.iter_mut().enumerate() {
             if let Some(block) = function.record_block[i] {
                 let inst = function.block_insns(regalloc2::Block::new(block)).first();
                 let allocs = out.inst_allocs(inst);
-                record.finish(|n| location(allocs[usize::from(n)]));
+                record.finish(|n| location(allocs[usize::from(n)], first_slot as u16));
             }
         }
         let first_site = self.exits.len() as u32;
-        let code = encode(&function, out, u64::from(first_site))?;
+        let code = encode(&function, out, first_slot as u16, u64::from(first_site), self.lookup.addresses())?;
         let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
         let mark = self.cache.mark();
         let placed = self.place(&code);
@@ -217,6 +244,7 @@ impl Emitter {
             cold: cold..cold + code.cold.len() as u64,
             exits: first_site..self.exits.len() as u32,
             spill_slots,
+            end_of_slots,
             hot_moves,
             uses_vector,
             touched: allocatable,
@@ -242,6 +270,7 @@ impl Emitter {
                     let at = code.unlinked.iter().find(|(s, _)| *s == site).map_or(0, |(_, at)| *at);
                     cold + u64::from(at)
                 }
+                Target::Hot(at) => hot + u64::from(at),
                 Target::LeaveRaw => self.stubs.leave_raw,
                 Target::LeaveCanonical => self.stubs.leave_canonical,
             };
@@ -270,14 +299,16 @@ impl Emitter {
                 target: AtomicU64::new(head),
             });
         }
-        for (site, at) in &code.ends {
+        for (site, at, tail) in &code.ends {
             let stub = code.unlinked.iter().find(|(s, _)| s == site).map_or(cold, |(_, at)| cold + u64::from(*at));
+            // An indirect end goes to its own lookup, a direct one to whom it is linked.
+            let target = tail.map_or(stub, |tail| hot + u64::from(tail));
             links.push(Link {
                 exit: Some(ExitId(first_site + site)),
                 record: None,
                 field: hot + u64::from(*at),
                 out: stub,
-                target: AtomicU64::new(stub),
+                target: AtomicU64::new(target),
             });
         }
         for (record, at) in &code.records {
@@ -365,6 +396,59 @@ impl Emitter {
         Ok(())
     }
 
+    /// Makes a guard's exit (and every other guard's that shares its anchor) go to `target`, which was compiled from
+    /// this exit's state.
+    pub fn attach(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
+        self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
+        let entry = self.fragment(target).ok_or(EmitError::Unknown)?.entry;
+        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
+        link.target.store(entry, Ordering::Relaxed);
+        self.cache.patch_rel32(link.field, entry);
+        Ok(())
+    }
+
+    /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by a resolved stub.
+    /// Returns the stub, a fragment of its own. Deferred stores are performed there.
+    pub fn link_exit(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
+        let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
+        self.fragment(target).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
+        let (fragment, record) = self.warm_record(exit)?;
+        let (version, places) = splice::stub(pc, record, fragment.touched, fragment.end_of_slots);
+        let stub = self.compile_at(&version, &places)?;
+        let exits = self.fragments[stub.0 as usize].exits.clone();
+        let end = exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End);
+        self.link(end.ok_or(EmitError::Unknown)?, target)?;
+        self.attach(exit, stub)?;
+        Ok(stub)
+    }
+
+    /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces it.
+    pub fn register_entry(&self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
+        let f = self.fragment(fragment).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
+        self.lookup.insert(pc, f.entry);
+        Ok(())
+    }
+
+    /// Indirect trace ends to `pc` go to the runtime again.
+    pub fn forget_entry(&self, pc: u64) {
+        self.lookup.remove(pc);
+    }
+
+    /// Makes nothing lead into a fragment any more: links, exits and the lookup table. It stays allocated until the
+    /// next flush, and whoever is inside may finish.
+    pub fn invalidate(&self, fragment: FragmentId) -> Result<(), EmitError> {
+        let f = self.fragment(fragment).ok_or(EmitError::Unknown)?;
+        self.lookup.remove(f.pc);
+        for link in self.fragments.iter().flat_map(|f| f.links.iter()) {
+            // A fragment's own back edge is no link into it from outside.
+            if link.target() == f.entry && (link.exit.is_some() || link.record.is_some()) {
+                link.target.store(link.out, Ordering::Relaxed);
+                self.cache.patch_rel32(link.field, link.out);
+            }
+        }
+        Ok(())
+    }
+
     /// Makes an exit leave to the runtime again.
     pub fn unlink(&self, exit: ExitId) -> Result<(), EmitError> {
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
@@ -385,6 +469,7 @@ impl Emitter {
     pub fn flush_all(&mut self) {
         self.fragments.clear();
         self.exits.clear();
+        self.lookup.clear();
         self.cache.flush();
     }
 
@@ -392,6 +477,7 @@ impl Emitter {
     pub fn reset_after_fork(&mut self) -> Result<(), EmitError> {
         self.fragments.clear();
         self.exits.clear();
+        self.lookup.clear();
         self.cache.replace_after_fork()?;
         self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
         self.cache.set_floor();

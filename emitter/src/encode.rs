@@ -17,6 +17,8 @@ pub enum Target {
     Block(usize),
     /// The unlinked stub of a trace end.
     Unlinked(u32),
+    /// An offset in the fragment's hot code.
+    Hot(u32),
     /// The stub that leaves with raw registers.
     LeaveRaw,
     /// The stub that leaves with canonical registers.
@@ -51,8 +53,9 @@ pub struct Encoded {
     pub guards: Vec<(u32, Site)>,
     /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead to.
     pub back_edges: Vec<(u32, usize)>,
-    /// For each trace end: offset of the rel32 field of its jump in the hot code.
-    pub ends: Vec<(u32, u32)>,
+    /// For each trace end: site, offset of the rel32 field of its jump in the hot code, and for an indirect one the
+    /// offset of its lookup.
+    pub ends: Vec<(u32, u32, Option<u32>)>,
     /// For each record: offset of the rel32 field of its jump in the cold code.
     pub records: Vec<(usize, u32)>,
     /// For each poll: its site, the offset of its landing in the cold code, and its block.
@@ -65,16 +68,24 @@ pub struct Encoded {
 struct Section {
     encoder: Encoder,
     len: usize,
+    /// Offsets of rel8 fields and their values.
+    short_jumps: Vec<(usize, u8)>,
 }
 
 impl Section {
     fn new() -> Section {
-        Section { encoder: Encoder::new(64), len: 0 }
+        Section { encoder: Encoder::new(64), len: 0, short_jumps: Vec::new() }
     }
 
     fn put(&mut self, inst: &Instruction) -> Result<(), IcedError> {
         self.len += self.encoder.encode(inst, 0)?;
         Ok(())
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        let mut bytes = self.encoder.take_buffer();
+        self.short_jumps.iter().for_each(|(at, value)| bytes[*at] = *value);
+        bytes
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
@@ -95,9 +106,27 @@ impl Section {
 }
 
 /// Encodes an allocated function.
-pub fn encode(f: &MFunc, out: &Output, first_site: u64) -> Result<Encoded, IcedError> {
-    let mut e =
-        Emit { f, out, hot: Section::new(), cold: Section::new(), in_cold: false, r: Encoded::default(), first_site };
+///
+/// Spill slots are numbered from `first_slot`, sites from `first_site`; `lookup` has the addresses of the arrays of
+/// [`crate::lookup`].
+pub fn encode(
+    f: &MFunc,
+    out: &Output,
+    first_slot: u16,
+    first_site: u64,
+    lookup: (u64, u64),
+) -> Result<Encoded, IcedError> {
+    let mut e = Emit {
+        f,
+        out,
+        hot: Section::new(),
+        cold: Section::new(),
+        in_cold: false,
+        r: Encoded::default(),
+        first_slot,
+        first_site,
+        lookup,
+    };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
     for b in 0..f.hot_blocks {
         if f.block_of.contains(&b) && b != 0 {
@@ -111,8 +140,8 @@ pub fn encode(f: &MFunc, out: &Output, first_site: u64) -> Result<Encoded, IcedE
     }
     e.poll_landings()?;
     e.unlinked_stubs();
-    e.r.hot = e.hot.encoder.take_buffer();
-    e.r.cold = e.cold.encoder.take_buffer();
+    e.r.hot = e.hot.finish();
+    e.r.cold = e.cold.finish();
     Ok(e.r)
 }
 
@@ -123,7 +152,9 @@ struct Emit<'a> {
     cold: Section,
     in_cold: bool,
     r: Encoded,
+    first_slot: u16,
     first_site: u64,
+    lookup: (u64, u64),
 }
 
 impl Emit<'_> {
@@ -163,7 +194,7 @@ impl Emit<'_> {
     }
 
     fn mov(&mut self, from: Allocation, to: Allocation) -> Result<(), IcedError> {
-        let inst = match (location(from), location(to)) {
+        let inst = match (location(from, self.first_slot), location(to, self.first_slot)) {
             (Place::Reg(a), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), r64(a))?,
             (Place::Slot(s), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), slot(s))?,
             (Place::Reg(a), Place::Slot(s)) => Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(a))?,
@@ -177,7 +208,7 @@ impl Emit<'_> {
         match &m.kind {
             Kind::Entry | Kind::Poll => {}
             Kind::X86(code, operands) => {
-                let inst = build(*code, operands, allocs)?;
+                let inst = build(*code, operands, allocs, self.first_slot)?;
                 self.fault_here(m);
                 self.put(&inst)?;
             }
@@ -236,7 +267,7 @@ impl Emit<'_> {
     }
 
     fn constant(&mut self, to: Allocation, c: u64) -> Result<(), IcedError> {
-        let Place::Reg(r) = location(to) else { return Ok(()) };
+        let Place::Reg(r) = location(to, self.first_slot) else { return Ok(()) };
         self.constant_register(r, c)
     }
 
@@ -268,7 +299,7 @@ impl Emit<'_> {
             }
             EndRsp::Const(c) => self.constant_register(4, c)?,
             EndRsp::Op(i) => {
-                let inst = match location(allocs[usize::from(i)]) {
+                let inst = match location(allocs[usize::from(i)], self.first_slot) {
                     Place::Slot(s) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, slot(s))?,
                     Place::Reg(r) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, r64(r))?,
                     Place::Operand(_) => return Ok(()),
@@ -280,8 +311,59 @@ impl Emit<'_> {
             self.constant_register(*r, *c)?;
         }
         let at = self.jump(&[0xe9], Target::Unlinked(end.site), true);
-        self.r.ends.push((end.site, at));
+        let tail = if end.indirect {
+            let jump = self.r.fixups.len() - 1;
+            let tail = self.lookup_tail(end.site)?;
+            self.r.fixups[jump].target = Target::Hot(tail);
+            Some(tail)
+        } else {
+            None
+        };
+        self.r.ends.push((end.site, at, tail));
         Ok(())
+    }
+
+    /// Finds the fragment for `next_pc` without touching flags: on a hit jumps there, else to the unlinked stub.
+    fn lookup_tail(&mut self, site: u32) -> Result<u32, IcedError> {
+        use Code::{Lea_r64_m, Mov_r64_imm64, Mov_r64_rm64, Mov_rm64_r64, Movzx_r32_rm16};
+        use Register::{CX, EAX, RAX, RCX, RDX};
+        let tail = self.at();
+        let save = |n: usize| context(offset::STUB_SAVE + 8 * n);
+        let word = |base, index, scale| MemoryOperand::new(base, index, scale, 0, 0, false, Register::None);
+        let restore = [
+            Instruction::with2(Mov_r64_rm64, RAX, save(1))?,
+            Instruction::with2(Mov_r64_rm64, RCX, save(2))?,
+            Instruction::with2(Mov_r64_rm64, RDX, save(3))?,
+        ];
+        for inst in [
+            Instruction::with2(Mov_rm64_r64, save(1), RAX)?,
+            Instruction::with2(Mov_rm64_r64, save(2), RCX)?,
+            Instruction::with2(Mov_rm64_r64, save(3), RDX)?,
+            Instruction::with2(Mov_r64_rm64, RCX, context(offset::NEXT_PC))?,
+            Instruction::with2(Movzx_r32_rm16, EAX, CX)?,
+            Instruction::with2(Mov_r64_imm64, RDX, self.lookup.0)?,
+            Instruction::with2(Mov_r64_rm64, RDX, word(RDX, RAX, 8))?,
+            Instruction::with2(Lea_r64_m, RCX, word(RCX, RDX, 1))?,
+        ] {
+            self.put(&inst)?;
+        }
+        // jrcxz over the way out.
+        self.section().bytes(&[0xe3, 0]);
+        let way_out = self.at();
+        restore.iter().try_for_each(|i| self.put(i))?;
+        self.jump(&[0xe9], Target::Unlinked(site), false);
+        let skip = (self.at() - way_out) as u8;
+        self.section().short_jumps.push((way_out as usize - 1, skip));
+        for inst in [
+            Instruction::with2(Mov_r64_imm64, RDX, self.lookup.1)?,
+            Instruction::with2(Mov_r64_rm64, RDX, word(RDX, RAX, 8))?,
+            Instruction::with2(Mov_rm64_r64, save(4), RDX)?,
+        ] {
+            self.put(&inst)?;
+        }
+        restore.iter().try_for_each(|i| self.put(i))?;
+        self.put(&Instruction::with1(Code::Jmp_rm64, save(4))?)?;
+        Ok(tail)
     }
 
     /// For each poll: the moves that precede it in its block, then its split block. The retargeted back edge of a
@@ -308,7 +390,7 @@ impl Emit<'_> {
     }
 
     fn unlinked_stubs(&mut self) {
-        for (site, _) in self.r.ends.clone() {
+        for (site, ..) in self.r.ends.clone() {
             let at = self.at();
             self.r.unlinked.push((site, at));
             // Cannot fail: a plain store of an immediate.
@@ -324,10 +406,10 @@ fn r64(r: u8) -> Register {
 }
 
 /// Where the allocator put something.
-pub fn location(a: Allocation) -> Place {
+pub fn location(a: Allocation, first_slot: u16) -> Place {
     match (a.as_reg(), a.as_stack()) {
         (Some(r), _) => Place::Reg(r.hw_enc() as u8),
-        (_, Some(s)) => Place::Slot(s.index() as u16),
+        (_, Some(s)) => Place::Slot(first_slot + s.index() as u16),
         _ => Place::Operand(0),
     }
 }
@@ -344,7 +426,7 @@ fn memory(addr: &Addr, allocs: &[Allocation]) -> MemoryOperand {
     let reg = |r: AddrReg| match r {
         AddrReg::None => Register::None,
         AddrReg::Rsp => Register::RSP,
-        AddrReg::Op(i) => match location(allocs[usize::from(i)]) {
+        AddrReg::Op(i) => match location(allocs[usize::from(i)], 0) {
             Place::Reg(r) => r64(r),
             _ => Register::None,
         },
@@ -368,7 +450,7 @@ fn set_memory(inst: &mut Instruction, m: &MemoryOperand) {
 }
 
 /// One instruction from its code and operands.
-fn build(code: Code, operands: &[Opnd], allocs: &[Allocation]) -> Result<Instruction, IcedError> {
+fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u16) -> Result<Instruction, IcedError> {
     let mut inst = Instruction::default();
     inst.set_code(code);
     for (n, operand) in operands.iter().enumerate() {
@@ -382,7 +464,7 @@ fn build(code: Code, operands: &[Opnd], allocs: &[Allocation]) -> Result<Instruc
                 inst.try_set_op_kind(n, OpKind::Memory)?;
                 set_memory(&mut inst, &memory(addr, allocs));
             }
-            Opnd::Op(i, size) => match location(allocs[usize::from(*i)]) {
+            Opnd::Op(i, size) => match location(allocs[usize::from(*i)], first_slot) {
                 Place::Slot(s) => {
                     inst.try_set_op_kind(n, OpKind::Memory)?;
                     set_memory(&mut inst, &slot(s));

@@ -69,6 +69,8 @@ pub struct Fragment {
     pub exits: Range<u32>,
     /// Words of `scratch` it uses.
     pub spill_slots: u32,
+    /// The first word of `scratch` that neither it nor what it was compiled from uses.
+    pub(crate) end_of_slots: u32,
     /// Moves the register allocator inserted in hot code.
     pub hot_moves: u32,
     /// Does it read or write vector, mask, x87 state or MXCSR?

@@ -6,6 +6,7 @@ pub mod emitter;
 mod encode;
 pub mod fragment;
 mod listing;
+mod lookup;
 mod lower;
 mod lower_exit;
 mod lower_flags;
@@ -13,6 +14,7 @@ mod lower_mem;
 mod lower_ops;
 mod mach;
 pub mod record;
+mod splice;
 pub mod stubs;
 mod x86;
 

@@ -16,9 +16,11 @@
 //! [`crate::lower_exit`] trace ends and records.
 
 use crate::cpu::Cpu;
-use crate::mach::{Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
-use crate::record::Record;
+use crate::mach::{Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
+use crate::record::{Place, Record};
+use crate::splice::EntryPlaces;
 use crate::x86::Size;
+use dynasour_guest::context::offset;
 use dynasour_ir::{AnchorId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use iced_x86::{Code, Register};
 use regalloc2::{Operand as RaOperand, OperandConstraint, OperandKind, OperandPos, PRegSet, VReg};
@@ -68,6 +70,7 @@ const MAX_TREE: u32 = 16;
 pub(crate) struct Lower<'a> {
     pub v: &'a Version,
     pub cpu: Cpu,
+    pub entry_places: &'a EntryPlaces,
     pub defs: Vec<Def>,
     /// Virtual register of each value that has been demanded.
     pub vregs: Vec<Option<VReg>>,
@@ -100,7 +103,8 @@ pub(crate) struct Lower<'a> {
     pub records: Vec<(AnchorId, Record)>,
     pub record_ops: Vec<Ops>,
     /// The shared record of each anchor.
-    pub record_of: Vec<Option<usize>>,
+    /// One for guards, which may be linked, and one for faults and polls, which go to the runtime.
+    pub record_of: Vec<[Option<usize>; 2]>,
     /// Records of restartable natives: record index, registers that are in place.
     pub raw_registers: FxHashMap<usize, u16>,
     /// Guest registers with a location of their own in this fragment: bit n.
@@ -115,13 +119,13 @@ pub(crate) struct Lower<'a> {
 }
 
 /// Selects machine instructions for a trace.
-pub(crate) fn lower(v: &Version, cpu: Cpu) -> Result<Selected, LowerError> {
-    let mut l = Lower::new(v, cpu)?;
+pub(crate) fn lower(v: &Version, cpu: Cpu, entry: &EntryPlaces) -> Result<Selected, LowerError> {
+    let mut l = Lower::new(v, cpu, entry)?;
     l.run()
 }
 
 impl<'a> Lower<'a> {
-    fn new(v: &'a Version, cpu: Cpu) -> Result<Lower<'a>, LowerError> {
+    fn new(v: &'a Version, cpu: Cpu, entry_places: &'a EntryPlaces) -> Result<Lower<'a>, LowerError> {
         let n = v.types.len();
         if let Some(ty) = v.types.iter().find(|t| matches!(t, Ty::V128 | Ty::V256 | Ty::V512)) {
             return Err(LowerError::Unsupported(format!("values of type {ty}")));
@@ -133,6 +137,7 @@ impl<'a> Lower<'a> {
         let mut l = Lower {
             v,
             cpu,
+            entry_places,
             defs: vec![Def::None; n],
             vregs: vec![None; n],
             demanded: vec![false; n],
@@ -152,9 +157,9 @@ impl<'a> Lower<'a> {
             sites: Vec::new(),
             records: Vec::new(),
             record_ops: Vec::new(),
-            record_of: vec![None; v.anchors.len()],
+            record_of: vec![[None; 2]; v.anchors.len()],
             raw_registers: FxHashMap::default(),
-            touched: 0,
+            touched: entry_places.occupied,
             keep_flags: false,
             entry_gpr: [None; 16],
             entry_flags: None,
@@ -224,7 +229,8 @@ impl<'a> Lower<'a> {
                 other => return Err(LowerError::Unsupported(format!("a varmap that names {other}"))),
             }
         }
-        for loc in &v.entry_locs {
+        for n in 0..v.entry_locs.len() {
+            let Some(loc) = self.entry_loc(n) else { continue };
             match loc {
                 Loc::Gpr(g) => self.touched |= 1 << g.number(),
                 Loc::Flags => {}
@@ -323,15 +329,20 @@ impl<'a> Lower<'a> {
     /// The instructions that give entry values their registers, once all demands are known.
     fn entry(&mut self) {
         let v = self.v;
+        let mut ops = Ops::new();
+        let mut slots: SmallVec<[(VReg, u16); 8]> = SmallVec::new();
+        let mut places = self.entry_places.places.iter();
         for (p, loc) in v.blocks[0].params.iter().zip(&v.entry_locs) {
-            if let Some(r) = self.vregs[p.index()] {
-                match loc {
-                    Loc::Gpr(g) => self.entry_gpr[g.number()] = Some(r),
-                    _ => self.entry_flags = Some(r),
-                }
+            let place = places.next().copied().flatten();
+            let Some(r) = self.vregs[p.index()] else { continue };
+            match (place, loc) {
+                (Some(Place::Reg(n)), _) => ops.push(RaOperand::reg_fixed_def(r, preg(usize::from(n)))),
+                (Some(Place::Slot(n)), _) => slots.push((r, n)),
+                (Some(Place::Operand(_)), _) => {}
+                (None, Loc::Gpr(g)) => self.entry_gpr[g.number()] = Some(r),
+                (None, _) => self.entry_flags = Some(r),
             }
         }
-        let mut ops = Ops::new();
         for (n, r) in self.entry_gpr.iter().enumerate() {
             if let Some(r) = r.filter(|_| n != Gpr::RSP.number()) {
                 ops.push(RaOperand::reg_fixed_def(r, preg(n)));
@@ -340,6 +351,10 @@ impl<'a> Lower<'a> {
         self.emit(Kind::Entry, ops, None);
         if let Some(flags) = self.entry_flags {
             self.capture_flags(flags);
+        }
+        for (r, slot) in slots {
+            let field = Opnd::Mem(Addr::context(offset::SCRATCH + 8 * usize::from(slot)));
+            self.x86(Code::Mov_r64_rm64, &[Opnd::Op(0, Size::B8), field], smallvec::smallvec![RaOperand::reg_def(r)]);
         }
         self.flush();
     }
@@ -421,11 +436,12 @@ impl<'a> Lower<'a> {
 
     /// A site that leaves through `anchor`, with the anchor's shared record.
     pub fn site(&mut self, kind: SiteKind, anchor: AnchorId) -> Site {
-        let record = match self.record_of[anchor.index()] {
+        let class = usize::from(kind != SiteKind::Guard);
+        let record = match self.record_of[anchor.index()][class] {
             Some(r) => r,
             None => {
                 let r = self.new_record(anchor);
-                self.record_of[anchor.index()] = Some(r);
+                self.record_of[anchor.index()][class] = Some(r);
                 r
             }
         };
@@ -443,10 +459,21 @@ impl<'a> Lower<'a> {
         Site((self.sites.len() - 1) as u32)
     }
 
+    /// The guest location that an entry parameter is, unless it is a value that an exit left somewhere.
+    pub fn entry_loc(&self, n: usize) -> Option<Loc> {
+        match self.entry_places.places.get(n) {
+            Some(Some(_)) => None,
+            _ => self.v.entry_locs.get(n).copied(),
+        }
+    }
+
     /// Is this the guest's stack pointer at entry, which stays in rsp?
     pub fn is_pinned(&self, v: Value) -> bool {
         match self.defs[v.index()] {
-            Def::Param(0, n) => self.v.entry_locs[n as usize] == Loc::Gpr(Gpr::RSP),
+            Def::Param(0, n) => match self.entry_places.places.get(n as usize) {
+                Some(Some(place)) => *place == Place::Reg(Gpr::RSP.number() as u8),
+                _ => self.v.entry_locs[n as usize] == Loc::Gpr(Gpr::RSP),
+            },
             _ => false,
         }
     }

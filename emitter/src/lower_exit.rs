@@ -30,7 +30,7 @@ impl Lower<'_> {
             let field = Opnd::Mem(Addr::context(offset::NEXT_PC));
             self.x86(Code::Mov_rm64_r64, &[field, Opnd::Op(0, Size::B8)], smallvec![RaOperand::reg_use(target)]);
         }
-        let mut end = End::default();
+        let mut end = End { indirect, ..End::default() };
         let mut ops = Ops::new();
         let mut placed = 0u16;
         let mut flags = None;
@@ -98,7 +98,7 @@ impl Lower<'_> {
 
     /// The value a register had at entry, if the version has a parameter for it.
     fn entry_param(&self, loc: Loc) -> Option<Value> {
-        let n = self.v.entry_locs.iter().position(|l| *l == loc)?;
+        let n = (0..self.v.entry_locs.len()).find(|n| self.entry_loc(*n) == Some(loc))?;
         Some(self.v.blocks[0].params[n])
     }
 

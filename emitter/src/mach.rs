@@ -85,6 +85,8 @@ pub struct End {
     pub rsp: EndRsp,
     /// The site of this exit.
     pub site: u32,
+    /// Its target is in `next_pc`.
+    pub indirect: bool,
 }
 
 /// What the stack pointer becomes at a trace's end.

@@ -2,6 +2,7 @@
 
 mod harness;
 
+use dynasour_emitter::EntryState;
 use dynasour_ir::Gpr;
 use dynasour_ir::eval::State;
 use dynasour_ir::text::version;
@@ -85,4 +86,210 @@ fn a_loop_over_memory() {
     let out = bench.run(f, &before);
     assert_eq!(out.deopt.kind, dynasour_emitter::SiteKind::Fault);
     assert_eq!(out.state.gpr[1], 10);
+}
+
+/// Counts rcx down by one an iteration; leaves through the guard's anchor.
+const COUNTDOWN: &str = "region 0x1000 { version t1 {
+    anchor a0 = base.0x1000 [rcx = v2, rflags = v3]
+    anchor a1 = base.0x2000 [rcx = v4, rflags = v5, rdx = v6] stores [store.i64 [v7 - 8], v4]
+    b0(v0: i64 = rcx, v1: flags = rflags, v7: i64 = rsp):
+      jump b1(v0, v1)
+    b1(v2: i64, v3: flags):
+      poll else a0
+      v4 = sub.i64 v2, 1
+      v5 = flags.sub.i64 v2, 1
+      v6 = add.i64 v4, 1000
+      v8 = cond.ne v5
+      assume v8 else a1
+      jump b1(v4, v5)
+  } }";
+
+/// Adds rdx to rax and ends at 0x3000, or with `rax` as its target.
+fn adder(pc: u64, target: &str) -> dynasour_ir::Version {
+    version(&format!(
+        "region {pc:#x} {{ version t1 {{
+    anchor a0 = base.{target} [rax = v2, rflags = v3]
+    b0(v0: i64 = rax, v1: i64 = rdx):
+      v2 = add.i64 v0, v1
+      v3 = flags.add.i64 v0, v1
+      exit a0
+  }} }}"
+    ))
+    .unwrap()
+}
+
+#[test]
+fn warm_exits_get_resolved_stubs() {
+    let stack = Area::new(0x6200_0000, 4096);
+    let mut bench = Bench::new();
+    let countdown = version(COUNTDOWN).unwrap();
+    let looping = bench.compile(&countdown);
+    let next = bench.compile(&adder(0x2000, "0x3000"));
+    let before = state(&[(Gpr::RCX, 5), (Gpr::RSP, stack.start + 2048)], 0x8d5);
+    let cold = bench.run(looping, &before);
+    assert_eq!((cold.pc, cold.deopt.stores.len()), (0x2000, 1));
+    let stub = bench.emitter.link_exit(cold.deopt.exit, next).unwrap();
+    let out = bench.run(looping, &before);
+    assert_eq!(out.pc, 0x3000);
+    let mut expected = cold.state.clone();
+    expected.gpr[0] = expected.gpr[0].wrapping_add(1000);
+    expected.flags = out.state.flags;
+    assert_eq!(out.state, expected, "{}", bench.emitter.listing(stub).unwrap());
+    assert_eq!(out.deopt.exit, dynasour_emitter::ExitId(bench.emitter.fragment(next).unwrap().exits.start));
+    let stored = &stack.bytes()[2040..2048];
+    assert_eq!(stored, 0u64.to_le_bytes());
+    // And back to the runtime.
+    bench.emitter.unlink(cold.deopt.exit).unwrap();
+    assert_eq!(bench.run(looping, &before), cold);
+    bench.emitter.link_exit(cold.deopt.exit, next).unwrap();
+    bench.emitter.invalidate(next).unwrap();
+    let out = bench.run(looping, &before);
+    assert_eq!((out.pc, out.state), (0x2000, cold.state));
+}
+
+#[test]
+fn a_side_trace_starts_in_the_state_of_its_exit() {
+    let stack = Area::new(0x6300_0000, 4096);
+    let mut bench = Bench::new();
+    let looping = bench.compile(&version(COUNTDOWN).unwrap());
+    let before = state(&[(Gpr::RCX, 3), (Gpr::RSP, stack.start + 2048)], 0);
+    let cold = bench.run(looping, &before);
+    let body = adder(0x2000, "0x3000");
+    let side = bench.emitter.compile(&body, EntryState::FromExit(cold.deopt.exit)).unwrap();
+    bench.emitter.attach(cold.deopt.exit, side).unwrap();
+    let out = bench.run(looping, &before);
+    let mut expected = cold.state.clone();
+    expected.gpr[0] = expected.gpr[0].wrapping_add(1000);
+    expected.flags = out.state.flags;
+    assert_eq!((out.pc, out.state), (0x3000, expected));
+}
+
+#[test]
+fn linked_ends_and_indirect_ends() {
+    let mut bench = Bench::new();
+    let first = bench.compile(&adder(0x1000, "v2"));
+    let second = bench.compile(&adder(0x2000, "0x3000"));
+    let third = bench.compile(&adder(0x3000, "0x4000"));
+    let before = state(&[(Gpr::RAX, 0x1ff0), (Gpr::RDX, 0x10)], 0x8d5);
+    let out = bench.run(first, &before);
+    assert_eq!(out.deopt.kind, dynasour_emitter::SiteKind::EndIndirect);
+    assert_eq!((out.pc, out.state.gpr[0]), (0x2000, 0x2000));
+    bench.emitter.register_entry(0x2000, second).unwrap();
+    let out = bench.run(first, &before);
+    assert_eq!((out.pc, out.state.gpr[0]), (0x3000, 0x2010));
+    bench.emitter.link(out.deopt.exit, third).unwrap();
+    let out = bench.run(first, &before);
+    let mut expected = before.clone();
+    expected.gpr[0] = 0x2020;
+    expected.flags = out.state.flags;
+    assert_eq!((out.pc, out.state), (0x4000, expected));
+    // A pc that shares the slot is not mistaken for it.
+    let aliased = state(&[(Gpr::RAX, 0x1_1ff0), (Gpr::RDX, 0x10)], 0);
+    assert_eq!(bench.run(first, &aliased).pc, 0x1_2000);
+    bench.emitter.forget_entry(0x2000);
+    assert_eq!(bench.run(first, &before).pc, 0x2000);
+    bench.emitter.register_entry(0x2000, second).unwrap();
+    bench.emitter.unlink_for_signal(first);
+    assert_eq!(bench.run(first, &before).pc, 0x2000);
+    bench.emitter.relink(first);
+    assert_eq!(bench.run(first, &before).pc, 0x4000);
+}
+
+#[test]
+fn a_signal_gets_a_loop_out_at_its_poll() {
+    let mut bench = Bench::new();
+    let f = bench.compile(&version(COUNTDOWN).unwrap());
+    bench.emitter.unlink_for_signal(f);
+    let before = state(&[(Gpr::RCX, u64::MAX)], 0);
+    let out = bench.run(f, &before);
+    assert_eq!(out.deopt.kind, dynasour_emitter::SiteKind::Poll);
+    assert_eq!((out.pc, out.state.gpr[1]), (0x1000, u64::MAX - 1));
+    assert_eq!(out.state.flags & 0x40, 0);
+    bench.emitter.relink(f);
+    let stack = Area::new(0x6400_0000, 4096);
+    let before = state(&[(Gpr::RCX, 1000), (Gpr::RSP, stack.start + 64)], 0);
+    assert_eq!(bench.run(f, &before).pc, 0x2000);
+}
+
+#[test]
+fn pending_work_keeps_the_guest_out() {
+    let mut bench = Bench::new();
+    let f = bench.compile(&adder(0x1000, "0x3000"));
+    let before = state(&[], 0x8d5);
+    bench.ctx.gpr = before.gpr;
+    bench.ctx.rflags = 0x202 | before.flags;
+    bench.ctx.pending.store(1, std::sync::atomic::Ordering::Relaxed);
+    // SAFETY: this thread's context.
+    let left = unsafe {
+        dynasour_emitter::set_gs(&mut *bench.ctx);
+        bench.emitter.enter(&mut *bench.ctx, f).unwrap()
+    };
+    assert_eq!(left, dynasour_emitter::Left::Aborted);
+    assert_eq!(bench.ctx.gpr, before.gpr);
+    bench.ctx.pending.store(0, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(bench.run(f, &before).pc, 0x3000);
+}
+
+#[test]
+fn a_full_cache_is_flushed_and_filled_again() {
+    let mut bench = Bench::with_cache(4096);
+    let v = adder(0x1000, "0x3000");
+    let mut fills = 0;
+    for i in 0..500 {
+        let f = match bench.emitter.compile(&v, EntryState::Canonical) {
+            Ok(f) => f,
+            Err(e) => {
+                assert!(e.is_full(), "{e}");
+                fills += 1;
+                bench.emitter.flush_all();
+                bench.compile(&v)
+            }
+        };
+        let out = bench.run(f, &state(&[(Gpr::RAX, i), (Gpr::RDX, 7)], 0));
+        assert_eq!((out.pc, out.state.gpr[0]), (0x3000, i + 7));
+    }
+    assert!(fills > 5);
+    bench.emitter.reset_after_fork().unwrap();
+    let f = bench.compile(&v);
+    assert_eq!(bench.run(f, &state(&[], 0)).pc, 0x3000);
+}
+
+/// 30 values live at once, used by a later sum and by a varmap.
+#[test]
+fn register_pressure() {
+    let mut text =
+        String::from("region 0x1000 { version t1 {\n anchor a0 = base.0x9000 [rbx = s29, rsi = m7, r15 = m29]\n");
+    text.push_str(" anchor a1 = base.0x2000 [rbx = s29, rsi = m3, r15 = m11]\n b0(v0: i64 = rax, v1: i64 = rcx):\n");
+    for i in 0..30 {
+        text.push_str(&format!("  m{i} = mul.i64 v{}, {}\n", i % 2, 3 + 2 * i));
+    }
+    text.push_str("  s0 = xor.i64 m0, m29\n");
+    for i in 1..30 {
+        text.push_str(&format!("  s{i} = add.i64 s{}, m{i}\n", i - 1));
+    }
+    text.push_str("  c = lt.u.i64 s29, m5\n  assume c else a0\n  exit a1\n } }");
+    // Names to the numbers that the text form wants.
+    let mut names: Vec<String> = (0..30).map(|i| format!("m{i}")).chain((0..30).map(|i| format!("s{i}"))).collect();
+    names.push("c".into());
+    for (n, name) in names.iter().enumerate().rev() {
+        let number = format!("v{}", n + 2);
+        for (before, after) in [("  ", " = "), (" ", ","), (" ", "\n"), ("= ", "]"), (" ", " else")] {
+            text = text.replace(&format!("{before}{name}{after}"), &format!("{before}{number}{after}"));
+        }
+    }
+    let v = version(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let mut bench = Bench::new();
+    let f = bench.compile(&v);
+    for (a, c) in [(1u64, 2u64), (u64::MAX, 12345), (1 << 40, 3)] {
+        let before = state(&[(Gpr::RAX, a), (Gpr::RCX, c)], 0x8d5);
+        let m: Vec<u64> = (0..30).map(|i| [a, c][i % 2].wrapping_mul(3 + 2 * i as u64)).collect();
+        let sum = m[1..].iter().fold(m[0] ^ m[29], |s, x| s.wrapping_add(*x));
+        let mut expected = before.clone();
+        expected.gpr[3] = sum;
+        let holds = sum < m[5];
+        expected.gpr[6] = if holds { m[3] } else { m[7] };
+        expected.gpr[15] = if holds { m[11] } else { m[29] };
+        let out = bench.run(f, &before);
+        assert_eq!((out.pc, out.state), (if holds { 0x2000 } else { 0x9000 }, expected));
+    }
 }

@@ -1,0 +1,174 @@
+//! Versions that begin where an exit left: the exit's record becomes the first instructions of a version.
+//!
+//! The leaves of the record turn into entry parameters with a *place* (a host register or spill slot), its nodes into
+//! instructions, and every guest location it names gets an SSA value. That is put before a side trace
+//! ([`side_trace`]), or before nothing but a trace end, which makes a *resolved stub*: the moves from an
+//! exit's state to canonical state ([`stub`]).
+
+use crate::record::{Node, Place, Record};
+use dynasour_ir::{Anchor, AnchorId, Block, DeferredStore, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// How a fragment is entered otherwise than in canonical state.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EntryPlaces {
+    /// For each parameter of the entry block: its place, or none if it is at home.
+    pub places: Vec<Option<Place>>,
+    /// Registers that hold the exit's values, not the guest's: bit n is register n.
+    pub occupied: u16,
+    /// Spill slots below this one hold the exit's values.
+    pub first_slot: u32,
+}
+
+/// A version under construction and what the record's nodes have become in it.
+struct Prefix {
+    version: Version,
+    params: Vec<Value>,
+    places: Vec<Option<Place>>,
+    insts: Vec<Inst>,
+    by_place: FxHashMap<(u32, bool), Value>,
+    nodes: Vec<Operand>,
+}
+
+impl Prefix {
+    fn new(version: Version, record: &Record) -> Prefix {
+        let mut p = Prefix {
+            version,
+            params: Vec::new(),
+            places: Vec::new(),
+            insts: Vec::new(),
+            by_place: FxHashMap::default(),
+            nodes: Vec::with_capacity(record.nodes.len()),
+        };
+        for node in &record.nodes {
+            let operand = match node {
+                Node::Const(c) => Operand::Const(*c),
+                Node::Leaf(place, ty) => p.leaf(*place, *ty),
+                Node::Op(op, ty, args) => {
+                    let args: SmallVec<[Operand; 3]> = args.iter().map(|a| p.nodes[usize::from(*a)]).collect();
+                    let result = match op.signature().1 {
+                        dynasour_ir::op::ResultTy::Is(t) => t,
+                        _ => *ty,
+                    };
+                    p.push(*op, *ty, result, &args)
+                }
+            };
+            p.nodes.push(operand);
+        }
+        p
+    }
+
+    fn push(&mut self, op: Op, ty: Ty, result: Ty, args: &[Operand]) -> Operand {
+        let v = self.version.value(result);
+        self.insts.push(Inst::new(op, ty, Some(v), args));
+        v.into()
+    }
+
+    /// The value in a place: one parameter a place, narrower types by truncation.
+    fn leaf(&mut self, place: Place, ty: Ty) -> Operand {
+        let number = match place {
+            Place::Reg(r) => u32::from(r),
+            Place::Slot(s) => 1 << 16 | u32::from(s),
+            Place::Operand(n) => 2 << 16 | u32::from(n),
+        };
+        let flags = ty == Ty::Flags;
+        let param = match self.by_place.get(&(number, flags)) {
+            Some(v) => *v,
+            None => {
+                let v = self.version.value(if flags { Ty::Flags } else { Ty::I64 });
+                self.by_place.insert((number, flags), v);
+                self.params.push(v);
+                self.places.push(Some(place));
+                v
+            }
+        };
+        if flags || ty == Ty::I64 { param.into() } else { self.push(Op::Trunc, ty, ty, &[param.into()]) }
+    }
+
+    fn node(&self, n: u16) -> Operand {
+        self.nodes[usize::from(n)]
+    }
+
+    /// The exit's own state as an anchor.
+    fn anchor(&self, record: &Record) -> Anchor {
+        let mut varmap: Vec<(Loc, Operand)> = record.locations.iter().map(|(l, n)| (*l, self.node(*n))).collect();
+        varmap.sort_by_key(|(l, _)| *l);
+        let stores = record
+            .stores
+            .iter()
+            .map(|s| DeferredStore { ty: s.ty, mem: s.mem, args: s.args.map(|n| self.node(n)) })
+            .collect();
+        Anchor { target: self.node(record.target), varmap, stores }
+    }
+
+    /// Makes `params` and `places` the entry of the version.
+    fn finish(mut self, occupied: u16, first_slot: u32, body: Vec<Inst>) -> (Version, EntryPlaces) {
+        self.insts.extend(body);
+        self.version.entry_locs.resize(self.params.len(), Loc::Df);
+        let entry = &mut self.version.blocks[0];
+        entry.params = self.params;
+        entry.insts = self.insts;
+        (self.version, EntryPlaces { places: self.places, occupied, first_slot })
+    }
+}
+
+/// The version that brings an exit's state into canonical state and ends at the exit's target.
+pub(crate) fn stub(region: u64, record: &Record, occupied: u16, first_slot: u32) -> (Version, EntryPlaces) {
+    let mut p = Prefix::new(Version::new("stub", region), record);
+    let anchor = p.anchor(record);
+    let end = p.version.anchor(anchor);
+    p.version.blocks.push(Block { params: Vec::new(), insts: Vec::new(), term: Term::Exit(end) });
+    p.finish(occupied, first_slot, Vec::new())
+}
+
+/// `body`, whose entry is the guest state at an exit's target, made to start in the exit's own state.
+pub(crate) fn side_trace(body: &Version, record: &Record, occupied: u16, first_slot: u32) -> (Version, EntryPlaces) {
+    let mut p = Prefix::new(body.clone(), record);
+    let state: FxHashMap<Loc, Operand> = record.locations.iter().map(|(l, n)| (*l, p.node(*n))).collect();
+    let mut replaced: FxHashMap<Value, Operand> = FxHashMap::default();
+    let mut at_home = Vec::new();
+    for (param, loc) in body.blocks[0].params.iter().zip(&body.entry_locs) {
+        match state.get(loc) {
+            Some(operand) => {
+                replaced.insert(*param, *operand);
+            }
+            None => at_home.push((*param, *loc)),
+        }
+    }
+    let own = p.anchor(record);
+    p.version.for_each_operand(|o| {
+        if let Operand::Value(v) = *o
+            && let Some(r) = replaced.get(&v)
+        {
+            *o = *r;
+        }
+    });
+    for anchor in &mut p.version.anchors {
+        for (loc, operand) in &own.varmap {
+            if !anchor.varmap.iter().any(|(l, _)| l == loc) {
+                anchor.varmap.push((*loc, *operand));
+            }
+        }
+        anchor.varmap.sort_by_key(|(l, _)| *l);
+    }
+    // What the exit deferred is performed first; a fault there leaves with the exit's own state.
+    let stores = own.stores.clone();
+    if !stores.is_empty() {
+        let anchor: AnchorId = p.version.anchor(own);
+        for s in stores {
+            let mut store = Inst::new(Op::Store, s.ty, None, &s.args);
+            store.mem = Some(s.mem);
+            store.anchor = Some(anchor);
+            p.insts.push(store);
+        }
+    }
+    p.version.entry_locs = vec![Loc::Df; p.params.len()];
+    for (param, loc) in at_home {
+        p.params.push(param);
+        p.places.push(None);
+        p.version.entry_locs.push(loc);
+    }
+    let rest = std::mem::take(&mut p.version.blocks[0].insts);
+    p.finish(occupied, first_slot, rest)
+}
