@@ -229,10 +229,12 @@ impl<'a> Lower<'a> {
                 other => return Err(LowerError::Unsupported(format!("a varmap that names {other}"))),
             }
         }
-        for n in 0..v.entry_locs.len() {
+        self.mark_leaves();
+        for (n, p) in v.blocks[0].params.iter().enumerate() {
             let Some(loc) = self.entry_loc(n) else { continue };
+            let used = self.hot_uses[p.index()] > 0 || self.leaf[p.index()];
             match loc {
-                Loc::Gpr(g) => self.touched |= 1 << g.number(),
+                Loc::Gpr(g) => self.touched |= u16::from(used) << g.number(),
                 Loc::Flags => {}
                 other => return Err(LowerError::Unsupported(format!("an entry parameter for {other}"))),
             }
@@ -248,7 +250,6 @@ impl<'a> Lower<'a> {
             self.touched |= 1 << r;
         }
         self.keep_flags = clobbers_flags && !flags_written;
-        self.mark_leaves();
         Ok(())
     }
 

@@ -7,10 +7,10 @@ mod harness;
 mod support;
 
 use dynasour_emitter::{ExitId, SiteKind};
-use dynasour_ir::Version;
 use dynasour_ir::eval::check::run_base;
 use dynasour_ir::eval::{Hooks, Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, PASSES, optimise_with};
+use dynasour_ir::{Anchor, AnchorId, Block, Operand, Term, Version};
 use harness::{Area, Bench};
 use support::{ARRAY, HEAD, Program, Random, STACK, entry, program, trace};
 
@@ -99,20 +99,27 @@ fn check(world: &mut World, program: &mut Program, version: &Version, random: &m
         let f = world.bench.emitter.fragment(fragment).unwrap();
         f.exits.clone().map(ExitId).filter(|e| world.bench.emitter.exit(*e).unwrap().kind == SiteKind::Guard).collect()
     };
-    for round in 0..4 {
+    for round in 0..6 {
+        if round == 4 {
+            link_all(world, &guards);
+        }
         let entry = entry(random, program);
         let mut state = entry.0.clone();
         let mut machine = entry.1.clone();
         let mut budget = 100_000;
         let leave = run(version, &mut state, &mut machine, &mut NoHooks, &mut budget).unwrap();
         let Leave::Anchor { pc, anchor, reason, .. } = leave else { panic!("{what}: {leave:?}") };
-        let forced = (round == 3 && !guards.is_empty()).then(|| random.pick(&guards));
+        let forced = (matches!(round, 3 | 5) && !guards.is_empty()).then(|| random.pick(&guards));
         if let Some(guard) = forced {
             let _ = world.bench.emitter.force_guard(guard, true);
         }
-        let (native_pc, native_state, native_machine, exit) = world.native(version, fragment, &entry);
+        let (mut native_pc, native_state, native_machine, exit) = world.native(version, fragment, &entry);
         if let Some(guard) = forced {
             let _ = world.bench.emitter.force_guard(guard, false);
+        }
+        let last = world.bench.emitter.exit(exit).unwrap().fragment;
+        if world.bench.emitter.fragment(last).unwrap().version == "catch" {
+            native_pc ^= CAUGHT;
         }
         if !passes_through(program, &entry, native_pc, &native_state, &native_machine) {
             let e = world.bench.emitter.exit(exit);
@@ -124,6 +131,21 @@ fn check(world: &mut World, program: &mut Program, version: &Version, random: &m
                 world.bench.emitter.listing(fragment).unwrap()
             );
         }
+    }
+}
+
+/// Bit of the pc that shows that a resolved stub led to a canonical fragment.
+const CAUGHT: u64 = 1 << 40;
+
+/// Links every guard's exit to a fragment that does nothing but leave.
+fn link_all(world: &mut World, guards: &[ExitId]) {
+    for guard in guards {
+        let Some(pc) = world.bench.emitter.exit(*guard).unwrap().target else { continue };
+        let mut catcher = Version::new("catch", pc);
+        catcher.anchor(Anchor { target: Operand::Const(pc ^ CAUGHT), varmap: Vec::new(), stores: Vec::new() });
+        catcher.blocks.push(Block { params: Vec::new(), insts: Vec::new(), term: Term::Exit(AnchorId(0)) });
+        let target = world.bench.compile(&catcher);
+        world.bench.emitter.link_exit(*guard, target).unwrap();
     }
 }
 
