@@ -10,6 +10,7 @@
 //! | `dce` | `dce` | dead code, dead and duplicate parameters, unused anchors |
 //! | `alias` | `alias` | guards that stores through pointers miss the loop's slots |
 //! | `forward` (`memory`) | `forward` | loads replaced by what memory is known to hold, around loops too |
+//! | `sink` | `sink` | dead stores move into the varmaps of the exits |
 //! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
 //! | `peel` | `peel` | one iteration of a loop before it |
 //!
@@ -28,6 +29,7 @@ mod peel;
 mod rules;
 mod shape;
 mod simplify;
+mod sink;
 
 pub use shape::{Shape, normalise};
 
@@ -79,6 +81,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "alias", about: "guards that stores through pointers miss the loop's slots", run: alias::run },
     Pass { name: "forward", about: "loads replaced by what memory is known to hold", run: forward::run },
     Pass { name: "flagparams", about: "loop-carried flags become loop-carried operands", run: flagparams::run },
+    Pass { name: "sink", about: "dead stores move into the varmaps of the exits", run: sink::run },
     Pass { name: "peel", about: "one iteration of a loop before the loop", run: peel::run },
 ];
 

@@ -1,0 +1,258 @@
+//! Dead-store sinking: stores that only an exit could see move into the varmaps of the exits.
+//!
+//! A *deferred store* stands in an anchor and is performed when the anchor is taken (DESIGN section 4; PIR's
+//! delayed environments). Two kinds of store leave the hot path:
+//!
+//! * **overwritten**: a store that a later store of the same block to the same bytes makes dead. The anchors whose
+//!   use begins between the two perform it.
+//! * **carried**: all stores of a loop to one location. The location's content becomes a parameter of the loop,
+//!   every anchor of the loop performs the store of the moment; the loop itself writes nothing.
+//!
+//! ```text
+//! b1(v6): poll !a0 [rcx = v6]                  b1(v6): poll !a0 [rcx = v6] stores [store.i64 [v3 - 8], v6]
+//!     v8 = add.i64 v6, 1                           v8 = add.i64 v6, 1
+//!     store.i64 [v3 - 8], v8 !a0
+//!     assume v9 else a1                            assume v9 else a1   with stores [store.i64 [v3 - 8], v8]
+//!     jump b1(v8)                                  jump b1(v8)
+//! ```
+//!
+//! Side conditions: (a) `private_memory`; (b) every access until the store is performed or dead is certainly
+//! disjoint from it, loads of the location having been forwarded; an access of unknown extent, a fence or a locked
+//! operation in between forbids it; (c) the location has been *written* earlier in this entry, so performing the
+//! store cannot fault. The verifier checks (a) and (b) against the same oracle, [`crate::alias`].
+//!
+//! Which anchors: the stores before an anchor's first use are exactly those before its place in the guest program,
+//! because a store ends the reach of earlier anchors. That holds only while no store has been deferred, so the pass
+//! leaves versions alone whose anchors already have deferred stores.
+
+use super::OptOptions;
+use super::memory::{Access, access};
+use super::shape::{BODY, ENTRY, Shape, normalise};
+use crate::alias::{Location, Oracle, Overlap, overlap};
+use crate::op::Op;
+use crate::types::{AnchorId, Operand, Value};
+use crate::version::{DeferredStore, Inst, Term, Version};
+
+/// At most this many locations of a loop are carried.
+const MAX_CARRIED: usize = 16;
+/// At most this many stores wait to be overwritten at one time.
+const MAX_PENDING: usize = 32;
+
+/// Runs the pass; returns how many stores left the hot path.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    if !version.context.private_memory() || version.anchors.iter().any(|a| !a.stores.is_empty()) {
+        return 0;
+    }
+    let Some(shape) = normalise(version) else { return 0 };
+    // An anchor used in both blocks has two groups of stores before it.
+    if shape == Shape::Loop && shares_anchors(version) {
+        return 0;
+    }
+    let overwritten = overwritten(version, shape);
+    let mut sunk = 0;
+    let mut gone: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
+    if shape == Shape::Loop {
+        for slot in carried(version) {
+            sunk += carry(version, &slot, &mut gone[BODY]);
+        }
+    }
+    for dead in overwritten {
+        if !gone[dead.block][dead.store] {
+            gone[dead.block][dead.store] = true;
+            defer(version, &dead);
+            sunk += 1;
+        }
+    }
+    for (block, gone) in version.blocks.iter_mut().zip(&gone) {
+        let mut flags = gone.iter();
+        block.insts.retain(|_| !*flags.next().unwrap_or(&false));
+    }
+    sunk
+}
+
+fn shares_anchors(version: &Version) -> bool {
+    let mut in_entry = vec![false; version.anchors.len()];
+    version.blocks[ENTRY].insts.iter().filter_map(|i| i.anchor).for_each(|a| in_entry[a.index()] = true);
+    version.blocks[BODY].insts.iter().filter_map(|i| i.anchor).any(|a| in_entry[a.index()])
+}
+
+/// The anchors of a block with the index of their first use (that of an exit is the block's length).
+fn first_uses(version: &Version, block: usize) -> Vec<(AnchorId, usize)> {
+    let body = &version.blocks[block];
+    let mut seen = vec![false; version.anchors.len()];
+    let exit = match body.term {
+        Term::Exit(anchor) => Some((anchor, body.insts.len())),
+        Term::Jump { .. } | Term::Guest(_) => None,
+    };
+    let uses = body.insts.iter().enumerate().filter_map(|(i, inst)| Some((inst.anchor?, i)));
+    uses.chain(exit).filter(|(a, _)| !std::mem::replace(&mut seen[a.index()], true)).collect()
+}
+
+fn locate(oracle: &Oracle, inst: &Inst, size: u32) -> Option<Location> {
+    Some(oracle.location(inst.mem.as_ref()?, *inst.args.first()?, *inst.args.get(1)?, size))
+}
+
+fn deferred(store: &Inst, value: Operand) -> Option<DeferredStore> {
+    Some(DeferredStore { ty: store.ty, mem: store.mem?, args: [store.args[0], store.args[1], value] })
+}
+
+/// A location whose stores in the loop can be carried.
+struct Carried {
+    /// The store in the entry block that made the location writable: its operands are available in the loop.
+    store: Inst,
+    /// What memory holds there at the end of the entry.
+    entry: Operand,
+    /// The stores of the loop to it: index and value, in order.
+    stores: Vec<(usize, Operand)>,
+}
+
+fn carried(version: &Version) -> Vec<Carried> {
+    let oracle = Oracle::new(version);
+    let body = &version.blocks[BODY].insts;
+    let mut accesses: Vec<(usize, Location)> = Vec::new();
+    for (i, inst) in body.iter().enumerate() {
+        match access(version, inst) {
+            Access::None => {}
+            Access::ReadUnknown | Access::Barrier => return Vec::new(),
+            Access::Read(size) | Access::Write(size) => match locate(&oracle, inst, size) {
+                Some(location) => accesses.push((i, location)),
+                None => return Vec::new(),
+            },
+        }
+    }
+    let mut list: Vec<Carried> = Vec::new();
+    let mut done: Vec<Location> = Vec::new();
+    for (i, location) in &accesses {
+        let inst = &body[*i];
+        if inst.op != Op::Store || done.contains(location) || list.len() == MAX_CARRIED {
+            continue;
+        }
+        done.push(*location);
+        let ours = |i: usize, l: &Location| body[i].op == Op::Store && body[i].ty == inst.ty && l == location;
+        let apart = accesses.iter().all(|(k, l)| ours(*k, l) || overlap(l, location) == Overlap::Disjoint);
+        if !apart {
+            continue;
+        }
+        let Some((store, entry)) = content_at_end(version, &oracle, location, inst) else { continue };
+        let stores = accesses.iter().filter(|(k, l)| ours(*k, l)).map(|(k, _)| (*k, body[*k].args[2])).collect();
+        list.push(Carried { store, entry, stores });
+    }
+    list
+}
+
+/// The store that determines what `location` holds at the end of the entry block, and the value.
+fn content_at_end(version: &Version, oracle: &Oracle, location: &Location, like: &Inst) -> Option<(Inst, Operand)> {
+    for inst in version.blocks[ENTRY].insts.iter().rev() {
+        match access(version, inst) {
+            Access::None | Access::Read(_) | Access::ReadUnknown => {}
+            Access::Barrier => return None,
+            Access::Write(size) => {
+                let here = locate(oracle, inst, size)?;
+                if inst.op == Op::Store && inst.ty == like.ty && here == *location {
+                    return Some((inst.clone(), inst.args[2]));
+                }
+                if overlap(&here, location) != Overlap::Disjoint {
+                    return None;
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Moves the stores of the loop to one location into the loop's anchors.
+fn carry(version: &mut Version, slot: &Carried, gone: &mut [bool]) -> usize {
+    let Some((_, last)) = slot.stores.last() else { return 0 };
+    let param = carried_param(version, slot, *last);
+    for (anchor, first) in first_uses(version, BODY) {
+        let before = slot.stores.iter().rev().find(|(i, _)| *i < first);
+        let value = before.map_or(Operand::Value(param), |(_, value)| *value);
+        version.anchors[anchor.index()].stores.extend(deferred(&slot.store, value));
+    }
+    slot.stores.iter().for_each(|(i, _)| gone[*i] = true);
+    slot.stores.len()
+}
+
+/// The parameter of the loop that is the location's content: an existing one with these arguments, or a new one.
+fn carried_param(version: &mut Version, slot: &Carried, last: Operand) -> Value {
+    let args = |version: &Version, block: usize| match &version.blocks[block].term {
+        Term::Jump { args, .. } => args.clone(),
+        Term::Exit(_) | Term::Guest(_) => Vec::new(),
+    };
+    let (entry, back) = (args(version, ENTRY), args(version, BODY));
+    let mut pairs = version.blocks[BODY].params.iter().zip(entry.iter().zip(&back));
+    let existing =
+        pairs.find(|(p, (e, b))| **e == slot.entry && **b == last && version.ty(**p) == slot.store.ty).map(|(p, _)| *p);
+    existing.unwrap_or_else(|| {
+        let param = version.value(slot.store.ty);
+        version.blocks[BODY].params.push(param);
+        for (block, arg) in [(ENTRY, slot.entry), (BODY, last)] {
+            if let Term::Jump { args, .. } = &mut version.blocks[block].term {
+                args.push(arg);
+            }
+        }
+        param
+    })
+}
+
+/// A store that a later one of its block overwrites.
+struct Overwritten {
+    block: usize,
+    store: usize,
+    by: usize,
+}
+
+fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
+    let oracle = Oracle::new(version);
+    let mut found = Vec::new();
+    let mut written: Vec<Location> = Vec::new();
+    let blocks = if shape == Shape::Loop { ENTRY..BODY + 1 } else { ENTRY..ENTRY + 1 };
+    for block in blocks {
+        // Stores that nothing has read or overwritten yet.
+        let mut pending: Vec<(usize, Location)> = Vec::new();
+        for (i, inst) in version.blocks[block].insts.iter().enumerate() {
+            match access(version, inst) {
+                Access::None => {}
+                Access::ReadUnknown | Access::Barrier => pending.clear(),
+                Access::Read(size) => match locate(&oracle, inst, size) {
+                    Some(here) => pending.retain(|(_, l)| overlap(l, &here) == Overlap::Disjoint),
+                    None => pending.clear(),
+                },
+                Access::Write(size) => {
+                    let Some(here) = locate(&oracle, inst, size) else {
+                        pending.clear();
+                        continue;
+                    };
+                    let store = inst.op == Op::Store;
+                    if store {
+                        let same = pending.iter().filter(|(_, l)| *l == here);
+                        found.extend(same.map(|(k, _)| Overwritten { block, store: *k, by: i }));
+                    }
+                    pending.retain(|(_, l)| overlap(l, &here) == Overlap::Disjoint);
+                    if store {
+                        // Only what has been written before may wait: performing it must not fault.
+                        if written.contains(&here) {
+                            pending.push((i, here));
+                        } else if written.len() < MAX_PENDING {
+                            written.push(here);
+                        }
+                        if pending.len() > MAX_PENDING {
+                            pending.remove(0);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Hands an overwritten store to the anchors that are taken before it is.
+fn defer(version: &mut Version, dead: &Overwritten) {
+    let store = version.blocks[dead.block].insts[dead.store].clone();
+    for (anchor, first) in first_uses(version, dead.block) {
+        if dead.store < first && first <= dead.by {
+            version.anchors[anchor.index()].stores.extend(deferred(&store, store.args[2]));
+        }
+    }
+}
