@@ -64,3 +64,20 @@ fn random_sequences() {
         (0..count).map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name).collect()
     });
 }
+
+/// Every pass must have something to do in these programs, or they test nothing.
+#[test]
+fn every_pass_finds_work() {
+    let mut changes: std::collections::BTreeMap<&str, usize> = PASSES.iter().map(|p| (p.name, 0)).collect();
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let program = program(&mut random, 3, 7, true);
+        let mut version = trace(&program, true);
+        let stats = optimise_with(&mut version, PIPELINE, &OptOptions::default());
+        for pass in stats.passes {
+            *changes.get_mut(pass.name).unwrap() += pass.changes;
+        }
+    }
+    println!("{changes:?}");
+    assert!(changes.values().all(|n| *n >= 20), "{changes:?}");
+}

@@ -87,12 +87,15 @@ pub const PASSES: &[Pass] = &[
 
 /// The order in which traces go through them.
 pub const PIPELINE: &[&str] = &[
+    // What one iteration says by itself.
     "simplify",
     "dce",
     "peel",
     "simplify",
     "dce",
+    // Memory, twice: forwarded pointers make more addresses comparable.
     "alias",
+    "simplify",
     "forward",
     "simplify",
     "dce",
@@ -100,6 +103,8 @@ pub const PIPELINE: &[&str] = &[
     "forward",
     "simplify",
     "dce",
+    // Last, because the loop's head must not be simplified again: see `flagparams`.
+    "sink",
     "flagparams",
     "dce",
 ];
