@@ -105,7 +105,9 @@ fn arbitrary_versions_do_what_they_did() {
         assert_valid(&original);
         let mut version = original.clone();
         let passes = sequence(&mut rng);
-        optimise_with(&mut version, &passes, &OptOptions::default());
+        // A new guard may leave earlier than the original would, and nothing says that anchors of arbitrary versions
+        // are transparent.
+        optimise_with(&mut version, &passes, &OptOptions { alias_guards: false, ..OptOptions::default() });
         assert_valid(&version);
         for round in 0..4 {
             let machine = if round < 3 { ModelMachine::boundless(seed) } else { generate::machine(&mut rng) };
