@@ -47,7 +47,7 @@ pub struct RunArgs {
     /// Make each guard fail with probability 1/N, to test deoptimisation
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
-    /// Print statistics to stderr at the end
+    /// Print statistics of this process to stderr at the end (those of its last program, if it executes others)
     #[arg(long)]
     stats: bool,
     /// Write statistics as JSON to FILE at the end
@@ -113,6 +113,15 @@ impl RunArgs {
         if !self.skip_pass.is_empty() {
             option("--skip-pass", self.skip_pass.join(","));
         }
+        // Where the report goes must not depend on the directory that the guest is in at its end.
+        let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
+        let mut own_options: Vec<OsString> = Vec::new();
+        if self.stats {
+            own_options.push("--stats".into());
+        }
+        if let Some(path) = &stats_json {
+            own_options.extend(["--stats-json".into(), path.into()]);
+        }
         let mut command = self.command.into_iter();
         RunConfig {
             tier: self.tier,
@@ -123,12 +132,13 @@ impl RunArgs {
             skip_passes: self.skip_pass,
             only_traces: self.only_trace,
             stats: self.stats,
-            stats_json: self.stats_json,
+            stats_json,
             follow: !self.no_follow,
             argv0: self.argv0,
             program: command.next().expect("clap requires a program"),
             args: command.collect(),
             child_options,
+            own_options,
         }
     }
 }

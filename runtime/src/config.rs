@@ -144,6 +144,9 @@ pub struct RunConfig {
     pub args: Vec<OsString>,
     /// The options that give a child process the same configuration.
     pub child_options: Vec<OsString>,
+    /// What the process that the user started keeps besides when it executes another program: the report is about that
+    /// process, and its last program writes it.
+    pub own_options: Vec<OsString>,
 }
 
 #[cfg(test)]

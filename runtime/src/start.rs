@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use thiserror::Error;
 
 /// Why a guest did not start. Nothing of it has been executed.
@@ -70,6 +70,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             executable: c_string(loaded.exe_path.as_os_str()),
             follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
             brk: loaded.brk,
+            reports: config.stats || config.stats_json.is_some(),
         },
     );
     let mut context = ThreadContext::new();
@@ -88,6 +89,10 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
 /// Arguments and environment strings come from C and hold no NUL.
 fn c_string(s: &OsStr) -> CString {
     CString::new(s.as_bytes()).unwrap_or_default()
+}
+
+fn c_strings(strings: impl Iterator<Item = OsString>) -> Vec<CString> {
+    strings.map(|s| CString::new(s.into_vec()).unwrap_or_default()).collect()
 }
 
 /// The environment exactly as it was given, malformed strings included.
@@ -115,10 +120,8 @@ fn follow(config: &RunConfig) -> std::io::Result<Follow> {
     let prefix = [OsString::from("dynasour"), OsString::from("run")].into_iter().chain(options);
     Ok(Follow {
         translator: c_string(translator.as_os_str()),
-        prefix: prefix.map(|s| CString::new(s.into_vec()).unwrap_or_default()).collect(),
-        check: |path| {
-            image::check(Path::new(OsStr::from_bytes(path.to_bytes()))).map(drop).map_err(|error| error.errno())
-        },
+        prefix: c_strings(prefix),
+        own_options: c_strings(config.own_options.iter().cloned()),
     })
 }
 

@@ -11,7 +11,7 @@ use crate::syscall::{Config, Engine, Inherited, Outcome, System};
 /// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
 pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
     let brk = Brk::new(0).expect("room for a break");
-    let config = Config { executable: c"/bin/guest".to_owned(), follow: None, brk };
+    let config = Config { executable: c"/bin/guest".to_owned(), follow: None, brk, reports: false };
     (ThreadContext::new(), System::new(Inherited::record(), config))
 }
 
@@ -49,12 +49,17 @@ pub(crate) struct Notes {
     pub(crate) invalidated: Vec<Range<u64>>,
     pub(crate) shared: bool,
     pub(crate) forked: bool,
+    pub(crate) reported: bool,
     pub(crate) child: Option<fn(&mut ThreadContext, &mut System) -> i32>,
 }
 
 impl Engine for Notes {
     fn invalidate(&mut self, range: Range<u64>) {
         self.invalidated.push(range);
+    }
+
+    fn report(&mut self, _: &System) {
+        self.reported = true;
     }
 
     fn private_memory_lost(&mut self) {

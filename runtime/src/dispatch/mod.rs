@@ -40,8 +40,6 @@ pub struct Dispatcher<'c> {
     /// The fragment side; none when everything is interpreted.
     fragments: Option<Fragments>,
     stats: Stats,
-    /// Only the process that the user started reports.
-    reports: bool,
 }
 
 impl<'c> Dispatcher<'c> {
@@ -60,7 +58,6 @@ impl<'c> Dispatcher<'c> {
             selector: Selector::new(config.threshold, untraced),
             fragments,
             stats: Stats::default(),
-            reports: true,
         })
     }
 
@@ -74,7 +71,7 @@ impl<'c> Dispatcher<'c> {
                 }
                 Some(_) => self.traced(context, system),
             };
-            self.settle(outcome);
+            self.settle(outcome, system);
         }
     }
 
@@ -228,35 +225,37 @@ impl<'c> Dispatcher<'c> {
     }
 
     /// Ends the process if the outcome says so.
-    fn settle(&mut self, outcome: Outcome) {
+    fn settle(&mut self, outcome: Outcome, system: &System) {
         match outcome {
             Outcome::Continue => {}
             Outcome::Exit(status) => {
-                self.report();
+                self.report(system);
                 process::exit(status)
             }
             Outcome::Killed(signo) => {
-                self.report();
+                self.report(system);
                 signal::die(signo)
             }
         }
     }
 
-    fn report(&mut self) {
-        if !std::mem::take(&mut self.reports) {
-            return;
-        }
+    /// The table and the file of statistics, for the process that the user started.
+    fn write_report(&mut self, system: &System) {
+        let Some(to) = system.report_to() else { return };
         self.stats.blocks = self.interp.block_count() as u64;
         self.stats.blacklisted = self.selector.heads.blacklisted(&self.selector.policy) as u64;
-        if self.config.stats {
-            eprint!("{}", self.stats.table());
-        }
+        self.stats.signals = system.delivered();
+        let mut text = String::new();
         if let Some(path) = &self.config.stats_json {
             let json = serde_json::to_string_pretty(&self.stats).expect("statistics are plain data");
             if let Err(error) = std::fs::write(path, json + "\n") {
-                eprintln!("dynasour: cannot write {}: {error}", path.display());
+                text = format!("dynasour: cannot write {}: {error}\n", path.display());
             }
         }
+        if self.config.stats {
+            text.push_str(&self.stats.table());
+        }
+        process::write_all(to, text.as_bytes());
     }
 }
 
@@ -274,6 +273,14 @@ impl Engine for Dispatcher<'_> {
         }
     }
 
+    fn report(&mut self, system: &System) {
+        // A reader that has gone or a limit on files must not change how the guest ends.
+        let mask = signal::kernel_mask();
+        signal::set_kernel_mask(!0);
+        self.write_report(system);
+        signal::set_kernel_mask(mask);
+    }
+
     fn private_memory_lost(&mut self) {
         if self.fragments.as_mut().is_some_and(|f| f.lose_private_memory()) {
             self.flush();
@@ -281,7 +288,6 @@ impl Engine for Dispatcher<'_> {
     }
 
     fn after_fork_child(&mut self) {
-        self.reports = false;
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         let interpreter = self.interp.reset_after_fork().map_err(|e| e.to_string());

@@ -231,6 +231,7 @@ impl System {
             return done;
         }
         self.forget_accepted(context);
+        self.forget_report();
         if request.flags & CLONE_CLEAR_SIGHAND != 0 {
             self.clear_handlers();
         }

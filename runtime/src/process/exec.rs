@@ -9,12 +9,16 @@
 //! from the guest's own memory. The target is looked at first: what the kernel would refuse is refused with its errno, since
 //! after the switch there is nobody left to return to.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use dynasour_guest::image;
 
 use crate::entry::Call;
 use crate::signal::{self, FIVE_SIGNALS, SIG_IGN};
 use crate::syscall::paths::is_own_executable;
-use crate::syscall::{Done, System, guest_read, guest_string};
+use crate::syscall::{Done, Engine, System, guest_read, guest_string};
 
 /// The kernel's limits on one string and on a path.
 const LONGEST_STRING: usize = 32 * 4096;
@@ -28,8 +32,13 @@ pub struct Follow {
     pub translator: CString,
     /// What stands before `--argv0=…` in the new argv: the translator's argv[0], `run`, options.
     pub prefix: Vec<CString>,
-    /// Whether the translator can run a file: the error is the errno that `execve` would give.
-    pub check: fn(&CStr) -> Result<(), i32>,
+    /// What follows it where the process that the user started goes on as another program.
+    pub own_options: Vec<CString>,
+}
+
+/// Whether a program can be run: the error is the errno that `execve` would give.
+fn check(path: &CStr) -> Result<(), i32> {
+    image::check(Path::new(OsStr::from_bytes(path.to_bytes()))).map(drop).map_err(|error| error.errno())
 }
 
 /// The arguments of the new program's translator, and what they point to.
@@ -41,11 +50,11 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     /// `rest` are the addresses of the guest's strings from argv[1] on.
-    fn new(prefix: &[CString], path: CString, argv0: &CStr, rest: &[u64]) -> Arguments {
+    fn new<'a>(prefix: impl IntoIterator<Item = &'a CString>, path: CString, argv0: &CStr, rest: &[u64]) -> Arguments {
         let mut option = b"--argv0=".to_vec();
         option.extend_from_slice(argv0.to_bytes());
         let argv0 = CString::new(option).unwrap_or_default();
-        let mut pointers: Vec<u64> = prefix.iter().map(|s| s.as_ptr() as u64).collect();
+        let mut pointers: Vec<u64> = prefix.into_iter().map(|s| s.as_ptr() as u64).collect();
         pointers.extend([argv0.as_ptr() as u64, c"--".as_ptr() as u64, path.as_ptr() as u64]);
         pointers.extend_from_slice(rest);
         pointers.push(0);
@@ -166,18 +175,20 @@ fn is_symlink(path: &CStr) -> bool {
 }
 
 impl System {
-    pub(crate) fn exec_call(&mut self, call: &Call) -> Done {
-        let Some(follow) = self.follow.clone() else { return self.exec_natively(call) };
+    pub(crate) fn exec_call(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let Some(follow) = self.follow.clone() else { return self.exec_natively(engine, call) };
         let request = Request::parse(call);
         let prepared = request.target(&self.executable).and_then(|path| {
-            (follow.check)(&path)?;
+            check(&path)?;
             let pointers = read_pointers(request.argv)?;
             let argv0 = match pointers.first() {
                 Some(&address) => guest_string(address, LONGEST_STRING, libc::E2BIG)?,
                 // A program without arguments gets an empty name.
                 None => CString::default(),
             };
-            Ok(Arguments::new(&follow.prefix, path, &argv0, pointers.get(1..).unwrap_or(&[])))
+            // The report is the process's, so its last program makes it.
+            let own_options = if self.report.is_some() { &follow.own_options[..] } else { &[] };
+            Ok(Arguments::new(follow.prefix.iter().chain(own_options), path, &argv0, pointers.get(1..).unwrap_or(&[])))
         });
         let arguments = match prepared {
             Ok(arguments) => self.exec_arguments.insert(arguments),
@@ -193,8 +204,11 @@ impl System {
     }
 
     /// Without following: the kernel's execve, on what the guest believes to be its own executable too.
-    fn exec_natively(&mut self, call: &Call) -> Done {
+    fn exec_natively(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let request = Request::parse(call);
+        if self.report.is_some() && request.target(&self.executable).is_ok_and(|path| check(&path).is_ok()) {
+            engine.report(self);
+        }
         let mut call = *call;
         let executable = self.executable.clone();
         if is_own_executable(request.path) {

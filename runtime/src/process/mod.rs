@@ -16,9 +16,20 @@ pub fn exit(status: i32) -> ! {
     }
 }
 
+/// Writes to a descriptor as far as that goes. Output of ours must not change what becomes of the guest.
+pub(crate) fn write_all(fd: i32, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        let call = Call::new(libc::SYS_write, &[fd as u64, bytes.as_ptr() as u64, bytes.len() as u64]);
+        // SAFETY: writes bytes of a slice.
+        match unsafe { entry::raw(&call) } {
+            written @ 1.. => bytes = bytes.get(written as usize..).unwrap_or_default(),
+            error if error == -i64::from(libc::EINTR) => {}
+            _ => return,
+        }
+    }
+}
+
 /// Says why a guest cannot go on.
 pub(crate) fn complain(text: &str) {
-    let line = format!("dynasour: {text}\n");
-    // SAFETY: writes bytes of a local to stderr.
-    unsafe { entry::raw(&Call::new(libc::SYS_write, &[2, line.as_ptr() as u64, line.len() as u64])) };
+    write_all(libc::STDERR_FILENO, format!("dynasour: {text}\n").as_bytes());
 }

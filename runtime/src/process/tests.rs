@@ -82,7 +82,7 @@ fn a_spawned_child_borrows_memory_and_nothing_else() {
         m.system.follow = Some(std::rc::Rc::new(Follow {
             translator: c"/no/translator".to_owned(),
             prefix: vec![],
-            check: |_| Err(libc::ENOENT),
+            own_options: vec![],
         }));
         m.engine.child = Some(spawned);
         m.handle(libc::SIGUSR1, 0, 0);

@@ -4,7 +4,8 @@ use dynasour_guest::ThreadContext;
 
 use super::altstack::StackT;
 use super::{
-    FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigSet, UNBLOCKABLE, action_call, host_mask, mirror, sa, set_of,
+    DEADLY, FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigSet, UNBLOCKABLE, action_call, host_mask, mirror, ours,
+    sa, set_of,
 };
 use crate::entry::{self, Call};
 use crate::syscall::{Done, System, guest_read, guest_write};
@@ -39,7 +40,7 @@ impl System {
         if let Some(mut action) = action {
             action.flags &= sa::KNOWN;
             action.mask &= !UNBLOCKABLE;
-            let kernel = mirror(signo, &action);
+            let kernel = self.mirror(signo, &action);
             // SAFETY: reads `kernel`.
             let result = unsafe { entry::windowed(&action_call(signo, &kernel)) };
             if result == entry::NOT_ENTERED {
@@ -253,12 +254,41 @@ impl System {
         context.pending.store(0, std::sync::atomic::Ordering::Relaxed);
     }
 
+    /// Only the process that the user started reports: its children die as the kernel lets them.
+    pub(crate) fn forget_report(&mut self) {
+        if self.report.take().is_none() {
+            return;
+        }
+        for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & !FIVE & set_of(signo) != 0) {
+            let action = self.actions[signo as usize];
+            if action.handler == SIG_DFL {
+                super::set_kernel_action(signo, &action);
+            }
+        }
+    }
+
+    /// The action the kernel gets for a guest's action.
+    pub(crate) fn mirror(&self, signo: i32, action: &SigAction) -> SigAction {
+        let watched = self.report.is_some() && DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
+        if watched { ours(action) } else { mirror(signo, action) }
+    }
+
+    /// Gives the kernel the actions of all signals for which it has, or gets, a handler of ours.
+    pub(crate) fn mirror_all(&self) {
+        for signo in (1..=MAX_SIGNAL).filter(|&signo| UNBLOCKABLE & set_of(signo) == 0) {
+            let action = self.mirror(signo, &self.actions[signo as usize]);
+            if action.is_caught() {
+                super::set_kernel_action(signo, &action);
+            }
+        }
+    }
+
     /// CLONE_CLEAR_SIGHAND: in the child every handler is the default again.
     pub(crate) fn clear_handlers(&mut self) {
         for action in self.actions.iter_mut().filter(|action| action.is_caught()) {
             *action = SigAction { handler: SIG_DFL, ..SigAction::default() };
         }
-        super::handler::take_five(&self.actions);
+        self.mirror_all();
     }
 }
 

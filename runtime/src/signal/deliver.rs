@@ -6,7 +6,7 @@ use dynasour_guest::ThreadContext;
 
 use super::frame::{self, Contents, Returned};
 use super::xstate::{self, BadState};
-use super::{FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa, set_kernel_mask, set_of};
+use super::{DEADLY, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa, set_kernel_mask, set_of};
 use crate::entry::{self, Call};
 use crate::memory;
 use crate::syscall::{Done, Outcome, System};
@@ -88,6 +88,7 @@ impl System {
                 _ => self.force_segv(context, rflags),
             };
         }
+        self.delivered += 1;
         let own = if action.flags & sa::NODEFER != 0 { 0 } else { set_of(signo) };
         self.mask = (during | action.mask | own) & !UNBLOCKABLE;
         Outcome::Continue
@@ -98,7 +99,7 @@ impl System {
         if action.handler == super::SIG_IGN {
             return Outcome::Continue;
         }
-        if FIVE & set_of(signo) != 0 {
+        if DEADLY & set_of(signo) != 0 {
             return Outcome::Killed(signo);
         }
         // The kernel knows the default action, and carries it out when the mask allows.
@@ -225,7 +226,7 @@ impl System {
 
     /// Sets the guest's action and what the kernel has to know of it.
     pub(crate) fn set_action(&mut self, signo: i32, action: SigAction) {
-        super::set_kernel_action(signo, &super::mirror(signo, &action));
+        super::set_kernel_action(signo, &self.mirror(signo, &action));
         self.actions[signo as usize] = action;
     }
 }

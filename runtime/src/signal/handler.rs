@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
-use super::{FIVE, FIVE_SIGNALS, SigAction, SigInfo, SignalState, UNBLOCKABLE, mirror, set_kernel_action, set_of};
+use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, set_of};
 use crate::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
 
@@ -106,9 +106,8 @@ pub struct FaultHooks {
 
 static HOOKS: OnceLock<FaultHooks> = OnceLock::new();
 
-/// Gives this thread an alternate signal stack and, the first time, makes the handler know the hooks; then takes the
-/// synchronous five over. `actions` are the guest's, by signal number.
-pub fn install(hooks: FaultHooks, actions: &[SigAction]) -> std::io::Result<()> {
+/// Gives this thread an alternate signal stack and, the first time, makes the handler know the hooks.
+pub fn install(hooks: FaultHooks) -> std::io::Result<()> {
     let _ = HOOKS.set(hooks);
     let guard = 4096;
     // SAFETY: a fresh mapping, never unmapped, of which the lowest page is made inaccessible.
@@ -130,15 +129,7 @@ pub fn install(hooks: FaultHooks, actions: &[SigAction]) -> std::io::Result<()> 
             return Err(std::io::Error::last_os_error());
         }
     }
-    take_five(actions);
     Ok(())
-}
-
-/// Makes the handlers of the five ours (again, after something reset them).
-pub fn take_five(actions: &[SigAction]) {
-    for signo in FIVE_SIGNALS {
-        set_kernel_action(signo, &mirror(signo, &actions[signo as usize]));
-    }
 }
 
 /// The handler, called by the assembly entry with the host's FS base in place.

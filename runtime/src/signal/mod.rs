@@ -51,6 +51,17 @@ pub const FIVE_SIGNALS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, l
 /// Signals that cannot be blocked or caught.
 pub const UNBLOCKABLE: SigSet = set_of(libc::SIGKILL) | set_of(libc::SIGSTOP);
 
+/// Signals whose default action ends the process: all but those that do nothing, stop or continue it.
+pub const DEADLY: SigSet = !(set_of(libc::SIGCHLD)
+    | set_of(libc::SIGCONT)
+    | set_of(libc::SIGURG)
+    | set_of(libc::SIGWINCH)
+    | set_of(libc::SIGSTOP)
+    | set_of(libc::SIGTSTP)
+    | set_of(libc::SIGTTIN)
+    | set_of(libc::SIGTTOU)
+    | set_of(libc::SIGKILL));
+
 /// `SIG_DFL`
 pub const SIG_DFL: u64 = 0;
 /// `SIG_IGN`
@@ -240,10 +251,12 @@ pub fn set_kernel_action(signo: i32, action: &SigAction) {
 /// The action the kernel gets for a guest's action.
 pub fn mirror(signo: i32, guest: &SigAction) -> SigAction {
     let five = FIVE & set_of(signo) != 0;
-    if !five && !guest.is_caught() {
-        return *guest;
-    }
-    // A signal of the five that the guest does not catch interrupts nothing of the guest's.
+    if !five && !guest.is_caught() { *guest } else { ours(guest) }
+}
+
+/// The action that makes the kernel call our handler where the guest has `guest`.
+pub fn ours(guest: &SigAction) -> SigAction {
+    // A signal that the guest does not catch interrupts nothing of the guest's.
     let restart = if guest.is_caught() { guest.flags & sa::RESTART } else { sa::RESTART };
     SigAction {
         handler: entry::signal_entry(),

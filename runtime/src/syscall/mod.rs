@@ -6,6 +6,7 @@
 //! | address space ([`memory`]) | `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`, `madvise`, `remap_file_pages`, `shmat`, `shmdt` |
 //! | processes ([`crate::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group` |
 //! | the path of the executable ([`paths`]) | `open`, `stat`, `access`, `readlink` and their variants on `/proc/self/exe` |
+//! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
 //! | refused with ENOSYS | `rseq`, `seccomp`, `io_uring_setup`, `userfaultfd`, `modify_ldt`, `set_thread_area`, x32 calls |
 //! | everything else | as is |
@@ -16,6 +17,7 @@
 mod control;
 pub mod memory;
 pub mod paths;
+mod report;
 pub mod special;
 
 use std::ffi::{CStr, CString};
@@ -32,12 +34,16 @@ use crate::signal::altstack::AltStack;
 use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
 
 use memory::Memory;
+use report::Report;
 use special::Segments;
 
 /// What system calls ask of the machine that runs guest code.
 pub trait Engine {
     /// Code in `range` may have changed or gone: forget everything made from it.
     fn invalidate(&mut self, range: Range<u64>);
+
+    /// The process is about to become one that is not translated: the last chance to report.
+    fn report(&mut self, system: &System);
 
     /// From now on other processes or devices may change memory that the guest reads.
     fn private_memory_lost(&mut self);
@@ -89,6 +95,8 @@ pub struct Config {
     pub follow: Option<Follow>,
     /// The guest's program break.
     pub brk: Brk,
+    /// Whether there is something to report when the process ends.
+    pub reports: bool,
 }
 
 /// What the process had before anything of ours changed it.
@@ -130,6 +138,10 @@ pub struct System {
     pub(crate) fault: (u64, u64, u64),
     pub(crate) memory: Memory,
     pub(crate) segments: Segments,
+    /// Signals delivered to handlers.
+    pub(crate) delivered: u64,
+    /// What is kept for the report at this process's end; none for children.
+    pub(crate) report: Option<Report>,
     /// Arguments of an execve under way: they must outlive a vfork child that does not return from it.
     pub(crate) exec_arguments: Option<Arguments>,
 }
@@ -148,8 +160,20 @@ impl System {
             fault: (0, 0, 0),
             memory: Memory::new(config.brk),
             segments: Segments::default(),
+            delivered: 0,
+            report: config.reports.then(Report::new),
             exec_arguments: None,
         }
+    }
+
+    /// Where the report of this process goes, if it has to make one: a descriptor that nobody else writes to now.
+    pub fn report_to(&self) -> Option<i32> {
+        self.report.as_ref().map(Report::descriptor)
+    }
+
+    /// Signals delivered to handlers so far.
+    pub fn delivered(&self) -> u64 {
+        self.delivered
     }
 
     /// Makes `context` this thread's and takes over the signals that are always the host's. From here on guest faults
@@ -165,7 +189,8 @@ impl System {
         self.attach(context);
         // SAFETY: the caller's promise.
         unsafe { entry::set_gs_base(context) };
-        signal::install(hooks, &self.actions)?;
+        signal::install(hooks)?;
+        self.mirror_all();
         signal::set_kernel_mask(signal::host_mask(self.mask));
         Ok(())
     }
@@ -190,6 +215,8 @@ impl System {
             fault: self.fault,
             memory: self.memory.clone(),
             segments: self.segments,
+            delivered: 0,
+            report: None,
             exec_arguments: None,
         })
     }
@@ -255,7 +282,7 @@ impl System {
             libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
                 self.clone_call(context, engine, call)
             }
-            libc::SYS_execve | libc::SYS_execveat => self.exec_call(call),
+            libc::SYS_execve | libc::SYS_execveat => self.exec_call(engine, call),
             libc::SYS_exit | libc::SYS_exit_group => Done::Outcome(Outcome::Exit(call.args[0] as i32)),
 
             libc::SYS_open
@@ -269,6 +296,11 @@ impl System {
             | libc::SYS_faccessat2
             | libc::SYS_readlink
             | libc::SYS_readlinkat => self.path_call(nr, call),
+
+            libc::SYS_close | libc::SYS_close_range | libc::SYS_dup2 | libc::SYS_dup3 => self.descriptor_call(nr, call),
+            libc::SYS_kill | libc::SYS_tkill | libc::SYS_tgkill if self.is_own_end(nr, call) => {
+                Done::Outcome(Outcome::Killed(libc::SIGKILL))
+            }
 
             libc::SYS_arch_prctl => control::arch_prctl(context, call).unwrap_or_else(|| self.pass(call)),
             libc::SYS_prctl => control::prctl(call).unwrap_or_else(|| self.pass(call)),

@@ -1,0 +1,102 @@
+//! What a process shows to the system besides its output: the report at its end, its address space, descriptors, job control.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use dynasour_testkit::run::{self, Invocation, Outcome, Status};
+use dynasour_testkit::scratch;
+
+/// Both tiers behave alike here; statistics exist in each.
+const TIERS: [&str; 2] = ["interp", "dynamo"];
+
+fn temporary(name: &str) -> PathBuf {
+    run::disable_core_dumps();
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("system").join(name);
+    scratch::fresh(&directory).expect("a scratch directory");
+    directory
+}
+
+/// `dynasour run --tier TIER OPTIONS -- COMMAND` in `directory`.
+fn translated(directory: &Path, tier: &str, options: &[&str], command: &[&str]) -> Outcome {
+    Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory)
+        .args(["run", "--tier", tier])
+        .args(options)
+        .args(["--"])
+        .args(command)
+        .run()
+}
+
+const HEADING: &str = "dynasour statistics\n";
+
+/// The statistics at the end of stderr, and what stands before.
+fn split_report(outcome: &Outcome) -> (String, usize) {
+    let stderr = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    let reports = stderr.matches(HEADING).count();
+    let before = stderr.split(HEADING).next().unwrap_or_default().to_owned();
+    (before, reports)
+}
+
+/// Every way in which the process that the user started can end yields exactly one report.
+#[test]
+fn each_end_is_reported_once() {
+    let directory = temporary("ends");
+    let ends: [(&str, &[&str], Status); 9] = [
+        ("exit", &["sh", "-c", "exit 3"], Status::Exited(3)),
+        ("standard error closed", &["ls", "-d", "/"], Status::Exited(0)),
+        ("all descriptors closed", &["bash", "-c", "exec 0<&- 1>&- 2>&-; exit 4"], Status::Exited(4)),
+        ("fault", &["sh", "-c", "kill -SEGV $$"], Status::Killed(11)),
+        ("default action", &["sh", "-c", "kill -TERM $$; echo survived"], Status::Killed(15)),
+        ("real-time signal", &["bash", "-c", "kill -40 $$; echo survived"], Status::Killed(40)),
+        ("SIGKILL to itself", &["sh", "-c", "kill -KILL $$; echo survived"], Status::Killed(9)),
+        ("children", &["bash", "-c", "(exit 1); (kill -PIPE $BASHPID); true | cat"], Status::Exited(0)),
+        ("another program", &["sh", "-c", "exec sh -c 'exec ls -d /'"], Status::Exited(0)),
+    ];
+    for tier in TIERS {
+        for (name, command, status) in ends {
+            let outcome = translated(&directory, tier, &["--stats"], command);
+            let (before, reports) = split_report(&outcome);
+            assert_eq!((outcome.status, reports), (status, 1), "{tier}, {name}: {}", outcome.excerpt());
+            assert_eq!(before, "", "{tier}, {name}");
+        }
+    }
+}
+
+/// What the guest does with signals is as without the report.
+#[test]
+fn watched_signals_stay_the_guests() {
+    let directory = temporary("watched");
+    let script = "trap 'echo caught' USR1; kill -USR1 $$; trap '' TERM; kill -TERM $$; \
+                  sh -c 'kill -TERM $$; trap - TERM; kill -HUP $$'; echo $?; trap - USR1; kill -USR1 $$; echo survived";
+    let native = Invocation::new("/bin/sh", &directory).args(["-c", script]).run();
+    assert_eq!(native.status, Status::Killed(libc::SIGUSR1));
+    let watched = translated(&directory, "interp", &["--stats"], &["sh", "-c", script]);
+    assert_eq!((watched.status, &watched.stdout), (native.status, &native.stdout), "{}", watched.excerpt());
+}
+
+/// The file is named by the directory in which the user stood, and the last program of the process writes it.
+#[test]
+fn statistics_go_to_the_file_that_the_user_named() {
+    let directory = temporary("json");
+    let command = ["sh", "-c", "cd /; exec sh -c 'kill -TERM $$'"];
+    let outcome = translated(&directory, "interp", &["--stats-json", "s.json"], &command);
+    assert_eq!((outcome.status, outcome.stderr.as_slice()), (Status::Killed(15), b"".as_slice()));
+    let json = fs::read_to_string(directory.join("s.json")).expect("the file");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert!(json["syscalls"].as_u64() > Some(5), "{json}");
+    let outcome = translated(&directory, "interp", &["--stats-json", "/no/such/file"], &["true"]);
+    assert_eq!(outcome.status, Status::Exited(0));
+    assert!(String::from_utf8_lossy(&outcome.stderr).contains("cannot write /no/such/file"), "{}", outcome.excerpt());
+}
+
+/// Without following, the report is about what was translated: it comes before the other program.
+#[test]
+fn a_program_run_natively_is_preceded_by_the_report() {
+    let directory = temporary("native");
+    let command = ["bash", "-c", "exec /no/such/file; exec true"];
+    let outcome = translated(&directory, "interp", &["--stats", "--no-follow"], &command);
+    let script = "shopt -s execfail; exec /no/such/file 2>/dev/null; exec echo native";
+    assert_eq!(outcome.status, Status::Exited(127), "{}", outcome.excerpt());
+    let outcome = translated(&directory, "interp", &["--stats", "--no-follow"], &["bash", "-c", script]);
+    let (before, reports) = split_report(&outcome);
+    assert_eq!((before.as_str(), reports, outcome.stdout.as_slice()), ("", 1, b"native\n".as_slice()));
+}
