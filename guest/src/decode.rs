@@ -7,6 +7,7 @@
 //! where Intel's ignore it, which changes even the length of the instruction.
 
 use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction};
+use std::ops::Range;
 use std::sync::LazyLock;
 
 /// The longest instruction there is (Intel SDM vol. 2, 2.3.11); longer ones raise #GP.
@@ -17,6 +18,9 @@ pub trait Fetch {
     /// Copies bytes at `addr` into `buf` and returns how many could be read: fewer than asked for only where
     /// the next byte cannot be fetched.
     fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize;
+
+    /// What stands in `range`, or the right to fetch it, may have changed.
+    fn changed(&self, _range: Range<u64>) {}
 }
 
 /// Code bytes held in a slice, as if mapped at `start`: for tests and tools.

@@ -16,14 +16,13 @@ mod fragments;
 mod select;
 
 use crate::config::{RunConfig, Stage, Tier};
-use crate::interp::{GuestCode, Interp, NoPolicy, Stop};
+use crate::interp::{ExecutableCode, Interp, NoPolicy, Stop};
 use crate::memory;
 use crate::process;
 use crate::signal::{self, GuestFault};
 use crate::stats::Stats;
 use crate::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
-use dynasour_guest::decode::Fetch;
 use dynasour_ir::Trap;
 use dynasour_tracer::AbortReason;
 use fragments::{After, Fragments};
@@ -54,7 +53,7 @@ impl<'c> Dispatcher<'c> {
         };
         Ok(Dispatcher {
             config,
-            interp: Interp::new(),
+            interp: Interp::with_code(Box::new(ExecutableCode::default())),
             selector: Selector::new(config.threshold, untraced),
             fragments,
             stats: Stats::default(),
@@ -210,7 +209,7 @@ impl<'c> Dispatcher<'c> {
                         context.rip = pc + 1;
                         GuestFault::breakpoint()
                     }
-                    Trap::Fetch => GuestFault::fetch(first_unreadable(pc), &memory::last_fault()),
+                    Trap::Fetch => fetch_fault(self.interp.first_unfetchable(pc)),
                 };
                 system.raise(context, fault)
             }
@@ -259,10 +258,13 @@ impl<'c> Dispatcher<'c> {
     }
 }
 
-/// The first byte from `pc` on that cannot be read, of the at most 15 bytes of an instruction.
-fn first_unreadable(pc: u64) -> u64 {
-    let mut bytes = [0; 15];
-    pc + GuestCode.fetch(pc, &mut bytes) as u64
+/// What fetching an instruction at `addr`, where that is not possible, raises.
+fn fetch_fault(addr: u64) -> GuestFault {
+    match memory::copy_in(addr, &mut [0]) {
+        0 => GuestFault::fetch(addr, &memory::last_fault()),
+        // It is there: what is missing is the right to execute it.
+        _ => GuestFault::not_executable(addr),
+    }
 }
 
 impl Engine for Dispatcher<'_> {

@@ -3,9 +3,10 @@
 //! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. Links are
 //! cleared when any block is dropped, so none ever dangles.
 
-use super::lower::{LowerError, Lowered, lower};
+use super::lower::{End, LowerError, Lowered, lower};
 use super::native::{NativeError, NativePool};
 use super::{BlockRef, GuestCode};
+use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_guest::lift::{Fetch, LiftedBlock, MAX_BLOCK, lift_block};
 use rustc_hash::FxHashMap;
 use std::cell::OnceCell;
@@ -42,6 +43,9 @@ pub struct Block {
     pub entry: BlockEntry,
     /// Its operations.
     pub lowered: Lowered,
+    /// First guest byte behind those that made it what it is: [`BlockEntry::end`], unless it ends in a trap, which
+    /// other bytes behind could make an instruction.
+    depends_to: u64,
     /// Where its edges led: pc and block.
     links: [Option<(u64, BlockRef)>; 2],
 }
@@ -132,6 +136,12 @@ impl Cache {
         Ok(next)
     }
 
+    /// The first byte from `pc` on that cannot be fetched, of the at most [`MAX_LENGTH`] bytes of an instruction.
+    pub fn first_unfetchable(&self, pc: u64) -> u64 {
+        let mut bytes = [0; MAX_LENGTH];
+        pc.wrapping_add(self.code.fetch(pc, &mut bytes) as u64)
+    }
+
     fn make(&mut self, pc: u64, max: usize) -> Result<BlockRef, LowerError> {
         let mut max = max;
         let (lifted, lowered) = loop {
@@ -145,15 +155,19 @@ impl Cache {
         };
         let entry =
             BlockEntry { pc, end: lifted.end, count: lifted.count, counter: 0, user: 0, lifted: OnceCell::new() };
+        let depends_to = match lowered.end {
+            End::Trap(at, _) => at.saturating_add(MAX_LENGTH as u64).max(lifted.end),
+            _ => lifted.end,
+        };
         let first = pc >> PAGE_SHIFT;
-        let last = lifted.end.wrapping_sub(1).max(pc) >> PAGE_SHIFT;
+        let last = depends_to.wrapping_sub(1).max(pc) >> PAGE_SHIFT;
         for page in first..=last {
             let pcs = self.pages.entry(page).or_default();
             if !pcs.contains(&pc) {
                 pcs.push(pc);
             }
         }
-        Ok(NonNull::from(Box::leak(Box::new(Block { entry, lowered, links: [None; 2] }))))
+        Ok(NonNull::from(Box::leak(Box::new(Block { entry, lowered, depends_to, links: [None; 2] }))))
     }
 
     fn natives_are_fresh(&self) -> bool {
@@ -173,6 +187,7 @@ impl Cache {
         if start >= end {
             return false;
         }
+        self.code.changed(start..end);
         let pages = (start >> PAGE_SHIFT)..=((end - 1) >> PAGE_SHIFT);
         let few = (pages.end() - pages.start()) < self.pages.len() as u64;
         let mut pcs: Vec<u64> = if few {
@@ -187,8 +202,8 @@ impl Cache {
             for map in [&mut self.blocks, &mut self.singles] {
                 let hit = |b: &BlockRef| {
                     // SAFETY: blocks in the maps are alive.
-                    let entry = unsafe { &b.as_ref().entry };
-                    entry.pc < end && start < entry.end.max(entry.pc + 1)
+                    let block = unsafe { b.as_ref() };
+                    block.entry.pc < end && start < block.depends_to.max(block.entry.pc.saturating_add(1))
                 };
                 if map.get(&pc).is_some_and(hit) {
                     dropped.extend(map.remove(&pc));

@@ -13,6 +13,7 @@
 
 mod cache;
 mod code;
+mod executable;
 mod flags;
 mod lower;
 mod native;
@@ -21,6 +22,7 @@ mod select;
 mod xstate;
 
 pub use cache::BlockEntry;
+pub use executable::ExecutableCode;
 pub use lower::LowerError;
 pub use native::NativeError;
 pub use native::fixup as thunk_fixup;
@@ -137,12 +139,12 @@ pub struct Interp {
 }
 
 impl Interp {
-    /// An interpreter that reads code from guest memory.
+    /// An interpreter that takes all guest memory for code.
     pub fn new() -> Interp {
         Interp::with_code(Box::new(GuestCode))
     }
 
-    /// An interpreter that reads code through `code` (which may, for example, refuse pages that are not executable).
+    /// An interpreter that reads code through `code`, such as [`ExecutableCode`].
     pub fn with_code(code: Box<dyn Fetch>) -> Interp {
         Interp { cache: Cache::new(code) }
     }
@@ -267,6 +269,11 @@ impl Interp {
     /// If the kernel has no memory for natives.
     pub fn reset_after_fork(&mut self) -> io::Result<()> {
         self.cache.reset_after_fork()
+    }
+
+    /// The byte at which fetching the instruction at `pc` fails, after a [`Trap::Fetch`] there.
+    pub fn first_unfetchable(&self, pc: u64) -> u64 {
+        self.cache.first_unfetchable(pc)
     }
 
     /// How many blocks are cached.

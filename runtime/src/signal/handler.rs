@@ -77,6 +77,14 @@ impl GuestFault {
         }
     }
 
+    /// Instruction bytes at `addr` that can be read but not executed.
+    pub fn not_executable(addr: u64) -> GuestFault {
+        const SEGV_ACCERR: i32 = 2;
+        const PRESENT_USER: u64 = 1 | 1 << 2;
+        let read = FaultInfo { signal: libc::SIGSEGV, code: SEGV_ACCERR, error: PRESENT_USER, ..FaultInfo::default() };
+        GuestFault::fetch(addr, &read)
+    }
+
     /// What the handler noted about a fault of an instruction that ran for the guest's instruction at `pc`.
     pub fn noted(pc: u64, fault: &FaultInfo) -> GuestFault {
         let page_fault = fault.trapno == Self::PAGE_FAULT;
