@@ -43,9 +43,14 @@ int main(int argc, char **argv) {
     sigprocmask(SIG_SETMASK, &open, NULL);
     signal(SIGCHLD, SIG_DFL);
 
+    // The child exits only when told to: waitpid(WCONTINUED) also returns for a child that has ended already.
+    int go[2];
+    CHECK(pipe(go) == 0);
     pid_t child = fork();
     if (child == 0) {
+        char byte;
         raise(SIGSTOP);
+        CHECK(read(go[0], &byte, 1) == 1);
         _exit(21);
     }
     int status;
@@ -54,6 +59,7 @@ int main(int argc, char **argv) {
     kill(child, SIGCONT);
     CHECK(waitpid(child, &status, WCONTINUED) == child);
     printf("continued %d\n", WIFCONTINUED(status) != 0);
+    CHECK(write(go[1], "", 1) == 1);
     siginfo_t info = {0};
     CHECK(waitid(P_PID, (id_t)child, &info, WEXITED) == 0);
     printf("waitid code %d status %d own child %d\n", info.si_code, info.si_status, info.si_pid == child);

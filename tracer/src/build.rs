@@ -333,7 +333,9 @@ impl<'v, 'w> Body<'v, 'w> {
             _ => Effects::READ,
         });
         if effects.intersects(Effects::READ | Effects::WRITE | Effects::MAY_TRAP) {
-            copy.anchor = Some(self.anchor_in_reach()?);
+            // A restartable instruction that faults half done continues from the machine's own state, at its own pc.
+            let here = effects.contains(Effects::RESTARTABLE);
+            copy.anchor = Some(if here { self.anchor_here()? } else { self.anchor_in_reach()? });
         }
         if let Some(id) = inst.native {
             copy.native = Some(NativeId(self.builder.version.natives.len() as u32));

@@ -15,6 +15,9 @@ pub trait SpeculationPolicy {
     fn max_failures(&self) -> u32;
     /// Most versions of one region, so that chains of exits stay short (deoptless: 5 continuations).
     fn max_versions(&self) -> usize;
+    /// The code cache overflowed and was flushed: a cache too small for the program's hot code must not make it spend
+    /// its time on compiling, so traces become dearer.
+    fn cache_overflowed(&mut self);
     /// Should a register that held `value` over the sampled head executions be assumed to hold it at entry?
     fn speculate_register(&self, gpr: Gpr, value: u64, use_: RegisterUse) -> bool;
 }
@@ -64,9 +67,28 @@ impl SpeculationPolicy for DefaultPolicy {
         5
     }
 
+    fn cache_overflowed(&mut self) {
+        self.head_threshold = self.head_threshold.saturating_add(self.head_threshold / 4).saturating_add(1);
+    }
+
     fn speculate_register(&self, _gpr: Gpr, value: u64, use_: RegisterUse) -> bool {
         // A guard at the loop's entry buys immediate operands inside: worth it for values that become shift
         // counts or factors, not for addresses, which differ from call to call.
         !use_.written && use_.expensive && value < 1 << 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overflows_raise_the_thresholds_geometrically() {
+        let mut policy = DefaultPolicy { head_threshold: 1 };
+        for _ in 0..30 {
+            policy.cache_overflowed();
+        }
+        assert!((1_000..10_000).contains(&policy.head_threshold()), "{}", policy.head_threshold());
+        assert!(policy.exit_threshold() > 500);
     }
 }

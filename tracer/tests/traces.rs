@@ -4,8 +4,8 @@ use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::check::{Checked, Code, Limits, check};
 use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{Context, Fact, Version};
-use dynasour_tracer::{DefaultPolicy, Path, Recorder, Recording, TraceShape, build};
+use dynasour_ir::{Context, Effects, Fact, Inst, Operand, Version};
+use dynasour_tracer::{DefaultPolicy, Path, Recorder, Recording, Step, TraceShape, build};
 use iced_x86::code_asm::*;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -208,4 +208,22 @@ fn a_stable_shift_count_is_assumed_at_entry() {
     });
     let version = check_trace(program, CODE, TraceShape::Loop, 1 << 1);
     assert!(version.blocks[0].insts.iter().any(|i| i.op == dynasour_ir::Op::Assume), "{version}");
+}
+
+#[test]
+fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
+    let mut program = Program::assemble(|a| {
+        a.mov(rax, qword_ptr(rdi))?;
+        a.rep().movsb()?;
+        a.syscall()
+    });
+    let block = program.lifted(CODE).expect("a block");
+    let path =
+        Path { head: CODE, shape: TraceShape::Linear, steps: vec![Step { block, next: CODE }], stable: Vec::new() };
+    let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).expect("the path is built");
+    let restartable =
+        |i: &&Inst| i.native.is_some_and(|n| version.natives[n.index()].effects.contains(Effects::RESTARTABLE));
+    let copy = version.blocks[0].insts.iter().find(restartable).expect("the native is in the trace");
+    let anchor = &version.anchors[copy.anchor.expect("it may fault").index()];
+    assert_eq!(anchor.target, Operand::Const(CODE + 3), "{version}");
 }

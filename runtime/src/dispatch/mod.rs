@@ -24,7 +24,7 @@ use crate::stats::Stats;
 use crate::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::Trap;
-use dynasour_tracer::AbortReason;
+use dynasour_tracer::{AbortReason, SpeculationPolicy};
 use fragments::{After, Fragments};
 use select::{LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector};
 
@@ -121,6 +121,7 @@ impl<'c> Dispatcher<'c> {
         self.log(Stage::Record, || format!("gave up {head:#x}: {reason:?}"));
         self.stats.aborted(reason);
         if reason == AbortReason::Flushed {
+            self.selector.policy.cache_overflowed();
             self.flush();
         } else {
             self.selector.heads.penalise(head);
