@@ -4,7 +4,6 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use dynasour_testkit::run::{Invocation, Status};
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,7 +86,8 @@ pub fn prepare(directory: &Path, only: &[String]) -> Result<Vec<Workload>> {
 fn build(directory: &Path, kernel: &str, level: &str) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/kernels").join(kernel).with_extension("c");
     let program = directory.join(format!("{kernel}{level}"));
-    let output = Command::new("cc").arg(level).arg("-o").arg(&program).arg(&source).output().context("cannot run cc")?;
+    let output =
+        Command::new("cc").arg(level).arg("-o").arg(&program).arg(&source).output().context("cannot run cc")?;
     ensure!(output.status.success(), "cc {level} {}:\n{}", source.display(), String::from_utf8_lossy(&output.stderr));
     Ok(program)
 }
@@ -130,9 +130,8 @@ fn compiler(directory: &Path) -> Result<[Invocation; 2]> {
     let input = directory.join("parser.i");
     let status = Command::new("cc").arg("-E").arg(sources.join("parser.c")).arg("-o").arg(&input).status()?;
     ensure!(status.success(), "cc -E failed");
-    let run = |level: &str| {
-        Invocation::new(&program, directory).args(["-quiet", level]).args([&input]).args(["-o", "-"])
-    };
+    let run =
+        |level: &str| Invocation::new(&program, directory).args(["-quiet", level]).args([&input]).args(["-o", "-"]);
     Ok([run("-O2"), run("-O0")])
 }
 
