@@ -14,7 +14,7 @@
 //!
 //! let plan = check("/bin/true".as_ref())?;
 //! let loaded = plan.load(&[c"true".to_owned()], &[], &LoadOptions::default())?;
-//! println!("starts at {:#x} with rsp = {:#x}", loaded.entry_pc, loaded.stack_pointer);
+//! println!("starts at {:#x} with rsp = {:#x}", loaded.entry_pc, loaded.places.stack_pointer);
 //! # Ok::<(), dynasour_guest::image::LoadError>(())
 //! ```
 
@@ -34,6 +34,7 @@ use std::path::{Path, PathBuf};
 
 pub use error::{LoadError, Reason};
 pub use executable::resolve_command;
+pub use stack::Places;
 
 use crate::space::{self, Brk};
 use header::Headers;
@@ -97,10 +98,10 @@ pub struct Loaded {
     pub entry_pc: u64,
     /// The program's own entry point (AT_ENTRY).
     pub program_entry: u64,
-    /// Initial rsp. All other registers start as zero.
-    pub stack_pointer: u64,
     /// The stack's addresses, without the guard below.
     pub stack: Range<u64>,
+    /// Its contents; all registers but rsp start as zero.
+    pub places: Places,
     /// The program break, empty yet.
     pub brk: Brk,
     /// What /proc/self/exe means.
@@ -277,7 +278,7 @@ impl Plan {
         });
         contents.auxiliary = &auxiliary;
         let mut stack = Stack::map(limit, headers.executable_stack)?;
-        let stack_pointer = stack.fill(&contents)?;
+        let places = stack.fill(&contents)?;
         let brk = Brk::new(headers.data_len())
             .map_err(|errno| Reason::CannotMap { what: "the program break".into(), errno })?;
 
@@ -290,8 +291,8 @@ impl Plan {
         Ok(Loaded {
             entry_pc,
             program_entry,
-            stack_pointer,
             stack: stack_range,
+            places,
             brk,
             exe_path: images[0].path.clone(),
             comm: self.comm(),

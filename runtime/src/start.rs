@@ -3,7 +3,7 @@
 use crate::config::RunConfig;
 use crate::dispatch::{self, Dispatcher};
 use crate::interp;
-use crate::process::exec::Follow;
+use crate::process::{self, exec::Follow};
 use crate::signal::FaultHooks;
 use crate::syscall::{Config, Inherited, System};
 use dynasour_guest::ThreadContext;
@@ -61,8 +61,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let argv0 = config.argv0.as_ref().unwrap_or(&config.program);
     let argv: Vec<CString> = std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
-    // SAFETY: PR_SET_NAME copies a NUL-terminated string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, loaded.comm.as_ptr()) };
+    process::assume_identity(&loaded.comm, &loaded.places);
 
     let mut system = System::new(
         inherited,
@@ -75,7 +74,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     );
     let mut context = ThreadContext::new();
     context.rip = loaded.entry_pc;
-    context.gpr[dynasour_ir::Gpr::RSP.number()] = loaded.stack_pointer;
+    context.gpr[dynasour_ir::Gpr::RSP.number()] = loaded.places.stack_pointer;
     let hooks = FaultHooks {
         thunk: interp::thunk_fixup,
         fragment: dispatch::fragment_fault,

@@ -11,6 +11,14 @@
 extern char **environ;
 extern char __executable_start;
 
+static size_t slurp(const char *path, void *to, size_t size) {
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    size_t length = fread(to, 1, size, f);
+    fclose(f);
+    return length;
+}
+
 int main(int argc, char **argv) {
     printf("argc %d\n", argc);
     for (int i = 0; i < argc; i++) printf("argv[%d] = \"%s\"\n", i, argv[i]);
@@ -42,12 +50,22 @@ int main(int argc, char **argv) {
     char name[16] = "";
     prctl(PR_GET_NAME, name);
     printf("task name \"%s\"\n", name);
-    char line[512];
-    FILE *f = fopen("/proc/self/cmdline", "r");
-    size_t length = fread(line, 1, sizeof line, f);
-    fclose(f);
-    CHECK(length > strlen(argv[0]));
-    printf("command line begins with argv[0]: %d\n", strcmp(line, argv[0]) == 0);
+    /* What the system shows of the process to others. */
+    static char line[8192];
+    size_t length = slurp("/proc/self/cmdline", line, sizeof line);
+    char *at = line;
+    for (int i = 0; i < argc; at += strlen(argv[i++]) + 1) CHECK(at < line + length && strcmp(at, argv[i]) == 0);
+    CHECK(at == line + length);
+    length = slurp("/proc/self/environ", at = line, sizeof line);
+    for (char **e = environ; *e; at += strlen(*e++) + 1) CHECK(at < line + length && strcmp(at, *e) == 0);
+    CHECK(at == line + length);
+    static ElfW(auxv_t) vector[64];
+    CHECK(slurp("/proc/self/auxv", vector, sizeof vector) > 0);
+    int same = 0;
+    for (ElfW(auxv_t) *v = vector; v->a_type != AT_NULL; v++)
+        if (v->a_type == AT_ENTRY || v->a_type == AT_PHDR || v->a_type == AT_RANDOM || v->a_type == AT_EXECFN)
+            same += getauxval(v->a_type) == v->a_un.a_val;
+    CHECK(same == 4);
     printf("getcwd \"%s\"\n", getcwd(path, sizeof path));
     return argc;
 }

@@ -62,9 +62,22 @@ pub(super) struct Contents<'a> {
     pub(super) auxiliary: &'a [(u64, Value)],
 }
 
+/// Where on the stack the program finds what; what the kernel reports in /proc/PID/{cmdline,environ,auxv}.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// Initial rsp.
+    pub stack_pointer: u64,
+    /// The argument strings.
+    pub arguments: Range<u64>,
+    /// The environment strings.
+    pub environment: Range<u64>,
+    /// The auxiliary vector with its AT_NULL.
+    pub auxiliary: Range<u64>,
+}
+
 /// Bytes for the addresses from the stack pointer up to the stack's end.
 pub(super) struct Layout {
-    pub(super) stack_pointer: u64,
+    pub(super) places: Places,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -94,14 +107,17 @@ impl Contents<'_> {
 
         let mut words = vec![self.arguments.len() as u64];
         let mut address = strings;
-        for list in [self.arguments, self.environment] {
+        let mut ends = [0; 2];
+        for (list, end) in [self.arguments, self.environment].into_iter().zip(&mut ends) {
             for string in list {
                 words.push(address);
                 address += string.count_bytes() as u64 + 1;
             }
             words.push(0);
+            *end = address;
         }
         let file_name = address;
+        let auxiliary = stack_pointer + 8 * words.len() as u64;
         for &(kind, value) in self.auxiliary {
             words.push(kind);
             words.push(match value {
@@ -128,7 +144,13 @@ impl Contents<'_> {
             put(address, string.to_bytes());
             address += string.count_bytes() as u64 + 1;
         }
-        Layout { stack_pointer, bytes }
+        let places = Places {
+            stack_pointer,
+            arguments: strings..ends[0],
+            environment: ends[0]..ends[1],
+            auxiliary: auxiliary..auxiliary + auxiliary_len,
+        };
+        Layout { places, bytes }
     }
 }
 
@@ -153,14 +175,14 @@ impl Stack {
         Ok(Stack { range, reservation })
     }
 
-    /// Fills in the initial contents; returns the stack pointer.
-    pub(super) fn fill(&mut self, contents: &Contents) -> Result<u64, Reason> {
-        let layout = contents.lay_out(self.range.end);
-        if layout.stack_pointer < self.range.start {
+    /// Fills in the initial contents.
+    pub(super) fn fill(&mut self, contents: &Contents) -> Result<Places, Reason> {
+        let Layout { places, bytes } = contents.lay_out(self.range.end);
+        if places.stack_pointer < self.range.start {
             return Err(Reason::ArgumentsTooLong);
         }
-        self.reservation.write(layout.stack_pointer, &layout.bytes).map_err(|_| Reason::ArgumentsTooLong)?;
-        Ok(layout.stack_pointer)
+        self.reservation.write(places.stack_pointer, &bytes).map_err(|_| Reason::ArgumentsTooLong)?;
+        Ok(places)
     }
 
     /// Leaves the stack to the guest.
@@ -189,11 +211,11 @@ mod tests {
 
     impl View<'_> {
         fn at(&self, address: u64) -> &[u8] {
-            &self.0.bytes[(address - self.0.stack_pointer) as usize..]
+            &self.0.bytes[(address - self.0.places.stack_pointer) as usize..]
         }
 
         fn word(&self, index: u64) -> u64 {
-            u64::from_le_bytes(self.at(self.0.stack_pointer + 8 * index)[..8].try_into().expect("eight bytes"))
+            u64::from_le_bytes(self.at(self.0.places.stack_pointer + 8 * index)[..8].try_into().expect("eight bytes"))
         }
 
         fn string(&self, address: u64) -> &str {
@@ -216,10 +238,19 @@ mod tests {
                 auxiliary: &auxiliary,
             };
             let layout = contents.lay_out(TOP);
-            assert_eq!(layout.stack_pointer % 16, 0);
-            assert_eq!(layout.stack_pointer + layout.bytes.len() as u64, TOP);
+            assert_eq!(layout.places.stack_pointer % 16, 0);
+            assert_eq!(layout.places.stack_pointer + layout.bytes.len() as u64, TOP);
             assert_eq!(layout.bytes[layout.bytes.len() - 8..], [0; 8]);
+            let joined =
+                |list: &[CString]| list.iter().flat_map(|s| s.as_bytes_with_nul()).copied().collect::<Vec<u8>>();
             let view = View(&layout);
+            let Places { arguments: first, environment: second, auxiliary: vector, .. } = &layout.places;
+            assert!(view.at(first.start).starts_with(&joined(&arguments)) && first.end == second.start);
+            assert_eq!(first.end - first.start, joined(&arguments).len() as u64);
+            assert!(view.at(second.start).starts_with(&joined(&environment)));
+            assert_eq!(second.end - second.start, joined(&environment).len() as u64);
+            assert!(view.at(vector.start).starts_with(&6u64.to_le_bytes()));
+            assert!(view.at(vector.end - 16).starts_with(&[0; 16]));
             assert_eq!(view.word(0), count as u64);
             let mut index = 1;
             let mut previous = 0;

@@ -141,7 +141,7 @@ fn check_loaded(loaded: &Loaded, before: &[MapEntry]) {
     }
     assert!(loaded.images[0].range.contains(&loaded.program_entry));
     assert!(loaded.images.iter().any(|image| image.range.contains(&loaded.entry_pc)));
-    assert!(loaded.stack.contains(&loaded.stack_pointer) && loaded.stack_pointer.is_multiple_of(16));
+    assert!(loaded.stack.contains(&loaded.places.stack_pointer) && loaded.places.stack_pointer.is_multiple_of(16));
 }
 
 /// Loads an accepted file in a child: 0 loaded, 1 refused in good order.

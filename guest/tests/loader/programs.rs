@@ -79,13 +79,13 @@ fn stack_and_placement() {
             let options = LoadOptions { stack_size: Some(1 << 20), random: Some([7; 16]), low: true };
             let loaded = check(path).expect("accepted").load(&c_strings(&["x"]), &[], &options).expect("loaded");
             assert_eq!(loaded.stack.end - loaded.stack.start, 1 << 20);
-            assert!(loaded.stack.contains(&loaded.stack_pointer));
+            assert!(loaded.stack.contains(&loaded.places.stack_pointer));
             let maps = space::maps().expect("maps");
             let at = |address: u64| maps.iter().find(|entry| entry.range.contains(&address));
-            let stack = at(loaded.stack_pointer).expect("stack");
+            let stack = at(loaded.places.stack_pointer).expect("stack");
             assert_eq!(stack.prot.contains(ProtFlags::PROT_EXEC), expected);
             assert_eq!(at(loaded.stack.start - 1).expect("guard").prot, ProtFlags::PROT_NONE);
-            assert!(loaded.stack_pointer > LOW.end);
+            assert!(loaded.places.stack_pointer > LOW.end);
 
             assert_eq!(loaded.images.len(), 2);
             for image in &loaded.images {

@@ -145,7 +145,7 @@ fn jump_to(loaded: &Loaded) -> ! {
             "xor r14d, r14d",
             "xor r15d, r15d",
             "ret",
-            in("rdi") loaded.stack_pointer,
+            in("rdi") loaded.places.stack_pointer,
             in("rsi") loaded.entry_pc,
             options(noreturn),
         )

@@ -2,8 +2,11 @@
 
 mod clone;
 pub mod exec;
+mod identity;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use identity::assume as assume_identity;
 
 use crate::entry::{self, Call};
 
