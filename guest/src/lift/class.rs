@@ -1,14 +1,18 @@
 //! Which instruction is lifted how: the allow-lists (DESIGN section 3).
 //!
-//! Every iced [`Code`] has exactly one [`Class`], looked up in a table that is built once. Modelled and special
+//! Every iced [`Code`] has exactly one [`Class`], worked out when the code is first met. Modelled and special
 //! instructions are listed by mnemonic; natives by the CPU feature they belong to, plus a list of mnemonics of
 //! the base architecture. What is on no list is [`Class::Unlisted`] and goes to the runtime like a special.
 //! A test goes through all of iced's tables and allows nothing unlisted that user mode can execute.
+//!
+//! The lists do without [`Code::op_code`], whose tables take iced two milliseconds to build in each process; the
+//! test compares them with it.
 
 use super::host;
 use dynasour_ir::Trap;
-use iced_x86::{Code, CpuidFeature as F, EncodingKind, Mnemonic as M, OpCodeOperandKind as K};
+use iced_x86::{Code, CpuidFeature as F, EncodingKind, Mnemonic as M};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// How an instruction is lifted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,10 +42,51 @@ pub struct Entry {
     pub supported: bool,
 }
 
-/// The entry of `code`.
+const KNOWN: u8 = 1 << 7;
+const MXCSR: u8 = 1 << 6;
+const X87: u8 = 1 << 5;
+const SUPPORTED: u8 = 1 << 4;
+
+/// The classes in the order of their numbers in a packed entry.
+const CLASSES: [Class; 8] = [
+    Class::Modelled,
+    Class::Native,
+    Class::Special,
+    Class::Unlisted,
+    Class::Trap(Trap::Undefined),
+    Class::Trap(Trap::Protection),
+    Class::Trap(Trap::Breakpoint),
+    Class::Trap(Trap::Fetch),
+];
+
+impl Entry {
+    fn pack(self) -> u8 {
+        let class = CLASSES.iter().position(|c| *c == self.class).unwrap_or(0) as u8;
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        class | bit(self.mxcsr, MXCSR) | bit(self.x87, X87) | bit(self.supported, SUPPORTED)
+    }
+
+    fn unpack(packed: u8) -> Entry {
+        Entry {
+            class: CLASSES[(packed & 7) as usize],
+            mxcsr: packed & MXCSR != 0,
+            x87: packed & X87 != 0,
+            supported: packed & SUPPORTED != 0,
+        }
+    }
+}
+
+/// The entry of `code`, an instruction of 64-bit mode.
 pub fn entry(code: Code) -> Entry {
-    static TABLE: LazyLock<Vec<Entry>> = LazyLock::new(|| Code::values().map(build).collect());
-    TABLE[code as usize]
+    static TABLE: LazyLock<Vec<AtomicU8>> = LazyLock::new(|| Code::values().map(|_| AtomicU8::new(0)).collect());
+    let cell = &TABLE[code as usize];
+    let packed = cell.load(Ordering::Relaxed);
+    if packed & KNOWN != 0 {
+        return Entry::unpack(packed);
+    }
+    let entry = build(code);
+    cell.store(entry.pack() | KNOWN, Ordering::Relaxed);
+    entry
 }
 
 fn build(code: Code) -> Entry {
@@ -66,13 +111,9 @@ fn build(code: Code) -> Entry {
     }
 }
 
-/// The class of `code` on a processor that has every feature.
+/// The class of `code`, an instruction of 64-bit mode, on a processor that has every feature.
 pub fn classify(code: Code) -> Class {
-    let op_code = code.op_code();
     let mnemonic = code.mnemonic();
-    if !op_code.is_instruction() || !op_code.mode64() {
-        return if code == Code::Wait { Class::Native } else { Class::Trap(Trap::Undefined) };
-    }
     match mnemonic {
         // monitor and mwait are undefined outside the kernel.
         M::Ud0 | M::Ud1 | M::Ud2 | M::Monitor | M::Mwait => return Class::Trap(Trap::Undefined),
@@ -82,7 +123,7 @@ pub fn classify(code: Code) -> Class {
     if is_special(code) {
         return Class::Special;
     }
-    if code.is_privileged() || !op_code.cpl3() {
+    if code.is_privileged() {
         return Class::Trap(Trap::Protection);
     }
     if is_modelled(code) {
@@ -177,11 +218,6 @@ fn is_modelled(code: Code) -> bool {
 
 /// Emulated by the runtime: whatever touches segments, privileged or hidden state, or the translator itself.
 fn is_special(code: Code) -> bool {
-    let op_code = code.op_code();
-    let is = |k: K| op_code.op_kinds().contains(&k);
-    if is(K::seg_reg) || is(K::br16_1) || is(K::br16_2) || is(K::xbegin_2) || is(K::xbegin_4) || is(K::tmm_reg) {
-        return true;
-    }
     if code.cpuid_features().iter().any(|f| {
         matches!(f, F::AMX_TILE | F::AMX_BF16 | F::AMX_INT8 | F::AMX_FP16 | F::AMX_COMPLEX | F::LWP | F::UINTR)
             || matches!(
@@ -197,7 +233,13 @@ fn is_special(code: Code) -> bool {
     }
     matches!(
         code,
-        Code::Pushw_FS
+        Code::Mov_rm16_Sreg
+            | Code::Mov_r32m16_Sreg
+            | Code::Mov_r64m16_Sreg
+            | Code::Mov_Sreg_rm16
+            | Code::Mov_Sreg_r32m16
+            | Code::Mov_Sreg_r64m16
+            | Code::Pushw_FS
             | Code::Pushq_FS
             | Code::Pushw_GS
             | Code::Pushq_GS

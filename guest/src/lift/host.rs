@@ -95,5 +95,8 @@ pub(super) fn has(feature: F) -> Option<bool> {
 /// A bit of ecx of leaf 0x8000_0001, where AMD announces its own extensions.
 fn amd_extended(bit: u32) -> bool {
     use std::arch::x86_64::__cpuid;
-    __cpuid(0x8000_0000).eax >= 0x8000_0001 && __cpuid(0x8000_0001).ecx >> bit & 1 != 0
+    // In a virtual machine `cpuid` is slow.
+    static ECX: LazyLock<u32> =
+        LazyLock::new(|| if __cpuid(0x8000_0000).eax > 0x8000_0000 { __cpuid(0x8000_0001).ecx } else { 0 });
+    *ECX >> bit & 1 != 0
 }

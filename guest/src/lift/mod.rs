@@ -87,6 +87,10 @@ pub fn classify(inst: &Instruction) -> Class {
 
 fn refine(inst: &Instruction, entry: Entry) -> Class {
     if entry.class == Class::Modelled {
+        if inst.op0_kind() == OpKind::NearBranch16 {
+            // An operand-size prefix on AMD: the target is cut to 16 bits.
+            return Class::Special;
+        }
         let memory_xchg = inst.mnemonic() == Mnemonic::Xchg && inst.op0_kind() == OpKind::Memory;
         if inst.has_lock_prefix() || memory_xchg {
             return Class::Native;

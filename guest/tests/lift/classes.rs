@@ -2,7 +2,7 @@
 
 use dynasour_guest::lift::class::{Class, classify};
 use dynasour_ir::Trap;
-use iced_x86::{Code, DecoderOptions};
+use iced_x86::{Code, DecoderOptions, OpCodeOperandKind as Kind};
 
 /// Instructions of processors that cannot run dynasour, decoded only on request.
 pub fn is_foreign(code: Code) -> bool {
@@ -10,13 +10,23 @@ pub fn is_foreign(code: Code) -> bool {
     option != DecoderOptions::NONE && option != DecoderOptions::AMD
 }
 
+/// Can a processor that runs dynasour execute it in 64-bit mode?
+pub fn is_executable(code: Code) -> bool {
+    let op_code = code.op_code();
+    op_code.is_instruction() && op_code.mode64() && !is_foreign(code)
+}
+
+/// A near branch with an operand-size prefix, which AMD honours: its target has 16 bits.
+pub fn has_short_target(code: Code) -> bool {
+    code.op_code().op_kinds().iter().any(|k| matches!(k, Kind::br16_1 | Kind::br16_2))
+}
+
 #[test]
 fn every_user_mode_instruction_is_on_a_list() {
     let mut counts = [("modelled", 0), ("native", 0), ("special", 0), ("trap", 0), ("not in 64-bit mode", 0)];
     let mut unlisted = Vec::new();
     for code in Code::values() {
-        let op_code = code.op_code();
-        let executable = op_code.is_instruction() && op_code.mode64() && !is_foreign(code);
+        let executable = is_executable(code);
         let class = classify(code);
         let row = match class {
             _ if !executable => 4,
@@ -54,8 +64,27 @@ fn well_known_instructions_are_where_they_should_be() {
         (Code::Popfq, Class::Special),
         (Code::Ud2, Class::Trap(Trap::Undefined)),
         (Code::Int3, Class::Trap(Trap::Breakpoint)),
-        (Code::Aaa, Class::Trap(Trap::Undefined)),
+        (Code::Mov_r64m16_Sreg, Class::Special),
+        (Code::Tzcnt_r64_rm64, Class::Modelled),
     ] {
         assert_eq!(classify(code), class, "{code:?}");
+    }
+}
+
+#[test]
+fn the_lists_agree_with_the_tables_they_do_without() {
+    for code in Code::values() {
+        let op_code = code.op_code();
+        if !is_executable(code) {
+            continue;
+        }
+        let class = classify(code);
+        if !op_code.cpl3() {
+            assert!(matches!(class, Class::Special | Class::Trap(_)), "{code:?} of the kernel: {class:?}");
+        }
+        let system = |kind: &Kind| matches!(kind, Kind::seg_reg | Kind::tmm_reg | Kind::xbegin_2 | Kind::xbegin_4);
+        if op_code.op_kinds().iter().any(system) {
+            assert_eq!(class, Class::Special, "{code:?}");
+        }
     }
 }

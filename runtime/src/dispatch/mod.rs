@@ -293,7 +293,7 @@ impl Engine for Dispatcher<'_> {
     fn after_fork_child(&mut self) {
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
-        let interpreter = self.interp.reset_after_fork().map_err(|e| e.to_string());
+        let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());
         let fragments = self.fragments.as_mut().map_or(Ok(()), |f| f.reset_after_fork().map_err(|e| e.to_string()));
         if let Err(error) = interpreter.and(fragments) {
             process::complain(&format!("cannot make a code cache for a forked child: {error}"));

@@ -435,7 +435,7 @@ fn real_code_interpreted_equals_native() {
         }
         code.iter_mut().for_each(|inst| redirect(inst, &mut random));
         if pool.next_address() > 0 && interp.block_count() > 20_000 {
-            pool.clear();
+            pool.clear().unwrap();
             interp.invalidate_all();
         }
         let Some(copy_of) = native_copy(&mut pool, &code, &native) else { continue };

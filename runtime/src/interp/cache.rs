@@ -235,16 +235,16 @@ impl Cache {
             // SAFETY: it came from a box, and everything that referred to it is dropped too.
             drop(unsafe { Box::from_raw(block.as_ptr()) });
         }
-        self.natives.clear();
+        // Without memory for a fresh pool the thunks stay where they are, and their space is lost.
+        let _ = self.natives.clear();
     }
 
-    /// Drops all blocks, and the memory for natives that is shared with the parent process.
+    /// In a forked child: takes the blocks over from the parent.
     ///
     /// # Errors
-    /// What the kernel said.
-    pub fn reset_after_fork(&mut self) -> io::Result<()> {
-        self.clear();
-        self.natives.reset_after_fork()
+    /// What the kernel said; no block must be run then.
+    pub fn unshare_after_fork(&mut self) -> io::Result<()> {
+        self.natives.unshare_after_fork()
     }
 }
 

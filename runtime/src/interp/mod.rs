@@ -263,12 +263,12 @@ impl Interp {
         self.cache.clear();
     }
 
-    /// In a forked child: gives up the memory that is shared with the parent, and with it all blocks.
+    /// In a forked child: takes the blocks over, and copies the memory that is shared with the parent.
     ///
     /// # Errors
-    /// If the kernel has no memory for natives.
-    pub fn reset_after_fork(&mut self) -> io::Result<()> {
-        self.cache.reset_after_fork()
+    /// If the kernel has no memory for natives; nothing must be run then.
+    pub fn unshare_after_fork(&mut self) -> io::Result<()> {
+        self.cache.unshare_after_fork()
     }
 
     /// The byte at which fetching the instruction at `pc` fails, after a [`Trap::Fetch`] there.

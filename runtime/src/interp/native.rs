@@ -117,23 +117,20 @@ impl NativePool {
     }
 
     /// Drops all thunks.
-    pub fn clear(&mut self) {
-        self.thunks.clear();
-        if let Some(pool) = &mut self.pool {
-            pool.clear();
-        }
-    }
-
-    /// In a forked child: drops all thunks and the memory shared with the parent.
     ///
     /// # Errors
-    /// What the kernel said.
-    pub fn reset_after_fork(&mut self) -> io::Result<()> {
+    /// What the kernel said; no thunk can be made then.
+    pub fn clear(&mut self) -> io::Result<()> {
         self.thunks.clear();
-        match &mut self.pool {
-            Some(pool) => pool.reset_after_fork(),
-            None => Ok(()),
-        }
+        self.pool.as_mut().map_or(Ok(()), Pool::clear)
+    }
+
+    /// In a forked child: takes the thunks over from the parent.
+    ///
+    /// # Errors
+    /// What the kernel said; the thunks must not be used then.
+    pub fn unshare_after_fork(&mut self) -> io::Result<()> {
+        self.pool.as_mut().map_or(Ok(()), Pool::unshare_after_fork)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Executable memory of the interpreter's own: one memfd mapped twice, writable and executable, never both.
 //!
-//! Code is appended and never changed; the whole pool is dropped at once. [`Pool::reset_after_fork`] gives a child
-//! its own memory at the same addresses, since it would share the parent's.
+//! Code is appended and never changed. A forked child shares the memory at first: [`Pool::unshare_after_fork`] copies
+//! it to memory of its own at the same addresses. So that the parent, which may run on meanwhile, does not pull
+//! the code away, emptying a pool takes fresh memory too.
 
 use std::ffi::CStr;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of code the pool can hold.
@@ -31,34 +33,37 @@ pub struct Pool {
 // SAFETY: the pool owns its mappings; nothing in it depends on the thread.
 unsafe impl Send for Pool {}
 
-fn map(descriptor: i32, protection: i32, at: *mut u8) -> io::Result<*mut u8> {
+const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const EXECUTE: i32 = libc::PROT_READ | libc::PROT_EXEC;
+
+/// Memory for a pool, not mapped yet.
+fn memory() -> io::Result<OwnedFd> {
+    const NAME: &CStr = c"dynasour-natives";
+    // SAFETY: system calls with a valid name and, as soon as there is one, a descriptor that is owned here.
+    unsafe {
+        let descriptor = libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC);
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let descriptor = OwnedFd::from_raw_fd(descriptor);
+        match libc::ftruncate(descriptor.as_raw_fd(), POOL_SIZE as libc::off_t) {
+            0 => Ok(descriptor),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+fn map(memory: &OwnedFd, protection: i32, at: *mut u8) -> io::Result<*mut u8> {
     let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
     // SAFETY: a fixed mapping only ever replaces a view that this pool owns.
-    let p = unsafe { libc::mmap(at.cast(), POOL_SIZE, protection, libc::MAP_SHARED | fixed, descriptor, 0) };
+    let p = unsafe { libc::mmap(at.cast(), POOL_SIZE, protection, libc::MAP_SHARED | fixed, memory.as_raw_fd(), 0) };
     if p == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(p.cast()) }
 }
 
-/// A fresh memfd under both views, wherever or at the given addresses.
-fn map_both(writable: *mut u8, executable: *mut u8) -> io::Result<(*mut u8, *mut u8)> {
-    const NAME: &CStr = c"dynasour-natives";
-    // SAFETY: a system call with a valid name; the descriptor is closed below.
-    let descriptor = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mapped = (|| {
-        // SAFETY: the descriptor is ours.
-        if unsafe { libc::ftruncate(descriptor, POOL_SIZE as libc::off_t) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok((
-            map(descriptor, libc::PROT_READ | libc::PROT_WRITE, writable)?,
-            map(descriptor, libc::PROT_READ | libc::PROT_EXEC, executable)?,
-        ))
-    })();
-    // SAFETY: the descriptor is ours, the mappings keep the memory.
-    unsafe { libc::close(descriptor) };
-    mapped
+/// Drops a view.
+fn unmap(view: *mut u8) {
+    // SAFETY: it is a pool's own, and nobody runs or writes code in it any more.
+    unsafe { libc::munmap(view.cast(), POOL_SIZE) };
 }
 
 impl Pool {
@@ -67,8 +72,9 @@ impl Pool {
     /// # Errors
     /// What memfd_create, ftruncate or mmap said, or [`io::ErrorKind::QuotaExceeded`] if there are eight pools already.
     pub fn new() -> io::Result<Pool> {
-        let null = std::ptr::null_mut();
-        let (writable, executable) = map_both(null, null)?;
+        let memory = memory()?;
+        let writable = map(&memory, WRITE, std::ptr::null_mut())?;
+        let executable = map(&memory, EXECUTE, std::ptr::null_mut()).inspect_err(|_| unmap(writable))?;
         let pool = Pool { writable, executable, used: 0 };
         let start = executable as usize;
         let free = |view: &&AtomicUsize| view.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -97,17 +103,35 @@ impl Pool {
     }
 
     /// Forgets all code. The caller must not run any of it again.
-    pub fn clear(&mut self) {
-        self.used = 0;
+    ///
+    /// # Errors
+    /// As [`Pool::new`]; the pool is then as it was.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.renew(0)
     }
 
-    /// In a forked child: memory of its own under both views, empty.
+    /// In a forked child: memory of its own under both views, with the same code.
     ///
     /// # Errors
     /// As [`Pool::new`]; the pool then still shares the parent's memory and must not be used.
-    pub fn reset_after_fork(&mut self) -> io::Result<()> {
-        map_both(self.writable, self.executable)?;
-        self.used = 0;
+    pub fn unshare_after_fork(&mut self) -> io::Result<()> {
+        self.renew(self.used)
+    }
+
+    /// Fresh memory at the same executable address, with the first `keep` bytes of the old.
+    fn renew(&mut self, keep: usize) -> io::Result<()> {
+        let descriptor = memory()?;
+        let mapped = map(&descriptor, WRITE, std::ptr::null_mut()).and_then(|writable| {
+            // SAFETY: both ranges are mapped, and nobody changes code that has been appended.
+            unsafe { std::ptr::copy_nonoverlapping(self.executable, writable, keep) };
+            let executable = map(&descriptor, EXECUTE, self.executable);
+            if executable.is_err() {
+                unmap(writable);
+            }
+            executable.map(|_| writable)
+        });
+        unmap(std::mem::replace(&mut self.writable, mapped?));
+        self.used = keep;
         Ok(())
     }
 }
@@ -118,11 +142,8 @@ impl Drop for Pool {
         if let Some(view) = VIEWS.iter().find(|view| view.load(Ordering::Acquire) == start) {
             view.store(0, Ordering::Release);
         }
-        // SAFETY: both views are this pool's, and nobody runs or writes code in them any more.
-        unsafe {
-            libc::munmap(self.writable.cast(), POOL_SIZE);
-            libc::munmap(self.executable.cast(), POOL_SIZE);
-        }
+        unmap(self.writable);
+        unmap(self.executable);
     }
 }
 
@@ -130,17 +151,51 @@ impl Drop for Pool {
 mod tests {
     use super::*;
 
+    fn call(address: u64) -> u32 {
+        // SAFETY: the tests put functions there: mov eax, N; ret.
+        unsafe { std::mem::transmute::<u64, extern "C" fn() -> u32>(address)() }
+    }
+
+    fn mov(value: u8) -> [u8; 6] {
+        [0xb8, value, 0, 0, 0, 0xc3]
+    }
+
     #[test]
-    fn code_runs_and_a_reset_gives_fresh_memory() {
+    fn code_runs_and_a_cleared_pool_starts_again() {
         let mut pool = Pool::new().unwrap();
-        let five = pool.append(&[0xb8, 5, 0, 0, 0, 0xc3]).unwrap();
+        let five = pool.append(&mov(5)).unwrap();
         assert!(contains(five) && contains(five + 5) && !contains(five + POOL_SIZE as u64));
-        // SAFETY: mov eax, 5; ret.
-        let f: extern "C" fn() -> u32 = unsafe { std::mem::transmute(five) };
-        assert_eq!(f(), 5);
-        pool.reset_after_fork().unwrap();
-        assert_eq!(pool.append(&[0xb8, 6, 0, 0, 0, 0xc3]), Some(five));
-        assert_eq!(f(), 6);
+        assert_eq!(call(five), 5);
+        pool.clear().unwrap();
+        assert_eq!(pool.append(&mov(6)), Some(five));
+        assert_eq!(call(five), 6);
         assert_eq!(pool.append(&vec![0; POOL_SIZE]), None);
+    }
+
+    #[test]
+    fn a_forked_child_goes_on_in_memory_of_its_own() {
+        let mut pool = Pool::new().unwrap();
+        let five = pool.append(&mov(5)).unwrap();
+        let six = pool.next_address();
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        // SAFETY: the child makes system calls and changes its own copy of the pool, then exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let unshared = pool.unshare_after_fork().is_ok();
+            let appended = pool.append(&mov(7)) == Some(six);
+            let read = std::io::Read::read(&mut &theirs, &mut [0]).is_ok();
+            let right = unshared && appended && read && call(five) == 5 && call(six) == 7;
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!right)) };
+        }
+        pool.clear().unwrap();
+        pool.append(&mov(8)).unwrap();
+        pool.append(&mov(9)).unwrap();
+        std::io::Write::write(&mut &ours, &[0]).unwrap();
+        let mut status = 0;
+        // SAFETY: a system call with a pointer to a local variable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!((call(five), call(six)), (8, 9));
     }
 }
