@@ -124,7 +124,7 @@ pub fn build(guest: &Guest, tmp: &Path) -> Result<Built, String> {
 fn content_hash(guest: &Guest) -> Result<u64, String> {
     let mut hasher = DefaultHasher::new();
     let directory = sources();
-    let shared = ["guest.h", "asm.h"];
+    let shared = ["guest.h", "asm.h", "bare/bare.h"];
     for name in [guest.source].iter().chain(guest.library.iter()).chain(shared.iter()) {
         let path = directory.join(name);
         fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?.hash(&mut hasher);

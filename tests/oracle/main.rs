@@ -1,0 +1,169 @@
+//! The native oracle (DESIGN section 10): small guests interpreted and single-stepped by the processor side by side, all
+//! state compared after every instruction.
+//!
+//! Each guest runs in a process of its own, on one core with its native twin: the test executes itself again. The guests
+//! are those of `tests/guests/`; those in C get the miniature library of `tests/guests/bare/` instead of glibc.
+//!
+//! * `DYNASOUR_ORACLE_STEPS=N` compares more than [`STEPS`] steps;
+//! * `DYNASOUR_ORACLE_FULL=1` compares all writable memory after every step;
+//! * `DYNASOUR_ORACLE_PROGRAM=FILE cargo test --test oracle any_program` compares any static program without glibc.
+
+mod lockstep;
+mod native;
+mod state;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use dynasour_testkit::build::{self, Guest};
+use lockstep::End;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// Steps that are compared of each guest.
+const STEPS: u64 = 30_000;
+/// Seconds after which a comparison is stuck.
+const TIMEOUT: u32 = 300;
+
+/// Says that this process is the one that compares.
+const INSIDE: &str = "DYNASOUR_ORACLE_INSIDE";
+/// What to spoil on the interpreter's side after [`DISTURBED_STEP`] steps: the test of the test.
+const DISTURB: &str = "DYNASOUR_ORACLE_DISTURB";
+const DISTURBED_STEP: u64 = 1000;
+
+/// Flags for guests in C: nothing of glibc, and no red zone, since the guests push flags in inline assembly.
+const BARE: &[&str] = &[
+    "-Itests/guests/bare",
+    "-nostdlib",
+    "-static",
+    "-no-pie",
+    "-ffreestanding",
+    "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables",
+    "-mno-red-zone",
+    "-fcf-protection=none",
+    "-Wl,--build-id=none",
+    "-lgcc",
+];
+
+/// Compares `executable` in a new process, as the test called `name`. Gives back whether they agreed, and what was said.
+fn compare_outside(name: &str, executable: &Path, disturb: Option<&str>) -> (bool, String) {
+    let test = std::env::current_exe().expect("the test's own file");
+    let mut command = Command::new(test);
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(INSIDE, executable);
+    command.envs(disturb.map(|what| (DISTURB, what)));
+    let output = command.output().expect("the test starts");
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{text}\n{}", output.status);
+    (output.status.success(), text)
+}
+
+fn build(guest: &Guest) -> PathBuf {
+    let built = build::build(guest, Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap_or_else(|error| panic!("{error}"));
+    built.executable
+}
+
+/// Compares the guest that this process is told to compare, if it is; a difference is a panic.
+fn compare_inside() -> Option<End> {
+    let executable = PathBuf::from(std::env::var_os(INSIDE)?);
+    let steps = std::env::var("DYNASOUR_ORACLE_STEPS").ok().map(|n| n.parse().expect("a number of steps"));
+    // SAFETY: plain system calls.
+    let core = unsafe {
+        libc::alarm(TIMEOUT);
+        libc::sched_getcpu()
+    };
+    let mut cores = CpuSet::new();
+    cores.set(usize::try_from(core).unwrap_or(0)).expect("a core that exists");
+    sched_setaffinity(Pid::from_raw(0), &cores).expect("a core to run on");
+    let start = std::time::Instant::now();
+    let disturb = std::env::var(DISTURB).ok().map(|what| (DISTURBED_STEP, what));
+    let agreement = lockstep::compare(&executable, steps.unwrap_or(STEPS), disturb);
+    let agreement = agreement.unwrap_or_else(|report| panic!("{report}"));
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "{} steps agree, {} encodings, {:?}, {seconds:.2} s",
+        agreement.steps,
+        agreement.codes.len(),
+        agreement.end
+    );
+    Some(agreement.end)
+}
+
+/// One test: `end` is how the guest must end if the steps suffice.
+fn oracle(name: &str, guest: &Guest, end: End) {
+    match compare_inside() {
+        Some(found) => assert!(found == end || found == End::Budget, "ended with {found:?} instead of {end:?}"),
+        None => assert!(compare_outside(name, &build(guest), None).0, "{name}: the two sides differ, see above"),
+    }
+}
+
+macro_rules! guests {
+    ($($name:ident: $source:literal $flags:expr, $end:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            let guest = Guest::new(concat!("oracle_", stringify!($name)), $source).flags($flags);
+            oracle(stringify!($name), &guest, $end);
+        })*
+    };
+}
+
+guests! {
+    asm_hello: "asm_hello.S" &[], End::Exited(42);
+    asm_sieve: "asm_sieve.S" &[], End::Exited(0);
+    asm_calls: "asm_calls.S" &[], End::Exited(1);
+    asm_flags: "asm_flags.S" &[], End::Exited(0);
+    asm_strings: "asm_strings.S" &[], End::Exited(0);
+    asm_vector: "asm_vector.S" &[], End::Exited(0);
+    flags_alu: "flags_alu.c" BARE, End::Exited(0);
+    flags_shift: "flags_shift.c" BARE, End::Exited(0);
+    flags_register: "flags_register.c" BARE, End::Exited(0);
+    muldiv: "muldiv.c" BARE, End::Exited(0);
+    carry_chains: "carry_chains.c" BARE, End::Exited(0);
+    bit_operations: "bit_operations.c" BARE, End::Exited(0);
+    partial_registers: "partial_registers.c" BARE, End::Exited(0);
+    string_instructions: "string_instructions.c" BARE, End::Exited(0);
+    locked: "locked.c" BARE, End::Exited(0);
+    sse: "sse.c" BARE, End::Exited(0);
+    avx: "avx.c" BARE, End::Exited(0);
+    avx512: "avx512.c" BARE, End::Exited(0);
+    x87: "x87.c" BARE, End::Exited(0);
+    mmx: "mmx.c" BARE, End::Exited(0);
+    jump_tables: "jump_tables.c" BARE, End::Exited(0);
+    computed_goto: "computed_goto.c" BARE, End::Exited(0);
+    recursion: "recursion.c" BARE, End::Exited(0);
+    bytecode: "bytecode.c" BARE, End::Exited(0);
+    call_tricks: "call_tricks.c" BARE, End::Exited(0);
+    tail_calls: "tail_calls.c" BARE, End::Exited(0);
+    indirect_calls: "indirect_calls.c" BARE, End::Exited(0);
+    hashing: "hashing.c" BARE, End::Exited(0);
+    sorting: "sorting.c" BARE, End::Exited(0);
+}
+
+/// The program that `DYNASOUR_ORACLE_PROGRAM` names, for work by hand.
+#[test]
+fn any_program() {
+    if compare_inside().is_none() {
+        let Some(program) = std::env::var_os("DYNASOUR_ORACLE_PROGRAM") else { return };
+        assert!(compare_outside("any_program", &PathBuf::from(program), None).0);
+    }
+}
+
+#[test]
+fn a_difference_is_reported_where_it_arises() {
+    if compare_inside().is_some() {
+        return;
+    }
+    let program = build(&Guest::new("oracle_asm_flags", "asm_flags.S"));
+    for (what, expected) in [
+        ("register", "r14: native 0x0, interpreted 0x1\n"),
+        ("flag", "rflags: native "),
+        ("vector", "_0000000000000001\n"),
+        ("stack", "]: native 0000000000000000, interpreted 0000000000000001\n"),
+    ] {
+        let (agreed, text) = compare_outside("a_difference_is_reported_where_it_arises", &program, Some(what));
+        assert!(!agreed && text.contains(expected), "{what}");
+        // Nobody's operand: found when all memory is compared, before the next system call.
+        let step = if what == "stack" { "  before this instruction" } else { "step 1001 at 0x" };
+        assert!(text.contains(step), "{what}");
+    }
+}
