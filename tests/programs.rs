@@ -220,8 +220,8 @@ programs! {
         ["xz", "-T1", "-l", "binary.bin.xz"];
     }
     zstd: slow("zstd") {
-        ["zstd", "--single-thread", "-q", "-1", "words.txt"];
-        ["zstd", "--single-thread", "-q", "-dc", "words.txt.zst"];
+        ["zstd", "--single-thread", "--no-asyncio", "-q", "-1", "words.txt"];
+        ["zstd", "--single-thread", "--no-asyncio", "-q", "-dc", "words.txt.zst"];
     }
     git: slow("git") [".git/index"] {
         ["git", "-c", "init.defaultBranch=main", "init", "-q"];
