@@ -125,7 +125,7 @@ impl Lockstep {
 
         let mut context = ThreadContext::new();
         context.rip = loaded.entry_pc;
-        context.gpr[dynasour_ir::Gpr::RSP.number()] = loaded.stack_pointer;
+        context.gpr[dynasour_ir::Gpr::RSP.number()] = loaded.places.stack_pointer;
         let native = Native::start(&context).map_err(setup)?;
 
         let config = Config { executable: name, follow: None, reports: false, brk: Brk::new(0).map_err(setup)? };
