@@ -5,12 +5,12 @@
 //! [`Emitter::flush_all`] drops everything but the stubs, and with it all ids.
 //!
 //! Called from signal handlers (no allocation, no locks): [`Emitter::fragment_at`], [`Emitter::fault_exit`],
-//! [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
+//! [`Emitter::diversion`], [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
 
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Target, encode, location};
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, Link, fragment_at};
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, Link, Tail, fragment_at};
 use crate::lookup::Lookup;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, SiteKind, preg};
@@ -97,6 +97,15 @@ pub enum Left {
     Aborted,
     /// Through this exit; call [`Emitter::deopt`].
     Exit(ExitId),
+}
+
+/// How to get a thread out that a signal found where no link leads to the runtime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Diversion {
+    /// Where it continues.
+    pub rip: u64,
+    /// First set rax, rcx and rdx from `stub_save[1..4]`.
+    pub restore: bool,
 }
 
 /// Compiler of versions and owner of their code.
@@ -224,6 +233,12 @@ impl Emitter {
         faults.sort_unstable();
         let id = FragmentId(self.fragments.len() as u32);
         let links = self.links(&code, hot, cold, first_site);
+        let tails = code.tails.iter().map(|t| Tail {
+            range: hot + u64::from(t.start)..hot + u64::from(t.end),
+            saved: hot + u64::from(t.saved),
+            out: cold + u64::from(code.unlinked_stub(t.site)),
+        });
+        let tails = tails.collect();
         self.exits.extend(sites.iter().map(|s| Exit {
             fragment: id,
             kind: s.kind,
@@ -251,6 +266,7 @@ impl Emitter {
             records: records.into_iter().map(|(_, r)| r).collect(),
             faults: faults.into(),
             links,
+            tails,
         });
         Ok(id)
     }
@@ -266,10 +282,7 @@ impl Emitter {
                     let (in_cold, at) = code.blocks[b];
                     (if in_cold { cold } else { hot }) + u64::from(at)
                 }
-                Target::Unlinked(site) => {
-                    let at = code.unlinked.iter().find(|(s, _)| *s == site).map_or(0, |(_, at)| *at);
-                    cold + u64::from(at)
-                }
+                Target::Unlinked(site) => cold + u64::from(code.unlinked_stub(site)),
                 Target::Hot(at) => hot + u64::from(at),
                 Target::LeaveRaw => self.stubs.leave_raw,
                 Target::LeaveCanonical => self.stubs.leave_canonical,
@@ -300,7 +313,7 @@ impl Emitter {
             });
         }
         for (site, at, tail) in &code.ends {
-            let stub = code.unlinked.iter().find(|(s, _)| s == site).map_or(cold, |(_, at)| cold + u64::from(*at));
+            let stub = cold + u64::from(code.unlinked_stub(*site));
             // An indirect end goes to its own lookup, a direct one to whom it is linked.
             let target = tail.map_or(stub, |tail| hot + u64::from(tail));
             links.push(Link {
@@ -370,6 +383,17 @@ impl Emitter {
         }
     }
 
+    /// Where a thread that a signal found at `host_rip` must be sent to come out: from the way into a fragment, after
+    /// its check of `pending`, and from a lookup, which is beyond the fragment's links. Async-signal-safe.
+    pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
+        if self.stubs.enter_window.contains(&host_rip) {
+            return Some(Diversion { rip: self.stubs.abort, restore: false });
+        }
+        let fragment = self.fragment(self.fragment_at(host_rip)?)?;
+        let tail = fragment.tails.iter().find(|t| t.range.contains(&host_rip))?;
+        Some(Diversion { rip: tail.out, restore: host_rip >= tail.saved })
+    }
+
     /// Undoes [`Emitter::unlink_for_signal`]. Async-signal-safe.
     pub fn relink(&self, fragment: FragmentId) {
         if let Some(f) = self.fragment(fragment) {
@@ -409,17 +433,33 @@ impl Emitter {
 
     /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by a resolved stub.
     /// Returns the stub, a fragment of its own. Deferred stores are performed there.
+    ///
+    /// The caller sees to progress: if the exit's target is its own fragment's pc, `target` must not lead back.
     pub fn link_exit(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
         let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
         self.fragment(target).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
-        let (fragment, record) = self.warm_record(exit)?;
-        let (version, places) = splice::stub(pc, record, fragment.touched, fragment.end_of_slots);
-        let stub = self.compile_at(&version, &places)?;
+        let stub = self.resolve(exit, pc)?;
         let exits = self.fragments[stub.0 as usize].exits.clone();
         let end = exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End);
         self.link(end.ok_or(EmitError::Unknown)?, target)?;
         self.attach(exit, stub)?;
         Ok(stub)
+    }
+
+    /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a resolved stub.
+    pub fn link_indirect_exit(&mut self, exit: ExitId) -> Result<FragmentId, EmitError> {
+        let e = self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
+        let pc = self.fragment(e.fragment).ok_or(EmitError::Unknown)?.pc;
+        let stub = self.resolve(exit, pc)?;
+        self.attach(exit, stub)?;
+        Ok(stub)
+    }
+
+    /// Compiles the resolved stub of an exit.
+    fn resolve(&mut self, exit: ExitId, pc: u64) -> Result<FragmentId, EmitError> {
+        let (fragment, record) = self.warm_record(exit)?;
+        let (version, places) = splice::stub(pc, record, fragment.touched, fragment.end_of_slots);
+        self.compile_at(&version, &places)
     }
 
     /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces it.

@@ -62,6 +62,28 @@ pub struct Encoded {
     pub polls: Vec<(Site, u32, usize)>,
     /// For each trace end: offset of its unlinked stub in the cold code.
     pub unlinked: Vec<(u32, u32)>,
+    /// The lookups of indirect trace ends.
+    pub tails: Vec<LookupTail>,
+}
+
+/// A lookup in the hot code, by offsets.
+#[derive(Clone, Copy, Debug)]
+pub struct LookupTail {
+    /// The site of its trace end.
+    pub site: u32,
+    /// Its first instruction.
+    pub start: u32,
+    /// The instruction after the one that saves the last register.
+    pub saved: u32,
+    /// Behind its last instruction.
+    pub end: u32,
+}
+
+impl Encoded {
+    /// The offset of a trace end's unlinked stub in the cold code.
+    pub fn unlinked_stub(&self, site: u32) -> u32 {
+        self.unlinked.iter().find(|(s, _)| *s == site).map_or(0, |(_, at)| *at)
+    }
 }
 
 /// Bytes under construction.
@@ -335,10 +357,11 @@ impl Emit<'_> {
             Instruction::with2(Mov_r64_rm64, RCX, save(2))?,
             Instruction::with2(Mov_r64_rm64, RDX, save(3))?,
         ];
+        for (n, r) in [(1, RAX), (2, RCX), (3, RDX)] {
+            self.put(&Instruction::with2(Mov_rm64_r64, save(n), r)?)?;
+        }
+        let saved = self.at();
         for inst in [
-            Instruction::with2(Mov_rm64_r64, save(1), RAX)?,
-            Instruction::with2(Mov_rm64_r64, save(2), RCX)?,
-            Instruction::with2(Mov_rm64_r64, save(3), RDX)?,
             Instruction::with2(Mov_r64_rm64, RCX, context(offset::NEXT_PC))?,
             Instruction::with2(Movzx_r32_rm16, EAX, CX)?,
             Instruction::with2(Mov_r64_imm64, RDX, self.lookup.0)?,
@@ -363,6 +386,8 @@ impl Emit<'_> {
         }
         restore.iter().try_for_each(|i| self.put(i))?;
         self.put(&Instruction::with1(Code::Jmp_rm64, save(4))?)?;
+        let end = self.at();
+        self.r.tails.push(LookupTail { site, start: tail, saved, end });
         Ok(tail)
     }
 

@@ -52,6 +52,17 @@ impl Link {
     }
 }
 
+/// The lookup of an indirect trace end: once inside, the fragment's links are passed.
+#[derive(Clone, Debug)]
+pub(crate) struct Tail {
+    /// Its addresses.
+    pub range: Range<u64>,
+    /// From here on rax, rcx and rdx are in `stub_save[1..4]`.
+    pub saved: u64,
+    /// The end's unlinked stub.
+    pub out: u64,
+}
+
 /// One piece of emitted code.
 #[derive(Debug)]
 pub struct Fragment {
@@ -82,6 +93,7 @@ pub struct Fragment {
     pub(crate) faults: Box<[(u64, u64)]>,
     /// All patchable jumps.
     pub(crate) links: Box<[Link]>,
+    pub(crate) tails: Box<[Tail]>,
 }
 
 impl Fragment {

@@ -18,7 +18,7 @@ mod splice;
 pub mod stubs;
 mod x86;
 
-pub use emitter::{Config, Deopt, EmitError, Emitter, EntryState, Left};
+pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryState, Left};
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};
 pub use mach::SiteKind;
 pub use record::PendingStore;

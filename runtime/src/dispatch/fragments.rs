@@ -1,11 +1,26 @@
 //! The fragment side of the dispatcher: which fragments exist, entering and leaving them, links, side traces.
 //!
-//! A region may have several fragments, oldest first; the first is entered. A hot exit starts a recording at its pc.
+//! A region may have several fragments, oldest first; the first is entered, by the interpreter, by links and by the
+//! lookup of indirect jumps. Ends and hot exits are linked, so that a steady guest never comes back here; a hot exit
+//! to where no fragment starts begins a recording there.
+//!
+//! **Progress.** An exit whose target is its own fragment's pc may have failed without a guest instruction having
+//! run. It is only ever linked to a *younger* fragment of the region, so a chain of such exits ends, and at its end
+//! the interpreter runs an instruction. Every other exit has run one. Younger versions carry no guards against
+//! aliasing, which are what fails at a head.
+//!
+//! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are beyond a fragment's
+//! links, so a thread that is there is diverted. Whatever is linked to whatever, it comes out before it enters
+//! another fragment.
+//!
+//! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
 
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::memory;
 use crate::stats::{DeoptReason, Stats};
-use dynasour_emitter::{Config, EmitError, Emitter, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind};
+use dynasour_emitter::{
+    Config, Diversion, EmitError, Emitter, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
+};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::opt::{self, OptOptions};
 use dynasour_ir::{Context, Fact, Version};
@@ -37,12 +52,17 @@ pub fn fragment_fault(host_rip: u64) -> Option<u64> {
 
 /// An asynchronous signal was accepted at `host_rip`: if that is in a fragment, it leaves at its next safe point.
 /// Async-signal-safe.
-pub fn signal_accepted(host_rip: u64) {
-    let Some(emitter) = emitter_in_handler().filter(|e| e.cache().range().contains(&host_rip)) else { return };
+pub fn signal_accepted(host_rip: u64) -> Option<Diversion> {
+    let emitter = emitter_in_handler().filter(|e| e.cache().range().contains(&host_rip))?;
     if let Some(fragment) = emitter.fragment_at(host_rip) {
         emitter.unlink_for_signal(fragment);
-        UNLINKED.store(fragment.0 + 1, Ordering::Relaxed);
+        let before = UNLINKED.swap(fragment.0 + 1, Ordering::Relaxed);
+        if before != 0 && before != fragment.0 + 1 {
+            // A second signal: nobody is in the first one's fragment any more.
+            emitter.relink(FragmentId(before - 1));
+        }
     }
+    emitter.diversion(host_rip)
 }
 
 /// The fragment side cannot be set up or has broken an invariant.
@@ -64,6 +84,8 @@ pub enum After {
     RecordSide,
     /// The runtime wanted control.
     Pending,
+    /// The cache is full.
+    Flush,
 }
 
 #[derive(Default)]
@@ -187,7 +209,7 @@ impl Fragments {
                 SiteKind::Guard => {
                     let chaos = self.chaos.is_some();
                     stats.deopt(if chaos { DeoptReason::Chaos } else { DeoptReason::Guard });
-                    return Ok(if chaos { After::Interpret } else { self.guard_failed(exit, next, policy) });
+                    return if chaos { Ok(After::Interpret) } else { self.guard_failed(exit, policy, stats) };
                 }
                 SiteKind::Fault => {
                     stats.deopt(DeoptReason::Fault);
@@ -201,15 +223,51 @@ impl Fragments {
         }
     }
 
-    /// A hot exit asks for a side trace, unless a fragment starts there already.
-    fn guard_failed(&mut self, exit: ExitId, next: Option<FragmentId>, policy: &dyn SpeculationPolicy) -> After {
+    /// A hot exit is linked to where it goes, or asks for a side trace from there.
+    fn guard_failed(
+        &mut self,
+        exit: ExitId,
+        policy: &dyn SpeculationPolicy,
+        stats: &mut Stats,
+    ) -> Result<After, FragmentError> {
         let taken = self.taken.entry(exit).or_default();
         *taken += 1;
         if *taken < policy.exit_threshold() {
-            return After::Interpret;
+            return Ok(After::Interpret);
         }
         *taken = 0;
-        if next.is_some() { After::Interpret } else { After::RecordSide }
+        let Some(e) = self.emitter.exit(exit) else { return Ok(After::Interpret) };
+        let (fragment, target) = (e.fragment, e.target);
+        let linked = match target {
+            None => self.emitter.link_indirect_exit(exit),
+            Some(pc) => match self.successor(fragment, pc) {
+                Some(next) => self.emitter.link_exit(exit, next),
+                None if self.is_full(pc, policy) => return Ok(After::Interpret),
+                None => return Ok(After::RecordSide),
+            },
+        };
+        match linked {
+            Ok(_) => {
+                stats.stubs += 1;
+                Ok(After::Interpret)
+            }
+            Err(error) if error.is_full() => Ok(After::Flush),
+            // The stub cannot be made (its stores need a register too many): the exit goes on to come here.
+            Err(_) => Ok(After::Interpret),
+        }
+    }
+
+    /// The fragment that an exit of `from` to `pc` may lead to without endangering progress.
+    fn successor(&self, from: FragmentId, pc: u64) -> Option<FragmentId> {
+        let versions = &self.regions.get(&pc)?.fragments;
+        match versions.iter().position(|f| *f == from) {
+            Some(own) => versions.get(own + 1).copied(),
+            None => versions.first().copied(),
+        }
+    }
+
+    fn is_full(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
+        self.regions.get(&pc).is_some_and(|r| r.fragments.len() >= policy.max_versions())
     }
 
     fn first(&self, pc: u64) -> Option<FragmentId> {
@@ -229,7 +287,7 @@ impl Fragments {
         policy: &dyn SpeculationPolicy,
         stats: &mut Stats,
     ) -> Result<(), AbortReason> {
-        if self.regions.get(&path.head).is_some_and(|r| r.fragments.len() >= policy.max_versions()) {
+        if self.is_full(path.head, policy) {
             return Err(AbortReason::TooManyVersions);
         }
         let start = Instant::now();
@@ -241,7 +299,8 @@ impl Fragments {
         let facts = if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() };
         let mut version = build::build(path, &format!("t{number}"), Context { facts }, policy).map_err(|e| e.0)?;
         log(config, Stage::Trace, || version.to_string());
-        let options = OptOptions { skip: config.skip_passes.clone(), ..OptOptions::default() };
+        let first = !self.regions.contains_key(&path.head);
+        let options = OptOptions { skip: config.skip_passes.clone(), alias_guards: first, ..OptOptions::default() };
         opt::optimise(&mut version, &options);
         log(config, Stage::Opt, || version.to_string());
         let id = self.emit(&version).map_err(|error| match error {
@@ -253,6 +312,9 @@ impl Fragments {
         })?;
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         self.regions.entry(path.head).or_default().fragments.push(id);
+        if first && self.chaos.is_none() {
+            self.emitter.register_entry(path.head, id).expect("the fragment was compiled for this pc");
+        }
         for step in &path.steps {
             let last = step.block.end.saturating_sub(1).max(step.block.pc);
             self.pages.extend(step.block.pc >> PAGE_SHIFT..=last >> PAGE_SHIFT);

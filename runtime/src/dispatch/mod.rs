@@ -140,6 +140,7 @@ impl<'c> Dispatcher<'c> {
         };
         match after {
             After::Interpret | After::Pending => {}
+            After::Flush => self.flush(),
             After::CountHead => {
                 if let Ok(entry) = self.interp.entry(context.rip) {
                     self.selector.count(context, entry);

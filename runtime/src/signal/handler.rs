@@ -12,6 +12,8 @@ use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
+use dynasour_emitter::Diversion;
+
 use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, set_of};
 use crate::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
@@ -108,8 +110,9 @@ pub struct FaultHooks {
     pub thunk: fn(host_rip: u64) -> Option<u64>,
     /// Where to continue after a fault of a fragment's own.
     pub fragment: fn(host_rip: u64) -> Option<u64>,
-    /// An asynchronous signal was accepted while this host instruction was about to run.
-    pub accepted: fn(host_rip: u64),
+    /// An asynchronous signal was accepted while this host instruction was about to run. Must the thread be sent
+    /// somewhere to come out?
+    pub accepted: fn(host_rip: u64) -> Option<Diversion>,
 }
 
 static HOOKS: OnceLock<FaultHooks> = OnceLock::new();
@@ -217,8 +220,13 @@ fn asynchronous(
             regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
         }
         Window::Outside => {
-            if let Some(hooks) = HOOKS.get() {
-                (hooks.accepted)(rip);
+            if let Some(diversion) = HOOKS.get().and_then(|h| (h.accepted)(rip)) {
+                regs[libc::REG_RIP as usize] = diversion.rip as i64;
+                if diversion.restore {
+                    for (register, slot) in [(libc::REG_RAX, 1), (libc::REG_RCX, 2), (libc::REG_RDX, 3)] {
+                        regs[register as usize] = context.stub_save[slot] as i64;
+                    }
+                }
             }
         }
     }
