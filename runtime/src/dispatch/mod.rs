@@ -292,6 +292,7 @@ impl Engine for Dispatcher<'_> {
     }
 
     fn after_fork_child(&mut self) {
+        self.selector.rest();
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());

@@ -17,6 +17,9 @@ pub const LINEAR_FRAGMENT: u32 = 1;
 /// A loop fragment starts at this block.
 pub const LOOP_FRAGMENT: u32 = 2;
 
+/// How many heads' worth of executions a forked child leaves uncounted.
+const RESTING_HEADS: u32 = 64;
+
 /// Why the selector stops the interpreter.
 #[derive(Debug)]
 pub enum Selected {
@@ -41,6 +44,8 @@ pub struct Selector {
     /// Counters of trace heads.
     pub heads: HeadTable,
     active: Option<Active>,
+    /// Executions of heads that are still to go by uncounted.
+    resting: u32,
     /// Code in this range is never traced (the vDSO).
     untraced: std::ops::Range<u64>,
 }
@@ -52,6 +57,7 @@ impl Selector {
             policy: DefaultPolicy { head_threshold: threshold },
             heads: HeadTable::default(),
             active: None,
+            resting: 0,
             untraced,
         }
     }
@@ -93,9 +99,19 @@ impl Selector {
         Some(selected)
     }
 
+    /// Leaves the first executions of heads uncounted, in a forked child: most execute another program or end before
+    /// a trace would have paid for itself.
+    pub fn rest(&mut self) {
+        self.resting = self.policy.head_threshold.saturating_mul(RESTING_HEADS);
+    }
+
     /// Counts an execution of the trace head `to` and starts recording if it is hot.
     pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry) {
         if self.untraced.contains(&to.pc) {
+            return;
+        }
+        if self.resting > 0 {
+            self.resting -= 1;
             return;
         }
         if let Heat::Hot { stable } = self.heads.count(to.pc, &context.gpr, &self.policy) {
