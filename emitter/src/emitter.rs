@@ -244,6 +244,7 @@ impl Emitter {
             kind: s.kind,
             anchor: s.anchor,
             target: version.anchors[s.anchor.index()].target.as_const(),
+            progress: s.progress,
             record: s.record.map(|r| r as u32),
             jcc: None,
         }));
@@ -434,7 +435,8 @@ impl Emitter {
     /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by a resolved stub.
     /// Returns the stub, a fragment of its own. Deferred stores are performed there.
     ///
-    /// The caller sees to progress: if the exit's target is its own fragment's pc, `target` must not lead back.
+    /// The caller sees to progress ([`Exit::progress`]): if the exit's target is its own fragment's pc, `target` must not
+    /// lead back to it.
     pub fn link_exit(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
         let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
         self.fragment(target).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;

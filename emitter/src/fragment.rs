@@ -25,6 +25,9 @@ pub struct Exit {
     pub anchor: AnchorId,
     /// The guest pc to continue at, unless it is computed.
     pub target: Option<u64>,
+    /// Has the guest certainly executed an instruction between the fragment's entry and this exit? Known from an
+    /// effect in between: an anchor never reaches over one.
+    pub progress: bool,
     /// Index into the fragment's records; trace ends have none.
     pub(crate) record: Option<u32>,
     /// Address and condition of a guard's `jcc`.

@@ -21,6 +21,7 @@ use crate::record::{Place, Record};
 use crate::splice::EntryPlaces;
 use crate::x86::Size;
 use dynasour_guest::context::offset;
+use dynasour_ir::reach::ends_reach;
 use dynasour_ir::{AnchorId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use iced_x86::{Code, Register};
 use regalloc2::{Operand as RaOperand, OperandConstraint, OperandKind, OperandPos, PRegSet, VReg};
@@ -86,6 +87,8 @@ pub(crate) struct Lower<'a> {
     pub fused: Vec<bool>,
     /// For each block: how many memory instructions and natives precede each position.
     pub memory_before: Vec<Vec<u32>>,
+    /// For each block: the first instruction that ends the reach of anchors.
+    pub first_effect: Vec<Option<u32>>,
     /// Pure values by operation, for conditions that an existing result answers.
     pub available: FxHashMap<(Op, Ty, SmallVec<[Operand; 3]>), Value>,
     pub next_vreg: usize,
@@ -146,6 +149,11 @@ impl<'a> Lower<'a> {
             forced: vec![false; n],
             fused: vec![false; n],
             memory_before: Vec::with_capacity(v.blocks.len()),
+            first_effect: v
+                .blocks
+                .iter()
+                .map(|b| Some(b.insts.iter().position(|i| ends_reach(v, i))? as u32))
+                .collect(),
             available: FxHashMap::default(),
             next_vreg: 0,
             cur: Vec::new(),
@@ -456,7 +464,10 @@ impl<'a> Lower<'a> {
     }
 
     pub fn site_with_record(&mut self, kind: SiteKind, anchor: AnchorId, record: usize) -> Site {
-        self.sites.push(SiteDraft { kind, anchor, record: Some(record) });
+        let progress = !self.v.anchors[anchor.index()].stores.is_empty()
+            || self.first_effect[..self.block].iter().any(|e| e.is_some())
+            || self.first_effect[self.block].is_some_and(|e| (e as usize) < self.pos);
+        self.sites.push(SiteDraft { kind, anchor, record: Some(record), progress });
         Site((self.sites.len() - 1) as u32)
     }
 

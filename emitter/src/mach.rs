@@ -171,6 +171,8 @@ pub struct SiteDraft {
     pub anchor: AnchorId,
     /// The record block (index into the drafts), none at trace ends.
     pub record: Option<usize>,
+    /// See [`crate::Exit::progress`].
+    pub progress: bool,
 }
 
 /// A block of the machine-level graph.

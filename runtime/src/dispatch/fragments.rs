@@ -5,9 +5,9 @@
 //! to where no fragment starts begins a recording there.
 //!
 //! **Progress.** An exit whose target is its own fragment's pc may have failed without a guest instruction having
-//! run. It is only ever linked to a *younger* fragment of the region, so a chain of such exits ends, and at its end
-//! the interpreter runs an instruction. Every other exit has run one. Younger versions carry no guards against
-//! aliasing, which are what fails at a head.
+//! run. Unless [`Exit::progress`](dynasour_emitter::Exit::progress) says otherwise it is only ever linked to a *younger*
+//! fragment of the region, so a chain of such exits ends, and at its end the interpreter runs an instruction. Every
+//! other exit has run one. Younger versions carry no guards against aliasing, which are what fails at a head.
 //!
 //! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are beyond a fragment's
 //! links, so a thread that is there is diverted. Whatever is linked to whatever, it comes out before it enters
@@ -237,10 +237,10 @@ impl Fragments {
         }
         *taken = 0;
         let Some(e) = self.emitter.exit(exit) else { return Ok(After::Interpret) };
-        let (fragment, target) = (e.fragment, e.target);
+        let (target, own) = (e.target, (!e.progress).then_some(e.fragment));
         let linked = match target {
             None => self.emitter.link_indirect_exit(exit),
-            Some(pc) => match self.successor(fragment, pc) {
+            Some(pc) => match self.successor(own, pc) {
                 Some(next) => self.emitter.link_exit(exit, next),
                 None if self.is_full(pc, policy) => return Ok(After::Interpret),
                 None => return Ok(After::RecordSide),
@@ -257,10 +257,11 @@ impl Fragments {
         }
     }
 
-    /// The fragment that an exit of `from` to `pc` may lead to without endangering progress.
-    fn successor(&self, from: FragmentId, pc: u64) -> Option<FragmentId> {
+    /// The fragment that an exit to `pc` may lead to without endangering progress; `own` is the exit's fragment if it
+    /// may have made none.
+    fn successor(&self, own: Option<FragmentId>, pc: u64) -> Option<FragmentId> {
         let versions = &self.regions.get(&pc)?.fragments;
-        match versions.iter().position(|f| *f == from) {
+        match versions.iter().position(|f| Some(*f) == own) {
             Some(own) => versions.get(own + 1).copied(),
             None => versions.first().copied(),
         }
