@@ -3,7 +3,7 @@
 //! A block's `user` word says what is known of its pc: no fragment, a linear fragment, or a loop fragment. While a
 //! recording is under way, fragments are not entered: the path goes through them.
 
-use crate::interp::{BlockEntry, EdgeKind, Policy};
+use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::Gpr;
@@ -124,6 +124,10 @@ impl Selector {
 
 impl Policy for Selector {
     type Stop = Selected;
+
+    fn watch(&self) -> Watch {
+        if self.active.is_some() { Watch::All } else { Watch::Heads }
+    }
 
     fn edge(&mut self, context: &ThreadContext, _from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
         if self.active.is_some() {

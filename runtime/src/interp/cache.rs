@@ -1,8 +1,9 @@
 //! Blocks by pc: a hash map behind a small direct-mapped table, and links from block to block.
 //!
-//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. Links are
-//! cleared when any block is dropped, so none ever dangles.
+//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. Links and the
+//! table are cleared when any block is dropped, so none ever dangles.
 
+use super::code::Code;
 use super::lower::{End, LowerError, Lowered, lower};
 use super::native::{NativeError, NativePool};
 use super::{BlockRef, GuestCode};
@@ -41,17 +42,54 @@ impl BlockEntry {
 pub struct Block {
     /// Its public face.
     pub entry: BlockEntry,
+    /// Its first operation.
+    pub start: *const Code,
+    /// Where its direct edges led (the branch taken first); null if not known.
+    pub links: [*const Block; 2],
     /// Its operations.
     pub lowered: Lowered,
     /// First guest byte behind those that made it what it is: [`BlockEntry::end`], unless it ends in a trap, which
     /// other bytes behind could make an instruction.
     depends_to: u64,
-    /// Where its edges led: pc and block.
-    links: [Option<(u64, BlockRef)>; 2],
 }
 
-const FRONT_SIZE: usize = 4096;
+/// The small table in front of the map: one block for each value of some bits of a hash of the pc.
+pub struct Front {
+    entries: Box<[(u64, *const Block); FRONT_SIZE]>,
+}
+
+const FRONT_BITS: u32 = 13;
+const FRONT_SIZE: usize = 1 << FRONT_BITS;
+
+impl Front {
+    fn new() -> Front {
+        let empty = vec![(0, std::ptr::null()); FRONT_SIZE].into_boxed_slice();
+        Front { entries: empty.try_into().unwrap_or_else(|_| unreachable!("made with this length")) }
+    }
+
+    #[inline(always)]
+    fn slot(pc: u64) -> usize {
+        (pc.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - FRONT_BITS)) as usize
+    }
+
+    /// The block at `pc`, null if it is not in the table.
+    #[inline(always)]
+    pub fn find(&self, pc: u64) -> *const Block {
+        let (at, block) = self.entries[Front::slot(pc)];
+        if at == pc { block } else { std::ptr::null() }
+    }
+
+    fn put(&mut self, pc: u64, block: BlockRef) {
+        self.entries[Front::slot(pc)] = (pc, block.as_ptr());
+    }
+
+    fn clear(&mut self) {
+        self.entries.fill((0, std::ptr::null()));
+    }
+}
+
 const PAGE_SHIFT: u32 = 12;
+const UNLINKED: [*const Block; 2] = [std::ptr::null(); 2];
 
 /// All blocks.
 pub struct Cache {
@@ -60,8 +98,7 @@ pub struct Cache {
     blocks: FxHashMap<u64, BlockRef>,
     /// Blocks of one instruction, for stepping.
     singles: FxHashMap<u64, BlockRef>,
-    /// Indexed by low bits of the pc.
-    front: Box<[Option<(u64, BlockRef)>]>,
+    front: Front,
     /// pcs of the blocks with bytes on each page.
     pages: FxHashMap<u64, Vec<u64>>,
     /// Counts the times when blocks were dropped.
@@ -76,7 +113,7 @@ impl Cache {
             natives: NativePool::new(),
             blocks: FxHashMap::default(),
             singles: FxHashMap::default(),
-            front: vec![None; FRONT_SIZE].into_boxed_slice(),
+            front: Front::new(),
             pages: FxHashMap::default(),
             generation: 0,
         }
@@ -87,13 +124,14 @@ impl Cache {
         self.blocks.len()
     }
 
+    /// The table in front of the map.
+    pub fn front(&self) -> *const Front {
+        &raw const self.front
+    }
+
     /// The block at `pc`.
-    #[inline]
     pub fn block(&mut self, pc: u64) -> Result<BlockRef, LowerError> {
-        let slot = pc as usize % FRONT_SIZE;
-        if let Some((at, block)) = self.front[slot]
-            && at == pc
-        {
+        if let Some(block) = NonNull::new(self.front.find(pc).cast_mut()) {
             return Ok(block);
         }
         let block = match self.blocks.get(&pc) {
@@ -104,7 +142,7 @@ impl Cache {
                 block
             }
         };
-        self.front[slot] = Some((pc, block));
+        self.front.put(pc, block);
         Ok(block)
     }
 
@@ -118,20 +156,16 @@ impl Cache {
         Ok(block)
     }
 
-    /// The block at `target`, to which `block` goes by its edge number `link`. `block` may be dropped by this.
-    #[inline]
-    pub fn successor(&mut self, mut block: BlockRef, link: usize, target: u64) -> Result<BlockRef, LowerError> {
-        // SAFETY: the caller's block is alive, and links are cleared before any block is dropped.
-        if let Some((pc, next)) = unsafe { block.as_ref() }.links[link]
-            && pc == target
-        {
-            return Ok(next);
-        }
+    /// The block at `target`, to which `block` goes by its direct edge number `link`, if it is a direct one.
+    /// `block` may be dropped by this.
+    pub fn successor(&mut self, mut block: BlockRef, link: Option<usize>, target: u64) -> Result<BlockRef, LowerError> {
         let generation = self.generation;
         let next = self.block(target)?;
-        if generation == self.generation {
+        if let Some(link) = link
+            && generation == self.generation
+        {
             // SAFETY: nothing was dropped meanwhile, and no other reference to the block exists.
-            unsafe { block.as_mut() }.links[link] = Some((target, next));
+            unsafe { block.as_mut() }.links[link] = next.as_ptr();
         }
         Ok(next)
     }
@@ -167,7 +201,13 @@ impl Cache {
                 pcs.push(pc);
             }
         }
-        Ok(NonNull::from(Box::leak(Box::new(Block { entry, lowered, depends_to, links: [None; 2] }))))
+        Ok(NonNull::from(Box::leak(Box::new(Block {
+            entry,
+            start: lowered.code.as_ptr(),
+            links: UNLINKED,
+            lowered,
+            depends_to,
+        }))))
     }
 
     fn natives_are_fresh(&self) -> bool {
@@ -214,10 +254,10 @@ impl Cache {
             return false;
         }
         self.generation += 1;
-        self.front.fill(None);
+        self.front.clear();
         for block in self.blocks.values_mut() {
             // SAFETY: blocks in the map are alive; `&mut self` excludes other references.
-            unsafe { block.as_mut() }.links = [None; 2];
+            unsafe { block.as_mut() }.links = UNLINKED;
         }
         for block in dropped {
             // SAFETY: it came from a box, is in no map or table any more, and no link leads to it.
@@ -229,7 +269,7 @@ impl Cache {
     /// Drops all blocks and natives.
     pub fn clear(&mut self) {
         self.generation += 1;
-        self.front.fill(None);
+        self.front.clear();
         self.pages.clear();
         for (_, block) in self.blocks.drain().chain(self.singles.drain()) {
             // SAFETY: it came from a box, and everything that referred to it is dropped too.

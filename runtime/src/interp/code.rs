@@ -2,20 +2,26 @@
 //!
 //! Words: a *slot* is an index into the thread context seen as an array of 64-bit words, so the guest's general
 //! registers (slots 0 to 15) and temporaries (in `scratch`) are addressed alike. A handler does one operation and
-//! returns the next one to run, null at the end of the block, or [`FAULTED`] when a guest access faulted.
+//! calls the next one's handler in its tail: a jump, where the compiler makes it one, else a call that a block's
+//! length bounds. What it returns is the next operation to run: null at the end of the block, or [`FAULTED`] when
+//! a guest access faulted. A handler that ends a block returns the first operation of the next one if it is
+//! linked and nobody [`Watch`](super::Watch)es the edge: see `follow`.
 //!
 //! Every handler cuts its operands to its type, so a slot's upper bits never matter to a narrower reader; every
 //! result is written zero-extended. What the operations compute is [`dynasour_ir::semantics`]; a test holds the
 //! handlers to it.
 //!
 //! Invariant (kept by `lower`): slots lie inside the thread context, `imm` pointers point into the block that owns
-//! the operation, and each list ends in an operation that ends the block.
+//! the operation, and each list ends in an operation that ends the block. While operations run (kept by
+//! [`Interp`](super::Interp)), the words [`CURRENT`], [`WATCH`] and [`FRONT`] are what they say.
 
+use super::cache::{Block, Front};
 use super::flags::Kind;
 use super::native::NativeOp;
 use crate::memory::{self, Width};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext, offset};
 use dynasour_ir::{Cond, Ty, semantics};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Runs one operation on the context's words.
 pub type Handler = unsafe fn(*mut u64, *const Code) -> *const Code;
@@ -44,8 +50,14 @@ pub const RECORD: u16 = SCRATCH;
 pub const EXIT: u16 = SCRATCH + 4;
 /// Always zero while the interpreter runs.
 pub const ZERO: u16 = SCRATCH + 5;
+/// Address of the block being executed.
+pub const CURRENT: u16 = SCRATCH + 6;
+/// Which edges are to be left to the interpreter: `Watch`, see `follow`.
+pub const WATCH: u16 = SCRATCH + 7;
+/// Address of the cache's [`Front`].
+pub const FRONT: u16 = SCRATCH + 8;
 /// The first temporary.
-pub const TEMPS: u16 = SCRATCH + 8;
+pub const TEMPS: u16 = SCRATCH + 9;
 /// One past the last temporary.
 pub const TEMPS_END: u16 = SCRATCH + SCRATCH_WORDS as u16;
 /// The FS base.
@@ -63,6 +75,13 @@ pub const FAULTED: *const Code = std::ptr::without_provenance(1);
 pub fn ended(next: *const Code) -> bool {
     next.addr() <= 1
 }
+
+/// A bit of [`WATCH`] and of the flags of an edge: calls and jumps backward.
+pub const HEAD_EDGE: u16 = 1;
+/// A bit of [`WATCH`] and of the flags of an edge: all of them.
+pub const ANY_EDGE: u16 = 2;
+/// Bits of [`WATCH`]: edges to blocks whose `user` word is not 0.
+pub const USER_MASK: u64 = !0 << 32;
 
 /// Where the words of flags come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,6 +144,20 @@ pub struct PureOp {
     pub ty: Ty,
     /// Operands and the masks of their types.
     pub args: Vec<(Source, u64)>,
+}
+
+impl PureOp {
+    /// # Safety
+    /// As for [`Source::get`].
+    #[inline(never)]
+    unsafe fn value(&self, words: *const u64) -> u64 {
+        let mut args = [0; 3];
+        for (arg, (source, mask)) in args.iter_mut().zip(&self.args) {
+            // SAFETY: the caller's promise.
+            *arg = unsafe { source.get(words) } & mask;
+        }
+        semantics::eval(self.op, self.ty, &args[..self.args.len()])
+    }
 }
 
 /// A two-operand function on values cut to `T`, itself cut to `T` by the handler.
@@ -272,7 +305,10 @@ macro_rules! handlers {
                 let $op = &*ip;
                 $body
                 #[allow(unreachable_code, reason = "some handlers end the block")]
-                ip.add(1)
+                {
+                    let next = ip.add(1);
+                    ((*next).run)($w, next)
+                }
             }
         }
     )*};
@@ -285,6 +321,7 @@ handlers! {
         set(w, op.d, T::cut(B::apply::<T>(a, b)));
     }
     /// Branch on a op b; c is the kind to record of (a, b). An immediate is i32, the recorded b its upper half.
+    /// d are the flags of the edge if taken.
     fn branch_compare<B: Binary, T: Int; const IMM: bool>(w, op) {
         let a = get(w, op.a);
         let (b, recorded) = if IMM {
@@ -296,22 +333,26 @@ handlers! {
         set(w, RECORD, u64::from(op.c));
         set(w, RECORD + 1, a);
         set(w, RECORD + 2, recorded);
-        set(w, EXIT, B::apply::<T>(T::cut(a), T::cut(b)));
-        return std::ptr::null();
+        return leave(w, B::apply::<T>(T::cut(a), T::cut(b)), op.d);
     }
-    /// Branch on an i1.
+    /// Branch on an i1; d are the flags of the edge if taken.
     fn branch(w, op) {
-        set(w, EXIT, get(w, op.a) & 1);
+        return leave(w, get(w, op.a) & 1, op.d);
+    }
+    /// End the block; a direct successor; d are the flags of the edge.
+    fn end(w, op) {
+        return leave(w, 1, op.d);
+    }
+    /// End the block where the runtime has to do something.
+    fn end_stop(_w, _op) {
         return std::ptr::null();
     }
-    /// End the block; a direct successor.
-    fn end(_w, _op) {
-        return std::ptr::null();
-    }
-    /// End the block; the target is in a.
+    /// End the block; the target is in a; d are the flags of the edge.
     fn end_indirect(w, op) {
-        set(w, EXIT, get(w, op.a));
-        return std::ptr::null();
+        let target = get(w, op.a);
+        set(w, EXIT, target);
+        let front = &*(get(w, FRONT) as *const Front);
+        return follow(w, front.find(target), op.d);
     }
     /// d = zero extension of a.
     fn zext<T: Int>(w, op) {
@@ -422,12 +463,7 @@ handlers! {
     }
     /// d = any pure operation.
     fn pure(w, op) {
-        let p = &*(op.imm as *const PureOp);
-        let mut args = [0; 3];
-        for (arg, (source, mask)) in args.iter_mut().zip(&p.args) {
-            *arg = source.get(w) & mask;
-        }
-        set(w, op.d, semantics::eval(p.op, p.ty, &args[..p.args.len()]));
+        set(w, op.d, (*(op.imm as *const PureOp)).value(w));
     }
     /// An original instruction; the address of its memory operand is in a.
     fn native(w, op) {
@@ -440,6 +476,38 @@ handlers! {
 /// Satisfied by everything: lets a handler with only a constant parameter use the common pattern.
 pub trait Never {}
 impl<T> Never for T {}
+
+/// Ends a block with direct successors: the first if `exit` is not 0.
+#[inline(always)]
+unsafe fn leave(w: *mut u64, exit: u64, taken: u16) -> *const Code {
+    // SAFETY: module invariant.
+    unsafe {
+        set(w, EXIT, exit);
+        let current = get(w, CURRENT) as *const Block;
+        let (link, flags) = if exit != 0 { (0, taken) } else { (1, ANY_EDGE) };
+        follow(w, (*current).links[link], flags)
+    }
+}
+
+/// The first operation of `next`, which becomes the current block; null if there is none, if control is wanted
+/// elsewhere, or if somebody watches the edge.
+#[inline(always)]
+unsafe fn follow(w: *mut u64, next: *const Block, flags: u16) -> *const Code {
+    if next.is_null() {
+        return std::ptr::null();
+    }
+    // SAFETY: module invariant; links and the front lead to live blocks.
+    unsafe {
+        let pending = AtomicU32::from_ptr(w.byte_add(offset::PENDING).cast()).load(Ordering::Relaxed);
+        let watch = get(w, WATCH);
+        let user = u64::from((*next).entry.user) << 32;
+        if u64::from(pending) | watch & (u64::from(flags) | user) != 0 {
+            return std::ptr::null();
+        }
+        set(w, CURRENT, next as u64);
+        (*next).start
+    }
+}
 
 #[cold]
 unsafe fn faulted(w: *mut u64, op: &Code) -> *const Code {

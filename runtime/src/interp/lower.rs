@@ -22,6 +22,9 @@ use dynasour_ir::{
 };
 use smallvec::SmallVec;
 
+/// The flags of a call's edge.
+const CALL_FLAGS: u16 = code::ANY_EDGE | code::HEAD_EDGE;
+
 /// Why a block could not be lowered. Each is a broken invariant of whoever made the block, or a full table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LowerError {
@@ -989,7 +992,7 @@ impl Lowerer<'_> {
 
     fn term(&mut self, term: &GuestTerm) -> Result<End, LowerError> {
         if let GuestTerm::Branch { cond, taken, fall } = *term {
-            self.branch(cond)?;
+            self.branch(cond, self.jump_flags(taken))?;
             return Ok(End::Branch(taken, fall));
         }
         self.record_pending();
@@ -1004,15 +1007,24 @@ impl Lowerer<'_> {
             GuestTerm::Trap { pc, trap } => End::Trap(pc, trap),
             GuestTerm::Branch { .. } => return Err(LowerError::NotBase),
         };
-        if !matches!(end, End::Indirect | End::CallIndirect | End::Ret) {
-            self.emit(code::end, 0, 0, 0, 0, 0);
+        match end {
+            End::Goto(to) => self.emit(code::end, self.jump_flags(to), 0, 0, 0, 0),
+            End::Call(_) => self.emit(code::end, CALL_FLAGS, 0, 0, 0, 0),
+            End::Syscall(_) | End::Special(_) | End::Trap(..) => self.emit(code::end_stop, 0, 0, 0, 0, 0),
+            End::Indirect | End::CallIndirect | End::Ret | End::Branch(..) => {}
         }
         Ok(end)
     }
 
+    /// The flags of a jump to `target`.
+    fn jump_flags(&self, target: u64) -> u16 {
+        if target <= self.pc { code::ANY_EDGE | code::HEAD_EDGE } else { code::ANY_EDGE }
+    }
+
     fn indirect(&mut self, target: Operand, end: End) -> Result<End, LowerError> {
         let a = self.slot(target)?;
-        self.emit(code::end_indirect, 0, a, 0, 0, 0);
+        let flags = if end == End::CallIndirect { CALL_FLAGS } else { code::ANY_EDGE };
+        self.emit(code::end_indirect, flags, a, 0, 0, 0);
         Ok(end)
     }
 
@@ -1029,13 +1041,14 @@ impl Lowerer<'_> {
         }
     }
 
-    fn branch(&mut self, cond: Operand) -> Result<(), LowerError> {
+    /// `taken` are the flags of the edge if taken.
+    fn branch(&mut self, cond: Operand, taken: u16) -> Result<(), LowerError> {
         let end = self.end();
         let i1 = match cond {
             Operand::Value(v) => match self.vals.get(v.index()) {
                 Some(Val::Cond(cond, desc)) => {
                     let (cond, desc) = (*cond, *desc);
-                    if self.fused_branch(cond, desc)? {
+                    if self.fused_branch(cond, desc, taken)? {
                         return Ok(());
                     }
                     self.decide(end, cond, desc, None)?
@@ -1045,12 +1058,12 @@ impl Lowerer<'_> {
             Operand::Const(_) => self.slot(cond)?,
         };
         self.record_pending();
-        self.emit(code::branch, 0, i1, 0, 0, 0);
+        self.emit(code::branch, taken, i1, 0, 0, 0);
         Ok(())
     }
 
     /// A branch that compares, and records the guest's flags on the way, if one operation can do both.
-    fn fused_branch(&mut self, cond: Cond, desc: usize) -> Result<bool, LowerError> {
+    fn fused_branch(&mut self, cond: Cond, desc: usize, taken: u16) -> Result<bool, LowerError> {
         let (pending, state) = (self.descs[self.pending].state, self.descs[desc].state);
         let FlagState::Known(kind, [flags_a, flags_b, _]) = pending else { return Ok(false) };
         if pending != state || matches!(kind.form(), Form::Host(_) | Form::Bits) {
@@ -1068,12 +1081,12 @@ impl Lowerer<'_> {
         match b {
             Source::Slot(b) if flags_b == Source::Slot(b) => {
                 let run = select::branch(op, swapped, ty, false);
-                self.emit(run, 0, slot, b, kind.0, 0);
+                self.emit(run, taken, slot, b, kind.0, 0);
             }
             _ => {
                 let (Some(compared), Some(recorded)) = (fits(b), fits(flags_b)) else { return Ok(false) };
                 let imm = (recorded as u32 as u64) << 32 | u64::from(compared as u32);
-                self.emit(select::branch(op, swapped, ty, true), 0, slot, 0, kind.0, imm);
+                self.emit(select::branch(op, swapped, ty, true), taken, slot, 0, kind.0, imm);
             }
         }
         Ok(true)

@@ -28,8 +28,8 @@ pub use native::NativeError;
 pub use native::fixup as thunk_fixup;
 
 use crate::memory::{self, FaultInfo};
-use cache::{Block, Cache};
-use code::{EXIT, FAULTED, RECORD, ZERO};
+use cache::{Block, Cache, Front};
+use code::{EXIT, FAULTED, RECORD};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::Fetch;
 use dynasour_ir::semantics::ARITH_FLAGS;
@@ -98,14 +98,37 @@ pub enum EdgeKind {
     Indirect,
 }
 
+/// Which edges a [`Policy`] wants to see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watch {
+    /// None: the interpreter follows them by itself.
+    None,
+    /// Calls, jumps backward, and edges to blocks whose [`BlockEntry::user`] is not 0.
+    Heads,
+    /// All of them.
+    All,
+}
+
+impl Watch {
+    fn word(self) -> u64 {
+        match self {
+            Watch::None => 0,
+            Watch::Heads => u64::from(code::HEAD_EDGE) | code::USER_MASK,
+            Watch::All => u64::from(code::ANY_EDGE),
+        }
+    }
+}
+
 /// Watches edges.
 pub trait Policy {
     /// What it stops with.
     type Stop;
-    /// Must be true for [`Policy::edge`] to be called.
-    const ACTIVE: bool = true;
 
-    /// The block at `from` is left for `to`. With `Some`, [`Interp::run`] returns before executing `to`.
+    /// Which edges it wants to see; asked when a run starts and after each [`Policy::edge`].
+    fn watch(&self) -> Watch;
+
+    /// The block at `from` is left for `to`. With `Some`, [`Interp::run`] returns before executing `to`. Edges that
+    /// are passed for the first time come here whether they are watched or not.
     ///
     /// `context` has the exact registers, but neither rip nor the arithmetic flags.
     fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Self::Stop>;
@@ -116,7 +139,10 @@ pub struct NoPolicy;
 
 impl Policy for NoPolicy {
     type Stop = Infallible;
-    const ACTIVE: bool = false;
+
+    fn watch(&self) -> Watch {
+        Watch::None
+    }
 
     fn edge(&mut self, _: &ThreadContext, _: u64, _: &mut BlockEntry, _: EdgeKind) -> Option<Infallible> {
         None
@@ -155,26 +181,28 @@ impl Interp {
             Ok(block) => block,
             Err(error) => return Stop::Broken(error),
         };
-        open(context);
+        open(context, self.cache.front(), policy.watch());
         loop {
-            // SAFETY: blocks live until they are invalidated, which takes `&mut self` and so cannot happen in
-            // this loop, except by `Cache::successor`, whose result replaces `block`.
-            let current = unsafe { block.as_ref() };
             if context.pending.load(Ordering::Relaxed) != 0 {
-                close(context, current.entry.pc);
+                // SAFETY: blocks live until they are invalidated, which takes `&mut self` and so cannot happen in
+                // this loop, except by `Cache::successor`, whose result replaces `block`.
+                let pc = unsafe { block.as_ref() }.entry.pc;
+                close(context, pc);
                 return Stop::Pending;
             }
-            if let Some(stop) = execute(context, current) {
-                return stop;
+            let faulted = execute(context, block);
+            block = current(context).unwrap_or(block);
+            // SAFETY: as above.
+            let from = unsafe { block.as_ref() };
+            if faulted {
+                return fault(context, from);
             }
-            let words = std::ptr::from_mut(context).cast::<u64>();
-            // SAFETY: EXIT is a slot of the context.
-            let exit = unsafe { *words.add(EXIT as usize) };
-            let (target, link) = match current.lowered.end {
-                End::Goto(to) | End::Call(to) => (to, 0),
-                End::Branch(taken, _) if exit != 0 => (taken, 0),
-                End::Branch(_, fall) => (fall, 1),
-                End::CallIndirect | End::Ret | End::Indirect => (exit, 0),
+            let exit = context.scratch[(EXIT - RECORD) as usize];
+            let (target, link) = match from.lowered.end {
+                End::Goto(to) | End::Call(to) => (to, Some(0)),
+                End::Branch(taken, _) if exit != 0 => (taken, Some(0)),
+                End::Branch(_, fall) => (fall, Some(1)),
+                End::CallIndirect | End::Ret | End::Indirect => (exit, None),
                 End::Syscall(next) => {
                     close(context, next);
                     return Stop::Syscall;
@@ -188,8 +216,8 @@ impl Interp {
                     return Stop::Trap { pc, trap };
                 }
             };
-            let from = current.entry.pc;
-            let kind = if P::ACTIVE { Some(edge_kind(current, target, exit)) } else { None };
+            let kind = edge_kind(from, target, exit);
+            let from = from.entry.pc;
             let mut next = match self.cache.successor(block, link, target) {
                 Ok(next) => next,
                 Err(error) => {
@@ -197,14 +225,13 @@ impl Interp {
                     return Stop::Broken(error);
                 }
             };
-            if let Some(kind) = kind {
-                // SAFETY: as above; no other reference to this block exists here.
-                let to = unsafe { &mut next.as_mut().entry };
-                if let Some(stop) = policy.edge(context, from, to, kind) {
-                    close(context, target);
-                    return Stop::Policy(stop);
-                }
+            // SAFETY: as above; no other reference to this block exists here.
+            let to = unsafe { &mut next.as_mut().entry };
+            if let Some(stop) = policy.edge(context, from, to, kind) {
+                close(context, target);
+                return Stop::Policy(stop);
             }
+            set_watch(context, policy.watch());
             block = next;
         }
     }
@@ -216,15 +243,15 @@ impl Interp {
             Ok(block) => block,
             Err(error) => return Some(Stop::Broken(error)),
         };
-        open(context);
+        // With all edges watched none is followed.
+        open(context, self.cache.front(), Watch::All);
+        let faulted = execute(context, block);
         // SAFETY: the block lives until it is invalidated, which takes `&mut self`.
         let block = unsafe { block.as_ref() };
-        if let Some(stop) = execute(context, block) {
-            return Some(stop);
+        if faulted {
+            return Some(fault(context, block));
         }
-        let words = std::ptr::from_mut(context).cast::<u64>();
-        // SAFETY: EXIT is a slot of the context.
-        let exit = unsafe { *words.add(EXIT as usize) };
+        let exit = context.scratch[(EXIT - RECORD) as usize];
         let (rip, stop) = match block.lowered.end {
             End::Goto(to) | End::Call(to) => (to, None),
             End::Branch(taken, fall) => (if exit != 0 { taken } else { fall }, None),
@@ -288,12 +315,24 @@ impl Default for Interp {
     }
 }
 
-/// Puts the arithmetic flags of the context into the record.
-fn open(context: &mut ThreadContext) {
+/// Puts the arithmetic flags of the context into the record, and fills in the words that operations rely on.
+fn open(context: &mut ThreadContext, front: *const Front, watch: Watch) {
     let bits = context.rflags & ARITH_FLAGS;
-    context.scratch[(ZERO - code::RECORD) as usize] = 0;
-    context.scratch[0] = u64::from(Kind::new(Form::Bits, Ty::I64).0);
-    context.scratch[1] = bits;
+    let mut set = |slot: u16, word: u64| context.scratch[(slot - RECORD) as usize] = word;
+    set(RECORD, u64::from(Kind::new(Form::Bits, Ty::I64).0));
+    set(RECORD + 1, bits);
+    set(code::ZERO, 0);
+    set(code::FRONT, front as u64);
+    set_watch(context, watch);
+}
+
+fn set_watch(context: &mut ThreadContext, watch: Watch) {
+    context.scratch[(code::WATCH - RECORD) as usize] = watch.word();
+}
+
+/// The block that is being executed.
+fn current(context: &ThreadContext) -> Option<BlockRef> {
+    NonNull::new(context.scratch[(code::CURRENT - RECORD) as usize] as *mut Block)
 }
 
 /// Puts the recorded flags and `rip` into the context.
@@ -304,16 +343,19 @@ fn close(context: &mut ThreadContext, rip: u64) {
     context.rip = rip;
 }
 
-/// Executes the operations of a block. On a fault the context is closed at the faulting instruction.
+/// Executes the operations of `block`, and of the blocks that follow over links. Afterwards [`current`] is the last
+/// one; returns whether it faulted.
 #[inline(always)]
-fn execute<P>(context: &mut ThreadContext, block: &Block) -> Option<Stop<P>> {
+fn execute(context: &mut ThreadContext, block: BlockRef) -> bool {
+    context.scratch[(code::CURRENT - RECORD) as usize] = block.as_ptr() as u64;
     let words = std::ptr::from_mut(context).cast::<u64>();
-    let mut next = block.lowered.code.as_ptr();
+    // SAFETY: the caller's block is alive.
+    let mut next = unsafe { block.as_ref() }.start;
     while !code::ended(next) {
-        // SAFETY: the block keeps the invariant of `code`: `next` is one of its operations.
+        // SAFETY: blocks keep the invariant of `code`: `next` is one of their operations.
         next = unsafe { ((*next).run)(words, next) };
     }
-    if next == FAULTED { Some(fault(context, block)) } else { None }
+    next == FAULTED
 }
 
 #[cold]
