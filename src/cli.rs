@@ -35,11 +35,11 @@ Exit status: the program's; 127 not found, 126 not runnable, 128+N if a shell wo
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// Executable forms of guest code: interp, or dynamo (also compile hot traces; not yet right for every program)
-    #[arg(long, default_value_t = Tier::Interp, value_name = "TIER")]
+    /// Executable forms of guest code: interp, or dynamo (also compile hot traces)
+    #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
     tier: Tier,
     /// Executions of a trace head before it is compiled
-    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: u32,
     /// Bytes of the code cache; suffixes K and M
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
@@ -65,7 +65,7 @@ pub struct RunArgs {
     /// Run programs that the guest executes natively
     #[arg(long)]
     no_follow: bool,
-    /// The guest's argv[0]
+    /// The guest's `argv[0]`
     #[arg(long, value_name = "NAME", hide = true)]
     argv0: Option<OsString>,
     /// The program and its arguments

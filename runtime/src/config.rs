@@ -10,9 +10,9 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tier {
     /// Everything is interpreted.
-    #[default]
     Interp,
     /// Interpret, record hot traces, run them natively: Dynamo's own structure.
+    #[default]
     Dynamo,
 }
 
@@ -136,11 +136,11 @@ pub struct RunConfig {
     pub stats_json: Option<PathBuf>,
     /// Translate programs that the guest executes, too.
     pub follow: bool,
-    /// The guest's argv[0], if it is not the program as named.
+    /// The guest's argv\[0\], if it is not the program as named.
     pub argv0: Option<OsString>,
     /// Program, as given.
     pub program: OsString,
-    /// Its arguments, without argv[0].
+    /// Its arguments, without argv\[0\].
     pub args: Vec<OsString>,
     /// The options that give a child process the same configuration.
     pub child_options: Vec<OsString>,

@@ -11,7 +11,7 @@
 //! except MXCSR and x87, which record the exception itself.
 //!
 //! Vector registers are moved one by one, which must not make unused upper halves count as used: see
-//! [`xstate`](super::xstate). `vzeroupper` ends each thunk that used VEX or EVEX.
+//! [`super::xstate`]. `vzeroupper` ends each thunk that used VEX or EVEX.
 
 use super::pool::{self, Pool};
 use super::xstate::{self, Layout};

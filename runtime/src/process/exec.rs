@@ -30,7 +30,7 @@ const MOST_ARGUMENTS: usize = (6 << 20) / 8;
 pub struct Follow {
     /// The translator's own file, for where `/proc` is missing.
     pub translator: CString,
-    /// What stands before `--argv0=…` in the new argv: the translator's argv[0], `run`, options.
+    /// What stands before `--argv0=…` in the new argv: the translator's `argv[0]`, `run`, options.
     pub prefix: Vec<CString>,
     /// What follows it where the process that the user started goes on as another program.
     pub own_options: Vec<CString>,
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// `rest` are the addresses of the guest's strings from argv[1] on.
+    /// `rest` are the addresses of the guest's strings from `argv[1]` on.
     fn new<'a>(prefix: impl IntoIterator<Item = &'a CString>, path: CString, argv0: &CStr, rest: &[u64]) -> Arguments {
         let mut option = b"--argv0=".to_vec();
         option.extend_from_slice(argv0.to_bytes());

@@ -201,8 +201,7 @@ impl System {
         context.signals = std::ptr::from_ref(&*self.signals) as u64;
     }
 
-    /// What a vfork child starts with: copies of what the kernel copies. The address space stays one; see
-    /// [`Memory::lend`].
+    /// What a vfork child starts with: copies of what the kernel copies. The address space stays one.
     pub(crate) fn for_vfork_child(&mut self) -> Box<System> {
         Box::new(System {
             executable: self.executable.clone(),

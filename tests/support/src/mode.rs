@@ -26,7 +26,7 @@ impl Mode {
         let seed = seed();
         selected(vec![
             Mode::new("interp", "--tier interp"),
-            Mode::new("dynamo", "--tier dynamo"),
+            Mode::new("dynamo", "--tier dynamo --threshold 50"),
             Mode::new("threshold-1", "--tier dynamo --threshold 1"),
             Mode::new("chaos-all", "--tier dynamo --threshold 2 --chaos 1/1"),
             Mode::new("chaos-7", &format!("--tier dynamo --threshold 2 --chaos 1/7,{seed}")),
@@ -36,13 +36,13 @@ impl Mode {
 
     /// The two tiers, for real programs.
     pub fn tiers() -> Vec<Mode> {
-        selected(vec![Mode::new("interp", "--tier interp"), Mode::new("dynamo", "--tier dynamo")])
+        selected(vec![Mode::new("interp", "--tier interp"), Mode::new("dynamo", "--tier dynamo --threshold 50")])
     }
 
     /// The two tiers and random anchors, for real programs that run quickly.
     pub fn tiers_and_chaos() -> Vec<Mode> {
         let mut modes = Mode::tiers();
-        modes.extend(selected(vec![Mode::new("chaos-100", &format!("--tier dynamo --chaos 1/100,{}", seed()))]));
+        modes.extend(selected(vec![Mode::new("chaos-100", &format!("--tier dynamo --threshold 50 --chaos 1/100,{}", seed()))]));
         modes
     }
 }
