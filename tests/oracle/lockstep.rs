@@ -130,7 +130,7 @@ impl Lockstep {
 
         let config = Config { executable: name, follow: None, reports: false, brk: Brk::new(0).map_err(setup)? };
         let mut system = Box::new(System::new(inherited, config));
-        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_| {} };
+        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_| None };
         // SAFETY: context and system are boxed and live until this process, which runs one guest, ends its comparison.
         unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
         Ok(Lockstep {
