@@ -30,7 +30,7 @@ use nix::errno::Errno;
 use nix::sys::mman::{self, MapFlags, ProtFlags};
 
 pub use brk::Brk;
-pub use maps::{MapEntry, maps};
+pub use maps::{MapEntry, maps, parse_line};
 pub use reservation::Reservation;
 
 /// Bytes in a page.

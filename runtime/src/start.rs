@@ -55,20 +55,19 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
         image::resolve_command(&config.program, std::env::var_os("PATH").as_deref())?
     };
     let plan = image::check(&path)?;
-    let vdso = vdso_range();
-    let mut dispatcher = Dispatcher::new(config, vdso).map_err(setup)?;
-
+    keep_heap_together();
     let argv0 = config.argv0.as_ref().unwrap_or(&config.program);
     let argv: Vec<CString> = std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
-    process::assume_identity(&loaded.comm, &loaded.places);
+    // After the guest's images, which may insist on their addresses; the code cache does not.
+    let mut dispatcher = Dispatcher::new(config, vdso_range()).map_err(setup)?;
 
     let mut system = System::new(
         inherited,
         Config {
             executable: c_string(loaded.exe_path.as_os_str()),
             follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
-            brk: loaded.brk,
+            brk: loaded.brk.clone(),
             reports: config.stats || config.stats_json.is_some(),
         },
     );
@@ -82,7 +81,22 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     };
     // SAFETY: neither moves from here on: `context` is boxed, `system` stays in this frame, which is never left.
     unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
+    let images = loaded.images.iter().map(|image| image.range.clone());
+    system.protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>()).map_err(setup)?;
+    process::assume_identity(&loaded.comm, &loaded.places);
     dispatcher.run(&mut context, &mut system)
+}
+
+/// Makes all of the host's allocations come from the program break, above which room is kept ([`System::protect_host`]):
+/// a mapping of their own would stand where the kernel likes, and could be in the way of one that the guest fixes later.
+fn keep_heap_together() {
+    const GROWTH: libc::c_int = 1 << 20;
+    // SAFETY: settings of the allocator; there is one thread.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
+        libc::mallopt(libc::M_TOP_PAD, GROWTH);
+    }
 }
 
 /// Arguments and environment strings come from C and hold no NUL.

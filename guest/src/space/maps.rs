@@ -36,7 +36,7 @@ pub fn maps() -> io::Result<Vec<MapEntry>> {
 }
 
 /// `start-end perms offset major:minor inode   path`; numbers but the inode are hexadecimal.
-fn parse_line(line: &[u8]) -> Option<MapEntry> {
+pub fn parse_line(line: &[u8]) -> Option<MapEntry> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let mut next = || std::str::from_utf8(fields.next()?).ok();
     let (start, end) = next()?.split_once('-')?;

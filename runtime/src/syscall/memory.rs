@@ -14,8 +14,11 @@ use nix::sys::mman::{MapFlags, ProtFlags};
 use super::{Done, Engine, System};
 use crate::entry::{self, Call};
 
-/// Room above the host's heap that stays the host's.
-const HEAP_ROOM: u64 = 256 << 20;
+/// Room above the host's heap that stays the host's: all that it allocates comes from there (see [`crate::start`]).
+const HEAP_ROOM: u64 = 4 << 30;
+
+/// Room below the host's stack, which grows.
+const STACK_ROOM: u64 = 16 << 20;
 
 /// The guest's view of the address space.
 #[derive(Clone)]
@@ -50,6 +53,30 @@ impl Memory {
         self.protected.iter().any(|own| own.start < range.end && range.start < own.end)
     }
 
+    /// `/proc/self/maps` as the guest should see it: without the host, and with its break by the usual name.
+    pub(super) fn guest_maps(&self, text: &[u8]) -> Vec<u8> {
+        const NAME_COLUMN: usize = 73;
+        let mut out = Vec::with_capacity(text.len());
+        for line in text.split_inclusive(|&byte| byte == b'\n') {
+            let Some(entry) = space::parse_line(line.trim_ascii_end()) else { continue };
+            let name = entry.path.as_deref().map_or(b"".as_slice(), |path| path.as_encoded_bytes());
+            // What the kernel gives every process is the guest's as well.
+            if self.is_protected(&entry.range) && !name.starts_with(b"[v") {
+                continue;
+            }
+            let is_break = name.is_empty() && (self.brk.start()..self.brk.current()).contains(&entry.range.start);
+            if is_break {
+                let mut fields = line.trim_ascii_end().to_vec();
+                fields.resize(NAME_COLUMN.max(fields.len() + 1), b' ');
+                out.extend_from_slice(&fields);
+                out.extend_from_slice(b"[heap]\n");
+            } else {
+                out.extend_from_slice(line);
+            }
+        }
+        out
+    }
+
     /// The parts of `range` that are not protected.
     fn guest_parts(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
@@ -80,15 +107,20 @@ impl System {
         self.memory.protect(range);
     }
 
-    /// Protects everything mapped now. To be called before anything of the guest's is.
+    /// Protects everything mapped now but what lies in `guest`. To be called when all of the host's is set up.
     ///
     /// # Errors
     /// `/proc/self/maps` cannot be read.
-    pub fn protect_host(&mut self) -> std::io::Result<()> {
+    pub fn protect_host(&mut self, guest: &[Range<u64>]) -> std::io::Result<()> {
         for entry in space::maps()? {
-            let is_heap = entry.path.as_ref().is_some_and(|path| path.as_os_str() == "[heap]");
-            let room = if is_heap { HEAP_ROOM } else { 0 };
-            self.protect(entry.range.start..entry.range.end.saturating_add(room));
+            let Range { start, end } = entry.range;
+            if guest.iter().any(|range| range.start <= start && end <= range.end) {
+                continue;
+            }
+            let is = |name: &str| entry.path.as_ref().is_some_and(|path| path.as_os_str() == name);
+            let above = if is("[heap]") { HEAP_ROOM } else { 0 };
+            let below = if is("[stack]") { STACK_ROOM } else { 0 };
+            self.protect(start.saturating_sub(below)..end.saturating_add(above));
         }
         Ok(())
     }
@@ -138,8 +170,12 @@ impl System {
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
         let anonymous = flags & libc::MAP_ANONYMOUS != 0;
         let private = flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
-        if fixed & libc::MAP_FIXED != 0 && self.memory.is_protected(&pages(address, len)) {
-            return Done::error(libc::ENOMEM);
+        let refused = self.memory.is_protected(&pages(address, len));
+        match fixed {
+            0 => {}
+            libc::MAP_FIXED if refused => return Done::error(libc::ENOMEM),
+            _ if refused => return Done::error(libc::EEXIST),
+            _ => {}
         }
         let is_code = flags & libc::MAP_DENYWRITE != 0 || prot & libc::PROT_EXEC != 0;
         let done = if fixed == 0 && address == 0 && private && !anonymous && is_code && fd >= 0 {
@@ -150,6 +186,11 @@ impl System {
                 Ok(start) => Done::Value(start as i64),
                 Err(errno) => Done::error(errno as i32),
             }
+        } else if refused {
+            // A mere hint, at what is not free: the kernel chooses.
+            let mut call = *call;
+            call.args[0] = 0;
+            self.pass(&call)
         } else {
             self.pass(call)
         };
@@ -254,6 +295,9 @@ fn is_open_for_writing(fd: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Machine, in_child};
+
+    const ANONYMOUS: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
 
     fn memory(protected: &[Range<u64>]) -> Memory {
         let mut memory = Memory::new(Brk::new(0).expect("room for a break"));
@@ -284,5 +328,62 @@ mod tests {
         assert_eq!(pages(0x1234, 1), 0x1000..0x2000);
         assert_eq!(pages(0x1000, 0x1001), 0x1000..0x3000);
         assert!(pages(0x1000, u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn the_list_of_mappings_is_the_guests() {
+        let mut memory = memory(&[0x1000..0x2000, 0x7000..0x9000]);
+        let start = memory.brk.start();
+        memory.brk.set(start + 4096);
+        let brk = format!("{start:x}-{:x} rw-p 00000000 00:00 0 \n", start + 4096);
+        let text = format!(
+            "00001000-00002000 r-xp 00000000 fe:00 1  /dynasour\n00003000-00004000 r-xp 00000000 fe:00 1  /guest\n{brk}\
+             00007000-00008000 r--p 00000000 00:00 0  [vvar]\n00008000-00009000 rw-p 00000000 00:00 0 \n"
+        );
+        let shown = String::from_utf8(memory.guest_maps(text.as_bytes())).expect("text");
+        let lines: Vec<_> = shown.lines().collect();
+        assert_eq!(lines.len(), 3, "{shown}");
+        assert!(lines[0].ends_with("/guest") && lines[2].ends_with("[vvar]"), "{shown}");
+        assert_eq!((lines[1].find("[heap]"), &lines[1][..20]), (Some(73), &brk[..20]));
+        memory.brk.set(start);
+    }
+
+    /// The host of this test itself: nothing that the guest does to its addresses may reach it.
+    #[test]
+    fn the_host_is_out_of_reach() {
+        let status = in_child(|| {
+            let mut m = Machine::start();
+            let guest = m.result(libc::SYS_mmap, &[0, 0x4000, 3, ANONYMOUS, u64::MAX, 0]) as u64;
+            m.system.protect_host(std::slice::from_ref(&(guest..guest + 0x4000))).expect("maps");
+            let variable = Box::new(17u64);
+            let heap = page_down(std::ptr::from_ref(&*variable) as u64);
+            let code = page_down(pages as *const () as u64);
+            let maps = space::maps().expect("maps");
+            let named = |name: &str| maps.iter().find(|m| m.path.as_deref() == Some(name.as_ref())).expect("named");
+            let above_heap = named("[heap]").range.end + (1 << 30);
+            let below_stack = named("[stack]").range.start - (4 << 20);
+            let error = |errno: i32| -i64::from(errno);
+            let fixed = ANONYMOUS | libc::MAP_FIXED as u64;
+            let careful = ANONYMOUS | libc::MAP_FIXED_NOREPLACE as u64;
+            let move_to = (libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE) as u64;
+            for host in [heap, code, above_heap, below_stack] {
+                let mut try_it = |nr, args: &[u64]| m.result(nr, args);
+                assert_eq!(try_it(libc::SYS_mmap, &[host, 4096, 0, fixed, u64::MAX, 0]), error(libc::ENOMEM));
+                assert_eq!(try_it(libc::SYS_mmap, &[host, 4096, 0, careful, u64::MAX, 0]), error(libc::EEXIST));
+                assert_eq!(try_it(libc::SYS_mprotect, &[host, 4096, 0]), error(libc::ENOMEM));
+                assert_eq!(try_it(libc::SYS_madvise, &[host, 4096, 4]), error(libc::ENOMEM));
+                assert_eq!(try_it(libc::SYS_mremap, &[host, 4096, 8192, 1, 0]), error(libc::EFAULT));
+                assert_eq!(try_it(libc::SYS_mremap, &[guest, 4096, 4096, move_to, host]), error(libc::ENOMEM));
+                assert_eq!(try_it(libc::SYS_munmap, &[host, 4096]), 0, "nothing there for the guest");
+                let hinted = try_it(libc::SYS_mmap, &[host, 4096, 3, ANONYMOUS, u64::MAX, 0]) as u64;
+                assert!(!m.system.memory.is_protected(&(hinted..hinted + 4096)), "{hinted:#x} for {host:#x}");
+                assert_eq!(m.result(libc::SYS_munmap, &[hinted, 4096]), 0);
+            }
+            assert_eq!(m.result(libc::SYS_mprotect, &[guest, 0x4000, 1]), 0);
+            assert_eq!(m.result(libc::SYS_munmap, &[guest, 0x4000]), 0);
+            assert_eq!(*variable, 17);
+            0
+        });
+        assert_eq!(status, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! `/proc/self/exe` names the guest's executable, not the translator's.
+//! Files of `/proc/self` that speak of the translator: `exe` leads to the guest's executable, `maps` lists its memory.
 
 use std::ffi::CStr;
 
@@ -8,38 +8,58 @@ use crate::entry::{self, Call};
 /// Longer paths cannot be one of ours.
 const LONGEST: usize = 64;
 
-/// Whether `path` names the executable link of the process `pid`, whose only thread is `tid`.
-fn names_own_executable(path: &[u8], pid: u32, tid: u32) -> bool {
-    let Some(rest) = path.strip_prefix(b"/proc/") else { return false };
-    let Some(rest) = rest.strip_suffix(b"/exe") else { return false };
+/// A file that shows something else to the guest than to the translator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Own {
+    Executable,
+    Maps,
+}
+
+/// Which file of the process `pid`, whose only thread is `tid`, this is.
+fn own_file(path: &[u8], pid: u32, tid: u32) -> Option<Own> {
+    let rest = path.strip_prefix(b"/proc/")?;
+    let name_at = rest.iter().rposition(|&byte| byte == b'/')?;
+    let file = match &rest[name_at + 1..] {
+        b"exe" => Own::Executable,
+        b"maps" => Own::Maps,
+        _ => return None,
+    };
+    let rest = &rest[..name_at];
     let is = |text: &[u8], id: u32| text == id.to_string().as_bytes();
-    match rest.iter().position(|&byte| byte == b'/') {
+    let own = match rest.iter().position(|&byte| byte == b'/') {
         None => rest == b"self" || rest == b"thread-self" || is(rest, pid),
         Some(slash) => {
             let (process, task) = (&rest[..slash], &rest[slash..]);
             (process == b"self" || is(process, pid)) && task.strip_prefix(b"/task/").is_some_and(|t| is(t, tid))
         }
-    }
+    };
+    own.then_some(file)
 }
 
-/// Whether the string at `address` names this process's executable link.
-pub(crate) fn is_own_executable(address: u64) -> bool {
+/// Which of this process's own files the string at `address` names.
+fn own_file_at(address: u64) -> Option<Own> {
     let mut bytes = [0; LONGEST];
     let got = crate::memory::copy_in(address, &mut bytes[..6]);
     if got < 6 || &bytes[..6] != b"/proc/" {
-        return false;
+        return None;
     }
     let got = crate::memory::copy_in(address, &mut bytes);
-    let Ok(path) = CStr::from_bytes_until_nul(&bytes[..got]) else { return false };
+    let path = CStr::from_bytes_until_nul(&bytes[..got]).ok()?;
     // SAFETY: neither call has effects.
     let (pid, tid) = unsafe {
         (entry::raw(&Call::new(libc::SYS_getpid, &[])) as u32, entry::raw(&Call::new(libc::SYS_gettid, &[])) as u32)
     };
-    names_own_executable(path.to_bytes(), pid, tid)
+    own_file(path.to_bytes(), pid, tid)
+}
+
+/// Whether the string at `address` names this process's executable link.
+pub(crate) fn is_own_executable(address: u64) -> bool {
+    own_file_at(address) == Some(Own::Executable)
 }
 
 impl System {
-    /// Calls with a path: the executable link is replaced by what it leads to for the guest.
+    /// Calls with a path: the executable link is replaced by what it leads to for the guest, the list of mappings by a file
+    /// that holds those of the guest.
     pub(super) fn path_call(&mut self, nr: i64, call: &Call) -> Done {
         let no_follow = |at: usize, flag: i32| call.args[at] as i32 & flag != 0;
         // Which argument is the path, and whether the link itself is meant.
@@ -52,16 +72,23 @@ impl System {
             libc::SYS_readlink => (0, false),
             _ => (1, false),
         };
-        if itself || !is_own_executable(call.args[path]) {
-            return self.pass(call);
+        match own_file_at(call.args[path]) {
+            Some(Own::Maps) => match nr {
+                libc::SYS_open => self.open_maps(call, call.args[1] as i32),
+                libc::SYS_openat => self.open_maps(call, call.args[2] as i32),
+                _ => self.pass(call),
+            },
+            Some(Own::Executable) if matches!(nr, libc::SYS_readlink | libc::SYS_readlinkat) => {
+                self.readlink_own(call.args[path + 1], call.args[path + 2] as i32)
+            }
+            Some(Own::Executable) if !itself => {
+                let executable = self.executable.clone();
+                let mut call = *call;
+                call.args[path] = executable.as_ptr() as u64;
+                self.pass(&call)
+            }
+            _ => self.pass(call),
         }
-        if matches!(nr, libc::SYS_readlink | libc::SYS_readlinkat) {
-            return self.readlink_own(call.args[path + 1], call.args[path + 2] as i32);
-        }
-        let executable = self.executable.clone();
-        let mut call = *call;
-        call.args[path] = executable.as_ptr() as u64;
-        self.pass(&call)
     }
 
     fn readlink_own(&self, buffer: u64, size: i32) -> Done {
@@ -74,6 +101,37 @@ impl System {
             _ => Done::error(libc::EINVAL),
         }
     }
+
+    /// Opens a copy of the list of mappings, as it is now, in place of the list.
+    fn open_maps(&mut self, call: &Call, flags: i32) -> Done {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return self.pass(call);
+        }
+        let Ok(text) = std::fs::read("/proc/self/maps") else { return self.pass(call) };
+        let text = self.memory.guest_maps(&text);
+        if text.len() as u64 > file_size_limit() {
+            return self.pass(call);
+        }
+        let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
+        let name = c"maps".as_ptr() as u64;
+        // SAFETY: makes a descriptor, the guest's from here on.
+        let fd = unsafe { entry::raw(&Call::new(libc::SYS_memfd_create, &[name, u64::from(close_on_exec)])) };
+        if fd < 0 {
+            return Done::Value(fd);
+        }
+        crate::process::write_all(fd as i32, &text);
+        // SAFETY: concerns the new descriptor only.
+        unsafe { entry::raw(&Call::new(libc::SYS_lseek, &[fd as u64, 0, libc::SEEK_SET as u64])) };
+        Done::Value(fd)
+    }
+}
+
+/// The largest file that this process may write; more would be a signal of the guest's.
+fn file_size_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes `limit`.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    limit.rlim_cur
 }
 
 #[cfg(test)]
@@ -81,15 +139,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_own_link_counts() {
+    fn only_own_files_count() {
         for own in ["self", "thread-self", "42", "self/task/43", "42/task/43"] {
-            assert!(names_own_executable(format!("/proc/{own}/exe").as_bytes(), 42, 43), "{own}");
+            assert_eq!(own_file(format!("/proc/{own}/exe").as_bytes(), 42, 43), Some(Own::Executable), "{own}");
+            assert_eq!(own_file(format!("/proc/{own}/maps").as_bytes(), 42, 43), Some(Own::Maps), "{own}");
         }
         for other in ["43", "self/task/42", "4", "", "self/", "self/fd", "self/task/"] {
-            assert!(!names_own_executable(format!("/proc/{other}/exe").as_bytes(), 42, 43), "{other}");
+            assert_eq!(own_file(format!("/proc/{other}/exe").as_bytes(), 42, 43), None, "{other}");
         }
-        assert!(!names_own_executable(b"/proc/self/maps", 42, 43));
-        assert!(!names_own_executable(b"/proc/exe", 42, 43));
+        assert_eq!(own_file(b"/proc/self/mem", 42, 43), None);
+        assert_eq!(own_file(b"/proc/exe", 42, 43), None);
     }
 
     #[test]
