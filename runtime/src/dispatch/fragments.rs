@@ -71,6 +71,9 @@ pub enum FragmentError {
     /// From the emitter.
     #[error(transparent)]
     Emit(#[from] EmitError),
+    /// From the interpreter.
+    #[error("cannot map memory for the interpreter: {0}")]
+    Memory(#[from] std::io::Error),
 }
 
 /// Where the guest stands after running fragments, and what should happen there.

@@ -51,9 +51,11 @@ impl<'c> Dispatcher<'c> {
             Tier::Interp => None,
             Tier::Dynamo => Some(Fragments::new(config)?),
         };
+        let mut interp = Interp::with_code(Box::new(ExecutableCode::default()));
+        interp.reserve()?;
         Ok(Dispatcher {
             config,
-            interp: Interp::with_code(Box::new(ExecutableCode::default())),
+            interp,
             selector: Selector::new(config.threshold, untraced),
             fragments,
             stats: Stats::default(),

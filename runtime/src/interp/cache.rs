@@ -119,6 +119,14 @@ impl Cache {
         }
     }
 
+    /// Gets all memory that is not allocated from the heap.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn reserve(&mut self) -> std::io::Result<()> {
+        self.natives.reserve()
+    }
+
     /// How many blocks there are, those for stepping not counted.
     pub fn len(&self) -> usize {
         self.blocks.len()

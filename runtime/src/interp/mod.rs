@@ -175,6 +175,14 @@ impl Interp {
         Interp { cache: Cache::new(code) }
     }
 
+    /// Gets all memory that is not allocated from the heap, so that it is there before the guest is.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn reserve(&mut self) -> std::io::Result<()> {
+        self.cache.reserve()
+    }
+
     /// Runs from `context.rip` until something needs the dispatcher.
     pub fn run<P: Policy>(&mut self, context: &mut ThreadContext, policy: &mut P) -> Stop<P::Stop> {
         let mut block = match self.cache.block(context.rip) {

@@ -125,6 +125,17 @@ impl NativePool {
         self.pool.as_mut().map_or(Ok(()), Pool::clear)
     }
 
+    /// Gets the memory that thunks will need, which otherwise comes with the first.
+    ///
+    /// # Errors
+    /// See [`Pool::new`].
+    pub fn reserve(&mut self) -> io::Result<()> {
+        if self.pool.is_none() {
+            self.pool = Some(Pool::new()?);
+        }
+        Ok(())
+    }
+
     /// In a forked child: takes the thunks over from the parent.
     ///
     /// # Errors

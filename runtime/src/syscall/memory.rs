@@ -58,20 +58,26 @@ impl Memory {
         const NAME_COLUMN: usize = 73;
         let mut out = Vec::with_capacity(text.len());
         for line in text.split_inclusive(|&byte| byte == b'\n') {
-            let Some(entry) = space::parse_line(line.trim_ascii_end()) else { continue };
+            let line = line.trim_ascii_end();
+            let Some(entry) = space::parse_line(line) else { continue };
+            let Some(space) = line.iter().position(|&byte| byte == b' ') else { continue };
             let name = entry.path.as_deref().map_or(b"".as_slice(), |path| path.as_encoded_bytes());
-            // What the kernel gives every process is the guest's as well.
-            if self.is_protected(&entry.range) && !name.starts_with(b"[v") {
-                continue;
-            }
-            let is_break = name.is_empty() && (self.brk.start()..self.brk.current()).contains(&entry.range.start);
-            if is_break {
-                let mut fields = line.trim_ascii_end().to_vec();
-                fields.resize(NAME_COLUMN.max(fields.len() + 1), b' ');
-                out.extend_from_slice(&fields);
-                out.extend_from_slice(b"[heap]\n");
-            } else {
-                out.extend_from_slice(line);
+            // What the kernel gives every process is the guest's as well. It joins anonymous neighbours, so that a line may be
+            // in part the guest's.
+            let whole = name.starts_with(b"[v") || !self.is_protected(&entry.range);
+            let parts = if whole { vec![entry.range.clone()] } else { self.guest_parts(entry.range.clone()) };
+            for part in parts {
+                let start = out.len();
+                out.extend_from_slice(format!("{:08x}-{:08x}", part.start, part.end).as_bytes());
+                out.extend_from_slice(&line[space..]);
+                if name.is_empty() && (self.brk.start()..self.brk.current()).contains(&part.start) {
+                    out.resize((start + NAME_COLUMN).max(out.len() + 1), b' ');
+                    out.extend_from_slice(b"[heap]");
+                } else if name.is_empty() {
+                    // The kernel pads where the name would be.
+                    out.push(b' ');
+                }
+                out.push(b'\n');
             }
         }
         out
@@ -332,17 +338,22 @@ mod tests {
 
     #[test]
     fn the_list_of_mappings_is_the_guests() {
-        let mut memory = memory(&[0x1000..0x2000, 0x7000..0x9000]);
+        let mut memory = memory(&[0x1000..0x2000, 0x7000..0x9000, 0xb000..0xc000]);
         let start = memory.brk.start();
         memory.brk.set(start + 4096);
         let brk = format!("{start:x}-{:x} rw-p 00000000 00:00 0 \n", start + 4096);
         let text = format!(
             "00001000-00002000 r-xp 00000000 fe:00 1  /dynasour\n00003000-00004000 r-xp 00000000 fe:00 1  /guest\n{brk}\
-             00007000-00008000 r--p 00000000 00:00 0  [vvar]\n00008000-00009000 rw-p 00000000 00:00 0 \n"
+             00007000-00008000 r--p 00000000 00:00 0  [vvar]\n00008000-00009000 rw-p 00000000 00:00 0 \n\
+             0000a000-0000d000 rw-p 00000000 00:00 0 \n"
         );
         let shown = String::from_utf8(memory.guest_maps(text.as_bytes())).expect("text");
         let lines: Vec<_> = shown.lines().collect();
-        assert_eq!(lines.len(), 3, "{shown}");
+        assert_eq!(lines.len(), 5, "{shown}");
+        assert_eq!(
+            lines[3..],
+            ["0000a000-0000b000 rw-p 00000000 00:00 0 ", "0000c000-0000d000 rw-p 00000000 00:00 0 "]
+        );
         assert!(lines[0].ends_with("/guest") && lines[2].ends_with("[vvar]"), "{shown}");
         assert_eq!((lines[1].find("[heap]"), &lines[1][..20]), (Some(73), &brk[..20]));
         memory.brk.set(start);

@@ -75,6 +75,9 @@ macro_rules! for_each_guest {
             mmap: "mmap.c",
             brk: "brk.c",
             brk_no_pie: "brk.c" .flags(&["-no-pie"]),
+            gaps: "gaps.c",
+            gaps_static: "gaps.c" .flags(&["-static"]),
+            gaps_high: "gaps.c" .flags(&["-static", "-Wl,-Ttext-segment=0x3f000000"]),
             tls: "tls.c",
             files: "files.c",
             large_output: "large_output.c",
@@ -85,6 +88,11 @@ macro_rules! for_each_guest {
             // Forms of executables, and what a program finds at its start.
             start_pie: "echo_args.c" .args(&["a", "", "b c", "\u{e9}"]) .exits(5),
             start_no_pie: "echo_args.c" .flags(&["-no-pie"]) .exits(1),
+            start_lowest: "echo_args.c" .args(&["x"]) .flags(&["-no-pie", "-Wl,-Ttext-segment=0x10000"]) .exits(2),
+            start_in_cache: "echo_args.c" .args(&["x"]) .flags(&["-no-pie", "-Wl,-Ttext-segment=0x20000000"]) .exits(2),
+            start_above_cache: "echo_args.c" .args(&["x"]) .flags(&["-static", "-Wl,-Ttext-segment=0x70000000"]) .exits(2),
+            start_high: "asm_hello.S" .flags(&["-Wl,-Ttext-segment=0x100000000"]) .exits(42),
+            start_highest: "asm_hello.S" .flags(&["-Wl,-Ttext-segment=0x7fff00000000"]) .exits(42),
             start_static: "echo_args.c" .args(&["x"]) .flags(&["-static"]) .exits(2),
             start_static_pie: "echo_args.c" .args(&["x", "y"]) .flags(&["-static-pie"]) .exits(3),
             // Other languages.
