@@ -1,130 +1,331 @@
-//! The alias oracle: may two accesses of one version touch the same bytes?
+//! The alias oracle: addresses as linear forms, and what is known of how two accesses lie to each other.
 //!
-//! Verifier and passes ask the same oracle (DESIGN section 4). It knows one rule: addresses that are the same
-//! value plus different constants do not overlap when their ranges do not. Anything else is unknown: a stack slot
-//! and a pointer are *not* assumed to be different.
+//! Verifier and passes ask the same oracle (DESIGN section 4). A stack slot and a pointer are *not* assumed to be
+//! different; that takes a guard.
+//!
+//! An address is `segment + sum of coefficient*value + offset`, modulo 2^64. Two accesses with the same segment and
+//! terms have a known distance; for others the answer comes from *alias guards* that have been passed: a guard
+//!
+//! ```text
+//! assume le.u N, X else aK        with X = (sum of coefficient*value) + k
+//! ```
+//!
+//! says of the difference D of two addresses with exactly these terms that D + k lies in [N, 2^64). For an access A
+//! of w bytes and one B of z bytes with A - B = D + s, no byte is common iff (D + s + w - 1) >= z + w - 1 unsigned.
+//! With e = k - (s + w - 1) that is ((D + k) - e) >= z + w - 1, which the guard implies if 0 <= e and
+//! e + z + w - 1 <= N. So one guard serves every slot of the group it was made for (`opt::alias`).
+//!
+//! A guard speaks of SSA values, so what it says holds wherever it dominates: both the values and the guard are then
+//! those of the same moment. Whoever asks walks in dominance order and lets the oracle [`Addresses::learn`].
 
+use crate::defs::{Defs, Expr};
 use crate::op::Op;
-use crate::reach::{Def, definitions};
+use crate::opt::rename;
 use crate::types::{Operand, Ty, Value};
-use crate::version::{Mem, Segment, Version};
+use crate::version::{Effects, Inst, Mem, Segment, Version};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
-/// An address as a root plus a constant: `seg:[root + index*scale + offset]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Location {
-    /// The segment.
-    pub segment: Option<Segment>,
-    /// What is left of the base when constants are taken out of it.
-    pub root: Option<Value>,
-    /// The index and its scale, if it is not a constant.
-    pub index: Option<(Value, u8)>,
-    /// Every constant part, wrapping.
+/// Values with their coefficients, sorted, none zero.
+pub(crate) type Terms = SmallVec<[(Value, u64); 3]>;
+
+/// A sum of terms and a constant.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Linear {
+    pub terms: Terms,
     pub offset: u64,
-    /// Bytes accessed.
+}
+
+/// More terms than this are not looked into: the value counts as a term itself.
+const MAX_TERMS: usize = 4;
+/// Nor are sums nested deeper than this (a constant added to a value does not count).
+const MAX_DEPTH: u32 = 6;
+/// Definitions of a verified version form no cycle, but a chain of additions may be long.
+const MAX_CHAIN: u32 = 200;
+
+impl Linear {
+    fn value(v: Value) -> Linear {
+        Linear { terms: SmallVec::from_slice(&[(v, 1)]), offset: 0 }
+    }
+
+    fn scaled(mut self, factor: u64) -> Linear {
+        self.terms.iter_mut().for_each(|(_, c)| *c = c.wrapping_mul(factor));
+        self.terms.retain(|(_, c)| *c != 0);
+        self.offset = self.offset.wrapping_mul(factor);
+        self
+    }
+
+    fn plus(&self, other: &Linear) -> Linear {
+        let mut sum = Linear { terms: Terms::new(), offset: self.offset.wrapping_add(other.offset) };
+        let (mut a, mut b) = (self.terms.iter().peekable(), other.terms.iter().peekable());
+        loop {
+            let term = match (a.peek(), b.peek()) {
+                (Some((x, p)), Some((y, q))) if x == y => {
+                    let both = (*x, p.wrapping_add(*q));
+                    a.next();
+                    b.next();
+                    both
+                }
+                (Some((x, p)), Some((y, _))) if x < y => {
+                    a.next();
+                    (*x, *p)
+                }
+                (_, Some((y, q))) => {
+                    b.next();
+                    (*y, *q)
+                }
+                (Some((x, p)), None) => {
+                    a.next();
+                    (*x, *p)
+                }
+                (None, None) => return sum,
+            };
+            if term.1 != 0 {
+                sum.terms.push(term);
+            }
+        }
+    }
+
+    /// `self - other`
+    pub(crate) fn minus(&self, other: &Linear) -> Linear {
+        self.plus(&other.clone().scaled(u64::MAX))
+    }
+}
+
+/// What linear forms are computed from: definitions, seen through replacements.
+pub(crate) struct Values<'a> {
+    pub defs: &'a Defs,
+    pub replaced: &'a [Option<Operand>],
+}
+
+impl Values<'_> {
+    /// The linear form of an i64 operand.
+    pub(crate) fn linear(&self, o: Operand) -> Linear {
+        self.at_depth(o, 0)
+    }
+
+    /// The operand as another one plus a constant, as far as additions of constants go.
+    pub(crate) fn root(&self, mut o: Operand) -> (Operand, u64) {
+        let mut offset = 0u64;
+        for _ in 0..MAX_CHAIN {
+            o = rename(self.replaced, o);
+            let step = match self.defs.get(o) {
+                Some(Expr { op: Op::Add, ty: Ty::I64, args: [x, Operand::Const(c), _] })
+                | Some(Expr { op: Op::Add, ty: Ty::I64, args: [Operand::Const(c), x, _] }) => (x, c),
+                Some(Expr { op: Op::Sub, ty: Ty::I64, args: [x, Operand::Const(c), _] }) => (x, c.wrapping_neg()),
+                _ => break,
+            };
+            o = step.0;
+            offset = offset.wrapping_add(step.1);
+        }
+        match o {
+            Operand::Const(c) => (Operand::Const(0), offset.wrapping_add(c)),
+            Operand::Value(_) => (o, offset),
+        }
+    }
+
+    fn at_depth(&self, o: Operand, depth: u32) -> Linear {
+        let (o, offset) = self.root(o);
+        let Operand::Value(v) = o else { return Linear { terms: Terms::new(), offset } };
+        let mut linear = self.sum(v, depth).unwrap_or_else(|| Linear::value(v));
+        linear.offset = linear.offset.wrapping_add(offset);
+        linear
+    }
+
+    /// The value as a sum of others, if it is one.
+    fn sum(&self, v: Value, depth: u32) -> Option<Linear> {
+        let Expr { op, ty: Ty::I64, args: [a, b, _] } = self.defs.get(v.into()).filter(|_| depth < MAX_DEPTH)? else {
+            return None;
+        };
+        let go = |o| self.at_depth(o, depth + 1);
+        let form = match (op, rename(self.replaced, b)) {
+            (Op::Add, _) => go(a).plus(&go(b)),
+            (Op::Sub, _) => go(a).minus(&go(b)),
+            (Op::Neg, _) => go(a).scaled(u64::MAX),
+            (Op::Shl, Operand::Const(k)) => go(a).scaled(1 << (k & 63)),
+            (Op::Mul, Operand::Const(k)) => go(a).scaled(k),
+            _ => return None,
+        };
+        (form.terms.len() <= MAX_TERMS).then_some(form)
+    }
+
+    /// An address without its segment.
+    fn address(&self, mem: &Mem, base: Operand, index: Operand) -> Linear {
+        let mut sum = self.linear(base).plus(&self.linear(index).scaled(u64::from(mem.scale)));
+        sum.offset = sum.offset.wrapping_add(mem.disp as u64);
+        sum
+    }
+}
+
+/// An access: what its address is relative to, and the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Location {
+    /// Number of the segment and terms in [`Addresses`].
+    pub key: u32,
+    pub offset: u64,
     pub size: u32,
+}
+
+impl Location {
+    /// Are all bytes of `other` among ours? (Same key.)
+    pub(crate) fn contains(&self, other: &Location) -> bool {
+        let start = other.offset.wrapping_sub(self.offset);
+        self.key == other.key && start < u64::from(self.size) && start + u64::from(other.size) <= u64::from(self.size)
+    }
 }
 
 /// How two locations lie to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Overlap {
+pub(crate) enum Overlap {
     /// No byte in common.
     Disjoint,
-    /// The same bytes.
-    Same,
-    /// The second covers the first and more.
+    /// The second covers the first.
     Covered,
-    /// At least one byte in common, none of the above.
+    /// At least one byte in common, but not that.
     Partial,
     /// Nothing is known.
     Unknown,
 }
 
-/// The oracle for one version. Build it anew when the version's definitions change.
-pub struct Oracle<'v> {
-    version: &'v Version,
-    defs: Vec<Option<Def>>,
+/// How the memory access of an instruction reaches memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    /// No access.
+    None,
+    /// Reads the bytes of its memory operand.
+    Read(u32),
+    /// Writes (and maybe reads) the bytes of its memory operand.
+    Write(u32),
+    /// Reads memory somewhere.
+    ReadUnknown,
+    /// Writes memory somewhere, or orders memory.
+    Barrier,
 }
 
-impl<'v> Oracle<'v> {
-    /// An oracle for `version`.
-    pub fn new(version: &'v Version) -> Oracle<'v> {
-        Oracle { version, defs: definitions(version) }
-    }
-
-    /// `v` as another value plus a constant, one step; `None` if it is not that.
-    fn step(&self, v: Value) -> Option<(Option<Value>, u64)> {
-        let Some(Def::Inst(place)) = self.defs.get(v.index()).copied().flatten() else { return None };
-        let inst = &self.version.blocks[place.block.index()].insts[place.inst];
-        if inst.ty != Ty::I64 {
-            return None;
-        }
-        match (inst.op, inst.args.as_slice()) {
-            (Op::Add, [Operand::Value(a), Operand::Const(c)] | [Operand::Const(c), Operand::Value(a)]) => {
-                Some((Some(*a), *c))
-            }
-            (Op::Add, [Operand::Const(a), Operand::Const(b)]) => Some((None, a.wrapping_add(*b))),
-            (Op::Sub, [Operand::Value(a), Operand::Const(c)]) => Some((Some(*a), c.wrapping_neg())),
-            _ => None,
-        }
-    }
-
-    /// An operand as a value plus a constant, as far as additions of constants go.
-    pub fn root(&self, operand: Operand) -> (Option<Value>, u64) {
-        let mut value = match operand {
-            Operand::Const(c) => return (None, c),
-            Operand::Value(v) => v,
-        };
-        let mut offset = 0u64;
-        // Definitions of a verified version form no cycle; the bound is for versions that are not verified yet.
-        for _ in 0..self.version.types.len() {
-            match self.step(value) {
-                Some((Some(next), c)) => {
-                    offset = offset.wrapping_add(c);
-                    value = next;
-                }
-                Some((None, c)) => return (None, offset.wrapping_add(c)),
-                None => break,
+/// What an instruction does to memory.
+pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
+    match inst.op {
+        Op::Load => Access::Read(inst.ty.bytes()),
+        Op::Store => Access::Write(inst.ty.bytes()),
+        Op::Native => {
+            let Some(native) = inst.native.and_then(|n| version.natives.get(n.index())) else { return Access::Barrier };
+            let effects = native.effects;
+            let extent = native.mem_size.filter(|size| {
+                *size > 0 && inst.mem.is_some() && !effects.intersects(Effects::UNKNOWN_EXTENT | Effects::RESTARTABLE)
+            });
+            let (writes, reads) = (effects.contains(Effects::WRITE), effects.contains(Effects::READ));
+            match extent {
+                _ if effects.intersects(Effects::FENCE | Effects::LOCKED) => Access::Barrier,
+                Some(size) if writes => Access::Write(size),
+                Some(size) if reads => Access::Read(size),
+                None if writes => Access::Barrier,
+                None if reads || effects.contains(Effects::UNKNOWN_EXTENT) => Access::ReadUnknown,
+                Some(_) | None => Access::None,
             }
         }
-        (Some(value), offset)
+        _ => Access::None,
+    }
+}
+
+/// What the alias guards passed so far say. Terms D -> (k, N): D + k lies in [N, 2^64).
+#[derive(Clone, Default)]
+pub(crate) struct Guards(FxHashMap<Terms, SmallVec<[(u64, u64); 2]>>);
+
+/// The addresses of a version by number, and the alias guards passed so far.
+#[derive(Clone, Default)]
+pub(crate) struct Addresses {
+    numbers: FxHashMap<(Option<Segment>, Terms), u32>,
+    keys: Vec<(Option<Segment>, Terms)>,
+    /// What is known here.
+    pub guards: Guards,
+}
+
+impl Addresses {
+    /// The location of an access of `size` bytes by `inst`.
+    pub(crate) fn locate(&mut self, values: &Values, inst: &Inst, size: u32) -> Option<Location> {
+        let mem = inst.mem.as_ref()?;
+        Some(self.locate_parts(values, mem, *inst.args.first()?, *inst.args.get(1)?, size))
     }
 
     /// The location of an access of `size` bytes.
-    pub fn location(&self, mem: &Mem, base: Operand, index: Operand, size: u32) -> Location {
-        let (root, mut offset) = self.root(base);
-        let (index_root, index_offset) = self.root(index);
-        offset = offset.wrapping_add(mem.disp as u64);
-        offset = offset.wrapping_add(index_offset.wrapping_mul(u64::from(mem.scale)));
-        let mut location = Location { segment: mem.seg, root, index: index_root.map(|v| (v, mem.scale)), offset, size };
-        // [x*1] and [x] are one address, and so are [x + y*1] and [y + x*1].
-        if let Some((v, 1)) = location.index {
-            match location.root {
-                None => (location.root, location.index) = (Some(v), None),
-                Some(root) if root > v => (location.root, location.index) = (Some(v), Some((root, 1))),
-                Some(_) => {}
-            }
+    pub(crate) fn locate_parts(
+        &mut self,
+        values: &Values,
+        mem: &Mem,
+        base: Operand,
+        index: Operand,
+        size: u32,
+    ) -> Location {
+        let linear = values.address(mem, base, index);
+        let key = (mem.seg, linear.terms);
+        let next = self.keys.len() as u32;
+        let number = *self.numbers.entry(key.clone()).or_insert(next);
+        if number == next {
+            self.keys.push(key);
         }
-        location
+        Location { key: number, offset: linear.offset, size }
     }
-}
 
-/// How `a` lies to `b`.
-pub fn overlap(a: &Location, b: &Location) -> Overlap {
-    if (a.segment, a.root, a.index) != (b.segment, b.root, b.index) {
-        return Overlap::Unknown;
+    /// The terms a location is relative to.
+    pub(crate) fn terms(&self, location: &Location) -> &Terms {
+        &self.keys[location.key as usize].1
     }
-    // Distances modulo 2^64: b's start seen from a, and a's start seen from b.
-    let forward = b.offset.wrapping_sub(a.offset);
-    let backward = a.offset.wrapping_sub(b.offset);
-    let (a_size, b_size) = (u64::from(a.size), u64::from(b.size));
-    if forward >= a_size && backward >= b_size {
-        Overlap::Disjoint
-    } else if forward == 0 && a_size == b_size {
-        Overlap::Same
-    } else if backward < b_size && backward + a_size <= b_size {
-        Overlap::Covered
-    } else {
-        Overlap::Partial
+
+    /// The difference of two addresses, if they are in one address space.
+    pub(crate) fn difference(&self, a: &Location, b: &Location) -> Option<Linear> {
+        let (x, y) = (&self.keys[a.key as usize], &self.keys[b.key as usize]);
+        if x.0 != y.0 {
+            return None;
+        }
+        let form = |terms: &Terms, offset| Linear { terms: terms.clone(), offset };
+        Some(form(&x.1, a.offset).minus(&form(&y.1, b.offset)))
+    }
+
+    /// How does `b` lie to `a`?
+    pub(crate) fn overlap(&self, a: &Location, b: &Location) -> Overlap {
+        if self.disjoint(a, b) {
+            Overlap::Disjoint
+        } else if a.key != b.key {
+            Overlap::Unknown
+        } else if b.contains(a) {
+            Overlap::Covered
+        } else {
+            Overlap::Partial
+        }
+    }
+
+    /// Is it certain that the two have no byte in common?
+    pub(crate) fn disjoint(&self, a: &Location, b: &Location) -> bool {
+        if a.key == b.key {
+            let (forward, backward) = (b.offset.wrapping_sub(a.offset), a.offset.wrapping_sub(b.offset));
+            return forward >= u64::from(a.size) && backward >= u64::from(b.size);
+        }
+        !self.guards.0.is_empty() && (self.guarded(a, b) || self.guarded(b, a))
+    }
+
+    fn guarded(&self, a: &Location, b: &Location) -> bool {
+        let Some(difference) = self.difference(a, b) else { return false };
+        let Some(guards) = self.guards.0.get(&difference.terms) else { return false };
+        let (w, z) = (u64::from(a.size), u64::from(b.size));
+        guards.iter().any(|(k, n)| {
+            let e = k.wrapping_sub(difference.offset.wrapping_add(w - 1));
+            e < 1 << 32 && e + z + w - 1 <= *n
+        })
+    }
+
+    /// Learns from a passed predicate, if it is an alias guard.
+    pub(crate) fn learn(&mut self, values: &Values, predicate: Operand) {
+        let Some(Expr { op, ty: Ty::I64, args: [a, b, _] }) = values.defs.get(predicate) else { return };
+        let (n, x) = match (op, a, b) {
+            (Op::LeU, Operand::Const(n), x) => (n, x),
+            (Op::LtU, Operand::Const(n), x) if n < u64::MAX => (n + 1, x),
+            (Op::Ne, x, Operand::Const(0)) => (1, x),
+            _ => return,
+        };
+        let linear = values.linear(x);
+        if !linear.terms.is_empty() {
+            self.guards.0.entry(linear.terms).or_default().push((linear.offset, n));
+        }
     }
 }
 
@@ -132,21 +333,50 @@ pub fn overlap(a: &Location, b: &Location) -> Overlap {
 mod tests {
     use super::*;
 
-    fn at(offset: i64, size: u32) -> Location {
-        Location { segment: None, root: Some(Value(0)), index: None, offset: offset as u64, size }
+    /// Small addresses exhaustively: whenever a guard's fact makes the oracle say "disjoint", no distance that
+    /// passes the guard makes the ranges overlap.
+    #[test]
+    fn guards_imply_disjointness() {
+        let mut addresses = Addresses::default();
+        for terms in [SmallVec::from_slice(&[(Value(0), 1)]), Terms::new()] {
+            addresses.keys.push((None, terms));
+        }
+        let mut proved = 0;
+        for k in 0..12u64 {
+            for n in 1..24u64 {
+                addresses.guards.0.clear();
+                addresses.guards.0.insert(SmallVec::from_slice(&[(Value(0), 1)]), SmallVec::from_slice(&[(k, n)]));
+                for (s, w, z) in [(0, 4, 4), (0, 8, 1), (3, 1, 8), (u64::MAX - 2, 2, 4), (5, 8, 8)] {
+                    let a = Location { key: 0, offset: s, size: w };
+                    let b = Location { key: 1, offset: 0, size: z };
+                    if !addresses.disjoint(&a, &b) {
+                        continue;
+                    }
+                    proved += 1;
+                    for d in -40i64..40 {
+                        if (d as u64).wrapping_add(k) < n {
+                            continue;
+                        }
+                        let start = d + s as i64;
+                        assert!(
+                            start + i64::from(w) <= 0 || start >= i64::from(z),
+                            "k {k} n {n} s {s} w {w} z {z} d {d}"
+                        );
+                    }
+                }
+            }
+        }
+        assert!(proved > 100);
     }
 
     #[test]
-    fn ranges() {
-        assert_eq!(overlap(&at(-8, 8), &at(0, 8)), Overlap::Disjoint);
-        assert_eq!(overlap(&at(0, 8), &at(-8, 8)), Overlap::Disjoint);
-        assert_eq!(overlap(&at(0, 8), &at(0, 8)), Overlap::Same);
-        assert_eq!(overlap(&at(4, 4), &at(0, 8)), Overlap::Covered);
-        assert_eq!(overlap(&at(0, 4), &at(0, 8)), Overlap::Covered);
-        assert_eq!(overlap(&at(0, 8), &at(4, 4)), Overlap::Partial);
-        assert_eq!(overlap(&at(0, 8), &at(4, 8)), Overlap::Partial);
-        assert_eq!(overlap(&at(-4, 8), &at(0, 8)), Overlap::Partial);
-        let other = Location { root: Some(Value(1)), ..at(0, 8) };
-        assert_eq!(overlap(&at(0, 8), &other), Overlap::Unknown);
+    fn distances_wrap() {
+        let addresses = Addresses { keys: vec![(None, Terms::new())], ..Addresses::default() };
+        let at = |offset: i64, size| Location { key: 0, offset: offset as u64, size };
+        assert!(addresses.disjoint(&at(-8, 8), &at(0, 8)));
+        assert!(!addresses.disjoint(&at(-8, 9), &at(0, 8)));
+        assert!(!addresses.disjoint(&at(-1, 2), &at(0, 1)));
+        assert!(at(-8, 8).contains(&at(-4, 4)));
+        assert!(!at(-8, 8).contains(&at(-4, 8)));
     }
 }

@@ -7,8 +7,9 @@
 //! * [`eval`]: running versions, and comparing them with `base`.
 //! * [`opt`]: the passes. [`random`]: programs, traces and versions to try them on.
 
-pub mod alias;
+mod alias;
 pub mod builder;
+mod defs;
 pub mod eval;
 pub mod hostflags;
 pub mod op;

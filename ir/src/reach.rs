@@ -152,6 +152,12 @@ impl Cfg {
         self.rank[block.index()].is_some()
     }
 
+    /// The immediate dominator of a reachable block; none of the entry.
+    pub fn parent(&self, block: BlockId) -> Option<BlockId> {
+        let rank = self.rank[block.index()].filter(|r| *r > 0)?;
+        Some(self.order[self.idom[rank]])
+    }
+
     /// Does every path from the entry to `b` pass `a`? (Both must be reachable.)
     pub fn dominates(&self, a: BlockId, b: BlockId) -> bool {
         let (Some(a), Some(mut b)) = (self.rank[a.index()], self.rank[b.index()]) else { return false };

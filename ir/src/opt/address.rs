@@ -1,7 +1,7 @@
 //! Folding address arithmetic into the x86 memory operand: `[base + index*scale + disp]`.
 
-use super::defs::Expr;
 use super::simplify::Numbering;
+use crate::defs::Expr;
 use crate::op::Op;
 use crate::types::Operand;
 use crate::version::Mem;

@@ -12,7 +12,7 @@
 //! store.i64 [v3], v7 !a3                   store.i64 [v3], v7 !a3
 //! ```
 //!
-//! ([`super::memory`] has the arithmetic.) A guard whose address does not change in the loop disappears from the
+//! ([`crate::alias`] has the arithmetic.) A guard whose address does not change in the loop disappears from the
 //! loop again by value numbering against its copy in the peeled iteration. The others cost an addition, a comparison
 //! and a never-taken branch each, so they are made only where they pay: at least one load around the loop gained for
 //! each guard that stays.
@@ -20,9 +20,9 @@
 //! Groups are slots at constant distances from one loop-invariant address, without gaps where an array could be.
 
 use super::OptOptions;
-use super::defs::Defs;
-use super::memory::{Access, Addresses, Linear, Location, Values, access};
 use super::shape::{BODY, ENTRY, Shape, normalise};
+use crate::alias::{Access, Addresses, Linear, Location, Values, access};
+use crate::defs::Defs;
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};

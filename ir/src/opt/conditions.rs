@@ -4,9 +4,9 @@
 //! ZF is `r == 0`, SF is `r < 0` signed, CF the unsigned carry, SF != OF the sign of the *exact* result.
 //! Conditions that need PF or OF alone stay: the emitter reads them from the host's flags.
 
-use super::defs::Expr;
 use super::rules::again;
 use super::simplify::{Numbering, Step};
+use crate::defs::Expr;
 use crate::op::{Cond, FlagOp, Op};
 use crate::types::{Operand, Ty};
 use Operand::Const;

@@ -16,8 +16,8 @@
 //! must remain the poll.
 
 use super::OptOptions;
-use super::defs::{Defs, Expr};
 use super::shape::{BODY, ENTRY, Shape, normalise};
+use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Op};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Term, Version};

@@ -23,9 +23,9 @@
 //! ```
 
 use super::OptOptions;
-use super::defs::Defs;
-use super::memory::{Access, Addresses, Location, Values, access};
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
+use crate::alias::{Access, Addresses, Location, Values, access};
+use crate::defs::Defs;
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Term, Version};

@@ -9,7 +9,7 @@
 //! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
 //! | `dce` | `dce` | dead code, dead and duplicate parameters, unused anchors |
 //! | `alias` | `alias` | guards that stores through pointers miss the loop's slots |
-//! | `forward` (`memory`) | `forward` | loads replaced by what memory is known to hold, around loops too |
+//! | `forward` | `forward` | loads replaced by what memory is known to hold, around loops too |
 //! | `sink` | `sink` | dead stores move into the varmaps of the exits |
 //! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
 //! | `peel` | `peel` | one iteration of a loop before it |
@@ -21,16 +21,15 @@ mod alias;
 mod bounds;
 mod conditions;
 mod dce;
-mod defs;
 mod flagparams;
 mod forward;
-mod memory;
 mod peel;
 mod rules;
 mod shape;
 mod simplify;
 mod sink;
 
+pub(crate) use shape::rename;
 pub use shape::{Shape, normalise};
 
 use crate::version::Version;

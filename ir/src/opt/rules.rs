@@ -6,8 +6,8 @@
 
 use super::bounds::Bounds;
 use super::conditions;
-use super::defs::Expr;
 use super::simplify::{Numbering, Step};
+use crate::defs::Expr;
 use crate::op::{FlagOp, Op};
 use crate::types::{Operand, Ty};
 use Operand::Const;

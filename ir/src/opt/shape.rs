@@ -30,7 +30,7 @@ pub(super) const ENTRY: usize = 0;
 pub(super) const BODY: usize = 1;
 
 /// Renames operands by a table from value to operand; values beyond the table stay.
-pub(super) fn rename(table: &[Option<Operand>], o: Operand) -> Operand {
+pub(crate) fn rename(table: &[Option<Operand>], o: Operand) -> Operand {
     match o {
         Operand::Value(v) => table.get(v.index()).copied().flatten().unwrap_or(o),
         Operand::Const(_) => o,

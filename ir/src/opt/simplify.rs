@@ -15,9 +15,9 @@
 
 use super::OptOptions;
 use super::bounds::Bounds;
-use super::defs::{Defs, Expr};
 use super::shape::normalise;
 use super::{address, rules};
+use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
 use crate::semantics;
 use crate::types::{AnchorId, Operand, Ty, Value};

@@ -26,9 +26,9 @@
 //! leaves versions alone whose anchors already have deferred stores.
 
 use super::OptOptions;
-use super::memory::{Access, access};
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use crate::alias::{Location, Oracle, Overlap, overlap};
+use crate::alias::{Access, Addresses, Location, Values, access};
+use crate::defs::Defs;
 use crate::op::Op;
 use crate::types::{AnchorId, Operand, Value};
 use crate::version::{DeferredStore, Inst, Term, Version};
@@ -88,10 +88,6 @@ fn first_uses(version: &Version, block: usize) -> Vec<(AnchorId, usize)> {
     uses.chain(exit).filter(|(a, _)| !std::mem::replace(&mut seen[a.index()], true)).collect()
 }
 
-fn locate(oracle: &Oracle, inst: &Inst, size: u32) -> Option<Location> {
-    Some(oracle.location(inst.mem.as_ref()?, *inst.args.first()?, *inst.args.get(1)?, size))
-}
-
 fn deferred(store: &Inst, value: Operand) -> Option<DeferredStore> {
     Some(DeferredStore { ty: store.ty, mem: store.mem?, args: [store.args[0], store.args[1], value] })
 }
@@ -106,52 +102,74 @@ struct Carried {
     stores: Vec<(usize, Operand)>,
 }
 
+/// A candidate for being carried, while the loop is walked.
+struct Candidate {
+    location: Location,
+    slot: Carried,
+}
+
 fn carried(version: &Version) -> Vec<Carried> {
-    let oracle = Oracle::new(version);
-    let body = &version.blocks[BODY].insts;
-    let mut accesses: Vec<(usize, Location)> = Vec::new();
-    for (i, inst) in body.iter().enumerate() {
-        match access(version, inst) {
-            Access::None => {}
+    let defs = Defs::of(version);
+    let values = Values { defs: &defs, replaced: &[] };
+    let mut addresses = Addresses::default();
+    let mut list = candidates(version, &values, &mut addresses);
+    for (i, inst) in version.blocks[BODY].insts.iter().enumerate() {
+        if inst.op == Op::Assume {
+            addresses.learn(&values, inst.args[0]);
+        }
+        let size = match access(version, inst) {
+            Access::None => continue,
             Access::ReadUnknown | Access::Barrier => return Vec::new(),
-            Access::Read(size) | Access::Write(size) => match locate(&oracle, inst, size) {
-                Some(location) => accesses.push((i, location)),
-                None => return Vec::new(),
-            },
-        }
+            Access::Read(size) | Access::Write(size) => size,
+        };
+        let Some(here) = addresses.locate(&values, inst, size) else { return Vec::new() };
+        list.retain_mut(|c| {
+            let ours = inst.op == Op::Store && inst.ty == c.slot.store.ty && here == c.location;
+            if ours {
+                c.slot.stores.push((i, inst.args[2]));
+            }
+            ours || addresses.disjoint(&c.location, &here)
+        });
     }
-    let mut list: Vec<Carried> = Vec::new();
-    let mut done: Vec<Location> = Vec::new();
-    for (i, location) in &accesses {
-        let inst = &body[*i];
-        if inst.op != Op::Store || done.contains(location) || list.len() == MAX_CARRIED {
+    list.truncate(MAX_CARRIED);
+    list.into_iter().map(|c| c.slot).collect()
+}
+
+/// The locations that the loop stores to and whose content at its start is known, pairwise disjoint. The guards of
+/// the entry block are learnt on the way.
+fn candidates(version: &Version, values: &Values, addresses: &mut Addresses) -> Vec<Candidate> {
+    let entry = &version.blocks[ENTRY].insts;
+    entry.iter().filter(|i| i.op == Op::Assume).for_each(|i| addresses.learn(values, i.args[0]));
+    let mut list: Vec<Candidate> = Vec::new();
+    for inst in version.blocks[BODY].insts.iter().filter(|i| i.op == Op::Store) {
+        let Some(location) = addresses.locate(values, inst, inst.ty.bytes()) else { continue };
+        if list.iter().any(|c| !addresses.disjoint(&c.location, &location)) {
             continue;
         }
-        done.push(*location);
-        let ours = |i: usize, l: &Location| body[i].op == Op::Store && body[i].ty == inst.ty && l == location;
-        let apart = accesses.iter().all(|(k, l)| ours(*k, l) || overlap(l, location) == Overlap::Disjoint);
-        if !apart {
-            continue;
-        }
-        let Some((store, entry)) = content_at_end(version, &oracle, location, inst) else { continue };
-        let stores = accesses.iter().filter(|(k, l)| ours(*k, l)).map(|(k, _)| (*k, body[*k].args[2])).collect();
-        list.push(Carried { store, entry, stores });
+        let Some((store, entry)) = content_at_end(version, values, addresses, &location, inst) else { continue };
+        list.push(Candidate { location, slot: Carried { store, entry, stores: Vec::new() } });
     }
     list
 }
 
 /// The store that determines what `location` holds at the end of the entry block, and the value.
-fn content_at_end(version: &Version, oracle: &Oracle, location: &Location, like: &Inst) -> Option<(Inst, Operand)> {
+fn content_at_end(
+    version: &Version,
+    values: &Values,
+    addresses: &mut Addresses,
+    location: &Location,
+    like: &Inst,
+) -> Option<(Inst, Operand)> {
     for inst in version.blocks[ENTRY].insts.iter().rev() {
         match access(version, inst) {
             Access::None | Access::Read(_) | Access::ReadUnknown => {}
             Access::Barrier => return None,
             Access::Write(size) => {
-                let here = locate(oracle, inst, size)?;
+                let here = addresses.locate(values, inst, size)?;
                 if inst.op == Op::Store && inst.ty == like.ty && here == *location {
                     return Some((inst.clone(), inst.args[2]));
                 }
-                if overlap(&here, location) != Overlap::Disjoint {
+                if !addresses.disjoint(&here, location) {
                     return None;
                 }
             }
@@ -203,7 +221,9 @@ struct Overwritten {
 }
 
 fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
-    let oracle = Oracle::new(version);
+    let defs = Defs::of(version);
+    let values = Values { defs: &defs, replaced: &[] };
+    let mut addresses = Addresses::default();
     let mut found = Vec::new();
     let mut written: Vec<Location> = Vec::new();
     let blocks = if shape == Shape::Loop { ENTRY..BODY + 1 } else { ENTRY..ENTRY + 1 };
@@ -211,35 +231,32 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
         // Stores that nothing has read or overwritten yet.
         let mut pending: Vec<(usize, Location)> = Vec::new();
         for (i, inst) in version.blocks[block].insts.iter().enumerate() {
-            match access(version, inst) {
-                Access::None => {}
-                Access::ReadUnknown | Access::Barrier => pending.clear(),
-                Access::Read(size) => match locate(&oracle, inst, size) {
-                    Some(here) => pending.retain(|(_, l)| overlap(l, &here) == Overlap::Disjoint),
-                    None => pending.clear(),
-                },
-                Access::Write(size) => {
-                    let Some(here) = locate(&oracle, inst, size) else {
-                        pending.clear();
-                        continue;
-                    };
-                    let store = inst.op == Op::Store;
-                    if store {
-                        let same = pending.iter().filter(|(_, l)| *l == here);
-                        found.extend(same.map(|(k, _)| Overwritten { block, store: *k, by: i }));
-                    }
-                    pending.retain(|(_, l)| overlap(l, &here) == Overlap::Disjoint);
-                    if store {
-                        // Only what has been written before may wait: performing it must not fault.
-                        if written.contains(&here) {
-                            pending.push((i, here));
-                        } else if written.len() < MAX_PENDING {
-                            written.push(here);
-                        }
-                        if pending.len() > MAX_PENDING {
-                            pending.remove(0);
-                        }
-                    }
+            if inst.op == Op::Assume {
+                addresses.learn(&values, inst.args[0]);
+            }
+            let size = match access(version, inst) {
+                Access::None => continue,
+                Access::ReadUnknown | Access::Barrier => None,
+                Access::Read(size) | Access::Write(size) => Some(size),
+            };
+            let Some(here) = size.and_then(|size| addresses.locate(&values, inst, size)) else {
+                pending.clear();
+                continue;
+            };
+            if inst.op == Op::Store {
+                let covered = pending.iter().filter(|(_, l)| here.contains(l));
+                found.extend(covered.map(|(k, _)| Overwritten { block, store: *k, by: i }));
+            }
+            pending.retain(|(_, l)| addresses.disjoint(l, &here));
+            if inst.op == Op::Store {
+                // Only what has been written before may wait: performing it must not fault.
+                if written.iter().any(|w| w.contains(&here)) {
+                    pending.push((i, here));
+                } else if written.len() < MAX_PENDING {
+                    written.push(here);
+                }
+                if pending.len() > MAX_PENDING {
+                    pending.remove(0);
                 }
             }
         }

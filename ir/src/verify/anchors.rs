@@ -1,11 +1,12 @@
 //! Rules on anchors: varmap, total, position, reach, deferred.
 
 use super::{Checker, Rule, Where};
-use crate::alias::{Location, Oracle, Overlap, overlap};
+use crate::alias::{Access, Addresses, Guards, Location, Overlap, Values, access};
+use crate::defs::Defs;
 use crate::op::Op;
 use crate::reach::{AnchorSet, Cfg, Def, Place, Reach, available, definitions};
 use crate::types::{AnchorId, Gpr, Loc, Operand, Ty};
-use crate::version::{Anchor, Effects, Inst, Term, Version};
+use crate::version::{Anchor, Inst, Term, Version};
 
 impl Checker<'_> {
     pub(super) fn anchors(&mut self, cfg: &Cfg) {
@@ -122,49 +123,65 @@ impl Checker<'_> {
     /// Rules (a) and (b).
     fn deferred(&mut self, cfg: &Cfg, reach: &Reach<'_>, used: &[(AnchorId, &Anchor, Place)]) {
         let version = self.version;
-        let oracle = Oracle::new(version);
-        let stack = StackValues::new(version, &oracle);
+        let defs = Defs::of(version);
+        let values = Values { defs: &defs, replaced: &[] };
+        let mut addresses = Addresses::default();
         let pending: Vec<(AnchorId, Vec<Location>)> = used
             .iter()
             .filter(|(_, a, _)| !a.stores.is_empty())
             .map(|(id, a, _)| {
-                let locate = |s: &crate::DeferredStore| oracle.location(&s.mem, s.args[0], s.args[1], s.ty.bytes());
+                let locate = |s: &crate::DeferredStore| {
+                    addresses.locate_parts(&values, &s.mem, s.args[0], s.args[1], s.ty.bytes())
+                };
                 (*id, a.stores.iter().map(locate).collect())
             })
             .collect();
         if !version.context.private_memory() {
-            for (id, anchor, _) in used {
-                for (i, store) in anchor.stores.iter().enumerate() {
-                    let (root, _) = oracle.root(store.args[0]);
-                    let pushed = store.ty == Ty::I64
-                        && store.args[1] == Operand::Const(0)
-                        && store.args[2].as_const().is_some()
-                        && root.is_some_and(|v| stack.contains(v));
-                    if !pushed {
-                        let what = format!(
-                            "deferred store {} is not a pushed return address, and private_memory is not assumed",
-                            i + 1
-                        );
-                        self.error(Rule::Deferred, Where::Anchor(*id), what);
-                    }
-                }
-            }
+            self.return_addresses(&values, used);
         }
+        // The guards that hold at the end of each block, from which its children in the dominator tree start.
+        let mut at_end: Vec<Guards> = vec![Guards::default(); version.blocks.len()];
         for block in &cfg.order {
             let body = &version.blocks[block.index()];
+            addresses.guards = cfg.parent(*block).map_or_else(Guards::default, |p| at_end[p.index()].clone());
             let mut found = Vec::new();
             reach.walk(*block, |place, in_reach| {
                 let Some(inst) = body.insts.get(place.inst) else { return };
-                for (id, stores) in &pending {
-                    if is_pending(version, cfg, reach, in_reach, *id, place)
-                        && let Some(what) = conflict(version, &oracle, inst, stores)
-                    {
-                        found.push((place, format!("{what}, which {id} defers")));
-                    }
+                let conflict = conflict(version, &values, &mut addresses, inst, |conflicts| {
+                    pending.iter().find(|(id, stores)| {
+                        stores.iter().any(conflicts) && is_pending(version, cfg, reach, in_reach, *id, place)
+                    })
+                });
+                if let Some((what, (id, _))) = conflict {
+                    found.push((place, format!("{what}, which {id} defers")));
+                }
+                if inst.op == Op::Assume {
+                    addresses.learn(&values, inst.args[0]);
                 }
             });
+            at_end[block.index()] = addresses.guards.clone();
             for (place, what) in found {
                 self.error(Rule::Deferred, Where::Place(place), what);
+            }
+        }
+    }
+
+    /// Rule (a) where `private_memory` is not assumed.
+    fn return_addresses(&mut self, values: &Values, used: &[(AnchorId, &Anchor, Place)]) {
+        let stack = StackValues::new(self.version, values);
+        for (id, anchor, _) in used {
+            for (i, store) in anchor.stores.iter().enumerate() {
+                let pushed = store.ty == Ty::I64
+                    && store.args[1] == Operand::Const(0)
+                    && store.args[2].as_const().is_some()
+                    && stack.contains(values.root(store.args[0]).0);
+                if !pushed {
+                    let what = format!(
+                        "deferred store {} is not a pushed return address, and private_memory is not assumed",
+                        i + 1
+                    );
+                    self.error(Rule::Deferred, Where::Anchor(*id), what);
+                }
             }
         }
     }
@@ -203,43 +220,36 @@ fn is_pending(
     false
 }
 
-/// How `inst` touches one of these pending stores, or may.
-fn conflict(version: &Version, oracle: &Oracle<'_>, inst: &Inst, stores: &[Location]) -> Option<&'static str> {
-    let native = inst.native.and_then(|n| version.natives.get(n.index()));
-    let (size, writes) = match (inst.op, native) {
-        (Op::Load, _) => (inst.ty.bytes(), false),
-        (Op::Store, _) => (inst.ty.bytes(), true),
-        (Op::Native, Some(native)) => {
-            let effects = native.effects;
-            if effects.intersects(Effects::FENCE | Effects::LOCKED) {
-                return Some("a fence or locked operation passes a store");
-            }
-            if !effects.intersects(Effects::READ | Effects::WRITE | Effects::UNKNOWN_EXTENT) {
-                return None;
-            }
-            match native.mem_size {
-                Some(size) if size > 0 && !effects.contains(Effects::UNKNOWN_EXTENT) => (size, false),
-                _ => return Some("an access of unknown extent may touch a store"),
-            }
-        }
-        _ => return None,
+/// How `inst` touches a pending store, or may; `find` finds one that fulfils a condition.
+fn conflict<T>(
+    version: &Version,
+    values: &Values,
+    addresses: &mut Addresses,
+    inst: &Inst,
+    find: impl FnOnce(&dyn Fn(&Location) -> bool) -> Option<T>,
+) -> Option<(&'static str, T)> {
+    let size = match access(version, inst) {
+        Access::None => return None,
+        Access::Read(size) | Access::Write(size) => Some(size),
+        Access::ReadUnknown | Access::Barrier => None,
     };
-    let mem = inst.mem.as_ref()?;
-    let here = oracle.location(mem, inst.args[0], inst.args[1], size);
-    stores.iter().find_map(|pending| match overlap(pending, &here) {
-        Overlap::Disjoint => None,
-        // The pending store is performed here, or dies here.
-        Overlap::Same | Overlap::Covered if writes => None,
-        Overlap::Same | Overlap::Covered | Overlap::Partial => Some("this touches a store"),
-        Overlap::Unknown => Some("this may touch a store"),
-    })
+    let Some(here) = size.and_then(|size| addresses.locate(values, inst, size)) else {
+        return Some(("an access of unknown extent, a fence or a locked operation passes a store", find(&|_| true)?));
+    };
+    // A store that covers a pending one kills it.
+    let kills = |overlap| inst.op == Op::Store && overlap == Overlap::Covered;
+    let touches = |pending: &Location| {
+        let overlap = addresses.overlap(pending, &here);
+        overlap != Overlap::Disjoint && !kills(overlap)
+    };
+    Some(("this touches a store, or may", find(&touches)?))
 }
 
 /// The values that are the guest's stack pointer plus or minus constants, through block parameters too.
 struct StackValues(Vec<bool>);
 
 impl StackValues {
-    fn new(version: &Version, oracle: &Oracle<'_>) -> StackValues {
+    fn new(version: &Version, values: &Values) -> StackValues {
         let rsp = Loc::Gpr(Gpr::RSP);
         let mut derived = vec![false; version.types.len()];
         // Optimistic for parameters other than the entry's, then lowered until it is consistent.
@@ -254,7 +264,7 @@ impl StackValues {
             for block in &version.blocks {
                 let Term::Jump { to, args } = &block.term else { continue };
                 for (param, arg) in version.blocks[to.index()].params.iter().zip(args) {
-                    let stays = oracle.root(*arg).0.is_some_and(|root| derived[root.index()]);
+                    let stays = values.root(*arg).0.as_value().is_some_and(|root| derived[root.index()]);
                     if derived[param.index()] && !stays {
                         derived[param.index()] = false;
                         changed = true;
@@ -265,7 +275,7 @@ impl StackValues {
         StackValues(derived)
     }
 
-    fn contains(&self, v: crate::Value) -> bool {
-        self.0[v.index()]
+    fn contains(&self, root: Operand) -> bool {
+        root.as_value().is_some_and(|v| self.0[v.index()])
     }
 }

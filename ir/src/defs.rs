@@ -6,30 +6,30 @@ use crate::version::{Inst, Version};
 
 /// A pure operation with its operands; unused operand places hold `Const(0)`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Expr {
+pub(crate) struct Expr {
     pub op: Op,
     pub ty: Ty,
     pub args: [Operand; 3],
 }
 
 impl Expr {
-    pub(super) fn new(op: Op, ty: Ty, operands: &[Operand]) -> Expr {
+    pub(crate) fn new(op: Op, ty: Ty, operands: &[Operand]) -> Expr {
         let mut args = [Operand::Const(0); 3];
         args[..operands.len()].copy_from_slice(operands);
         Expr { op, ty, args }
     }
 
     /// How many of `args` are used.
-    pub(super) fn arity(&self) -> usize {
+    pub(crate) fn arity(&self) -> usize {
         self.op.signature().0.len()
     }
 
-    pub(super) fn operands(&self) -> &[Operand] {
+    pub(crate) fn operands(&self) -> &[Operand] {
         &self.args[..self.arity()]
     }
 
     /// The expression of a pure instruction.
-    pub(super) fn of(inst: &Inst) -> Option<Expr> {
+    pub(crate) fn of(inst: &Inst) -> Option<Expr> {
         (inst.op.is_pure() && inst.args.len() == inst.op.signature().0.len())
             .then(|| Expr::new(inst.op, inst.ty, &inst.args))
     }
@@ -37,35 +37,35 @@ impl Expr {
 
 /// The pure definition of each value, dense by value.
 #[derive(Clone, Default)]
-pub(super) struct Defs(Vec<Option<Expr>>);
+pub(crate) struct Defs(Vec<Option<Expr>>);
 
 impl Defs {
     /// No definitions yet, room for the values of `version`.
-    pub(super) fn empty(version: &Version) -> Defs {
+    pub(crate) fn empty(version: &Version) -> Defs {
         Defs(vec![None; version.types.len()])
     }
 
     /// All definitions of `version`.
-    pub(super) fn of(version: &Version) -> Defs {
+    pub(crate) fn of(version: &Version) -> Defs {
         let mut defs = Defs::empty(version);
         version.blocks.iter().flat_map(|b| &b.insts).for_each(|i| defs.note(i));
         defs
     }
 
-    pub(super) fn note(&mut self, inst: &Inst) {
+    pub(crate) fn note(&mut self, inst: &Inst) {
         if let (Some(expr), Some(v)) = (Expr::of(inst), inst.def()) {
             self.set(v, expr);
         }
     }
 
-    pub(super) fn set(&mut self, v: Value, expr: Expr) {
+    pub(crate) fn set(&mut self, v: Value, expr: Expr) {
         if v.index() >= self.0.len() {
             self.0.resize(v.index() + 1, None);
         }
         self.0[v.index()] = Some(expr);
     }
 
-    pub(super) fn get(&self, o: Operand) -> Option<Expr> {
+    pub(crate) fn get(&self, o: Operand) -> Option<Expr> {
         self.0.get(o.as_value()?.index()).copied().flatten()
     }
 }
