@@ -1,0 +1,109 @@
+//! A steady guest never enters the runtime: whatever the shape of its loop, how often fragments are entered does not
+//! grow with the number of iterations.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Entries of fragments from the runtime that warming up may take, the dynamic loader and libc's start included.
+const WARM_UP: u64 = 3_000;
+
+const PRELUDE: &str = "
+#include <stdio.h>
+#include <stdlib.h>
+#include <stdint.h>
+#define NOINLINE __attribute__((noinline))
+static uint64_t run(uint64_t n);
+int main(int argc, char **argv) { printf(\"%lu\\n\", run(strtoull(argv[1], 0, 10))); return argc - 2; }
+";
+
+fn build(name: &str, body: &str) -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("steady");
+    std::fs::create_dir_all(&directory).expect("the target directory is writable");
+    let (source, program) = (directory.join(format!("{name}.c")), directory.join(name));
+    std::fs::write(&source, format!("{PRELUDE}{body}")).expect("the target directory is writable");
+    let built = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status().expect("cc runs");
+    assert!(built.success(), "{name} does not build");
+    program
+}
+
+/// What the program prints, and how often it entered fragments.
+fn traced(program: &Path, iterations: u64) -> (Vec<u8>, u64) {
+    let json = program.with_extension("json");
+    let out = Command::new(env!("CARGO_BIN_EXE_dynasour"))
+        .args(["run", "--tier", "dynamo", "--stats-json"])
+        .arg(&json)
+        .arg("--")
+        .arg(program)
+        .arg(iterations.to_string())
+        .output()
+        .expect("dynasour runs");
+    assert!(out.status.success(), "{out:?}");
+    let stats = std::fs::read_to_string(&json).expect("statistics were written");
+    let stats: serde_json::Value = serde_json::from_str(&stats).expect("statistics are JSON");
+    (out.stdout, stats["fragment_entries"].as_u64().expect("a counter"))
+}
+
+fn check(name: &str, iterations: u64, body: &str) {
+    let program = build(name, body);
+    let native = Command::new(&program).arg(iterations.to_string()).output().expect("the guest runs natively");
+    let (output, entries) = traced(&program, iterations);
+    assert_eq!(output, native.stdout, "{name}");
+    println!("{name}: {entries} entries for {iterations} iterations");
+    assert!(entries < WARM_UP, "{name} entered fragments {entries} times");
+}
+
+#[test]
+fn one_loop() {
+    let body =
+        "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s += i ^ (s >> 3); return s; }";
+    check("one_loop", 100_000_000, body);
+}
+
+#[test]
+fn nested_loops() {
+    let body = "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n / 10; i++) {
+        for (int j = 0; j < 10; j++) s = s * 31 + (i ^ j); s ^= s >> 7; } return s; }";
+    check("nested_loops", 100_000_000, body);
+}
+
+#[test]
+fn calls() {
+    let body = "NOINLINE uint64_t g(uint64_t a, uint64_t b) { return a * 3 + b; }
+        NOINLINE uint64_t h(uint64_t a, uint64_t b) { return g(a, b) ^ b; }
+        uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s = h(s, i) + g(s, 1); return s; }";
+    check("calls", 20_000_000, body);
+}
+
+#[test]
+fn two_paths() {
+    let body = "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) {
+        if (s & 4) { s = s * 5 + i; asm volatile(\"\"); } else { s += i * 3 + 1; asm volatile(\"\"); } } return s; }";
+    check("two_paths", 20_000_000, body);
+}
+
+#[test]
+fn recursion() {
+    let body = "NOINLINE uint64_t fib(uint64_t n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }
+        uint64_t run(uint64_t n) { return fib(n); }";
+    check("recursion", 34, body);
+}
+
+#[test]
+fn a_table_of_functions() {
+    let body = "typedef uint64_t (*F)(uint64_t);
+        NOINLINE uint64_t f0(uint64_t a) { return a + 1; } NOINLINE uint64_t f1(uint64_t a) { return a * 3; }
+        NOINLINE uint64_t f2(uint64_t a) { return a ^ 0x55; } NOINLINE uint64_t f3(uint64_t a) { return a - 7; }
+        static F table[4] = {f0, f1, f2, f3};
+        uint64_t run(uint64_t n) { uint64_t s = 1; uint32_t x = 1; for (uint64_t i = 0; i < n; i++) {
+            x = x * 1664525u + 1013904223u; s = table[x >> 30](s); } return s; }";
+    check("a_table_of_functions", 10_000_000, body);
+}
+
+#[test]
+fn pointers_that_alias() {
+    let body = "NOINLINE uint64_t add(uint32_t *a, uint32_t *b, uint32_t *n) {
+            uint64_t s = 0; for (uint32_t i = 0; i < *n; i++) { a[i & 15] += b[i & 7] + 1; s += *b; } return s; }
+        uint64_t run(uint64_t n) { static uint32_t v[64]; static uint32_t count = 100; uint64_t s = 0;
+            for (uint64_t i = 0; i < n / 100; i++) s += add(v, v + (i & 3), &count); return s; }";
+    check("pointers_that_alias", 10_000_000, body);
+}
