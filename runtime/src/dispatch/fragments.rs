@@ -2,7 +2,9 @@
 //!
 //! A region may have several fragments, oldest first; the first is entered, by the interpreter, by links and by the
 //! lookup of indirect jumps. Ends and hot exits are linked, so that a steady guest never comes back here; a hot exit
-//! to where no fragment starts begins a recording there.
+//! to where no fragment starts begins a recording there. What is recorded is compiled for the state which that exit
+//! leaves ([`EntryState::FromExit`]) and belongs to it alone; when several exits have wanted traces from one pc, the
+//! next one makes a fragment of the region, which all others share.
 //!
 //! **Progress.** An exit whose target is its own fragment's pc may have failed without a guest instruction having
 //! run. Unless [`Exit::progress`](dynasour_emitter::Exit::progress) says otherwise it is only ever linked to a *younger*
@@ -32,6 +34,9 @@ use std::time::Instant;
 use thiserror::Error;
 
 const PAGE_SHIFT: u32 = 12;
+
+/// So many exits may have a trace of their own from one pc.
+const OWN_TRACES: u32 = 3;
 
 /// The emitter of this process, for signal handlers.
 static EMITTER: AtomicPtr<Emitter> = AtomicPtr::new(std::ptr::null_mut());
@@ -100,6 +105,10 @@ struct Region {
 pub struct Fragments {
     emitter: Box<Emitter>,
     regions: FxHashMap<u64, Region>,
+    /// The exit that a side trace is being recorded for, and its target.
+    side: Option<(ExitId, u64)>,
+    /// How many exits have a trace of their own from this pc.
+    side_traces: FxHashMap<u64, u32>,
     /// Times each unlinked exit was taken.
     taken: FxHashMap<ExitId, u32>,
     /// Pages of guest code that fragments were made from.
@@ -124,6 +133,8 @@ impl Fragments {
         Ok(Fragments {
             emitter,
             regions: FxHashMap::default(),
+            side: None,
+            side_traces: FxHashMap::default(),
             taken: FxHashMap::default(),
             pages: FxHashSet::default(),
             loops: FxHashSet::default(),
@@ -163,6 +174,8 @@ impl Fragments {
 
     fn forget(&mut self) {
         self.regions.clear();
+        self.side = None;
+        self.side_traces.clear();
         self.taken.clear();
         self.pages.clear();
         self.loops.clear();
@@ -246,7 +259,10 @@ impl Fragments {
             Some(pc) => match self.successor(own, pc) {
                 Some(next) => self.emitter.link_exit(exit, next),
                 None if self.is_full(pc, policy) => return Ok(After::Interpret),
-                None => return Ok(After::RecordSide),
+                None => {
+                    self.side = Some((exit, pc));
+                    return Ok(After::RecordSide);
+                }
             },
         };
         match linked {
@@ -268,6 +284,11 @@ impl Fragments {
             Some(own) => versions.get(own + 1).copied(),
             None => versions.first().copied(),
         }
+    }
+
+    /// May another exit to `pc` have a trace of its own?
+    fn wants_own_trace(&self, pc: u64) -> bool {
+        !self.regions.contains_key(&pc) && self.side_traces.get(&pc).is_none_or(|n| *n < OWN_TRACES)
     }
 
     fn is_full(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
@@ -294,6 +315,8 @@ impl Fragments {
         if self.is_full(path.head, policy) {
             return Err(AbortReason::TooManyVersions);
         }
+        let side =
+            self.side.take().filter(|(_, pc)| *pc == path.head && self.wants_own_trace(*pc)).map(|(exit, _)| exit);
         let start = Instant::now();
         self.traces += 1;
         let number = self.traces;
@@ -307,7 +330,7 @@ impl Fragments {
         let options = OptOptions { skip: config.skip_passes.clone(), alias_guards: first, ..OptOptions::default() };
         opt::optimise(&mut version, &options);
         log(config, Stage::Opt, || version.to_string());
-        let id = self.emit(&version).map_err(|error| match error {
+        let (id, shared) = self.emit(&version, side).map_err(|error| match error {
             e if e.is_full() => AbortReason::Flushed,
             e => {
                 log(config, Stage::Record, || format!("{}: {e}", version.name));
@@ -315,9 +338,13 @@ impl Fragments {
             }
         })?;
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
-        self.regions.entry(path.head).or_default().fragments.push(id);
-        if first && self.chaos.is_none() {
-            self.emitter.register_entry(path.head, id).expect("the fragment was compiled for this pc");
+        if shared {
+            self.regions.entry(path.head).or_default().fragments.push(id);
+            if first && self.chaos.is_none() {
+                self.emitter.register_entry(path.head, id).expect("the fragment was compiled for this pc");
+            }
+        } else {
+            *self.side_traces.entry(path.head).or_default() += 1;
         }
         for step in &path.steps {
             let last = step.block.end.saturating_sub(1).max(step.block.pc);
@@ -336,8 +363,21 @@ impl Fragments {
         Ok(())
     }
 
-    fn emit(&mut self, version: &Version) -> Result<FragmentId, EmitError> {
-        self.emitter.compile(version, EntryState::Canonical)
+    /// Compiles for the state of an exit, and makes the exit go there, or as a fragment of the region. Is it the
+    /// region's?
+    fn emit(&mut self, version: &Version, side: Option<ExitId>) -> Result<(FragmentId, bool), EmitError> {
+        if let Some(exit) = side {
+            match self.emitter.compile(version, EntryState::FromExit(exit)) {
+                Ok(id) => {
+                    self.emitter.attach(exit, id)?;
+                    return Ok((id, false));
+                }
+                Err(error) if error.is_full() => return Err(error),
+                // Perhaps too many values at once: the region's own fragment may do.
+                Err(_) => {}
+            }
+        }
+        Ok((self.emitter.compile(version, EntryState::Canonical)?, true))
     }
 
     /// Chaos: forces some guards of a fragment; gives back which.
