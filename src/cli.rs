@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand};
-use dynasour_runtime::config::{Chaos, RunConfig, Stage, Tier};
+use dynasour_runtime::config::{Chaos, RunConfig, Stage, Tier, parse_pass};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -57,7 +57,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
     /// Do not run these optimiser passes
-    #[arg(long, value_name = "PASS,...", value_delimiter = ',')]
+    #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
     /// Compile only the traces numbered FIRST to LAST (they are numbered as made), for bisecting
     #[arg(long, value_name = "FIRST[-LAST]", value_parser = parse_range)]
@@ -69,7 +69,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", hide = true)]
     argv0: Option<OsString>,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROG")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
     command: Vec<OsString>,
 }
 
@@ -158,6 +158,17 @@ mod tests {
         assert_eq!(parse_range("3"), Ok(3..=3));
         assert_eq!(parse_range("3-9"), Ok(3..=9));
         assert!(parse_range("9-3").is_err());
+    }
+
+    #[test]
+    fn unknown_options_are_not_programs() {
+        assert!(Cli::try_parse_from(["dynasour", "run", "--frobnicate", "--", "ls"]).is_err());
+        let cli = Cli::try_parse_from(["dynasour", "run", "ls", "-l", "--stats", "--", "x"]).expect("valid");
+        let Command::Run(args) = cli.command;
+        assert_eq!(args.into_config().args, ["-l", "--stats", "--", "x"]);
+        let cli = Cli::try_parse_from(["dynasour", "run", "--", "-odd"]).expect("valid");
+        let Command::Run(args) = cli.command;
+        assert_eq!(args.into_config().program, "-odd");
     }
 
     #[test]

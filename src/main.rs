@@ -3,19 +3,25 @@
 //! There is no Rust `main`: std's start-up would change what the guest inherits (it ignores SIGPIPE, installs
 //! handlers and an alternate stack, opens descriptors 0 to 2), so the C runtime calls us directly (DESIGN 7).
 
-#![no_main]
+// The unit tests are a program of Rust's own kind.
+#![cfg_attr(not(test), no_main)]
 
 mod cli;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 
 /// Called by the C runtime. The arguments reach `std::env` by glibc's own initialisation.
+#[cfg(not(test))]
 #[unsafe(no_mangle)]
-extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
+extern "C" fn main(_argc: c_int, _argv: *const *const std::ffi::c_char) -> c_int {
     // Usage errors end here with status 2, `--help` and `--version` with 0.
-    let cli = Cli::parse();
+    run(Cli::parse())
+}
+
+/// Does what the command line asks for; returns the exit status.
+fn run(cli: Cli) -> c_int {
     match cli.command {
         Command::Run(args) => match dynasour_runtime::run(&args.into_config()) {
             Ok(never) => match never {},
@@ -24,5 +30,16 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
                 error.exit_status()
             }
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_there_is_127() {
+        let cli = Cli::try_parse_from(["dynasour", "run", "--", "/nonexistent/program"]).expect("valid");
+        assert_eq!(run(cli), 127);
     }
 }

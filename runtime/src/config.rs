@@ -1,5 +1,6 @@
 //! What the user asked of a run.
 
+use dynasour_ir::opt;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
@@ -113,6 +114,20 @@ impl FromStr for Stage {
     }
 }
 
+/// Checks the name of an optimiser pass.
+///
+/// # Errors
+/// There is none of this name: a message with all names.
+pub fn parse_pass(name: &str) -> Result<String, String> {
+    match opt::pass(name) {
+        Some(_) => Ok(name.to_string()),
+        None => {
+            let names: Vec<_> = opt::PASSES.iter().map(|pass| pass.name).collect();
+            Err(format!("unknown pass; expected one of {}", names.join(", ")))
+        }
+    }
+}
+
 /// A run of one guest program.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -160,6 +175,14 @@ mod tests {
         for bad in ["", "7", "1/0", "1/x", "2/3", "1/3,", "1/3,x", "1/-1"] {
             assert!(bad.parse::<Chaos>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn pass_names_are_checked() {
+        for pass in opt::PASSES {
+            assert_eq!(parse_pass(pass.name).as_deref(), Ok(pass.name));
+        }
+        assert!(parse_pass("nothing").is_err_and(|message| message.contains(opt::PASSES[0].name)));
     }
 
     #[test]
