@@ -100,3 +100,44 @@ fn a_program_run_natively_is_preceded_by_the_report() {
     let (before, reports) = split_report(&outcome);
     assert_eq!((before.as_str(), reports, outcome.stdout.as_slice()), ("", 1, b"native\n".as_slice()));
 }
+
+/// The settings of the dynamic linker in the environment are the guest's; the translator has no dynamic linker.
+#[test]
+fn dynamic_linker_settings_reach_the_guest_alone() {
+    let directory = temporary("linker");
+    let source = directory.join("preloaded.c");
+    let code =
+        "#include <unistd.h>\n__attribute__((constructor)) static void announce(void) { write(1, \"here\\n\", 5); }\n";
+    fs::write(&source, code).expect("write the source");
+    let library = directory.join("preloaded.so");
+    let compiler = Invocation::new("/usr/bin/cc", &directory)
+        .args(["-shared", "-fPIC", "-w", "-o"])
+        .args([&library, &source])
+        .run();
+    assert_eq!(compiler.status, Status::Exited(0), "{}", compiler.excerpt());
+    let settings: [(&str, &str); 4] = [
+        ("LD_PRELOAD", library.to_str().expect("a plain path")),
+        ("LD_LIBRARY_PATH", "/nonexistent"),
+        ("LD_TRACE_LOADED_OBJECTS", "1"),
+        ("LD_DEBUG", "files"),
+    ];
+    for (name, value) in settings {
+        let mut native = Invocation::new("/bin/ls", &directory).args(["-d", "/"]);
+        let mut translated = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory)
+            .args(["run", "--tier", "interp", "--", "/bin/ls", "-d", "/"]);
+        for invocation in [&mut native, &mut translated] {
+            invocation.environment.push((name.into(), value.into()));
+        }
+        let (native, translated) = (lines_without_addresses(&native.run()), lines_without_addresses(&translated.run()));
+        assert_eq!(native, translated, "{name}");
+        assert!(!native.is_empty());
+    }
+}
+
+/// Output with numbers, which may be addresses and process ids, made equal.
+fn lines_without_addresses(outcome: &Outcome) -> Vec<String> {
+    let text = format!("{}{}", String::from_utf8_lossy(&outcome.stdout), String::from_utf8_lossy(&outcome.stderr));
+    let is_number = |word: &str| word.trim_matches(['(', ')', ':']).starts_with("0x") || word.ends_with(':');
+    let line = |line: &str| line.split_whitespace().filter(|word| !is_number(word)).collect::<Vec<_>>().join(" ");
+    text.lines().map(line).collect()
+}

@@ -42,7 +42,10 @@ impl Mode {
     /// The two tiers and random anchors, for real programs that run quickly.
     pub fn tiers_and_chaos() -> Vec<Mode> {
         let mut modes = Mode::tiers();
-        modes.extend(selected(vec![Mode::new("chaos-100", &format!("--tier dynamo --threshold 50 --chaos 1/100,{}", seed()))]));
+        modes.extend(selected(vec![Mode::new(
+            "chaos-100",
+            &format!("--tier dynamo --threshold 50 --chaos 1/100,{}", seed()),
+        )]));
         modes
     }
 }
