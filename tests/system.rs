@@ -1,10 +1,12 @@
 //! What a process shows to the system besides its output: the report at its end, its address space, descriptors, job control.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use dynasour_testkit::run::{self, Invocation, Outcome, Status};
 use dynasour_testkit::scratch;
+use dynasour_testkit::{Lab, build, list};
 
 /// Both tiers behave alike here; statistics exist in each.
 const TIERS: [&str; 2] = ["interp", "dynamo"];
@@ -140,4 +142,33 @@ fn lines_without_addresses(outcome: &Outcome) -> Vec<String> {
     let is_number = |word: &str| word.trim_matches(['(', ')', ':']).starts_with("0x") || word.ends_with(':');
     let line = |line: &str| line.split_whitespace().filter(|word| !is_number(word)).collect::<Vec<_>>().join(" ");
     text.lines().map(line).collect()
+}
+
+/// A program finds what the process was given, whether it is the first that is translated or executed by one that is.
+#[test]
+fn what_a_process_inherits_is_untouched() {
+    let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
+    let guest = list::guest("inherited").expect("a guest of the list");
+    let built = build::build(guest, &lab.tmp).expect("the guest builds");
+    let invocation = built.invocation(guest);
+    let program = invocation.program.clone().into_os_string();
+    let dynasour = |options: &[&str]| {
+        let words = [env!("CARGO_BIN_EXE_dynasour"), "run"].iter().chain(options).chain(&["--"]);
+        words.map(OsString::from).collect::<Vec<_>>()
+    };
+    let run = |words: Vec<OsString>| {
+        let mut words = words.into_iter();
+        let program = PathBuf::from(words.next().expect("a program"));
+        Invocation { program, args: words.collect(), ..invocation.clone() }.run()
+    };
+    let under =
+        |launcher: Vec<OsString>| [vec![program.clone(), "under".into()], launcher, vec![program.clone()]].concat();
+    let native = run(under(vec![]));
+    assert_eq!(native.status, Status::Exited(0), "{}", native.excerpt());
+    for options in [&["--tier", "interp"][..], &["--tier", "dynamo"], &["--tier", "interp", "--no-follow"]] {
+        let first = run(under(dynasour(options)));
+        let second = run([dynasour(options), under(vec![])].concat());
+        assert_eq!(native.difference(&first), None, "{options:?}");
+        assert_eq!(native.difference(&second), None, "{options:?}");
+    }
 }

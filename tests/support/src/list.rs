@@ -88,6 +88,8 @@ macro_rules! for_each_guest {
             // Forms of executables, and what a program finds at its start.
             start_pie: "echo_args.c" .args(&["a", "", "b c", "\u{e9}"]) .exits(5),
             start_no_pie: "echo_args.c" .flags(&["-no-pie"]) .exits(1),
+            inherited: "inherited.c" .flags(&["-mno-red-zone"]),
+            inherited_changed: "inherited.c" .flags(&["-mno-red-zone"]) .args(&["under", "{dir}/inherited_changed"]),
             start_lowest: "echo_args.c" .args(&["x"]) .flags(&["-no-pie", "-Wl,-Ttext-segment=0x10000"]) .exits(2),
             start_in_cache: "echo_args.c" .args(&["x"]) .flags(&["-no-pie", "-Wl,-Ttext-segment=0x20000000"]) .exits(2),
             start_above_cache: "echo_args.c" .args(&["x"]) .flags(&["-static", "-Wl,-Ttext-segment=0x70000000"]) .exits(2),
