@@ -142,7 +142,7 @@ programs! {
         ["bash", "-c", "(trap 'echo child; exit 6' USR1; while :; do :; done) & p=$!; sleep 0.3; kill -USR1 $p; wait $p; echo $?"];
         ["bash", "-c", "yes | head -2; echo ${PIPESTATUS[0]}"];
         ["bash", "-c", "read -t 0.05 x < <(sleep 0.3); echo $(($? > 128))"];
-        ["bash", "-c", "for i in 1 2 3 4; do (sleep 0.0$i; exit $i) & done; for p in $(jobs -p); do wait $p; echo $?; done"];
+        ["bash", "-c", "all=; for i in 1 2 3 4; do (sleep 0.0$i; exit $i) & all=\"$all $!\"; done; for p in $all; do wait $p; echo $?; done"];
     }
     dash: quick("dash") {
         ["dash", "script.sh"];

@@ -12,7 +12,7 @@
 //! * `DYNASOUR_LAUNCHER=CMD` runs `CMD PROG ARGS` instead of `dynasour run FLAGS -- PROG ARGS` (`env` passes through);
 //! * `DYNASOUR_MODES=interp,dynamo` restricts the matrix to these modes;
 //! * `DYNASOUR_CHAOS_SEED=N` changes the seed of the modes with random anchors;
-//! * `DYNASOUR_TEST_TIMEOUT=SECONDS` changes the limit of one run (60).
+//! * `DYNASOUR_TEST_TIMEOUT=SECONDS` changes the limit of one run (120).
 
 pub mod build;
 pub mod list;

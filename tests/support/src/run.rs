@@ -200,7 +200,7 @@ fn kill_group(child: &Child) {
 fn limit() -> Duration {
     match std::env::var("DYNASOUR_TEST_TIMEOUT") {
         Ok(text) => Duration::from_secs(text.parse().expect("DYNASOUR_TEST_TIMEOUT must be a number of seconds")),
-        Err(_) => Duration::from_secs(60),
+        Err(_) => Duration::from_secs(120),
     }
 }
 
