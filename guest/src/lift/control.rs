@@ -2,6 +2,7 @@
 //!
 //! The stack pointer is put last, after everything that can fault.
 
+use super::host;
 use super::operand::{Emit, ZERO};
 use dynasour_ir::{Cond, Gpr, GuestTerm, Loc, Mem, Op, Operand, Ty};
 use iced_x86::{Code, Mnemonic as M, OpKind, Register};
@@ -65,10 +66,13 @@ impl Emit<'_, '_> {
                 let count = self.read_reg(reg);
                 let count = self.b.binary(Op::Sub, ty, count, Operand::Const(1));
                 let mut cond = self.b.binary(Op::Ne, ty, count, ZERO);
+                let chosen = host::loop_prefix_chooses_condition();
                 let wanted = match self.inst.mnemonic() {
+                    M::Loop => None,
+                    _ if chosen && self.inst.has_rep_prefix() => Some(Cond::E),
+                    _ if chosen && self.inst.has_repne_prefix() => Some(Cond::Ne),
                     M::Loope => Some(Cond::E),
-                    M::Loopne => Some(Cond::Ne),
-                    _ => None,
+                    _ => Some(Cond::Ne),
                 };
                 if let Some(wanted) = wanted {
                     let flags = self.flags();

@@ -19,6 +19,21 @@ pub(super) fn scan_of_zero_keeps_upper_half() -> bool {
     *KEEPS
 }
 
+/// Does a prefix F2 or F3 before loope or loopne say which of the two it is? On AMD's processors, not on Intel's.
+pub(super) fn loop_prefix_chooses_condition() -> bool {
+    static CHOOSES: LazyLock<bool> = LazyLock::new(|| {
+        let mut jumped = 1u64;
+        // SAFETY: only the named registers and the flags change. With ZF set and the count at 2, `repne loope` jumps
+        // over the mov if it is a loope, and falls through if it is a loopne.
+        unsafe {
+            std::arch::asm!("cmp {jumped}, {jumped}", ".byte 0xf2, 0xe1, 3f - 2f", "2:", "mov {jumped}, 0", "3:",
+                jumped = inout(reg) jumped, inout("rcx") 2u64 => _);
+        }
+        jumped == 0
+    });
+    *CHOOSES
+}
+
 /// Does the host have `feature`? `None`: not known.
 pub(super) fn has(feature: F) -> Option<bool> {
     let has = match feature {

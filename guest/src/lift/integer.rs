@@ -4,7 +4,7 @@
 //! Order within an instruction: every load, then every store, then every `put`. So a fault leaves nothing done.
 
 use super::host;
-use super::operand::{Emit, Place, ZERO, gpr};
+use super::operand::{Address, Emit, Place, ZERO, gpr};
 use dynasour_ir::{Cond, FlagOp, Gpr, Loc, Op, Operand, Ty};
 use iced_x86::{ConditionCode, Mnemonic as M, Register};
 
@@ -317,22 +317,9 @@ impl Emit<'_, '_> {
     fn bit(&mut self, change: BitChange) {
         let ty = self.ty(0);
         let mask = Operand::Const(u64::from(ty.bits()) - 1);
-        let place = match self.place(0) {
-            Place::Mem(mut address) if !self.is_immediate(1) => {
-                let log2_bits = u64::from(ty.bits().trailing_zeros());
-                let index = self.read(1, ty);
-                let index = self.b.sext(Ty::I64, ty, index);
-                let element = self.b.binary(Op::Sar, Ty::I64, index, Operand::Const(log2_bits));
-                let bytes = self.b.binary(Op::Shl, Ty::I64, element, Operand::Const(log2_bits - 3));
-                let linear = self.linear(address);
-                let linear = self.b.binary(Op::Add, Ty::I64, linear, bytes);
-                address.base = self.wrap_address(linear);
-                address.index = ZERO;
-                address.mem.scale = 1;
-                address.mem.disp = 0;
-                Place::Mem(address)
-            }
-            place => place,
+        let place = match self.is_memory(0) && !self.is_immediate(1) {
+            true => Place::Mem(self.bit_string_element()),
+            false => self.place(0),
         };
         let a = self.read_place(place, ty);
         let index = self.read(1, ty);
@@ -370,6 +357,32 @@ impl Emit<'_, '_> {
     }
 
     /// With an address-size prefix the sum of address and bit offset wraps at 32 bits.
+    /// The element of a bit string in memory that holds the bit which the index register names.
+    pub fn bit_string_element(&mut self) -> Address {
+        let ty = self.ty(0);
+        let mut address = self.address();
+        let log2_bits = u64::from(ty.bits().trailing_zeros());
+        let index = self.read(1, ty);
+        let index = self.b.sext(Ty::I64, ty, index);
+        let element = self.b.binary(Op::Sar, Ty::I64, index, Operand::Const(log2_bits));
+        let bytes = self.b.binary(Op::Shl, Ty::I64, element, Operand::Const(log2_bits - 3));
+        let linear = self.linear(address);
+        let linear = self.b.binary(Op::Add, Ty::I64, linear, bytes);
+        address.base = self.wrap_address(linear);
+        address.index = ZERO;
+        address.mem.scale = 1;
+        address.mem.disp = 0;
+        address
+    }
+
+    /// Which bit of its element the index register names.
+    pub fn bit_string_index(&mut self) -> Operand {
+        let ty = self.ty(0);
+        let index = self.read(1, ty);
+        let index = self.b.binary(Op::And, ty, index, Operand::Const(u64::from(ty.bits()) - 1));
+        self.b.zext(Ty::I64, ty, index)
+    }
+
     fn wrap_address(&mut self, linear: Operand) -> Operand {
         let (base, index) = (self.inst.memory_base(), self.inst.memory_index());
         let narrow = base == Register::EIP

@@ -96,12 +96,6 @@ fn refine(inst: &Instruction, entry: Entry) -> Class {
             return Class::Native;
         }
     }
-    if matches!(inst.mnemonic(), Mnemonic::Loope | Mnemonic::Loopne)
-        && (inst.has_rep_prefix() || inst.has_repne_prefix())
-    {
-        // AMD lets the prefix choose the condition.
-        return Class::Special;
-    }
     if inst.mnemonic() == Mnemonic::Int {
         // Through the kernel's gates 3, 4 and 0x80 user mode may go (IDT entries with DPL 3); others are #GP.
         return match inst.immediate(0) {

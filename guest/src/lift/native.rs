@@ -4,6 +4,9 @@
 //! * a register written in part (8 or 16 bits) or under a condition is also read;
 //! * flags left undefined count as written *and* read, because "undefined" may mean "kept";
 //! * an operand rsp is renamed to a free register, since rsp holds the host stack while natives run.
+//!
+//! FS and GS are folded into an explicit memory operand. Instructions without one (string instructions, gathers, masked
+//! moves) keep their prefix, and whoever executes them sees to the segment's base.
 
 use super::class::Entry;
 use super::operand::{Address, Emit};
@@ -123,10 +126,6 @@ fn rename_rsp(inst: &mut Instruction, uses: &mut Uses) -> Result<Option<Gpr>, No
     Ok(Some(Gpr::new(stand_in.number() as u8)))
 }
 
-fn is_fs_or_gs(segment: Register) -> bool {
-    matches!(segment, Register::FS | Register::GS)
-}
-
 fn does_not_repeat(mnemonic: M) -> bool {
     matches!(
         mnemonic,
@@ -169,18 +168,13 @@ impl Emit<'_, '_> {
             effects.set(Effects::READ, effects.contains(Effects::READ) || reads(used.access()));
             effects.set(Effects::WRITE, effects.contains(Effects::WRITE) || writes(used.access()));
         }
-        if info.used_memory().iter().any(|m| is_fs_or_gs(m.segment())) && !explicit {
-            return Err(NotNative);
-        }
         if mnemonic == M::Clzero {
             effects |= Effects::WRITE | Effects::UNKNOWN_EXTENT;
         }
-        // A register index addresses the whole address space as a bit string.
+        // A register index addresses the whole address space as a bit string: the operand is the element with the
+        // bit, the index what is left of it.
         let bit_string =
             explicit && matches!(mnemonic, M::Bts | M::Btr | M::Btc) && original.op1_kind() == OpKind::Register;
-        if bit_string && (original.memory_base().is_gpr32() || original.memory_index().is_gpr32()) {
-            return Err(NotNative);
-        }
         let implicit_memory = info.used_memory().len() > usize::from(explicit);
         let access = memory_operand.map_or(OpAccess::None, |i| info.op_access(i));
 
@@ -228,7 +222,6 @@ impl Emit<'_, '_> {
         let string = original.is_string_instruction();
         let locked = original.has_lock_prefix() || mnemonic == M::Xchg && memory_operand.is_some();
         let size = original.memory_size().size() as u32;
-        let size = if bit_string { 0 } else { size };
         let unknown_extent = vsib || implicit_memory || explicit && size == 0 && access != OpAccess::NoMemAccess;
         let reads_state = uses.vec_read != 0
             || uses.mask_read != 0
@@ -266,21 +259,23 @@ impl Emit<'_, '_> {
             writes: in_place,
             effects,
         };
-        self.emit_native(native, explicit, stand_in);
+        let address = explicit.then(|| if bit_string { self.bit_string_element() } else { self.address() });
+        let index = bit_string.then(|| self.bit_string_index());
+        self.emit_native(native, address, index, stand_in);
         Ok(())
     }
 
-    fn emit_native(&mut self, native: Native, explicit: bool, stand_in: Option<Gpr>) {
+    /// `index` is what its register shall hold instead of the guest's value; it is then the only one read.
+    fn emit_native(&mut self, native: Native, address: Option<Address>, index: Option<Operand>, stand_in: Option<Gpr>) {
         let guest_register = |g: Gpr| if Some(g) == stand_in { Gpr::RSP } else { g };
         let mut args: SmallVec<[Operand; 8]> = SmallVec::new();
         let mut mem = None;
-        if explicit {
-            let Address { mem: shape, base, index } = self.address();
+        if let Some(Address { mem: shape, base, index }) = address {
             args.extend([base, index]);
             mem = Some(shape);
         }
         for g in &native.gpr_in {
-            args.push(self.b.get_gpr(guest_register(*g)));
+            args.push(index.unwrap_or_else(|| self.b.get_gpr(guest_register(*g))));
         }
         if native.flags_in {
             args.push(self.flags());

@@ -13,6 +13,7 @@
 //! Vector registers are moved one by one, which must not make unused upper halves count as used: see
 //! [`super::xstate`]. `vzeroupper` ends each thunk that used VEX or EVEX.
 
+use super::code;
 use super::pool::{self, Pool};
 use super::xstate::{self, Layout};
 use dynasour_guest::context::{ThreadContext, offset};
@@ -245,6 +246,9 @@ struct Plan<'n> {
     context: Register,
     /// Holds the address of the memory operand, if there is one.
     address: Option<Register>,
+    /// The slot with the base of the segment that implicit memory is addressed in, other than the flat one. FS stands
+    /// in for it while the instruction runs.
+    segment: Option<u16>,
     /// VEX or EVEX on vector or mask registers.
     wide: bool,
     /// Bytes of the widest vector operand.
@@ -325,6 +329,14 @@ impl<'n> Plan<'n> {
             inst.set_memory_displ_size(0);
             inst.set_segment_prefix(Register::None);
         }
+        let segment = match inst.segment_prefix() {
+            Register::FS => Some(code::FS_BASE),
+            Register::GS => Some(code::GS_BASE),
+            _ => None,
+        };
+        if segment.is_some() {
+            inst.set_segment_prefix(Register::FS);
+        }
         let context = CONTEXT.into_iter().find(|r| !busy.contains(r)).ok_or(NativeError::Registers)?;
 
         let restartable = native.effects.contains(Effects::RESTARTABLE);
@@ -370,6 +382,7 @@ impl<'n> Plan<'n> {
             flags_out,
             context,
             address,
+            segment,
             wide,
             width,
             load_vectors: if restartable { vectors } else { native.vec_read },
@@ -470,6 +483,12 @@ impl<'n> Plan<'n> {
         for n in (0..8).filter(|n| self.masks >> n & 1 != 0) {
             let at = self.xstate(Layout::get().opmask + 8 * n);
             asm.emit(Instruction::with2(Code::VEX_Kmovq_kr_km64, Register::K0 + n as u32, at)?)?;
+        }
+        if let Some(segment) = self.segment {
+            asm.emit(Instruction::with1(Code::Rdfsbase_r64, Register::RAX)?)?;
+            asm.emit(Instruction::with1(Code::Push_r64, Register::RAX)?)?;
+            asm.emit(Instruction::with2(Code::Mov_r64_rm64, Register::RAX, self.slot(segment))?)?;
+            asm.emit(Instruction::with1(Code::Wrfsbase_r64, Register::RAX)?)?;
         }
         if self.flags_in.is_some() || self.reads_direction {
             let (image, other) = (Register::RAX, Register::RCX);
@@ -581,6 +600,10 @@ impl<'n> Plan<'n> {
 
     /// Back to the host's state, on success and after a fault; ecx is kept.
     fn leave(&self, asm: &mut Asm) -> Result<(), NativeError> {
+        if self.segment.is_some() {
+            asm.emit(Instruction::with1(Code::Pop_r64, Register::RAX)?)?;
+            asm.emit(Instruction::with1(Code::Wrfsbase_r64, Register::RAX)?)?;
+        }
         if self.reads_direction || self.writes_direction {
             asm.emit(Instruction::with(Code::Cld))?;
         }

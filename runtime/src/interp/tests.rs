@@ -179,6 +179,37 @@ fn a_gather_stops_at_the_hole_with_its_progress() {
 }
 
 #[test]
+fn implicit_operands_are_addressed_in_their_segment() {
+    let mut guest = Guest::new(|a| {
+        a.db(&[0x64, 0xac])?; // lodsb fs:[rsi]
+        a.db(&[0xf3, 0x65, 0xa4])?; // rep movsb es:[rdi], gs:[rsi]
+        a.db(&[0x65, 0x66, 0x0f, 0xf7, 0xc1])?; // maskmovdqu gs:[rdi], xmm0, xmm1
+        a.syscall()
+    });
+    let mut source: Vec<u8> = (0..64).collect();
+    let mut target = [0xffu8; 8];
+    guest.context.fs_base = source.as_ptr() as u64 - 1000;
+    guest.context.gs_base = source.as_mut_ptr() as u64 - 1002;
+    guest.context.gpr[6] = 1007;
+    guest.context.gpr[7] = target.as_mut_ptr() as u64;
+    guest.context.gpr[1] = 3;
+    let xmm = |n: usize| xstate::LEGACY_VECTORS + 16 * n;
+    guest.context.xstate.0[xmm(0)..xmm(0) + 16].fill(0xaa);
+    guest.context.xstate.0[xmm(1)..xmm(1) + 16].fill(0);
+    guest.context.xstate.0[xmm(1) + 2] = 0x80;
+    xstate::set_valid(&mut guest.context, xstate::SSE);
+    assert_eq!(guest.interp.run_one(&mut guest.context), None);
+    assert_eq!((guest.context.gpr[0], guest.context.gpr[6]), (7, 1008));
+    assert_eq!(guest.interp.run_one(&mut guest.context), None);
+    assert_eq!(target, [6, 7, 8, 0xff, 0xff, 0xff, 0xff, 0xff]);
+    assert_eq!((guest.context.gpr[1], guest.context.gpr[6]), (0, 1011));
+    guest.context.gpr[7] = 1002 + 20;
+    assert_eq!(guest.run(), Stop::Syscall);
+    source[22] ^= 0xaa ^ 22;
+    assert!(source.iter().enumerate().all(|(i, b)| *b == i as u8), "{source:?}");
+}
+
+#[test]
 fn division_by_zero_is_a_fault_with_sigfpe() {
     let mut guest = Guest::new(|a| {
         a.xor(edx, edx)?;
