@@ -3,7 +3,7 @@
 //! The first line is `; passes: a, b`, or `; passes: default`; behind a line `---` stands the expected result.
 //! `OPT_BLESS=1 cargo test -p dynasour-ir --test opt_files` writes the results into the files: read the diff.
 
-use dynasour_ir::opt::{OptOptions, PIPELINE, optimise_with};
+use dynasour_ir::opt::{OptOptions, optimise, optimise_with};
 use dynasour_ir::{Version, text};
 use std::fs;
 use std::path::Path;
@@ -12,9 +12,11 @@ fn optimised(path: &Path, source: &str) -> Version {
     let name = path.display();
     let passes = source.lines().next().and_then(|l| l.strip_prefix("; passes: "));
     let passes = passes.unwrap_or_else(|| panic!("{name}: the first line names no passes"));
-    let names: Vec<&str> = if passes == "default" { PIPELINE.to_vec() } else { passes.split(", ").collect() };
     let mut version = text::version(source).unwrap_or_else(|e| panic!("{name}: {e}"));
-    optimise_with(&mut version, &names, &OptOptions::default());
+    match passes {
+        "default" => optimise(&mut version, &OptOptions::default()),
+        names => optimise_with(&mut version, &names.split(", ").collect::<Vec<&str>>(), &OptOptions::default()),
+    };
     version
 }
 

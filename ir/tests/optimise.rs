@@ -5,7 +5,7 @@ mod support;
 
 use dynasour_ir::Version;
 use dynasour_ir::eval::check::{Limits, check};
-use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise_with};
+use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise, optimise_with};
 use support::{Program, Random, entry, program, trace};
 
 /// How many programs each test runs; `OPT_PROGRAMS` asks for a longer soak.
@@ -36,7 +36,12 @@ fn run(seeds: std::ops::Range<u64>, sequence: impl Fn(&mut Random) -> Vec<&'stat
         agrees(&mut program, &original, &mut random, &format!("seed {seed}, not optimised"));
         let names = sequence(&mut random);
         let mut version = original.clone();
-        optimise_with(&mut version, &names, &OptOptions::default());
+        if names == PIPELINE {
+            // The pipeline itself leaves out what has nothing to do.
+            optimise(&mut version, &OptOptions::default());
+        } else {
+            optimise_with(&mut version, &names, &OptOptions::default());
+        }
         let what = format!("seed {seed}, passes {names:?}, from\n{original}");
         agrees(&mut program, &version, &mut random, &what);
     }
@@ -73,7 +78,7 @@ fn every_pass_finds_work() {
         let mut random = Random::new(seed);
         let program = program(&mut random, 3, 7, true);
         let mut version = trace(&program, true);
-        let stats = optimise_with(&mut version, PIPELINE, &OptOptions::default());
+        let stats = optimise(&mut version, &OptOptions::default());
         for pass in stats.passes {
             *changes.get_mut(pass.name).unwrap() += pass.changes;
         }

@@ -63,6 +63,8 @@ pub struct Pass {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
+    /// The pipeline runs it again only if one of these passes has changed something since.
+    again_after: &'static [&'static str],
     run: fn(&mut Version, &OptOptions) -> usize,
 }
 
@@ -75,13 +77,43 @@ impl Pass {
 
 /// Every pass.
 pub const PASSES: &[Pass] = &[
-    Pass { name: "simplify", about: "rewrite rules, value numbering, facts from guards", run: simplify::run },
-    Pass { name: "dce", about: "dead code, dead flags, dead and duplicate parameters", run: dce::run },
-    Pass { name: "alias", about: "guards that stores through pointers miss the loop's slots", run: alias::run },
-    Pass { name: "forward", about: "loads replaced by what memory is known to hold", run: forward::run },
-    Pass { name: "flagparams", about: "loop-carried flags become loop-carried operands", run: flagparams::run },
-    Pass { name: "sink", about: "dead stores move into the varmaps of the exits", run: sink::run },
-    Pass { name: "peel", about: "one iteration of a loop before the loop", run: peel::run },
+    Pass {
+        name: "simplify",
+        about: "rewrite rules, value numbering, facts from guards",
+        again_after: &["peel", "alias", "forward"],
+        run: simplify::run,
+    },
+    Pass {
+        name: "dce",
+        about: "dead code, dead flags, dead and duplicate parameters",
+        again_after: &["simplify", "peel", "alias", "forward", "flagparams", "sink"],
+        run: dce::run,
+    },
+    Pass {
+        name: "alias",
+        about: "guards that stores through pointers miss the loop's slots",
+        again_after: &["simplify", "peel", "forward"],
+        run: alias::run,
+    },
+    Pass {
+        name: "forward",
+        about: "loads replaced by what memory is known to hold",
+        again_after: &["simplify", "peel", "alias"],
+        run: forward::run,
+    },
+    Pass {
+        name: "flagparams",
+        about: "loop-carried flags become loop-carried operands",
+        again_after: &[],
+        run: flagparams::run,
+    },
+    Pass {
+        name: "sink",
+        about: "dead stores move into the varmaps of the exits",
+        again_after: &["forward"],
+        run: sink::run,
+    },
+    Pass { name: "peel", about: "one iteration of a loop before the loop", again_after: &["peel"], run: peel::run },
 ];
 
 /// The order in which traces go through them.
@@ -143,35 +175,51 @@ impl OptStats {
 }
 
 /// Runs the default pipeline on a trace. `base` versions are left as they are.
+///
+/// A pass that stands in the pipeline again is left out if nothing has changed that could give it work.
 pub fn optimise(version: &mut Version, options: &OptOptions) -> OptStats {
-    optimise_with(version, PIPELINE, options)
+    let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
+    if version.is_base() {
+        return stats;
+    }
+    for pass in PIPELINE.iter().filter_map(|n| pass(n)) {
+        let before = stats.passes.iter().rposition(|p| p.name == pass.name);
+        let changed = |since: &[PassStat]| since.iter().any(|p| p.changes > 0 && pass.again_after.contains(&p.name));
+        if before.is_none_or(|i| changed(&stats.passes[i + 1..])) {
+            stats.passes.extend(run_pass(version, pass, options));
+        }
+    }
+    stats
 }
 
 /// Runs the named passes in order; names that no pass has are ignored.
 pub fn optimise_with(version: &mut Version, names: &[&str], options: &OptOptions) -> OptStats {
     let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
-    if version.is_base() {
-        return stats;
-    }
-    for pass in names.iter().filter_map(|n| pass(n)) {
-        if options.skip.iter().any(|s| s == pass.name) {
-            continue;
-        }
-        if cfg!(debug_assertions) {
-            crate::verify::assert_valid(version);
-        }
-        let start = Instant::now();
-        let changes = pass.run(version, options);
-        let time = start.elapsed();
-        if cfg!(debug_assertions) {
-            crate::verify::assert_valid(version);
-        }
-        stats.passes.push(PassStat { name: pass.name, changes, insts: count(version), time });
-        if let Some(hook) = options.after_pass {
-            hook(pass.name, version);
-        }
+    if !version.is_base() {
+        let passes = names.iter().filter_map(|n| pass(n));
+        stats.passes.extend(passes.filter_map(|pass| run_pass(version, pass, options)));
     }
     stats
+}
+
+/// Runs a pass that the options do not leave out; verifies around it in debug builds.
+fn run_pass(version: &mut Version, pass: &Pass, options: &OptOptions) -> Option<PassStat> {
+    if options.skip.iter().any(|s| s == pass.name) {
+        return None;
+    }
+    if cfg!(debug_assertions) {
+        crate::verify::assert_valid(version);
+    }
+    let start = Instant::now();
+    let changes = pass.run(version, options);
+    let time = start.elapsed();
+    if cfg!(debug_assertions) {
+        crate::verify::assert_valid(version);
+    }
+    if let Some(hook) = options.after_pass {
+        hook(pass.name, version);
+    }
+    Some(PassStat { name: pass.name, changes, insts: count(version), time })
 }
 
 fn count(version: &Version) -> usize {
