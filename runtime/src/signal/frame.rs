@@ -53,8 +53,11 @@ pub const USER_CS: u16 = 0x33;
 /// See [`USER_CS`].
 pub const USER_DS: u16 = 0x2b;
 
-/// Flags that returning from a signal may change (`FIX_EFLAGS`): AC, OF, DF, TF, SF, ZF, AF, PF, CF, RF.
-const RESTORABLE_FLAGS: u64 = 0x40000 | 0x800 | 0x400 | 0x100 | 0x80 | 0x40 | 0x10 | 4 | 1 | 0x10000;
+/// Flags that returning from a signal may change (`FIX_EFLAGS`): AC, OF, DF, TF, SF, ZF, AF, PF, CF.
+///
+/// The kernel restores RF too, but the next instruction clears it, so that nobody can see it: not even `syscall` puts it
+/// in r11. It must not stay in the context.
+const RESTORABLE_FLAGS: u64 = 0x40000 | 0x800 | 0x400 | 0x100 | 0x80 | 0x40 | 0x10 | 4 | 1;
 
 /// What a frame holds besides the registers of the context.
 #[derive(Clone, Copy, Debug)]
