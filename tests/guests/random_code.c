@@ -271,6 +271,7 @@ static void through_table(const uint64_t *table, unsigned extension) {
 
 /* The tables of this program stand behind the data that random accesses reach. */
 static uint64_t *tables;
+#define TABLES_END ((uint64_t *)(DATA + DATA_SIZE))
 
 static void system_call_protecting(void) {
     byte(0xb8); word(SYS_mprotect, 4);                               /* mov eax, mprotect */
@@ -339,7 +340,7 @@ static long statement(int depth, long weight) {
         }
         break;
     case 6: /* indirect call of one of four; the table is made of functions that are cheap enough */
-        if (function > 1) {
+        if (function > 1 && tables < TABLES_END) {
             long most = 0;
             uint64_t *table = tables;
             for (int i = 0; i < 4; i++) {
@@ -355,6 +356,7 @@ static long statement(int depth, long weight) {
         }
         break;
     case 7: { /* switch */
+        if (tables >= TABLES_END) break;
         uint64_t *table = tables;
         unsigned char *ends[4];
         tables += 4;
@@ -455,7 +457,7 @@ int main(int argc, char **argv) {
         memset(DATA, 0, DATA_SIZE);
         memset(STACK, 0, STACK_SIZE);
         make();
-        CHECK(at < CODE + CODE_SIZE && (unsigned char *)tables < DATA + DATA_SIZE);
+        CHECK(at < CODE + CODE_SIZE);
         CHECK(mprotect(CODE, CODE_SIZE, PROT_READ | PROT_EXEC) == 0);
         for (int i = 0; i < 1024; i++) DATA[i] = (unsigned char)next_random(&seed);
         uint64_t sum = 1;

@@ -26,6 +26,7 @@ macro_rules! for_each_guest {
             deep_recursion: "deep_recursion.c",
             alloca: "alloca.c",
             varargs: "varargs.c",
+            random_code: "random_code.c" .args(&["1", "8"]) .flags(&["-mno-red-zone"]),
             // Signals and faults.
             segv_mprotect: "segv_mprotect.c",
             segv_ucontext: "segv_ucontext.c" .flags(&["-mno-red-zone"]),
