@@ -39,6 +39,10 @@ macro_rules! for_each_guest {
             eintr: "eintr.c",
             sigsuspend: "sigsuspend.c",
             sigchld: "sigchld.c",
+            signal_storm: "signal_storm.c",
+            signal_state: "signal_state.c" .flags(&["-mno-red-zone"]),
+            job_control: "job_control.c",
+            jobs: "jobs.sh" .exits(9),
             sigpipe: "sigpipe.c" .dies(13),
             red_zone: "red_zone.c",
             // Integer instructions; their flags are read by pushf, which must not meet a red zone.
