@@ -21,6 +21,11 @@ pub trait Fetch {
 
     /// What stands in `range`, or the right to fetch it, may have changed.
     fn changed(&self, _range: Range<u64>) {}
+
+    /// May the bytes of `range` change without a call of [`Fetch::changed`]: by plain stores?
+    fn is_writable(&self, _range: Range<u64>) -> bool {
+        false
+    }
 }
 
 /// Code bytes held in a slice, as if mapped at `start`: for tests and tools.

@@ -25,6 +25,8 @@ pub enum AbortReason {
     NoAnchor,
     /// Code in the vDSO: its loads must never be removed.
     Vdso,
+    /// Plain stores may change the code.
+    WritableCode,
     /// The emitter refused the trace.
     Emitter,
     /// The code cache was flushed under the recording.

@@ -152,7 +152,9 @@ impl<'c> Dispatcher<'c> {
                 if self.selector.heads.is_blacklisted(context.rip, &self.selector.policy) {
                     return;
                 }
-                if let Ok(entry) = self.interp.entry(context.rip) {
+                if let Ok(entry) = self.interp.entry(context.rip)
+                    && !entry.writable
+                {
                     self.selector.start(entry.lifted(), Vec::new());
                 }
             }
@@ -273,7 +275,10 @@ fn fetch_fault(addr: u64) -> GuestFault {
 
 impl Engine for Dispatcher<'_> {
     fn invalidate(&mut self, range: Range<u64>) {
-        self.interp.invalidate(range.start, range.end);
+        if self.interp.invalidate(range.start, range.end) {
+            // A recording may hold what these blocks were.
+            self.abandon(AbortReason::Flushed);
+        }
         if self.fragments.as_ref().is_some_and(|f| f.is_made_from(&range)) {
             self.flush();
         }

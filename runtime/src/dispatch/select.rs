@@ -88,6 +88,7 @@ impl Selector {
         let head = active.recorder.head();
         let selected = match active.recorder.step(&active.block, to.pc, to.user == LOOP_FRAGMENT) {
             Recording::Continue if self.untraced.contains(&to.pc) => Selected::Aborted(head, AbortReason::Vdso),
+            Recording::Continue if to.writable => Selected::Aborted(head, AbortReason::WritableCode),
             Recording::Continue => {
                 active.block = to.lifted();
                 return None;
@@ -107,7 +108,7 @@ impl Selector {
 
     /// Counts an execution of the trace head `to` and starts recording if it is hot.
     pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry) {
-        if self.untraced.contains(&to.pc) {
+        if to.writable || self.untraced.contains(&to.pc) {
             return;
         }
         if self.resting > 0 {

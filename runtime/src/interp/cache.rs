@@ -3,12 +3,13 @@
 //! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. Links and the
 //! table are cleared when any block is dropped, so none ever dangles.
 
-use super::code::Code;
+use super::BlockRef;
+use super::code::{Code, CodeBytes};
 use super::lower::{End, LowerError, Lowered, lower};
 use super::native::{NativeError, NativePool};
-use super::{BlockRef, GuestCode};
 use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_guest::lift::{Fetch, LiftedBlock, MAX_BLOCK, lift_block};
+use dynasour_ir::{Effects, Inst, Op};
 use rustc_hash::FxHashMap;
 use std::cell::OnceCell;
 use std::io;
@@ -23,10 +24,14 @@ pub struct BlockEntry {
     pub end: u64,
     /// How many guest instructions it has.
     pub count: u32,
+    /// Plain stores may change what it was made from; the interpreter then looks at each entry. Such a block's IR
+    /// must not be used for anything that lasts.
+    pub writable: bool,
     /// Free for the policy: initially 0 (the dynamo mode keeps a trace head's counter here).
     pub counter: u32,
     /// Free for the policy: initially 0 (the dynamo mode keeps a fragment's number here).
     pub user: u32,
+    code: Rc<dyn Fetch>,
     lifted: OnceCell<Rc<LiftedBlock>>,
 }
 
@@ -34,7 +39,7 @@ impl BlockEntry {
     /// The block's IR. It is not kept when the block is made, since few blocks are ever recorded, but lifted again
     /// from guest memory at the first request.
     pub fn lifted(&self) -> Rc<LiftedBlock> {
-        self.lifted.get_or_init(|| Rc::new(lift_block(self.pc, &GuestCode, self.count as usize))).clone()
+        self.lifted.get_or_init(|| Rc::new(lift_block(self.pc, &*self.code, self.count as usize))).clone()
     }
 }
 
@@ -93,7 +98,7 @@ const UNLINKED: [*const Block; 2] = [std::ptr::null(); 2];
 
 /// All blocks.
 pub struct Cache {
-    code: Box<dyn Fetch>,
+    code: Rc<dyn Fetch>,
     natives: NativePool,
     blocks: FxHashMap<u64, BlockRef>,
     /// Blocks of one instruction, for stepping.
@@ -107,7 +112,7 @@ pub struct Cache {
 
 impl Cache {
     /// An empty cache for the code that `code` reads.
-    pub fn new(code: Box<dyn Fetch>) -> Cache {
+    pub fn new(code: Rc<dyn Fetch>) -> Cache {
         Cache {
             code,
             natives: NativePool::new(),
@@ -186,17 +191,33 @@ impl Cache {
 
     fn make(&mut self, pc: u64, max: usize) -> Result<BlockRef, LowerError> {
         let mut max = max;
-        let (lifted, lowered) = loop {
+        let (lifted, lowered, writable) = loop {
             let lifted = lift_block(pc, &*self.code, max);
-            match lower(&lifted.version, &mut self.natives) {
-                Ok(lowered) => break (lifted, lowered),
+            let writable = self.code.is_writable(pc..lifted.end.max(pc));
+            let until_store = if writable { count_until_store(&lifted) } else { lifted.count };
+            if until_store < lifted.count {
+                // The store may change what follows.
+                max = until_store as usize;
+                continue;
+            }
+            let bytes = if writable { Some(self.bytes(pc, &lifted)) } else { None };
+            match lower(&lifted.version, bytes, &mut self.natives) {
+                Ok(lowered) => break (lifted, lowered, writable),
                 Err(LowerError::TooLarge) if max > 1 => max /= 2,
                 Err(LowerError::Native(NativeError::Full)) if !self.natives_are_fresh() => self.clear(),
                 Err(error) => return Err(error),
             }
         };
-        let entry =
-            BlockEntry { pc, end: lifted.end, count: lifted.count, counter: 0, user: 0, lifted: OnceCell::new() };
+        let entry = BlockEntry {
+            pc,
+            end: lifted.end,
+            count: lifted.count,
+            writable,
+            counter: 0,
+            user: 0,
+            code: self.code.clone(),
+            lifted: OnceCell::new(),
+        };
         let depends_to = match lowered.end {
             End::Trap(at, _) => at.saturating_add(MAX_LENGTH as u64).max(lifted.end),
             _ => lifted.end,
@@ -216,6 +237,13 @@ impl Cache {
             lowered,
             depends_to,
         }))))
+    }
+
+    fn bytes(&self, start: u64, lifted: &LiftedBlock) -> CodeBytes {
+        let mut bytes = vec![0; lifted.end.saturating_sub(start) as usize];
+        let len = self.code.fetch(start, &mut bytes);
+        bytes.truncate(len);
+        CodeBytes { start, bytes: bytes.into() }
     }
 
     fn natives_are_fresh(&self) -> bool {
@@ -294,6 +322,19 @@ impl Cache {
     pub fn unshare_after_fork(&mut self) -> io::Result<()> {
         self.natives.unshare_after_fork()
     }
+}
+
+/// How many instructions of a block there are up to the first that writes memory, that one included.
+fn count_until_store(lifted: &LiftedBlock) -> u32 {
+    let version = &lifted.version;
+    let writes = |inst: &Inst| match inst.op {
+        Op::Store => true,
+        Op::Native => inst.native.is_none_or(|n| version.natives[n.index()].effects.contains(Effects::WRITE)),
+        _ => false,
+    };
+    let insts = version.blocks.first().map_or(&[][..], |block| &block.insts);
+    let until = insts.iter().position(writes).map_or(insts.len(), |store| store + 1);
+    insts[..until].iter().filter(|inst| inst.op == Op::At).count() as u32
 }
 
 impl Drop for Cache {

@@ -70,10 +70,13 @@ const _: () = assert!(size_of::<ThreadContext>() / 8 < u16::MAX as usize);
 /// Returned instead of the next operation when a guest access faulted; the word at [`EXIT`] is the operation.
 pub const FAULTED: *const Code = std::ptr::without_provenance(1);
 
-/// Has a handler ended the block (by null or [`FAULTED`])?
+/// Returned instead of the next operation when the block's bytes are not what it was made from.
+pub const STALE: *const Code = std::ptr::without_provenance(2);
+
+/// Has a handler ended the block (by null, [`FAULTED`] or [`STALE`])?
 #[inline(always)]
 pub fn ended(next: *const Code) -> bool {
-    next.addr() <= 1
+    next.addr() <= 2
 }
 
 /// A bit of [`WATCH`] and of the flags of an edge: calls and jumps backward.
@@ -132,6 +135,26 @@ impl FlagState {
                 FlagState::Known(kind, [a, b, c]) => kind.bits(a.get(words), b.get(words), c.get(words)),
             }
         }
+    }
+}
+
+/// What a block was made from, if stores may change it.
+pub struct CodeBytes {
+    /// Where.
+    pub start: u64,
+    /// What was there.
+    pub bytes: Box<[u8]>,
+}
+
+impl CodeBytes {
+    /// Is it still there?
+    #[inline(never)]
+    fn unchanged(&self) -> bool {
+        let mut now = [0; 64];
+        self.bytes.chunks(now.len()).zip((self.start..).step_by(now.len())).all(|(then, at)| {
+            let now = &mut now[..then.len()];
+            memory::copy_in(at, now) == then.len() && now == then
+        })
     }
 }
 
@@ -319,6 +342,12 @@ handlers! {
     fn binary<B: Binary, T: Int; const IMM: bool>(w, op) {
         let (a, b) = (T::cut(get(w, op.a)), T::cut(second::<IMM>(w, op)));
         set(w, op.d, T::cut(B::apply::<T>(a, b)));
+    }
+    /// The first operation of a block that stores may change.
+    fn check_bytes(_w, op) {
+        if !(*(op.imm as *const CodeBytes)).unchanged() {
+            return STALE;
+        }
     }
     /// Branch on a op b; c is the kind to record of (a, b). An immediate is i32, the recorded b its upper half.
     /// d are the flags of the edge if taken.

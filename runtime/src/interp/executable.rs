@@ -15,15 +15,22 @@ use std::ops::Range;
 /// Guest memory as the processor's instruction fetch sees it.
 #[derive(Debug, Default)]
 pub struct ExecutableCode {
-    /// Executable ranges: ascending, disjoint, adjacent ones merged.
-    known: RefCell<Vec<Range<u64>>>,
+    known: RefCell<Known>,
+}
+
+/// What is remembered. Ranges are ascending and disjoint, adjacent ones merged.
+#[derive(Debug, Default)]
+struct Known {
+    executable: Vec<Range<u64>>,
+    /// The part of it that stores may change, here or through another mapping.
+    writable: Vec<Range<u64>>,
 }
 
 impl Fetch for ExecutableCode {
     fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
         let mut len = self.known_len(addr);
         if len < buf.len() {
-            *self.known.borrow_mut() = executable_ranges();
+            *self.known.borrow_mut() = Known::ask();
             len = self.known_len(addr);
         }
         let len = len.min(buf.len());
@@ -31,14 +38,22 @@ impl Fetch for ExecutableCode {
     }
 
     fn changed(&self, range: Range<u64>) {
-        remove(&mut self.known.borrow_mut(), &range);
+        let mut known = self.known.borrow_mut();
+        remove(&mut known.executable, &range);
+        remove(&mut known.writable, &range);
+    }
+
+    fn is_writable(&self, range: Range<u64>) -> bool {
+        let known = self.known.borrow();
+        let after = known.writable.partition_point(|writable| writable.end <= range.start);
+        known.writable.get(after).is_some_and(|writable| writable.start < range.end)
     }
 }
 
 impl ExecutableCode {
     /// How many bytes from `addr` on are known to be executable.
     fn known_len(&self, addr: u64) -> usize {
-        let end = end_of(&self.known.borrow(), addr);
+        let end = end_of(&self.known.borrow().executable, addr);
         end.map_or(0, |end| usize::try_from(end - addr).unwrap_or(usize::MAX))
     }
 }
@@ -49,17 +64,26 @@ fn end_of(known: &[Range<u64>], addr: u64) -> Option<u64> {
     known[..after].last().map(|range| range.end).filter(|&end| addr < end)
 }
 
-/// What is executable now; nothing where `/proc` cannot be read.
-fn executable_ranges() -> Vec<Range<u64>> {
-    let mut ranges: Vec<Range<u64>> = Vec::new();
-    let executable = |entry: &space::MapEntry| entry.prot.contains(ProtFlags::PROT_EXEC);
-    for entry in space::maps().unwrap_or_default().into_iter().filter(executable) {
-        match ranges.last_mut() {
-            Some(last) if last.end == entry.range.start => last.end = entry.range.end,
-            _ => ranges.push(entry.range),
+impl Known {
+    /// What the kernel says now; nothing where `/proc` cannot be read.
+    fn ask() -> Known {
+        let mut known = Known::default();
+        let executable = |entry: &space::MapEntry| entry.prot.contains(ProtFlags::PROT_EXEC);
+        for entry in space::maps().unwrap_or_default().into_iter().filter(executable) {
+            if entry.shared || entry.prot.contains(ProtFlags::PROT_WRITE) {
+                append(&mut known.writable, entry.range.clone());
+            }
+            append(&mut known.executable, entry.range);
         }
+        known
     }
-    ranges
+}
+
+fn append(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
 }
 
 fn remove(known: &mut Vec<Range<u64>>, gone: &Range<u64>) {
@@ -132,9 +156,16 @@ mod tests {
             assert_eq!(libc::mprotect(pages.byte_add(len / 2), len / 2, libc::PROT_READ | libc::PROT_EXEC), 0);
             code.changed(second..second + space::PAGE);
             assert_eq!(code.fetch(second - 4, &mut bytes), 16);
+            assert!(!code.is_writable(start..second + space::PAGE));
+            let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+            assert_eq!(libc::mprotect(pages.byte_add(len / 2), len / 2, all), 0);
+            code.changed(second..second + space::PAGE);
+            assert_eq!(code.fetch(second - 4, &mut bytes), 16);
+            assert!(code.is_writable(second - 1..second + 1) && !code.is_writable(start..second));
             assert_eq!(libc::mprotect(pages, len, libc::PROT_READ), 0);
             code.changed(start..second + space::PAGE);
             assert_eq!(code.fetch(start, &mut bytes), 0);
+            assert!(!code.is_writable(start..second + space::PAGE));
             libc::munmap(pages, len);
         }
     }

@@ -12,7 +12,7 @@
 //! Invariant: at each operation that may fault, the registers' slots hold the state before its guest instruction, and
 //! the site's description gives that state's flags.
 
-use super::code::{self, Code, FlagState, Handler, PureOp, Source};
+use super::code::{self, Code, CodeBytes, FlagState, Handler, PureOp, Source};
 use super::flags::{Form, Kind, shift_ignores_old};
 use super::native::{NativeError, NativeOp, NativePool};
 use super::select;
@@ -102,6 +102,7 @@ struct Tables {
     states: Vec<Box<FlagState>>,
     pures: Vec<Box<PureOp>>,
     natives: Vec<Box<NativeOp>>,
+    bytes: Option<Box<CodeBytes>>,
 }
 
 /// Where a value is.
@@ -164,11 +165,11 @@ struct Lowerer<'a> {
     dirty: bool,
 }
 
-/// Lowers the only block of `version`.
+/// Lowers the only block of `version`. With `bytes`, the block begins with a check that they are still there.
 ///
 /// # Errors
 /// See [`LowerError`].
-pub fn lower(version: &Version, natives: &mut NativePool) -> Result<Lowered, LowerError> {
+pub fn lower(version: &Version, bytes: Option<CodeBytes>, natives: &mut NativePool) -> Result<Lowered, LowerError> {
     let [block] = &version.blocks[..] else { return Err(LowerError::NotBase) };
     let Term::Guest(term) = &block.term else { return Err(LowerError::NotBase) };
     let n = version.types.len();
@@ -192,6 +193,11 @@ pub fn lower(version: &Version, natives: &mut NativePool) -> Result<Lowered, Low
         dirty: false,
     };
     lowerer.find_uses(term)?;
+    if let Some(bytes) = bytes {
+        let table = lowerer.tables.bytes.insert(Box::new(bytes));
+        let table = std::ptr::from_ref(&**table) as u64;
+        lowerer.emit(code::check_bytes, 0, 0, 0, 0, table);
+    }
     for i in 0..block.insts.len() {
         if !lowerer.merged[i] {
             lowerer.inst(i)?;

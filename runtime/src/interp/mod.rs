@@ -29,7 +29,7 @@ pub use native::fixup as thunk_fixup;
 
 use crate::memory::{self, FaultInfo};
 use cache::{Block, Cache, Front};
-use code::{EXIT, FAULTED, RECORD};
+use code::{EXIT, FAULTED, RECORD, STALE};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::Fetch;
 use dynasour_ir::semantics::ARITH_FLAGS;
@@ -172,7 +172,7 @@ impl Interp {
 
     /// An interpreter that reads code through `code`, such as [`ExecutableCode`].
     pub fn with_code(code: Box<dyn Fetch>) -> Interp {
-        Interp { cache: Cache::new(code) }
+        Interp { cache: Cache::new(code.into()) }
     }
 
     /// Gets all memory that is not allocated from the heap, so that it is there before the guest is.
@@ -198,12 +198,24 @@ impl Interp {
                 close(context, pc);
                 return Stop::Pending;
             }
-            let faulted = execute(context, block);
+            let end = execute(context, block);
             block = current(context).unwrap_or(block);
             // SAFETY: as above.
             let from = unsafe { block.as_ref() };
-            if faulted {
+            if end == FAULTED {
                 return fault(context, from);
+            }
+            if end == STALE {
+                let pc = from.entry.pc;
+                self.cache.invalidate(pc, pc + 1);
+                block = match self.cache.block(pc) {
+                    Ok(block) => block,
+                    Err(error) => {
+                        close(context, pc);
+                        return Stop::Broken(error);
+                    }
+                };
+                continue;
             }
             let exit = context.scratch[(EXIT - RECORD) as usize];
             let (target, link) = match from.lowered.end {
@@ -247,16 +259,24 @@ impl Interp {
     /// Executes exactly one guest instruction. `None` if it completed: rip is at the next one. The instruction before a
     /// stop other than [`Stop::Syscall`] has not been executed. Does not look at `pending`.
     pub fn run_one(&mut self, context: &mut ThreadContext) -> Option<Stop<Infallible>> {
-        let block = match self.cache.single(context.rip) {
-            Ok(block) => block,
-            Err(error) => return Some(Stop::Broken(error)),
-        };
         // With all edges watched none is followed.
         open(context, self.cache.front(), Watch::All);
-        let faulted = execute(context, block);
+        let (block, end) = loop {
+            let block = match self.cache.single(context.rip) {
+                Ok(block) => block,
+                Err(error) => {
+                    close(context, context.rip);
+                    return Some(Stop::Broken(error));
+                }
+            };
+            match execute(context, block) {
+                STALE => self.cache.invalidate(context.rip, context.rip + 1),
+                end => break (block, end),
+            };
+        };
         // SAFETY: the block lives until it is invalidated, which takes `&mut self`.
         let block = unsafe { block.as_ref() };
-        if faulted {
+        if end == FAULTED {
             return Some(fault(context, block));
         }
         let exit = context.scratch[(EXIT - RECORD) as usize];
@@ -352,9 +372,9 @@ fn close(context: &mut ThreadContext, rip: u64) {
 }
 
 /// Executes the operations of `block`, and of the blocks that follow over links. Afterwards [`current`] is the last
-/// one; returns whether it faulted.
+/// one. Returns null, [`FAULTED`] or [`STALE`]; what is stale has done nothing.
 #[inline(always)]
-fn execute(context: &mut ThreadContext, block: BlockRef) -> bool {
+fn execute(context: &mut ThreadContext, block: BlockRef) -> *const code::Code {
     context.scratch[(code::CURRENT - RECORD) as usize] = block.as_ptr() as u64;
     let words = std::ptr::from_mut(context).cast::<u64>();
     // SAFETY: the caller's block is alive.
@@ -363,7 +383,7 @@ fn execute(context: &mut ThreadContext, block: BlockRef) -> bool {
         // SAFETY: blocks keep the invariant of `code`: `next` is one of their operations.
         next = unsafe { ((*next).run)(words, next) };
     }
-    next == FAULTED
+    next
 }
 
 #[cold]

@@ -280,6 +280,50 @@ fn invalidated_blocks_are_made_again() {
     assert_eq!(guest.interp.block_count(), 0);
 }
 
+/// Guest memory that stores may change.
+struct WritableCode;
+
+impl Fetch for WritableCode {
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
+        GuestCode.fetch(addr, buf)
+    }
+
+    fn is_writable(&self, _: std::ops::Range<u64>) -> bool {
+        true
+    }
+}
+
+#[test]
+fn writable_blocks_look_at_their_bytes_and_end_at_stores() {
+    let mut guest = Guest::new(|a| {
+        a.mov(eax, 1)?; // 5 bytes
+        a.mov(byte_ptr(rbx), cl)?;
+        a.mov(edx, 2)?;
+        a.syscall()
+    });
+    guest.interp = Interp::with_code(Box::new(WritableCode));
+    // The store changes the constant behind it.
+    guest.context.gpr[3] = guest.base() + 8;
+    guest.context.gpr[1] = 77;
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!((guest.context.gpr[0], guest.context.gpr[2]), (1, 77));
+    let entry = guest.interp.entry(guest.base()).unwrap();
+    assert!(entry.writable && entry.count == 2);
+    // Nobody says that this byte changes.
+    guest.code[1] = 5;
+    guest.context.rip = guest.base();
+    assert_eq!(guest.interp.run_one(&mut guest.context), None);
+    assert_eq!(guest.context.gpr[0], 5);
+    guest.code[1] = 6;
+    guest.context.rip = guest.base();
+    assert_eq!(guest.interp.run_one(&mut guest.context), None);
+    assert_eq!(guest.context.gpr[0], 6);
+    guest.context.rip = guest.base();
+    guest.context.gpr[1] = 78;
+    assert_eq!(guest.run(), Stop::Syscall);
+    assert_eq!((guest.context.gpr[0], guest.context.gpr[2]), (6, 78));
+}
+
 /// Notes the edges it sees and stops at the tenth backward one.
 struct Edges {
     watch: Watch,
@@ -441,7 +485,7 @@ fn lowered_result(op: dynasour_ir::Op, ty: Ty, args: [u64; 2], constant: bool) -
     let insts = b.insts;
     let term = Term::Guest(GuestTerm::Special { pc: 0x1001 });
     version.blocks.push(Block { params: Vec::new(), insts, term });
-    let lowered = lower::lower(&version, &mut native::NativePool::new()).unwrap();
+    let lowered = lower::lower(&version, None, &mut native::NativePool::new()).unwrap();
 
     let mut context = ThreadContext::new();
     context.gpr[8..10].copy_from_slice(&args);
