@@ -201,7 +201,7 @@ impl Emitter {
             fixed_stack_slots: Vec::new(),
         };
         let options =
-            RegallocOptions { verbose_log: false, validate_ssa: cfg!(debug_assertions), algorithm: Algorithm::Ion };
+            RegallocOptions { verbose_log: false, validate_ssa: true, algorithm: Algorithm::Ion };
         let out =
             regalloc2::run_with_ctx(&function, &env, &options, &mut self.allocator).map_err(EmitError::Registers)?;
         let end_of_slots = first_slot + out.num_spillslots as u32;

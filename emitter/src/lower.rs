@@ -83,6 +83,8 @@ pub(crate) struct Lower<'a> {
     pub leaf: Vec<bool>,
     /// The value must be computed in the hot code although only records use it.
     pub forced: Vec<bool>,
+    /// The value's instruction has been placed where its flags are wanted.
+    pub placed: Vec<bool>,
     /// Loads that their consumer executes.
     pub fused: Vec<bool>,
     /// For each block: how many memory instructions and natives precede each position.
@@ -147,6 +149,7 @@ impl<'a> Lower<'a> {
             hot_uses: vec![0; n],
             leaf: vec![false; n],
             forced: vec![false; n],
+            placed: vec![false; n],
             fused: vec![false; n],
             memory_before: Vec::with_capacity(v.blocks.len()),
             first_effect: v
@@ -202,7 +205,7 @@ impl<'a> Lower<'a> {
                     let tree = 1 + inst.args.iter().map(|a| a.as_value().map_or(1, |a| size[a.index()])).sum::<u32>();
                     self.forced[d.index()] = tree > MAX_TREE;
                     size[d.index()] = if tree > MAX_TREE { 1 } else { tree };
-                    if matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub) {
+                    if matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub | Op::Shl | Op::Shr | Op::Sar) {
                         self.available.entry((inst.op, inst.ty, inst.args.clone())).or_insert(d);
                     }
                 }
@@ -409,8 +412,8 @@ impl<'a> Lower<'a> {
                     self.demand(d)?;
                 }
                 match self.vregs[d.index()] {
-                    Some(r) => self.operation(inst, r),
-                    None => Ok(()),
+                    Some(r) if !self.placed[d.index()] => self.operation(inst, r),
+                    _ => Ok(()),
                 }
             }
         }

@@ -12,7 +12,7 @@ use dynasour_ir::semantics::{AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use dynasour_ir::{Cond, FlagOp, Gpr, Inst, Op, Operand, Ty, Value};
 use iced_x86::Code;
 use regalloc2::{Operand as RaOperand, VReg};
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 /// The flags that a condition reads.
 pub(crate) const fn flags_read(cond: Cond) -> u64 {
@@ -91,6 +91,107 @@ impl Lower<'_> {
         self.x86(x86::TEST[size as usize], &[Opnd::Op(0, size), Opnd::Op(1, size)], ops);
     }
 
+    /// Places a demanded value's own instruction *here* instead of at its definition, so that its flags serve too: the
+    /// `dec` of `dec; jnz`, the `add` whose flags a trace end needs. Possible if nothing in between reads the value
+    /// or may leave the fragment, for a record would want it.
+    fn place_here(&mut self, d: Value) -> Result<bool, LowerError> {
+        let (Some(r), Def::Inst(block, index)) = (self.vregs[d.index()], self.defs[d.index()]) else {
+            return Ok(false);
+        };
+        let (block, index) = (block as usize, index as usize);
+        if block != self.block || index >= self.pos || self.placed[d.index()] || self.is_pinned(d) {
+            return Ok(false);
+        }
+        let insts = &self.v.blocks[block].insts;
+        let inst = &insts[index];
+        let shift = match inst.op {
+            Op::Add | Op::Sub | Op::And | Op::Or | Op::Xor => None,
+            Op::Shl => Some(Shift::Shl),
+            Op::Shr => Some(Shift::Shr),
+            Op::Sar => Some(Shift::Sar),
+            _ => return Ok(false),
+        };
+        let mut derived: SmallVec<[Value; 4]> = smallvec![d];
+        for between in &insts[index + 1..self.pos] {
+            if between.anchor.is_some() {
+                return Ok(false);
+            }
+            if between.args.iter().filter_map(|a| a.as_value()).any(|a| derived.contains(&a)) {
+                // What nobody demanded yet, nobody in between can demand.
+                match between.def() {
+                    Some(v) if between.op.is_pure() && self.vregs[v.index()].is_none() && !self.forced[v.index()] => {
+                        derived.push(v);
+                    }
+                    _ => return Ok(false),
+                }
+            }
+        }
+        if self.cur.iter().any(|m| m.site.is_some() || m.ops.iter().any(|o| o.vreg() == r)) {
+            return Ok(false);
+        }
+        let (ty, size) = (inst.ty, Size::of(inst.ty));
+        let (a, b) = match self.resolve(inst.args[0]).as_const() {
+            Some(_) if matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor) => (inst.args[1], inst.args[0]),
+            Some(_) => return Ok(false),
+            None => (inst.args[0], inst.args[1]),
+        };
+        let alu = match inst.op {
+            Op::Add => Alu::Add,
+            Op::Sub => Alu::Sub,
+            Op::And => Alu::And,
+            Op::Or => Alu::Or,
+            _ => Alu::Xor,
+        };
+        if let Some(shift) = shift {
+            match self.resolve(b).as_const() {
+                Some(n) if n != 0 && n < u64::from(ty.bits()) => {
+                    self.placed[d.index()] = true;
+                    let a = self.reg(a)?;
+                    self.shift_by(shift, size, r, a, n as u8);
+                    return Ok(true);
+                }
+                _ => return Ok(false),
+            }
+        }
+        self.placed[d.index()] = true;
+        let a = self.reg(a)?;
+        let mut ops: Ops = smallvec![Self::reuse(r, 1), RaOperand::reg_use(a)];
+        let b = match self.imm(b, ty) {
+            Some(i) => Opnd::Imm(i),
+            None => {
+                let b = self.reg(b)?;
+                ops.push(RaOperand::any_use(b));
+                Opnd::Op(2, size)
+            }
+        };
+        self.x86(alu_code(alu, size, &b, false), &[Opnd::Op(0, size), b], ops);
+        Ok(true)
+    }
+
+    /// Places the value that this operation makes, if there is one.
+    fn place_result(&mut self, op: Op, ty: Ty, args: &[Operand]) -> Result<bool, LowerError> {
+        match self.available.get(&(op, ty, SmallVec::from_slice(args))) {
+            Some(&d) => self.place_here(d),
+            None => Ok(false),
+        }
+    }
+
+    /// The value whose instruction also makes these flags.
+    fn place_for_flags(&mut self, op: FlagOp, ty: Ty, args: &[Operand]) -> Result<bool, LowerError> {
+        let key = match op {
+            FlagOp::Add => Op::Add,
+            FlagOp::Sub => Op::Sub,
+            FlagOp::And => Op::And,
+            FlagOp::Or => Op::Or,
+            FlagOp::Xor => Op::Xor,
+            FlagOp::Shl => Op::Shl,
+            FlagOp::Shr => Op::Shr,
+            FlagOp::Sar => Op::Sar,
+            _ => return Ok(false),
+        };
+        self.place_result(key, ty, &args[..2])
+    }
+
     /// `cmp a, b` (or `test`), returning the condition to read.
     fn compare(&mut self, cond: Cond, ty: Ty, a: Operand, b: Operand) -> Result<Cond, LowerError> {
         let (mut a, mut b, mut cond) = (a, b, cond);
@@ -105,7 +206,26 @@ impl Lower<'_> {
             };
         }
         let size = Size::of(ty);
-        if self.resolve(b) == Operand::Const(0) && matches!(cond, Cond::E | Cond::Ne | Cond::L | Cond::Ge) {
+        let equality = matches!(cond, Cond::E | Cond::Ne);
+        if self.place_result(Op::Sub, ty, &[a, b])? {
+            return Ok(cond);
+        }
+        if let (true, Some(c)) = (equality, self.resolve(b).as_const())
+            && self.place_result(Op::Add, ty, &[a, Operand::Const(c.wrapping_neg() & ty.mask())])?
+        {
+            return Ok(cond);
+        }
+        if self.resolve(b) == Operand::Const(0) && (equality || matches!(cond, Cond::L | Cond::Ge)) {
+            if let Some(v) = a.as_value()
+                && self.v.ty(v) == ty
+                && self.place_here(v)?
+            {
+                return Ok(match cond {
+                    Cond::L => Cond::S,
+                    Cond::Ge => Cond::Ns,
+                    other => other,
+                });
+            }
             if matches!(cond, Cond::E | Cond::Ne)
                 && let Some(v) = a.as_value()
                 && self.vregs[v.index()].is_none()
@@ -194,6 +314,7 @@ impl Lower<'_> {
             if let Some((op, args)) = key
                 && let Some(&result) = self.available.get(&(op, *ty, args))
                 && self.is_before(result)
+                && !self.placed[result.index()]
             {
                 let r = self.demand(result)?;
                 self.test(r, r, Size::of(*ty));
@@ -285,6 +406,9 @@ impl Lower<'_> {
                 None => self.host_flags(Operand::Const(0), ARITH_FLAGS)?,
             }
             // What follows must be the very instruction: its operands are registers by now.
+        }
+        if self.place_for_flags(op, ty, args)? {
+            return Ok(());
         }
         let size = Size::of(ty);
         let alu = |op| move |l: &mut Self| l.flags_alu(op, ty, args[0], args[1]);
