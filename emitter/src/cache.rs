@@ -9,7 +9,7 @@
 //! when they would meet. There is no freeing of single fragments: [`Cache::flush`] drops everything but the stubs.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The lowest address tried for the executable view.
 const LOW: usize = 0x2000_0000;
@@ -110,13 +110,19 @@ impl Cache {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.rw.add(offset), bytes.len()) };
     }
 
-    /// Makes the rel32 field at `field` (4-aligned) lead to `target`, in one store. Async-signal-safe.
+    /// Makes the rel32 field at `field`, which lies within eight aligned bytes, lead to `target`: in one store, so that
+    /// whoever executes it sees the old or the new target (Intel SDM vol. 3, 9.1.1). Async-signal-safe.
     pub fn patch_rel32(&self, field: u64, target: u64) {
-        assert!(field.is_multiple_of(4));
-        let offset = self.offset(field, 4);
-        let rel = target.wrapping_sub(field + 4) as u32;
+        let shift = 8 * (field % 8);
+        assert!(shift <= 32);
+        let offset = self.offset(field & !7, 8);
+        let rel = u64::from(target.wrapping_sub(field + 4) as u32) << shift;
         // SAFETY: in range and aligned; code is only read through the other view, by instruction fetch.
-        unsafe { AtomicU32::from_ptr(self.rw.add(offset).cast()) }.store(rel, Ordering::Release);
+        let word = unsafe { AtomicU64::from_ptr(self.rw.add(offset).cast()) };
+        // A signal handler may patch another field of the same word in between.
+        let patched =
+            word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !(0xffff_ffff << shift) | rel));
+        debug_assert!(patched.is_ok());
     }
 
     /// Replaces the two opcode bytes at `address`, which need not be aligned: nobody may be executing there.

@@ -10,7 +10,7 @@
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Target, encode, location};
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, Link, Tail, fragment_at};
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
 use crate::lookup::Lookup;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, SiteKind, preg};
@@ -200,8 +200,7 @@ impl Emitter {
             scratch_by_class: [None; 3],
             fixed_stack_slots: Vec::new(),
         };
-        let options =
-            RegallocOptions { verbose_log: false, validate_ssa: true, algorithm: Algorithm::Ion };
+        let options = RegallocOptions { verbose_log: false, validate_ssa: true, algorithm: Algorithm::Ion };
         let out =
             regalloc2::run_with_ctx(&function, &env, &options, &mut self.allocator).map_err(EmitError::Registers)?;
         let end_of_slots = first_slot + out.num_spillslots as u32;
@@ -248,9 +247,15 @@ impl Emitter {
             record: s.record.map(|r| r as u32),
             jcc: None,
         }));
-        for (at, site) in &code.guards {
-            let condition = code.hot[*at as usize + 1] & 15;
-            self.exits[(first_site + site.0) as usize].jcc = Some((hot + u64::from(*at), condition));
+        for &(at, site, back_edge) in &code.guards {
+            let jump = if back_edge {
+                let head = code.back_edges.iter().find(|b| b.0 == at + 2).map(|b| address(b.1));
+                let out = function.split_of[site.0 as usize].map(address);
+                head.zip(out).map(|(head, out)| GuardJump::BackEdge(hot + u64::from(at) + 2, head, out))
+            } else {
+                Some(GuardJump::Leaves(hot + u64::from(at), code.hot[at as usize + 1] & 15))
+            };
+            self.exits[(first_site + site.0) as usize].jcc = jump;
         }
         self.fragments.push(Fragment {
             pc: version.region,
@@ -499,11 +504,15 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes a guard fail always (`on`), or lets it test again: `jcc rel32` <-> `nop; jmp rel32`. For chaos runs;
-    /// no thread may be executing the fragment.
+    /// Makes a guard fail always (`on`), or lets it test again: `jcc rel32` <-> `nop; jmp rel32`, or a back edge that
+    /// leads out. For chaos runs; no thread may be executing the fragment.
     pub fn force_guard(&self, exit: ExitId, on: bool) -> Result<(), EmitError> {
-        let (address, condition) = self.exit(exit).and_then(|e| e.jcc).ok_or(EmitError::Unknown)?;
-        self.cache.patch_opcode(address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
+        match self.exit(exit).and_then(|e| e.jcc).ok_or(EmitError::Unknown)? {
+            GuardJump::Leaves(address, condition) => {
+                self.cache.patch_opcode(address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
+            }
+            GuardJump::BackEdge(field, head, out) => self.cache.patch_rel32(field, if on { out } else { head }),
+        }
         Ok(())
     }
 

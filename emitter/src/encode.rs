@@ -1,7 +1,7 @@
 //! From allocated machine instructions to bytes: hot code, cold code, and the places that refer to each other.
 //!
 //! Code is encoded position-independently: every relative jump is a [`Fixup`] that is resolved when the fragment
-//! has its place in the cache. Jumps that may be patched later have their rel32 field aligned to 4.
+//! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
 
 use crate::mach::{Addr, AddrReg, End, EndRsp, Kind, MFunc, MInst, Opnd, Site};
 use crate::record::Place;
@@ -49,8 +49,8 @@ pub struct Encoded {
     pub blocks: Vec<(bool, u32)>,
     /// For each faulting instruction: its offset in the hot code and its site.
     pub faults: Vec<(u32, Site)>,
-    /// For each guard: offset of its `jcc`'s first byte in the hot code.
-    pub guards: Vec<(u32, Site)>,
+    /// For each guard: offset of its `jcc`'s first byte in the hot code, and whether that is a loop's back edge.
+    pub guards: Vec<(u32, Site, bool)>,
     /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead to.
     pub back_edges: Vec<(u32, usize)>,
     /// For each trace end: site, offset of the rel32 field of its jump in the hot code, and for an indirect one the
@@ -117,10 +117,33 @@ impl Section {
 
     /// Pads with no-operations until `len + lead` is a multiple of `align`.
     fn align(&mut self, align: usize, lead: usize) {
-        const NOPS: [&[u8]; 4] = [&[], &[0x90], &[0x66, 0x90], &[0x0f, 0x1f, 0x00]];
-        let mut missing = (self.len + lead).next_multiple_of(align) - (self.len + lead);
+        self.pad((self.len + lead).next_multiple_of(align) - (self.len + lead));
+    }
+
+    /// Pads such that a rel32 field `lead` bytes from here lies within eight aligned bytes.
+    fn align_field(&mut self, lead: usize) {
+        let at = (self.len + lead) % 8;
+        if at > 4 {
+            self.pad(8 - at);
+        }
+    }
+
+    /// No-operations, as few as possible (Intel SDM, NOP).
+    fn pad(&mut self, mut missing: usize) {
+        const NOPS: [&[u8]; 10] = [
+            &[],
+            &[0x90],
+            &[0x66, 0x90],
+            &[0x0f, 0x1f, 0x00],
+            &[0x0f, 0x1f, 0x40, 0x00],
+            &[0x0f, 0x1f, 0x44, 0x00, 0x00],
+            &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
+            &[0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00],
+            &[0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+            &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+        ];
         while missing > 0 {
-            let n = missing.min(3);
+            let n = missing.min(9);
             self.bytes(NOPS[n]);
             missing -= n;
         }
@@ -148,6 +171,7 @@ pub fn encode(
         first_slot,
         first_site,
         lookup,
+        skipped: None,
     };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
     for b in 0..f.hot_blocks {
@@ -177,6 +201,8 @@ struct Emit<'a> {
     first_slot: u16,
     first_site: u64,
     lookup: (u64, u64),
+    /// A block whose jump the guard before it does.
+    skipped: Option<usize>,
 }
 
 impl Emit<'_> {
@@ -192,10 +218,10 @@ impl Emit<'_> {
         self.section().put(inst)
     }
 
-    /// An opcode followed by a rel32 field; with `aligned`, the field is 4-aligned. Returns the field's offset.
+    /// An opcode followed by a rel32 field; with `aligned`, the field can be patched. Returns the field's offset.
     fn jump(&mut self, opcode: &[u8], target: Target, aligned: bool) -> u32 {
         if aligned {
-            self.section().align(4, opcode.len());
+            self.section().align_field(opcode.len());
         }
         self.section().bytes(opcode);
         let at = self.at();
@@ -245,8 +271,17 @@ impl Emit<'_> {
             Kind::Jcc(cc) => {
                 let at = self.at();
                 if let Some((site, cold)) = m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?))) {
-                    self.r.guards.push((at, site));
-                    self.jump(&[0x0f, 0x80 | cc], Target::Block(cold), false);
+                    if let Some(head) = self.back_edge_after(block) {
+                        // The loop goes on by the guard itself, and falls out of it.
+                        let at = self.jump(&[0x0f, 0x80 | cc ^ 1], Target::Block(head), true);
+                        self.r.back_edges.push((at, head));
+                        self.r.guards.push((at - 2, site, true));
+                        self.jump(&[0xe9], Target::Block(cold), false);
+                        self.skipped = Some(block + 1);
+                    } else {
+                        self.r.guards.push((at, site, false));
+                        self.jump(&[0x0f, 0x80 | cc], Target::Block(cold), false);
+                    }
                 }
             }
             Kind::Always => {
@@ -254,6 +289,7 @@ impl Emit<'_> {
                     self.jump(&[0xe9], Target::Block(cold), false);
                 }
             }
+            Kind::Jump(_) if self.skipped == Some(block) => {}
             Kind::Jump(to) => {
                 let target = self.f.block_of[*to];
                 if target <= block {
@@ -279,6 +315,20 @@ impl Emit<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The head that the code after this block jumps back to at once.
+    fn back_edge_after(&self, block: usize) -> Option<usize> {
+        let next = block + 1;
+        let mut items = self.out.block_insts_and_edits(self.f, Block::new(next)).into_iter();
+        let (Some(InstOrEdit::Inst(i)), None) = (items.next().filter(|_| next < self.f.hot_blocks), items.next())
+        else {
+            return None;
+        };
+        match self.f.insts[i.index()].kind {
+            Kind::Jump(to) => Some(self.f.block_of[to]).filter(|head| *head <= next),
+            _ => None,
+        }
     }
 
     fn fault_here(&mut self, m: &MInst) {

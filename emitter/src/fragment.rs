@@ -30,8 +30,18 @@ pub struct Exit {
     pub progress: bool,
     /// Index into the fragment's records; trace ends have none.
     pub(crate) record: Option<u32>,
-    /// Address and condition of a guard's `jcc`.
-    pub(crate) jcc: Option<(u64, u8)>,
+    /// A guard's `jcc`.
+    pub(crate) jcc: Option<GuardJump>,
+}
+
+/// How a guard tests, and how it is made to fail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GuardJump {
+    /// A `jcc` at this address leaves if the condition holds: it becomes a `jmp`.
+    Leaves(u64, u8),
+    /// A back edge that goes on if its condition holds, by the rel32 field at the first address to the second: it is
+    /// made to lead to the third, the guard's cold code.
+    BackEdge(u64, u64, u64),
 }
 
 /// A patchable jump: its rel32 field, where it goes on a request to leave, and where it goes otherwise.

@@ -102,6 +102,8 @@ pub(crate) struct Lower<'a> {
     pub pos: usize,
     /// May a load be swallowed by what is being selected (is every value on the way used once)?
     pub may_fuse: bool,
+    /// Is what sets the flags the last thing that is selected for this instruction?
+    pub may_place: bool,
     /// The anchor of a load just swallowed.
     pub fault: Option<AnchorId>,
     pub sites: Vec<SiteDraft>,
@@ -164,6 +166,7 @@ impl<'a> Lower<'a> {
             block: 0,
             pos: 0,
             may_fuse: true,
+            may_place: false,
             fault: None,
             sites: Vec::new(),
             records: Vec::new(),
@@ -183,7 +186,6 @@ impl<'a> Lower<'a> {
     /// Finds definitions, counts uses, and decides which registers and values the records need.
     fn survey(&mut self) -> Result<(), LowerError> {
         let v = self.v;
-        let mut size = vec![1u32; v.types.len()];
         let mut clobbers_flags = false;
         let mut flags_written = false;
         for (b, block) in v.blocks.iter().enumerate() {
@@ -201,13 +203,10 @@ impl<'a> Lower<'a> {
                 for a in inst.args.iter().filter_map(|a| a.as_value()) {
                     self.hot_uses[a.index()] += 1;
                 }
-                if let Some(d) = inst.def().filter(|_| inst.op.is_pure()) {
-                    let tree = 1 + inst.args.iter().map(|a| a.as_value().map_or(1, |a| size[a.index()])).sum::<u32>();
-                    self.forced[d.index()] = tree > MAX_TREE;
-                    size[d.index()] = if tree > MAX_TREE { 1 } else { tree };
-                    if matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub | Op::Shl | Op::Shr | Op::Sar) {
-                        self.available.entry((inst.op, inst.ty, inst.args.clone())).or_insert(d);
-                    }
+                if let Some(d) = inst.def()
+                    && matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub | Op::Shl | Op::Shr | Op::Sar)
+                {
+                    self.available.entry((inst.op, inst.ty, inst.args.clone())).or_insert(d);
                 }
                 clobbers_flags |= match inst.op {
                     Op::Load | Op::Store | Op::Poll | Op::Zext(_) => false,
@@ -240,6 +239,7 @@ impl<'a> Lower<'a> {
                 other => return Err(LowerError::Unsupported(format!("a varmap that names {other}"))),
             }
         }
+        self.force_large_trees();
         self.mark_leaves();
         for (n, p) in v.blocks[0].params.iter().enumerate() {
             let Some(loc) = self.entry_loc(n) else { continue };
@@ -262,6 +262,29 @@ impl<'a> Lower<'a> {
         }
         self.keep_flags = clobbers_flags && !flags_written;
         Ok(())
+    }
+
+    /// Finds the values that would take a record too many nodes. What hot code needs is likely to have a register.
+    fn force_large_trees(&mut self) {
+        let v = self.v;
+        let mut needed = vec![false; v.types.len()];
+        for block in v.blocks.iter().rev() {
+            for a in Version::term_operands(&block.term).iter().filter_map(|a| a.as_value()) {
+                needed[a.index()] = true;
+            }
+            for inst in block.insts.iter().rev() {
+                if !inst.op.is_pure() || inst.def().is_some_and(|d| needed[d.index()]) {
+                    inst.args.iter().filter_map(|a| a.as_value()).for_each(|a| needed[a.index()] = true);
+                }
+            }
+        }
+        let mut size = vec![1u32; v.types.len()];
+        for inst in v.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op.is_pure()) {
+            let Some(d) = inst.def().filter(|d| !needed[d.index()]) else { continue };
+            let tree = 1 + inst.args.iter().map(|a| a.as_value().map_or(1, |a| size[a.index()])).sum::<u32>();
+            self.forced[d.index()] = tree > MAX_TREE;
+            size[d.index()] = if tree > MAX_TREE { 1 } else { tree };
+        }
     }
 
     /// Marks what records read without being able to recompute it.

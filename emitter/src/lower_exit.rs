@@ -60,7 +60,12 @@ impl Lower<'_> {
             }
         }
         match flags {
-            Some(f) => self.host_flags(f, ARITH_FLAGS)?,
+            Some(f) => {
+                self.may_place = true;
+                let executed = self.host_flags(f, ARITH_FLAGS);
+                self.may_place = false;
+                executed?;
+            }
             None if self.keep_flags => {
                 let packed = self.entry_packed_flags();
                 self.restore_flags(packed);
@@ -149,11 +154,33 @@ impl Lower<'_> {
         Ok(())
     }
 
+    /// Where the varmap names `d = a + c`, `a` is `d - c`: a register less that must survive for the sake of the flags
+    /// of the addition.
+    fn find_inverses(&self, anchor: AnchorId, b: &mut RecordBuilder) {
+        let varmap = &self.v.anchors[anchor.index()].varmap;
+        for d in varmap.iter().filter_map(|(_, o)| self.resolve(*o).as_value()) {
+            let Some(inst) = self.inst_of(d).filter(|_| self.vregs[d.index()].is_some()) else { continue };
+            let op = match inst.op {
+                Op::Add => Op::Sub,
+                Op::Sub => Op::Add,
+                Op::Xor => Op::Xor,
+                _ => continue,
+            };
+            if let (Operand::Value(a), Operand::Const(c)) = (inst.args[0], inst.args[1])
+                && !self.is_pinned(a)
+                && !varmap.iter().any(|(_, o)| self.resolve(*o) == self.resolve(inst.args[0]))
+            {
+                b.inverse.entry(a).or_insert((op, inst.ty, d, c));
+            }
+        }
+    }
+
     fn build_record(&mut self, anchor: AnchorId, raw: u16, b: &mut RecordBuilder) -> Result<(), LowerError> {
         let a = &self.v.anchors[anchor.index()];
         b.record.target = self.node(a.target, Ty::I64, b)?;
         let mut named = raw;
         let mut flags_named = false;
+        self.find_inverses(anchor, b);
         for &(loc, value) in &a.varmap {
             if let Loc::Gpr(g) = loc {
                 if raw & 1 << g.number() != 0 {
@@ -201,7 +228,13 @@ impl Lower<'_> {
             return Ok(*n);
         }
         let ty = self.v.ty(v);
-        let n = if self.is_pinned(v) {
+        let inverse = b.inverse.get(&v).copied();
+        let n = if let Some((op, ty, d, c)) = inverse
+            && let Some(r) = self.vregs[d.index()]
+        {
+            let args = smallvec![b.leaf(r, ty), b.push(Node::Const(c))];
+            b.push(Node::Op(op, ty, args))
+        } else if self.is_pinned(v) {
             b.push(Node::Leaf(Place::Reg(Gpr::RSP.number() as u8), Ty::I64))
         } else if let Some(r) = self.vregs[v.index()] {
             b.leaf(r, ty)
@@ -237,6 +270,8 @@ struct RecordBuilder {
     record: Record,
     ops: Ops,
     known: FxHashMap<Value, u16>,
+    /// Value -> what it is in terms of a value that has a register: operation, type, value, constant.
+    inverse: FxHashMap<Value, (Op, Ty, Value, u64)>,
 }
 
 impl RecordBuilder {

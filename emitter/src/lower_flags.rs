@@ -39,7 +39,10 @@ impl Lower<'_> {
             }
             Operand::Const(_) => {}
             predicate => {
-                let cond = self.condition(predicate)?;
+                self.may_place = true;
+                let cond = self.condition(predicate);
+                self.may_place = false;
+                let cond = cond?;
                 let site = self.site(SiteKind::Guard, anchor);
                 self.emit(Kind::Jcc(cond.negate() as u8), Ops::new(), Some(site));
             }
@@ -99,7 +102,7 @@ impl Lower<'_> {
             return Ok(false);
         };
         let (block, index) = (block as usize, index as usize);
-        if block != self.block || index >= self.pos || self.placed[d.index()] || self.is_pinned(d) {
+        if !self.may_place || block != self.block || index >= self.pos || self.placed[d.index()] || self.is_pinned(d) {
             return Ok(false);
         }
         let insts = &self.v.blocks[block].insts;
@@ -401,6 +404,7 @@ impl Lower<'_> {
             _ => ARITH_FLAGS,
         };
         if mask & !set != 0 {
+            self.may_place = false;
             match op.old_operand() {
                 Some(i) => self.host_flags(args[i], mask & !set | if set == 0 { mask } else { 0 })?,
                 None => self.host_flags(Operand::Const(0), ARITH_FLAGS)?,
@@ -576,7 +580,10 @@ impl Lower<'_> {
                 self.binary(Alu::Or, Size::B4, d, cleared, high);
             }
             _ => {
-                self.execute_flags(op, inst.ty, &inst.args, ARITH_FLAGS)?;
+                self.may_place = true;
+                let executed = self.execute_flags(op, inst.ty, &inst.args, ARITH_FLAGS);
+                self.may_place = false;
+                executed?;
                 self.capture_flags(d);
             }
         }
