@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Entries of fragments from the runtime that warming up may take, the dynamic loader and libc's start included.
-const WARM_UP: u64 = 3_000;
+/// So many entries may a run with more iterations have more: late side traces, addresses that differ from run to run.
+const SLACK: u64 = 200;
 
 const PRELUDE: &str = "
 #include <stdio.h>
@@ -43,27 +43,28 @@ fn traced(program: &Path, iterations: u64) -> (Vec<u8>, u64) {
     (out.stdout, stats["fragment_entries"].as_u64().expect("a counter"))
 }
 
-fn check(name: &str, iterations: u64, body: &str) {
+fn check(name: &str, [few, many]: [u64; 2], body: &str) {
     let program = build(name, body);
-    let native = Command::new(&program).arg(iterations.to_string()).output().expect("the guest runs natively");
-    let (output, entries) = traced(&program, iterations);
+    let native = Command::new(&program).arg(many.to_string()).output().expect("the guest runs natively");
+    let (_, before) = traced(&program, few);
+    let (output, entries) = traced(&program, many);
     assert_eq!(output, native.stdout, "{name}");
-    println!("{name}: {entries} entries for {iterations} iterations");
-    assert!(entries < WARM_UP, "{name} entered fragments {entries} times");
+    println!("{name}: {before} entries for {few} iterations, {entries} for {many}");
+    assert!(entries < before + SLACK, "{name}: {before} entries for {few} iterations, {entries} for {many}");
 }
 
 #[test]
 fn one_loop() {
     let body =
         "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s += i ^ (s >> 3); return s; }";
-    check("one_loop", 100_000_000, body);
+    check("one_loop", [10_000_000, 100_000_000], body);
 }
 
 #[test]
 fn nested_loops() {
     let body = "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n / 10; i++) {
         for (int j = 0; j < 10; j++) s = s * 31 + (i ^ j); s ^= s >> 7; } return s; }";
-    check("nested_loops", 100_000_000, body);
+    check("nested_loops", [10_000_000, 100_000_000], body);
 }
 
 #[test]
@@ -71,21 +72,21 @@ fn calls() {
     let body = "NOINLINE uint64_t g(uint64_t a, uint64_t b) { return a * 3 + b; }
         NOINLINE uint64_t h(uint64_t a, uint64_t b) { return g(a, b) ^ b; }
         uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s = h(s, i) + g(s, 1); return s; }";
-    check("calls", 20_000_000, body);
+    check("calls", [2_000_000, 20_000_000], body);
 }
 
 #[test]
 fn two_paths() {
     let body = "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) {
         if (s & 4) { s = s * 5 + i; asm volatile(\"\"); } else { s += i * 3 + 1; asm volatile(\"\"); } } return s; }";
-    check("two_paths", 20_000_000, body);
+    check("two_paths", [2_000_000, 20_000_000], body);
 }
 
 #[test]
 fn recursion() {
     let body = "NOINLINE uint64_t fib(uint64_t n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }
         uint64_t run(uint64_t n) { return fib(n); }";
-    check("recursion", 34, body);
+    check("recursion", [28, 34], body);
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn a_table_of_functions() {
         static F table[4] = {f0, f1, f2, f3};
         uint64_t run(uint64_t n) { uint64_t s = 1; uint32_t x = 1; for (uint64_t i = 0; i < n; i++) {
             x = x * 1664525u + 1013904223u; s = table[x >> 30](s); } return s; }";
-    check("a_table_of_functions", 10_000_000, body);
+    check("a_table_of_functions", [1_000_000, 10_000_000], body);
 }
 
 #[test]
@@ -105,5 +106,5 @@ fn pointers_that_alias() {
             uint64_t s = 0; for (uint32_t i = 0; i < *n; i++) { a[i & 15] += b[i & 7] + 1; s += *b; } return s; }
         uint64_t run(uint64_t n) { static uint32_t v[64]; static uint32_t count = 100; uint64_t s = 0;
             for (uint64_t i = 0; i < n / 100; i++) s += add(v, v + (i & 3), &count); return s; }";
-    check("pointers_that_alias", 10_000_000, body);
+    check("pointers_that_alias", [1_000_000, 10_000_000], body);
 }

@@ -320,7 +320,7 @@ impl Emit<'_> {
     /// The head that the code after this block jumps back to at once.
     fn back_edge_after(&self, block: usize) -> Option<usize> {
         let next = block + 1;
-        let mut items = self.out.block_insts_and_edits(self.f, Block::new(next)).into_iter();
+        let mut items = self.out.block_insts_and_edits(self.f, Block::new(next));
         let (Some(InstOrEdit::Inst(i)), None) = (items.next().filter(|_| next < self.f.hot_blocks), items.next())
         else {
             return None;
