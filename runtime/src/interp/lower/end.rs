@@ -1,0 +1,111 @@
+//! The last operation of a block: it records the guest's flags if it must, on the way of the branch if it can.
+
+use super::{CALL_FLAGS, Compare, End, LowerError, Lowerer, Plan, Val};
+use crate::interp::code::{self, FlagState, Source};
+use crate::interp::flags::Form;
+use crate::interp::select;
+use dynasour_ir::{Cond, GuestTerm, Operand};
+
+impl Lowerer<'_> {
+    pub(super) fn term(&mut self, term: &GuestTerm) -> Result<End, LowerError> {
+        if let GuestTerm::Branch { cond, taken, fall } = *term {
+            self.branch(cond, self.jump_flags(taken))?;
+            return Ok(End::Branch(taken, fall));
+        }
+        self.record_pending();
+        let end = match *term {
+            GuestTerm::Goto(Operand::Const(to)) => End::Goto(to),
+            GuestTerm::Call { target: Operand::Const(to), .. } => End::Call(to),
+            GuestTerm::Goto(target) => self.indirect(target, End::Indirect)?,
+            GuestTerm::Call { target, .. } => self.indirect(target, End::CallIndirect)?,
+            GuestTerm::Ret(target) => self.indirect(target, End::Ret)?,
+            GuestTerm::Syscall { next } => End::Syscall(next),
+            GuestTerm::Special { pc } => End::Special(pc),
+            GuestTerm::Trap { pc, trap } => End::Trap(pc, trap),
+            GuestTerm::Branch { .. } => return Err(LowerError::NotBase),
+        };
+        match end {
+            End::Goto(to) => self.emit(code::end, self.jump_flags(to), 0, 0, 0, 0),
+            End::Call(_) => self.emit(code::end, CALL_FLAGS, 0, 0, 0, 0),
+            End::Syscall(_) | End::Special(_) | End::Trap(..) => self.emit(code::end_stop, 0, 0, 0, 0, 0),
+            End::Indirect | End::CallIndirect | End::Ret | End::Branch(..) => {}
+        }
+        Ok(end)
+    }
+
+    /// The flags of a jump to `target`.
+    fn jump_flags(&self, target: u64) -> u16 {
+        if target <= self.pc { code::ANY_EDGE | code::HEAD_EDGE } else { code::ANY_EDGE }
+    }
+
+    fn indirect(&mut self, target: Operand, end: End) -> Result<End, LowerError> {
+        let a = self.slot(target)?;
+        let flags = if end == End::CallIndirect { CALL_FLAGS } else { code::ANY_EDGE };
+        self.emit(code::end_indirect, flags, a, 0, 0, 0);
+        Ok(end)
+    }
+
+    /// Writes the description of the guest's flags to the record.
+    fn record_pending(&mut self) {
+        let state = self.descs[self.pending].state;
+        match state {
+            FlagState::Record => {}
+            FlagState::Known(kind, [Source::Slot(a), b, _]) if !matches!(kind.form(), Form::Host(_)) => match b {
+                Source::Slot(b) => self.emit(code::record::<(), false>, 0, a, b, kind.0, 0),
+                Source::Const(b) => self.emit(code::record::<(), true>, 0, a, 0, kind.0, b),
+            },
+            FlagState::Known(..) => self.emit_state(code::record_state, 0, 0, state),
+        }
+    }
+
+    /// `taken` are the flags of the edge if taken.
+    fn branch(&mut self, cond: Operand, taken: u16) -> Result<(), LowerError> {
+        let end = self.end();
+        let i1 = match cond {
+            Operand::Value(v) => match self.vals.get(v.index()) {
+                Some(Val::Cond(cond, desc)) => {
+                    let (cond, desc) = (*cond, *desc);
+                    if self.fused_branch(cond, desc, taken)? {
+                        return Ok(());
+                    }
+                    self.decide(end, cond, desc, None)?
+                }
+                _ => self.slot(cond)?,
+            },
+            Operand::Const(_) => self.slot(cond)?,
+        };
+        self.record_pending();
+        self.emit(code::branch, taken, i1, 0, 0, 0);
+        Ok(())
+    }
+
+    /// A branch that compares, and records the guest's flags on the way, if one operation can do both.
+    fn fused_branch(&mut self, cond: Cond, desc: usize, taken: u16) -> Result<bool, LowerError> {
+        let (pending, state) = (self.descs[self.pending].state, self.descs[desc].state);
+        let FlagState::Known(kind, [flags_a, flags_b, _]) = pending else { return Ok(false) };
+        if pending != state || matches!(kind.form(), Form::Host(_) | Form::Bits) {
+            return Ok(false);
+        }
+        let Plan::Compare(Compare { op, swapped, ty, a, b }) = Self::plan(cond, state) else { return Ok(false) };
+        let Source::Slot(slot) = a else { return Ok(false) };
+        if a != flags_a {
+            return Ok(false);
+        }
+        let fits = |source: Source| match source {
+            Source::Const(c) => i32::try_from(ty.sext(c)).ok(),
+            Source::Slot(_) => None,
+        };
+        match b {
+            Source::Slot(b) if flags_b == Source::Slot(b) => {
+                let run = select::branch(op, swapped, ty, false);
+                self.emit(run, taken, slot, b, kind.0, 0);
+            }
+            _ => {
+                let (Some(compared), Some(recorded)) = (fits(b), fits(flags_b)) else { return Ok(false) };
+                let imm = (recorded as u32 as u64) << 32 | u64::from(compared as u32);
+                self.emit(select::branch(op, swapped, ty, true), taken, slot, 0, kind.0, imm);
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,136 @@
+//! Slots: temporaries, constants, and the registers' own, which values share with the guest as long as they can.
+
+use super::{Desc, LowerError, Lowerer, Site, Val};
+use crate::interp::code::{self, Code, FlagState, Handler, Source};
+use dynasour_ir::{Loc, Op, Operand, Value};
+use smallvec::SmallVec;
+
+impl Lowerer<'_> {
+    pub(super) fn temp(&mut self) -> Result<u16, LowerError> {
+        if self.next_temp >= code::TEMPS_END {
+            return Err(LowerError::TooLarge);
+        }
+        self.next_temp += 1;
+        Ok(self.next_temp - 1)
+    }
+
+    pub(super) fn emit(&mut self, run: Handler, d: u16, a: u16, b: u16, c: u16, imm: u64) {
+        self.code.push(Code { run, imm, d, a, b, c });
+    }
+
+    /// Emits an operation that may fault.
+    pub(super) fn emit_faulting(&mut self, code: Code) -> Result<(), LowerError> {
+        if self.dirty {
+            return Err(LowerError::Imprecise(self.pc));
+        }
+        let site = Site { op: self.code.len() as u32, pc: self.pc, flags: self.descs[self.pending].state };
+        self.sites.push(site);
+        self.code.push(code);
+        Ok(())
+    }
+
+    pub(super) fn source(&self, operand: Operand) -> Result<Source, LowerError> {
+        match operand {
+            Operand::Const(c) => Ok(Source::Const(c)),
+            Operand::Value(v) => match self.vals.get(v.index()) {
+                Some(Val::Slot(s, _)) => Ok(Source::Slot(*s)),
+                Some(Val::Const(c)) => Ok(Source::Const(*c)),
+                _ => Err(LowerError::Operand(v.to_string())),
+            },
+        }
+    }
+
+    pub(super) fn slot_of(&mut self, source: Source) -> Result<u16, LowerError> {
+        match source {
+            Source::Slot(s) => Ok(s),
+            Source::Const(0) => Ok(code::ZERO),
+            Source::Const(c) => {
+                let t = self.temp()?;
+                self.emit(code::constant, t, 0, 0, 0, c);
+                Ok(t)
+            }
+        }
+    }
+
+    pub(super) fn slot(&mut self, operand: Operand) -> Result<u16, LowerError> {
+        let source = self.source(operand)?;
+        self.slot_of(source)
+    }
+
+    pub(super) fn is_clean(&self, operand: Operand) -> bool {
+        match operand {
+            Operand::Const(_) => true,
+            Operand::Value(v) => matches!(self.vals[v.index()], Val::Slot(_, true) | Val::Const(_)),
+        }
+    }
+
+    /// Records where `v` lives from now on.
+    pub(super) fn place(&mut self, v: Value, slot: u16, clean: bool) {
+        self.vals[v.index()] = Val::Slot(slot, clean);
+        if slot < 16 && !self.in_gpr[slot as usize].contains(&v) {
+            self.in_gpr[slot as usize].push(v);
+        }
+    }
+
+    /// Before register `g` is overwritten at position `at`: saves what is still to be read from its slot.
+    pub(super) fn protect(&mut self, g: u16, at: usize) -> Result<(), LowerError> {
+        let reads_slot =
+            |d: &Desc| d.until > at && matches!(d.state, FlagState::Known(_, s) if s.contains(&Source::Slot(g)));
+        let values = std::mem::take(&mut self.in_gpr[g as usize]);
+        let live: SmallVec<[Value; 8]> =
+            values.into_iter().filter(|v| self.last_use[v.index()].is_some_and(|u| u > at)).collect();
+        if live.is_empty() && !self.descs.iter().any(reads_slot) {
+            return Ok(());
+        }
+        let t = self.temp()?;
+        self.emit(code::zext::<u64>, t, g, 0, 0, 0);
+        for v in live {
+            if let Val::Slot(_, clean) = self.vals[v.index()] {
+                self.vals[v.index()] = Val::Slot(t, clean);
+            }
+        }
+        for d in self.descs.iter_mut().filter(|d| reads_slot(d)) {
+            if let FlagState::Known(_, sources) = &mut d.state {
+                sources.iter_mut().filter(|s| **s == Source::Slot(g)).for_each(|s| *s = Source::Slot(t));
+            }
+        }
+        Ok(())
+    }
+
+    /// The register to which a result computed at `i` may go at once because it is put there by the same instruction.
+    fn home(&self, i: usize, v: Value) -> Option<u16> {
+        let mut same: SmallVec<[Value; 4]> = SmallVec::from_slice(&[v]);
+        let mut read = 0u16;
+        let mut written = 0u16;
+        for inst in &self.insts[i + 1..] {
+            match inst.op {
+                Op::At | Op::Load | Op::Store | Op::Native => return None,
+                Op::Get(Loc::Gpr(g)) => read |= 1 << g.number(),
+                Op::Zext(_) if matches!(inst.args[0], Operand::Value(a) if same.contains(&a)) => {
+                    same.extend(inst.def())
+                }
+                Op::Put(Loc::Gpr(g)) => {
+                    if matches!(inst.args[0], Operand::Value(a) if same.contains(&a)) {
+                        let bit = 1 << g.number();
+                        return ((read | written) & bit == 0).then_some(g.number() as u16);
+                    }
+                    written |= 1 << g.number();
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Where the result `v` of the operation at `i` goes: a register or a temporary. Clean by construction.
+    pub(super) fn destination(&mut self, i: usize, v: Value) -> Result<u16, LowerError> {
+        let slot = match self.home(i, v) {
+            Some(g) => {
+                self.protect(g, i)?;
+                g
+            }
+            None => self.temp()?,
+        };
+        Ok(slot)
+    }
+}
