@@ -131,8 +131,34 @@ impl Request {
         }
     }
 
+    /// The name that the kernel itself gives a file found through a descriptor (scripts and AT_EXECFN see it), if it will
+    /// still lead there.
+    fn kernels_name(&self, path: &[u8]) -> Option<CString> {
+        let relative = !path.starts_with(b"/") && (!path.is_empty() || self.flags & libc::AT_EMPTY_PATH != 0);
+        if self.dirfd < 0 || !relative {
+            return None;
+        }
+        let mut name = format!("/dev/fd/{}", self.dirfd).into_bytes();
+        if !path.is_empty() {
+            name.push(b'/');
+            name.extend_from_slice(path);
+        }
+        let name = CString::new(name).ok()?;
+        // SAFETY: asks about a descriptor and a file.
+        let lasts =
+            unsafe { libc::fcntl(self.dirfd, libc::F_GETFD) == 0 && libc::access(name.as_ptr(), libc::F_OK) == 0 };
+        lasts.then_some(name)
+    }
+
     /// The file to run, by a name that a process started by execve can use; the error is an errno.
     fn target(&self, own: &CStr) -> Result<CString, i32> {
+        let name = self.name(own)?;
+        let meant = self.flags & libc::AT_SYMLINK_NOFOLLOW != 0 && self.flags & libc::AT_EMPTY_PATH == 0;
+        if meant && is_symlink(&name) { Err(libc::ELOOP) } else { Ok(name) }
+    }
+
+    /// As [`Request::target`], whatever it is.
+    fn name(&self, own: &CStr) -> Result<CString, i32> {
         if self.flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW) != 0 {
             return Err(libc::EINVAL);
         }
@@ -141,6 +167,9 @@ impl Request {
         }
         let path = guest_string(self.path, LONGEST_PATH, libc::ENAMETOOLONG)?;
         let bytes = path.to_bytes();
+        if let Some(name) = self.kernels_name(bytes) {
+            return Ok(name);
+        }
         if bytes.is_empty() {
             return match self.flags & libc::AT_EMPTY_PATH {
                 0 => Err(libc::ENOENT),
@@ -158,11 +187,7 @@ impl Request {
             name.push(b'/');
         }
         name.extend_from_slice(bytes);
-        let name = CString::new(name).map_err(|_| libc::EINVAL)?;
-        if self.flags & libc::AT_SYMLINK_NOFOLLOW != 0 && is_symlink(&name) {
-            return Err(libc::ELOOP);
-        }
-        Ok(name)
+        CString::new(name).map_err(|_| libc::EINVAL)
     }
 }
 
@@ -283,5 +308,13 @@ mod tests {
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
         assert_eq!(target(fd, c"bin/true", 0), Ok(c"/usr/bin/true".to_owned()));
         assert_eq!(target(fd, c"", libc::AT_EMPTY_PATH), Ok(c"/usr".to_owned()));
+        // SAFETY: the descriptor is the test's.
+        assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
+        let numbered = |rest: &str| CString::new(format!("/dev/fd/{fd}{rest}")).expect("no NUL");
+        assert_eq!(target(fd, c"bin/true", 0), Ok(numbered("/bin/true")));
+        assert_eq!(target(fd, c"", libc::AT_EMPTY_PATH), Ok(numbered("")));
+        assert_eq!(target(fd, c"/bin/true", 0), Ok(c"/bin/true".to_owned()));
+        let link = target(libc::AT_FDCWD, c"/proc/self/cwd", libc::AT_SYMLINK_NOFOLLOW);
+        assert_eq!(link, Err(libc::ELOOP));
     }
 }
