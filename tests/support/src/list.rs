@@ -83,6 +83,7 @@ macro_rules! for_each_guest {
             gaps: "gaps.c",
             gaps_static: "gaps.c" .flags(&["-static"]),
             gaps_high: "gaps.c" .flags(&["-static", "-Wl,-Ttext-segment=0x3f000000"]),
+            clone_flags: "clone_flags.c",
             exec_errors: "exec_errors.c",
             tls: "tls.c",
             files: "files.c",
