@@ -330,6 +330,18 @@ fn deferred_rule_b() {
     breaks(&of("v3 = load.i64 [v2] !a0"), "b0[2]: this touches a store, which a0 defers [deferred]");
     breaks(&of("v3 = load.i8 [v1 - 1] !a0"), "b0[2]: this touches a store, which a0 defers [deferred]");
     breaks(&of("v3 = load.i64 [v0] !a0"), "b0[2]: this may touch a store, which a0 defers [deferred]");
+    // Unless a guard says that the two are apart: v0 - v2 is not in [-7, 8).
+    let guarded = |n: u64, size: u64| {
+        format!(
+            "v4 = sub.i64 v0, v2\n v5 = add.i64 v4, 7\n v6 = le.u.i64 {n}, v5\n assume v6 else a0\n \
+             v3 = load.i{} [v0] !a0",
+            8 * size
+        )
+    };
+    accepts(&of(&guarded(15, 8)));
+    accepts(&of(&guarded(15, 4)));
+    breaks(&of(&guarded(14, 8)), "b0[6]: this may touch a store, which a0 defers [deferred]");
+    breaks(&of(&guarded(15, 8).replace("[v0]", "[v0 - 1]")), "b0[6]: this may touch a store");
     // Performed: the store itself, or one that covers it. Anything else must not touch it.
     accepts(&last("store.i64 [v2], 0x1234 !a0"));
     accepts(&last("store.i64 [v1 - 8], v0 !a0"));

@@ -64,7 +64,7 @@ fn round(version: &mut Version) -> usize {
     if count > 0 {
         // Parameters added meanwhile stay.
         keep.resize(version.blocks[BODY].params.len(), true);
-        super::dce::drop_params(version, &keep);
+        super::params::drop_params(version, &keep);
         version.blocks[BODY].insts.splice(0..0, rebuilt);
     }
     count

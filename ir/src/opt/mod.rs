@@ -7,7 +7,8 @@
 //! | file | pass | what it does |
 //! | --- | --- | --- |
 //! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
-//! | `dce` | `dce` | dead code, dead and duplicate parameters, unused anchors |
+//! | `params` | `params` | invariant and duplicate parameters of loops |
+//! | `dce` | `dce` | dead code, dead parameters, unused anchors |
 //! | `alias` | `alias` | guards that stores through pointers miss the loop's slots |
 //! | `forward` | `forward` | loads replaced by what memory is known to hold, around loops too |
 //! | `sink` | `sink` | dead stores move into the varmaps of the exits |
@@ -23,6 +24,7 @@ mod conditions;
 mod dce;
 mod flagparams;
 mod forward;
+mod params;
 mod peel;
 mod rules;
 mod shape;
@@ -80,13 +82,19 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "simplify",
         about: "rewrite rules, value numbering, facts from guards",
-        again_after: &["peel", "alias", "forward"],
+        again_after: &["peel", "alias", "forward", "params"],
         run: simplify::run,
     },
     Pass {
+        name: "params",
+        about: "invariant and duplicate parameters of loops",
+        again_after: &["simplify", "peel", "forward", "flagparams", "sink"],
+        run: params::run,
+    },
+    Pass {
         name: "dce",
-        about: "dead code, dead flags, dead and duplicate parameters",
-        again_after: &["simplify", "peel", "alias", "forward", "flagparams", "sink"],
+        about: "dead code, dead flags, dead parameters, unused anchors",
+        again_after: &["simplify", "params", "peel", "alias", "forward", "flagparams", "sink"],
         run: dce::run,
     },
     Pass {
@@ -120,23 +128,31 @@ pub const PASSES: &[Pass] = &[
 pub const PIPELINE: &[&str] = &[
     // What one iteration says by itself.
     "simplify",
+    "params",
     "dce",
     "peel",
+    "params",
     "simplify",
+    "params",
     "dce",
     // Memory, twice: forwarded pointers make more addresses comparable.
     "alias",
     "simplify",
     "forward",
+    "params",
     "simplify",
+    "params",
     "dce",
     "alias",
     "forward",
+    "params",
     "simplify",
+    "params",
     "dce",
     // Last, because the loop's head must not be simplified again: see `flagparams`.
     "sink",
     "flagparams",
+    "params",
     "dce",
 ];
 

@@ -6,7 +6,7 @@ use crate::defs::Defs;
 use crate::op::Op;
 use crate::reach::{AnchorSet, Cfg, Def, Place, Reach, available, definitions};
 use crate::types::{AnchorId, Gpr, Loc, Operand, Ty};
-use crate::version::{Anchor, Inst, Term, Version};
+use crate::version::{Anchor, Effects, Inst, Term, Version};
 
 impl Checker<'_> {
     pub(super) fn anchors(&mut self, cfg: &Cfg) {
@@ -147,13 +147,15 @@ impl Checker<'_> {
             let mut found = Vec::new();
             reach.walk(*block, |place, in_reach| {
                 let Some(inst) = body.insts.get(place.inst) else { return };
-                let conflict = conflict(version, &values, &mut addresses, inst, |conflicts| {
-                    pending.iter().find(|(id, stores)| {
-                        stores.iter().any(conflicts) && is_pending(version, cfg, reach, in_reach, *id, place)
-                    })
-                });
-                if let Some((what, (id, _))) = conflict {
-                    found.push((place, format!("{what}, which {id} defers")));
+                if let Some(touch) = Touch::of(version, &values, &mut addresses, inst) {
+                    for (id, stores) in &pending {
+                        let what = stores.iter().find_map(|s| touch.conflict(&addresses, s));
+                        if let Some(what) = what
+                            && is_pending(version, cfg, reach, in_reach, *id, place)
+                        {
+                            found.push((place, format!("{what}, which {id} defers")));
+                        }
+                    }
                 }
                 if inst.op == Op::Assume {
                     addresses.learn(&values, inst.args[0]);
@@ -220,29 +222,45 @@ fn is_pending(
     false
 }
 
-/// How `inst` touches a pending store, or may; `find` finds one that fulfils a condition.
-fn conflict<T>(
-    version: &Version,
-    values: &Values,
-    addresses: &mut Addresses,
-    inst: &Inst,
-    find: impl FnOnce(&dyn Fn(&Location) -> bool) -> Option<T>,
-) -> Option<(&'static str, T)> {
-    let size = match access(version, inst) {
-        Access::None => return None,
-        Access::Read(size) | Access::Write(size) => Some(size),
-        Access::ReadUnknown | Access::Barrier => None,
-    };
-    let Some(here) = size.and_then(|size| addresses.locate(values, inst, size)) else {
-        return Some(("an access of unknown extent, a fence or a locked operation passes a store", find(&|_| true)?));
-    };
-    // A store that covers a pending one kills it.
-    let kills = |overlap| inst.op == Op::Store && overlap == Overlap::Covered;
-    let touches = |pending: &Location| {
-        let overlap = addresses.overlap(pending, &here);
-        overlap != Overlap::Disjoint && !kills(overlap)
-    };
-    Some(("this touches a store, or may", find(&touches)?))
+/// What an instruction does to pending stores.
+enum Touch {
+    /// Orders memory.
+    Fence,
+    /// Accesses memory nobody knows where.
+    Unknown,
+    /// Accesses this; and does it kill what it covers?
+    Access(Location, bool),
+}
+
+impl Touch {
+    fn of(version: &Version, values: &Values, addresses: &mut Addresses, inst: &Inst) -> Option<Touch> {
+        let effects = inst.native.and_then(|n| version.natives.get(n.index())).map(|n| n.effects);
+        if effects.is_some_and(|e| e.intersects(Effects::FENCE | Effects::LOCKED)) {
+            return Some(Touch::Fence);
+        }
+        let here = match access(version, inst) {
+            Access::None => return None,
+            Access::Read(size) | Access::Write(size) => addresses.locate(values, inst, size),
+            Access::ReadUnknown | Access::Barrier => None,
+        };
+        Some(here.map_or(Touch::Unknown, |here| Touch::Access(here, inst.op == Op::Store)))
+    }
+
+    /// How that touches a pending store, or may.
+    fn conflict(&self, addresses: &Addresses, pending: &Location) -> Option<&'static str> {
+        let (here, kills) = match self {
+            Touch::Fence => return Some("a fence or locked operation passes a store"),
+            Touch::Unknown => return Some("an access of unknown extent may touch a store"),
+            Touch::Access(here, kills) => (here, *kills),
+        };
+        match addresses.overlap(pending, here) {
+            Overlap::Disjoint => None,
+            // The pending store is performed here, or dies here.
+            Overlap::Covered if kills => None,
+            Overlap::Covered | Overlap::Partial => Some("this touches a store"),
+            Overlap::Unknown => Some("this may touch a store"),
+        }
+    }
 }
 
 /// The values that are the guest's stack pointer plus or minus constants, through block parameters too.
