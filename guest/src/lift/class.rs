@@ -96,6 +96,7 @@ fn build(code: Code) -> Entry {
     let mut class = classify(code);
     if missing {
         class = match class {
+            Class::Special => Class::Trap(Trap::Undefined),
             // An encoding of its own does not exist here; a legacy encoding may be an older instruction or a hint.
             Class::Native | Class::Modelled if code.encoding() != EncodingKind::Legacy => Class::Trap(Trap::Undefined),
             Class::Modelled if !is_nop(code.mnemonic()) => Class::Native,
@@ -115,8 +116,11 @@ fn build(code: Code) -> Entry {
 pub fn classify(code: Code) -> Class {
     let mnemonic = code.mnemonic();
     match mnemonic {
-        // monitor and mwait are undefined outside the kernel.
+        // monitor and mwait are undefined outside the kernel, the others because Linux does not switch them on.
         M::Ud0 | M::Ud1 | M::Ud2 | M::Monitor | M::Mwait => return Class::Trap(Trap::Undefined),
+        M::Uiret | M::Testui | M::Clui | M::Stui | M::Senduipi | M::Getsec | M::Getsecq => {
+            return Class::Trap(Trap::Undefined);
+        }
         M::Int3 => return Class::Trap(Trap::Breakpoint),
         _ => {}
     }
@@ -124,7 +128,8 @@ pub fn classify(code: Code) -> Class {
         return Class::Special;
     }
     if code.is_privileged() {
-        return Class::Trap(Trap::Protection);
+        // In user mode the processor refuses them, each in its own way, and itself knows best how.
+        return Class::Native;
     }
     if is_modelled(code) {
         return Class::Modelled;
@@ -219,10 +224,10 @@ fn is_modelled(code: Code) -> bool {
 /// Emulated by the runtime: whatever touches segments, privileged or hidden state, or the translator itself.
 fn is_special(code: Code) -> bool {
     if code.cpuid_features().iter().any(|f| {
-        matches!(f, F::AMX_TILE | F::AMX_BF16 | F::AMX_INT8 | F::AMX_FP16 | F::AMX_COMPLEX | F::LWP | F::UINTR)
+        matches!(f, F::AMX_TILE | F::AMX_BF16 | F::AMX_INT8 | F::AMX_FP16 | F::AMX_COMPLEX | F::LWP)
             || matches!(
                 f,
-                F::XSAVE | F::XSAVEC | F::XSAVEOPT | F::FXSR | F::RTM | F::HLE_or_RTM | F::TSXLDTRK | F::SGX1 | F::SMX
+                F::XSAVE | F::XSAVEC | F::XSAVEOPT | F::FXSR | F::RTM | F::HLE_or_RTM | F::TSXLDTRK | F::SGX1
             )
             || matches!(f, F::PADLOCK_ACE | F::PADLOCK_PHE | F::PADLOCK_PMM | F::PADLOCK_RNG | F::PADLOCK_GMI)
             || matches!(f, F::PADLOCK_UNDOC | F::FSGSBASE | F::ENQCMD | F::HRESET | F::TDX | F::TSE)

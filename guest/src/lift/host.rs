@@ -5,6 +5,7 @@
 
 use iced_x86::CpuidFeature as F;
 use std::arch::is_x86_feature_detected as detected;
+use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 use std::sync::LazyLock;
 
 /// Does a 32-bit bsf or bsr of zero leave the upper half of its destination alone? AMD's do; Intel's manual
@@ -99,6 +100,16 @@ pub(super) fn has(feature: F) -> Option<bool> {
         F::SM4 => detected!("sm4"),
         // Processors that have these lack all that the others here have in common.
         F::AVX512ER | F::AVX512PF | F::AVX512_4FMAPS | F::AVX512_4VNNIW => false,
+        F::AMX_TILE => extended_features().edx >> 24 & 1 != 0,
+        F::AMX_INT8 => extended_features().edx >> 25 & 1 != 0,
+        F::AMX_BF16 => extended_features().edx >> 22 & 1 != 0,
+        F::TSXLDTRK => extended_features().edx >> 16 & 1 != 0,
+        F::RTM => extended_features().ebx >> 11 & 1 != 0,
+        F::SGX1 => extended_features().ebx >> 2 & 1 != 0,
+        F::ENQCMD => extended_features().ecx >> 29 & 1 != 0,
+        F::LWP => amd_extended(15),
+        // VIA's.
+        F::PADLOCK_ACE | F::PADLOCK_PHE | F::PADLOCK_PMM | F::PADLOCK_RNG | F::PADLOCK_GMI | F::PADLOCK_UNDOC => false,
         F::XOP => amd_extended(11),
         F::FMA4 => amd_extended(16),
         F::TBM => amd_extended(21),
@@ -107,9 +118,17 @@ pub(super) fn has(feature: F) -> Option<bool> {
     Some(has)
 }
 
+/// Leaf 7, where Intel announces most extensions.
+fn extended_features() -> CpuidResult {
+    static LEAF: LazyLock<CpuidResult> = LazyLock::new(|| match __cpuid(0).eax {
+        0..7 => CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 },
+        _ => __cpuid_count(7, 0),
+    });
+    *LEAF
+}
+
 /// A bit of ecx of leaf 0x8000_0001, where AMD announces its own extensions.
 fn amd_extended(bit: u32) -> bool {
-    use std::arch::x86_64::__cpuid;
     // In a virtual machine `cpuid` is slow.
     static ECX: LazyLock<u32> =
         LazyLock::new(|| if __cpuid(0x8000_0000).eax > 0x8000_0000 { __cpuid(0x8000_0001).ecx } else { 0 });

@@ -96,13 +96,6 @@ fn refine(inst: &Instruction, entry: Entry) -> Class {
             return Class::Native;
         }
     }
-    if inst.mnemonic() == Mnemonic::Int {
-        // Through the kernel's gates 3, 4 and 0x80 user mode may go (IDT entries with DPL 3); others are #GP.
-        return match inst.immediate(0) {
-            3 | 4 | 0x80 => Class::Special,
-            _ => Class::Trap(Trap::Protection),
-        };
-    }
     entry.class
 }
 

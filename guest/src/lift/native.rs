@@ -191,7 +191,14 @@ impl Emit<'_, '_> {
             uses.gpr_read |= uses.gpr_written;
         }
         let mut inst = *original;
-        let stand_in = rename_rsp(&mut inst, &mut uses)?;
+        let stand_in = match rename_rsp(&mut inst, &mut uses) {
+            // sysexit and its like, which never get so far as to change rsp.
+            Err(NotNative) if original.is_privileged() => {
+                uses = Uses::default();
+                None
+            }
+            stand_in => stand_in?,
+        };
 
         let legacy = matches!(original.code().encoding(), iced_x86::EncodingKind::Legacy);
         if legacy {
@@ -229,8 +236,11 @@ impl Emit<'_, '_> {
             || entry.mxcsr
             || matches!(mnemonic, M::Stmxcsr | M::Vstmxcsr)
             || original.rflags_read() & IN_PLACE_FLAGS != 0;
-        let may_trap =
-            mxcsr_written || x87 || !entry.supported || matches!(mnemonic, M::Div | M::Idiv | M::Rdpmc | M::Xgetbv);
+        let may_trap = mxcsr_written
+            || x87
+            || !entry.supported
+            || original.is_privileged()
+            || matches!(mnemonic, M::Div | M::Idiv | M::Rdpmc | M::Xgetbv);
         for (holds, effect) in [
             (unknown_extent, Effects::UNKNOWN_EXTENT),
             (is_fence(mnemonic), Effects::FENCE),

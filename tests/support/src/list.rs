@@ -91,6 +91,7 @@ macro_rules! for_each_guest {
             jit_code: "jit_code.c",
             not_executable: "not_executable.c",
             segment_overrides: "segment_overrides.c",
+            refused: "refused.c",
             self_modifying: "self_modifying.c",
             dlopen: "dlopen.c" .args(&["{dir}/libdlopen.so"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
             script: "script.sh" .args(&["one", "two words"]) .stdin(b"alpha beta gamma\ndelta\n") .exits(12),
