@@ -2,7 +2,9 @@
 //!
 //! The recorder is told of every block the interpreter finishes while it records. It stops at a cycle back to the
 //! head (a loop), where another loop begins, at a system call or another instruction the runtime must do, or at
-//! the length limit. What cannot be traced aborts with a named reason.
+//! the length limit. Calls are followed, but not into a function that is active already, nor into the head: a head
+//! that a call reaches again is a function with several calls, not a loop. What cannot be traced aborts with a
+//! named reason.
 
 use crate::build::{Path, Step, TraceShape};
 use crate::policy::SpeculationPolicy;
@@ -67,6 +69,8 @@ pub struct Recorder {
     head: u64,
     stable: Vec<(dynasour_ir::Gpr, u64)>,
     steps: Vec<Step>,
+    /// Functions entered by calls in the path and not left again.
+    callees: Vec<u64>,
     instructions: usize,
     limit: usize,
 }
@@ -74,7 +78,14 @@ pub struct Recorder {
 impl Recorder {
     /// Starts recording at `head`; `stable` are the registers that held these values at the sampled executions.
     pub fn new(head: u64, stable: Vec<(dynasour_ir::Gpr, u64)>, policy: &dyn SpeculationPolicy) -> Recorder {
-        Recorder { head, stable, steps: Vec::new(), instructions: 0, limit: policy.max_instructions() }
+        Recorder {
+            head,
+            stable,
+            steps: Vec::new(),
+            callees: Vec::new(),
+            instructions: 0,
+            limit: policy.max_instructions(),
+        }
     }
 
     /// The pc where the recording started.
@@ -86,16 +97,33 @@ impl Recorder {
     pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, loop_fragment: bool) -> Recording {
         self.instructions += block.count as usize;
         self.steps.push(Step { block: Rc::clone(block), next });
-        if next == self.head {
+        let recursion = self.follow_call(block, next);
+        if next == self.head && !is_call(block) {
             return self.finish(TraceShape::Loop, EndReason::Cycle);
         }
-        if loop_fragment || is_backward_jump(block, next) {
+        if loop_fragment || recursion || next == self.head || is_backward_jump(block, next) {
             return self.finish(TraceShape::Linear, EndReason::OtherHead);
         }
         if self.instructions >= self.limit {
             return self.finish(TraceShape::Linear, EndReason::Length);
         }
         Recording::Continue
+    }
+
+    /// Keeps the call stack of the path; is this a call of a function that is active already?
+    fn follow_call(&mut self, block: &LiftedBlock, next: u64) -> bool {
+        match &block.version.blocks[0].term {
+            Term::Guest(GuestTerm::Call { .. }) => {
+                let active = self.callees.contains(&next);
+                self.callees.push(next);
+                active
+            }
+            Term::Guest(GuestTerm::Ret(_)) => {
+                self.callees.pop();
+                false
+            }
+            _ => false,
+        }
     }
 
     /// The interpreter ran `block` up to an instruction that the runtime must do.
@@ -118,6 +146,11 @@ impl Recorder {
         };
         Recording::Done(path, reason)
     }
+}
+
+/// Does `block` end in a call?
+fn is_call(block: &LiftedBlock) -> bool {
+    matches!(block.version.blocks[0].term, Term::Guest(GuestTerm::Call { .. }))
 }
 
 /// Does `block` go to `next` by a taken direct jump (no call, no return) to an earlier address?

@@ -162,6 +162,62 @@ fn calls_and_returns_are_followed() {
     check_trace(program, CODE, TraceShape::Loop, 0);
 }
 
+/// A loop that calls one function twice; the function stands behind it.
+fn two_calls_of_one_function() -> Program {
+    Program::assemble(|a| {
+        let (mut top, mut function) = (a.create_label(), a.create_label());
+        a.set_label(&mut top)?;
+        a.call(function)?;
+        a.call(function)?;
+        a.dec(rsi)?;
+        a.jg(top)?;
+        a.syscall()?;
+        a.set_label(&mut function)?;
+        a.add(rax, rsi)?;
+        a.ret()
+    })
+}
+
+#[test]
+fn a_function_called_twice_is_inlined_twice() {
+    let path = two_calls_of_one_function().record(CODE, state(5), machine(), 0);
+    assert_eq!(path.steps.len(), 5, "call, ret, call, ret, jump back");
+    check_trace(two_calls_of_one_function(), CODE, TraceShape::Loop, 0);
+}
+
+#[test]
+fn a_function_called_again_is_no_loop() {
+    let mut program = two_calls_of_one_function();
+    let function = program.record(CODE, state(5), machine(), 0).steps[0].next;
+    // As after the first call.
+    let mut machine = machine();
+    machine.write(STACK, &(CODE + 5).to_le_bytes());
+    let path = program.record(function, state(5), machine, 0);
+    assert_eq!((path.shape, path.steps.len(), path.steps[1].next), (TraceShape::Linear, 2, function));
+}
+
+#[test]
+fn recursion_is_followed_once() {
+    // main calls f; f calls itself while rsi counts down.
+    let mut program = Program::assemble(|a| {
+        let mut f = a.create_label();
+        let mut done = a.create_label();
+        a.call(f)?;
+        a.syscall()?;
+        a.set_label(&mut f)?;
+        a.add(rax, rsi)?;
+        a.dec(rsi)?;
+        a.jle(done)?;
+        a.call(f)?;
+        a.set_label(&mut done)?;
+        a.ret()?;
+        Ok(())
+    });
+    let path = program.record(CODE, state(40), machine(), 0);
+    assert_eq!(path.steps.len(), 3, "the call, f up to its branch, f's own call");
+    check_trace(program, CODE, TraceShape::Linear, 0);
+}
+
 #[test]
 fn an_indirect_call_is_guarded_behind_its_push() {
     let program = Program::assemble(|a| {
