@@ -9,7 +9,7 @@
 
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
-use crate::encode::{Encoded, Target, encode, location};
+use crate::encode::{Encoded, Homes, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
 use crate::lookup::Lookup;
 use crate::lower::{LowerError, Selected, lower};
@@ -18,8 +18,8 @@ use crate::record::{PendingStore, Record};
 use crate::splice::{self, EntryPlaces};
 use crate::stubs::{ABORTED, StubError, Stubs};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
-use dynasour_ir::Version;
-use regalloc2::{Algorithm, Function, MachineEnv, Output, RegAllocError, RegallocOptions};
+use dynasour_ir::{Gpr, Version};
+use regalloc2::{Algorithm, Edit, Function, MachineEnv, Output, PReg, RegAllocError, RegallocOptions};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -184,26 +184,31 @@ impl Emitter {
 
     fn compile_at(&mut self, version: &Version, entry: &EntryPlaces) -> Result<FragmentId, EmitError> {
         let selected = lower(version, self.cpu, entry)?;
-        self.finish(version, selected, entry.first_slot)
+        self.finish(version, selected, entry)
     }
 
-    fn finish(&mut self, version: &Version, selected: Selected, first_slot: u32) -> Result<FragmentId, EmitError> {
-        let Selected { blocks, sites, mut records, record_ops, num_vregs, allocatable, uses_vector } = selected;
+    fn finish(&mut self, version: &Version, selected: Selected, entry: &EntryPlaces) -> Result<FragmentId, EmitError> {
+        let Selected { blocks, sites, mut records, record_ops, num_vregs, touched, uses_vector } = selected;
+        let first_slot = entry.first_slot;
         let function = MFunc::new(blocks, &sites, record_ops, num_vregs);
         let env = MachineEnv {
-            preferred_regs_by_class: [
-                (0..16).filter(|n| allocatable & 1 << n != 0).map(preg).collect(),
-                Vec::new(),
-                Vec::new(),
-            ],
-            non_preferred_regs_by_class: [Vec::new(), Vec::new(), Vec::new()],
+            preferred_regs_by_class: [registers(touched), Vec::new(), Vec::new()],
+            non_preferred_regs_by_class: [registers(!touched & ALLOCATABLE), Vec::new(), Vec::new()],
             scratch_by_class: [None; 3],
             fixed_stack_slots: Vec::new(),
         };
         let options = RegallocOptions { verbose_log: false, validate_ssa: true, algorithm: Algorithm::Ion };
         let out =
             regalloc2::run_with_ctx(&function, &env, &options, &mut self.allocator).map_err(EmitError::Registers)?;
-        let end_of_slots = first_slot + out.num_spillslots as u32;
+        let mut end_of_slots = first_slot + out.num_spillslots as u32;
+        // Borrowed registers are saved at entry and in their slots ever after.
+        let mut homes = Homes { save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
+        let borrowed = used_registers(out) & !touched & !entry.saved_registers();
+        for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
+            homes.save.push((r, end_of_slots as u16));
+            homes.restore.push((r, end_of_slots as u16));
+            end_of_slots += 1;
+        }
         if end_of_slots as usize > SCRATCH_WORDS {
             return Err(EmitError::Slots(end_of_slots as usize));
         }
@@ -213,9 +218,12 @@ impl Emitter {
                 let allocs = out.inst_allocs(inst);
                 record.finish(|n| location(allocs[usize::from(n)], first_slot as u16));
             }
+            for &(r, slot) in &homes.save {
+                record.add_saved(Gpr::new(r), slot);
+            }
         }
         let first_site = self.exits.len() as u32;
-        let code = encode(&function, out, first_slot as u16, u64::from(first_site), self.lookup.addresses())?;
+        let code = encode(&function, out, first_slot as u16, u64::from(first_site), self.lookup.addresses(), &homes)?;
         let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
         let mark = self.cache.mark();
         let placed = self.place(&code);
@@ -268,7 +276,7 @@ impl Emitter {
             end_of_slots,
             hot_moves,
             uses_vector,
-            touched: allocatable,
+            touched: touched | borrowed | entry.saved_registers(),
             records: records.into_iter().map(|(_, r)| r).collect(),
             faults: faults.into(),
             links,
@@ -534,6 +542,20 @@ impl Emitter {
         self.cache.set_floor();
         Ok(())
     }
+}
+
+/// All general registers but the stack pointer, which stays the guest's.
+const ALLOCATABLE: u16 = !(1 << 4);
+
+fn registers(set: u16) -> Vec<PReg> {
+    (0..16).filter(|n| set & 1 << n != 0).map(preg).collect()
+}
+
+/// The registers that allocated code uses: bit n is register n.
+fn used_registers(out: &Output) -> u16 {
+    let edits = out.edits.iter().flat_map(|(_, Edit::Move { from, to })| [*from, *to]);
+    let all = out.allocs.iter().copied().chain(edits);
+    all.filter_map(|a| a.as_reg()).fold(0, |set, r| set | 1 << r.hw_enc())
 }
 
 fn hot_moves(f: &MFunc, out: &Output) -> u32 {

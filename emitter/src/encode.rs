@@ -9,6 +9,7 @@ use crate::x86::{Size, register};
 use dynasour_guest::context::offset;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, OpCodeOperandKind, OpKind, Register};
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output, ProgPoint};
+use smallvec::SmallVec;
 
 /// Where a relative jump leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +87,15 @@ impl Encoded {
     }
 }
 
+/// Guest registers that are in spill slots while the fragment runs: (register, slot).
+#[derive(Debug, Default)]
+pub struct Homes {
+    /// Saved at entry.
+    pub save: SmallVec<[(u8, u16); 8]>,
+    /// Restored where the trace ends.
+    pub restore: SmallVec<[(u8, u16); 8]>,
+}
+
 /// Bytes under construction.
 struct Section {
     encoder: Encoder,
@@ -160,6 +170,7 @@ pub fn encode(
     first_slot: u16,
     first_site: u64,
     lookup: (u64, u64),
+    homes: &Homes,
 ) -> Result<Encoded, IcedError> {
     let mut e = Emit {
         f,
@@ -171,6 +182,7 @@ pub fn encode(
         first_slot,
         first_site,
         lookup,
+        homes,
         skipped: None,
     };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
@@ -201,6 +213,7 @@ struct Emit<'a> {
     first_slot: u16,
     first_site: u64,
     lookup: (u64, u64),
+    homes: &'a Homes,
     /// A block whose jump the guard before it does.
     skipped: Option<usize>,
 }
@@ -254,7 +267,12 @@ impl Emit<'_> {
 
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
         match &m.kind {
-            Kind::Entry | Kind::Poll => {}
+            Kind::Entry => {
+                for &(r, s) in &self.homes.save {
+                    self.put(&Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(r))?)?;
+                }
+            }
+            Kind::Poll => {}
             Kind::X86(code, operands) => {
                 let inst = build(*code, operands, allocs, self.first_slot)?;
                 self.fault_here(m);
@@ -381,6 +399,9 @@ impl Emit<'_> {
         }
         for (r, c) in &end.consts {
             self.constant_register(*r, *c)?;
+        }
+        for &(r, s) in &self.homes.restore {
+            self.put(&Instruction::with2(Code::Mov_r64_rm64, r64(r), slot(s))?)?;
         }
         let at = self.jump(&[0xe9], Target::Unlinked(end.site), true);
         let tail = if end.indirect {

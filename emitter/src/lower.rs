@@ -57,13 +57,11 @@ pub(crate) struct Selected {
     pub records: Vec<(AnchorId, Record)>,
     pub record_ops: Vec<Ops>,
     pub num_vregs: usize,
-    /// Registers the allocator may use: bit n is register n.
-    pub allocatable: u16,
+    /// Registers that hold guest state of this fragment's own, which the allocator uses first: bit n is register n. All
+    /// others are borrowed when they are needed: saved at entry and restored at the trace's end.
+    pub touched: u16,
     pub uses_vector: bool,
 }
-
-/// How many general registers a fragment should at least be able to use; untouched ones are borrowed up to this.
-const MIN_REGISTERS: u32 = 8;
 
 /// A value whose recomputation in a record takes more nodes than this is computed in the hot code instead.
 const MAX_TREE: u32 = 16;
@@ -173,7 +171,7 @@ impl<'a> Lower<'a> {
             record_ops: Vec::new(),
             record_of: vec![[None; 2]; v.anchors.len()],
             raw_registers: FxHashMap::default(),
-            touched: entry_places.occupied,
+            touched: entry_places.occupied & !entry_places.saved_registers(),
             keep_flags: false,
             entry_gpr: [None; 16],
             entry_flags: None,
@@ -222,9 +220,6 @@ impl<'a> Lower<'a> {
                         native.effects.intersects(dynasour_ir::Effects::STATE | dynasour_ir::Effects::READ_STATE)
                             || native.vec_read | native.vec_write != 0;
                 }
-                if matches!(inst.op, Op::MulHighU | Op::MulHighS | Op::Flags(dynasour_ir::FlagOp::MulU)) {
-                    self.touched |= 1 << Gpr::RDX.number();
-                }
             }
             memory.push(count);
             self.memory_before.push(memory);
@@ -249,16 +244,6 @@ impl<'a> Lower<'a> {
                 Loc::Flags => {}
                 other => return Err(LowerError::Unsupported(format!("an entry parameter for {other}"))),
             }
-        }
-        self.touched |= 1 << Gpr::RAX.number();
-        if !self.cpu.bmi2 {
-            self.touched |= 1 << Gpr::RCX.number();
-        }
-        let mut borrow = [10, 11, 8, 9, 6, 7, 2, 1, 3, 5, 12, 13, 14, 15].into_iter();
-        while (self.touched & !(1 << Gpr::RSP.number())).count_ones() < MIN_REGISTERS
-            && let Some(r) = borrow.next()
-        {
-            self.touched |= 1 << r;
         }
         self.keep_flags = clobbers_flags && !flags_written;
         Ok(())
@@ -352,7 +337,7 @@ impl<'a> Lower<'a> {
             records: std::mem::take(&mut self.records),
             record_ops: std::mem::take(&mut self.record_ops),
             num_vregs: self.next_vreg,
-            allocatable: self.touched & !(1 << Gpr::RSP.number()),
+            touched: self.touched & !(1 << Gpr::RSP.number()),
             uses_vector: self.uses_vector,
         })
     }

@@ -192,6 +192,10 @@ impl Lower<'_> {
             let node = self.node(value, loc.ty(), b)?;
             b.record.locations.push((loc, node));
         }
+        for &(register, slot) in &self.entry_places.saved {
+            let node = b.push(Node::Leaf(Place::Slot(slot), Ty::I64));
+            b.record.locations.push((Loc::Gpr(Gpr::new(register)), node));
+        }
         for g in Gpr::all().filter(|g| *g != Gpr::RSP) {
             if self.touched & !named & 1 << g.number() != 0 {
                 let r = self.entry_register(g);

@@ -495,7 +495,6 @@ impl Lower<'_> {
                 let c = self.reg(args[1])?;
                 ops.push(RaOperand::reg_fixed_use(c, preg(Gpr::RCX.number())));
                 let cl = Opnd::Phys(iced_x86::Register::CL);
-                self.touch(Gpr::RCX);
                 self.x86(x86::shift_cl(op, size), &[Opnd::Op(0, size), cl], ops);
             }
         }
@@ -549,11 +548,6 @@ impl Lower<'_> {
         let rax = preg(Gpr::RAX.number());
         let ops = smallvec![RaOperand::reg_fixed_use(packed, rax), RaOperand::reg_fixed_def(t, rax)];
         self.emit(Kind::RestoreFlags, ops, None);
-    }
-
-    /// Makes a guest register available to fixed constraints.
-    pub fn touch(&mut self, g: Gpr) {
-        self.touched |= 1 << g.number();
     }
 
     /// Computes the packed form of a flags value into `d`, at its definition.

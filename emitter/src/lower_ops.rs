@@ -278,7 +278,6 @@ impl Lower<'_> {
             self.x86(code, &[Opnd::Op(0, size), Opnd::Op(1, size), Opnd::Op(2, size)], ops);
             return Ok(());
         }
-        self.touch(Gpr::RCX);
         let rcx = RaOperand::reg_fixed_use(c, preg(Gpr::RCX.number()));
         let ops = smallvec![Self::reuse(d, 1), RaOperand::reg_use(a), rcx];
         self.x86(x86::shift_cl(op, size), &[Opnd::Op(0, size), Opnd::Phys(Register::CL)], ops);

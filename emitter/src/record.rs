@@ -6,7 +6,7 @@
 
 use dynasour_guest::context::ThreadContext;
 use dynasour_ir::semantics::{self, ARITH_FLAGS, OF};
-use dynasour_ir::{Loc, Mem, Op, Segment, Ty};
+use dynasour_ir::{Gpr, Loc, Mem, Op, Segment, Ty};
 use smallvec::SmallVec;
 
 /// Where a leaf's value is when the fragment is left.
@@ -129,6 +129,12 @@ impl Record {
             values.push(v);
         }
         values
+    }
+
+    /// A guest register's value is in a spill slot.
+    pub fn add_saved(&mut self, g: Gpr, slot: u16) {
+        self.nodes.push(Node::Leaf(Place::Slot(slot), Ty::I64));
+        self.locations.push((Loc::Gpr(g), (self.nodes.len() - 1) as u16));
     }
 
     /// Replaces operands by the places the allocator chose.

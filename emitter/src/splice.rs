@@ -6,7 +6,7 @@
 //! exit's state to canonical state ([`stub`]).
 
 use crate::record::{Node, Place, Record};
-use dynasour_ir::{Anchor, AnchorId, Block, DeferredStore, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
+use dynasour_ir::{Anchor, AnchorId, Block, DeferredStore, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -19,6 +19,23 @@ pub(crate) struct EntryPlaces {
     pub occupied: u16,
     /// Spill slots below this one hold the exit's values.
     pub first_slot: u32,
+    /// Guest registers that the version never names, and the slots that their values stay in.
+    pub saved: Vec<(u8, u16)>,
+}
+
+impl EntryPlaces {
+    /// The registers of `saved`: bit n is register n.
+    pub fn saved_registers(&self) -> u16 {
+        self.saved.iter().fold(0, |set, (r, _)| set | 1 << r)
+    }
+}
+
+/// The guest registers whose values an exit leaves in spill slots.
+fn in_slots(record: &Record) -> impl Iterator<Item = (Loc, u16)> {
+    record.locations.iter().filter_map(|(loc, n)| match (loc, &record.nodes[usize::from(*n)]) {
+        (Loc::Gpr(g), Node::Leaf(Place::Slot(s), Ty::I64)) if *g != Gpr::RSP => Some((*loc, *s)),
+        _ => None,
+    })
 }
 
 /// A version under construction and what the record's nodes have become in it.
@@ -29,10 +46,11 @@ struct Prefix {
     insts: Vec<Inst>,
     by_place: FxHashMap<(u32, bool), Value>,
     nodes: Vec<Operand>,
+    saved: Vec<(Loc, u16)>,
 }
 
 impl Prefix {
-    fn new(version: Version, record: &Record) -> Prefix {
+    fn new(version: Version, record: &Record, saved: Vec<(Loc, u16)>) -> Prefix {
         let mut p = Prefix {
             version,
             params: Vec::new(),
@@ -40,6 +58,7 @@ impl Prefix {
             insts: Vec::new(),
             by_place: FxHashMap::default(),
             nodes: Vec::with_capacity(record.nodes.len()),
+            saved,
         };
         for node in &record.nodes {
             let operand = match node {
@@ -92,7 +111,8 @@ impl Prefix {
 
     /// The exit's own state as an anchor.
     fn anchor(&self, record: &Record) -> Anchor {
-        let mut varmap: Vec<(Loc, Operand)> = record.locations.iter().map(|(l, n)| (*l, self.node(*n))).collect();
+        let named = record.locations.iter().filter(|(l, _)| !self.saved.iter().any(|(saved, _)| saved == l));
+        let mut varmap: Vec<(Loc, Operand)> = named.map(|(l, n)| (*l, self.node(*n))).collect();
         varmap.sort_by_key(|(l, _)| *l);
         let stores = record
             .stores
@@ -109,13 +129,18 @@ impl Prefix {
         let entry = &mut self.version.blocks[0];
         entry.params = self.params;
         entry.insts = self.insts;
-        (self.version, EntryPlaces { places: self.places, occupied, first_slot })
+        let saved = self.saved.iter().filter_map(|(l, s)| match l {
+            Loc::Gpr(g) => Some((g.number() as u8, *s)),
+            _ => None,
+        });
+        let saved = saved.collect();
+        (self.version, EntryPlaces { places: self.places, occupied, first_slot, saved })
     }
 }
 
 /// The version that brings an exit's state into canonical state and ends at the exit's target.
 pub(crate) fn stub(region: u64, record: &Record, occupied: u16, first_slot: u32) -> (Version, EntryPlaces) {
-    let mut p = Prefix::new(Version::new("stub", region), record);
+    let mut p = Prefix::new(Version::new("stub", region), record, in_slots(record).collect());
     let anchor = p.anchor(record);
     let end = p.version.anchor(anchor);
     p.version.blocks.push(Block { params: Vec::new(), insts: Vec::new(), term: Term::Exit(end) });
@@ -124,7 +149,20 @@ pub(crate) fn stub(region: u64, record: &Record, occupied: u16, first_slot: u32)
 
 /// `body`, whose entry is the guest state at an exit's target, made to start in the exit's own state.
 pub(crate) fn side_trace(body: &Version, record: &Record, occupied: u16, first_slot: u32) -> (Version, EntryPlaces) {
-    let mut p = Prefix::new(body.clone(), record);
+    // What the body neither reads nor writes stays in its slot.
+    let mut used = vec![false; body.types.len()];
+    let mut names = body.clone();
+    names.for_each_operand(|o| {
+        if let Operand::Value(v) = *o {
+            used[v.index()] = true;
+        }
+    });
+    let untouched = |loc: &Loc| {
+        let read = body.blocks[0].params.iter().zip(&body.entry_locs).any(|(p, l)| l == loc && used[p.index()]);
+        !read && !body.anchors.iter().any(|a| a.varmap.iter().any(|(l, _)| l == loc))
+    };
+    let saved: Vec<(Loc, u16)> = in_slots(record).filter(|(loc, _)| untouched(loc)).collect();
+    let mut p = Prefix::new(names, record, saved);
     let state: FxHashMap<Loc, Operand> = record.locations.iter().map(|(l, n)| (*l, p.node(*n))).collect();
     let mut replaced: FxHashMap<Value, Operand> = FxHashMap::default();
     let mut at_home = Vec::new();

@@ -6,11 +6,11 @@ mod harness;
 #[path = "../../ir/tests/support/mod.rs"]
 mod support;
 
-use dynasour_emitter::{ExitId, SiteKind};
+use dynasour_emitter::{EntryState, ExitId, SiteKind};
 use dynasour_ir::eval::check::run_base;
 use dynasour_ir::eval::{Hooks, Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, PASSES, optimise_with};
-use dynasour_ir::{Anchor, AnchorId, Block, Operand, Term, Version};
+use dynasour_ir::{Anchor, AnchorId, Block, Loc, Operand, Term, Version};
 use harness::{Area, Bench};
 use support::{ARRAY, HEAD, Program, Random, STACK, entry, program, trace};
 
@@ -137,15 +137,31 @@ fn check(world: &mut World, program: &mut Program, version: &Version, random: &m
 /// Bit of the pc that shows that a resolved stub led to a canonical fragment.
 const CAUGHT: u64 = 1 << 40;
 
-/// Links every guard's exit to a fragment that does nothing but leave.
+/// Lets every guard's exit continue in a fragment that does nothing but leave: by a resolved stub, or compiled for the
+/// exit's state, which it names in full or not at all.
 fn link_all(world: &mut World, guards: &[ExitId]) {
-    for guard in guards {
+    for (n, guard) in guards.iter().enumerate() {
         let Some(pc) = world.bench.emitter.exit(*guard).unwrap().target else { continue };
         let mut catcher = Version::new("catch", pc);
-        catcher.anchor(Anchor { target: Operand::Const(pc ^ CAUGHT), varmap: Vec::new(), stores: Vec::new() });
-        catcher.blocks.push(Block { params: Vec::new(), insts: Vec::new(), term: Term::Exit(AnchorId(0)) });
-        let target = world.bench.compile(&catcher);
-        world.bench.emitter.link_exit(*guard, target).unwrap();
+        let mut params = Vec::new();
+        let mut varmap = Vec::new();
+        if n % 3 == 2 {
+            for loc in (0..Loc::SSA_COUNT).map(Loc::from_ssa_index) {
+                let v = catcher.value(loc.ty());
+                params.push(v);
+                varmap.push((loc, v.into()));
+                catcher.entry_locs.push(loc);
+            }
+        }
+        catcher.anchor(Anchor { target: Operand::Const(pc ^ CAUGHT), varmap, stores: Vec::new() });
+        catcher.blocks.push(Block { params, insts: Vec::new(), term: Term::Exit(AnchorId(0)) });
+        if n % 3 == 0 {
+            let target = world.bench.compile(&catcher);
+            world.bench.emitter.link_exit(*guard, target).unwrap();
+        } else {
+            let side = world.bench.emitter.compile(&catcher, EntryState::FromExit(*guard)).unwrap();
+            world.bench.emitter.attach(*guard, side).unwrap();
+        }
     }
 }
 
