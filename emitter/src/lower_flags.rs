@@ -405,6 +405,12 @@ impl Lower<'_> {
         };
         if mask & !set != 0 {
             self.may_place = false;
+            // Ask for the operands first: computing one between here and the old flags would destroy those.
+            for (i, arg) in args.iter().enumerate() {
+                if Some(i) != op.old_operand() && arg.as_value().is_some() {
+                    self.reg(*arg)?;
+                }
+            }
             match op.old_operand() {
                 Some(i) => self.host_flags(args[i], mask & !set | if set == 0 { mask } else { 0 })?,
                 None => self.host_flags(Operand::Const(0), ARITH_FLAGS)?,
