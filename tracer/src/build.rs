@@ -333,8 +333,9 @@ impl<'v, 'w> Body<'v, 'w> {
             _ => Effects::READ,
         });
         if effects.intersects(Effects::READ | Effects::WRITE | Effects::MAY_TRAP) {
-            // A restartable instruction that faults half done continues from the machine's own state, at its own pc.
-            let here = effects.contains(Effects::RESTARTABLE);
+            // A restartable instruction that faults half done continues from the machine's own state, at its own pc; and
+            // a trapping floating-point instruction has set MXCSR's flags.
+            let here = effects.contains(Effects::RESTARTABLE) || effects.contains(Effects::MAY_TRAP | Effects::STATE);
             copy.anchor = Some(if here { self.anchor_here()? } else { self.anchor_in_reach()? });
         }
         if let Some(id) = inst.native {
