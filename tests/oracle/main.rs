@@ -6,8 +6,10 @@
 //!
 //! * `DYNASOUR_ORACLE_STEPS=N` compares more than [`STEPS`] steps;
 //! * `DYNASOUR_ORACLE_FULL=1` compares all writable memory after every step;
+//! * `DYNASOUR_FRAGMENTS_CASES=N` and `DYNASOUR_FRAGMENTS_SEED=N`: a soak of the comparison of fragments ([`fragments`]);
 //! * `DYNASOUR_ORACLE_PROGRAM=FILE cargo test --test oracle any_program` compares any static program without glibc.
 
+mod fragments;
 mod lockstep;
 mod native;
 mod state;
@@ -146,6 +148,42 @@ fn any_program() {
         let Some(program) = std::env::var_os("DYNASOUR_ORACLE_PROGRAM") else { return };
         assert!(compare_outside("any_program", &PathBuf::from(program), None).0);
     }
+}
+
+/// Seeds of the fragments that are always compared.
+const FRAGMENT_CASES: u64 = 6000;
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn fragments_equal_the_interpreter() {
+    if std::env::var_os(INSIDE).is_none() {
+        let (agreed, _) = compare_outside("fragments_equal_the_interpreter", Path::new("fragments"), None);
+        assert!(agreed, "a fragment differs, see above");
+        return;
+    }
+    let first = setting("DYNASOUR_FRAGMENTS_SEED", 1);
+    let cases = setting("DYNASOUR_FRAGMENTS_CASES", FRAGMENT_CASES);
+    let start = std::time::Instant::now();
+    let tally = fragments::campaign(first, cases).unwrap_or_else(|report| panic!("{report}"));
+    println!("{tally:?} in {:.1} s", start.elapsed().as_secs_f64());
+    // A campaign that meets nothing proves nothing.
+    if cases >= FRAGMENT_CASES {
+        let kinds = [tally.loops, tally.forced, tally.guards, tally.polls, tally.faults, tally.ends, tally.vector];
+        assert!(u64::from(tally.traces) > cases / 2 && kinds.iter().all(|n| *n > 100), "{tally:?}");
+    }
+}
+
+#[test]
+fn fragments_that_were_wrong() {
+    if std::env::var_os(INSIDE).is_none() {
+        let (agreed, _) = compare_outside("fragments_that_were_wrong", Path::new("fragments"), None);
+        assert!(agreed, "a fragment differs, see above");
+        return;
+    }
+    fragments::kept().unwrap_or_else(|report| panic!("{report}"));
 }
 
 #[test]

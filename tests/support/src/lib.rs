@@ -15,6 +15,7 @@
 //! * `DYNASOUR_TEST_TIMEOUT=SECONDS` changes the limit of one run (120).
 
 pub mod build;
+pub mod code;
 pub mod list;
 pub mod mode;
 pub mod program;

@@ -1,0 +1,245 @@
+//! Fragments against the interpreter, in bulk (DESIGN section 10): random machine code is recorded, built into a trace,
+//! optimised, emitted and run; wherever the fragment leaves, the interpreter must pass through the same state: all
+//! registers, flags, the extended state and memory.
+//!
+//! Each trace is run from the state of its recording, from states near it and from others; then with each guard forced to
+//! fail, and with the loop's poll taken. Where memory or an instruction faults, the fragment must leave in a state before it.
+//!
+//! `DYNASOUR_FRAGMENTS_SEED` and `DYNASOUR_FRAGMENTS_CASES` choose the cases; a failure prints everything and its seed.
+
+mod program;
+mod world;
+
+use dynasour_emitter::{EntryState, ExitId, FragmentId, SiteKind};
+use dynasour_guest::lift::{MAX_BLOCK, lift_block};
+use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise_with};
+use dynasour_ir::{Context, Fact, Gpr, Version};
+use dynasour_runtime::interp::Stop;
+use dynasour_testkit::code::Random;
+use dynasour_tracer::{DefaultPolicy, Path, Recorder, Recording, TraceShape, build};
+use program::{Pools, Program};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use world::{State, World};
+
+/// Fragments in the cache before it is flushed.
+const FLUSH: usize = 400;
+/// Guards of one fragment that are forced.
+const FORCED: usize = 10;
+
+/// What was wrong, and the code that showed it.
+const KEPT: &[(&str, &str)] = &[
+    // mov rsi, r14; mov rdi, r12; mov ecx, 10; repe cmpsb; bt r10, rdi; setg [rbp]; xor [rsp], r14; syscall
+    (
+        "bt kept the flags of the masking of its index",
+        "498bf6 498bfc b90a000000 f3a6 490fa3fa 0f9f4500 4c31742400 0f05",
+    ),
+    // cmp rcx, rdx; jo end; vdivpd xmm0, xmm13, [r14+40h]; dec r15; jne start; end: syscall
+    ("a trapping instruction left before the branch ahead of it", "483bca 700b c4c1115e4640 49ffcf 75f0 0f05"),
+];
+
+/// What a campaign met: a test that meets nothing proves nothing.
+#[derive(Default, Debug)]
+pub struct Tally {
+    pub programs: u32,
+    pub traces: u32,
+    pub loops: u32,
+    /// Why paths did not become fragments.
+    pub refusals: BTreeMap<String, u32>,
+    pub runs: u32,
+    pub forced: u32,
+    pub guards: u32,
+    pub polls: u32,
+    pub faults: u32,
+    pub ends: u32,
+    pub vector: u32,
+}
+
+/// Compares `cases` programs from `first` on.
+///
+/// # Errors
+/// The report of the first difference.
+pub fn campaign(first: u64, cases: u64) -> Result<Tally, String> {
+    let pools = Pools::new();
+    assert!(pools.encodings() > 800, "{} encodings", pools.encodings());
+    let mut world = World::new();
+    let mut tally = Tally::default();
+    for seed in first..first + cases {
+        if std::env::var_os("DYNASOUR_FRAGMENTS_TRACE").is_some() {
+            eprintln!("seed {seed}");
+        }
+        case(&pools, &mut world, seed, &mut tally).map_err(|report| format!("seed {seed}: {report}"))?;
+    }
+    Ok(tally)
+}
+
+fn case(pools: &Pools, world: &mut World, seed: u64, tally: &mut Tally) -> Result<(), String> {
+    let mut random = Random(seed.wrapping_mul(0x1234_5678_9abc_def1));
+    let random = &mut random;
+    let Some(program) = Program::random(pools, random) else { return Ok(()) };
+    check(world, &program, random, tally)
+}
+
+/// Programs that fragments once got wrong, each from many states.
+///
+/// # Errors
+/// The report of the first difference.
+pub fn kept() -> Result<(), String> {
+    let mut world = World::new();
+    for (what, hex) in KEPT {
+        let mut tally = Tally::default();
+        for seed in 0..600 {
+            let report = |report| format!("{what}, seed {seed}: {report}");
+            check(&mut world, &Program::from_hex(hex), &mut Random(seed), &mut tally).map_err(report)?;
+        }
+        assert!(tally.traces > 100, "{what}: {tally:?}");
+    }
+    Ok(())
+}
+
+fn check(world: &mut World, program: &Program, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+    world.load(program);
+    tally.programs += 1;
+    let head = if random.one_in(4) {
+        program.heads[random.below(program.heads.len() as u64) as usize]
+    } else {
+        program.heads[0]
+    };
+    let mut start = State::new();
+    start.random(head, random);
+    let Some(path) = record(world, &start, random) else { return Ok(()) };
+
+    let facts = if random.one_in(4) { Vec::new() } else { vec![Fact::PrivateMemory] };
+    let policy = DefaultPolicy::default();
+    let built = match build::build(&path, "t", Context { facts }, &policy) {
+        Ok(built) => built,
+        Err(error) => {
+            *tally.refusals.entry(error.to_string()).or_default() += 1;
+            return Ok(());
+        }
+    };
+    let passes: Vec<&str> = match random.below(8) {
+        0..5 => PIPELINE.to_vec(),
+        5 => Vec::new(),
+        _ => (0..random.below(10)).map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name).collect(),
+    };
+    let mut version = built.clone();
+    let alias_guards = !random.one_in(4);
+    optimise_with(&mut version, &passes, &OptOptions { alias_guards, ..OptOptions::default() });
+    if world.emitter.fragments().len() >= FLUSH {
+        world.emitter.flush_all();
+    }
+    let fragment = match world.emitter.compile(&version, EntryState::Canonical) {
+        Ok(fragment) => fragment,
+        Err(error) => {
+            assert!(!error.is_full(), "{error}");
+            *tally.refusals.entry(error.to_string()).or_default() += 1;
+            return Ok(());
+        }
+    };
+    tally.traces += 1;
+    tally.loops += u32::from(version.blocks.len() > 1);
+    tally.vector += u32::from(world.emitter.fragment(fragment).is_some_and(|f| f.uses_vector));
+    let mut checked = Checked { world, program, built: &built, version: &version, passes: &passes, fragment };
+    checked.all(start, random, tally)
+}
+
+/// Interprets from `start` and records until the recorder is satisfied.
+fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path> {
+    let stable = if random.one_in(3) {
+        Gpr::all().filter(|_| random.one_in(4)).map(|g| (g, start.context.gpr[g.number()])).collect()
+    } else {
+        Vec::new()
+    };
+    let policy = DefaultPolicy::default();
+    let mut recorder = Recorder::new(start.context.rip, stable, &policy);
+    world.begin(start);
+    loop {
+        let pc = world.ours.context.rip;
+        let block = Rc::new(lift_block(pc, &world.code(), MAX_BLOCK));
+        let mut stop = None;
+        for _ in 0..block.count {
+            stop = world.interpret();
+            if stop.is_some() {
+                break;
+            }
+        }
+        let recording = match stop {
+            None => recorder.step(&block, world.ours.context.rip, false),
+            Some(Stop::Syscall | Stop::Special { .. } | Stop::Trap { .. }) => recorder.runtime_instruction(&block),
+            Some(_) => return None,
+        };
+        match recording {
+            Recording::Continue => {}
+            // A return address that was overwritten can lead to the head past the loop's counter, for ever.
+            Recording::Done(path, _) => {
+                let counted = world.ours.context.gpr[15] != start.context.gpr[15];
+                return (path.shape == TraceShape::Linear || counted).then_some(path);
+            }
+            Recording::Aborted(_) => return None,
+        }
+    }
+}
+
+/// A fragment under test.
+struct Checked<'a> {
+    world: &'a mut World,
+    program: &'a Program,
+    built: &'a Version,
+    version: &'a Version,
+    passes: &'a [&'a str],
+    fragment: FragmentId,
+}
+
+impl Checked<'_> {
+    fn all(&mut self, mut start: State, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        self.run(&start, "as recorded", tally)?;
+        let emitter = &self.world.emitter;
+        let exits = emitter.fragment(self.fragment).expect("it was compiled").exits.clone().map(ExitId);
+        let mut guards: Vec<ExitId> =
+            exits.filter(|e| emitter.exit(*e).is_some_and(|e| e.kind == SiteKind::Guard)).collect();
+        while guards.len() > FORCED {
+            guards.swap_remove(random.below(guards.len() as u64) as usize);
+        }
+        for guard in guards {
+            self.world.emitter.force_guard(guard, true).expect("a guard");
+            self.run(&start, &format!("with {guard:?} forced"), tally)?;
+            self.world.emitter.force_guard(guard, false).expect("it was forced");
+            tally.forced += 1;
+        }
+        self.world.emitter.unlink_for_signal(self.fragment);
+        self.run(&start, "wanted out", tally)?;
+        self.world.emitter.relink(self.fragment);
+        for _ in 0..3 {
+            start.disturb(random);
+            self.run(&start, "near the recording", tally)?;
+        }
+        start.random(start.context.rip, random);
+        self.run(&start, "at random", tally)
+    }
+
+    fn run(&mut self, start: &State, how: &str, tally: &mut Tally) -> Result<(), String> {
+        let exit = self.world.run_native(self.fragment, start);
+        tally.runs += 1;
+        *match exit.kind {
+            SiteKind::Guard => &mut tally.guards,
+            SiteKind::Poll => &mut tally.polls,
+            SiteKind::Fault => &mut tally.faults,
+            SiteKind::End | SiteKind::EndIndirect => &mut tally.ends,
+        } += 1;
+        self.world.search(start).map(drop).map_err(|mut differences| {
+            differences.truncate(16);
+            let exit_details = self.world.emitter.exit(exit.id).cloned();
+            format!(
+                "{how}, passes {:?}, left by {exit_details:?}\n  {}\nregisters at the start\n{}\nprogram\n{}\nbuilt\n{}\noptimised\n{}\ncode\n{}",
+                self.passes,
+                differences.join("\n  "),
+                crate::state::Registers::interpreted(&start.context),
+                self.program.listing(),
+                self.built,
+                self.version,
+                self.world.emitter.listing(self.fragment).unwrap_or_default()
+            )
+        })
+    }
+}
