@@ -110,8 +110,8 @@ pub(crate) struct Lower<'a> {
     /// The shared record of each anchor.
     /// One for guards, which may be linked, and one for faults and polls, which go to the runtime.
     pub record_of: Vec<[Option<usize>; 2]>,
-    /// Records of restartable natives: record index, registers that are in place.
-    pub raw_registers: FxHashMap<usize, u16>,
+    /// Records of restartable natives: record index, fixed uses of the registers that are in place.
+    pub raw_registers: FxHashMap<usize, Ops>,
     /// Guest registers with a location of their own in this fragment: bit n.
     pub touched: u16,
     /// The flags are written by no varmap but destroyed by emitted code, so they are kept from entry.

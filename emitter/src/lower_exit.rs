@@ -12,7 +12,7 @@ use dynasour_guest::context::offset;
 use dynasour_ir::semantics::ARITH_FLAGS;
 use dynasour_ir::{AnchorId, Gpr, Loc, Op, Operand, Ty, Value};
 use iced_x86::Code;
-use regalloc2::{Operand as RaOperand, VReg};
+use regalloc2::{Operand as RaOperand, OperandConstraint, VReg};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
@@ -146,8 +146,11 @@ impl Lower<'_> {
         for index in 0..self.records.len() {
             let anchor = self.records[index].0;
             let mut builder = RecordBuilder::default();
-            let raw = self.raw_registers.get(&index).copied().unwrap_or(0);
+            let in_place = self.raw_registers.remove(&index).unwrap_or_default();
+            let raw = fixed_registers(&in_place);
             self.build_record(anchor, raw, &mut builder)?;
+            // Behind the others, which the record knows by their position.
+            builder.ops.extend(in_place);
             self.records[index].1 = builder.record;
             self.record_ops.push(builder.ops);
         }
@@ -266,6 +269,15 @@ impl Lower<'_> {
         b.known.insert(v, n);
         Ok(n)
     }
+}
+
+/// The registers that are used where they are: bit n is register n.
+fn fixed_registers(uses: &Ops) -> u16 {
+    let fixed = uses.iter().filter_map(|o| match o.constraint() {
+        OperandConstraint::FixedReg(r) => Some(r.hw_enc()),
+        _ => None,
+    });
+    fixed.fold(0, |set, n| set | 1 << n)
 }
 
 /// A record under construction.

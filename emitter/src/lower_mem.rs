@@ -288,8 +288,10 @@ impl Lower<'_> {
                     ));
                 }
                 let record = self.new_record(anchor);
-                let registers = native.gpr_out.iter().fold(0u16, |m, g| m | 1 << g.number());
-                self.raw_registers.insert(record, registers);
+                // What the fault leaves in the registers must stay there until the record is read.
+                let outputs = inst.defs.iter().zip(&native.gpr_out);
+                let raw = outputs.map(|(d, g)| RaOperand::reg_fixed_use(self.defined(*d), preg(g.number()))).collect();
+                self.raw_registers.insert(record, raw);
                 Some(self.site_with_record(SiteKind::Fault, anchor, record))
             }
             Some(anchor) => Some(self.site(SiteKind::Fault, anchor)),

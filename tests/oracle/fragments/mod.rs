@@ -36,6 +36,13 @@ const KEPT: &[(&str, &str)] = &[
     ),
     // cmp rcx, rdx; jo end; vdivpd xmm0, xmm13, [r14+40h]; dec r15; jne start; end: syscall
     ("a trapping instruction left before the branch ahead of it", "483bca 700b c4c1115e4640 49ffcf 75f0 0f05"),
+    // A loop around rep movsq that comes to the arena's end, with a call, a computed jump and every register in use.
+    (
+        "moves to an exit overwrote what a fault in rep movsq had left in rcx",
+        "433254ae20 4d896618 4d8b6618 dfc1 49f7e4 4c8d1565000000 41ffd2 44884500 41206638 0f93c3 0487 2cf2 480fad7507 498bf4 \
+         498bfe b909000000 f348a5 400f91c6 0fa4f93a 480f44d1 41807e1971 7700 480f437d08 488d0511000000 4c8d0512000000 \
+         807d087e 490f42c0 ffe0 4d8da42400030000 4983ef01 7584 0f05 55 488bec 0fc074242e 9e c9 c3",
+    ),
 ];
 
 /// What a campaign met: a test that meets nothing proves nothing.
