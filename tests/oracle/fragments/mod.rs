@@ -7,6 +7,7 @@
 //!
 //! `DYNASOUR_FRAGMENTS_SEED` and `DYNASOUR_FRAGMENTS_CASES` choose the cases; a failure prints everything and its seed.
 
+mod grow;
 mod program;
 mod world;
 
@@ -60,6 +61,9 @@ pub struct Tally {
     pub faults: u32,
     pub ends: u32,
     pub vector: u32,
+    pub linked_runs: u32,
+    pub links: u32,
+    pub side_traces: u32,
 }
 
 /// Compares `cases` programs from `first` on.
@@ -116,23 +120,12 @@ fn check(world: &mut World, program: &Program, random: &mut Random, tally: &mut 
     start.random(head, random);
     let Some(path) = record(world, &start, random) else { return Ok(()) };
 
-    let facts = if random.one_in(4) { Vec::new() } else { vec![Fact::PrivateMemory] };
-    let policy = DefaultPolicy::default();
-    let built = match build::build(&path, "t", Context { facts }, &policy) {
-        Ok(built) => built,
-        Err(error) => {
-            *tally.refusals.entry(error.to_string()).or_default() += 1;
-            return Ok(());
-        }
-    };
     let passes: Vec<&str> = match random.below(8) {
         0..5 => PIPELINE.to_vec(),
         5 => Vec::new(),
         _ => (0..random.below(10)).map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name).collect(),
     };
-    let mut version = built.clone();
-    let alias_guards = !random.one_in(4);
-    optimise_with(&mut version, &passes, &OptOptions { alias_guards, ..OptOptions::default() });
+    let Some((built, version)) = optimised(&path, &passes, random, tally) else { return Ok(()) };
     if world.emitter.fragments().len() >= FLUSH {
         world.emitter.flush_all();
     }
@@ -147,8 +140,26 @@ fn check(world: &mut World, program: &Program, random: &mut Random, tally: &mut 
     tally.traces += 1;
     tally.loops += u32::from(version.blocks.len() > 1);
     tally.vector += u32::from(world.emitter.fragment(fragment).is_some_and(|f| f.uses_vector));
+    let first = State::new_from(&start);
     let mut checked = Checked { world, program, built: &built, version: &version, passes: &passes, fragment };
-    checked.all(start, random, tally)
+    checked.all(start, random, tally)?;
+    grow::grow(world, program, fragment, &first, random, tally)
+}
+
+/// The version of a path, as built and after `passes`.
+fn optimised(path: &Path, passes: &[&str], random: &mut Random, tally: &mut Tally) -> Option<(Version, Version)> {
+    let facts = if random.one_in(4) { Vec::new() } else { vec![Fact::PrivateMemory] };
+    let alias_guards = !random.one_in(4);
+    let built = match build::build(path, "t", Context { facts }, &DefaultPolicy::default()) {
+        Ok(built) => built,
+        Err(error) => {
+            *tally.refusals.entry(error.to_string()).or_default() += 1;
+            return None;
+        }
+    };
+    let mut version = built.clone();
+    optimise_with(&mut version, passes, &OptOptions { alias_guards, ..OptOptions::default() });
+    Some((built, version))
 }
 
 /// Interprets from `start` and records until the recorder is satisfied.

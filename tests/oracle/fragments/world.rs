@@ -59,6 +59,13 @@ impl State {
         State { context: ThreadContext::new(), data: vec![0; DATA_SIZE] }
     }
 
+    /// A copy.
+    pub fn new_from(other: &State) -> State {
+        let mut state = State::new();
+        state.copy_from(other);
+        state
+    }
+
     /// A state in which the program's pointers point into the arena.
     pub fn random(&mut self, pc: u64, random: &mut Random) {
         for word in self.data.chunks_exact_mut(8) {
@@ -225,6 +232,12 @@ impl World {
     /// Interprets one instruction. None if it completed.
     pub fn interpret(&mut self) -> Option<Stop<std::convert::Infallible>> {
         self.interp.run_one(&mut self.ours.context)
+    }
+
+    /// Does the program end by itself from `start`? A return address that is overwritten can make it loop for ever.
+    pub fn ends(&mut self, start: &State) -> bool {
+        self.begin(start);
+        (0..SEARCH).any(|_| self.interpret().is_some())
     }
 
     /// Runs a fragment from `start` until it leaves; the state is then in `self.native`.

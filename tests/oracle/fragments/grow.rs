@@ -1,0 +1,151 @@
+//! Fragments that lead to one another: what the dispatcher does with exits, done at random.
+//!
+//! From a program's first fragment on, every exit that is taken is linked to the fragment of its target, looks its target
+//! up, or gets a side trace: one compiled for the exit's own state, or one for the region. After each step the whole is run
+//! again and compared. The rules are the dispatcher's: an exit that may have made no progress never leads back to its
+//! own fragment.
+
+use std::collections::BTreeMap;
+
+use dynasour_emitter::{EntryState, FragmentId, SiteKind};
+use dynasour_ir::opt::PIPELINE;
+use dynasour_testkit::code::Random;
+
+use super::program::{CODE, Program};
+use super::world::{Exit, State, World};
+use super::{Tally, optimised, record};
+
+const STEPS: usize = 14;
+
+/// Grows fragments from `first`, which was compiled for `start`'s pc.
+pub fn grow(
+    world: &mut World,
+    program: &Program,
+    first: FragmentId,
+    start: &State,
+    random: &mut Random,
+    tally: &mut Tally,
+) -> Result<(), String> {
+    let mut grown = Grown { world, program, regions: BTreeMap::new(), log: Vec::new() };
+    let result = grown.run(first, start, random, tally);
+    // The next program has other code at these addresses.
+    for pc in grown.regions.keys() {
+        grown.world.emitter.forget_entry(*pc);
+    }
+    result.map_err(|report| format!("linked fragments\n  {}\n{report}", grown.log.join("\n  ")))
+}
+
+struct Grown<'a> {
+    world: &'a mut World,
+    program: &'a Program,
+    /// The fragment that canonical entries to a pc lead to.
+    regions: BTreeMap<u64, FragmentId>,
+    /// What was done, for a report.
+    log: Vec<String>,
+}
+
+impl Grown<'_> {
+    fn run(&mut self, first: FragmentId, start: &State, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        let head = start.context.rip;
+        self.world.emitter.register_entry(head, first).map_err(|e| e.to_string())?;
+        self.regions.insert(head, first);
+        let mut from = State::new();
+        for _ in 0..STEPS {
+            from.copy_from(start);
+            if random.one_in(2) {
+                from.disturb(random);
+            }
+            if !self.world.ends(&from) {
+                return Ok(());
+            }
+            let interrupted = random.one_in(4).then(|| self.any_fragment(random));
+            if let Some(fragment) = interrupted {
+                self.world.emitter.unlink_for_signal(fragment);
+                self.log.push(format!("{fragment:?} unlinked for this run"));
+            }
+            let exit = self.world.run_native(first, &from);
+            if let Some(fragment) = interrupted {
+                self.world.emitter.relink(fragment);
+            }
+            tally.linked_runs += 1;
+            self.world.search(&from).map_err(|differences| {
+                let left = self.world.emitter.exit(exit.id).cloned();
+                let start = crate::state::Registers::interpreted(&from.context);
+                let fragments = self.world.emitter.fragments().len() as u32;
+                let code: Vec<_> =
+                    (first.0..fragments).filter_map(|f| self.world.emitter.listing(FragmentId(f))).collect();
+                let shown = differences.len().min(16);
+                format!(
+                    "left by {left:?}\n  {}\nregisters at the start\n{start}\nprogram\n{}\ncode\n{}",
+                    differences[..shown].join("\n  "),
+                    self.program.listing(),
+                    code.join("\n")
+                )
+            })?;
+            self.connect(exit, random, tally)?;
+        }
+        Ok(())
+    }
+
+    fn any_fragment(&self, random: &mut Random) -> FragmentId {
+        let regions: Vec<_> = self.regions.values().copied().collect();
+        regions[random.below(regions.len() as u64) as usize]
+    }
+
+    /// Makes `exit`, through which the guest has just left to where `world.native` stands, lead on.
+    fn connect(&mut self, exit: Exit, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        let pc = self.world.native.context.rip;
+        let inside = pc.wrapping_sub(CODE) < self.program.bytes.len() as u64;
+        let Some(e) = self.world.emitter.exit(exit.id).cloned().filter(|_| inside) else { return Ok(()) };
+        let target = self.regions.get(&pc).copied().filter(|f| e.progress || *f != e.fragment);
+        let id = exit.id;
+        let what = match (exit.kind, target) {
+            (SiteKind::Poll | SiteKind::Fault, _) => return Ok(()),
+            (SiteKind::End, Some(next)) => {
+                self.world.emitter.link(id, next).map_err(|e| e.to_string())?;
+                tally.links += 1;
+                format!("end {id:?} linked to {next:?}")
+            }
+            (SiteKind::Guard, _) if e.target.is_none() => {
+                let linked = self.world.emitter.link_indirect_exit(id);
+                tally.links += u32::from(linked.is_ok());
+                format!("{id:?} looks up: {linked:?}")
+            }
+            (SiteKind::Guard, Some(next)) => {
+                let linked = self.world.emitter.link_exit(id, next);
+                tally.links += u32::from(linked.is_ok());
+                format!("{id:?} linked to {next:?}: {linked:?}")
+            }
+            (SiteKind::End | SiteKind::EndIndirect | SiteKind::Guard, _) if !self.regions.contains_key(&pc) => {
+                let own = exit.kind == SiteKind::Guard && random.one_in(2);
+                self.side_trace(exit, own, random, tally)?
+            }
+            _ => return Ok(()),
+        };
+        self.log.push(what);
+        Ok(())
+    }
+
+    fn side_trace(&mut self, exit: Exit, own: bool, random: &mut Random, tally: &mut Tally) -> Result<String, String> {
+        let state = State::new_from(&self.world.native);
+        let pc = state.context.rip;
+        let nothing = || Ok(format!("no trace from {pc:#x}"));
+        let Some(path) = record(self.world, &state, random) else { return nothing() };
+        let Some((_, version)) = optimised(&path, PIPELINE, random, tally) else { return nothing() };
+        let entry = if own { EntryState::FromExit(exit.id) } else { EntryState::Canonical };
+        let emitter = &mut self.world.emitter;
+        let fragment = match emitter.compile(&version, entry) {
+            Ok(fragment) => fragment,
+            Err(error) => return Ok(format!("no fragment for {pc:#x}: {error}")),
+        };
+        let done = if own {
+            emitter.attach(exit.id, fragment)
+        } else {
+            self.regions.insert(pc, fragment);
+            emitter.register_entry(pc, fragment)
+        };
+        done.map_err(|e| e.to_string())?;
+        tally.side_traces += 1;
+        Ok(format!("{fragment:?} made for {pc:#x}, entered {entry:?}\n{version}"))
+    }
+}
