@@ -40,6 +40,7 @@ use std::convert::Infallible;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
+use xstate::GuestMxcsr;
 
 /// Where to continue after a fault of the host instruction at `host_rip`, if it is a guest access of this crate: in
 /// [`memory`] or in a native. The handler of SIGSEGV, SIGBUS, SIGFPE and SIGILL sets rip to it, after
@@ -185,6 +186,13 @@ impl Interp {
 
     /// Runs from `context.rip` until something needs the dispatcher.
     pub fn run<P: Policy>(&mut self, context: &mut ThreadContext, policy: &mut P) -> Stop<P::Stop> {
+        let mxcsr = GuestMxcsr::load(context);
+        let stop = self.run_blocks(context, policy);
+        mxcsr.store(context);
+        stop
+    }
+
+    fn run_blocks<P: Policy>(&mut self, context: &mut ThreadContext, policy: &mut P) -> Stop<P::Stop> {
         let mut block = match self.cache.block(context.rip) {
             Ok(block) => block,
             Err(error) => return Stop::Broken(error),
@@ -259,6 +267,13 @@ impl Interp {
     /// Executes exactly one guest instruction. `None` if it completed: rip is at the next one. The instruction before a
     /// stop other than [`Stop::Syscall`] has not been executed. Does not look at `pending`.
     pub fn run_one(&mut self, context: &mut ThreadContext) -> Option<Stop<Infallible>> {
+        let mxcsr = GuestMxcsr::load(context);
+        let stop = self.run_single(context);
+        mxcsr.store(context);
+        stop
+    }
+
+    fn run_single(&mut self, context: &mut ThreadContext) -> Option<Stop<Infallible>> {
         // With all edges watched none is followed.
         open(context, self.cache.front(), Watch::All);
         let (block, end) = loop {

@@ -6,6 +6,7 @@
 //! so that upper vector halves that the guest never touched stay marked as unused (DESIGN section 12, "a trap").
 
 use dynasour_guest::context::ThreadContext;
+use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::LazyLock;
 
@@ -26,6 +27,7 @@ pub const HIGH_16: u64 = 1 << 7;
 pub const LEGACY_VECTORS: usize = 160;
 /// Byte offset of MXCSR.
 pub const MXCSR: usize = 24;
+const HOST_MXCSR: u32 = 0x1f80;
 /// Byte offset of XSTATE_BV.
 pub const STATE_BITS: usize = 512;
 
@@ -106,6 +108,35 @@ pub fn initialise(context: &mut ThreadContext, components: u64) {
         context.xstate.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
     }
     set_valid(context, have | components);
+}
+
+/// The guest's MXCSR in the register, while this lives; then the host's, and the guest's in the context again.
+///
+/// In between no floating-point arithmetic must be done for the host: it could round otherwise, or trap.
+pub struct GuestMxcsr;
+
+impl GuestMxcsr {
+    /// Loads the guest's.
+    pub fn load(context: &ThreadContext) -> GuestMxcsr {
+        let mut word = [0; 4];
+        word.copy_from_slice(&context.xstate.0[MXCSR..MXCSR + 4]);
+        set_mxcsr(u32::from_le_bytes(word));
+        GuestMxcsr
+    }
+
+    /// Puts the register into the context and loads the host's.
+    pub fn store(self, context: &mut ThreadContext) {
+        let mut word = 0u32;
+        // SAFETY: stores a register into a local variable.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack, preserves_flags)) };
+        context.xstate.0[MXCSR..MXCSR + 4].copy_from_slice(&word.to_le_bytes());
+        set_mxcsr(HOST_MXCSR);
+    }
+}
+
+fn set_mxcsr(word: u32) {
+    // SAFETY: the guest's word was accepted by the processor or the kernel before, so no reserved bit is set in it.
+    unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags)) };
 }
 
 #[cfg(test)]

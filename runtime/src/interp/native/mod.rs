@@ -2,13 +2,13 @@
 //!
 //! A thunk is `extern "sysv64" fn(context, address) -> faulted`. It loads the registers that its instruction reads from
 //! their slots and from the extended state, runs the instruction with the memory operand rewritten to `[register]`
-//! (so segment bases, RIP and address-size prefixes are the interpreter's affair), and stores what was written. MXCSR and
-//! the x87 state are swapped with the host's around instructions that use them.
+//! (so segment bases, RIP and address-size prefixes are the interpreter's affair), and stores what was written. The x87
+//! state is swapped with the host's around instructions that use it; MXCSR is the guest's while the interpreter runs.
 //!
 //! In front of the instruction stands `nop [rax + disp32]`, whose displacement leads from the instruction to its *landing*:
 //! the signal handler finds it with [`fixup`] by reading four bytes, without tables. After a fault nothing that
 //! the instruction writes is stored, except by restartable instructions, whose registers say how far they came, and
-//! except MXCSR and x87, which record the exception itself.
+//! except x87, which records the exception itself.
 //!
 //! Vector registers are moved one by one, which must not make unused upper halves count as used: see
 //! [`super::xstate`]. `vzeroupper` ends each thunk that used VEX or EVEX.

@@ -4,7 +4,7 @@ use super::{NativeError, full};
 use crate::interp::code;
 use crate::interp::xstate::{self, Layout};
 use dynasour_ir::{Effects, Loc, Native};
-use iced_x86::{EncodingKind, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{EncodingKind, Instruction, OpKind, Register, RflagsBits};
 use smallvec::SmallVec;
 
 /// What a thunk has to do.
@@ -30,7 +30,6 @@ pub(super) struct Plan<'n> {
     pub load_vectors: u32,
     pub masks: u8,
     pub x87: bool,
-    pub mxcsr: bool,
     pub reads_direction: bool,
     pub writes_direction: bool,
     pub components: u64,
@@ -38,18 +37,6 @@ pub(super) struct Plan<'n> {
 
 fn vector_width(reg: Register) -> u32 {
     if reg.is_vector_register() { reg.size() as u32 } else { 0 }
-}
-
-/// Reads MXCSR without writing it: stores of it, and approximations, which obey its denormal controls but
-/// raise nothing.
-fn reads_mxcsr(mnemonic: Mnemonic) -> bool {
-    use Mnemonic as M;
-    matches!(mnemonic, M::Stmxcsr | M::Vstmxcsr)
-        || matches!(mnemonic, M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss)
-        || matches!(mnemonic, M::Vrcpps | M::Vrcpss | M::Vrsqrtps | M::Vrsqrtss)
-        || matches!(mnemonic, M::Vrcp14ps | M::Vrcp14pd | M::Vrcp14ss | M::Vrcp14sd)
-        || matches!(mnemonic, M::Vrsqrt14ps | M::Vrsqrt14pd | M::Vrsqrt14ss | M::Vrsqrt14sd)
-        || matches!(mnemonic, M::Vrcpph | M::Vrcpsh | M::Vrsqrtph | M::Vrsqrtsh)
 }
 
 impl<'n> Plan<'n> {
@@ -142,7 +129,6 @@ impl<'n> Plan<'n> {
                 components |= component;
             }
         }
-        let mxcsr = native.writes.contains(&Loc::Mxcsr) || reads_mxcsr(inst.mnemonic());
         Ok(Plan {
             native,
             inst,
@@ -158,7 +144,6 @@ impl<'n> Plan<'n> {
             load_vectors: if restartable { vectors } else { native.vec_read },
             masks,
             x87,
-            mxcsr,
             reads_direction: inst.rflags_read() & RflagsBits::DF != 0,
             writes_direction: native.writes.contains(&Loc::Df),
             components,

@@ -10,7 +10,6 @@ use smallvec::SmallVec;
 
 const ARITHMETIC_BITS: i32 = dynasour_ir::semantics::ARITH_FLAGS as i32;
 const DIRECTION_BIT: i32 = 1 << 10;
-const HOST_MXCSR: i32 = 0x1f80;
 
 impl Plan<'_> {
     /// The thunk's code for the address `base`, and the address of the instruction in it.
@@ -91,9 +90,6 @@ impl Plan<'_> {
             asm.emit(Instruction::with2(Code::Mov_r32_imm32, Register::EAX, xstate::X87 as u32)?)?;
             asm.emit(Instruction::with2(Code::Xor_r32_rm32, Register::EDX, Register::EDX)?)?;
             asm.emit(Instruction::with1(Code::Xrstor64_mem, self.xstate(0))?)?;
-        }
-        if self.mxcsr {
-            asm.emit(Instruction::with1(Code::Ldmxcsr_m32, self.xstate(xstate::MXCSR))?)?;
         }
         for n in (0..32).filter(|n| self.load_vectors >> n & 1 != 0) {
             self.load_vector(asm, n)?;
@@ -224,12 +220,6 @@ impl Plan<'_> {
         }
         if self.reads_direction || self.writes_direction {
             asm.emit(Instruction::with(Code::Cld))?;
-        }
-        if self.mxcsr {
-            asm.emit(Instruction::with1(Code::Stmxcsr_m32, self.xstate(xstate::MXCSR))?)?;
-            asm.emit(Instruction::with1(Code::Pushq_imm32, HOST_MXCSR)?)?;
-            asm.emit(Instruction::with1(Code::Ldmxcsr_m32, MemoryOperand::with_base(Register::RSP))?)?;
-            asm.emit(Instruction::with1(Code::Pop_r64, Register::RAX)?)?;
         }
         if self.x87 {
             asm.emit(Instruction::with2(Code::Mov_r32_imm32, Register::EAX, xstate::X87 as u32)?)?;
