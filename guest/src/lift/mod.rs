@@ -37,7 +37,7 @@ pub use crate::decode::{Bytes, Fetch};
 use crate::decode::{Decoded, Reader};
 use class::{Class, Entry};
 use control::Flow;
-use dynasour_ir::{Block, Builder, GuestTerm, Operand, Term, Trap, Version};
+use dynasour_ir::{Block, Builder, GuestTerm, Inst, Operand, Term, Trap, Ty, Version};
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind};
 use operand::Emit;
 use std::cell::RefCell;
@@ -64,6 +64,8 @@ pub struct LiftedBlock {
 /// Lifts blocks; keeps what can be used again from one block to the next.
 pub struct Lifter {
     info: InstructionInfoFactory,
+    /// Empty lists with room, of blocks that were given back.
+    spare: Option<(Vec<Inst>, Vec<Ty>)>,
 }
 
 impl Default for Lifter {
@@ -72,12 +74,18 @@ impl Default for Lifter {
     }
 }
 
+thread_local! {
+    static LIFTER: RefCell<Lifter> = RefCell::new(Lifter::new());
+}
+
 /// Lifts the block at `pc` with this thread's [`Lifter`]. `max_insts` is at least 1, usually [`MAX_BLOCK`].
 pub fn lift_block(pc: u64, code: &dyn Fetch, max_insts: usize) -> LiftedBlock {
-    thread_local! {
-        static LIFTER: RefCell<Lifter> = RefCell::new(Lifter::new());
-    }
     LIFTER.with_borrow_mut(|lifter| lifter.lift_block(pc, code, max_insts))
+}
+
+/// Gives back a block that is needed no more: the next one is built in its memory.
+pub fn recycle(block: LiftedBlock) {
+    LIFTER.with_borrow_mut(|lifter| lifter.recycle(block));
 }
 
 /// How `inst` is lifted, prefixes and operands considered.
@@ -102,15 +110,28 @@ fn refine(inst: &Instruction, entry: Entry) -> Class {
 impl Lifter {
     /// A lifter.
     pub fn new() -> Lifter {
-        Lifter { info: InstructionInfoFactory::new() }
+        Lifter { info: InstructionInfoFactory::new(), spare: None }
+    }
+
+    /// Takes a block's memory for the next one.
+    pub fn recycle(&mut self, block: LiftedBlock) {
+        let Version { mut types, blocks, .. } = block.version;
+        if let Some(Block { mut insts, .. }) = blocks.into_iter().next() {
+            insts.clear();
+            types.clear();
+            self.spare = Some((insts, types));
+        }
     }
 
     /// Lifts the block at `pc`: up to a control transfer, system call, special or trap, at most `max_insts` long.
     pub fn lift_block(&mut self, pc: u64, code: &dyn Fetch, max_insts: usize) -> LiftedBlock {
         let mut version = Version::new("base", pc);
         let mut reader = Reader::new(code);
+        let (insts, types) = self.spare.take().unwrap_or_default();
+        version.types = types;
         version.types.reserve(TYPICAL_BODY);
         let mut builder = Builder::new(&mut version);
+        builder.insts = insts;
         builder.insts.reserve(TYPICAL_BODY);
         let mut here = pc;
         let mut count = 0;

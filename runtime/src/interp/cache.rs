@@ -5,10 +5,10 @@
 
 use super::BlockRef;
 use super::code::{Code, CodeBytes};
-use super::lower::{End, LowerError, Lowered, lower};
+use super::lower::{End, LowerError, Lowered, Workspace, lower};
 use super::native::{NativeError, NativePool};
 use dynasour_guest::decode::MAX_LENGTH;
-use dynasour_guest::lift::{Fetch, LiftedBlock, MAX_BLOCK, lift_block};
+use dynasour_guest::lift::{Fetch, LiftedBlock, MAX_BLOCK, lift_block, recycle};
 use dynasour_ir::{Effects, Inst, Op};
 use rustc_hash::FxHashMap;
 use std::cell::OnceCell;
@@ -100,6 +100,7 @@ const UNLINKED: [*const Block; 2] = [std::ptr::null(); 2];
 pub struct Cache {
     code: Rc<dyn Fetch>,
     natives: NativePool,
+    work: Workspace,
     blocks: FxHashMap<u64, BlockRef>,
     /// Blocks of one instruction, for stepping.
     singles: FxHashMap<u64, BlockRef>,
@@ -116,6 +117,7 @@ impl Cache {
         Cache {
             code,
             natives: NativePool::new(),
+            work: Workspace::default(),
             blocks: FxHashMap::default(),
             singles: FxHashMap::default(),
             front: Front::new(),
@@ -201,7 +203,7 @@ impl Cache {
                 continue;
             }
             let bytes = if writable { Some(self.bytes(pc, &lifted)) } else { None };
-            match lower(&lifted.version, bytes, &mut self.natives) {
+            match lower(&lifted.version, bytes, &mut self.natives, &mut self.work) {
                 Ok(lowered) => break (lifted, lowered, writable),
                 Err(LowerError::TooLarge) if max > 1 => max /= 2,
                 Err(LowerError::Native(NativeError::Full)) if !self.natives_are_fresh() => self.clear(),
@@ -222,6 +224,7 @@ impl Cache {
             End::Trap(at, _) => at.saturating_add(MAX_LENGTH as u64).max(lifted.end),
             _ => lifted.end,
         };
+        recycle(lifted);
         let first = pc >> PAGE_SHIFT;
         let last = depends_to.wrapping_sub(1).max(pc) >> PAGE_SHIFT;
         for page in first..=last {

@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub type Handler = unsafe fn(*mut u64, *const Code) -> *const Code;
 
 /// One decoded operation.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Code {
     /// What to do.

@@ -485,7 +485,8 @@ fn lowered_result(op: dynasour_ir::Op, ty: Ty, args: [u64; 2], constant: bool) -
     let insts = b.insts;
     let term = Term::Guest(GuestTerm::Special { pc: 0x1001 });
     version.blocks.push(Block { params: Vec::new(), insts, term });
-    let lowered = lower::lower(&version, None, &mut native::NativePool::new()).unwrap();
+    let lowered =
+        lower::lower(&version, None, &mut native::NativePool::new(), &mut lower::Workspace::default()).unwrap();
 
     let mut context = ThreadContext::new();
     context.gpr[8..10].copy_from_slice(&args);

@@ -10,8 +10,8 @@ use dynasour_ir::{Cond, FlagOp, Inst, Op, Operand, Ty, Value};
 impl Lowerer<'_> {
     pub(super) fn flag_state(&self, operand: Operand) -> Result<FlagState, LowerError> {
         match operand {
-            Operand::Value(v) => match self.vals.get(v.index()) {
-                Some(Val::Flags(d)) => Ok(self.descs[*d].state),
+            Operand::Value(v) => match self.work.vals.get(v.index()) {
+                Some(Val::Flags(d)) => Ok(self.work.descs[*d].state),
                 _ => Err(LowerError::Operand(v.to_string())),
             },
             Operand::Const(_) => Err(LowerError::Operand(operand.to_string())),
@@ -38,9 +38,9 @@ impl Lowerer<'_> {
     }
 
     pub(super) fn new_desc(&mut self, v: Value, form: Form, ty: Ty, sources: [Source; 3]) {
-        let until = self.last_use[v.index()].unwrap_or(0);
-        self.descs.push(Desc { state: FlagState::Known(Kind::new(form, ty), sources), until });
-        self.vals[v.index()] = Val::Flags(self.descs.len() - 1);
+        let until = self.work.last_use[v.index()].unwrap_or(0);
+        self.work.descs.push(Desc { state: FlagState::Known(Kind::new(form, ty), sources), until });
+        self.work.vals[v.index()] = Val::Flags(self.work.descs.len() - 1);
     }
 
     pub(super) fn flags(&mut self, i: usize, op: FlagOp, inst: &Inst, v: Value) -> Result<(), LowerError> {
@@ -51,7 +51,7 @@ impl Lowerer<'_> {
             this.emit_state(code::condition, t, Cond::B as u16, state);
             Ok(Source::Slot(t))
         };
-        if let Some(result) = self.results[i] {
+        if let Some(result) = self.work.results[i] {
             let r = self.source(result.into())?;
             let (form, b) = match op {
                 FlagOp::Add => (Form::AddResult, self.source(inst.args[1])?),
@@ -164,9 +164,9 @@ impl Lowerer<'_> {
 
     pub(super) fn cond(&mut self, i: usize, cond: Cond, inst: &Inst, v: Value) -> Result<(), LowerError> {
         let Operand::Value(f) = inst.args[0] else { return Err(LowerError::Operand(inst.args[0].to_string())) };
-        let Val::Flags(desc) = self.vals[f.index()] else { return Err(LowerError::Operand(f.to_string())) };
-        if self.uses[v.index()] == 1 && self.last_use[v.index()] == Some(self.end()) {
-            self.vals[v.index()] = Val::Cond(cond, desc);
+        let Val::Flags(desc) = self.work.vals[f.index()] else { return Err(LowerError::Operand(f.to_string())) };
+        if self.work.uses[v.index()] == 1 && self.work.last_use[v.index()] == Some(self.end()) {
+            self.work.vals[v.index()] = Val::Cond(cond, desc);
             return Ok(());
         }
         self.decide(i, cond, desc, Some(v)).map(|_| ())
@@ -178,7 +178,7 @@ impl Lowerer<'_> {
             Some(v) => self.destination(i, v)?,
             None => self.temp()?,
         };
-        let state = self.descs[desc].state;
+        let state = self.work.descs[desc].state;
         match Self::plan(cond, state) {
             Plan::Always(holds) => self.emit(code::constant, d, 0, 0, 0, u64::from(holds)),
             Plan::State => self.emit_state(code::condition, d, cond as u16, state),

@@ -47,7 +47,7 @@ impl Lowerer<'_> {
 
     /// Writes the description of the guest's flags to the record.
     fn record_pending(&mut self) {
-        let state = self.descs[self.pending].state;
+        let state = self.work.descs[self.pending].state;
         match state {
             FlagState::Record => {}
             FlagState::Known(kind, [Source::Slot(a), b, _]) if !matches!(kind.form(), Form::Host(_)) => match b {
@@ -62,7 +62,7 @@ impl Lowerer<'_> {
     fn branch(&mut self, cond: Operand, taken: u16) -> Result<(), LowerError> {
         let end = self.end();
         let i1 = match cond {
-            Operand::Value(v) => match self.vals.get(v.index()) {
+            Operand::Value(v) => match self.work.vals.get(v.index()) {
                 Some(Val::Cond(cond, desc)) => {
                     let (cond, desc) = (*cond, *desc);
                     if self.fused_branch(cond, desc, taken)? {
@@ -81,7 +81,7 @@ impl Lowerer<'_> {
 
     /// A branch that compares, and records the guest's flags on the way, if one operation can do both.
     fn fused_branch(&mut self, cond: Cond, desc: usize, taken: u16) -> Result<bool, LowerError> {
-        let (pending, state) = (self.descs[self.pending].state, self.descs[desc].state);
+        let (pending, state) = (self.work.descs[self.pending].state, self.work.descs[desc].state);
         let FlagState::Known(kind, [flags_a, flags_b, _]) = pending else { return Ok(false) };
         if pending != state || matches!(kind.form(), Form::Host(_) | Form::Bits) {
             return Ok(false);

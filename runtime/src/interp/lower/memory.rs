@@ -65,15 +65,15 @@ impl Lowerer<'_> {
 
     /// A sign extension that is the only reader of the value loaded at `i` is done by the load.
     fn merge_extension(&mut self, i: usize, v: Value) -> Option<(Value, Ty)> {
-        if self.uses[v.index()] != 1 {
+        if self.work.uses[v.index()] != 1 {
             return None;
         }
         let next = self.insts.get(i + 1)?;
         match next.op {
             Op::Sext(_) if next.args[0] == Operand::Value(v) => {
                 let wide = next.def()?;
-                self.last_use[wide.index()]?;
-                self.merged[i + 1] = true;
+                self.work.last_use[wide.index()]?;
+                self.work.merged[i + 1] = true;
                 Some((wide, next.ty))
             }
             _ => None,
@@ -124,7 +124,7 @@ impl Lowerer<'_> {
             inputs.push(self.slot(operand)?);
         }
         let flags_def = native.flags_out.then(|| inst.defs.last().copied()).flatten();
-        let flags_wanted = flags_def.is_some_and(|v| self.last_use[v.index()].is_some());
+        let flags_wanted = flags_def.is_some_and(|v| self.work.last_use[v.index()].is_some());
         let flags_read = native.inst.rflags_read() & ARITHMETIC != 0;
         let flags_in = if native.flags_in && (flags_wanted || flags_read) {
             let operand = next()?;

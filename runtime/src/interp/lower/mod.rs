@@ -27,7 +27,6 @@ use super::native::{NativeError, NativeOp, NativePool};
 use super::select;
 use dynasour_ir::op::ArgTy;
 use dynasour_ir::{Cond, Inst, Loc, Op, Operand, Term, Trap, Ty, Value, Version};
-use smallvec::SmallVec;
 
 /// The flags of a call's edge.
 const CALL_FLAGS: u16 = code::ANY_EDGE | code::HEAD_EDGE;
@@ -146,10 +145,9 @@ enum Plan {
     State,
 }
 
-struct Lowerer<'a> {
-    version: &'a Version,
-    insts: &'a [Inst],
-    natives: &'a mut NativePool,
+/// Lists that are filled anew for each block: kept from one to the next.
+#[derive(Default)]
+pub struct Workspace {
     vals: Vec<Val>,
     /// The last position at which each value is read; `None` if never.
     last_use: Vec<Option<usize>>,
@@ -159,12 +157,39 @@ struct Lowerer<'a> {
     /// Instructions that were merged into an earlier one.
     merged: Vec<bool>,
     /// Values that live in each register's slot.
-    in_gpr: [SmallVec<[Value; 8]>; 16],
+    in_gpr: [Vec<Value>; 16],
     descs: Vec<Desc>,
-    /// The description of the guest's current flags.
-    pending: usize,
     code: Vec<Code>,
     sites: Vec<Site>,
+}
+
+impl Workspace {
+    /// Makes room for a block of `insts` instructions over `values` values.
+    fn prepare(&mut self, insts: usize, values: usize) {
+        fn refill<T: Clone>(list: &mut Vec<T>, item: T, len: usize) {
+            list.clear();
+            list.resize(len, item);
+        }
+        refill(&mut self.vals, Val::Unset, values);
+        refill(&mut self.last_use, None, values);
+        refill(&mut self.uses, 0, values);
+        refill(&mut self.results, None, insts);
+        refill(&mut self.merged, false, insts);
+        self.in_gpr.iter_mut().for_each(Vec::clear);
+        self.descs.clear();
+        self.descs.push(Desc { state: FlagState::Record, until: usize::MAX });
+        self.code.clear();
+        self.sites.clear();
+    }
+}
+
+struct Lowerer<'a> {
+    version: &'a Version,
+    insts: &'a [Inst],
+    natives: &'a mut NativePool,
+    work: &'a mut Workspace,
+    /// The description of the guest's current flags.
+    pending: usize,
     tables: Tables,
     next_temp: u16,
     pc: u64,
@@ -176,24 +201,21 @@ struct Lowerer<'a> {
 ///
 /// # Errors
 /// See [`LowerError`].
-pub fn lower(version: &Version, bytes: Option<CodeBytes>, natives: &mut NativePool) -> Result<Lowered, LowerError> {
+pub fn lower(
+    version: &Version,
+    bytes: Option<CodeBytes>,
+    natives: &mut NativePool,
+    work: &mut Workspace,
+) -> Result<Lowered, LowerError> {
     let [block] = &version.blocks[..] else { return Err(LowerError::NotBase) };
     let Term::Guest(term) = &block.term else { return Err(LowerError::NotBase) };
-    let n = version.types.len();
+    work.prepare(block.insts.len(), version.types.len());
     let mut lowerer = Lowerer {
         version,
         insts: &block.insts,
         natives,
-        vals: vec![Val::Unset; n],
-        last_use: vec![None; n],
-        uses: vec![0; n],
-        results: vec![None; block.insts.len()],
-        merged: vec![false; block.insts.len()],
-        in_gpr: Default::default(),
-        descs: vec![Desc { state: FlagState::Record, until: usize::MAX }],
+        work,
         pending: 0,
-        code: Vec::with_capacity(block.insts.len()),
-        sites: Vec::new(),
         tables: Tables::default(),
         next_temp: code::TEMPS,
         pc: version.region,
@@ -206,14 +228,14 @@ pub fn lower(version: &Version, bytes: Option<CodeBytes>, natives: &mut NativePo
         lowerer.emit(code::check_bytes, 0, 0, 0, 0, table);
     }
     for i in 0..block.insts.len() {
-        if !lowerer.merged[i] {
+        if !lowerer.work.merged[i] {
             lowerer.inst(i)?;
         }
     }
     let end = lowerer.term(term)?;
     Ok(Lowered {
-        code: lowerer.code.into_boxed_slice(),
-        sites: lowerer.sites.into_boxed_slice(),
+        code: lowerer.work.code.as_slice().into(),
+        sites: lowerer.work.sites.as_slice().into(),
         end,
         last_pc: lowerer.pc,
         _tables: lowerer.tables,
@@ -244,7 +266,7 @@ impl Lowerer<'_> {
             _ => {}
         }
         let v = inst.def().ok_or_else(unsupported)?;
-        if self.last_use[v.index()].is_none() {
+        if self.work.last_use[v.index()].is_none() {
             return Ok(());
         }
         match inst.op {
@@ -270,7 +292,7 @@ impl Lowerer<'_> {
                 self.place(v, s, clean);
                 // The aliased register may be overwritten before the alias is read, so both are watched.
             }
-            Source::Const(c) => self.vals[v.index()] = Val::Const(c & self.version.ty(v).mask()),
+            Source::Const(c) => self.work.vals[v.index()] = Val::Const(c & self.version.ty(v).mask()),
         }
         Ok(())
     }
@@ -278,13 +300,13 @@ impl Lowerer<'_> {
     fn get(&mut self, loc: Loc, v: Value) -> Result<(), LowerError> {
         match loc {
             Loc::Gpr(g) => self.place(v, g.number() as u16, true),
-            Loc::FsBase => self.vals[v.index()] = Val::Slot(code::FS_BASE, true),
-            Loc::GsBase => self.vals[v.index()] = Val::Slot(code::GS_BASE, true),
+            Loc::FsBase => self.work.vals[v.index()] = Val::Slot(code::FS_BASE, true),
+            Loc::GsBase => self.work.vals[v.index()] = Val::Slot(code::GS_BASE, true),
             Loc::Flags => {
-                if let Some(until) = self.last_use[v.index()] {
-                    let d = &mut self.descs[self.pending];
+                if let Some(until) = self.work.last_use[v.index()] {
+                    let d = &mut self.work.descs[self.pending];
                     d.until = d.until.max(until);
-                    self.vals[v.index()] = Val::Flags(self.pending);
+                    self.work.vals[v.index()] = Val::Flags(self.pending);
                 }
             }
             Loc::Vec(_) | Loc::Mask(_) | Loc::X87 | Loc::Mxcsr | Loc::Df => {
@@ -316,18 +338,18 @@ impl Lowerer<'_> {
                 self.dirty = true;
                 let Operand::Value(v) = operand else { return Err(LowerError::Operand(operand.to_string())) };
                 let until = self.observed_until(i);
-                match self.vals[v.index()] {
+                match self.work.vals[v.index()] {
                     Val::Flags(d) => {
-                        self.descs[d].until = self.descs[d].until.max(until);
+                        self.work.descs[d].until = self.work.descs[d].until.max(until);
                         self.pending = d;
                     }
                     // Flags that nobody sees: any description will do.
                     Val::Unset if until == i => {
-                        self.descs.push(Desc {
+                        self.work.descs.push(Desc {
                             state: FlagState::Known(Kind::new(Form::Bits, Ty::I64), [Source::Const(0); 3]),
                             until: i,
                         });
-                        self.pending = self.descs.len() - 1;
+                        self.pending = self.work.descs.len() - 1;
                     }
                     _ => return Err(LowerError::Operand(v.to_string())),
                 }

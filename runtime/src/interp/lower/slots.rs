@@ -15,7 +15,7 @@ impl Lowerer<'_> {
     }
 
     pub(super) fn emit(&mut self, run: Handler, d: u16, a: u16, b: u16, c: u16, imm: u64) {
-        self.code.push(Code { run, imm, d, a, b, c });
+        self.work.code.push(Code { run, imm, d, a, b, c });
     }
 
     /// Emits an operation that may fault.
@@ -23,16 +23,16 @@ impl Lowerer<'_> {
         if self.dirty {
             return Err(LowerError::Imprecise(self.pc));
         }
-        let site = Site { op: self.code.len() as u32, pc: self.pc, flags: self.descs[self.pending].state };
-        self.sites.push(site);
-        self.code.push(code);
+        let site = Site { op: self.work.code.len() as u32, pc: self.pc, flags: self.work.descs[self.pending].state };
+        self.work.sites.push(site);
+        self.work.code.push(code);
         Ok(())
     }
 
     pub(super) fn source(&self, operand: Operand) -> Result<Source, LowerError> {
         match operand {
             Operand::Const(c) => Ok(Source::Const(c)),
-            Operand::Value(v) => match self.vals.get(v.index()) {
+            Operand::Value(v) => match self.work.vals.get(v.index()) {
                 Some(Val::Slot(s, _)) => Ok(Source::Slot(*s)),
                 Some(Val::Const(c)) => Ok(Source::Const(*c)),
                 _ => Err(LowerError::Operand(v.to_string())),
@@ -60,15 +60,15 @@ impl Lowerer<'_> {
     pub(super) fn is_clean(&self, operand: Operand) -> bool {
         match operand {
             Operand::Const(_) => true,
-            Operand::Value(v) => matches!(self.vals[v.index()], Val::Slot(_, true) | Val::Const(_)),
+            Operand::Value(v) => matches!(self.work.vals[v.index()], Val::Slot(_, true) | Val::Const(_)),
         }
     }
 
     /// Records where `v` lives from now on.
     pub(super) fn place(&mut self, v: Value, slot: u16, clean: bool) {
-        self.vals[v.index()] = Val::Slot(slot, clean);
-        if slot < 16 && !self.in_gpr[slot as usize].contains(&v) {
-            self.in_gpr[slot as usize].push(v);
+        self.work.vals[v.index()] = Val::Slot(slot, clean);
+        if slot < 16 && !self.work.in_gpr[slot as usize].contains(&v) {
+            self.work.in_gpr[slot as usize].push(v);
         }
     }
 
@@ -76,20 +76,20 @@ impl Lowerer<'_> {
     pub(super) fn protect(&mut self, g: u16, at: usize) -> Result<(), LowerError> {
         let reads_slot =
             |d: &Desc| d.until > at && matches!(d.state, FlagState::Known(_, s) if s.contains(&Source::Slot(g)));
-        let values = std::mem::take(&mut self.in_gpr[g as usize]);
-        let live: SmallVec<[Value; 8]> =
-            values.into_iter().filter(|v| self.last_use[v.index()].is_some_and(|u| u > at)).collect();
-        if live.is_empty() && !self.descs.iter().any(reads_slot) {
+        let values = self.work.in_gpr[g as usize].drain(..);
+        let last_use = &self.work.last_use;
+        let live: SmallVec<[Value; 8]> = values.filter(|v| last_use[v.index()].is_some_and(|u| u > at)).collect();
+        if live.is_empty() && !self.work.descs.iter().any(reads_slot) {
             return Ok(());
         }
         let t = self.temp()?;
         self.emit(code::zext::<u64>, t, g, 0, 0, 0);
         for v in live {
-            if let Val::Slot(_, clean) = self.vals[v.index()] {
-                self.vals[v.index()] = Val::Slot(t, clean);
+            if let Val::Slot(_, clean) = self.work.vals[v.index()] {
+                self.work.vals[v.index()] = Val::Slot(t, clean);
             }
         }
-        for d in self.descs.iter_mut().filter(|d| reads_slot(d)) {
+        for d in self.work.descs.iter_mut().filter(|d| reads_slot(d)) {
             if let FlagState::Known(_, sources) = &mut d.state {
                 sources.iter_mut().filter(|s| **s == Source::Slot(g)).for_each(|s| *s = Source::Slot(t));
             }

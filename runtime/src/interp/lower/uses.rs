@@ -12,9 +12,9 @@ impl Lowerer<'_> {
 
     fn mark(&mut self, operand: Operand, at: usize) -> Result<(), LowerError> {
         if let Operand::Value(v) = operand {
-            let slot = self.last_use.get_mut(v.index()).ok_or_else(|| LowerError::Operand(v.to_string()))?;
+            let slot = self.work.last_use.get_mut(v.index()).ok_or_else(|| LowerError::Operand(v.to_string()))?;
             *slot = Some(slot.map_or(at, |u| u.max(at)));
-            self.uses[v.index()] += 1;
+            self.work.uses[v.index()] += 1;
         }
         Ok(())
     }
@@ -39,7 +39,7 @@ impl Lowerer<'_> {
                 Op::Flags(op) => {
                     if self.used(inst) {
                         let result = self.result_of(i);
-                        self.results[i] = result;
+                        self.work.results[i] = result;
                         match result {
                             Some(_) if matches!(op, FlagOp::And | FlagOp::Or | FlagOp::Xor) => {}
                             Some(_) => self.mark(inst.args[1], i)?,
@@ -53,8 +53,9 @@ impl Lowerer<'_> {
                 }
                 // A condition that only the terminator reads is decided there.
                 Op::Cond(_) if self.used(inst) => {
-                    let only_end =
-                        inst.def().is_some_and(|v| self.uses[v.index()] == 1 && self.last_use[v.index()] == Some(end));
+                    let only_end = inst
+                        .def()
+                        .is_some_and(|v| self.work.uses[v.index()] == 1 && self.work.last_use[v.index()] == Some(end));
                     self.mark(inst.args[0], if only_end { end } else { i })?;
                     continue;
                 }
@@ -73,7 +74,7 @@ impl Lowerer<'_> {
 
     /// Is a result of `inst` read?
     fn used(&self, inst: &Inst) -> bool {
-        inst.defs.iter().any(|v| self.last_use[v.index()].is_some())
+        inst.defs.iter().any(|v| self.work.last_use[v.index()].is_some())
     }
 
     /// Does `inst` look at the guest's current flags: by reading them, or because it may fault?
@@ -98,7 +99,7 @@ impl Lowerer<'_> {
         let same = |k: &&Inst| k.op == op && k.ty == inst.ty && k.args[..] == [inst.args[0], b];
         let found = self.insts[..i].iter().rev().take_while(|k| k.op != Op::At).find(same)?.def()?;
         // A result that only flags would read is not worth computing.
-        self.last_use[found.index()].is_some().then_some(found)
+        self.work.last_use[found.index()].is_some().then_some(found)
     }
 
     /// The last position at which flags put at `i` may be looked at.
