@@ -24,7 +24,7 @@
 //! written locations and whose first instruction is the `poll`; any other path is one block ending in `exit`.
 
 use crate::policy::{RegisterUse, SpeculationPolicy};
-use crate::recorder::AbortReason;
+use crate::recorder::{AbortReason, Transfer};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{
     Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, NativeId, Op, Operand,
@@ -62,6 +62,13 @@ pub struct Path {
     pub steps: Vec<Step>,
     /// Registers that held the same value at each sampled execution of the head.
     pub stable: Vec<(Gpr, u64)>,
+}
+
+impl Path {
+    /// Does the path go through an indirect jump, like that of a switch?
+    pub fn jumps_indirectly(&self) -> bool {
+        self.steps.iter().any(|s| Transfer::of(&s.block, s.next) == Transfer::Indirect)
+    }
 }
 
 /// The path cannot become a trace.

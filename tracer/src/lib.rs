@@ -13,4 +13,4 @@ pub mod recorder;
 pub use build::{BuildError, Path, Step, TraceShape};
 pub use heads::{HeadTable, Heat};
 pub use policy::{DefaultPolicy, SpeculationPolicy};
-pub use recorder::{AbortReason, EndReason, Recorder, Recording};
+pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};

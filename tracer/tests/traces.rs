@@ -5,7 +5,9 @@ use dynasour_ir::eval::check::{Checked, Code, Limits, check};
 use dynasour_ir::eval::{Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Effects, Fact, Inst, Operand, Version};
-use dynasour_tracer::{DefaultPolicy, Path, Recorder, Recording, Step, TraceShape, build};
+use dynasour_tracer::{
+    DefaultPolicy, EndReason, HeadKind, Landing, Path, Recorder, Recording, Step, TraceShape, build,
+};
 use iced_x86::code_asm::*;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -37,13 +39,25 @@ impl Program {
     }
 
     /// Runs `base` from `head` in `state`, recording until the recorder is done.
-    fn record(&mut self, head: u64, mut state: State, mut machine: ModelMachine, stable: u16) -> Path {
+    fn record(&mut self, head: u64, state: State, machine: ModelMachine, stable: u16) -> Path {
+        self.follow((head, HeadKind::Other), state, machine, stable, &[]).0
+    }
+
+    /// The same for a head of some kind, among other fragments.
+    fn follow(
+        &mut self,
+        (head, kind): (u64, HeadKind),
+        mut state: State,
+        mut machine: ModelMachine,
+        stable: u16,
+        landings: &[(u64, Landing)],
+    ) -> (Path, EndReason) {
         let policy = DefaultPolicy::default();
         let stable = dynasour_ir::Gpr::all()
             .filter(|g| stable & (1 << g.number()) != 0)
             .map(|g| (g, state.gpr[g.number()]))
             .collect();
-        let mut recorder = Recorder::new(head, stable, &policy);
+        let mut recorder = Recorder::new(head, kind, stable, &policy);
         let mut pc = head;
         loop {
             let block = self.lifted(pc).expect("the program stays in its code");
@@ -51,14 +65,15 @@ impl Program {
             let recording = match leave {
                 Leave::Goto(next) => {
                     pc = next;
-                    recorder.step(&block, next, false)
+                    let landing = landings.iter().find(|(pc, _)| *pc == next).map_or(Landing::Ordinary, |l| l.1);
+                    recorder.step(&block, next, landing)
                 }
                 Leave::Syscall { .. } | Leave::Trap { .. } => recorder.runtime_instruction(&block),
                 other => panic!("unexpected {other:?}"),
             };
             match recording {
                 Recording::Continue => {}
-                Recording::Done(path, _) => return path,
+                Recording::Done(path, end) => return (path, end),
                 Recording::Aborted(reason) => panic!("aborted: {reason:?}"),
             }
         }
@@ -282,4 +297,57 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
     let copy = version.blocks[0].insts.iter().find(restartable).expect("the native is in the trace");
     let anchor = &version.anchors[copy.anchor.expect("it may fault").index()];
     assert_eq!(anchor.target, Operand::Const(CODE + 3), "{version}");
+}
+
+#[test]
+fn the_trace_of_a_function_ends_where_it_returns() {
+    let mut program = Program::assemble(|a| {
+        a.add(rax, 1)?;
+        a.ret()
+    });
+    let mut machine = machine();
+    machine.write(STACK, &(CODE + 0x100).to_le_bytes());
+    let (path, end) = program.follow((CODE, HeadKind::Function), state(5), machine, 0, &[]);
+    assert_eq!((path.shape, end), (TraceShape::Linear, EndReason::Return));
+}
+
+#[test]
+fn calls_are_followed_into_functions_that_have_a_loop_of_their_own() {
+    let mut program = Program::assemble(|a| {
+        let mut function = a.create_label();
+        let mut head = a.create_label();
+        a.set_label(&mut head)?;
+        a.call(function)?;
+        a.sub(rsi, 1)?;
+        a.jnz(head)?;
+        a.syscall()?;
+        a.set_label(&mut function)?;
+        a.add(rax, 1)?;
+        a.ret()
+    });
+    let function = CODE + 5 + 4 + 2 + 2;
+    let landings = [(function, Landing::Loop)];
+    let (path, end) = program.follow((CODE, HeadKind::Other), state(5), machine(), 0, &landings);
+    assert_eq!((path.shape, end, path.steps.len()), (TraceShape::Loop, EndReason::Cycle, 3));
+}
+
+#[test]
+fn a_trace_goes_through_a_dispatch_loop_up_to_its_indirect_jump() {
+    let mut program = Program::assemble(|a| {
+        let mut dispatch = a.create_label();
+        a.set_label(&mut dispatch)?;
+        a.add(rdi, 8)?;
+        a.jmp(rax)?; // the handler below
+        a.add(rsi, 1)?;
+        a.jmp(dispatch)
+    });
+    let handler = CODE + 4 + 2;
+    let mut start = state(5);
+    start.gpr[0] = handler;
+    let landing = |kind| [(CODE, kind)];
+    let (path, end) = program.follow((handler, HeadKind::Other), start.clone(), machine(), 0, &landing(Landing::Loop));
+    assert_eq!((path.steps.len(), end), (1, EndReason::OtherHead));
+    let (path, end) = program.follow((handler + 4, HeadKind::Other), start, machine(), 0, &landing(Landing::Dispatch));
+    assert_eq!((path.steps.len(), end, path.shape), (2, EndReason::Dispatch, TraceShape::Linear));
+    assert!(path.jumps_indirectly());
 }

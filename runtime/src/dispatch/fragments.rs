@@ -26,7 +26,7 @@ use dynasour_emitter::{
 use dynasour_guest::ThreadContext;
 use dynasour_ir::opt::{self, OptOptions};
 use dynasour_ir::{Context, Fact, Version};
-use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
+use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -113,8 +113,12 @@ pub struct Fragments {
     taken: FxHashMap<ExitId, u32>,
     /// Pages of guest code that fragments were made from.
     pages: FxHashSet<u64>,
-    /// Loop fragments.
-    loops: FxHashSet<FragmentId>,
+    /// Loop fragments, and whether they go through an indirect jump.
+    loops: FxHashMap<FragmentId, bool>,
+    /// Heads of loops whose indirect jump keeps going elsewhere.
+    dispatching: FxHashSet<u64>,
+    /// The last of these, if nobody has been told yet.
+    new_dispatch: Option<u64>,
     private_memory: bool,
     chaos: Option<(Chaos, u64)>,
     /// Traces built so far, for naming and `--only-trace`.
@@ -137,7 +141,9 @@ impl Fragments {
             side_traces: FxHashMap::default(),
             taken: FxHashMap::default(),
             pages: FxHashSet::default(),
-            loops: FxHashSet::default(),
+            loops: FxHashMap::default(),
+            dispatching: FxHashSet::default(),
+            new_dispatch: None,
             private_memory: true,
             chaos: config.chaos.map(|c| (c, c.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)),
             traces: 0,
@@ -179,6 +185,8 @@ impl Fragments {
         self.taken.clear();
         self.pages.clear();
         self.loops.clear();
+        self.dispatching.clear();
+        self.new_dispatch = None;
         UNLINKED.store(0, Ordering::Relaxed);
     }
 
@@ -254,6 +262,10 @@ impl Fragments {
         *taken = 0;
         let Some(e) = self.emitter.exit(exit) else { return Ok(After::Interpret) };
         let (target, own) = (e.target, (!e.progress).then_some(e.fragment));
+        if target.is_none() && self.loops.get(&e.fragment) == Some(&true) {
+            let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
+            self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
+        }
         let linked = match target {
             None => self.emitter.link_indirect_exit(exit),
             Some(pc) => match self.successor(own, pc) {
@@ -299,9 +311,18 @@ impl Fragments {
         self.regions.get(&pc)?.fragments.first().copied()
     }
 
-    /// Does a fragment start at `pc`, and if so, is it a loop?
-    pub fn at(&self, pc: u64) -> Option<bool> {
-        self.first(pc).map(|f| self.loops.contains(&f))
+    /// Does a fragment start at `pc`, and if so, what kind?
+    pub fn at(&self, pc: u64) -> Option<Landing> {
+        Some(match self.loops.get(&self.first(pc)?) {
+            None => Landing::Ordinary,
+            Some(_) if self.dispatching.contains(&pc) => Landing::Dispatch,
+            Some(_) => Landing::Loop,
+        })
+    }
+
+    /// A loop's head that [`Fragments::at`] says something new about since the last call.
+    pub fn take_new_dispatch(&mut self) -> Option<u64> {
+        self.new_dispatch.take()
     }
 
     /// Compiles a recorded path into a fragment of its head's region.
@@ -351,7 +372,7 @@ impl Fragments {
             self.pages.extend(step.block.pc >> PAGE_SHIFT..=last >> PAGE_SHIFT);
         }
         if path.shape == TraceShape::Loop {
-            self.loops.insert(id);
+            self.loops.insert(id, path.jumps_indirectly());
             stats.loop_fragments += 1;
         }
         stats.fragments += 1;

@@ -24,9 +24,9 @@ use crate::stats::Stats;
 use crate::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::Trap;
-use dynasour_tracer::{AbortReason, SpeculationPolicy};
+use dynasour_tracer::{AbortReason, HeadKind, Landing, SpeculationPolicy};
 use fragments::{After, Fragments};
-use select::{LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector};
+use select::{DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector};
 
 pub use fragments::{FragmentError, fragment_fault, signal_accepted};
 use std::ops::Range;
@@ -123,11 +123,16 @@ impl<'c> Dispatcher<'c> {
         self.log(Stage::Record, || format!("gave up {head:#x}: {reason:?}"));
         self.stats.aborted(reason);
         if reason == AbortReason::Flushed {
-            self.selector.policy.cache_overflowed();
-            self.flush();
+            self.overflowed();
         } else {
             self.selector.heads.penalise(head);
         }
+    }
+
+    /// The code cache is full.
+    fn overflowed(&mut self) {
+        self.selector.policy.cache_overflowed();
+        self.flush();
     }
 
     /// Runs fragments from `rip` on, and prepares what is to happen where they leave.
@@ -140,12 +145,15 @@ impl<'c> Dispatcher<'c> {
                 signal::die(libc::SIGABRT);
             }
         };
+        if let Some(head) = fragments.take_new_dispatch() {
+            self.mark(head);
+        }
         match after {
             After::Interpret | After::Pending => {}
-            After::Flush => self.flush(),
+            After::Flush => self.overflowed(),
             After::CountHead => {
                 if let Ok(entry) = self.interp.entry(context.rip) {
-                    self.selector.count(context, entry);
+                    self.selector.count(context, entry, HeadKind::Other);
                 }
             }
             After::RecordSide => {
@@ -155,7 +163,7 @@ impl<'c> Dispatcher<'c> {
                 if let Ok(entry) = self.interp.entry(context.rip)
                     && !entry.writable
                 {
-                    self.selector.start(entry.lifted(), Vec::new());
+                    self.selector.start(entry.lifted(), HeadKind::Other, Vec::new());
                 }
             }
         }
@@ -165,8 +173,9 @@ impl<'c> Dispatcher<'c> {
     fn mark(&mut self, pc: u64) {
         let user = match self.fragments.as_ref().and_then(|f| f.at(pc)) {
             None => NO_FRAGMENT,
-            Some(false) => LINEAR_FRAGMENT,
-            Some(true) => LOOP_FRAGMENT,
+            Some(Landing::Ordinary) => LINEAR_FRAGMENT,
+            Some(Landing::Loop) => LOOP_FRAGMENT,
+            Some(Landing::Dispatch) => DISPATCH_FRAGMENT,
         };
         if let Ok(entry) = self.interp.entry(pc) {
             entry.user = user;

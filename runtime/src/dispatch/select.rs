@@ -1,13 +1,15 @@
 //! The trace selector: what the dispatcher does at the edges between interpreted blocks.
 //!
-//! A block's `user` word says what is known of its pc: no fragment, a linear fragment, or a loop fragment. While a
+//! A block's `user` word says what is known of its pc: no fragment, a linear one, a loop, a dispatch loop. While a
 //! recording is under way, fragments are not entered: the path goes through them.
 
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::Gpr;
-use dynasour_tracer::{AbortReason, DefaultPolicy, EndReason, HeadTable, Heat, Path, Recorder, Recording};
+use dynasour_tracer::{
+    AbortReason, DefaultPolicy, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Recorder, Recording,
+};
 use std::rc::Rc;
 
 /// No fragment starts at this block.
@@ -16,6 +18,8 @@ pub const NO_FRAGMENT: u32 = 0;
 pub const LINEAR_FRAGMENT: u32 = 1;
 /// A loop fragment starts at this block.
 pub const LOOP_FRAGMENT: u32 = 2;
+/// A loop fragment starts at this block whose indirect jump keeps going elsewhere.
+pub const DISPATCH_FRAGMENT: u32 = 3;
 
 /// How many heads' worth of executions a forked child leaves uncounted.
 const RESTING_HEADS: u32 = 64;
@@ -63,8 +67,8 @@ impl Selector {
     }
 
     /// Starts recording at a block that is about to be executed.
-    pub fn start(&mut self, block: Rc<LiftedBlock>, stable: Vec<(Gpr, u64)>) {
-        self.active = Some(Active { recorder: Recorder::new(block.pc, stable, &self.policy), block });
+    pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
+        self.active = Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
     }
 
     /// The interpreter stopped before an instruction that the runtime does: a recording ends there.
@@ -86,7 +90,12 @@ impl Selector {
     fn record(&mut self, to: &BlockEntry) -> Option<Selected> {
         let active = self.active.as_mut()?;
         let head = active.recorder.head();
-        let selected = match active.recorder.step(&active.block, to.pc, to.user == LOOP_FRAGMENT) {
+        let landing = match to.user {
+            LOOP_FRAGMENT => Landing::Loop,
+            DISPATCH_FRAGMENT => Landing::Dispatch,
+            _ => Landing::Ordinary,
+        };
+        let selected = match active.recorder.step(&active.block, to.pc, landing) {
             Recording::Continue if self.untraced.contains(&to.pc) => Selected::Aborted(head, AbortReason::Vdso),
             Recording::Continue if to.writable => Selected::Aborted(head, AbortReason::WritableCode),
             Recording::Continue => {
@@ -107,7 +116,7 @@ impl Selector {
     }
 
     /// Counts an execution of the trace head `to` and starts recording if it is hot.
-    pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry) {
+    pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry, kind: HeadKind) {
         if to.writable || self.untraced.contains(&to.pc) {
             return;
         }
@@ -118,7 +127,7 @@ impl Selector {
         if let Heat::Hot { stable } = self.heads.count(to.pc, &context.gpr, &self.policy) {
             let stable =
                 Gpr::all().filter(|g| stable & (1 << g.number()) != 0).map(|g| (g, context.gpr[g.number()])).collect();
-            self.start(to.lifted(), stable);
+            self.start(to.lifted(), kind, stable);
         }
     }
 }
@@ -137,8 +146,10 @@ impl Policy for Selector {
         if to.user != NO_FRAGMENT {
             return Some(Selected::Fragment);
         }
-        if matches!(kind, EdgeKind::Taken { backward: true } | EdgeKind::Call) {
-            self.count(context, to);
+        match kind {
+            EdgeKind::Taken { backward: true } => self.count(context, to, HeadKind::Other),
+            EdgeKind::Call => self.count(context, to, HeadKind::Function),
+            _ => {}
         }
         None
     }

@@ -17,7 +17,7 @@ use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise_with};
 use dynasour_ir::{Context, Fact, Gpr, Version};
 use dynasour_runtime::interp::Stop;
 use dynasour_testkit::code::Random;
-use dynasour_tracer::{DefaultPolicy, Path, Recorder, Recording, TraceShape, build};
+use dynasour_tracer::{DefaultPolicy, HeadKind, Landing, Path, Recorder, Recording, TraceShape, build};
 use program::{Pools, Program};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -170,7 +170,7 @@ fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path>
         Vec::new()
     };
     let policy = DefaultPolicy::default();
-    let mut recorder = Recorder::new(start.context.rip, stable, &policy);
+    let mut recorder = Recorder::new(start.context.rip, HeadKind::Other, stable, &policy);
     world.begin(start);
     loop {
         let pc = world.ours.context.rip;
@@ -183,7 +183,7 @@ fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path>
             }
         }
         let recording = match stop {
-            None => recorder.step(&block, world.ours.context.rip, false),
+            None => recorder.step(&block, world.ours.context.rip, Landing::Ordinary),
             Some(Stop::Syscall | Stop::Special { .. } | Stop::Trap { .. }) => recorder.runtime_instruction(&block),
             Some(_) => return None,
         };
