@@ -2,7 +2,8 @@
 //!
 //! After each instruction all registers are compared, and the memory that the instruction writes. The writable memory of
 //! the program and its whole stack are compared before each system call, every [`FULL_COMPARISON`] steps and at the end,
-//! for what the instruction's operands do not tell.
+//! for what the instruction's operands do not tell. Faults with handlers are part of it: the frames that the kernel and the
+//! runtime build are the same bytes.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

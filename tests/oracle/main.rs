@@ -139,6 +139,9 @@ guests! {
     indirect_calls: "indirect_calls.c" BARE, End::Exited(0);
     hashing: "hashing.c" BARE, End::Exited(0);
     sorting: "sorting.c" BARE, End::Exited(0);
+    fpe_skip: "fpe_skip.c" BARE, End::Exited(0);
+    segv_ucontext: "segv_ucontext.c" BARE, End::Exited(0);
+    sigill: "sigill.c" BARE, End::Exited(4);
 }
 
 /// The program that `DYNASOUR_ORACLE_PROGRAM` names, for work by hand.

@@ -56,11 +56,13 @@ impl Native {
     /// standard output is discarded.
     pub fn start(context: &ThreadContext) -> io::Result<Native> {
         let discard = OpenOptions::new().write(true).open("/dev/null")?;
+        let disabled = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
         // SAFETY: the child makes system calls only, and stops for good.
         let pid = match unsafe { fork() }? {
             ForkResult::Parent { child } => child,
-            // SAFETY: raw system calls on plain numbers. Faults of the guest are to end it: no handler may be left.
+            // SAFETY: raw system calls on plain numbers. A new process has no handlers and no alternate signal stack.
             ForkResult::Child => unsafe {
+                libc::sigaltstack(&disabled, std::ptr::null_mut());
                 libc::dup2(discard.as_raw_fd(), libc::STDOUT_FILENO);
                 for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
                     libc::signal(signal, libc::SIG_DFL);
@@ -128,6 +130,8 @@ impl Native {
 
     /// Executes the whole of `inst`, at which the process stands: all iterations of a repeated string instruction.
     pub fn step(&mut self, inst: &Instruction) -> io::Result<Event> {
+        // rt_sigreturn takes r11 from the frame.
+        let keeps_r11 = inst.mnemonic() == Mnemonic::Syscall && self.registers()?.rax == libc::SYS_rt_sigreturn as u64;
         let mut event = self.step_once(None)?;
         let repeats = inst.is_string_instruction() && (inst.has_rep_prefix() || inst.has_repne_prefix());
         while repeats && event == Event::Stepped && self.registers()?.rip == inst.ip() {
@@ -138,7 +142,9 @@ impl Native {
             if inst.mnemonic() == Mnemonic::Int3 {
                 return Ok(Event::Signal(libc::SIGTRAP));
             }
-            self.hide_trap_flag(inst)?;
+            if !keeps_r11 {
+                self.hide_trap_flag(inst)?;
+            }
         }
         Ok(event)
     }

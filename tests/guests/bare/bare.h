@@ -2,6 +2,7 @@
  * is not what glibc prints for floating-point numbers (their bits), and memory is never freed. */
 #ifndef BARE_H
 #define BARE_H
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -37,6 +38,25 @@ __attribute__((used)) static void bare_start(long *stack) {
     _Exit(status);
 }
 __asm__(".text\n.globl _start\n_start:\n\txor %ebp, %ebp\n\tmov %rsp, %rdi\n\tcall bare_start\n");
+
+/* sigaction as the kernel has it; sets of signals are one word. */
+struct bare_action {
+    void *handler;
+    unsigned long flags;
+    void (*restorer)(void);
+    unsigned long mask;
+};
+void bare_restorer(void);
+__asm__(".text\nbare_restorer:\n\tmov $15, %eax\n\tsyscall\n");
+int sigaction(int signal, const struct sigaction *restrict new, struct sigaction *restrict old) {
+    const unsigned long sa_restorer = 0x04000000;
+    struct bare_action action = {new->sa_sigaction, (unsigned)new->sa_flags | sa_restorer, bare_restorer, new->sa_mask.__val[0]};
+    register long size __asm__("r10") = 8;
+    long result;
+    (void)old;
+    __asm__ volatile("syscall" : "=a"(result) : "0"(13L), "D"((long)signal), "S"(&action), "d"(0L), "r"(size) : "rcx", "r11", "memory");
+    return (int)result;
+}
 
 BARE_FUNCTION void *memcpy(void *restrict to, const void *restrict from, size_t n) {
     for (size_t i = 0; i < n; i++) ((char *)to)[i] = ((const char *)from)[i];
