@@ -15,7 +15,8 @@
 //! ([`crate::alias`] has the arithmetic.) A guard whose address does not change in the loop disappears from the
 //! loop again by value numbering against its copy in the peeled iteration. The others cost an addition, a comparison
 //! and a never-taken branch each, so they are made only where they pay: at least one load around the loop gained for
-//! each guard that stays.
+//! each guard that stays. One guard serves all accesses close to each other through one pointer (a *span*), loads
+//! too: it stands before the first of them, so that stores to the group can sink past all of them.
 //!
 //! Groups are slots at constant distances from one loop-invariant address, without gaps where an array could be.
 
@@ -30,6 +31,8 @@ use rustc_hash::FxHashSet;
 
 /// Slots further apart than this are different groups.
 const MAX_GAP: u64 = 16;
+/// Spans are not longer than this.
+const MAX_SPAN: u32 = 64;
 /// At most this many groups are protected.
 const MAX_GROUPS: usize = 3;
 /// At most this many guards that vary in the loop are made for one group.
@@ -57,58 +60,102 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     protect(version, ENTRY, &groups, &mut addresses) + protect(version, BODY, &groups, &mut addresses)
 }
 
-/// The accesses of a block with their locations; `None` if some may touch anything.
-fn accesses(
-    version: &Version,
-    block: usize,
-    defs: &Defs,
-    addresses: &mut Addresses,
-) -> Option<Vec<(Location, bool, bool)>> {
+/// An access of a block.
+struct Place {
+    location: Location,
+    /// Its index in the block.
+    at: usize,
+    write: bool,
+    load: bool,
+}
+
+/// The accesses of a block, in order; those of unknown extent are left out. Is it sure that there are none that may
+/// write anything?
+fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addresses) -> (Vec<Place>, bool) {
     let values = Values { defs, replaced: &[] };
-    let mut list = Vec::new();
-    for inst in &version.blocks[block].insts {
-        match access(version, inst) {
-            Access::None | Access::ReadUnknown => {}
-            Access::Barrier => return None,
-            Access::Read(size) => list.push((addresses.locate(&values, inst, size)?, false, inst.op == Op::Load)),
-            Access::Write(size) => list.push((addresses.locate(&values, inst, size)?, true, false)),
+    let (mut list, mut complete) = (Vec::new(), true);
+    for (at, inst) in version.blocks[block].insts.iter().enumerate() {
+        let (size, write) = match access(version, inst) {
+            Access::None | Access::ReadUnknown => continue,
+            Access::Barrier => {
+                complete = false;
+                continue;
+            }
+            Access::Read(size) => (size, false),
+            Access::Write(size) => (size, true),
+        };
+        match addresses.locate(&values, inst, size) {
+            Some(location) => list.push(Place { location, at, write, load: inst.op == Op::Load }),
+            None => complete = false,
         }
     }
-    Some(list)
+    (list, complete)
+}
+
+/// Accesses through one pointer, close to each other, at least one of them a store.
+struct Span {
+    range: Location,
+    /// Index of the first.
+    first: usize,
+    write: bool,
+}
+
+fn spans(accesses: &[Place]) -> Vec<Span> {
+    let mut sorted: Vec<&Place> = accesses.iter().collect();
+    sorted.sort_by_key(|p| (p.location.key, p.location.offset as i64));
+    let mut spans: Vec<Span> = Vec::new();
+    for Place { location, at, write, .. } in sorted {
+        if let Some(last) = spans.last_mut()
+            && let Some(size) = joined(&last.range, location)
+            && size <= MAX_SPAN
+        {
+            last.range.size = size;
+            last.first = last.first.min(*at);
+            last.write |= write;
+            continue;
+        }
+        spans.push(Span { range: *location, first: *at, write: *write });
+    }
+    spans.retain(|s| s.write);
+    spans
+}
+
+/// The size of a range extended to a later location of the same key, if the gap between them is small.
+fn joined(range: &Location, next: &Location) -> Option<u32> {
+    let start = next.offset.wrapping_sub(range.offset);
+    let close = range.key == next.key && start <= u64::from(range.size) + MAX_GAP;
+    close.then(|| range.size.max((start + u64::from(next.size)) as u32))
 }
 
 /// The groups whose loads are worth the guards they need.
 fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<Group> {
-    let Some(body) = accesses(version, BODY, defs, addresses) else { return Vec::new() };
+    let (body, true) = accesses(version, BODY, defs, addresses) else { return Vec::new() };
     let block = &version.blocks[BODY];
     let mut varies = vec![false; version.types.len()];
     block.params.iter().chain(block.insts.iter().flat_map(|i| &i.defs)).for_each(|v| varies[v.index()] = true);
-    let steady: Vec<bool> =
-        body.iter().map(|(l, _, _)| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()])).collect();
+    let steady = |l: &Location| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()]);
 
-    let mut slots: Vec<(Location, usize)> =
-        body.iter().zip(&steady).filter(|(_, s)| **s).map(|((l, _, load), _)| (*l, usize::from(*load))).collect();
-    slots.sort_by_key(|(l, _)| (l.key, l.offset as i64));
+    let mut slots: Vec<&Place> = body.iter().filter(|p| steady(&p.location)).collect();
+    slots.sort_by_key(|p| (p.location.key, p.location.offset as i64));
     let mut groups: Vec<Group> = Vec::new();
-    for (slot, loads) in slots {
+    for slot in slots {
+        let loads = usize::from(slot.load);
         if let Some(last) = groups.last_mut()
-            && last.range.key == slot.key
+            && let Some(size) = joined(&last.range, &slot.location)
         {
-            let start = slot.offset.wrapping_sub(last.range.offset);
-            if start <= u64::from(last.range.size) + MAX_GAP {
-                last.range.size = last.range.size.max((start + u64::from(slot.size)) as u32);
-                last.loads += loads;
-                continue;
-            }
+            last.range.size = size;
+            last.loads += loads;
+            continue;
         }
-        groups.push(Group { range: slot, loads });
+        groups.push(Group { range: slot.location, loads });
     }
     // A guard pays if the loop loads from the group and something else would spoil it.
+    let spans = spans(&body);
     groups.retain(|group| {
         let spoils = |l: &Location| l.key != group.range.key && !addresses.disjoint(l, &group.range);
-        let spoilers = || body.iter().zip(&steady).filter(|((l, write, _), _)| *write && spoils(l));
-        let varying = spoilers().filter(|(_, s)| !**s).count();
-        let possible = spoilers().all(|((l, _, _), _)| addresses.difference(l, &group.range).is_some());
+        let spoilers = || spans.iter().filter(|s| spoils(&s.range));
+        let varying = spoilers().filter(|s| !steady(&s.range)).count();
+        let possible = spoilers().all(|s| addresses.difference(&s.range, &group.range).is_some());
         group.loads > 0 && spoilers().count() > 0 && possible && varying <= group.loads.min(MAX_VARYING)
     });
     groups.sort_by_key(|g| std::cmp::Reverse(g.loads));
@@ -116,28 +163,28 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
     groups
 }
 
-/// Puts the guards before the stores of a block.
+/// Puts the guards before the spans of a block.
 fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mut Addresses) -> usize {
     let mut added = 0;
     let mut defs = Defs::of(version);
+    let spans = spans(&accesses(version, block, &defs, addresses).0);
     let insts = std::mem::take(&mut version.blocks[block].insts);
     let mut out = Vec::with_capacity(insts.len());
-    for inst in insts {
-        if let (Access::Write(size), Some(anchor)) = (access(version, &inst), inst.anchor)
-            && let Some(location) = addresses.locate(&Values { defs: &defs, replaced: &[] }, &inst, size)
-        {
+    for (at, inst) in insts.into_iter().enumerate() {
+        for span in spans.iter().filter(|s| s.first == at) {
+            let Some(anchor) = inst.anchor else { continue };
             for group in groups {
-                if group.range.key == location.key || addresses.disjoint(&location, &group.range) {
+                if group.range.key == span.range.key || addresses.disjoint(&span.range, &group.range) {
                     continue;
                 }
                 let before = out.len();
-                let Some(predicate) = guard(version, &mut out, addresses, &location, group) else { continue };
+                let Some(predicate) = guard(version, &mut out, addresses, &span.range, group) else { continue };
                 if !is_defined(version, block, &out, before) {
-                    // The entry computes the group's address behind this store only.
+                    // The entry computes the group's address behind this access only.
                     out.truncate(before);
                     continue;
                 }
-                out.iter().rev().take(8).for_each(|i| defs.note(i));
+                out[before..].iter().for_each(|i| defs.note(i));
                 let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
                 assume.anchor = Some(anchor);
                 out.push(assume);
@@ -162,7 +209,7 @@ fn is_defined(version: &Version, block: usize, out: &[Inst], from: usize) -> boo
     out[from..].iter().flat_map(|i| &i.args).filter_map(|a| a.as_value()).all(|v| defined.contains(&v))
 }
 
-/// Computes "the store at `location` misses the group".
+/// Computes "the accesses at `location` miss the group".
 fn guard(
     version: &mut Version,
     out: &mut Vec<Inst>,

@@ -129,6 +129,8 @@ pub const PIPELINE: &[&str] = &[
     // What one iteration says by itself.
     "simplify",
     "params",
+    "forward",
+    "simplify",
     "dce",
     "peel",
     "params",
