@@ -14,11 +14,16 @@ const SLOTS: usize = 1 << 14;
 /// How often the last executions of a head are sampled for stable registers.
 const SAMPLES: u32 = 4;
 
+/// One counter; small, since the table is made at each start of a process.
 #[derive(Clone)]
 struct Slot {
     pc: u64,
     count: u32,
-    /// Registers at the last sampled executions.
+}
+
+/// What is known of the last executions of a head that will soon be hot.
+struct Sample {
+    /// Registers at the last of them.
     gpr: [u64; 16],
     /// Bit n: register n was the same at every sample so far.
     stable: u16,
@@ -39,13 +44,16 @@ pub enum Heat {
 /// Counters of trace heads.
 pub struct HeadTable {
     slots: Vec<Slot>,
+    /// By pc; only of heads in `slots`.
+    samples: FxHashMap<u64, Sample>,
     failures: FxHashMap<u64, u32>,
 }
 
 impl Default for HeadTable {
     fn default() -> HeadTable {
         HeadTable {
-            slots: vec![Slot { pc: 0, count: 0, gpr: [0; 16], stable: 0 }; SLOTS],
+            slots: vec![Slot { pc: 0, count: 0 }; SLOTS],
+            samples: FxHashMap::default(),
             failures: FxHashMap::default(),
         }
     }
@@ -65,27 +73,33 @@ impl HeadTable {
         }
         let slot = &mut self.slots[(pc as usize ^ (pc >> 14) as usize) % SLOTS];
         if slot.pc != pc {
-            *slot = Slot { pc, count: 0, gpr: *gpr, stable: 0 };
+            self.samples.remove(&slot.pc);
+            *slot = Slot { pc, count: 0 };
         }
         slot.count += 1;
         let left = threshold.saturating_sub(slot.count);
+        if left > SAMPLES {
+            return Heat::Cold;
+        }
         if left == SAMPLES {
-            slot.stable = u16::MAX;
-        } else if left < SAMPLES {
-            for g in Gpr::all() {
-                if slot.gpr[g.number()] != gpr[g.number()] {
-                    slot.stable &= !(1 << g.number());
-                }
+            self.samples.insert(pc, Sample { gpr: *gpr, stable: u16::MAX });
+            return Heat::Cold;
+        }
+        // A threshold below the number of samples leaves too few to tell.
+        let sample = self.samples.entry(pc).or_insert(Sample { gpr: *gpr, stable: 0 });
+        for g in Gpr::all() {
+            if sample.gpr[g.number()] != gpr[g.number()] {
+                sample.stable &= !(1 << g.number());
             }
         }
-        if left <= SAMPLES {
-            slot.gpr = *gpr;
-        }
+        sample.gpr = *gpr;
+        let stable = sample.stable;
         if left > 0 {
             return Heat::Cold;
         }
         slot.count = 0;
-        Heat::Hot { stable: slot.stable }
+        self.samples.remove(&pc);
+        Heat::Hot { stable }
     }
 
     /// Recording or compiling the head at `pc` failed: its threshold doubles, until it is given up.
