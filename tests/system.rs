@@ -192,3 +192,23 @@ fn a_thread_ends_the_run_with_one_line() {
         assert_eq!(stderr, "dynasour: the program creates a thread: threads are not supported yet\n");
     }
 }
+
+/// What a process may still open or write has nothing to do with whether it can be translated, nor with its children.
+#[test]
+fn limits_of_the_guest_are_not_the_translators() {
+    let directory = temporary("limits");
+    let scripts = [
+        "ulimit -f 1; /bin/echo small; (echo subshell)",
+        "ulimit -n 4; (echo subshell); exec 3</dev/null; (echo no descriptor left; exit 3); echo $?",
+        "ulimit -c 0; ulimit -s 512; /bin/echo stack",
+        "ulimit -v 1000000; /bin/echo space",
+    ];
+    for script in scripts {
+        let command = ["bash", "-c", script];
+        let native = Invocation::new("/bin/bash", &directory).args(["-c", script]).run();
+        for tier in TIERS {
+            let outcome = translated(&directory, tier, &[], &command);
+            assert_eq!(native.difference(&outcome), None, "{tier}: {script}");
+        }
+    }
+}

@@ -1,13 +1,13 @@
-//! The code cache: W^X memory for generated code, seen through two mappings of one memory file.
+//! The code cache: W^X memory for generated code, seen through two mappings ([`Views`]).
 //!
 //! The *executable view* (read + execute) lies low, in `[0x2000_0000, 0x4000_0000)` where that is free, so that
 //! generated code reaches guest images with 32-bit displacements (DESIGN section 6). The *writable view* (read +
-//! write) lies wherever the kernel likes. No page is ever both writable and executable, and the descriptor is
-//! closed at once, so nobody can open a third view.
+//! write) lies wherever the kernel likes. No page is ever both writable and executable.
 //!
 //! Hot code is bump-allocated upwards from the start, cold code (exits) downwards from the end; the cache is full
 //! when they would meet. There is no freeing of single fragments: [`Cache::flush`] drops everything but the stubs.
 
+use dynasour_guest::space::Views;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const LOW: usize = 0x2000_0000;
 /// The executable view ends at or below this address when it can be placed low.
 const HIGH: usize = 0x4000_0000;
+/// Where the last resort ends that 32-bit displacements reach.
+const LAST: usize = 0x7fff_0000;
+/// Distance of the addresses tried.
+const STEP: usize = 16 << 20;
 /// The largest cache.
 pub const MAX_SIZE: usize = 512 << 20;
 
@@ -31,7 +35,10 @@ pub enum CacheError {
 
 /// The two views of the cache and its allocation pointers (offsets from the start of a view).
 pub struct Cache {
+    views: Views,
+    /// Where the executable view starts.
     rx: usize,
+    /// Where the writable one does.
     rw: *mut u8,
     size: usize,
     /// Where the stubs end and fragments may begin.
@@ -49,12 +56,11 @@ impl Cache {
     /// Maps a cache of `size` bytes (rounded up to pages, at most [`MAX_SIZE`]).
     pub fn new(size: usize) -> Result<Cache, CacheError> {
         let size = size.clamp(4096, MAX_SIZE).next_multiple_of(4096);
-        let fd = memory_file(size)?;
-        let mapped = map_executable(fd, size).and_then(|rx| Ok((rx, map_writable(fd, size, None)?)));
-        // SAFETY: `fd` is ours and not used afterwards; the mappings keep the memory alive.
-        unsafe { libc::close(fd) };
-        let (rx, rw) = mapped?;
-        Ok(Cache { rx, rw, size, floor: 0, hot: 0, cold: size })
+        let places = |from: usize, to: usize| (from..=to.saturating_sub(size)).step_by(STEP);
+        let places = places(LOW, HIGH).chain(places(HIGH, LAST));
+        let views = Views::new(size, places)?;
+        let (rx, rw) = (views.executable() as usize, views.writable());
+        Ok(Cache { views, rx, rw, size, floor: 0, hot: 0, cold: size })
     }
 
     /// The addresses of the executable view.
@@ -147,70 +153,10 @@ impl Cache {
 
     /// In a forked child: fresh memory over both views, nothing allocated. The parent's cache is not touched.
     pub fn replace_after_fork(&mut self) -> Result<(), CacheError> {
-        let fd = memory_file(self.size)?;
-        let prot = libc::PROT_READ | libc::PROT_EXEC;
-        // SAFETY: replaces exactly our own executable view.
-        let rx = unsafe { libc::mmap(self.rx as *mut _, self.size, prot, libc::MAP_SHARED | libc::MAP_FIXED, fd, 0) };
-        let rx_error = (rx == libc::MAP_FAILED).then(io::Error::last_os_error);
-        let rw = map_writable(fd, self.size, Some(self.rw));
-        // SAFETY: `fd` is ours and not used afterwards.
-        unsafe { libc::close(fd) };
-        if let Some(e) = rx_error {
-            return Err(e.into());
-        }
-        rw?;
+        self.views.renew(0)?;
         (self.floor, self.hot, self.cold) = (0, 0, self.size);
         Ok(())
     }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        // SAFETY: both views are ours; whoever drops the cache has left the code in it.
-        unsafe {
-            libc::munmap(self.rx as *mut _, self.size);
-            libc::munmap(self.rw.cast(), self.size);
-        }
-    }
-}
-
-fn memory_file(size: usize) -> io::Result<libc::c_int> {
-    // SAFETY: plain system calls on a descriptor of our own.
-    unsafe {
-        let fd = libc::memfd_create(c"dynasour-cache".as_ptr(), libc::MFD_CLOEXEC);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        if libc::ftruncate(fd, size as libc::off_t) != 0 {
-            let error = io::Error::last_os_error();
-            libc::close(fd);
-            return Err(error);
-        }
-        Ok(fd)
-    }
-}
-
-fn map_executable(fd: libc::c_int, size: usize) -> io::Result<usize> {
-    let step = 16 << 20;
-    let low = (LOW..=HIGH.saturating_sub(size)).step_by(step);
-    for (hint, flag) in low.map(|a| (a, libc::MAP_FIXED_NOREPLACE)).chain([(0, libc::MAP_32BIT), (0, 0)]) {
-        // SAFETY: MAP_FIXED_NOREPLACE never replaces a mapping; the other attempts let the kernel choose.
-        let p = unsafe {
-            libc::mmap(hint as *mut _, size, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_SHARED | flag, fd, 0)
-        };
-        if p != libc::MAP_FAILED {
-            return Ok(p as usize);
-        }
-    }
-    Err(io::Error::last_os_error())
-}
-
-fn map_writable(fd: libc::c_int, size: usize, at: Option<*mut u8>) -> io::Result<*mut u8> {
-    let (hint, fixed) = at.map_or((std::ptr::null_mut(), 0), |p| (p, libc::MAP_FIXED));
-    // SAFETY: with an address, it replaces our own writable view; without, the kernel chooses.
-    let p =
-        unsafe { libc::mmap(hint.cast(), size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | fixed, fd, 0) };
-    if p == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(p.cast()) }
 }
 
 #[cfg(test)]
@@ -238,7 +184,8 @@ mod tests {
         let f: extern "sysv64" fn() -> u32 = unsafe { std::mem::transmute(code) };
         assert_eq!(f(), 42);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        assert!(maps.lines().any(|l| l.contains("dynasour-cache") && l.contains("r-xs")));
+        let own = format!("{:08x}-", cache.range().start);
+        assert!(maps.lines().any(|l| l.starts_with(&own) && l.contains("r-xs")), "{maps}");
         assert!(!maps.lines().any(|l| l.split_whitespace().nth(1).unwrap().contains("wx")));
     }
 

@@ -19,6 +19,7 @@ mod brk;
 pub(crate) mod forked;
 mod maps;
 mod reservation;
+mod views;
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -32,6 +33,7 @@ use nix::sys::mman::{self, MapFlags, ProtFlags};
 pub use brk::Brk;
 pub use maps::{MapEntry, maps, parse_line};
 pub use reservation::Reservation;
+pub use views::Views;
 
 /// Bytes in a page.
 pub const PAGE: u64 = 4096;

@@ -1,12 +1,11 @@
-//! Executable memory of the interpreter's own: one memfd mapped twice, writable and executable, never both.
+//! Executable memory of the interpreter's own, seen through two views: writable and executable, never both.
 //!
 //! Code is appended and never changed. A forked child shares the memory at first: [`Pool::unshare_after_fork`] copies
 //! it to memory of its own at the same addresses. So that the parent, which may run on meanwhile, does not pull
 //! the code away, emptying a pool takes fresh memory too.
 
-use std::ffi::CStr;
+use dynasour_guest::space::Views;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of code the pool can hold.
@@ -25,58 +24,19 @@ pub fn contains(addr: u64) -> bool {
 
 /// The two views and how much is used.
 pub struct Pool {
-    writable: *mut u8,
-    executable: *mut u8,
+    views: Views,
     used: usize,
-}
-
-// SAFETY: the pool owns its mappings; nothing in it depends on the thread.
-unsafe impl Send for Pool {}
-
-const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
-const EXECUTE: i32 = libc::PROT_READ | libc::PROT_EXEC;
-
-/// Memory for a pool, not mapped yet.
-fn memory() -> io::Result<OwnedFd> {
-    const NAME: &CStr = c"dynasour-natives";
-    // SAFETY: system calls with a valid name and, as soon as there is one, a descriptor that is owned here.
-    unsafe {
-        let descriptor = libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC);
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let descriptor = OwnedFd::from_raw_fd(descriptor);
-        match libc::ftruncate(descriptor.as_raw_fd(), POOL_SIZE as libc::off_t) {
-            0 => Ok(descriptor),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-fn map(memory: &OwnedFd, protection: i32, at: *mut u8) -> io::Result<*mut u8> {
-    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
-    // SAFETY: a fixed mapping only ever replaces a view that this pool owns.
-    let p = unsafe { libc::mmap(at.cast(), POOL_SIZE, protection, libc::MAP_SHARED | fixed, memory.as_raw_fd(), 0) };
-    if p == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(p.cast()) }
-}
-
-/// Drops a view.
-fn unmap(view: *mut u8) {
-    // SAFETY: it is a pool's own, and nobody runs or writes code in it any more.
-    unsafe { libc::munmap(view.cast(), POOL_SIZE) };
 }
 
 impl Pool {
     /// An empty pool.
     ///
     /// # Errors
-    /// What memfd_create, ftruncate or mmap said, or [`io::ErrorKind::QuotaExceeded`] if there are eight pools already.
+    /// What the kernel said, or [`io::ErrorKind::QuotaExceeded`] if there are eight pools already.
     pub fn new() -> io::Result<Pool> {
-        let memory = memory()?;
-        let writable = map(&memory, WRITE, std::ptr::null_mut())?;
-        let executable = map(&memory, EXECUTE, std::ptr::null_mut()).inspect_err(|_| unmap(writable))?;
-        let pool = Pool { writable, executable, used: 0 };
-        let start = executable as usize;
+        let views = Views::new(POOL_SIZE, [])?;
+        let pool = Pool { views, used: 0 };
+        let start = pool.views.executable() as usize;
         let free = |view: &&AtomicUsize| view.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         match VIEWS.iter().find(free) {
             Some(_) => Ok(pool),
@@ -86,7 +46,7 @@ impl Pool {
 
     /// The address at which the next code will be executed.
     pub fn next_address(&self) -> u64 {
-        self.executable as u64 + self.used as u64
+        self.views.executable() as u64 + self.used as u64
     }
 
     /// Appends `code`; returns its address, or none if the pool is full.
@@ -97,7 +57,7 @@ impl Pool {
             return None;
         }
         // SAFETY: the range is inside the writable view, and no code executes there yet.
-        unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), self.writable.add(self.used), code.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), self.views.writable().add(self.used), code.len()) };
         self.used = end.next_multiple_of(16).min(POOL_SIZE);
         Some(address)
     }
@@ -118,19 +78,9 @@ impl Pool {
         self.renew(self.used)
     }
 
-    /// Fresh memory at the same executable address, with the first `keep` bytes of the old.
+    /// Fresh memory at the same addresses, with the first `keep` bytes of the old.
     fn renew(&mut self, keep: usize) -> io::Result<()> {
-        let descriptor = memory()?;
-        let mapped = map(&descriptor, WRITE, std::ptr::null_mut()).and_then(|writable| {
-            // SAFETY: both ranges are mapped, and nobody changes code that has been appended.
-            unsafe { std::ptr::copy_nonoverlapping(self.executable, writable, keep) };
-            let executable = map(&descriptor, EXECUTE, self.executable);
-            if executable.is_err() {
-                unmap(writable);
-            }
-            executable.map(|_| writable)
-        });
-        unmap(std::mem::replace(&mut self.writable, mapped?));
+        self.views.renew(keep)?;
         self.used = keep;
         Ok(())
     }
@@ -138,12 +88,10 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let start = self.executable as usize;
+        let start = self.views.executable() as usize;
         if let Some(view) = VIEWS.iter().find(|view| view.load(Ordering::Acquire) == start) {
             view.store(0, Ordering::Release);
         }
-        unmap(self.writable);
-        unmap(self.executable);
     }
 }
 
