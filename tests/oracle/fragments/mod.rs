@@ -5,7 +5,8 @@
 //! Each trace is run from the state of its recording, from states near it and from others; then with each guard forced to
 //! fail, and with the loop's poll taken. Where memory or an instruction faults, the fragment must leave in a state before it.
 //!
-//! `DYNASOUR_FRAGMENTS_SEED` and `DYNASOUR_FRAGMENTS_CASES` choose the cases; a failure prints everything and its seed.
+//! `DYNASOUR_FRAGMENTS_SEED` and `DYNASOUR_FRAGMENTS_CASES` choose the cases; a failure prints everything and its seed. Should
+//! a fragment hang or crash instead, `DYNASOUR_FRAGMENTS_TRACE=1` prints each seed before it is tried.
 
 mod grow;
 mod program;
@@ -17,7 +18,7 @@ use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise_with};
 use dynasour_ir::{Context, Fact, Gpr, Version};
 use dynasour_runtime::interp::Stop;
 use dynasour_testkit::code::Random;
-use dynasour_tracer::{DefaultPolicy, HeadKind, Landing, Path, Recorder, Recording, TraceShape, build};
+use dynasour_tracer::{DefaultPolicy, HeadKind, Landing, Path, Recorder, Recording, build};
 use program::{Pools, Program};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -189,11 +190,7 @@ fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path>
         };
         match recording {
             Recording::Continue => {}
-            // A return address that was overwritten can lead to the head past the loop's counter, for ever.
-            Recording::Done(path, _) => {
-                let counted = world.ours.context.gpr[15] != start.context.gpr[15];
-                return (path.shape == TraceShape::Linear || counted).then_some(path);
-            }
+            Recording::Done(path, _) => return Some(path),
             Recording::Aborted(_) => return None,
         }
     }
@@ -237,6 +234,9 @@ impl Checked<'_> {
     }
 
     fn run(&mut self, start: &State, how: &str, tally: &mut Tally) -> Result<(), String> {
+        if !self.world.ends(start) {
+            return Ok(());
+        }
         let exit = self.world.run_native(self.fragment, start);
         tally.runs += 1;
         *match exit.kind {

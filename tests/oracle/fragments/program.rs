@@ -1,7 +1,7 @@
 //! Random guest programs: real machine code with branches, calls, computed jumps and memory operands that collide.
 //!
 //! A program is a row of segments, each some random instructions and a control transfer to a later segment; the last one
-//! counts r15 down and goes back to the first, or ends. Registers with a task are not written by random instructions:
+//! counts down and goes back to the first, or ends. Registers with a task are not written by random instructions:
 //!
 //! | register | task |
 //! | --- | --- |
@@ -55,6 +55,9 @@ const FREE: [Register; 10] = [
     Register::R10,
     Register::R11,
 ];
+
+/// Where a loop's counter in memory is: at this distance from r14, behind what other operands mostly reach.
+pub const COUNTER: u64 = 0x100;
 
 /// Instructions to choose from. They depend on nothing but this file, so that a seed means the same everywhere.
 pub struct Pools {
@@ -117,6 +120,12 @@ struct Builder<'p, 'r> {
     pools: &'p Pools,
     random: &'r mut Random,
     integer_percent: u64,
+    /// What operands are relative to: fewer give more loads of what was stored.
+    pointers: &'static [Register],
+    /// Slots that operands are in.
+    slots: u64,
+    /// May operands overlap by halves?
+    unaligned: bool,
     insts: Vec<Instruction>,
     labels: Vec<Option<usize>>,
     fixups: Vec<(usize, Label)>,
@@ -126,8 +135,11 @@ impl Program {
     /// A random program; none if an instruction cannot be encoded where it stands.
     pub fn random(pools: &Pools, random: &mut Random) -> Option<Program> {
         let integer_percent = [100, 90, 60, 20][random.below(4) as usize];
-        let mut builder =
-            Builder { pools, random, integer_percent, insts: Vec::new(), labels: Vec::new(), fixups: Vec::new() };
+        let pointers = [&POINTERS, &POINTERS[..1], &POINTERS[2..], &POINTERS[1..3]][random.below(4) as usize];
+        let slots = 1 + random.below(8);
+        let unaligned = random.one_in(2);
+        let (insts, labels, fixups) = (Vec::new(), Vec::new(), Vec::new());
+        let mut builder = Builder { pools, random, integer_percent, pointers, slots, unaligned, insts, labels, fixups };
         let heads = builder.build();
         let Builder { mut insts, labels, fixups, .. } = builder;
         let provisional = |index: usize| CODE + 16 * index as u64;
@@ -240,12 +252,19 @@ impl Builder<'_, '_> {
         heads
     }
 
-    /// Counts r15 down and goes to `head`.
+    /// Counts r15 or a word in memory down and goes to `head`.
     fn back_edge(&mut self, head: Label) {
-        match self.below(4) {
+        let counter = MemoryOperand::with_base_displ(Register::R14, COUNTER as i64);
+        match self.below(6) {
             0 => self.emit(Instruction::with1(Code::Dec_rm64, Register::R15).expect("dec")),
             1 => self.emit(Instruction::with2(Code::Sub_rm64_imm8, Register::R15, 1).expect("sub")),
             2 => self.emit(Instruction::with2(Code::Add_rm32_imm8, Register::R15D, -1).expect("add")),
+            3 => self.emit(Instruction::with2(Code::Sub_rm32_imm8, counter, 1).expect("sub")),
+            4 => {
+                // As compilers do without optimisation.
+                self.emit(Instruction::with2(Code::Add_rm64_imm8, counter, -1).expect("add"));
+                self.emit(Instruction::with2(Code::Cmp_rm64_imm8, counter, 0).expect("cmp"));
+            }
             _ => {
                 let operand = MemoryOperand::with_base_displ(Register::R15, -1);
                 self.emit(Instruction::with2(Code::Lea_r64_m, Register::R15, operand).expect("lea"));
@@ -330,11 +349,11 @@ impl Builder<'_, '_> {
 
     /// An operand in the arena that often overlaps others.
     fn operand(&mut self, size: u64, without_rex: bool) -> MemoryOperand {
-        let base = if without_rex { self.pick(&[Register::RBP, Register::RSP]) } else { self.pick(&POINTERS) };
+        let base = if without_rex { self.pick(&[Register::RBP, Register::RSP]) } else { self.pick(self.pointers) };
         let index = if !without_rex && self.one_in(5) { Register::R13 } else { Register::None };
         let scale = if index == Register::None { 1 } else { self.pick(&[1, 2, 4, 8]) };
-        let mut displacement = if size >= 16 { 16 * self.below(8) } else { 8 * self.below(8) };
-        if self.one_in(5) {
+        let mut displacement = if size >= 16 { 16 } else { 8 } * self.below(self.slots);
+        if self.unaligned && self.one_in(4) {
             displacement += self.below(8);
         }
         MemoryOperand::new(base, index, scale, displacement as i64, 1, false, Register::None)

@@ -1,6 +1,6 @@
 //! Where programs run: code and data at fixed addresses, the start states, the two executions.
 
-use crate::fragments::program::{CODE, Program};
+use crate::fragments::program::{CODE, COUNTER, Program};
 use crate::state::{Extended, Registers};
 use dynasour_emitter::{Config as EmitterConfig, Emitter, ExitId, FragmentId, Left, SiteKind};
 use dynasour_guest::ThreadContext;
@@ -90,7 +90,8 @@ impl State {
             };
         }
         gpr[13] = 8 * random.below(4);
-        gpr[15] = 1 + random.below(20);
+        self.set_counter(random);
+        let context = &mut *self.context;
         let direction = if random.one_in(24) { 1 << 10 } else { 0 };
         context.rflags = 0x202 | random.next() & 0x8d5 | direction;
         context.fs_base = 0x7654_3210_0000;
@@ -117,7 +118,16 @@ impl State {
             let at = DATA_SIZE / 2 + 8 * random.below(64) as usize;
             self.data[at..at + 8].copy_from_slice(&random.word().to_le_bytes());
         }
+        self.set_counter(random);
+    }
+
+    /// Few iterations, whichever counter the program has.
+    fn set_counter(&mut self, random: &mut Random) {
         self.context.gpr[15] = 1 + random.below(20);
+        let at = (self.context.gpr[14].wrapping_sub(DATA) + COUNTER) as usize;
+        if let Some(word) = self.data.get_mut(at..at + 8) {
+            word.copy_from_slice(&(1 + random.below(20)).to_le_bytes());
+        }
     }
 
     pub fn copy_from(&mut self, other: &State) {
