@@ -64,7 +64,7 @@ pub(crate) struct Selected {
 }
 
 /// A value whose recomputation in a record takes more nodes than this is computed in the hot code instead.
-const MAX_TREE: u32 = 16;
+const MAX_TREE: u32 = 32;
 
 pub(crate) struct Lower<'a> {
     pub v: &'a Version,
