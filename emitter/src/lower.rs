@@ -83,6 +83,10 @@ pub(crate) struct Lower<'a> {
     pub forced: Vec<bool>,
     /// The value's instruction has been placed where its flags are wanted.
     pub placed: Vec<bool>,
+    /// For a block parameter that is always passed the same register as an earlier one: that one.
+    pub same_param: Vec<Option<Value>>,
+    /// `a` -> `(d, c)` where `d = a + c`.
+    pub increments: FxHashMap<Value, (Value, u64)>,
     /// Loads that their consumer executes.
     pub fused: Vec<bool>,
     /// For each block: how many memory instructions and natives precede each position.
@@ -150,6 +154,8 @@ impl<'a> Lower<'a> {
             leaf: vec![false; n],
             forced: vec![false; n],
             placed: vec![false; n],
+            same_param: vec![None; n],
+            increments: FxHashMap::default(),
             fused: vec![false; n],
             memory_before: Vec::with_capacity(v.blocks.len()),
             first_effect: v
@@ -178,6 +184,7 @@ impl<'a> Lower<'a> {
             uses_vector: false,
         };
         l.survey()?;
+        l.share_params();
         Ok(l)
     }
 
@@ -200,6 +207,11 @@ impl<'a> Lower<'a> {
                 }
                 for a in inst.args.iter().filter_map(|a| a.as_value()) {
                     self.hot_uses[a.index()] += 1;
+                }
+                if let (Op::Add, Ty::I64, Some(d)) = (inst.op, inst.ty, inst.def())
+                    && let (Operand::Value(a), Operand::Const(c)) = (inst.args[0], inst.args[1])
+                {
+                    self.increments.insert(a, (d, c));
                 }
                 if let Some(d) = inst.def()
                     && matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub | Op::Shl | Op::Shr | Op::Sar)
@@ -272,6 +284,25 @@ impl<'a> Lower<'a> {
         }
     }
 
+    /// Finds parameters that are equal in every register bit, such as an i32 and its zero extension.
+    fn share_params(&mut self) {
+        let v = self.v;
+        for (b, block) in v.blocks.iter().enumerate().skip(1) {
+            let edges: SmallVec<[&[Operand]; 2]> = v
+                .blocks
+                .iter()
+                .filter_map(|from| match &from.term {
+                    Term::Jump { to, args } if to.index() == b => Some(&args[..]),
+                    _ => None,
+                })
+                .collect();
+            for (j, param) in block.params.iter().enumerate() {
+                let same = |i: &usize| edges.iter().all(|args| self.resolve(args[*i]) == self.resolve(args[j]));
+                self.same_param[param.index()] = (0..j).find(same).map(|i| block.params[i]);
+            }
+        }
+    }
+
     /// Marks what records read without being able to recompute it.
     fn mark_leaves(&mut self) {
         let v = self.v;
@@ -297,8 +328,9 @@ impl<'a> Lower<'a> {
     fn run(&mut self) -> Result<Selected, LowerError> {
         let v = self.v;
         for block in v.blocks.iter().skip(1) {
-            for p in &block.params {
-                self.vregs[p.index()] = Some(self.fresh());
+            for p in block.params.iter().filter(|p| self.same_param[p.index()].is_none()) {
+                self.next_vreg += 1;
+                self.vregs[p.index()] = Some(vreg(self.next_vreg - 1));
             }
         }
         let mut blocks: Vec<SelectedBlock> = Vec::with_capacity(v.blocks.len());
@@ -383,7 +415,10 @@ impl<'a> Lower<'a> {
         match term {
             Term::Jump { to, args } => {
                 let mut registers = SmallVec::new();
-                for a in args {
+                for (a, p) in args.iter().zip(&self.v.blocks[to.index()].params) {
+                    if self.same_param[p.index()].is_some() {
+                        continue;
+                    }
                     let r = self.reg(*a)?;
                     // Each argument of a jump to a register parameter is a register of its own.
                     registers.push(r);
@@ -529,10 +564,12 @@ impl<'a> Lower<'a> {
 
     /// Looks through operations that cost nothing.
     pub fn resolve(&self, mut o: Operand) -> Operand {
-        while let Operand::Value(v) = o
-            && self.is_alias(v)
-            && let Some(inst) = self.inst_of(v)
-        {
+        while let Operand::Value(v) = o {
+            if let Some(p) = self.same_param[v.index()] {
+                o = p.into();
+                continue;
+            }
+            let Some(inst) = self.inst_of(v).filter(|_| self.is_alias(v)) else { break };
             o = match inst.args[0] {
                 Operand::Const(c) => Operand::Const(c & inst.ty.mask()),
                 value => value,

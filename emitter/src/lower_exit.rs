@@ -234,7 +234,8 @@ impl Lower<'_> {
         if let Some(n) = b.known.get(&v) {
             return Ok(*n);
         }
-        let ty = self.v.ty(v);
+        let (ty, known) = (self.v.ty(v), v);
+        let v = self.same_param[v.index()].unwrap_or(v);
         let inverse = b.inverse.get(&v).copied();
         let n = if let Some((op, ty, d, c)) = inverse
             && let Some(r) = self.vregs[d.index()]
@@ -266,7 +267,7 @@ impl Lower<'_> {
                 }
             }
         };
-        b.known.insert(v, n);
+        b.known.insert(known, n);
         Ok(n)
     }
 }

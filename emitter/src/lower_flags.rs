@@ -329,7 +329,7 @@ impl Lower<'_> {
     }
 
     /// Is the value defined before the instruction being selected, in this block or the entry?
-    fn is_before(&self, v: Value) -> bool {
+    pub fn is_before(&self, v: Value) -> bool {
         match self.defs[v.index()] {
             Def::Inst(b, i) if b as usize == self.block => (i as usize) < self.pos,
             Def::Inst(0, _) => true,

@@ -122,6 +122,19 @@ impl Lower<'_> {
             }
             break;
         }
+        // Where only `a + c` lives on, `a` need not: the loop's pointer may be incremented in place.
+        if let Operand::Value(a) = base
+            && !self.is_pinned(a)
+            && !self.demanded[a.index()]
+            && let Some(&(d, c)) = self.increments.get(&a)
+            && self.demanded[d.index()]
+            && !self.placed[d.index()]
+            && self.is_before(d)
+            && fits(disp.wrapping_sub(c as i64))
+        {
+            base = d.into();
+            disp = disp.wrapping_sub(c as i64);
+        }
         let is_pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.is_pinned(v));
         if scale == 1 && (base == Operand::Const(0) || is_pinned(self, index)) {
             std::mem::swap(&mut base, &mut index);

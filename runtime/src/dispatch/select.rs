@@ -6,10 +6,11 @@
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::LiftedBlock;
-use dynasour_ir::Gpr;
+use dynasour_ir::{Gpr, GuestTerm, Term};
 use dynasour_tracer::{
-    AbortReason, DefaultPolicy, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Recorder, Recording,
+    AbortReason, DefaultPolicy, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Recorder, Recording, TraceShape,
 };
+use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
 /// No fragment starts at this block.
@@ -23,6 +24,9 @@ pub const DISPATCH_FRAGMENT: u32 = 3;
 
 /// How many heads' worth of executions a forked child leaves uncounted.
 const RESTING_HEADS: u32 = 64;
+
+/// So often a head is recorded again whose recording left its loop.
+const REPEATS: u32 = 2;
 
 /// Why the selector stops the interpreter.
 #[derive(Debug)]
@@ -48,6 +52,10 @@ pub struct Selector {
     /// Counters of trace heads.
     pub heads: HeadTable,
     active: Option<Active>,
+    /// A head whose recording left its loop: it is recorded again when it is reached next.
+    again: Option<(u64, Vec<(Gpr, u64)>)>,
+    /// How often a head was recorded again.
+    repeats: FxHashMap<u64, u32>,
     /// Executions of heads that are still to go by uncounted.
     resting: u32,
     /// Code in this range is never traced (the vDSO).
@@ -61,6 +69,8 @@ impl Selector {
             policy: DefaultPolicy { head_threshold: threshold },
             heads: HeadTable::default(),
             active: None,
+            again: None,
+            repeats: FxHashMap::default(),
             resting: 0,
             untraced,
         }
@@ -102,6 +112,11 @@ impl Selector {
                 active.block = to.lifted();
                 return None;
             }
+            Recording::Done(path, _) if self.is_last_iteration(&path) => {
+                self.active = None;
+                self.again = Some((head, path.stable));
+                return None;
+            }
             Recording::Done(path, end) => Selected::Recorded(path, end),
             Recording::Aborted(reason) => Selected::Aborted(head, reason),
         };
@@ -113,6 +128,23 @@ impl Selector {
     /// a trace would have paid for itself.
     pub fn rest(&mut self) {
         self.resting = self.policy.head_threshold.saturating_mul(RESTING_HEADS);
+    }
+
+    /// Does the path pass its own loop's branch and leave the loop? A threshold that is a multiple of the loop's trip
+    /// count records just the last iteration. Trying again soon finds another, if there are several.
+    fn is_last_iteration(&mut self, path: &Path) -> bool {
+        let leaves = path.shape == TraceShape::Linear
+            && path.steps.iter().any(|s| {
+                s.next != path.head
+                    && matches!(&s.block.version.blocks[0].term, Term::Guest(GuestTerm::Branch { taken, fall, .. })
+                        if *taken == path.head || *fall == path.head)
+            });
+        if !leaves {
+            return false;
+        }
+        let repeats = self.repeats.entry(path.head).or_default();
+        *repeats += 1;
+        *repeats <= REPEATS
     }
 
     /// Counts an execution of the trace head `to` and starts recording if it is hot.
@@ -145,6 +177,11 @@ impl Policy for Selector {
         }
         if to.user != NO_FRAGMENT {
             return Some(Selected::Fragment);
+        }
+        if let Some((_, stable)) = self.again.take_if(|(head, _)| *head == to.pc) {
+            let kind = if kind == EdgeKind::Call { HeadKind::Function } else { HeadKind::Other };
+            self.start(to.lifted(), kind, stable);
+            return None;
         }
         match kind {
             EdgeKind::Taken { backward: true } => self.count(context, to, HeadKind::Other),
