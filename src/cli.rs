@@ -116,6 +116,12 @@ impl RunArgs {
         // Where the report goes must not depend on the directory that the guest is in at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
         let mut own_options: Vec<OsString> = Vec::new();
+        for stage in &self.log {
+            own_options.extend(["--log".into(), stage.to_string().into()]);
+        }
+        if let Some(range) = &self.only_trace {
+            own_options.extend(["--only-trace".into(), format!("{}-{}", range.start(), range.end()).into()]);
+        }
         if self.stats {
             own_options.push("--stats".into());
         }
@@ -178,5 +184,21 @@ mod tests {
         let config = args.into_config();
         assert_eq!(config.program, "ls");
         assert_eq!(config.args, ["--tier", "x"]);
+        assert_eq!(config.own_options, ["--stats"]);
+    }
+
+    #[test]
+    fn options_that_are_passed_on_mean_the_same() {
+        let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --chaos 1/9,3 --log record,exit --only-trace 2-5 \
+                     --skip-pass dce,peel --stats --stats-json /x -- p";
+        let config = |words: Vec<OsString>| {
+            let Command::Run(args) = Cli::try_parse_from(words).expect("valid").command;
+            args.into_config()
+        };
+        let first = config(words.split(' ').filter(|word| !word.is_empty()).map(OsString::from).collect());
+        let mut again = vec![OsString::from("dynasour"), "run".into()];
+        again.extend(first.child_options.iter().chain(&first.own_options).cloned());
+        again.extend(["--".into(), "p".into()]);
+        assert_eq!(format!("{:?}", config(again)), format!("{first:?}"));
     }
 }

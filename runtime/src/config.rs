@@ -103,6 +103,13 @@ impl Stage {
     ];
 }
 
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Stage::ALL.iter().find(|(stage, _)| stage == self).map_or("", |(_, name)| name);
+        f.write_str(name)
+    }
+}
+
 impl FromStr for Stage {
     type Err = String;
 
@@ -189,6 +196,7 @@ mod tests {
     fn stage_names_round_trip() {
         for (stage, name) in Stage::ALL {
             assert_eq!(name.parse(), Ok(stage));
+            assert_eq!(stage.to_string(), name);
         }
         assert!("nothing".parse::<Stage>().is_err());
     }

@@ -211,8 +211,8 @@ impl System {
                 // A program without arguments gets an empty name.
                 None => CString::default(),
             };
-            // The report is the process's, so its last program makes it.
-            let own_options = if self.report.is_some() { &follow.own_options[..] } else { &[] };
+            // The report is the process's, so its last program makes it; logs are the process's, too.
+            let own_options = if self.is_first { &follow.own_options[..] } else { &[] };
             Ok(Arguments::new(follow.prefix.iter().chain(own_options), path, &argv0, pointers.get(1..).unwrap_or(&[])))
         });
         let arguments = match prepared {

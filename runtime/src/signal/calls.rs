@@ -256,6 +256,7 @@ impl System {
 
     /// Only the process that the user started reports: its children die as the kernel lets them.
     pub(crate) fn forget_report(&mut self) {
+        self.is_first = false;
         if self.report.take().is_none() {
             return;
         }

@@ -140,6 +140,8 @@ pub struct System {
     pub(crate) segments: Segments,
     /// Signals delivered to handlers.
     pub(crate) delivered: u64,
+    /// Whether this is the process that the user started.
+    pub(crate) is_first: bool,
     /// What is kept for the report at this process's end; none for children.
     pub(crate) report: Option<Report>,
     /// Arguments of an execve under way: they must outlive a vfork child that does not return from it.
@@ -161,6 +163,7 @@ impl System {
             memory: Memory::new(config.brk),
             segments: Segments::default(),
             delivered: 0,
+            is_first: true,
             report: config.reports.then(Report::new),
             exec_arguments: None,
         }
@@ -215,6 +218,7 @@ impl System {
             memory: self.memory.clone(),
             segments: self.segments,
             delivered: 0,
+            is_first: false,
             report: None,
             exec_arguments: None,
         })
