@@ -3,6 +3,7 @@
 //!
 //! Order within an instruction: every load, then every store, then every `put`. So a fault leaves nothing done.
 
+use super::class::is_nop;
 use super::host;
 use super::operand::{Address, Emit, Place, ZERO, gpr};
 use dynasour_ir::{Cond, FlagOp, Gpr, Loc, Op, Operand, Ty};
@@ -32,19 +33,7 @@ impl Emit<'_, '_> {
     /// Emits an instruction of this file; false if it is none.
     pub fn integer(&mut self) -> bool {
         match self.inst.mnemonic() {
-            M::Nop
-            | M::Endbr64
-            | M::Endbr32
-            | M::Cldemote
-            | M::Prefetch
-            | M::Prefetchnta
-            | M::Prefetcht0
-            | M::Prefetcht1
-            | M::Prefetcht2
-            | M::Prefetchw
-            | M::Prefetchwt1
-            | M::Prefetchit0
-            | M::Prefetchit1 => {}
+            m if is_nop(m) => {}
             M::Mov => {
                 let ty = self.ty(0);
                 let v = self.read(1, ty);
