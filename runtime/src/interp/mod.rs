@@ -6,9 +6,13 @@
 //! arithmetic flags live in a record ([`flags`]) and rip is not kept.
 //!
 //! A [`Policy`] watches the edges between blocks: the dynamo mode counts trace heads, enters fragments and records
-//! there. It is a type parameter, and one that is not `ACTIVE` costs nothing.
+//! there. It says which edges it wants to see ([`Watch`]); all others are followed from block to block without coming
+//! back to [`Interp::run`].
 //!
-//! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its edges led;
+//! Blocks from pages that stores may change ([`Fetch::is_writable`]) compare their bytes at each entry and end behind
+//! the first store; what is stale is dropped and made again.
+//!
+//! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its direct edges led;
 //! *native*, an original instruction run by a generated thunk ([`native`]).
 
 mod cache;
