@@ -17,9 +17,10 @@
 //! ```
 //!
 //! Side conditions: (a) `private_memory`; (b) every access until the store is performed or dead is certainly
-//! disjoint from it, loads of the location having been forwarded; an access of unknown extent, a fence or a locked
-//! operation in between forbids it; (c) the location has been *written* earlier in this entry, so performing the
-//! store cannot fault. The verifier checks (a) and (b) against the same oracle, [`crate::alias`].
+//! disjoint from it, by its offset or by an alias guard passed before, loads of the location having been forwarded; an
+//! access of unknown extent, a fence or a locked operation in between forbids it; (c) the location has been *written*
+//! earlier in this entry, so performing the store cannot fault. The verifier checks (a) and (b) against the same
+//! oracle, [`crate::alias`].
 //!
 //! Which anchors: the stores before an anchor's first use are exactly those before its place in the guest program,
 //! because a store ends the reach of earlier anchors. That holds only while no store has been deferred, so the pass
