@@ -207,14 +207,21 @@ impl World {
         World { emitter, interp, native, ours: State::new(), _system: system }
     }
 
-    /// Puts a program into place.
+    /// Puts a program into place, where it cannot change itself.
     pub fn load(&mut self, program: &Program) {
         assert!(program.bytes.len() <= CODE_SIZE);
-        // SAFETY: the pages are ours, and no slice of them is kept.
+        let protect = |prot| {
+            // SAFETY: the pages are ours, and no slice of them is kept.
+            let result = unsafe { libc::mprotect(CODE as *mut libc::c_void, CODE_SIZE, prot) };
+            assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        };
+        protect(libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: as above, and they are writable now.
         unsafe {
             std::ptr::write_bytes(CODE as *mut u8, 0xcc, CODE_SIZE);
             std::ptr::copy_nonoverlapping(program.bytes.as_ptr(), CODE as *mut u8, program.bytes.len());
         }
+        protect(libc::PROT_READ);
         self.interp.invalidate_all();
     }
 
