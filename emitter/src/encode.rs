@@ -7,7 +7,7 @@ use crate::mach::{Addr, AddrReg, End, EndRsp, Kind, MFunc, MInst, Opnd, Site};
 use crate::record::Place;
 use crate::x86::{Size, register};
 use dynasour_guest::context::offset;
-use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, OpCodeOperandKind, OpKind, Register};
+use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, OpKind, Register};
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output, ProgPoint};
 use smallvec::SmallVec;
 
@@ -572,16 +572,7 @@ fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u16) 
                 Place::Operand(_) => {}
             },
             Opnd::Imm(i) => {
-                use OpCodeOperandKind as K;
-                let kind = match code.op_code().op_kind(n) {
-                    K::imm8sex16 => OpKind::Immediate8to16,
-                    K::imm8sex32 => OpKind::Immediate8to32,
-                    K::imm8sex64 => OpKind::Immediate8to64,
-                    K::imm16 => OpKind::Immediate16,
-                    K::imm32 => OpKind::Immediate32,
-                    K::imm32sex64 => OpKind::Immediate32to64,
-                    _ => OpKind::Immediate8,
-                };
+                let kind = immediate_kind(code, n);
                 inst.try_set_op_kind(n, kind)?;
                 match kind {
                     OpKind::Immediate8 => inst.set_immediate8(*i as u8),
@@ -598,6 +589,27 @@ fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u16) 
     Ok(inst)
 }
 
+/// How operand `n` of this instruction, its last and an immediate, is encoded. (The table of opcode descriptions says so as well, but takes a
+/// millisecond to make.)
+fn immediate_kind(code: Code, n: u32) -> OpKind {
+    let probe = match n {
+        0 => Instruction::with1(code, 0i32),
+        1 => Instruction::with2(code, Register::None, 0i32),
+        _ => Instruction::with3(code, Register::None, Register::None, 0i32),
+    };
+    match probe.map(|inst| inst.op_kind(n)) {
+        Ok(
+            kind @ (OpKind::Immediate8to16
+            | OpKind::Immediate8to32
+            | OpKind::Immediate8to64
+            | OpKind::Immediate16
+            | OpKind::Immediate32
+            | OpKind::Immediate32to64),
+        ) => kind,
+        _ => OpKind::Immediate8,
+    }
+}
+
 /// An original instruction with its explicit memory operand replaced.
 fn rebuild(original: &Instruction, addr: Option<&Addr>, allocs: &[Allocation]) -> Instruction {
     let mut inst = *original;
@@ -605,4 +617,42 @@ fn rebuild(original: &Instruction, addr: Option<&Addr>, allocs: &[Allocation]) -
         set_memory(&mut inst, &memory(addr, allocs));
     }
     inst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::OpCodeOperandKind as K;
+
+    /// The descriptions of all general-purpose instructions that the emitter makes with immediates say the same.
+    #[test]
+    fn kinds_of_immediates_are_those_of_the_descriptions() {
+        let mut checked = 0;
+        for code in Code::values() {
+            let description = code.op_code();
+            let general = description.is_instruction() && description.encoding() == iced_x86::EncodingKind::Legacy;
+            if !general || description.op_count() > 3 {
+                continue;
+            }
+            // Elsewhere than at the end only `enter` has one, which the emitter does not make.
+            if let Some(n) = description.op_count().checked_sub(1) {
+                let expected = match description.op_kind(n) {
+                    K::imm8sex16 => OpKind::Immediate8to16,
+                    K::imm8sex32 => OpKind::Immediate8to32,
+                    K::imm8sex64 => OpKind::Immediate8to64,
+                    K::imm16 => OpKind::Immediate16,
+                    K::imm32 => OpKind::Immediate32,
+                    K::imm32sex64 => OpKind::Immediate32to64,
+                    K::imm8 => OpKind::Immediate8,
+                    _ => continue,
+                };
+                let second = n > 0 && matches!(description.op_kind(n - 1), K::imm16 | K::imm8);
+                if !second {
+                    assert_eq!(immediate_kind(code, n), expected, "{code:?} {n}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 100, "{checked}");
+    }
 }
