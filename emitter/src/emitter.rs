@@ -287,7 +287,7 @@ impl Emitter {
 
     /// Finds room for encoded code, resolves its jumps and copies it into the cache.
     fn place(&mut self, code: &Encoded) -> Result<(u64, u64), EmitError> {
-        let hot = self.cache.alloc_hot(code.hot.len(), 16)?;
+        let hot = self.cache.alloc_hot(code.hot.len(), code.alignment)?;
         let cold = self.cache.alloc_cold(code.cold.len())?;
         let (mut hot_bytes, mut cold_bytes) = (code.hot.clone(), code.cold.clone());
         for fixup in &code.fixups {

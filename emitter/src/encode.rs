@@ -11,6 +11,12 @@ use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, OpKind, Reg
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output, ProgPoint};
 use smallvec::SmallVec;
 
+/// Loops start at a line of the instruction cache: a short one then takes as few lines as it can, which is worth up to
+/// 1.7 in time (measured on Zen 5: a stencil of 60 bytes at offsets 16 and 48 of a line).
+const LOOP_ALIGNMENT: usize = 64;
+/// Fragments without loops are packed closer.
+const ENTRY_ALIGNMENT: usize = 16;
+
 /// Where a relative jump leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
@@ -44,6 +50,8 @@ pub struct Encoded {
     pub hot: Vec<u8>,
     /// Cold bytes.
     pub cold: Vec<u8>,
+    /// What the start of the hot code must be aligned to.
+    pub alignment: usize,
     /// Relative jumps.
     pub fixups: Vec<Fixup>,
     /// Offset of each machine block: (in cold code, offset).
@@ -186,9 +194,11 @@ pub fn encode(
         skipped: None,
     };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
+    e.r.alignment = ENTRY_ALIGNMENT;
     for b in 0..f.hot_blocks {
         if f.block_of.contains(&b) && b != 0 {
-            e.hot.align(16, 0);
+            e.hot.align(LOOP_ALIGNMENT, 0);
+            e.r.alignment = LOOP_ALIGNMENT;
         }
         e.block(b)?;
     }
