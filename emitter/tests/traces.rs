@@ -293,3 +293,41 @@ fn register_pressure() {
         assert_eq!((out.pc, out.state), (if holds { 0x2000 } else { 0x9000 }, expected));
     }
 }
+
+/// Counts rcx down and collects flags that are made before the poll; `{}` is what the loop does with them.
+fn flags_before_the_poll(of_them: &str) -> dynasour_ir::Version {
+    let text = format!(
+        "region 0x1000 {{ version t1 {{
+    anchor a0 = base.0x1000 [rcx = v2, rdx = v6, rflags = v3]
+    anchor a1 = base.0x2000 [rcx = v4, rdx = v7, rflags = v5]
+    b0(v0: i64 = rcx, v1: i64 = rdx):
+      jump b1(v0, v1)
+    b1(v2: i64, v6: i64):
+      v3 = flags.sub.i64 v2, 5
+      poll else a0
+      v4 = sub.i64 v2, 1
+      v5 = flags.sub.i64 v2, 1
+      {of_them}
+      v8 = cond.ne v5
+      assume v8 else a1
+      jump b1(v4, v7)
+  }} }}"
+    );
+    version(&text).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn nothing_comes_before_a_poll() {
+    let mut bench = Bench::new();
+    // Only exits look at the flags: they are made there.
+    let f = bench.compile(&flags_before_the_poll("v7 = add.i64 v6, 1"));
+    bench.emitter.unlink_for_signal(f);
+    let out = bench.run(f, &state(&[(Gpr::RCX, 6), (Gpr::RDX, 0)], 0));
+    assert_eq!((out.deopt.kind, out.pc), (dynasour_emitter::SiteKind::Poll, 0x1000));
+    assert_eq!((out.state.gpr[1], out.state.gpr[2], out.state.flags & 0x40), (5, 1, 0x40));
+    // The loop itself looks at them: such a trace is refused, as leaving at the poll would skip them.
+    let refused = bench
+        .emitter
+        .compile(&flags_before_the_poll("v9 = flagbits v3\n      v7 = add.i64 v6, v9"), EntryState::Canonical);
+    assert!(refused.is_err_and(|e| e.to_string().contains("poll")));
+}
