@@ -8,7 +8,7 @@ use crate::record::Place;
 use crate::x86::{Size, register};
 use dynasour_guest::context::offset;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, OpKind, Register};
-use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output, ProgPoint};
+use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output};
 use smallvec::SmallVec;
 
 /// Loops start at a line of the instruction cache: a short one then takes as few lines as it can, which is worth up to
@@ -472,22 +472,23 @@ impl Emit<'_> {
         Ok(tail)
     }
 
-    /// For each poll: the moves that precede it in its block, then its split block. The retargeted back edge of a
-    /// loop leads here, in the very state in which it would have entered the block.
+    /// For each poll: once more what precedes it in its block, then its split block. The retargeted back edge of a loop
+    /// leads here, in the very state in which it would have entered the block.
     fn poll_landings(&mut self) -> Result<(), IcedError> {
         let f = self.f;
         for b in 0..f.hot_blocks {
-            let range = f.block_insns(Block::new(b));
-            let first = range.first();
-            let (Kind::Poll, Some(site)) = (&f.insts[first.index()].kind, f.insts[first.index()].site) else {
+            let poll = f.block_insns(Block::new(b)).last();
+            let (Kind::Poll, Some(site)) = (&f.insts[poll.index()].kind, f.insts[poll.index()].site) else {
                 continue;
             };
             let Some(split) = f.split_of[site.0 as usize] else { continue };
             let landing = self.at();
             self.r.polls.push((site, landing, b));
-            for (point, Edit::Move { from, to }) in &self.out.edits {
-                if *point == ProgPoint::before(first) {
-                    self.mov(*from, *to)?;
+            for item in self.out.block_insts_and_edits(f, Block::new(b)) {
+                match item {
+                    InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to)?,
+                    InstOrEdit::Inst(i) if i == poll => break,
+                    InstOrEdit::Inst(i) => self.inst(b, &f.insts[i.index()], self.out.inst_allocs(i))?,
                 }
             }
             self.jump(&[0xe9], Target::Block(split), false);

@@ -351,9 +351,10 @@ impl<'a> Lower<'a> {
                 _ => v.blocks[b].params.iter().filter_map(|p| self.vregs[p.index()]).collect(),
             };
             let insts = std::mem::take(&mut self.out);
-            // A back edge that is led out on request skips nothing but moves: the poll comes first in its block.
-            if insts.iter().rev().skip(1).any(|m| matches!(m.kind, Kind::Poll)) {
-                return Err(LowerError::Unsupported("code before a poll".into()));
+            // The landing of a back edge that is led out repeats what precedes the poll, which must not leave itself.
+            let poll = insts.iter().rev().position(|m| matches!(m.kind, Kind::Poll)).unwrap_or(0);
+            if insts.iter().rev().take(poll).any(|m| m.site.is_some()) {
+                return Err(LowerError::Unsupported("what may leave before a poll".into()));
             }
             if b == 0 {
                 entry = insts;
