@@ -191,6 +191,7 @@ impl<'a> Lower<'a> {
     /// Finds definitions, counts uses, and decides which registers and values the records need.
     fn survey(&mut self) -> Result<(), LowerError> {
         let v = self.v;
+        let saved = self.entry_places.saved_registers();
         let mut clobbers_flags = false;
         let mut flags_written = false;
         for (b, block) in v.blocks.iter().enumerate() {
@@ -225,8 +226,9 @@ impl<'a> Lower<'a> {
                 };
                 if let Some(n) = inst.native {
                     let native = &v.natives[n.index()];
+                    // A register that stands in for rsp may be one whose guest value waits in a slot.
                     for g in native.gpr_in.iter().chain(&native.gpr_out) {
-                        self.touched |= 1 << g.number();
+                        self.touched |= 1 << g.number() & !saved;
                     }
                     self.uses_vector |=
                         native.effects.intersects(dynasour_ir::Effects::STATE | dynasour_ir::Effects::READ_STATE)
