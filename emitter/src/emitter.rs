@@ -21,6 +21,7 @@ use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
 use dynasour_ir::{Gpr, Version};
 use regalloc2::{Algorithm, Edit, Function, MachineEnv, Output, PReg, RegAllocError, RegallocOptions};
 use smallvec::SmallVec;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else refuses this version.
@@ -38,6 +39,9 @@ pub enum EmitError {
     /// The register allocator gave up.
     #[error("register allocation failed: {0}")]
     Registers(RegAllocError),
+    /// The register allocator found constraints that cannot be met.
+    #[error("register allocation panicked")]
+    Allocator,
     /// More values are live at once than there are spill slots.
     #[error("the trace needs {0} spill slots")]
     Slots(usize),
@@ -197,9 +201,17 @@ impl Emitter {
             scratch_by_class: [None; 3],
             fixed_stack_slots: Vec::new(),
         };
-        let options = RegallocOptions { verbose_log: false, validate_ssa: true, algorithm: Algorithm::Ion };
-        let out =
-            regalloc2::run_with_ctx(&function, &env, &options, &mut self.allocator).map_err(EmitError::Registers)?;
+        let validate_ssa = cfg!(debug_assertions);
+        let options = RegallocOptions { verbose_log: false, validate_ssa, algorithm: Algorithm::Ion };
+        // regalloc2 panics when constraints cannot be met. That would be a bug of ours, but not one to end a guest for:
+        // the trace is given up. The allocator's memory is put back only when all went well.
+        let mut allocator = std::mem::take(&mut self.allocator);
+        let run = || regalloc2::run_with_ctx(&function, &env, &options, &mut allocator).map(|_| ());
+        let out = match panic::catch_unwind(AssertUnwindSafe(run)) {
+            Ok(done) => done.map(|()| &allocator.output).map_err(EmitError::Registers)?,
+            Err(cause) if cfg!(debug_assertions) => panic::resume_unwind(cause),
+            Err(_) => return Err(EmitError::Allocator),
+        };
         let mut end_of_slots = first_slot + out.num_spillslots as u32;
         // Borrowed registers are saved at entry and in their slots ever after.
         let mut homes = Homes { save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
@@ -225,6 +237,7 @@ impl Emitter {
         let first_site = self.exits.len() as u32;
         let code = encode(&function, out, first_slot as u16, u64::from(first_site), self.lookup.addresses(), &homes)?;
         let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
+        self.allocator = allocator;
         let mark = self.cache.mark();
         let placed = self.place(&code);
         let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;
