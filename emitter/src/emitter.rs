@@ -214,7 +214,11 @@ impl Emitter {
         };
         let mut end_of_slots = first_slot + out.num_spillslots as u32;
         // Borrowed registers are saved at entry and in their slots ever after.
-        let mut homes = Homes { save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
+        let mut homes = Homes {
+            extended: uses_vector.then_some(self.cpu.xstate_mask),
+            save: SmallVec::new(),
+            restore: SmallVec::from_slice(&entry.saved),
+        };
         let borrowed = used_registers(out) & !touched & !entry.saved_registers();
         for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
             homes.save.push((r, end_of_slots as u16));

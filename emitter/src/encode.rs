@@ -95,9 +95,11 @@ impl Encoded {
     }
 }
 
-/// Guest registers that are in spill slots while the fragment runs: (register, slot).
+/// Where guest state is while the fragment runs, if not in its home: (register, slot).
 #[derive(Debug, Default)]
 pub struct Homes {
+    /// The fragment uses the extended state, of these components: it is loaded at entry unless it is there already.
+    pub extended: Option<u64>,
     /// Saved at entry.
     pub save: SmallVec<[(u8, u16); 8]>,
     /// Restored where the trace ends.
@@ -278,6 +280,9 @@ impl Emit<'_> {
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
         match &m.kind {
             Kind::Entry => {
+                if let Some(components) = self.homes.extended {
+                    self.load_extended(components)?;
+                }
                 for &(r, s) in &self.homes.save {
                     self.put(&Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(r))?)?;
                 }
@@ -424,6 +429,36 @@ impl Emit<'_> {
         };
         self.r.ends.push((end.site, at, tail));
         Ok(())
+    }
+
+    /// Makes the extended state live in the processor, without touching flags. All of it is in the fragment itself, so
+    /// that a signal that arrives meanwhile finds the fragment to leave.
+    fn load_extended(&mut self, components: u64) -> Result<(), IcedError> {
+        use Code::{Mov_r32_imm32, Mov_r64_rm64, Mov_rm64_imm32, Mov_rm64_r64, Xrstor64_mem};
+        use Register::{EAX, EDX, RAX, RCX, RDX};
+        let save = |n: usize| context(offset::STUB_SAVE + 8 * n);
+        self.put(&Instruction::with2(Mov_rm64_r64, save(1), RCX)?)?;
+        // rcx = 0 if the state is live: then over what loads it.
+        self.put(&Instruction::with2(Mov_r64_rm64, RCX, context(offset::EXTENDED_AWAY))?)?;
+        self.section().bytes(&[0xe3, 0]);
+        let load = self.at();
+        let area = MemoryOperand::new(RCX, Register::None, 1, offset::XSTATE as i64, 8, false, Register::None);
+        for inst in [
+            Instruction::with2(Mov_rm64_r64, save(2), RAX)?,
+            Instruction::with2(Mov_rm64_r64, save(3), RDX)?,
+            Instruction::with2(Mov_r32_imm32, EAX, components as u32)?,
+            Instruction::with2(Mov_r32_imm32, EDX, (components >> 32) as u32)?,
+            Instruction::with2(Mov_r64_rm64, RCX, context(offset::THIS))?,
+            Instruction::with1(Xrstor64_mem, area)?,
+            Instruction::with2(Mov_rm64_imm32, context(offset::EXTENDED_AWAY), 0)?,
+            Instruction::with2(Mov_r64_rm64, RAX, save(2))?,
+            Instruction::with2(Mov_r64_rm64, RDX, save(3))?,
+        ] {
+            self.put(&inst)?;
+        }
+        let skip = (self.at() - load) as u8;
+        self.section().short_jumps.push((load as usize - 1, skip));
+        self.put(&Instruction::with2(Mov_r64_rm64, RCX, save(1))?)
     }
 
     /// Finds the fragment for `next_pc` without touching flags: on a hit jumps there, else to the unlinked stub.

@@ -52,6 +52,8 @@ pub struct ThreadContext {
     pub reserved: u32,
     /// Short-lived save slots of stubs.
     pub stub_save: [u64; 8],
+    /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is in `xstate` still.
+    pub extended_away: u64,
     /// Spill slots of fragments and temporaries of the interpreter.
     pub scratch: [u64; SCRATCH_WORDS],
     /// Extended state: x87, SSE, AVX, AVX-512, MXCSR.
@@ -91,6 +93,8 @@ pub mod offset {
     pub const NEXT_PC: usize = offset_of!(ThreadContext, next_pc);
     /// `pending`
     pub const PENDING: usize = offset_of!(ThreadContext, pending);
+    /// `extended_away`
+    pub const EXTENDED_AWAY: usize = offset_of!(ThreadContext, extended_away);
     /// `stub_save[0]`
     pub const STUB_SAVE: usize = offset_of!(ThreadContext, stub_save);
     /// `scratch[0]`
