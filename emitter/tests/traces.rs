@@ -195,6 +195,48 @@ fn linked_ends_and_indirect_ends() {
     assert_eq!(bench.run(first, &before).pc, 0x4000);
 }
 
+/// Doubles xmm0 and ends at `target`.
+fn doubler(pc: u64, target: u64) -> dynasour_ir::Version {
+    version(&format!(
+        "region {pc:#x} {{ version t1 {{
+    native n0 = {pc:#x} \"66 0f d4 c0\" vec_read 0x1 vec_write 0x1 effects [state, read_state] ; paddq xmm0,xmm0
+    anchor a0 = base.{target:#x} []
+    b0():
+      native n0 ; paddq xmm0,xmm0
+      exit a0
+  }} }}"
+    ))
+    .unwrap()
+}
+
+#[test]
+fn the_extended_state_is_loaded_by_the_first_fragment_that_uses_it() {
+    const XMM0: usize = 160;
+    const XSTATE_BV: usize = 512;
+    let mut bench = Bench::new();
+    let xmm0 = |b: &Bench| u64::from_le_bytes(b.ctx.xstate.0[XMM0..XMM0 + 8].try_into().unwrap());
+    bench.ctx.xstate.0[XMM0] = 5;
+    bench.ctx.xstate.0[XSTATE_BV] |= 2;
+    let before = state(&[(Gpr::RAX, 1), (Gpr::RDX, 1)], 0x8d5);
+    let chain = [adder(0x1000, "0x2000"), doubler(0x2000, 0x3000), adder(0x3000, "0x4000"), doubler(0x4000, 0x5000)];
+    let fragments: Vec<_> = chain.iter().map(|v| bench.compile(v)).collect();
+    let doubled = [5, 10, 10, 20];
+    for (n, expected) in doubled.into_iter().enumerate() {
+        // All that is linked so far, from a fragment that does not use the state.
+        bench.ctx.xstate.0[XMM0] = 5;
+        let out = bench.run(fragments[0], &before);
+        assert_eq!((out.pc, xmm0(&bench)), (0x2000 + 0x1000 * n as u64, expected));
+        assert_eq!(out.state.gpr[1..], before.gpr[1..]);
+        if let Some(next) = fragments.get(n + 1) {
+            bench.emitter.link(out.deopt.exit, *next).unwrap();
+        }
+    }
+    // And entered at a fragment that does.
+    bench.ctx.xstate.0[XMM0] = 5;
+    let out = bench.run(fragments[1], &before);
+    assert_eq!((out.pc, xmm0(&bench), out.state.flags & 1), (0x5000, 20, 0));
+}
+
 #[test]
 fn a_signal_gets_a_loop_out_at_its_poll() {
     let mut bench = Bench::new();
