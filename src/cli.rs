@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand};
-use dynasour_runtime::config::{Chaos, RunConfig, Stage, Tier, parse_pass};
+use dynasour_runtime::config::{Chaos, HEAD_THRESHOLD, RunConfig, Stage, Tier, parse_pass};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -39,7 +39,7 @@ pub struct RunArgs {
     #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
     tier: Tier,
     /// Executions of a trace head before it is compiled
-    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = HEAD_THRESHOLD, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: u32,
     /// Bytes of the code cache; suffixes K and M
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]

@@ -79,13 +79,7 @@ impl Case {
     /// A trace that leaves the result in rbx (an integer) or rflags, and keeps rdx and r9.
     fn version(&self, inputs: &[u64; 3]) -> Version {
         let mut v = Version::new("t1", 0x1000);
-        let params: Vec<Value> = INPUTS
-            .iter()
-            .map(|g| {
-                v.entry_locs.push(Loc::Gpr(*g));
-                v.value(Ty::I64)
-            })
-            .collect();
+        let params = entry_params(&mut v);
         let mut b = Builder::new(&mut v);
         let args: Vec<Operand> = (0..self.args.len())
             .map(|i| operand(&mut b, params[i], self.args[i], (self.constants >> i & 1 != 0).then_some(inputs[i])))
@@ -238,13 +232,7 @@ fn one_condition(bench: &mut Bench, random: &mut Random, op: FlagOp, ty: Ty, con
     }
     let types: Vec<Ty> = op.args().iter().map(|a| if let ArgTy::Is(t) = a { *t } else { ty }).collect();
     let mut v = Version::new("t1", 0x1000);
-    let params: Vec<Value> = INPUTS
-        .iter()
-        .map(|g| {
-            v.entry_locs.push(Loc::Gpr(*g));
-            v.value(Ty::I64)
-        })
-        .collect();
+    let params = entry_params(&mut v);
     let mut b = Builder::new(&mut v);
     let args: Vec<Operand> = (0..types.len())
         .map(|i| operand(&mut b, params[i], types[i], (constants >> i & 1 != 0).then_some(inputs[i])))
@@ -281,4 +269,13 @@ fn one_condition(bench: &mut Bench, random: &mut Random, op: FlagOp, ty: Ty, con
     let listing = || bench.emitter.listing(fragment).unwrap();
     assert_eq!(out.state, expected, "{inputs:x?}\n{v}\n{}", listing());
     assert_eq!(out.pc, if holds { 0x2000 } else { 0x3000 });
+}
+
+/// Gives the version an entry parameter for each input.
+fn entry_params(v: &mut Version) -> Vec<Value> {
+    let param = |g: &Gpr| {
+        v.entry_locs.push(Loc::Gpr(*g));
+        v.value(Ty::I64)
+    };
+    INPUTS.iter().map(param).collect()
 }

@@ -7,6 +7,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub use dynasour_tracer::HEAD_THRESHOLD;
+
 /// Which executable forms of guest code are used (DESIGN section 8).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tier {

@@ -12,5 +12,5 @@ pub mod recorder;
 
 pub use build::{BuildError, Path, Step, TraceShape};
 pub use heads::{HeadTable, Heat};
-pub use policy::{DefaultPolicy, SpeculationPolicy};
+pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
