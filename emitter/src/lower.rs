@@ -437,6 +437,7 @@ impl<'a> Lower<'a> {
                 self.trace_end(*anchor)?;
                 Ok(SmallVec::new())
             }
+            Term::Branch { .. } => Err(LowerError::Unsupported("a branch inside a trace".into())),
             Term::Guest(_) => Err(LowerError::Malformed("guest control flow in a trace".into())),
         }
     }
@@ -455,6 +456,7 @@ impl<'a> Lower<'a> {
                 self.emit(Kind::Poll, Ops::new(), Some(site));
                 Ok(())
             }
+            Op::Print | Op::Read => Err(LowerError::Unsupported(inst.op.to_string())),
             Op::Get(_) | Op::Put(_) | Op::At => Err(LowerError::Malformed(format!("{} in a trace", inst.op))),
             _ => {
                 let d = inst.def().ok_or_else(|| LowerError::Malformed(format!("{} without result", inst.op)))?;
@@ -556,7 +558,7 @@ impl<'a> Lower<'a> {
             Op::Trunc | Op::Insert8Low | Op::Insert8High | Op::Insert16 => false,
             Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU | Op::Cond(_) => false,
             Op::Flags(_) | Op::FlagBits | Op::Store | Op::Get(_) | Op::Put(_) | Op::At => false,
-            Op::Assume | Op::Poll | Op::Native => false,
+            Op::Assume | Op::Poll | Op::Print | Op::Read | Op::Native => false,
         }
     }
 

@@ -63,7 +63,10 @@ impl Lower<'_> {
             Op::Select => self.select(ty, arg(0), arg(1), arg(2), d),
             Op::Flags(op) => self.packed_flags(inst, op, d),
             Op::FlagBits => self.flag_bits(arg(0), d),
-            Op::Load | Op::Store | Op::Get(_) | Op::Put(_) | Op::At | Op::Assume | Op::Poll | Op::Native => {
+            Op::Load | Op::Store | Op::Get(_) | Op::Put(_) | Op::At => {
+                Err(LowerError::Malformed(format!("{} is not pure", inst.op)))
+            }
+            Op::Assume | Op::Poll | Op::Print | Op::Read | Op::Native => {
                 Err(LowerError::Malformed(format!("{} is not pure", inst.op)))
             }
         }

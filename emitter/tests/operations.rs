@@ -93,7 +93,7 @@ impl Case {
             _ => (Loc::Gpr(Gpr::RBX), b.zext(Ty::I64, result, value.into())),
         };
         let mut insts = b.insts;
-        v.anchor(Anchor { target: Operand::Const(0x2000), varmap: vec![(loc, out)], stores: Vec::new() });
+        v.anchor(Anchor::new(Operand::Const(0x2000), vec![(loc, out)]));
         if self.record {
             let mut leave = Inst::new(Op::Assume, Ty::I64, None, &[Operand::Const(0)]);
             leave.anchor = Some(AnchorId(0));
@@ -246,8 +246,8 @@ fn one_condition(bench: &mut Bench, random: &mut Random, op: FlagOp, ty: Ty, con
     b.insts.push(guard);
     let insts = b.insts;
     let varmap = |tag| vec![(Loc::Gpr(Gpr::RBX), chosen), (Loc::Gpr(Gpr::RDX), byte), (Loc::Gpr(Gpr::R11), tag)];
-    v.anchor(Anchor { target: Operand::Const(0x3000), varmap: varmap(Operand::Const(1)), stores: Vec::new() });
-    v.anchor(Anchor { target: Operand::Const(0x2000), varmap: varmap(Operand::Const(2)), stores: Vec::new() });
+    v.anchor(Anchor::new(Operand::Const(0x3000), varmap(Operand::Const(1))));
+    v.anchor(Anchor::new(Operand::Const(0x2000), varmap(Operand::Const(2))));
     v.blocks.push(Block { params, insts, term: Term::Exit(AnchorId(1)) });
     let values: Vec<u64> =
         types.iter().zip(&inputs).map(|(t, i)| if *t == Ty::Flags { i & ARITH_FLAGS } else { i & t.mask() }).collect();

@@ -153,7 +153,7 @@ fn link_all(world: &mut World, guards: &[ExitId]) {
                 catcher.entry_locs.push(loc);
             }
         }
-        catcher.anchor(Anchor { target: Operand::Const(pc ^ CAUGHT), varmap, stores: Vec::new() });
+        catcher.anchor(Anchor::new(Operand::Const(pc ^ CAUGHT), varmap));
         catcher.blocks.push(Block { params, insts: Vec::new(), term: Term::Exit(AnchorId(0)) });
         if n % 3 == 0 {
             let target = world.bench.compile(&catcher);

@@ -23,7 +23,7 @@ type State = [Operand; Loc::SSA_COUNT];
 
 fn anchor(b: &mut Builder, pc: u64, state: &State) -> AnchorId {
     let varmap = state.iter().enumerate().map(|(i, o)| (Loc::from_ssa_index(i), *o)).collect();
-    b.version.anchor(Anchor { target: Operand::Const(pc), varmap, stores: Vec::new() })
+    b.version.anchor(Anchor::new(Operand::Const(pc), varmap))
 }
 
 fn load(b: &mut Builder, ty: Ty, mem: Mem, base: Operand, anchor: AnchorId) -> Operand {

@@ -207,6 +207,8 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
     match inst.op {
         Op::Load => Access::Read(inst.ty.bytes()),
         Op::Store => Access::Write(inst.ty.bytes()),
+        // Whoever sees the event may look at memory.
+        Op::Print | Op::Read => Access::Barrier,
         Op::Native => {
             let Some(native) = inst.native.and_then(|n| version.natives.get(n.index())) else { return Access::Barrier };
             let effects = native.effects;

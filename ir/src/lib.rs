@@ -1,6 +1,6 @@
 //! The assume IR: versions, anchors, verifier, evaluator and optimisation passes (DESIGN section 4).
 //!
-//! * [`types`], [`op`], [`version`]: the data model. Everything prints as the text form.
+//! * [`types`], [`op`], [`version`], [`region`]: the data model. Everything prints as the text form.
 //! * [`semantics`]: what each pure operation computes; [`hostflags`] asks the processor for flags.
 //! * [`builder`]: appending instructions.
 //! * [`text`]: printing and parsing; [`verify`]: the rules; [`reach`]: the analyses behind them.
@@ -16,6 +16,7 @@ pub mod op;
 pub mod opt;
 pub mod random;
 pub mod reach;
+pub mod region;
 pub mod semantics;
 pub mod text;
 pub mod types;
@@ -24,7 +25,9 @@ pub mod version;
 
 pub use builder::Builder;
 pub use op::{Cond, FlagOp, Op};
+pub use region::Region;
 pub use types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 pub use version::{
-    Anchor, Block, Context, DeferredStore, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap, Version,
+    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap,
+    Version, Via,
 };

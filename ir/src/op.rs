@@ -273,6 +273,11 @@ pub enum Op {
     Assume,
     /// Holds always, except when the runtime wants the thread to leave here: at a loop's head.
     Poll,
+    // Observable events, for programs that are written for the IR itself; the lifter makes none.
+    /// Shows a number to the outside.
+    Print,
+    /// Takes a number from the outside.
+    Read,
     /// An original guest instruction, see [`crate::Native`]. Operands: memory base and index if it has an
     /// explicit memory operand, then `gpr_in` values, then flags if `flags_in`. Results: `gpr_out`, then flags.
     Native,
@@ -291,7 +296,7 @@ pub enum ResultTy {
 
 impl Op {
     /// Operations without a payload, for parsers and random generators.
-    pub const PLAIN: [Op; 38] = [
+    pub const PLAIN: [Op; 40] = [
         Op::Add,
         Op::Sub,
         Op::And,
@@ -328,6 +333,8 @@ impl Op {
         Op::At,
         Op::Assume,
         Op::Poll,
+        Op::Print,
+        Op::Read,
         Op::Native,
         Op::Zext(Ty::I32),
     ];
@@ -365,13 +372,27 @@ impl Op {
             Op::At => (&[I64], R::None),
             Op::Assume => (&[Is(Ty::I1)], R::None),
             Op::Poll => (&[], R::None),
+            Op::Print => (&[I64], R::None),
+            Op::Read => (&[], R::Is(Ty::I64)),
             Op::Native => (&[], R::None),
         }
     }
 
     /// Is the result a function of the operands alone, with no effect and no fault?
     pub const fn is_pure(self) -> bool {
-        !matches!(self, Op::Load | Op::Store | Op::Get(_) | Op::Put(_) | Op::At | Op::Assume | Op::Poll | Op::Native)
+        !matches!(
+            self,
+            Op::Load
+                | Op::Store
+                | Op::Get(_)
+                | Op::Put(_)
+                | Op::At
+                | Op::Assume
+                | Op::Poll
+                | Op::Print
+                | Op::Read
+                | Op::Native
+        )
     }
 
     /// May the operands be exchanged?
@@ -404,6 +425,8 @@ impl Op {
                 | Op::At
                 | Op::Assume
                 | Op::Poll
+                | Op::Print
+                | Op::Read
                 | Op::Native
         )
     }
@@ -454,6 +477,8 @@ impl fmt::Display for Op {
             Op::At => "at",
             Op::Assume => "assume",
             Op::Poll => "poll",
+            Op::Print => "print",
+            Op::Read => "read",
             Op::Native => "native",
         };
         f.write_str(name)

@@ -38,11 +38,7 @@ impl fmt::Display for Place {
 
 /// The blocks control may go to from a terminator.
 pub fn successors(term: &Term) -> impl Iterator<Item = BlockId> {
-    match term {
-        Term::Jump { to, .. } => Some(*to),
-        Term::Exit(_) | Term::Guest(_) => None,
-    }
-    .into_iter()
+    term.edges().map(|(to, _)| to)
 }
 
 /// Does this instruction end the reach of every anchor before it?
@@ -50,7 +46,7 @@ pub fn ends_reach(version: &Version, inst: &Inst) -> bool {
     const ENDING: Effects =
         Effects::WRITE.union(Effects::FENCE).union(Effects::LOCKED).union(Effects::NO_REPEAT).union(Effects::STATE);
     match inst.op {
-        Op::Store => true,
+        Op::Store | Op::Print | Op::Read => true,
         Op::Native => match inst.native.and_then(|n| version.natives.get(n.index())) {
             Some(native) => native.effects.intersects(ENDING),
             None => true,

@@ -95,7 +95,16 @@ pub fn eval(op: Op, ty: Ty, args: &[u64]) -> u64 {
         Op::Cond(cond) => u64::from(cond_holds(cond, args[0])),
         Op::Flags(flag_op) => hostflags::flags(flag_op, ty, args),
         Op::FlagBits => args[0] & ARITH_FLAGS,
-        Op::Load | Op::Store | Op::Get(_) | Op::Put(_) | Op::At | Op::Assume | Op::Poll | Op::Native => {
+        Op::Load
+        | Op::Store
+        | Op::Get(_)
+        | Op::Put(_)
+        | Op::At
+        | Op::Assume
+        | Op::Poll
+        | Op::Print
+        | Op::Read
+        | Op::Native => {
             panic!("{op} is not a pure operation")
         }
     }

@@ -148,6 +148,9 @@ pub struct DeferredStore {
 }
 
 /// A place from which deoptimisation is possible: the `base` pc to continue at and how to rebuild its state.
+///
+/// `target`, `varmap` and `stores` are always the way to `base`. `via` is a station on it: another version of the
+/// region that may be entered instead, so that only the assumptions of this version are undone (sourir 3.3).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Anchor {
     /// The guest pc to continue at: a constant, except where an indirect jump ends the trace.
@@ -156,6 +159,20 @@ pub struct Anchor {
     pub varmap: Vec<(Loc, Operand)>,
     /// Stores to perform, oldest first.
     pub stores: Vec<DeferredStore>,
+    /// A label in another version where control may go on instead, before anything above is done.
+    pub via: Option<Box<Via>>,
+}
+
+/// A label in another version of the region: the *position* of one of its anchors (see [`crate::reach`]), and what
+/// that version's live values are there.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Via {
+    /// The other version's name.
+    pub version: String,
+    /// Its anchor.
+    pub anchor: AnchorId,
+    /// Its values -> our operands, sorted by value. Those that are live at the label are all there.
+    pub values: Vec<(Value, Operand)>,
 }
 
 /// How control leaves a `base` block.
@@ -213,6 +230,15 @@ pub enum Trap {
     Fetch,
 }
 
+/// A way from the end of a block to the start of another.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Edge {
+    /// Target block.
+    pub to: BlockId,
+    /// One operand per parameter.
+    pub args: Vec<Operand>,
+}
+
 /// How a block ends.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Term {
@@ -223,10 +249,45 @@ pub enum Term {
         /// One operand per parameter.
         args: Vec<Operand>,
     },
+    /// To one of two blocks of the version. Recorded traces have none; versions that hold several paths do.
+    Branch {
+        /// i1
+        cond: Operand,
+        /// If it holds.
+        then: Edge,
+        /// If not.
+        otherwise: Edge,
+    },
     /// Leave the version through an anchor: the normal end of a trace.
     Exit(AnchorId),
     /// The end of a `base` block.
     Guest(GuestTerm),
+}
+
+impl Term {
+    /// The edges to other blocks of the version: target and operands.
+    pub fn edges(&self) -> impl Iterator<Item = (BlockId, &[Operand])> {
+        let (first, second) = match self {
+            Term::Jump { to, args } => (Some((*to, &args[..])), None),
+            Term::Branch { then, otherwise, .. } => {
+                (Some((then.to, &then.args[..])), Some((otherwise.to, &otherwise.args[..])))
+            }
+            Term::Exit(_) | Term::Guest(_) => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
+
+    /// The edges to other blocks of the version, to be changed.
+    pub fn edges_mut(&mut self) -> impl Iterator<Item = (&mut BlockId, &mut Vec<Operand>)> {
+        let (first, second) = match self {
+            Term::Jump { to, args } => (Some((to, args)), None),
+            Term::Branch { then, otherwise, .. } => {
+                (Some((&mut then.to, &mut then.args)), Some((&mut otherwise.to, &mut otherwise.args)))
+            }
+            Term::Exit(_) | Term::Guest(_) => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
 }
 
 /// A straight run of instructions with parameters at its start.
@@ -326,17 +387,22 @@ impl Version {
         self.blocks.iter().any(|b| matches!(b.term, Term::Guest(_)))
     }
 
-    /// Calls `f` on every operand of an anchor: target, varmap, deferred stores. A varmap is just a use.
+    /// Calls `f` on every operand of an anchor: target, varmap, deferred stores, label. A varmap is just a use.
     pub fn for_each_anchor_operand(anchor: &mut Anchor, mut f: impl FnMut(&mut Operand)) {
         f(&mut anchor.target);
         anchor.varmap.iter_mut().for_each(|(_, o)| f(o));
-        anchor.stores.iter_mut().flat_map(|s| s.args.iter_mut()).for_each(f);
+        anchor.stores.iter_mut().flat_map(|s| s.args.iter_mut()).for_each(&mut f);
+        anchor.via.iter_mut().flat_map(|via| &mut via.values).for_each(|(_, o)| f(o));
     }
 
     /// Calls `f` on every operand of a terminator (anchors' operands are visited with the anchors).
     pub fn for_each_term_operand(term: &mut Term, mut f: impl FnMut(&mut Operand)) {
         match term {
             Term::Jump { args, .. } => args.iter_mut().for_each(f),
+            Term::Branch { cond, then, otherwise } => {
+                f(cond);
+                then.args.iter_mut().chain(&mut otherwise.args).for_each(f);
+            }
             Term::Exit(_) => {}
             Term::Guest(
                 GuestTerm::Goto(o)
@@ -366,10 +432,16 @@ impl Version {
 }
 
 impl Anchor {
-    /// Every operand, in order: target, varmap, deferred stores.
+    /// An anchor without deferred stores that leads to `base`.
+    pub fn new(target: Operand, varmap: Vec<(Loc, Operand)>) -> Anchor {
+        Anchor { target, varmap, stores: Vec::new(), via: None }
+    }
+
+    /// Every operand, in order: target, varmap, deferred stores, label.
     pub fn operands(&self) -> impl Iterator<Item = Operand> + '_ {
         std::iter::once(self.target)
             .chain(self.varmap.iter().map(|(_, o)| *o))
             .chain(self.stores.iter().flat_map(|s| s.args))
+            .chain(self.via.iter().flat_map(|via| &via.values).map(|(_, o)| *o))
     }
 }

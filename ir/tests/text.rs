@@ -214,3 +214,28 @@ fn errors_name_line_column_and_expectation() {
         "line 1, column 1: expected a region with one version, found 0 versions"
     );
 }
+
+/// Branches, events and labels in other versions.
+#[test]
+fn programs_with_branches_round_trip() {
+    let source = "region 0x1000 {
+  version t2 {
+    anchor a0 = base.0x1000 [rax = v0] via t1.a3 [v2 = v0, v7 = 4]
+    anchor a1 = base.0x1010 [rax = v1]
+    b0(v0: i64 = rax):
+      v3 = eq.i64 v0, 0
+      poll else a0
+      branch v3 then b1(v0) else b2()
+    b1(v1: i64):
+      print v1
+      exit a1
+    b2:
+      v2 = read
+      jump b1(v2)
+  }
+}
+";
+    assert_eq!(round_trip(source), source);
+    let wrong = source.replace("b2()\n", "b3()\n");
+    assert!(verify(&version(&wrong).unwrap()).unwrap_err()[0].to_string().contains("b3 does not exist"));
+}

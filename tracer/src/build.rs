@@ -198,11 +198,7 @@ fn speculate_registers(
     if chosen.is_empty() {
         return Vec::new();
     }
-    let anchor = version.anchor(Anchor {
-        target: Operand::Const(path.head),
-        varmap: varmap(written, state),
-        stores: Vec::new(),
-    });
+    let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
     let mut builder = Builder::new(version);
     for (gpr, value) in chosen {
         let slot = &mut state[gpr.number()];
@@ -249,7 +245,7 @@ impl<'v, 'w> Body<'v, 'w> {
 
     fn new_anchor(&mut self, target: Operand, state: &State) -> AnchorId {
         let varmap = varmap(self.written, state);
-        self.builder.version.anchor(Anchor { target, varmap, stores: Vec::new() })
+        self.builder.version.anchor(Anchor::new(target, varmap))
     }
 
     /// An anchor at the start of the present guest instruction.

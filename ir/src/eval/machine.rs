@@ -9,7 +9,7 @@ use crate::semantics::ARITH_FLAGS;
 use crate::types::{Loc, Ty};
 use crate::version::{Effects, Native, Segment};
 use rustc_hash::FxHasher;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
@@ -51,6 +51,14 @@ pub trait Machine {
     /// Writes a location that is not SSA and fits 64 bits.
     fn put(&mut self, loc: Loc, value: u64);
 
+    /// Shows a number to the outside.
+    fn print(&mut self, _value: u64) {}
+
+    /// Takes a number from the outside; 0 where there is none.
+    fn read(&mut self) -> u64 {
+        0
+    }
+
     /// Executes an original instruction. `address` is that of its explicit memory operand; `inputs` are the
     /// `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then the flags.
     fn native(
@@ -72,6 +80,10 @@ pub struct ModelMachine {
     in_place: BTreeMap<Loc, u64>,
     /// How many natives that do not repeat have run: a part of their input.
     clock: u64,
+    /// What was printed, oldest first.
+    pub printed: Vec<u64>,
+    /// What will be read, next first; when it is empty, 0 is.
+    pub input: VecDeque<u64>,
     /// Every address is accessible, and this decides what is in memory that nothing has written.
     boundless: Option<u64>,
 }
@@ -165,6 +177,12 @@ impl ModelMachine {
                 return Some(format!("{loc}: {ours:#x} and {theirs:#x}"));
             }
         }
+        if self.printed != other.printed {
+            return Some(format!("printed: {:?} and {:?}", self.printed, other.printed));
+        }
+        if self.input != other.input {
+            return Some(format!("input left: {:?} and {:?}", self.input, other.input));
+        }
         (self.clock != other.clock).then(|| format!("clock: {} and {}", self.clock, other.clock))
     }
 
@@ -184,6 +202,14 @@ impl ModelMachine {
 }
 
 impl Machine for ModelMachine {
+    fn print(&mut self, value: u64) {
+        self.printed.push(value);
+    }
+
+    fn read(&mut self) -> u64 {
+        self.input.pop_front().unwrap_or(0)
+    }
+
     fn load(&mut self, address: u64, size: u32) -> Result<u64, Fault> {
         let mut value = 0;
         for i in (0..u64::from(size)).rev() {

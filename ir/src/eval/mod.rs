@@ -246,17 +246,20 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             }
             *budget -= 1;
             let place = Place { block, inst: body.insts.len() };
-            match &body.term {
-                Term::Jump { to, args } => {
-                    let incoming: SmallVec<[u64; 20]> = args.iter().map(|a| self.operand(*a)).collect();
-                    for (param, value) in version.blocks[to.index()].params.iter().zip(incoming) {
-                        self.values[param.index()] = value;
-                    }
-                    block = *to;
+            let (to, args) = match &body.term {
+                Term::Jump { to, args } => (*to, args),
+                Term::Branch { cond, then, otherwise } => {
+                    let edge = if self.operand(*cond) != 0 { then } else { otherwise };
+                    (edge.to, &edge.args)
                 }
                 Term::Exit(anchor) => return self.take(*anchor, Reason::End, place),
                 Term::Guest(term) => return Ok(self.guest(term)),
+            };
+            let incoming: SmallVec<[u64; 20]> = args.iter().map(|a| self.operand(*a)).collect();
+            for (param, value) in version.blocks[to.index()].params.iter().zip(incoming) {
+                self.values[param.index()] = value;
             }
+            block = to;
         }
     }
 
@@ -316,6 +319,14 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                 self.take(anchor, Reason::Assume, place).map(Some)
             }
             Op::Assume | Op::Poll => Ok(None),
+            Op::Print => {
+                self.machine.print(args[0]);
+                Ok(None)
+            }
+            Op::Read => {
+                self.values[inst.defs[0].index()] = self.machine.read();
+                Ok(None)
+            }
             Op::Native => self.native(inst, &args, place),
             pure => {
                 self.values[inst.defs[0].index()] = semantics::eval(pure, inst.ty, &args);

@@ -7,14 +7,16 @@
 
 use super::OptOptions;
 use super::params::drop_params;
-use super::shape::{BODY, normalise};
+use super::shape::normalise;
 use crate::op::Op;
 use crate::types::{AnchorId, NativeId, Operand};
 use crate::version::{Effects, Inst, Term, Version};
 
 /// Runs the pass; returns how many instructions, parameters, anchors and natives went.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if normalise(version).is_none() {
+    // Versions with branches are in neither shape, which is all right here.
+    normalise(version);
+    if version.is_base() || version.blocks.is_empty() {
         return 0;
     }
     remove_dead(version) + remove_unused_tables(version)
@@ -37,15 +39,13 @@ pub(super) fn has_effect(version: &Version, inst: &Inst) -> bool {
 enum Source {
     Nowhere,
     Inst(usize, usize),
-    LoopParam(usize),
+    Param(usize, usize),
 }
 
 fn remove_dead(version: &mut Version) -> usize {
     let mut source = vec![Source::Nowhere; version.types.len()];
     for (b, block) in version.blocks.iter().enumerate() {
-        if b == BODY {
-            block.params.iter().enumerate().for_each(|(i, p)| source[p.index()] = Source::LoopParam(i));
-        }
+        block.params.iter().enumerate().for_each(|(i, p)| source[p.index()] = Source::Param(b, i));
         for (i, inst) in block.insts.iter().enumerate() {
             inst.defs.iter().for_each(|d| source[d.index()] = Source::Inst(b, i));
         }
@@ -75,6 +75,7 @@ fn remove_dead(version: &mut Version) -> usize {
         match &block.term {
             Term::Exit(a) => work.extend(version.anchors[a.index()].operands()),
             Term::Guest(_) => work.extend(Version::term_operands(&block.term)),
+            Term::Branch { cond, .. } => work.push(*cond),
             Term::Jump { .. } => {}
         }
     }
@@ -86,12 +87,9 @@ fn remove_dead(version: &mut Version) -> usize {
         match source[v.index()] {
             Source::Nowhere => {}
             Source::Inst(b, i) => mark_inst(version, &mut work, b, i),
-            Source::LoopParam(i) => {
-                for block in &version.blocks {
-                    if let Term::Jump { args, .. } = &block.term {
-                        work.push(args[i]);
-                    }
-                }
+            Source::Param(b, i) => {
+                let edges = version.blocks.iter().flat_map(|block| block.term.edges());
+                work.extend(edges.filter(|(to, _)| to.index() == b).filter_map(|(_, args)| args.get(i).copied()));
             }
         }
     }
@@ -102,10 +100,14 @@ fn remove_dead(version: &mut Version) -> usize {
         block.insts.retain(|_| *flags.next().unwrap_or(&true));
         removed += before - block.insts.len();
     }
-    if version.blocks.len() > BODY {
-        let keep: Vec<bool> = version.blocks[BODY].params.iter().map(|p| live_value[p.index()]).collect();
-        removed += keep.iter().filter(|k| !**k).count();
-        drop_params(version, &keep);
+    // The entry's parameters are the guest's state.
+    for b in 1..version.blocks.len() {
+        let keep: Vec<bool> = version.blocks[b].params.iter().map(|p| live_value[p.index()]).collect();
+        let dead = keep.iter().filter(|k| !**k).count();
+        if dead > 0 {
+            drop_params(version, b, &keep);
+        }
+        removed += dead;
     }
     removed
 }

@@ -43,7 +43,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 fn args(version: &Version, block: usize) -> &[Operand] {
     match &version.blocks[block].term {
         Term::Jump { args, .. } => args,
-        Term::Exit(_) | Term::Guest(_) => &[],
+        Term::Branch { .. } | Term::Exit(_) | Term::Guest(_) => &[],
     }
 }
 
@@ -64,7 +64,7 @@ fn round(version: &mut Version) -> usize {
     if count > 0 {
         // Parameters added meanwhile stay.
         keep.resize(version.blocks[BODY].params.len(), true);
-        super::params::drop_params(version, &keep);
+        super::params::drop_params(version, BODY, &keep);
         version.blocks[BODY].insts.splice(0..0, rebuilt);
     }
     count

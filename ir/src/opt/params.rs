@@ -75,22 +75,20 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     }
     let removed = keep.iter().filter(|k| !**k).count();
     if removed > 0 {
-        drop_params(version, &keep);
+        drop_params(version, BODY, &keep);
         version.for_each_operand(|o| *o = rename(&table, *o));
     }
     removed
 }
 
-/// Removes the parameters of the loop block that `keep` does not name, with their arguments.
-pub(super) fn drop_params(version: &mut Version, keep: &[bool]) {
+/// Removes the parameters of a block that `keep` does not name, with their arguments.
+pub(super) fn drop_params(version: &mut Version, block: usize, keep: &[bool]) {
     fn retain<T>(list: &mut Vec<T>, keep: &[bool]) {
         let mut flags = keep.iter();
         list.retain(|_| *flags.next().unwrap_or(&true));
     }
-    retain(&mut version.blocks[BODY].params, keep);
-    for block in [ENTRY, BODY] {
-        if let Term::Jump { args, .. } = &mut version.blocks[block].term {
-            retain(args, keep);
-        }
+    retain(&mut version.blocks[block].params, keep);
+    for from in &mut version.blocks {
+        from.term.edges_mut().filter(|(to, _)| to.index() == block).for_each(|(_, args)| retain(args, keep));
     }
 }

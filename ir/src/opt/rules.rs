@@ -98,6 +98,7 @@ pub(super) fn step(n: &mut Numbering, e: &Expr) -> Step {
             _ => Step::Keep,
         },
         Op::Load | Op::Store | Op::Get(_) | Op::Put(_) | Op::At | Op::Assume | Op::Poll | Op::Native => Step::Keep,
+        Op::Print | Op::Read => Step::Keep,
     }
 }
 

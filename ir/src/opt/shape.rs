@@ -9,8 +9,8 @@
 //! Loop     b0: … jump b1(…)      b1(…): … jump b1(…)
 //! ```
 //!
-//! Everything in b0 dominates b1. When the data model learns of branches inside a version, the passes that call
-//! this module are the ones to look at.
+//! Everything in b0 dominates b1. A version with branches is in neither shape: the passes that call this module leave
+//! it alone, and those that work on any control flow use [`crate::reach::Cfg`].
 
 use crate::types::{BlockId, Operand, Value};
 use crate::version::{Block, Term, Version};
@@ -120,7 +120,7 @@ fn chain(version: &Version) -> Option<(Vec<usize>, Option<usize>)> {
         chain.push(at);
         match &block.term {
             Term::Exit(_) => return Some((chain, None)),
-            Term::Guest(_) => return None,
+            Term::Branch { .. } | Term::Guest(_) => return None,
             Term::Jump { to, args } => {
                 let target = version.blocks.get(to.index())?;
                 if target.params.len() != args.len() {

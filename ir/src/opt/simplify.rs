@@ -21,7 +21,7 @@ use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
 use crate::semantics;
 use crate::types::{AnchorId, Operand, Ty, Value};
-use crate::version::{Inst, Term, Version};
+use crate::version::{Anchor, Inst, Term, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -326,10 +326,8 @@ impl Numbering<'_> {
         if std::mem::replace(&mut self.anchor_seen[anchor.index()], true) {
             return;
         }
-        let mut body = std::mem::replace(
-            &mut self.version.anchors[anchor.index()],
-            crate::version::Anchor { target: Operand::Const(0), varmap: Vec::new(), stores: Vec::new() },
-        );
+        let placeholder = Anchor::new(Operand::Const(0), Vec::new());
+        let mut body = std::mem::replace(&mut self.version.anchors[anchor.index()], placeholder);
         Version::for_each_anchor_operand(&mut body, |o| *o = self.known(*o));
         for store in &mut body.stores {
             let [base, index, _] = &mut store.args;

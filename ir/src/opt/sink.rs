@@ -83,7 +83,7 @@ fn first_uses(version: &Version, block: usize) -> Vec<(AnchorId, usize)> {
     let mut seen = vec![false; version.anchors.len()];
     let exit = match body.term {
         Term::Exit(anchor) => Some((anchor, body.insts.len())),
-        Term::Jump { .. } | Term::Guest(_) => None,
+        Term::Jump { .. } | Term::Branch { .. } | Term::Guest(_) => None,
     };
     let uses = body.insts.iter().enumerate().filter_map(|(i, inst)| Some((inst.anchor?, i)));
     uses.chain(exit).filter(|(a, _)| !std::mem::replace(&mut seen[a.index()], true)).collect()
@@ -196,7 +196,7 @@ fn carry(version: &mut Version, slot: &Carried, gone: &mut [bool]) -> usize {
 fn carried_param(version: &mut Version, slot: &Carried, last: Operand) -> Value {
     let args = |version: &Version, block: usize| match &version.blocks[block].term {
         Term::Jump { args, .. } => args.clone(),
-        Term::Exit(_) | Term::Guest(_) => Vec::new(),
+        Term::Branch { .. } | Term::Exit(_) | Term::Guest(_) => Vec::new(),
     };
     let (entry, back) = (args(version, ENTRY), args(version, BODY));
     let mut pairs = version.blocks[BODY].params.iter().zip(entry.iter().zip(&back));

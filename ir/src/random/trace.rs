@@ -140,7 +140,7 @@ impl TraceBuilder<'_> {
         let mut varmap: Vec<(Loc, Operand)> =
             (0..Loc::SSA_COUNT).filter(|i| self.written[*i]).map(|i| (Loc::from_ssa_index(i), env[i])).collect();
         varmap.sort_by_key(|(loc, _)| *loc);
-        self.version.anchor(Anchor { target: Operand::Const(pc), varmap, stores: Vec::new() })
+        self.version.anchor(Anchor::new(Operand::Const(pc), varmap))
     }
 
     /// An anchor for the instruction being translated.

@@ -166,7 +166,7 @@ impl<'r> Maker<'r> {
             })
             .collect();
         let target = if self.rng.one_in(4) { self.operand(Ty::I64) } else { Operand::Const(self.rng.bits()) };
-        self.version.anchor(Anchor { target, varmap, stores })
+        self.version.anchor(Anchor { target, varmap, stores, via: None })
     }
 
     fn anchor(&mut self) -> AnchorId {

@@ -15,19 +15,9 @@ mod print;
 pub use parse::{regions, version};
 pub(crate) use print::is_identifier;
 
-use crate::version::Version;
-use lex::Position;
+pub use crate::region::Region;
 
-/// A region and its versions, as a text file holds them.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Region {
-    /// The guest pc.
-    pub pc: u64,
-    /// Its symbol, if the text names one.
-    pub symbol: Option<String>,
-    /// In the order of the text.
-    pub versions: Vec<Version>,
-}
+use lex::Position;
 
 /// Why a text is not a region.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -5,13 +5,15 @@
 //! defines and no `dead` line lists are dead i64 values. A constant written as the sign extension of its type's
 //! value (`add.i32 v0, -1`) is taken modulo the type; the printer never writes one for a narrow type.
 
+use super::ParseError;
 use super::lex::{Position, Token, tokens};
 use super::print::effect_of;
-use super::{ParseError, Region};
 use crate::op::{ArgTy, Cond, FlagOp, Op, ResultTy};
+use crate::region::Region;
 use crate::types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 use crate::version::{
-    Anchor, Block, Context, DeferredStore, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap, Version,
+    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap,
+    Version, Via,
 };
 use iced_x86::{Decoder, DecoderOptions};
 use rustc_hash::FxHashMap;
@@ -401,7 +403,29 @@ impl<'t> Parser<'t> {
             self.expect("[")?;
             stores = self.list("]", Self::deferred_store)?;
         }
-        Ok(Anchor { target, varmap, stores })
+        let via = if self.eat_word("via") { Some(Box::new(self.via()?)) } else { None };
+        Ok(Anchor { target, varmap, stores, via })
+    }
+
+    /// `t1.a3 [v2 = v5, v7 = 4]`
+    fn via(&mut self) -> Parse<Via> {
+        let version = self.word("the name of a version", Some)?.to_string();
+        self.expect(".")?;
+        let anchor = self.anchor_id()?;
+        self.expect("[")?;
+        let values = self.list("]", |p| {
+            // The other version's value: its number says nothing about ours.
+            let value = Value(p.numbered('v', "a value of the other version")?);
+            p.expect("=")?;
+            Ok((value, p.operand()?))
+        })?;
+        Ok(Via { version, anchor, values })
+    }
+
+    fn edge(&mut self) -> Parse<Edge> {
+        let to = BlockId(self.numbered('b', "a block such as `b1`")?);
+        self.expect("(")?;
+        Ok(Edge { to, args: self.list(")", Self::operand)? })
     }
 
     fn deferred_store(&mut self) -> Parse<DeferredStore> {
@@ -453,17 +477,18 @@ impl<'t> Parser<'t> {
     fn term(&mut self) -> Parse<Option<Term>> {
         let Token::Word(word) = self.peek() else { return Ok(None) };
         let parse: fn(&mut Self) -> Parse<Term> = match word {
-            "jump" => |p| {
-                let to = BlockId(p.numbered('b', "a block such as `b1`")?);
-                p.expect("(")?;
-                Ok(Term::Jump { to, args: p.list(")", Self::operand)? })
-            },
+            "jump" => |p| p.edge().map(|Edge { to, args }| Term::Jump { to, args }),
             "exit" => |p| Ok(Term::Exit(p.anchor_id()?)),
             "goto" => |p| Ok(Term::Guest(GuestTerm::Goto(p.operand()?))),
             "branch" => |p| {
                 let cond = p.operand()?;
                 p.expect_word("then")?;
-                let taken = p.pc()?;
+                if matches!(p.peek(), Token::Word(_)) {
+                    let then = p.edge()?;
+                    p.expect_word("else")?;
+                    return Ok(Term::Branch { cond, then, otherwise: p.edge()? });
+                }
+                let taken = p.number("a guest pc or a block")?;
                 p.expect_word("else")?;
                 Ok(Term::Guest(GuestTerm::Branch { cond, taken, fall: p.pc()? }))
             },
@@ -654,9 +679,8 @@ fn narrow_constants(version: &mut Version) {
                 narrow(operand, if let ArgTy::Is(ty) = arg { *ty } else { ty });
             }
         }
-        if let Term::Jump { to, args } = &mut block.term
-            && let Some(types) = param_types.get(to.index())
-        {
+        for (to, args) in block.term.edges_mut() {
+            let types = param_types.get(to.index()).into_iter().flatten();
             args.iter_mut().zip(types).for_each(|(operand, ty)| narrow(operand, *ty));
         }
     }

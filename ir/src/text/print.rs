@@ -4,11 +4,12 @@
 //! a constant base or index that is there prints with `#`, so that it cannot be read as displacement; an index
 //! always carries its scale, so that it cannot be read as base.
 
-use super::Region;
 use crate::op::Op;
-use crate::types::{Loc, Operand, Ty, Value};
+use crate::region::Region;
+use crate::types::{BlockId, Loc, Operand, Ty, Value};
 use crate::version::{
-    Anchor, Block, Context, DeferredStore, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap, Version,
+    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap,
+    Version, Via,
 };
 use iced_x86::{Encoder, Instruction};
 use std::fmt::{self, Display, Formatter};
@@ -171,13 +172,35 @@ impl Display for GuestTerm {
     }
 }
 
+fn edge(f: &mut Formatter<'_>, to: BlockId, args: &[Operand]) -> fmt::Result {
+    write!(f, "{to}(")?;
+    list(f, args, ", ")?;
+    f.write_str(")")
+}
+
+impl Display for Edge {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        edge(f, self.to, &self.args)
+    }
+}
+
+impl Display for Via {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{} [", self.version, self.anchor)?;
+        list(f, self.values.iter().map(|(v, o)| format!("{v} = {o}")), ", ")?;
+        f.write_str("]")
+    }
+}
+
 impl Display for Term {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Term::Jump { to, args } => {
-                write!(f, "jump {to}(")?;
-                list(f, args, ", ")?;
-                f.write_str(")")
+                f.write_str("jump ")?;
+                edge(f, *to, args)
+            }
+            Term::Branch { cond, then, otherwise } => {
+                write!(f, "branch {cond} then {then} else {otherwise}")
             }
             Term::Exit(anchor) => write!(f, "exit {anchor}"),
             Term::Guest(term) => term.fmt(f),
@@ -200,6 +223,9 @@ impl Display for Anchor {
             f.write_str(" stores [")?;
             list(f, &self.stores, ", ")?;
             f.write_str("]")?;
+        }
+        if let Some(via) = &self.via {
+            write!(f, " via {via}")?;
         }
         Ok(())
     }

@@ -94,7 +94,7 @@ impl Checker<'_> {
                     Some(inst) => inst.anchor,
                     None => match body.term {
                         Term::Exit(anchor) => Some(anchor),
-                        Term::Jump { .. } | Term::Guest(_) => None,
+                        Term::Jump { .. } | Term::Branch { .. } | Term::Guest(_) => None,
                     },
                 };
                 broken.extend(names.filter(|a| !in_reach.contains(*a)).map(|a| (a, place)));
@@ -280,8 +280,8 @@ impl StackValues {
         while changed {
             changed = false;
             for block in &version.blocks {
-                let Term::Jump { to, args } = &block.term else { continue };
-                for (param, arg) in version.blocks[to.index()].params.iter().zip(args) {
+                let edges = block.term.edges();
+                for (param, arg) in edges.flat_map(|(to, args)| version.blocks[to.index()].params.iter().zip(args)) {
                     let stays = values.root(*arg).0.as_value().is_some_and(|root| derived[root.index()]);
                     if derived[param.index()] && !stays {
                         derived[param.index()] = false;

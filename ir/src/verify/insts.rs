@@ -24,7 +24,7 @@ pub fn suffix_allowed(op: Op, ty: Ty) -> bool {
         Op::Load | Op::Store => ty.is_machine_int(),
         Op::Get(loc) | Op::Put(loc) => ty == loc.ty() && !matches!(loc, Loc::Vec(_) | Loc::X87),
         Op::Insert8Low | Op::Insert8High | Op::Insert16 | Op::Cond(_) | Op::FlagBits => ty == Ty::I64,
-        Op::At | Op::Assume | Op::Poll | Op::Native => ty == Ty::I64,
+        Op::At | Op::Assume | Op::Poll | Op::Print | Op::Read | Op::Native => ty == Ty::I64,
     }
 }
 
@@ -192,23 +192,32 @@ impl Checker<'_> {
         }
     }
 
+    fn edge(&mut self, to: BlockId, args: &[Operand], at: Where) {
+        if to == BlockId(0) {
+            return self.error(Rule::Shape, at, "a jump to the entry block");
+        }
+        let Some(target) = self.version.blocks.get(to.index()) else {
+            return self.error(Rule::Jump, at, format!("{to} does not exist"));
+        };
+        if args.len() != target.params.len() {
+            let what = format!("{} operands, {to} has {} parameters", args.len(), target.params.len());
+            return self.error(Rule::Jump, at, what);
+        }
+        for (i, (arg, param)) in args.iter().zip(&target.params).enumerate() {
+            if let Some(ty) = self.value_ty(*param) {
+                self.check_ty(Rule::Jump, at, *arg, ty, &format!("operand {}", i + 1));
+            }
+        }
+    }
+
     fn term(&mut self, term: &Term, at: Where) {
         let version = self.version;
         match term {
-            Term::Jump { to: BlockId(0), .. } => self.error(Rule::Shape, at, "a jump to the entry block"),
-            Term::Jump { to, args } => {
-                let Some(target) = version.blocks.get(to.index()) else {
-                    return self.error(Rule::Jump, at, format!("{to} does not exist"));
-                };
-                if args.len() != target.params.len() {
-                    let what = format!("{} operands, {to} has {} parameters", args.len(), target.params.len());
-                    return self.error(Rule::Jump, at, what);
-                }
-                for (i, (arg, param)) in args.iter().zip(&target.params).enumerate() {
-                    if let Some(ty) = self.value_ty(*param) {
-                        self.check_ty(Rule::Jump, at, *arg, ty, &format!("operand {}", i + 1));
-                    }
-                }
+            Term::Jump { to, args } => self.edge(*to, args, at),
+            Term::Branch { cond, then, otherwise } => {
+                self.check_ty(Rule::Type, at, *cond, Ty::I1, "condition");
+                self.edge(then.to, &then.args, at);
+                self.edge(otherwise.to, &otherwise.args, at);
             }
             Term::Exit(a) if a.index() >= version.anchors.len() => {
                 self.error(Rule::Anchor, at, format!("{a} does not exist"));

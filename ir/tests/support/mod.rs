@@ -387,7 +387,7 @@ pub fn trace(program: &Program, private_memory: bool) -> Version {
     let mut b = Builder::new(&mut version);
     let anchor = |b: &mut Builder, target: Operand, state: &[Operand; Loc::SSA_COUNT]| -> AnchorId {
         let varmap = (0..Loc::SSA_COUNT).filter(|i| written[*i]).map(|i| (Loc::from_ssa_index(i), state[i])).collect();
-        b.version.anchor(Anchor { target, varmap, stores: Vec::new() })
+        b.version.anchor(Anchor::new(target, varmap))
     };
     let mut reach = None;
     if program.loops {

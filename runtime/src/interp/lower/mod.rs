@@ -262,7 +262,7 @@ impl Lowerer<'_> {
             Op::Store => return self.store(inst),
             Op::Native => return self.native(i, inst),
             Op::Load => return self.load(i, inst),
-            Op::Assume | Op::Poll => return Err(unsupported()),
+            Op::Assume | Op::Poll | Op::Print | Op::Read => return Err(unsupported()),
             _ => {}
         }
         let v = inst.def().ok_or_else(unsupported)?;
