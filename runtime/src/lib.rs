@@ -9,6 +9,7 @@ pub mod process;
 pub mod signal;
 mod start;
 pub mod stats;
+mod sync;
 pub mod syscall;
 
 pub use start::{RunError, run};

@@ -245,7 +245,7 @@ impl System {
         let mut child = Child {
             start: SpawnStart { context: std::ptr::null_mut(), entry: child_main },
             context: copy_of(context),
-            system: self.for_vfork_child(),
+            system: self.for_vfork_child(request.flags & CLONE_SIGHAND != 0),
             engine,
             clear_handlers: request.flags & CLONE_CLEAR_SIGHAND != 0,
         };
@@ -264,14 +264,6 @@ impl System {
         // SAFETY: the stack is new, and this function's frame outlives the child: CLONE_VFORK makes the call return
         // when the child has exited or executed another program.
         let result = unsafe { entry::spawn(&call, child_address.cast()) };
-        // SAFETY: the child is gone; what it left in its copies is read here.
-        let child = unsafe { &mut *child_address };
-        if result > 0 {
-            self.memory = child.system.memory.clone();
-            if request.flags & CLONE_SIGHAND != 0 {
-                self.actions = child.system.actions;
-            }
-        }
         signal::set_kernel_mask(signal::host_mask(self.mask));
         Done::Value(result)
     }

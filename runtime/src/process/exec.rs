@@ -201,9 +201,9 @@ fn is_symlink(path: &CStr) -> bool {
 
 impl System {
     pub(crate) fn exec_call(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
-        let Some(follow) = self.follow.clone() else { return self.exec_natively(engine, call) };
+        let Some(follow) = self.process.follow().cloned() else { return self.exec_natively(engine, call) };
         let request = Request::parse(call);
-        let prepared = request.target(&self.executable).and_then(|path| {
+        let prepared = request.target(self.process.executable()).and_then(|path| {
             check(&path)?;
             let pointers = read_pointers(request.argv)?;
             let argv0 = match pointers.first() {
@@ -212,7 +212,7 @@ impl System {
                 None => CString::default(),
             };
             // The report is the process's, so its last program makes it; logs are the process's, too.
-            let own_options = if self.is_first { &follow.own_options[..] } else { &[] };
+            let own_options = if self.process.is_first() { &follow.own_options[..] } else { &[] };
             Ok(Arguments::new(follow.prefix.iter().chain(own_options), path, &argv0, pointers.get(1..).unwrap_or(&[])))
         });
         let arguments = match prepared {
@@ -231,11 +231,11 @@ impl System {
     /// Without following: the kernel's execve, on what the guest believes to be its own executable too.
     fn exec_natively(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let request = Request::parse(call);
-        if self.report.is_some() && request.target(&self.executable).is_ok_and(|path| check(&path).is_ok()) {
+        if self.process.reports() && request.target(self.process.executable()).is_ok_and(|path| check(&path).is_ok()) {
             engine.report(self);
         }
         let mut call = *call;
-        let executable = self.executable.clone();
+        let executable = self.process.executable().clone();
         if is_own_executable(request.path) {
             let path = if i64::from(call.nr as u32) == libc::SYS_execve { 0 } else { 1 };
             call.args[path] = executable.as_ptr() as u64;
@@ -247,8 +247,9 @@ impl System {
     fn switch_program(&mut self, call: &Call) -> Done {
         for signo in FIVE_SIGNALS {
             // A handler becomes the default anyway, and is needed until then.
-            if self.actions[signo as usize].handler == SIG_IGN {
-                signal::set_kernel_action(signo, &self.actions[signo as usize]);
+            let action = self.process.action(signo);
+            if action.handler == SIG_IGN {
+                signal::set_kernel_action(signo, &action);
             }
         }
         let five_blocked = self.mask & signal::FIVE;
@@ -260,8 +261,8 @@ impl System {
         if five_blocked != 0 {
             signal::set_kernel_mask(signal::host_mask(self.mask));
         }
-        for signo in FIVE_SIGNALS.into_iter().filter(|&s| self.actions[s as usize].handler == SIG_IGN) {
-            signal::set_kernel_action(signo, &signal::mirror(signo, &self.actions[signo as usize]));
+        for signo in FIVE_SIGNALS.into_iter().filter(|&s| self.process.action(s).handler == SIG_IGN) {
+            signal::set_kernel_action(signo, &signal::mirror(signo, &self.process.action(signo)));
         }
         done
     }

@@ -3,10 +3,12 @@
 mod clone;
 pub mod exec;
 mod identity;
+mod shared;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use identity::assume as assume_identity;
+pub(crate) use shared::Process;
 
 use crate::entry::{self, Call};
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use dynasour_guest::ThreadContext;
 
+use super::Process;
 use super::exec::Follow;
 use crate::signal::{self, set_of};
 use crate::syscall::{Outcome, System};
@@ -79,11 +80,8 @@ fn spawned(context: &mut ThreadContext, system: &mut System) -> i32 {
 #[test]
 fn a_spawned_child_borrows_memory_and_nothing_else() {
     with_machine(|m| {
-        m.system.follow = Some(std::rc::Rc::new(Follow {
-            translator: c"/no/translator".to_owned(),
-            prefix: vec![],
-            own_options: vec![],
-        }));
+        let follow = Follow { translator: c"/no/translator".to_owned(), prefix: vec![], own_options: vec![] };
+        Process::set_follow(&mut m.system.process, follow);
         m.engine.child = Some(spawned);
         m.handle(libc::SIGUSR1, 0, 0);
         let brk = m.result(libc::SYS_brk, &[0]);
@@ -98,7 +96,7 @@ fn a_spawned_child_borrows_memory_and_nothing_else() {
             assert_eq!(exit_status_of(pid), 5);
             assert_eq!(SEEN.swap(0, Ordering::Relaxed), ENOENT);
             // Dispositions and mask are the child's own; the break belongs to the memory.
-            assert_eq!(m.system.actions[libc::SIGUSR1 as usize].handler, HANDLER + libc::SIGUSR1 as u64);
+            assert_eq!(m.system.process.action(libc::SIGUSR1).handler, HANDLER + libc::SIGUSR1 as u64);
             assert_eq!((m.system.mask, signal::kernel_mask()), (0, 0));
             assert_eq!(signal::kernel_action(libc::SIGUSR1).handler, crate::entry::signal_entry());
             assert_eq!(m.result(libc::SYS_brk, &[0]), brk + 4096 * (round + 1));
@@ -113,7 +111,7 @@ fn a_spawned_child_borrows_memory_and_nothing_else() {
 fn clear_sighand_keeps_the_five_ours() {
     with_machine(|m| {
         m.engine.child = Some(|_, system| {
-            let cleared = !system.actions[libc::SIGUSR1 as usize].is_caught();
+            let cleared = !system.process.action(libc::SIGUSR1).is_caught();
             let ours = signal::kernel_action(libc::SIGSEGV).handler == crate::entry::signal_entry();
             // A fault that has to be fixed up.
             let fixed = crate::memory::copy_in(8, &mut [0; 4]) == 0;
@@ -123,7 +121,7 @@ fn clear_sighand_keeps_the_five_ours() {
         let args = [CLONE_VM_VFORK | 1 << 32, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0];
         let pid = m.result(libc::SYS_clone3, &[args.as_ptr() as u64, 64]);
         assert_eq!(exit_status_of(pid), 0);
-        assert!(m.system.actions[libc::SIGUSR1 as usize].is_caught());
+        assert!(m.system.process.action(libc::SIGUSR1).is_caught());
     });
 }
 

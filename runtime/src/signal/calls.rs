@@ -36,7 +36,9 @@ impl System {
         if !(1..=MAX_SIGNAL).contains(&signo) || (action.is_some() && UNBLOCKABLE & set_of(signo) != 0) {
             return Done::error(libc::EINVAL);
         }
-        let before = self.actions[signo as usize];
+        // Held while the kernel's is set: the two change together.
+        let mut actions = self.process.actions();
+        let before = actions[signo as usize];
         if let Some(mut action) = action {
             action.flags &= sa::KNOWN;
             action.mask &= !UNBLOCKABLE;
@@ -49,11 +51,12 @@ impl System {
             if result < 0 {
                 return Done::Value(result);
             }
-            self.actions[signo as usize] = action;
+            actions[signo as usize] = action;
             if action.handler == SIG_IGN {
                 self.signals.forget(set_of(signo) & FIVE);
             }
         }
+        drop(actions);
         if old != 0
             && let Err(errno) = guest_write(old, &action_bytes(&before))
         {
@@ -255,13 +258,12 @@ impl System {
     }
 
     /// Only the process that the user started reports: its children die as the kernel lets them.
-    pub(crate) fn forget_report(&mut self) {
-        self.is_first = false;
-        if self.report.take().is_none() {
+    pub(crate) fn forget_report(&self) {
+        if self.process.become_child().is_none() {
             return;
         }
         for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & !FIVE & set_of(signo) != 0) {
-            let action = self.actions[signo as usize];
+            let action = self.process.action(signo);
             if action.handler == SIG_DFL {
                 super::set_kernel_action(signo, &action);
             }
@@ -270,14 +272,14 @@ impl System {
 
     /// The action the kernel gets for a guest's action.
     pub(crate) fn mirror(&self, signo: i32, action: &SigAction) -> SigAction {
-        let watched = self.report.is_some() && DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
+        let watched = self.process.reports() && DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
         if watched { ours(action) } else { mirror(signo, action) }
     }
 
     /// Gives the kernel the actions of all signals for which it has, or gets, a handler of ours.
     pub(crate) fn mirror_all(&self) {
         for signo in (1..=MAX_SIGNAL).filter(|&signo| UNBLOCKABLE & set_of(signo) == 0) {
-            let action = self.mirror(signo, &self.actions[signo as usize]);
+            let action = self.mirror(signo, &self.process.action(signo));
             if action.is_caught() {
                 super::set_kernel_action(signo, &action);
             }
@@ -285,8 +287,8 @@ impl System {
     }
 
     /// CLONE_CLEAR_SIGHAND: in the child every handler is the default again.
-    pub(crate) fn clear_handlers(&mut self) {
-        for action in self.actions.iter_mut().filter(|action| action.is_caught()) {
+    pub(crate) fn clear_handlers(&self) {
+        for action in self.process.actions().iter_mut().filter(|action| action.is_caught()) {
             *action = SigAction { handler: SIG_DFL, ..SigAction::default() };
         }
         self.mirror_all();

@@ -55,7 +55,7 @@ impl System {
 
     /// Delivers a signal that cannot wait; one that is blocked or ignored kills.
     fn force(&mut self, context: &mut ThreadContext, signo: i32, info: &SigInfo, rflags: u64) -> Outcome {
-        if !self.actions[signo as usize].is_caught() || self.mask & set_of(signo) != 0 {
+        if !self.process.action(signo).is_caught() || self.mask & set_of(signo) != 0 {
             return Outcome::Killed(signo);
         }
         let outcome = self.deliver(context, signo, info, rflags);
@@ -72,7 +72,7 @@ impl System {
     }
 
     fn deliver(&mut self, context: &mut ThreadContext, signo: i32, info: &SigInfo, rflags: u64) -> Outcome {
-        let action = self.actions[signo as usize];
+        let action = self.process.action(signo);
         if !action.is_caught() {
             return self.default_action(signo, &action);
         }
@@ -88,7 +88,7 @@ impl System {
                 _ => self.force_segv(context, rflags),
             };
         }
-        self.delivered += 1;
+        self.process.count_delivery();
         let own = if action.flags & sa::NODEFER != 0 { 0 } else { set_of(signo) };
         self.mask = (during | action.mask | own) & !UNBLOCKABLE;
         Outcome::Continue
@@ -225,8 +225,9 @@ impl System {
     }
 
     /// Sets the guest's action and what the kernel has to know of it.
-    pub(crate) fn set_action(&mut self, signo: i32, action: SigAction) {
+    pub(crate) fn set_action(&self, signo: i32, action: SigAction) {
+        let mut actions = self.process.actions();
         super::set_kernel_action(signo, &self.mirror(signo, &action));
-        self.actions[signo as usize] = action;
+        actions[signo as usize] = action;
     }
 }

@@ -261,7 +261,7 @@ fn faults_of_the_guest() {
         assert_eq!((word(312) as i32, word(320) as i32, word(328)), (SEGV, 1, 0x77), "siginfo");
         // Blocked while its handler runs, and RESETHAND took the handler away.
         assert_eq!(m.system.raise(&mut m.context, fault), Outcome::Killed(SEGV));
-        assert_eq!(m.system.actions[SEGV as usize].handler, SIG_DFL);
+        assert_eq!(m.system.process.action(SEGV).handler, SIG_DFL);
     });
 }
 
@@ -321,8 +321,8 @@ fn what_is_inherited_is_recorded() {
         let m = Machine::start();
         assert_eq!(m.system.mask, set_of(USR1) | set_of(libc::SIGBUS));
         assert_eq!(kernel_mask(), set_of(USR1));
-        assert_eq!(m.system.actions[libc::SIGPIPE as usize].handler, SIG_IGN);
-        assert_eq!(m.system.actions[libc::SIGFPE as usize].handler, SIG_IGN);
+        assert_eq!(m.system.process.action(libc::SIGPIPE).handler, SIG_IGN);
+        assert_eq!(m.system.process.action(libc::SIGFPE).handler, SIG_IGN);
         assert_eq!(kernel_action(libc::SIGFPE).handler, entry::signal_entry());
         assert_eq!(kernel_action(libc::SIGPIPE).handler, SIG_IGN);
         0

@@ -21,7 +21,6 @@ const HEAP_ROOM: u64 = 4 << 30;
 const STACK_ROOM: u64 = 16 << 20;
 
 /// The guest's view of the address space.
-#[derive(Clone)]
 pub(crate) struct Memory {
     brk: Brk,
     /// Sorted, disjoint.
@@ -110,7 +109,7 @@ fn pages(address: u64, len: u64) -> Range<u64> {
 impl System {
     /// Keeps the guest from mapping over `range`, or changing what is there.
     pub fn protect(&mut self, range: Range<u64>) {
-        self.memory.protect(range);
+        self.process.memory().protect(range);
     }
 
     /// Protects everything mapped now but what lies in `guest`. To be called when all of the host's is set up.
@@ -134,7 +133,7 @@ impl System {
     pub(super) fn memory_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
         let [address, len, ..] = call.args;
         let range = pages(address, len);
-        let refused = self.memory.is_protected(&range);
+        let refused = self.process.memory().is_protected(&range);
         match nr {
             libc::SYS_brk => self.brk(engine, address),
             libc::SYS_mmap => self.mmap(engine, call),
@@ -162,8 +161,10 @@ impl System {
     }
 
     fn brk(&mut self, engine: &mut dyn Engine, wanted: u64) -> Done {
-        let before = self.memory.brk.current();
-        let now = self.memory.brk.set(wanted);
+        let (before, now) = {
+            let mut memory = self.process.memory();
+            (memory.brk.current(), memory.brk.set(wanted))
+        };
         if now < before {
             engine.invalidate(page_down(now)..page_up(before).unwrap_or(before));
         }
@@ -176,7 +177,7 @@ impl System {
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
         let anonymous = flags & libc::MAP_ANONYMOUS != 0;
         let private = flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
-        let refused = self.memory.is_protected(&pages(address, len));
+        let refused = self.process.memory().is_protected(&pages(address, len));
         match fixed {
             0 => {}
             libc::MAP_FIXED if refused => return Done::error(libc::ENOMEM),
@@ -219,11 +220,16 @@ impl System {
 
     fn munmap(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
         let [address, len, ..] = call.args;
-        if !self.memory.is_protected(&range) || page_down(address) != address || len == 0 || range.end > USER_END {
+        if !self.process.memory().is_protected(&range)
+            || page_down(address) != address
+            || len == 0
+            || range.end > USER_END
+        {
             return self.pass_and_invalidate(engine, call, range);
         }
         // What is the host's is not mapped as far as the guest is concerned: nothing to do there.
-        for part in self.memory.guest_parts(range) {
+        let parts = self.process.memory().guest_parts(range);
+        for part in parts {
             let own = Call::new(libc::SYS_munmap, &[part.start, part.end - part.start]);
             // SAFETY: none of the range is the host's.
             let result = unsafe { entry::raw(&own) };
@@ -238,10 +244,10 @@ impl System {
     fn mremap(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let [old, old_len, new_len, flags, new, _] = call.args;
         let fixed = flags as i32 & libc::MREMAP_FIXED != 0;
-        if self.memory.is_protected(&pages(old, old_len.max(1))) {
+        if self.process.memory().is_protected(&pages(old, old_len.max(1))) {
             return Done::error(libc::EFAULT);
         }
-        if fixed && self.memory.is_protected(&pages(new, new_len)) {
+        if fixed && self.process.memory().is_protected(&pages(new, new_len)) {
             return Done::error(libc::ENOMEM);
         }
         let done = self.pass_and_invalidate(engine, call, pages(old, old_len));
@@ -387,7 +393,7 @@ mod tests {
                 assert_eq!(try_it(libc::SYS_mremap, &[guest, 4096, 4096, move_to, host]), error(libc::ENOMEM));
                 assert_eq!(try_it(libc::SYS_munmap, &[host, 4096]), 0, "nothing there for the guest");
                 let hinted = try_it(libc::SYS_mmap, &[host, 4096, 3, ANONYMOUS, u64::MAX, 0]) as u64;
-                assert!(!m.system.memory.is_protected(&(hinted..hinted + 4096)), "{hinted:#x} for {host:#x}");
+                assert!(!m.system.process.memory().is_protected(&(hinted..hinted + 4096)), "{hinted:#x} for {host:#x}");
                 assert_eq!(m.result(libc::SYS_munmap, &[hinted, 4096]), 0);
             }
             assert_eq!(m.result(libc::SYS_mprotect, &[guest, 0x4000, 1]), 0);

@@ -17,18 +17,19 @@
 mod control;
 pub mod memory;
 pub mod paths;
-mod report;
+pub(crate) mod report;
 pub mod special;
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::Brk;
 
 use crate::entry::{self, Call};
+use crate::process::Process;
 use crate::process::exec::{Arguments, Follow};
 use crate::signal::altstack::AltStack;
 use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
@@ -122,61 +123,48 @@ impl Inherited {
     }
 }
 
-/// The kernel as one guest process sees it.
+/// The kernel as one guest thread sees it.
 pub struct System {
-    pub(crate) executable: Rc<CStr>,
-    pub(crate) follow: Option<Rc<Follow>>,
+    /// What it shares with the other threads.
+    pub(crate) process: Arc<Process>,
     pub(crate) signals: Box<SignalState>,
-    /// The guest's dispositions, by signal number.
-    pub(crate) actions: [SigAction; MAX_SIGNAL as usize + 1],
-    /// The guest's signal mask.
+    /// The thread's signal mask.
     pub(crate) mask: SigSet,
     /// The mask of an interrupted call that had its own; in effect until the signal is delivered.
     pub(crate) delivery_mask: Option<SigSet>,
     pub(crate) altstack: AltStack,
     /// Error code, exception number and page fault address of the last fault.
     pub(crate) fault: (u64, u64, u64),
-    pub(crate) memory: Memory,
     pub(crate) segments: Segments,
-    /// Signals delivered to handlers.
-    pub(crate) delivered: u64,
-    /// Whether this is the process that the user started.
-    pub(crate) is_first: bool,
-    /// What is kept for the report at this process's end; none for children.
-    pub(crate) report: Option<Report>,
     /// Arguments of an execve under way: they must outlive a vfork child that does not return from it.
     pub(crate) exec_arguments: Option<Arguments>,
 }
 
 impl System {
-    /// The state of a new guest process.
+    /// The state of the first thread of a new guest process.
     pub fn new(inherited: Inherited, config: Config) -> System {
+        let report = config.reports.then(Report::new);
+        let memory = Memory::new(config.brk);
         System {
-            executable: config.executable.into(),
-            follow: config.follow.map(Rc::new),
+            process: Process::new(config.executable, config.follow, inherited.actions, memory, report),
             signals: SignalState::new(inherited.mask),
-            actions: inherited.actions,
             mask: inherited.mask,
             delivery_mask: None,
             altstack: AltStack::default(),
             fault: (0, 0, 0),
-            memory: Memory::new(config.brk),
             segments: Segments::default(),
-            delivered: 0,
-            is_first: true,
-            report: config.reports.then(Report::new),
             exec_arguments: None,
         }
     }
 
     /// Where the report of this process goes, if it has to make one: a descriptor that nobody else writes to now.
     pub fn report_to(&self) -> Option<i32> {
-        self.report.as_ref().map(Report::descriptor)
+        self.process.report().as_ref().map(Report::descriptor)
     }
 
     /// Signals delivered to handlers so far.
     pub fn delivered(&self) -> u64 {
-        self.delivered
+        self.process.delivered()
     }
 
     /// Makes `context` this thread's and takes over the signals that are always the host's. From here on guest faults
@@ -205,21 +193,15 @@ impl System {
     }
 
     /// What a vfork child starts with: copies of what the kernel copies. The address space stays one.
-    pub(crate) fn for_vfork_child(&mut self) -> Box<System> {
+    pub(crate) fn for_vfork_child(&self, shared_actions: bool) -> Box<System> {
         Box::new(System {
-            executable: self.executable.clone(),
-            follow: self.follow.clone(),
+            process: self.process.for_vfork_child(shared_actions),
             signals: SignalState::new(self.mask),
-            actions: self.actions,
             mask: self.mask,
             delivery_mask: None,
             altstack: self.altstack,
             fault: self.fault,
-            memory: self.memory.clone(),
             segments: self.segments,
-            delivered: 0,
-            is_first: false,
-            report: None,
             exec_arguments: None,
         })
     }
@@ -323,7 +305,7 @@ impl System {
     }
 
     /// Performs a call as it stands.
-    pub(crate) fn pass(&mut self, call: &Call) -> Done {
+    pub(crate) fn pass(&self, call: &Call) -> Done {
         // SAFETY: the guest's own call; what would touch the translator has been sorted out.
         match unsafe { entry::windowed(call) } {
             entry::NOT_ENTERED => Done::Restart,

@@ -82,7 +82,7 @@ impl System {
                 self.readlink_own(call.args[path + 1], call.args[path + 2] as i32)
             }
             Some(Own::Executable) if !itself => {
-                let executable = self.executable.clone();
+                let executable = self.process.executable().clone();
                 let mut call = *call;
                 call.args[path] = executable.as_ptr() as u64;
                 self.pass(&call)
@@ -92,7 +92,7 @@ impl System {
     }
 
     fn readlink_own(&self, buffer: u64, size: i32) -> Done {
-        let path = self.executable.to_bytes();
+        let path = self.process.executable().to_bytes();
         match usize::try_from(size) {
             Ok(size) if size > 0 => {
                 let part = &path[..path.len().min(size)];
@@ -108,7 +108,7 @@ impl System {
             return self.pass(call);
         }
         let Ok(text) = std::fs::read("/proc/self/maps") else { return self.pass(call) };
-        let text = self.memory.guest_maps(&text);
+        let text = self.process.memory().guest_maps(&text);
         if text.len() as u64 > file_size_limit() {
             return self.pass(call);
         }

@@ -62,20 +62,27 @@ fn close(fd: i32) {
 
 impl System {
     /// `close`, `close_range`, `dup2`, `dup3`.
-    pub(super) fn descriptor_call(&mut self, nr: i64, call: &Call) -> Done {
-        let Some(report) = &mut self.report else { return self.pass(call) };
+    pub(super) fn descriptor_call(&self, nr: i64, call: &Call) -> Done {
         let [first, second, flags, ..] = call.args;
+        // The call itself is made without the lock.
+        let fd = match &mut *self.process.report() {
+            None => return self.pass(call),
+            Some(report) => {
+                if matches!(nr, libc::SYS_dup2 | libc::SYS_dup3) && report.is(second as i32) && !report.is(first as i32)
+                {
+                    report.move_away();
+                }
+                report.fd
+            }
+        };
         match nr {
-            libc::SYS_close if report.is(first as i32) => Done::error(libc::EBADF),
-            libc::SYS_dup2 | libc::SYS_dup3 if report.is(first as i32) => Done::error(libc::EBADF),
-            libc::SYS_dup2 | libc::SYS_dup3 if report.is(second as i32) => {
-                report.move_away();
-                self.pass(call)
+            libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 if fd >= 0 && first as i32 == fd => {
+                Done::error(libc::EBADF)
             }
             libc::SYS_close_range => {
-                let own = report.fd as u32;
+                let own = fd as u32;
                 let (first, last) = (first as u32, second as u32);
-                if report.fd < 0 || !(first..=last).contains(&own) {
+                if fd < 0 || !(first..=last).contains(&own) {
                     return self.pass(call);
                 }
                 let part = |a: u32, b: u32| Call::new(nr, &[a.into(), b.into(), flags]);
@@ -96,7 +103,7 @@ impl System {
 
     /// Whether the call kills this very process beyond all handlers, and there is a report to make first.
     pub(super) fn is_own_end(&self, nr: i64, call: &Call) -> bool {
-        if self.report.is_none() {
+        if !self.process.reports() {
             return false;
         }
         // SAFETY: neither call has effects.
@@ -126,7 +133,7 @@ mod tests {
     fn the_guest_can_neither_close_nor_meet_it() {
         let status = in_child(|| {
             let mut m = Machine::start();
-            m.system.report = Some(Report::new());
+            *m.system.process.report() = Some(Report::new());
             let own = m.system.report_to().expect("a report");
             let fd = own as u64;
             let bad = -i64::from(libc::EBADF);
@@ -143,7 +150,7 @@ mod tests {
             let moved = m.system.report_to().expect("a report");
             assert!(moved != own && is_open(moved) && is_open(own));
             assert_eq!(m.result(libc::SYS_close, &[fd]), 0);
-            m.system.report = None;
+            *m.system.process.report() = None;
             assert!(!is_open(moved));
             0
         });
@@ -153,15 +160,15 @@ mod tests {
     #[test]
     fn only_its_own_certain_death_is_announced() {
         let status = in_child(|| {
-            let mut m = Machine::start();
-            m.system.report = Some(Report::new());
+            let m = Machine::start();
+            *m.system.process.report() = Some(Report::new());
             let own = u64::from(std::process::id());
             let ends = |m: &Machine, nr, args: &[u64]| m.system.is_own_end(nr, &Call::new(nr, args));
             assert!(ends(&m, libc::SYS_kill, &[own, 9]) && ends(&m, libc::SYS_tkill, &[own, 9]));
             assert!(ends(&m, libc::SYS_tgkill, &[own, own, 9]));
             assert!(!ends(&m, libc::SYS_kill, &[own, 15]) && !ends(&m, libc::SYS_kill, &[0, 9]));
             assert!(!ends(&m, libc::SYS_kill, &[1, 9]) && !ends(&m, libc::SYS_tgkill, &[own, 1, 9]));
-            m.system.report = None;
+            *m.system.process.report() = None;
             assert!(!ends(&m, libc::SYS_kill, &[own, 9]));
             0
         });

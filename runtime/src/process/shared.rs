@@ -1,0 +1,122 @@
+//! What all threads of one guest process share, as far as system calls are concerned.
+
+use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::exec::Follow;
+use crate::signal::{MAX_SIGNAL, SigAction};
+use crate::sync::lock;
+use crate::syscall::memory::Memory;
+use crate::syscall::report::Report;
+
+/// The guest's dispositions, by signal number.
+pub(crate) type Actions = [SigAction; MAX_SIGNAL as usize + 1];
+
+/// One guest process: what its threads have in common. A vfork child has one of its own, with the same [`Memory`].
+pub(crate) struct Process {
+    executable: Arc<CStr>,
+    follow: Option<Arc<Follow>>,
+    actions: Arc<Mutex<Actions>>,
+    memory: Arc<Mutex<Memory>>,
+    report: Mutex<Option<Report>>,
+    is_first: AtomicBool,
+    delivered: AtomicU64,
+}
+
+impl Process {
+    /// The process that the user started.
+    pub(crate) fn new(
+        executable: CString,
+        follow: Option<Follow>,
+        actions: Actions,
+        memory: Memory,
+        report: Option<Report>,
+    ) -> Arc<Process> {
+        Arc::new(Process {
+            executable: executable.into(),
+            follow: follow.map(Arc::new),
+            actions: Arc::new(Mutex::new(actions)),
+            memory: Arc::new(Mutex::new(memory)),
+            report: Mutex::new(report),
+            is_first: AtomicBool::new(true),
+            delivered: AtomicU64::new(0),
+        })
+    }
+
+    /// What a vfork child has: copies of what the kernel copies, dispositions only if they are not shared. The address
+    /// space stays one.
+    pub(crate) fn for_vfork_child(&self, shared_actions: bool) -> Arc<Process> {
+        let actions = if shared_actions { self.actions.clone() } else { Arc::new(Mutex::new(*self.actions())) };
+        Arc::new(Process {
+            executable: self.executable.clone(),
+            follow: self.follow.clone(),
+            actions,
+            memory: self.memory.clone(),
+            report: Mutex::new(None),
+            is_first: AtomicBool::new(false),
+            delivered: AtomicU64::new(0),
+        })
+    }
+
+    /// Absolute path of the file the guest runs: what `/proc/self/exe` is to it.
+    pub(crate) fn executable(&self) -> &Arc<CStr> {
+        &self.executable
+    }
+
+    /// How the guest's `execve` goes on; `None` runs new programs natively.
+    pub(crate) fn follow(&self) -> Option<&Arc<Follow>> {
+        self.follow.as_ref()
+    }
+
+    /// The dispositions.
+    pub(crate) fn actions(&self) -> MutexGuard<'_, Actions> {
+        lock(&self.actions)
+    }
+
+    /// The disposition of one signal.
+    pub(crate) fn action(&self, signo: i32) -> SigAction {
+        self.actions()[signo as usize]
+    }
+
+    /// The guest's view of the address space.
+    pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
+        lock(&self.memory)
+    }
+
+    /// What is kept for the report at this process's end; none for children.
+    pub(crate) fn report(&self) -> MutexGuard<'_, Option<Report>> {
+        lock(&self.report)
+    }
+
+    /// Whether there is a report to make.
+    pub(crate) fn reports(&self) -> bool {
+        self.report().is_some()
+    }
+
+    /// Whether this is the process that the user started.
+    pub(crate) fn is_first(&self) -> bool {
+        self.is_first.load(Ordering::Relaxed)
+    }
+
+    /// This is a child now, which has nothing to report. Gives back the report's descriptor.
+    pub(crate) fn become_child(&self) -> Option<Report> {
+        self.is_first.store(false, Ordering::Relaxed);
+        self.report().take()
+    }
+
+    /// A signal was delivered to a handler.
+    pub(crate) fn count_delivery(&self) {
+        self.delivered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Signals delivered to handlers so far.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_follow(this: &mut Arc<Process>, follow: Follow) {
+        Arc::get_mut(this).expect("nobody else has it").follow = Some(Arc::new(follow));
+    }
+}

@@ -1,0 +1,20 @@
+//! Locks of the runtime.
+//!
+//! **Ranks.** Whoever holds a lock takes only ones further down this list, and nobody waits for another guest thread, runs
+//! guest code or performs a system call of the guest's that may sleep while holding one:
+//!
+//! 1. signal actions ([`crate::process::Process::actions`])
+//! 2. the descriptor for the report ([`crate::process::Process::report`])
+//! 3. the guest's view of the address space ([`crate::process::Process::memory`])
+//! 4. what is known of guest code (the interpreters' executable ranges)
+//! 5. fragments
+//!
+//! A signal handler takes the fragments' lock, and only when the interrupted instruction is in the code cache: a thread is
+//! never there with a lock.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks. A panic of a host thread ends the process, so a poisoned lock is never seen by anybody who goes on.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
