@@ -12,6 +12,7 @@ pub mod builder;
 mod defs;
 pub mod eval;
 pub mod hostflags;
+pub mod live;
 pub mod op;
 pub mod opt;
 pub mod random;

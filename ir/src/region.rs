@@ -1,6 +1,26 @@
-//! Regions: a guest entry point and all its versions.
+//! Regions: a guest entry point and all its versions (sourir 3.1, 3.3).
+//!
+//! The versions stand in the order of dispatch: the first whose context holds is entered; more specific contexts
+//! come before those they imply, newer versions before older ones with the same context, `base` last. A version that
+//! nothing can dispatch to may still be the station of another one's anchors ([`crate::Via`]); when no anchor leads
+//! there any more either, [`Region::remove_unreferenced`] takes it away.
+//!
+//! ```text
+//! copy t1 as t2        t2 { anchor a0 = base.0x1000 [rax = v5] via t1.a0 [v2 = v2, v5 = v5]; … }     3.3: identity
+//! insert               t2, t1, base           t2 is active: it has t1's context and is newer
+//! bypass t1            t2 { anchor a0 = base.0x1000 [rax = v5] }                 4.6: as far as t1's own anchor leads
+//! remove_unreferenced  t2, base
+//! ```
+//!
+//! A version that others lead to is *frozen*: passes may change only versions that nothing leads to, because labels name
+//! values of the frozen text. [`verify_region`] finds labels that have gone stale.
 
-use crate::version::Version;
+use crate::live::Live;
+use crate::reach::{Cfg, Reach};
+use crate::types::{AnchorId, Operand, Value};
+use crate::verify::{VerifyError, verify};
+use crate::version::{Anchor, Context, Version, Via};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A region and its versions.
 #[derive(Clone, PartialEq, Debug)]
@@ -11,4 +31,286 @@ pub struct Region {
     pub symbol: Option<String>,
     /// In the order of dispatch.
     pub versions: Vec<Version>,
+}
+
+/// What cannot be done with a region.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RegionError {
+    /// There is no version of that name.
+    #[error("there is no version {0}")]
+    NoVersion(String),
+    /// The name is taken.
+    #[error("there is a version {0} already")]
+    Exists(String),
+    /// `base` is not SSA and has no anchors.
+    #[error("{0} is a base version, which has no labels to map")]
+    IsBase(String),
+}
+
+/// A broken rule of a region.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RegionRule {
+    /// A version does not verify.
+    #[error("{version}: {error}")]
+    Version {
+        /// Which.
+        version: String,
+        /// What is wrong.
+        error: VerifyError,
+    },
+    /// Two versions have one name, or a version belongs to another region.
+    #[error("{version}: {what}")]
+    Listing {
+        /// Which.
+        version: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A label of an anchor does not fit the version it names.
+    #[error("{version}, {anchor}: {what}")]
+    Label {
+        /// The version that has the anchor.
+        version: String,
+        /// The anchor.
+        anchor: AnchorId,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl Region {
+    /// A region without versions.
+    pub fn new(pc: u64) -> Region {
+        Region { pc, symbol: None, versions: Vec::new() }
+    }
+
+    /// The version of this name.
+    pub fn version(&self, name: &str) -> Option<&Version> {
+        self.versions.iter().find(|v| v.name == name)
+    }
+
+    /// The version of this name, to be changed.
+    pub fn version_mut(&mut self, name: &str) -> Option<&mut Version> {
+        self.versions.iter_mut().find(|v| v.name == name)
+    }
+
+    /// The first version whose context holds.
+    pub fn dispatch(&self, mut holds: impl FnMut(&Context) -> bool) -> Option<&Version> {
+        self.versions.iter().find(|v| holds(&v.context))
+    }
+
+    /// The version that a region with no contexts enters: the first one.
+    pub fn active(&self) -> Option<&Version> {
+        self.versions.first()
+    }
+
+    /// Adds a version at its place in the order of dispatch: before everything whose context it implies.
+    pub fn insert(&mut self, version: Version) -> Result<(), RegionError> {
+        if self.version(&version.name).is_some() {
+            return Err(RegionError::Exists(version.name));
+        }
+        let at = match version.is_base() {
+            true => self.versions.len(),
+            false => {
+                let first = |v: &Version| v.is_base() || version.context.implies(&v.context);
+                self.versions.iter().position(first).unwrap_or(self.versions.len())
+            }
+        };
+        self.versions.insert(at, version);
+        Ok(())
+    }
+
+    /// A fresh version: the parent's instructions, each anchor with a label at the same place of the parent and the
+    /// identity as its map (sourir 3.3). It is not inserted: assumptions come first (3.4).
+    pub fn copy(&self, parent: &str, name: &str) -> Result<Version, RegionError> {
+        let original = self.version(parent).ok_or_else(|| RegionError::NoVersion(parent.to_string()))?;
+        if original.is_base() {
+            return Err(RegionError::IsBase(parent.to_string()));
+        }
+        if self.version(name).is_some() {
+            return Err(RegionError::Exists(name.to_string()));
+        }
+        let cfg = Cfg::new(original);
+        let (reach, live) = (Reach::new(original, &cfg), Live::new(original, &cfg));
+        let mut copy = original.clone();
+        copy.name = name.to_string();
+        for (i, anchor) in copy.anchors.iter_mut().enumerate() {
+            anchor.via = reach.positions[i].map(|place| {
+                let values = live.at(place).into_iter().map(|v| (v, Operand::Value(v))).collect();
+                Box::new(Via { version: parent.to_string(), anchor: AnchorId(i as u32), values })
+            });
+        }
+        Ok(copy)
+    }
+
+    /// Makes every anchor that leads to `middle` lead where `middle`'s own anchor leads from there (assume composition,
+    /// 4.6), so that nothing refers to `middle` any more; returns how many. Returns 0 if there is no such version.
+    ///
+    /// The predicate of `middle`'s assume need not be taken over: by transparency its anchor may be taken whether it
+    /// holds or not.
+    pub fn bypass(&mut self, middle: &str) -> usize {
+        let Some(target) = self.version(middle).cloned() else { return 0 };
+        let mut changed = 0;
+        for version in &mut self.versions {
+            for anchor in &mut version.anchors {
+                if anchor.via.as_ref().is_some_and(|via| via.version == middle) && compose(anchor, &target) {
+                    changed += 1;
+                }
+            }
+        }
+        changed
+    }
+
+    /// Composes all labels of all versions, transitively: every anchor leads straight to `base`. Returns how many did not.
+    pub fn compose_all(&mut self) -> usize {
+        let names: Vec<String> = self.versions.iter().map(|v| v.name.clone()).collect();
+        names.iter().map(|name| self.bypass(name)).sum()
+    }
+
+    /// The versions that dispatch can come to: those whose context does not imply that of an earlier one.
+    pub fn dispatchable(&self) -> impl Iterator<Item = &Version> {
+        let shadowed = |i: usize| self.versions[..i].iter().any(|w| self.versions[i].context.implies(&w.context));
+        self.versions.iter().enumerate().filter(move |(i, v)| v.is_base() || !shadowed(*i)).map(|(_, v)| v)
+    }
+
+    /// Removes the versions that neither dispatch nor an anchor of a remaining version leads to; returns their names.
+    /// `base` remains.
+    pub fn remove_unreferenced(&mut self) -> Vec<String> {
+        let mut wanted: FxHashSet<String> = FxHashSet::default();
+        let mut work: Vec<String> = self.dispatchable().map(|v| v.name.clone()).collect();
+        while let Some(name) = work.pop() {
+            if let Some(version) = self.version(&name)
+                && wanted.insert(name)
+            {
+                work.extend(labels(version).map(|(_, via)| via.version.clone()));
+            }
+        }
+        let gone = self.versions.iter().filter(|v| !wanted.contains(&v.name)).map(|v| v.name.clone()).collect();
+        self.versions.retain(|v| wanted.contains(&v.name));
+        gone
+    }
+
+    /// Does an anchor of another version lead to this one?
+    pub fn is_frozen(&self, name: &str) -> bool {
+        self.versions.iter().any(|v| labels(v).any(|(_, via)| via.version == name))
+    }
+}
+
+/// The anchors of a version that have a label, with it.
+fn labels(version: &Version) -> impl Iterator<Item = (AnchorId, &Via)> {
+    let anchors = version.anchors.iter().enumerate();
+    anchors.filter_map(|(i, a)| Some((AnchorId(i as u32), a.via.as_deref()?)))
+}
+
+/// Replaces an anchor's way through `middle` by the way from `middle`'s anchor on, under the anchor's map. False if
+/// the label is stale.
+fn compose(anchor: &mut Anchor, middle: &Version) -> bool {
+    let Some(via) = anchor.via.take() else { return false };
+    let Some(next) = middle.anchors.get(via.anchor.index()) else {
+        anchor.via = Some(via);
+        return false;
+    };
+    let map: FxHashMap<Value, Operand> = via.values.iter().copied().collect();
+    let mut next = next.clone();
+    let mut known = true;
+    Version::for_each_anchor_operand(&mut next, |o| {
+        if let Operand::Value(v) = *o {
+            match map.get(&v) {
+                Some(ours) => *o = *ours,
+                None => known = false,
+            }
+        }
+    });
+    match known {
+        // Locations that only we write stay as they were mapped: in `middle` they are in place.
+        true => {
+            for (loc, operand) in &anchor.varmap {
+                if !next.varmap.iter().any(|(l, _)| l == loc) {
+                    next.varmap.push((*loc, *operand));
+                }
+            }
+            next.varmap.sort_by_key(|(loc, _)| *loc);
+            *anchor = next;
+        }
+        false => anchor.via = Some(via),
+    }
+    known
+}
+
+/// Checks every version by itself and the labels between them: the version and the anchor named exist and are in use,
+/// what is live there is mapped and typed, our context implies the other's, and no chain of labels leads back.
+pub fn verify_region(region: &Region) -> Result<(), Vec<RegionRule>> {
+    let mut broken = Vec::new();
+    for (i, version) in region.versions.iter().enumerate() {
+        let name = || version.name.clone();
+        if region.versions[..i].iter().any(|v| v.name == version.name) {
+            broken.push(RegionRule::Listing { version: name(), what: "the name is taken" });
+        }
+        if version.region != region.pc {
+            broken.push(RegionRule::Listing { version: name(), what: "it belongs to another region" });
+        }
+        if let Err(errors) = verify(version) {
+            broken.extend(errors.into_iter().map(|error| RegionRule::Version { version: name(), error }));
+        }
+    }
+    if broken.is_empty() {
+        for version in &region.versions {
+            for (anchor, via) in labels(version) {
+                if let Some(what) = label_fault(region, version, via) {
+                    broken.push(RegionRule::Label { version: version.name.clone(), anchor, what });
+                }
+            }
+        }
+    }
+    if broken.is_empty() { Ok(()) } else { Err(broken) }
+}
+
+fn label_fault(region: &Region, version: &Version, via: &Via) -> Option<String> {
+    let Some(target) = region.version(&via.version) else {
+        return Some(format!("there is no version {}", via.version));
+    };
+    if leads_to(region, target, &version.name) {
+        return Some(format!("{} leads back to {}", target.name, version.name));
+    }
+    if !version.context.implies(&target.context) {
+        return Some(format!("the context of {} need not hold", target.name));
+    }
+    let cfg = Cfg::new(target);
+    let reach = Reach::new(target, &cfg);
+    let Some(place) = reach.positions.get(via.anchor.index()).copied().flatten() else {
+        return Some(format!("{} has no {} in use", target.name, via.anchor));
+    };
+    if via.values.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+        return Some("its values are not sorted or repeat".to_string());
+    }
+    for (value, operand) in &via.values {
+        let Some(ty) = target.types.get(value.index()) else {
+            return Some(format!("{} has no {value}", target.name));
+        };
+        let fits = match operand {
+            Operand::Value(v) => version.types.get(v.index()) == Some(ty),
+            Operand::Const(c) => c & !ty.mask() == 0,
+        };
+        if !fits {
+            return Some(format!("{operand} is not {ty}, as {value} is"));
+        }
+    }
+    let live = Live::new(target, &cfg).at(place);
+    let missing = live.iter().find(|v| via.values.binary_search_by_key(*v, |(value, _)| *value).is_err());
+    missing.map(|v| format!("{v} is live there and not mapped"))
+}
+
+/// Does a chain of labels lead from `from` to the version of this name?
+fn leads_to(region: &Region, from: &Version, name: &str) -> bool {
+    let mut seen: FxHashSet<&str> = FxHashSet::default();
+    let mut work = vec![from];
+    while let Some(version) = work.pop() {
+        if version.name == name {
+            return true;
+        }
+        if seen.insert(&version.name) {
+            work.extend(labels(version).filter_map(|(_, via)| region.version(&via.version)));
+        }
+    }
+    false
 }

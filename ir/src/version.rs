@@ -306,8 +306,41 @@ pub struct Block {
 pub enum Fact {
     /// A guest register holds this value at entry.
     RegEquals(Gpr, u64),
-    /// No other thread, process or device writes the guest's private memory (DESIGN section 4).
+    /// A guest register holds a value from `min` to `max` at entry, unsigned.
+    RegInRange {
+        /// Which.
+        gpr: Gpr,
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+    /// Monitored: no other thread, process or device writes the guest's private memory (DESIGN section 4).
     PrivateMemory,
+    /// Monitored: memory at a fixed address holds this value, as long as nothing writes there. Whoever would write
+    /// there while the version runs makes it fall back first (sourir 7.2); nothing is checked on the path.
+    MemEquals {
+        /// i8 to i64.
+        ty: Ty,
+        /// A linear address.
+        address: u64,
+        /// What is there.
+        value: u64,
+    },
+}
+
+impl Fact {
+    /// Does this fact imply the other?
+    pub fn implies(&self, other: &Fact) -> bool {
+        match (*self, *other) {
+            (Fact::RegEquals(g, v), Fact::RegInRange { gpr, min, max }) => g == gpr && (min..=max).contains(&v),
+            (Fact::RegInRange { gpr: g, min: low, max: high }, Fact::RegInRange { gpr, min, max }) => {
+                g == gpr && min <= low && high <= max
+            }
+            (Fact::RegInRange { gpr: g, min, max }, Fact::RegEquals(gpr, v)) => g == gpr && min == v && max == v,
+            (ours, theirs) => ours == theirs,
+        }
+    }
 }
 
 /// A predicate on guest state that must hold on entry: the conjunction of its facts.
@@ -318,9 +351,19 @@ pub struct Context {
 }
 
 impl Context {
-    /// Does `self` imply `other` (every fact of `other` is one of ours)?
+    /// Does `self` imply `other` (every fact of `other` follows from one of ours)? The partial order of contexts.
     pub fn implies(&self, other: &Context) -> bool {
-        other.facts.iter().all(|f| self.facts.contains(f))
+        other.facts.iter().all(|theirs| self.facts.iter().any(|ours| ours.implies(theirs)))
+    }
+
+    /// The monitored fact that a write of `size` bytes at `address` would break.
+    pub fn broken_by_write(&self, address: u64, size: u32) -> Option<Fact> {
+        self.facts.iter().copied().find(|fact| match *fact {
+            Fact::MemEquals { ty, address: at, .. } => {
+                address.wrapping_sub(at) < u64::from(ty.bytes()) || at.wrapping_sub(address) < u64::from(size)
+            }
+            Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => false,
+        })
     }
 
     /// May the passes use `private_memory`?

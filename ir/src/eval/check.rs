@@ -105,11 +105,13 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Does the part of a context that is about registers hold of `state`? (Monitored facts are the caller's.)
-pub fn context_holds(version: &Version, state: &State) -> bool {
+/// Does a version's context hold of this state? (`private_memory` is the caller's to know.)
+pub fn context_holds<M: Machine>(version: &Version, state: &State, machine: &mut M) -> bool {
     version.context.facts.iter().all(|fact| match *fact {
         Fact::RegEquals(gpr, value) => state.gpr[gpr.number()] == value,
+        Fact::RegInRange { gpr, min, max } => (min..=max).contains(&state.gpr[gpr.number()]),
         Fact::PrivateMemory => true,
+        Fact::MemEquals { ty, address, value } => machine.load(address, ty.bytes()) == Ok(value),
     })
 }
 
@@ -207,7 +209,7 @@ pub fn check<M: Comparable>(
     machine: &M,
     limits: Limits,
 ) -> Result<Checked, Box<Mismatch>> {
-    if !context_holds(version, entry) {
+    if !context_holds(version, entry, &mut machine.clone()) {
         return Ok(Checked::ContextFails);
     }
     let mut one = |nth: Option<u64>| -> Result<(u64, bool), Box<Mismatch>> {

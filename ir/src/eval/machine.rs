@@ -20,6 +20,8 @@ pub enum Fault {
     Load(u64),
     /// This address cannot be written.
     Store(u64),
+    /// A write here would break a monitored assumption of the version that runs.
+    Watched(u64),
     /// The native raised another exception (divide error, floating point, alignment).
     Native,
 }
@@ -29,6 +31,7 @@ impl fmt::Display for Fault {
         match self {
             Fault::Load(address) => write!(f, "cannot read {address:#x}"),
             Fault::Store(address) => write!(f, "cannot write {address:#x}"),
+            Fault::Watched(address) => write!(f, "{address:#x} is assumed not to be written"),
             Fault::Native => f.write_str("exception in a native instruction"),
         }
     }

@@ -19,7 +19,7 @@ use crate::op::Op;
 use crate::reach::Place;
 use crate::semantics::{self, ARITH_FLAGS};
 use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand};
-use crate::version::{Anchor, GuestTerm, Inst, Mem, Term, Trap, Version};
+use crate::version::{Anchor, Effects, GuestTerm, Inst, Mem, Term, Trap, Version};
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -288,6 +288,9 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                 let mem = inst.mem.as_ref().ok_or(EvalError::Malformed { place, what: "no address" })?;
                 let address = self.address(mem, inst.args[0], inst.args[1]);
                 let size = inst.ty.bytes();
+                if inst.op == Op::Store && self.version.context.broken_by_write(address, size).is_some() {
+                    return self.fault(inst, Fault::Watched(address), place).map(Some);
+                }
                 let done = if inst.op == Op::Store {
                     self.machine.store(address, size, args[2])
                 } else {
@@ -342,6 +345,12 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             Some(mem) => (Some(self.address(mem, inst.args[0], inst.args[1])), &args[2..]),
             None => (None, args),
         };
+        let written = address.zip(native.mem_size).filter(|_| native.effects.contains(Effects::WRITE));
+        if let Some((address, size)) = written
+            && self.version.context.broken_by_write(address, size).is_some()
+        {
+            return self.fault(inst, Fault::Watched(address), place).map(Some);
+        }
         let mut outputs: SmallVec<[u64; 4]> = SmallVec::from_elem(0, inst.defs.len());
         match self.machine.native(native, address, inputs, &mut outputs) {
             Ok(()) => {

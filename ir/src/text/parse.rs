@@ -280,8 +280,27 @@ impl<'t> Parser<'t> {
         loop {
             facts.push(if self.eat_word("private_memory") {
                 Fact::PrivateMemory
+            } else if self.eat_word("load") {
+                self.expect(".")?;
+                let ty = self.ty()?;
+                self.expect("[")?;
+                let address = self.number("an address")?;
+                self.expect("]")?;
+                self.expect("==")?;
+                let mut value = Operand::Const(self.constant("a number")?);
+                narrow(&mut value, ty);
+                Fact::MemEquals { ty, address, value: value.as_const().unwrap_or(0) }
             } else {
-                let gpr = self.word("`private_memory` or a register", gpr_of)?;
+                let gpr = self.word("`private_memory`, `load` or a register", gpr_of)?;
+                if self.eat_word("in") {
+                    let min = self.constant("a number")?;
+                    self.expect("..")?;
+                    facts.push(Fact::RegInRange { gpr, min, max: self.constant("a number")? });
+                    if self.eat("&&") {
+                        continue;
+                    }
+                    return Ok(Context { facts });
+                }
                 self.expect("==")?;
                 Fact::RegEquals(gpr, self.constant("a number")?)
             });

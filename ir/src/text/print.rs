@@ -235,7 +235,13 @@ impl Display for Fact {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match *self {
             Fact::RegEquals(gpr, value) => write!(f, "{gpr} == {}", Operand::Const(value)),
+            Fact::RegInRange { gpr, min, max } => {
+                write!(f, "{gpr} in {} .. {}", Operand::Const(min), Operand::Const(max))
+            }
             Fact::PrivateMemory => f.write_str("private_memory"),
+            Fact::MemEquals { ty, address, value } => {
+                write!(f, "load.{ty} [{:#x}] == {}", address, Operand::Const(value))
+            }
         }
     }
 }

@@ -1,0 +1,76 @@
+//! Liveness: which values are needed from a place on.
+//!
+//! A use is an operand of an instruction or terminator, or of an anchor where it is named: taking an anchor reads its
+//! operands at that place.
+
+use crate::reach::{Cfg, Place};
+use crate::types::{AnchorId, BlockId, Operand, Value};
+use crate::version::{Term, Version};
+
+/// Live values at the start of each block.
+pub struct Live<'v> {
+    version: &'v Version,
+    at_start: Vec<Vec<bool>>,
+}
+
+impl<'v> Live<'v> {
+    /// Analyses `version`: backward data-flow until nothing changes.
+    pub fn new(version: &'v Version, cfg: &Cfg) -> Live<'v> {
+        let at_start = vec![vec![false; version.types.len()]; version.blocks.len()];
+        let mut live = Live { version, at_start };
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for block in cfg.order.iter().rev() {
+                let mut now = live.set_at(Place { block: *block, inst: 0 });
+                version.blocks[block.index()].params.iter().for_each(|p| now[p.index()] = false);
+                if live.at_start[block.index()] != now {
+                    live.at_start[block.index()] = now;
+                    changed = true;
+                }
+            }
+        }
+        live
+    }
+
+    /// The values live just before the instruction at `place`, in order.
+    pub fn at(&self, place: Place) -> Vec<Value> {
+        let set = self.set_at(place);
+        (0..set.len() as u32).map(Value).filter(|v| set[v.index()]).collect()
+    }
+
+    fn set_at(&self, place: Place) -> Vec<bool> {
+        let version = self.version;
+        let block = &version.blocks[place.block.index()];
+        let mut set = vec![false; version.types.len()];
+        for (to, _) in block.term.edges() {
+            self.add_block_start(&mut set, to);
+        }
+        Version::term_operands(&block.term).iter().for_each(|o| add(&mut set, *o));
+        if let Term::Exit(anchor) = block.term {
+            self.add_anchor(&mut set, anchor);
+        }
+        for inst in block.insts[place.inst..].iter().rev() {
+            inst.defs.iter().for_each(|d| set[d.index()] = false);
+            inst.args.iter().for_each(|o| add(&mut set, *o));
+            if let Some(anchor) = inst.anchor {
+                self.add_anchor(&mut set, anchor);
+            }
+        }
+        set
+    }
+
+    fn add_block_start(&self, set: &mut [bool], block: BlockId) {
+        set.iter_mut().zip(&self.at_start[block.index()]).for_each(|(slot, live)| *slot |= live);
+    }
+
+    fn add_anchor(&self, set: &mut [bool], anchor: AnchorId) {
+        self.version.anchors[anchor.index()].operands().for_each(|o| add(set, o));
+    }
+}
+
+fn add(set: &mut [bool], o: Operand) {
+    if let Operand::Value(v) = o {
+        set[v.index()] = true;
+    }
+}
