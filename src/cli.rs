@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::bench::BenchArgs;
 use clap::{Args, Parser, Subcommand};
 use dynasour_runtime::config::{Chaos, HEAD_THRESHOLD, RunConfig, Stage, Tier, parse_pass};
 use std::collections::BTreeSet;
@@ -30,6 +31,17 @@ Examples:
 Exit status: the program's; 127 not found, 126 not runnable (or it creates a thread), 128+N if a shell would say so of signal N
 (we die of the same signal), 2 usage.")]
     Run(RunArgs),
+    /// Measure suites of workloads: native, tiers and other launchers side by side
+    #[command(after_help = "\
+Examples:
+  dynasour bench benches/suites/kernels.toml --only O2
+  dynasour bench benches/suites/*.toml --runs 3 --save before.json
+  dynasour bench benches/suites/*.toml --runs 3 --compare before.json
+  dynasour bench benches/suites/programs.toml --peer valgrind='valgrind --tool=none -q {}'
+
+A row whose output or exit status is not native's says DIFFERS, and the exit status is 1. Exit status 2: nothing was
+measured.")]
+    Bench(BenchArgs),
 }
 
 /// Options of `run`.
@@ -166,22 +178,24 @@ mod tests {
         assert!(parse_range("9-3").is_err());
     }
 
+    fn run_config(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> RunConfig {
+        match Cli::try_parse_from(words).expect("valid").command {
+            Command::Run(args) => args.into_config(),
+            other => panic!("{other:?} is not a run"),
+        }
+    }
+
     #[test]
     fn unknown_options_are_not_programs() {
         assert!(Cli::try_parse_from(["dynasour", "run", "--frobnicate", "--", "ls"]).is_err());
-        let cli = Cli::try_parse_from(["dynasour", "run", "ls", "-l", "--stats", "--", "x"]).expect("valid");
-        let Command::Run(args) = cli.command;
-        assert_eq!(args.into_config().args, ["-l", "--stats", "--", "x"]);
-        let cli = Cli::try_parse_from(["dynasour", "run", "--", "-odd"]).expect("valid");
-        let Command::Run(args) = cli.command;
-        assert_eq!(args.into_config().program, "-odd");
+        let config = run_config(["dynasour", "run", "ls", "-l", "--stats", "--", "x"]);
+        assert_eq!(config.args, ["-l", "--stats", "--", "x"]);
+        assert_eq!(run_config(["dynasour", "run", "--", "-odd"]).program, "-odd");
     }
 
     #[test]
     fn everything_after_the_program_is_the_programs() {
-        let cli = Cli::try_parse_from(["dynasour", "run", "--stats", "--", "ls", "--tier", "x"]).expect("valid");
-        let Command::Run(args) = cli.command;
-        let config = args.into_config();
+        let config = run_config(["dynasour", "run", "--stats", "--", "ls", "--tier", "x"]);
         assert_eq!(config.program, "ls");
         assert_eq!(config.args, ["--tier", "x"]);
         assert_eq!(config.own_options, ["--stats"]);
@@ -191,14 +205,10 @@ mod tests {
     fn options_that_are_passed_on_mean_the_same() {
         let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --chaos 1/9,3 --log record,exit --only-trace 2-5 \
                      --skip-pass dce,peel --stats --stats-json /x -- p";
-        let config = |words: Vec<OsString>| {
-            let Command::Run(args) = Cli::try_parse_from(words).expect("valid").command;
-            args.into_config()
-        };
-        let first = config(words.split(' ').filter(|word| !word.is_empty()).map(OsString::from).collect());
+        let first = run_config(words.split(' ').filter(|word| !word.is_empty()));
         let mut again = vec![OsString::from("dynasour"), "run".into()];
         again.extend(first.child_options.iter().chain(&first.own_options).cloned());
         again.extend(["--".into(), "p".into()]);
-        assert_eq!(format!("{:?}", config(again)), format!("{first:?}"));
+        assert_eq!(format!("{:?}", run_config(again)), format!("{first:?}"));
     }
 }

@@ -6,11 +6,15 @@
 // The unit tests are a program of Rust's own kind.
 #![cfg_attr(not(test), no_main)]
 
+mod bench;
 mod cli;
 
 use clap::Parser;
 use cli::{Cli, Command};
 use std::ffi::c_int;
+
+/// A command that could not do its work.
+const FAILED: c_int = 2;
 
 /// Called by the C runtime. The arguments reach `std::env` by glibc's own initialisation.
 #[cfg(not(test))]
@@ -30,6 +34,10 @@ fn run(cli: Cli) -> c_int {
                 error.exit_status()
             }
         },
+        Command::Bench(args) => bench::run(&args).unwrap_or_else(|error| {
+            eprintln!("dynasour: {error:#}");
+            FAILED
+        }),
     }
 }
 

@@ -1,0 +1,220 @@
+//! From suites to runs: kernels built, inputs made, programs found, commands written out.
+
+use crate::bench::measure::Invocation;
+use crate::bench::suite::{Entry, Suite};
+use anyhow::{Context, Result, ensure};
+use dynasour_guest::image;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One row to be measured.
+#[derive(Debug)]
+pub struct Workload {
+    /// Its name.
+    pub name: String,
+    /// Its class.
+    pub class: String,
+    /// How it runs natively; or why it cannot run here.
+    pub native: Result<Invocation, String>,
+}
+
+/// Another launcher: `NAME='CMD {}'`.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Its column.
+    pub name: String,
+    words: Vec<String>,
+}
+
+impl std::str::FromStr for Peer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Peer, String> {
+        const FORM: &str = "expected NAME='COMMAND {}' with the program's place marked by {}";
+        let (name, command) = text.split_once('=').ok_or(FORM)?;
+        let words: Vec<String> = command.split_whitespace().map(str::to_string).collect();
+        let places = words.iter().filter(|word| *word == "{}").count();
+        if name.is_empty() || places != 1 || words[0] == "{}" {
+            return Err(FORM.to_string());
+        }
+        Ok(Peer { name: name.to_string(), words })
+    }
+}
+
+impl Peer {
+    /// Fails unless the launcher is there.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check(&self) -> Result<()> {
+        find(&self.words[0]).map(|_| ()).with_context(|| format!("peer '{}'", self.name))
+    }
+
+    /// The guest's command under this launcher.
+    pub fn launch(&self, guest: &Invocation) -> Invocation {
+        let words = self.words.iter().flat_map(|word| match word.as_str() {
+            "{}" => guest.words.clone(),
+            word => vec![OsString::from(word)],
+        });
+        Invocation { words: words.collect(), stdin: guest.stdin.clone() }
+    }
+}
+
+/// Where things are made.
+pub struct Workshop<'a> {
+    /// Built kernels and inputs.
+    pub directory: &'a Path,
+    /// Take the small sizes.
+    pub small: bool,
+}
+
+impl Workshop<'_> {
+    /// The rows of an entry, as far as `wanted`.
+    ///
+    /// # Errors
+    /// Something could not be built or made.
+    pub fn prepare(&self, suite: &Suite, entry: &Entry, wanted: impl Fn(&str) -> bool) -> Result<Vec<Workload>> {
+        let n = entry.small.filter(|_| self.small).unwrap_or(entry.n);
+        let mut names: Vec<(String, Option<&str>)> =
+            entry.levels.iter().map(|level| (format!("{}{level}", entry.name), Some(level.as_str()))).collect();
+        if names.is_empty() {
+            names.push((entry.name.clone(), None));
+        }
+        names.retain(|(name, _)| wanted(name));
+        let mut rows = Vec::new();
+        for (name, level) in names {
+            let native = self.command(suite, entry, n, &name, level).with_context(|| format!("workload '{name}'"))?;
+            rows.push(Workload { name, class: entry.class.clone(), native });
+        }
+        Ok(rows)
+    }
+
+    fn command(
+        &self,
+        suite: &Suite,
+        entry: &Entry,
+        n: u64,
+        name: &str,
+        level: Option<&str>,
+    ) -> Result<Result<Invocation, String>> {
+        let mut values = BTreeMap::from([("n".to_string(), OsString::from(n.to_string()))]);
+        let program = match (&entry.source, level) {
+            (Some(source), Some(level)) => {
+                self.build(&suite.directory.join(source), level, &entry.flags, name)?.into_os_string()
+            }
+            _ => {
+                let word = &entry.command[0];
+                // A program that an input finds is known only after that.
+                match find(word) {
+                    Ok(path) => path.into_os_string(),
+                    Err(_) if word.starts_with('{') => OsString::from(word),
+                    Err(error) => {
+                        return Ok(Err(match &entry.package {
+                            Some(package) => format!("{error:#}; it is in package {package}"),
+                            None => format!("{error:#}"),
+                        }));
+                    }
+                }
+            }
+        };
+        let inputs = self.directory.join(format!("{}-{n}", entry.name));
+        std::fs::create_dir_all(&inputs).with_context(|| format!("cannot create {}", inputs.display()))?;
+        for (input, how) in &entry.inputs {
+            let place = how.make(input, n, &inputs, &suite.directory).with_context(|| format!("input '{input}'"))?;
+            values.insert(input.clone(), place.into_os_string());
+        }
+        let stdin = entry.stdin.as_ref().and_then(|name| values.get(name)).map(PathBuf::from);
+        let default = ["{n}".to_string()];
+        let args: &[String] = match (&entry.source, &entry.args) {
+            (Some(_), Some(args)) => args,
+            (Some(_), None) => &default,
+            (None, _) => &entry.command[1..],
+        };
+        let program = program.to_str().map_or(program.clone(), |text| fill(text, &values));
+        let words = std::iter::once(program).chain(args.iter().map(|word| fill(word, &values))).collect();
+        Ok(Ok(Invocation { words, stdin }))
+    }
+
+    fn build(&self, source: &Path, level: &str, flags: &[String], name: &str) -> Result<PathBuf> {
+        let program = self.directory.join(name);
+        let modified = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified());
+        let made = modified(source).with_context(|| format!("cannot read {}", source.display()))?;
+        if modified(&program).is_ok_and(|built| built > made) {
+            return Ok(program);
+        }
+        let compiler = if source.extension().is_some_and(|e| e == "c") { "cc" } else { "c++" };
+        let output = Command::new(compiler)
+            .args([level, "-o"])
+            .arg(&program)
+            .arg(source)
+            .args(flags)
+            .output()
+            .with_context(|| format!("cannot run {compiler}"))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{compiler} {level} {}:\n{errors}", source.display());
+        Ok(program)
+    }
+}
+
+/// The file of a program, as a shell would find it.
+fn find(program: &str) -> Result<PathBuf> {
+    let path = image::resolve_command(OsStr::new(program), std::env::var_os("PATH").as_deref())?;
+    ensure!(path.is_file(), "{program} is not there");
+    Ok(path)
+}
+
+/// `{name}` becomes the value of `name`; braces around anything else stay.
+fn fill(text: &str, values: &BTreeMap<String, OsString>) -> OsString {
+    let mut out = OsString::new();
+    let mut rest = text;
+    while let Some(open) = rest.find('{') {
+        out.push(&rest[..open]);
+        rest = &rest[open..];
+        let value = rest.find('}').and_then(|close| Some((close, values.get(&rest[1..close])?)));
+        match value {
+            Some((close, value)) => {
+                out.push(OsStr::from_bytes(value.as_bytes()));
+                rest = &rest[close + 1..];
+            }
+            None => {
+                out.push("{");
+                rest = &rest[1..];
+            }
+        }
+    }
+    out.push(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_names_are_filled_in() {
+        let values = BTreeMap::from([("n".to_string(), OsString::from("7")), ("f".to_string(), "/x y".into())]);
+        for (text, filled) in [
+            ("{n}", "7"),
+            ("a{f}b{n}", "a/x yb7"),
+            ("{ print {n} }", "{ print 7 }"),
+            ("${h}{k} {", "${h}{k} {"),
+            ("", ""),
+        ] {
+            assert_eq!(fill(text, &values), filled);
+        }
+    }
+
+    #[test]
+    fn peers_have_one_place_for_the_program() {
+        let peer: Peer = "v=valgrind -q {}".parse().expect("valid");
+        let guest = Invocation { words: vec!["ls".into(), "-l".into()], stdin: None };
+        assert_eq!(peer.launch(&guest).words, ["valgrind", "-q", "ls", "-l"]);
+        for bad in ["", "x", "x=valgrind", "x={}", "=a {}", "x=a {} {}"] {
+            assert!(bad.parse::<Peer>().is_err(), "{bad}");
+        }
+        assert!("x=/nonexistent/launcher {}".parse::<Peer>().expect("valid").check().is_err());
+    }
+}
