@@ -285,7 +285,7 @@ impl Emitter {
         self.fragments.push(Fragment {
             pc: version.region,
             version: version.name.clone(),
-            entry: hot,
+            entry: hot + u64::from(code.entry),
             hot: hot..hot + code.hot.len() as u64,
             cold: cold..cold + code.cold.len() as u64,
             exits: first_site..self.exits.len() as u32,

@@ -4,6 +4,7 @@
 //! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
 
 use crate::mach::{Addr, AddrReg, End, EndRsp, Kind, MFunc, MInst, Opnd, Site};
+use crate::placement;
 use crate::record::Place;
 use crate::x86::{Size, register};
 use dynasour_guest::context::offset;
@@ -11,11 +12,10 @@ use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, OpKind, Reg
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output};
 use smallvec::SmallVec;
 
-/// Loops start at a line of the instruction cache: a short one then takes as few lines as it can, which is worth up to
-/// 1.7 in time (measured on Zen 5: a stencil of 60 bytes at offsets 16 and 48 of a line).
-const LOOP_ALIGNMENT: usize = 64;
-/// Fragments without loops are packed closer.
+/// Fragments without loops are packed closer than those whose loop has its place in a line of the instruction cache.
 const ENTRY_ALIGNMENT: usize = 16;
+/// Stands where nobody goes.
+const INT3: u8 = 0xcc;
 
 /// Where a relative jump leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +52,8 @@ pub struct Encoded {
     pub cold: Vec<u8>,
     /// What the start of the hot code must be aligned to.
     pub alignment: usize,
+    /// Offset of the first instruction in the hot code; before it is padding.
+    pub entry: u32,
     /// Relative jumps.
     pub fixups: Vec<Fixup>,
     /// Offset of each machine block: (in cold code, offset).
@@ -135,11 +137,6 @@ impl Section {
         self.len += bytes.len();
     }
 
-    /// Pads with no-operations until `len + lead` is a multiple of `align`.
-    fn align(&mut self, align: usize, lead: usize) {
-        self.pad((self.len + lead).next_multiple_of(align) - (self.len + lead));
-    }
-
     /// Pads such that a rel32 field `lead` bytes from here lies within eight aligned bytes.
     fn align_field(&mut self, lead: usize) {
         let at = (self.len + lead) % 8;
@@ -173,8 +170,33 @@ impl Section {
 /// Encodes an allocated function.
 ///
 /// Spill slots are numbered from `first_slot`, sites from `first_site`; `lookup` has the addresses of the arrays of
-/// [`crate::lookup`].
+/// [`crate::lookup`]. Padding before the entry puts the loop, if there is one, where [`placement`] wants it.
 pub fn encode(
+    f: &MFunc,
+    out: &Output,
+    first_slot: u16,
+    first_site: u64,
+    lookup: (u64, u64),
+    homes: &Homes,
+) -> Result<Encoded, IcedError> {
+    let encode_behind = |padding| encode_behind(padding, f, out, first_slot, first_site, lookup, homes);
+    let mut encoded = encode_behind(0)?;
+    if let Some(&(field, head)) = encoded.back_edges.first() {
+        let start = encoded.blocks[head].1 as usize;
+        let offset = placement::offset(&encoded.hot[start..field as usize + 4]);
+        let padding = (placement::LINE + offset - start % placement::LINE) % placement::LINE;
+        if padding > 0 {
+            encoded = encode_behind(padding)?;
+            debug_assert_eq!(encoded.blocks[head].1 as usize % placement::LINE, offset);
+        }
+        encoded.alignment = placement::LINE;
+    }
+    Ok(encoded)
+}
+
+/// Encodes with this much padding before the entry.
+fn encode_behind(
+    padding: usize,
     f: &MFunc,
     out: &Output,
     first_slot: u16,
@@ -197,11 +219,9 @@ pub fn encode(
     };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
     e.r.alignment = ENTRY_ALIGNMENT;
+    e.hot.bytes(&vec![INT3; padding]);
+    e.r.entry = padding as u32;
     for b in 0..f.hot_blocks {
-        if f.block_of.contains(&b) && b != 0 {
-            e.hot.align(LOOP_ALIGNMENT, 0);
-            e.r.alignment = LOOP_ALIGNMENT;
-        }
         e.block(b)?;
     }
     e.in_cold = true;

@@ -13,6 +13,7 @@ mod lower_flags;
 mod lower_mem;
 mod lower_ops;
 mod mach;
+mod placement;
 pub mod record;
 mod splice;
 pub mod stubs;

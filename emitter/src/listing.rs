@@ -11,7 +11,7 @@ impl Emitter {
     pub fn listing(&self, id: FragmentId) -> Option<String> {
         let f = self.fragment(id)?;
         let mut text = String::new();
-        for (name, range) in [("hot", &f.hot), ("cold", &f.cold)] {
+        for (name, range) in [("hot", &(f.entry..f.hot.end)), ("cold", &f.cold)] {
             let _ = writeln!(text, "; {name}, {} bytes", range.end - range.start);
             self.disassemble(range, &mut text);
         }

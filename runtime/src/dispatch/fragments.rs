@@ -124,6 +124,7 @@ pub struct Fragments {
     /// Traces built so far, for naming and `--only-trace`.
     traces: u32,
     log_exits: bool,
+    log_code: bool,
 }
 
 impl Fragments {
@@ -148,6 +149,7 @@ impl Fragments {
             chaos: config.chaos.map(|c| (c, c.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)),
             traces: 0,
             log_exits: config.log.contains(&Stage::Exit),
+            log_code: config.log.contains(&Stage::Code),
         })
     }
 
@@ -278,8 +280,11 @@ impl Fragments {
             },
         };
         match linked {
-            Ok(_) => {
+            Ok(stub) => {
                 stats.stubs += 1;
+                if self.log_code {
+                    eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
+                }
                 Ok(After::Interpret)
             }
             Err(error) if error.is_full() => Ok(After::Flush),

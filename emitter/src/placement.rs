@@ -1,0 +1,101 @@
+//! Where a short loop should stand within its line of the instruction cache.
+//!
+//! Zen 5 delivers decoded instructions from entries of up to six, each of one 64-byte line and begun anew where control
+//! enters the line. Two entries go out a cycle, except that a line of three or more gives one at a time, and a branch
+//! whose bytes cross into the next line needs an entry there as well. Measured on loops of no-operations and of mixed
+//! instructions at all offsets; the vectorised inner loop of a stencil, 14 instructions of 60 bytes, takes 2.4 cycles at
+//! offset 20, 3.3 at 0 and 4.3 at 16. Other processors do not mind.
+
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+
+/// Bytes of a line.
+pub const LINE: usize = 64;
+/// Instructions of an entry.
+const ENTRY: usize = 6;
+/// Longer loops are bound by other things.
+const LONGEST: usize = 4 * LINE;
+
+/// The offset within a line, a multiple of four, at which this loop is delivered fastest. Its last instruction is the back
+/// edge, which is padded such that its rel32 field lies within eight aligned bytes.
+pub fn offset(code: &[u8]) -> usize {
+    if code.len() > LONGEST {
+        return 0;
+    }
+    let decoder = Decoder::new(64, code, DecoderOptions::NONE);
+    let mut body: Vec<Instruction> = decoder.into_iter().collect();
+    let Some(back_edge) = body.pop() else { return 0 };
+    while body.last().is_some_and(|i| i.mnemonic() == Mnemonic::Nop) {
+        body.pop();
+    }
+    (0..LINE).step_by(4).min_by_key(|at| cycles(&body, &back_edge, *at)).unwrap_or(0)
+}
+
+/// Cycles that the delivery of an iteration takes, and lines that it touches.
+fn cycles(body: &[Instruction], back_edge: &Instruction, at: usize) -> (usize, usize) {
+    let mut counts = [0usize; LONGEST / LINE + 2];
+    let mut position = at;
+    for inst in body {
+        counts[position / LINE] += 1;
+        position += inst.len();
+    }
+    let field = (position + back_edge.len() - 4) % 8;
+    let padding = if field > 4 { 8 - field } else { 0 };
+    counts[position / LINE] += usize::from(padding > 0);
+    let last = position + padding;
+    let end = last + back_edge.len();
+    let fused = padding == 0 && !last.is_multiple_of(LINE) && body.last().is_some_and(|i| fuses(i, back_edge));
+    counts[last / LINE] += usize::from(!fused);
+    if (end - 1) / LINE != last / LINE {
+        counts[(end - 1) / LINE] += 1;
+    }
+    let entries = counts.map(|n| n.div_ceil(ENTRY));
+    let slow: usize = entries.iter().filter(|n| **n > 2).sum();
+    let fast: usize = entries.iter().filter(|n| **n <= 2).sum();
+    (slow + fast.div_ceil(2), (end - 1) / LINE)
+}
+
+/// Do an instruction and a conditional branch behind it count as one?
+fn fuses(inst: &Instruction, branch: &Instruction) -> bool {
+    use Mnemonic::{Add, And, Cmp, Dec, Inc, Or, Sub, Test, Xor};
+    branch.flow_control() == FlowControl::ConditionalBranch
+        && inst.code() != Code::INVALID
+        && matches!(inst.mnemonic(), Add | And | Cmp | Dec | Inc | Or | Sub | Test | Xor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `n` no-operations of four bytes, `dec eax`, `jne` back.
+    fn no_operations(n: usize) -> Vec<u8> {
+        let mut code = [0x0f, 0x1f, 0x40, 0].repeat(n);
+        code.extend([0xff, 0xc8, 0x0f, 0x85, 0, 0, 0, 0]);
+        code
+    }
+
+    fn cycles_at(n: usize, at: usize) -> usize {
+        let code = no_operations(n);
+        let mut insts: Vec<Instruction> = Decoder::new(64, &code, DecoderOptions::NONE).into_iter().collect();
+        let back_edge = insts.pop().unwrap();
+        cycles(&insts, &back_edge, at).0
+    }
+
+    /// What was measured, in cycles.
+    #[test]
+    fn the_model_says_what_was_measured() {
+        assert_eq!(cycles_at(4, 0), 1);
+        assert_eq!(cycles_at(8, 0), 1);
+        assert_eq!(cycles_at(8, 32), 2);
+        assert_eq!(cycles_at(12, 0), 3);
+        assert_eq!(cycles_at(12, 24), 2);
+    }
+
+    #[test]
+    fn loops_go_where_they_are_fast() {
+        assert_eq!(offset(&no_operations(4)), 0);
+        let dense = no_operations(12);
+        assert_ne!(offset(&dense), 0);
+        assert_eq!(offset(&[0x90; 2 * LONGEST]), 0);
+        assert_eq!(offset(&[]), 0);
+    }
+}
