@@ -174,7 +174,8 @@ fn contexts_are_ordered_by_implication() {
 
 #[test]
 fn labels_are_checked() {
-    let cases: [(&str, fn(&mut Region), &str); 6] = [
+    type Break = fn(&mut Region);
+    let cases: [(&str, Break, &str); 6] = [
         (
             "stale anchor",
             |r| r.version_mut("t2").unwrap().anchors[0].via.as_mut().unwrap().anchor.0 = 7,

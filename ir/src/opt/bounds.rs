@@ -79,7 +79,7 @@ impl Bounds {
     }
 
     /// Carries what one signedness knows to the other: within one half of the number line they agree.
-    fn agree(mut self, ty: Ty) -> Bounds {
+    pub(super) fn agree(mut self, ty: Ty) -> Bounds {
         let half = ty.mask() >> 1;
         if self.smin >= 0 {
             self.umin = self.umin.max(self.smin as u64);

@@ -14,6 +14,12 @@
 //! | `sink` | `sink` | dead stores move into the varmaps of the exits |
 //! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
 //! | `peel` | `peel` | one iteration of a loop before it |
+//! | `constants` (`facts`, `known`) | `constants` | speculative constant propagation: ranges, bits, guards, branches |
+//! | `unreachable` | `unreachable` | branches on constants, failed guards, unreachable blocks, chains of blocks |
+//! | `redundant` | `redundant` | assumes whose predicate is known to hold |
+//!
+//! The first eight make up the pipeline of recorded traces, which have no branches; the others work on any control
+//! flow.
 //!
 //! `base` versions are left alone.
 
@@ -21,15 +27,20 @@ mod address;
 mod alias;
 mod bounds;
 mod conditions;
+mod constants;
 mod dce;
+mod facts;
 mod flagparams;
 mod forward;
+mod known;
 mod params;
 mod peel;
+mod redundant;
 mod rules;
 mod shape;
 mod simplify;
 mod sink;
+mod unreachable;
 
 pub(crate) use shape::rename;
 pub use shape::{Shape, normalise};
@@ -122,6 +133,24 @@ pub const PASSES: &[Pass] = &[
         run: sink::run,
     },
     Pass { name: "peel", about: "one iteration of a loop before the loop", again_after: &["peel"], run: peel::run },
+    Pass {
+        name: "constants",
+        about: "speculative constant propagation over any control flow",
+        again_after: &[],
+        run: constants::run,
+    },
+    Pass {
+        name: "unreachable",
+        about: "branches on constants, failed guards, unreachable blocks",
+        again_after: &[],
+        run: unreachable::run,
+    },
+    Pass {
+        name: "redundant",
+        about: "assumes whose predicate is known to hold",
+        again_after: &[],
+        run: redundant::run,
+    },
 ];
 
 /// The order in which traces go through them.

@@ -10,7 +10,7 @@ use crate::eval::{Leave, Machine, NoHooks, State, run};
 use crate::op::Op;
 use crate::reach::{ends_reach, may_fault};
 use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
-use crate::version::{Anchor, Block, GuestTerm, Inst, Term, Version};
+use crate::version::{Anchor, Block, Edge, GuestTerm, Inst, Term, Version};
 
 /// A path through `base`.
 pub struct Path {
@@ -126,6 +126,109 @@ pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option
     Some(b.version)
 }
 
+/// A version of all blocks that control may come to from `start` (at most `limit`), with their branches: every block takes
+/// the whole SSA state as parameters and polls at its start, so that it has an anchor there. What lies beyond is left
+/// through exits. `None` as for [`build`], or if there is no block.
+pub fn build_all(
+    code: &mut dyn Code,
+    start: u64,
+    name: &str,
+    limit: usize,
+    options: Options,
+    rng: &mut Rng,
+) -> Option<Version> {
+    // The blocks in order of discovery; block i of the version is the i-th, after the entry.
+    let mut pcs = vec![start];
+    let mut blocks: Vec<Version> = Vec::new();
+    while let Some(pc) = pcs.get(blocks.len()).copied() {
+        let block = code.block(pc)?.clone();
+        let targets = match &block.blocks[0].term {
+            Term::Guest(GuestTerm::Branch { taken, fall, .. }) => vec![*taken, *fall],
+            Term::Guest(GuestTerm::Goto(Operand::Const(to))) => vec![*to],
+            Term::Guest(GuestTerm::Call { target: Operand::Const(to), .. }) => vec![*to],
+            _ => Vec::new(),
+        };
+        for target in targets {
+            if pcs.len() < limit && !pcs.contains(&target) && code.block(target).is_some() {
+                pcs.push(target);
+            }
+        }
+        blocks.push(block);
+    }
+    let mut version = Version::new(name, start);
+    version.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
+    let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
+    let args = params.iter().map(|v| Operand::Value(*v)).collect();
+    let (env, written) = ([Operand::Const(0); Loc::SSA_COUNT], [true; Loc::SSA_COUNT]);
+    let (insts, in_reach) = (Vec::new(), Vec::new());
+    let mut b = TraceBuilder { version, insts, env, written, here: None, own_anchor: None, in_reach, options, rng };
+    b.finish(params, Term::Jump { to: BlockId(1), args });
+    // Exits are blocks behind the others.
+    let mut exits: Vec<u64> = Vec::new();
+    for (i, base) in blocks.iter().enumerate() {
+        let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| b.version.value(Loc::from_ssa_index(i).ty())).collect();
+        b.env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
+        b.in_reach.clear();
+        let head = b.new_anchor(pcs[i], b.env);
+        let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
+        poll.anchor = Some(head);
+        b.insts.push(poll);
+        b.in_reach.push(head);
+        let mut map = vec![Operand::Const(0); base.types.len()];
+        b.body(base, &mut map)?;
+        let mut edge = |pc: u64| {
+            let to = pcs.iter().position(|p| *p == pc).map(|p| p + 1).unwrap_or_else(|| {
+                let known = exits.iter().position(|p| *p == pc);
+                1 + pcs.len()
+                    + known.unwrap_or_else(|| {
+                        exits.push(pc);
+                        exits.len() - 1
+                    })
+            });
+            Edge { to: BlockId(to as u32), args: b.env.to_vec() }
+        };
+        let term = match &base.blocks[0].term {
+            Term::Guest(GuestTerm::Branch { cond, taken, fall }) => {
+                Term::Branch { cond: renamed(&map, *cond), then: edge(*taken), otherwise: edge(*fall) }
+            }
+            Term::Guest(GuestTerm::Goto(o) | GuestTerm::Ret(o) | GuestTerm::Call { target: o, .. }) => {
+                match renamed(&map, *o) {
+                    Operand::Const(to) => {
+                        let Edge { to, args } = edge(to);
+                        Term::Jump { to, args }
+                    }
+                    target => {
+                        let anchor = b.new_anchor(0, b.env);
+                        b.version.anchors[anchor.index()].target = target;
+                        Term::Exit(anchor)
+                    }
+                }
+            }
+            // The rest is left before its last instruction, which must not have done anything yet.
+            _ => {
+                let (pc, env) = b.here?;
+                Term::Exit(b.new_anchor(pc, env))
+            }
+        };
+        b.finish(params, term);
+    }
+    for pc in exits {
+        let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| b.version.value(Loc::from_ssa_index(i).ty())).collect();
+        b.env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
+        let anchor = b.new_anchor(pc, b.env);
+        b.finish(params, Term::Exit(anchor));
+    }
+    Some(b.version)
+}
+
+/// A base value as an operand of the trace.
+fn renamed(map: &[Operand], o: Operand) -> Operand {
+    match o {
+        Operand::Value(v) => map[v.index()],
+        Operand::Const(_) => o,
+    }
+}
+
 impl TraceBuilder<'_> {
     fn finish(&mut self, params: Vec<Value>, term: Term) {
         let insts = std::mem::take(&mut self.insts);
@@ -180,25 +283,10 @@ impl TraceBuilder<'_> {
     }
 
     fn block(&mut self, base: &Version, next: u64) -> Option<()> {
-        // The values of the base block -> operands of the trace.
         let mut map = vec![Operand::Const(0); base.types.len()];
-        let rename = |map: &[Operand], o: Operand| match o {
-            Operand::Value(v) => map[v.index()],
-            Operand::Const(_) => o,
-        };
-        let body = &base.blocks[0];
-        for inst in &body.insts {
-            match inst.op {
-                Op::At => {
-                    self.here = inst.args[0].as_const().map(|pc| (pc, self.env));
-                    self.own_anchor = None;
-                }
-                Op::Get(loc) => map[inst.defs[0].index()] = self.env[loc.ssa_index()?],
-                Op::Put(loc) => self.env[loc.ssa_index()?] = rename(&map, inst.args[0]),
-                _ => self.inst(base, inst, &mut map, rename)?,
-            }
-        }
-        match &body.term {
+        self.body(base, &mut map)?;
+        let rename = renamed;
+        match &base.blocks[0].term {
             Term::Guest(GuestTerm::Branch { cond, taken, fall }) if taken != fall => {
                 let cond = rename(&map, *cond);
                 let flip = u64::from(next != *taken);
@@ -217,6 +305,22 @@ impl TraceBuilder<'_> {
             }
             _ => Some(()),
         }
+    }
+
+    /// The instructions of a base block; `map` has its values as operands of the trace.
+    fn body(&mut self, base: &Version, map: &mut [Operand]) -> Option<()> {
+        for inst in &base.blocks[0].insts {
+            match inst.op {
+                Op::At => {
+                    self.here = inst.args[0].as_const().map(|pc| (pc, self.env));
+                    self.own_anchor = None;
+                }
+                Op::Get(loc) => map[inst.defs[0].index()] = self.env[loc.ssa_index()?],
+                Op::Put(loc) => self.env[loc.ssa_index()?] = renamed(map, inst.args[0]),
+                _ => self.inst(base, inst, map, renamed)?,
+            }
+        }
+        Some(())
     }
 
     /// Copies one instruction under the renaming.

@@ -1,0 +1,64 @@
+//! Speculative constant propagation (sourir 4.1) over any control flow.
+//!
+//! Every operand that [`super::facts`] knows to be one constant where it is used becomes that constant: of
+//! instructions, terminators, and anchors alike, because a varmap is just a use.
+//!
+//! ```text
+//! assume eq.i64 v1, 42 else a0          assume eq.i64 v1, 42 else a0
+//! print.i64 v1                          print.i64 42
+//! ```
+//!
+//! Side conditions: an operand of an instruction is replaced if it is known *just before* that instruction. An
+//! operand of an anchor is replaced if it is known at the anchor's *position*, the place that all its uses share: a
+//! guard between position and use says nothing of the state in which the anchor may be taken (Fig. 6 of sourir: a
+//! varmap that says 42 because the *next* assume checks it is wrong).
+
+use super::OptOptions;
+use super::facts::{Env, Facts};
+use crate::reach::{Cfg, Place, Reach};
+use crate::types::{AnchorId, Operand};
+use crate::version::Version;
+
+/// Runs the pass; returns how many operands became constants.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    if version.is_base() || version.blocks.is_empty() {
+        return 0;
+    }
+    let cfg = Cfg::new(version);
+    let mut after = version.clone();
+    let facts = Facts::new(version, &cfg);
+    let reach = Reach::new(version, &cfg);
+    let mut anchors_at: Vec<Vec<(usize, AnchorId)>> = vec![Vec::new(); version.blocks.len()];
+    for (i, position) in reach.positions.iter().enumerate() {
+        if let Some(Place { block, inst }) = *position {
+            anchors_at[block.index()].push((inst, AnchorId(i as u32)));
+        }
+    }
+    let mut changes = 0;
+    for block in &cfg.order {
+        facts.walk(*block, |place, env| {
+            let mut replace = |o: &mut Operand| changes += usize::from(constant(&facts, env, o));
+            let body = &mut after.blocks[block.index()];
+            match body.insts.get_mut(place.inst) {
+                Some(inst) => inst.args.iter_mut().for_each(&mut replace),
+                None => Version::for_each_term_operand(&mut body.term, &mut replace),
+            }
+            for (_, anchor) in anchors_at[block.index()].iter().filter(|(inst, _)| *inst == place.inst) {
+                Version::for_each_anchor_operand(&mut after.anchors[anchor.index()], &mut replace);
+            }
+        });
+    }
+    *version = after;
+    changes
+}
+
+/// Replaces a value by what it is known to be.
+fn constant(facts: &Facts<'_>, env: &Env, o: &mut Operand) -> bool {
+    match (*o, facts.constant(env, *o)) {
+        (Operand::Value(_), Some(c)) => {
+            *o = Operand::Const(c);
+            true
+        }
+        _ => false,
+    }
+}
