@@ -81,6 +81,15 @@ impl Cache {
         Ok((self.rx + start) as u64)
     }
 
+    /// Room for `bytes` of hot code at the first address that is acceptable; one in eight must be.
+    pub fn alloc_hot_where(&mut self, bytes: usize, acceptable: impl Fn(u64) -> bool) -> Result<u64, CacheError> {
+        let here = self.hot;
+        let start = (here..here + 8).find(|at| acceptable((self.rx + at) as u64)).unwrap_or(here);
+        let end = start.checked_add(bytes).filter(|end| *end <= self.cold).ok_or(CacheError::Full)?;
+        self.hot = end;
+        Ok((self.rx + start) as u64)
+    }
+
     /// Room for `bytes` of cold code aligned to 16; returns its address in the executable view.
     pub fn alloc_cold(&mut self, bytes: usize) -> Result<u64, CacheError> {
         let start = self.cold.checked_sub(bytes).map(|s| s & !15).filter(|s| *s >= self.hot).ok_or(CacheError::Full)?;

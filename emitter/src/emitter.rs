@@ -8,6 +8,7 @@
 //! [`Emitter::diversion`], [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
 
 use crate::cache::{Cache, CacheError};
+use crate::copy::{self, Blocks, LinkId};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Homes, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
@@ -101,6 +102,12 @@ pub enum Left {
     Aborted,
     /// Through this exit; call [`Emitter::deopt`].
     Exit(ExitId),
+    /// Through this exit of a copied block, in canonical state; see [`Emitter::copy_exit`].
+    Block(LinkId),
+    /// Out of a copied block, in canonical state, to `next_pc`.
+    Indirect,
+    /// An instruction of a copied block faulted; see [`Emitter::copy_state`].
+    Fault,
 }
 
 /// How to get a thread out that a signal found where no link leads to the runtime.
@@ -114,12 +121,13 @@ pub struct Diversion {
 
 /// Compiler of versions and owner of their code.
 pub struct Emitter {
-    cache: Cache,
+    pub(crate) cache: Cache,
     cpu: Cpu,
-    stubs: Stubs,
+    pub(crate) stubs: Stubs,
     fragments: Vec<Fragment>,
     exits: Vec<Exit>,
-    lookup: Lookup,
+    pub(crate) lookup: Lookup,
+    pub(crate) blocks: Blocks,
     allocator: regalloc2::Ctx,
 }
 
@@ -129,6 +137,8 @@ impl Emitter {
         let cpu = Cpu::detect();
         let mut cache = Cache::new(config.cache_size)?;
         let stubs = Stubs::generate(&mut cache, &cpu)?;
+        let lookup = Lookup::new().map_err(CacheError::Map)?;
+        let blocks = Blocks::new(&mut cache, &cpu, &stubs, lookup.addresses())?;
         cache.set_floor();
         Ok(Emitter {
             cache,
@@ -136,7 +146,8 @@ impl Emitter {
             stubs,
             fragments: Vec::new(),
             exits: Vec::new(),
-            lookup: Lookup::new().map_err(CacheError::Map)?,
+            lookup,
+            blocks,
             allocator: regalloc2::Ctx::default(),
         })
     }
@@ -376,10 +387,20 @@ impl Emitter {
         let entry = self.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
         // SAFETY: `entry` is the entry of a fragment in this cache; the rest is the caller's promise.
         let site = unsafe { self.stubs.enter(ctx, entry) };
+        Ok(self.left(site))
+    }
+
+    /// What an `exit_site` says.
+    pub(crate) fn left(&self, site: u64) -> Left {
         if site == ABORTED {
-            return Ok(Left::Aborted);
+            return Left::Aborted;
         }
-        Ok(Left::Exit(ExitId(site as u32)))
+        match site as u32 {
+            copy::INDIRECT => Left::Indirect,
+            copy::FAULT => Left::Fault,
+            link @ copy::FIRST_LINK.. => Left::Block(LinkId(link - copy::FIRST_LINK)),
+            exit => Left::Exit(ExitId(exit)),
+        }
     }
 
     /// After a fragment left through `exit`: makes `gpr`, `rflags` and `rip` of `ctx` the guest's state at the
@@ -403,8 +424,10 @@ impl Emitter {
 
     /// Where a fault at `host_rip` continues: set rip there and return from the handler. Async-signal-safe.
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
-        let id = self.fragment_at(host_rip)?;
-        self.fragments[id.0 as usize].fault_exit(host_rip)
+        match self.fragment_at(host_rip) {
+            Some(id) => self.fragments[id.0 as usize].fault_exit(host_rip),
+            None => self.copy_fault(host_rip),
+        }
     }
 
     /// Makes a fragment leave at its next back edge or end, into the runtime. Async-signal-safe.
@@ -419,6 +442,9 @@ impl Emitter {
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
         if self.stubs.enter_window.contains(&host_rip) {
             return Some(Diversion { rip: self.stubs.abort, restore: false });
+        }
+        if let Some(diversion) = self.copy_diversion(host_rip) {
+            return Some(diversion);
         }
         let fragment = self.fragment(self.fragment_at(host_rip)?)?;
         let tail = fragment.tails.iter().find(|t| t.range.contains(&host_rip))?;
@@ -546,6 +572,7 @@ impl Emitter {
         self.fragments.clear();
         self.exits.clear();
         self.lookup.clear();
+        self.blocks.clear();
         self.cache.flush();
     }
 
@@ -556,6 +583,7 @@ impl Emitter {
         self.lookup.clear();
         self.cache.replace_after_fork()?;
         self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
+        self.blocks.renew(&mut self.cache, &self.cpu, &self.stubs, self.lookup.addresses())?;
         self.cache.set_floor();
         Ok(())
     }

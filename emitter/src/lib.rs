@@ -1,6 +1,7 @@
 //! From IR to native fragments: selection, registers, encoding, code cache (DESIGN section 6).
 
 pub mod cache;
+pub mod copy;
 pub mod cpu;
 pub mod emitter;
 mod encode;

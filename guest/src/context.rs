@@ -60,6 +60,8 @@ pub struct ThreadContext {
     pub xstate: XState,
     /// Address of the runtime's signal state of this thread, for signal handlers; 0 before there is one.
     pub signals: u64,
+    /// Where in the code cache an instruction faulted, as the signal handler found it.
+    pub fault_rip: u64,
 }
 
 /// Byte offsets of the fields that generated code uses.
@@ -101,6 +103,8 @@ pub mod offset {
     pub const SCRATCH: usize = offset_of!(ThreadContext, scratch);
     /// `xstate`
     pub const XSTATE: usize = offset_of!(ThreadContext, xstate);
+    /// `fault_rip`
+    pub const FAULT_RIP: usize = offset_of!(ThreadContext, fault_rip);
 }
 
 impl ThreadContext {

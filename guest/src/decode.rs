@@ -79,38 +79,60 @@ pub struct Reader<'f> {
     options: u32,
     start: u64,
     len: usize,
+    /// The instruction decoded last: where in the window, and how long.
+    last: (usize, usize),
     window: [u8; WINDOW],
 }
 
 impl<'f> Reader<'f> {
     /// A reader with nothing fetched yet.
     pub fn new(code: &'f dyn Fetch) -> Reader<'f> {
-        Reader { code, options: decoder_options(), start: 0, len: 0, window: [0; WINDOW] }
+        Reader { code, options: decoder_options(), start: 0, len: 0, last: (0, 0), window: [0; WINDOW] }
     }
 
-    /// The bytes from `pc` on: at least [`MAX_LENGTH`] unless some cannot be fetched.
-    fn bytes(&mut self, pc: u64) -> &[u8] {
+    /// The offset in the window of the bytes from `pc` on: at least [`MAX_LENGTH`] unless some cannot be fetched.
+    fn offset(&mut self, pc: u64) -> usize {
         let offset = pc.wrapping_sub(self.start);
         if offset.saturating_add(MAX_LENGTH as u64) > self.len as u64 {
             self.start = pc;
             self.len = self.code.fetch(pc, &mut self.window).min(WINDOW);
-            return &self.window[..self.len];
+            return 0;
         }
-        &self.window[offset as usize..self.len]
+        offset as usize
+    }
+
+    /// The bytes of the instruction decoded last.
+    pub fn raw(&self) -> &[u8] {
+        &self.window[self.last.0..self.last.0 + self.last.1]
+    }
+
+    /// The pc behind the instruction decoded last.
+    pub fn next_pc(&self) -> u64 {
+        self.start.wrapping_add((self.last.0 + self.last.1) as u64)
+    }
+
+    /// Where in [`Reader::raw`] the displacement of the instruction decoded last stands; 0 if it has none.
+    pub fn displacement_offset(&self) -> usize {
+        let mut decoder = Decoder::new(64, self.raw(), self.options);
+        let inst = decoder.decode();
+        decoder.get_constant_offsets(&inst).displacement_offset()
     }
 
     /// What stands at `pc`.
     pub fn decode(&mut self, pc: u64) -> Decoded {
         let options = self.options;
-        let bytes = self.bytes(pc);
+        let offset = self.offset(pc);
+        let bytes = &self.window[offset..self.len];
         let available = bytes.len();
         let mut decoder = Decoder::with_ip(64, bytes, pc, options);
         let inst = decoder.decode();
         if inst.code() == Code::Pause && bytes[inst.len() - 2] & 0xf1 == 0x41 {
             // `pause` with REX.B is no pause but `xchg eax, r8d`, which iced overlooks.
+            self.last = (offset, inst.len());
             return Decoded::Inst(Decoder::with_ip(64, bytes, pc, options | DecoderOptions::NO_PAUSE).decode());
         }
         if !inst.is_invalid() {
+            self.last = (offset, inst.len());
             return Decoded::Inst(inst);
         }
         match decoder.last_error() {

@@ -17,6 +17,8 @@ pub enum Tier {
     /// Interpret, record hot traces, run them natively: Dynamo's own structure.
     #[default]
     Dynamo,
+    /// Blocks are copied at their first execution.
+    Copy,
 }
 
 impl fmt::Display for Tier {
@@ -24,6 +26,7 @@ impl fmt::Display for Tier {
         f.write_str(match self {
             Tier::Interp => "interp",
             Tier::Dynamo => "dynamo",
+            Tier::Copy => "copy",
         })
     }
 }
@@ -35,8 +38,9 @@ impl FromStr for Tier {
         match s {
             "interp" => Ok(Tier::Interp),
             "dynamo" => Ok(Tier::Dynamo),
-            "copy" | "full" => Err(format!("tier '{s}' does not exist yet; use interp or dynamo")),
-            _ => Err("expected interp or dynamo".to_string()),
+            "copy" => Ok(Tier::Copy),
+            "full" => Err(format!("tier '{s}' does not exist yet; use interp, dynamo or copy")),
+            _ => Err("expected interp, dynamo or copy".to_string()),
         }
     }
 }

@@ -20,10 +20,12 @@
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::memory;
 use crate::stats::{DeoptReason, Stats};
+use dynasour_emitter::copy::{BlockId, Copied, LinkId};
 use dynasour_emitter::{
     Config, Diversion, EmitError, Emitter, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
 };
 use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::Fetch;
 use dynasour_ir::opt::{self, OptOptions};
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
@@ -40,8 +42,9 @@ const OWN_TRACES: u32 = 3;
 
 /// The emitter of this process, for signal handlers.
 static EMITTER: AtomicPtr<Emitter> = AtomicPtr::new(std::ptr::null_mut());
-/// One more than the fragment that a signal handler unlinked; 0 if none.
+/// One more than the fragment that a signal handler unlinked, or with [`BLOCK`] the copied block; 0 if none.
 static UNLINKED: AtomicU32 = AtomicU32::new(0);
+const BLOCK: u32 = 1 << 31;
 
 fn emitter_in_handler() -> Option<&'static Emitter> {
     // SAFETY: the pointer is null or that of the emitter that the dispatcher owns until the process ends. A handler
@@ -59,15 +62,36 @@ pub fn fragment_fault(host_rip: u64) -> Option<u64> {
 /// Async-signal-safe.
 pub fn signal_accepted(host_rip: u64) -> Option<Diversion> {
     let emitter = emitter_in_handler().filter(|e| e.cache().range().contains(&host_rip))?;
-    if let Some(fragment) = emitter.fragment_at(host_rip) {
-        emitter.unlink_for_signal(fragment);
-        let before = UNLINKED.swap(fragment.0 + 1, Ordering::Relaxed);
-        if before != 0 && before != fragment.0 + 1 {
-            // A second signal: nobody is in the first one's fragment any more.
-            emitter.relink(FragmentId(before - 1));
+    let code = match emitter.fragment_at(host_rip) {
+        Some(fragment) => {
+            emitter.unlink_for_signal(fragment);
+            fragment.0 + 1
+        }
+        None => match emitter.block_at(host_rip) {
+            Some(block) => {
+                emitter.unlink_block(block);
+                (block.0 + 1) | BLOCK
+            }
+            None => 0,
+        },
+    };
+    if code != 0 {
+        let before = UNLINKED.swap(code, Ordering::Relaxed);
+        if before != code {
+            // A second signal: nobody is in the first one's code any more.
+            relink(emitter, before);
         }
     }
     emitter.diversion(host_rip)
+}
+
+/// Undoes what a signal handler did to this code. Async-signal-safe.
+fn relink(emitter: &Emitter, unlinked: u32) {
+    match unlinked & !BLOCK {
+        0 => {}
+        n if unlinked & BLOCK != 0 => emitter.relink_block(BlockId(n - 1)),
+        n => emitter.relink(FragmentId(n - 1)),
+    }
 }
 
 /// The fragment side cannot be set up or has broken an invariant.
@@ -155,12 +179,42 @@ impl Fragments {
 
     /// Was some fragment made from code in this range?
     pub fn is_made_from(&self, range: &Range<u64>) -> bool {
+        if self.emitter.is_copied_from(range) {
+            return true;
+        }
         let pages = range.start >> PAGE_SHIFT..=range.end.saturating_sub(1) >> PAGE_SHIFT;
         if pages.end() - pages.start() > self.pages.len() as u64 {
             self.pages.iter().any(|p| pages.contains(p))
         } else {
             pages.into_iter().any(|p| self.pages.contains(&p))
         }
+    }
+
+    /// The code for the guest code at `pc`, copied now if need be; with `indirect`, indirect transfers will find it.
+    pub fn copy(&mut self, pc: u64, code: &dyn Fetch, indirect: bool) -> Result<Copied, EmitError> {
+        let copied = self.emitter.copy(pc, code)?;
+        if indirect {
+            self.emitter.register_copy(pc);
+        }
+        Ok(copied)
+    }
+
+    /// Runs copied code.
+    pub fn enter_copy(&self, context: &mut ThreadContext, entry: u64) -> Left {
+        // SAFETY: `context` is this thread's; `System::start` pointed GS at it; the caller has the entry from `copy`.
+        let left = unsafe { self.emitter.enter_copy(context, entry) };
+        relink(&self.emitter, UNLINKED.swap(0, Ordering::Relaxed));
+        left
+    }
+
+    /// The guest pc that a block's exit leads to.
+    pub fn copy_exit(&self, link: LinkId) -> Option<u64> {
+        self.emitter.copy_exit(link)
+    }
+
+    /// The guest's state after a fault in a block; see [`Emitter::copy_state`].
+    pub fn copy_state(&mut self, context: &mut ThreadContext, code: &dyn Fetch) -> bool {
+        self.emitter.copy_state(context, code)
     }
 
     /// From now on traces may not assume `private_memory`. Must existing fragments go?
@@ -209,10 +263,7 @@ impl Fragments {
             // SAFETY: `context` is this thread's; `System::start` pointed GS at it.
             let left = unsafe { self.emitter.enter(context, fragment) }?;
             self.restore(forced);
-            let unlinked = UNLINKED.swap(0, Ordering::Relaxed);
-            if unlinked != 0 {
-                self.emitter.relink(FragmentId(unlinked - 1));
-            }
+            relink(&self.emitter, UNLINKED.swap(0, Ordering::Relaxed));
             let Left::Exit(exit) = left else { return Ok(After::Pending) };
             let deopt = self.emitter.deopt(exit, context)?;
             for store in &deopt.stores {

@@ -12,6 +12,7 @@
 //! Invariant: between any two of these the [`ThreadContext`] holds the exact guest state. After a deoptimisation the
 //! interpreter executes at least one guest instruction before a fragment is entered again, so progress is certain.
 
+mod copy;
 mod fragments;
 mod select;
 
@@ -49,7 +50,7 @@ impl<'c> Dispatcher<'c> {
     pub fn new(config: &'c RunConfig, untraced: Range<u64>) -> Result<Self, FragmentError> {
         let fragments = match config.tier {
             Tier::Interp => None,
-            Tier::Dynamo => Some(Fragments::new(config)?),
+            Tier::Dynamo | Tier::Copy => Some(Fragments::new(config)?),
         };
         let mut interp = Interp::with_code(Box::new(ExecutableCode::default()));
         interp.reserve()?;
@@ -70,6 +71,7 @@ impl<'c> Dispatcher<'c> {
                     let stop = self.interp.run(context, &mut NoPolicy);
                     self.stopped(context, system, stop)
                 }
+                Some(_) if self.config.tier == Tier::Copy => self.copied(context, system),
                 Some(_) => self.traced(context, system),
             };
             self.settle(outcome, system);

@@ -139,6 +139,11 @@ impl Cache {
         self.blocks.len()
     }
 
+    /// How code is read.
+    pub fn code(&self) -> Rc<dyn Fetch> {
+        self.code.clone()
+    }
+
     /// The table in front of the map.
     pub fn front(&self) -> *const Front {
         &raw const self.front

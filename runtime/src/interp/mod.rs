@@ -43,6 +43,7 @@ use lower::End;
 use std::convert::Infallible;
 use std::io;
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use xstate::GuestMxcsr;
 
@@ -309,6 +310,11 @@ impl Interp {
         };
         close(context, rip);
         stop
+    }
+
+    /// How this interpreter reads code.
+    pub fn code(&self) -> Rc<dyn Fetch> {
+        self.cache.code()
     }
 
     /// The cache's entry for the block at `pc`, made if need be: for the dispatcher, which enters blocks without an

@@ -27,6 +27,8 @@ impl Mode {
         selected(vec![
             Mode::new("interp", "--tier interp"),
             Mode::new("dynamo", "--tier dynamo --threshold 50"),
+            Mode::new("copy", "--tier copy"),
+            Mode::new("tiny-copy", "--tier copy --cache-size 65536"),
             Mode::new("threshold-1", "--tier dynamo --threshold 1"),
             Mode::new("chaos-all", "--tier dynamo --threshold 2 --chaos 1/1"),
             Mode::new("chaos-7", &format!("--tier dynamo --threshold 2 --chaos 1/7,{seed}")),
@@ -34,12 +36,16 @@ impl Mode {
         ])
     }
 
-    /// The two tiers, for real programs.
+    /// The tiers, for real programs.
     pub fn tiers() -> Vec<Mode> {
-        selected(vec![Mode::new("interp", "--tier interp"), Mode::new("dynamo", "--tier dynamo --threshold 50")])
+        selected(vec![
+            Mode::new("interp", "--tier interp"),
+            Mode::new("dynamo", "--tier dynamo --threshold 50"),
+            Mode::new("copy", "--tier copy"),
+        ])
     }
 
-    /// The two tiers and random anchors, for real programs that run quickly.
+    /// The tiers and random anchors, for real programs that run quickly.
     pub fn tiers_and_chaos() -> Vec<Mode> {
         let mut modes = Mode::tiers();
         modes.extend(selected(vec![Mode::new(

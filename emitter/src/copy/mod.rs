@@ -1,0 +1,391 @@
+//! The copy tier: guest blocks as native code without IR (DESIGN section 6).
+//!
+//! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both ends. A *place* is a
+//! guest pc that some link leads to or that something starts at: it knows its block, where jumps to it lead now, and all
+//! links to it. A *link* is the rel32 field of an exit's jump, and the stub in cold memory that it leads to while the place
+//! has nothing to lead to: the stub leaves and says which link it was.
+//!
+//! All of it is in arrays that grow by some words a block; nothing is allocated per block. Invariants:
+//! * a link's field leads to its place's entry, or to its own stub if there is none or a signal wants out;
+//! * blocks ascend by host address;
+//! * nothing says which guest instruction a host instruction belongs to: translating again does ([`state`]).
+//!
+//! Example: `test rdi, rdi; je 0x1010; call 0x2000` at 0x1000 becomes two blocks,
+//!
+//! ```text
+//! test rdi, rdi              push 0x100a
+//! je   <link 0: 0x1010>      jmp <link 2: 0x2000>
+//! jmp  <link 1: 0x1005>
+//! ```
+//!
+//! and link 1 leads to the second block as soon as there is one.
+
+mod state;
+mod stubs;
+mod translate;
+
+use crate::cache::{Cache, CacheError};
+use crate::cpu::Cpu;
+use crate::emitter::{Diversion, EmitError, Emitter, Left};
+use crate::stubs::{StubError, Stubs};
+use dynasour_guest::ThreadContext;
+use dynasour_guest::context::offset;
+use dynasour_guest::decode::Fetch;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::ops::Range;
+use stubs::{CopyStubs, LOADED};
+pub(crate) use stubs::{FAULT, FIRST_LINK, INDIRECT};
+use translate::{Leads, Referent, Translator};
+
+const PAGE_SHIFT: u32 = 12;
+/// No link, place or block.
+const NONE: u32 = u32::MAX;
+/// The place of links that go where `next_pc` says.
+const ANYWHERE: u32 = u32::MAX - 1;
+/// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
+const STUB: usize = 18;
+
+/// Identifies a block, until the next flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockId(pub u32);
+
+/// Identifies a block's exit, until the next flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkId(pub u32);
+
+/// What [`Emitter::copy`] finds at a guest pc.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Copied {
+    /// Code to enter.
+    Entry(u64),
+    /// An instruction that cannot be copied: the interpreter's.
+    Instruction,
+    /// Code that stores may change: the interpreter's.
+    Writable,
+}
+
+/// A guest pc.
+struct Place {
+    pc: u64,
+    /// Offset of its block in the cache, 0 if there is none.
+    block: u32,
+    /// Where jumps to it lead: an offset in the cache, 0 if nowhere.
+    entry: u32,
+    /// The first of the links that lead to it.
+    links: u32,
+}
+
+/// A patchable jump.
+struct Link {
+    /// Offset of its rel32 field.
+    field: u32,
+    /// Offset of its stub.
+    out: u32,
+    place: u32,
+    /// The next link to the same place.
+    next: u32,
+}
+
+/// A copied block.
+struct Block {
+    pc: u64,
+    /// Offset in the cache.
+    start: u32,
+    len: u32,
+    /// Its first link; they end where the next block's begin.
+    first_link: u32,
+}
+
+/// Figures about the copy tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CopyFigures {
+    /// Blocks translated since the start.
+    pub blocks: u64,
+    /// Guest instructions in them.
+    pub instructions: u64,
+    /// Bytes of code made from them, stubs included.
+    pub bytes: u64,
+    /// Links made lead to a block.
+    pub links: u64,
+}
+
+/// Blocks, places and links.
+pub(crate) struct Blocks {
+    translator: Translator,
+    stubs: CopyStubs,
+    base: u64,
+    leave: u64,
+    blocks: Vec<Block>,
+    places: Vec<Place>,
+    by_pc: FxHashMap<u64, u32>,
+    links: Vec<Link>,
+    /// Guest pages that blocks were made from.
+    pages: FxHashSet<u64>,
+    last_page: u64,
+    /// Bytes of stubs and constants under construction.
+    cold: Vec<u8>,
+    figures: CopyFigures,
+}
+
+impl Blocks {
+    /// Nothing copied; generates the stubs.
+    pub fn new(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, lookup: (u64, u64)) -> Result<Blocks, StubError> {
+        Ok(Blocks {
+            translator: Translator::new(cache.range()),
+            stubs: CopyStubs::generate(cache, cpu, stubs, lookup)?,
+            base: cache.range().start,
+            leave: stubs.leave_canonical,
+            blocks: Vec::new(),
+            places: Vec::new(),
+            by_pc: FxHashMap::default(),
+            links: Vec::new(),
+            pages: FxHashSet::default(),
+            last_page: u64::MAX,
+            cold: Vec::new(),
+            figures: CopyFigures::default(),
+        })
+    }
+
+    /// Forgets everything: the cache is empty.
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.places.clear();
+        self.by_pc.clear();
+        self.links.clear();
+        self.pages.clear();
+        self.last_page = u64::MAX;
+    }
+
+    /// In a forked child: generates the stubs anew.
+    pub fn renew(&mut self, cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, lookup: (u64, u64)) -> Result<(), StubError> {
+        self.clear();
+        self.stubs = CopyStubs::generate(cache, cpu, stubs, lookup)?;
+        self.leave = stubs.leave_canonical;
+        Ok(())
+    }
+
+    fn place(&mut self, pc: u64) -> u32 {
+        *self.by_pc.entry(pc).or_insert_with(|| {
+            self.places.push(Place { pc, block: 0, entry: 0, links: NONE });
+            self.places.len() as u32 - 1
+        })
+    }
+
+    fn add_pages(&mut self, source: &Range<u64>) {
+        for page in source.start >> PAGE_SHIFT..=source.end.wrapping_sub(1).max(source.start) >> PAGE_SHIFT {
+            if page != self.last_page {
+                self.last_page = page;
+                self.pages.insert(page);
+            }
+        }
+    }
+
+    /// Where a link leads while nothing wants out.
+    fn target(&self, link: &Link) -> u64 {
+        match self.places.get(link.place as usize) {
+            None => self.stubs.lookup,
+            Some(Place { entry: 0, .. }) => self.out(link),
+            Some(place) => self.base + u64::from(place.entry),
+        }
+    }
+
+    fn out(&self, link: &Link) -> u64 {
+        self.base + u64::from(link.out)
+    }
+
+    fn links_of(&self, block: u32) -> Range<usize> {
+        let end = self.blocks.get(block as usize + 1).map_or(self.links.len(), |next| next.first_link as usize);
+        self.blocks.get(block as usize).map_or(0..0, |b| b.first_link as usize..end)
+    }
+
+    fn at(&self, host_rip: u64) -> Option<u32> {
+        let offset = u32::try_from(host_rip.wrapping_sub(self.base)).ok()?;
+        let i = self.blocks.partition_point(|b| b.start <= offset).checked_sub(1)?;
+        (offset - self.blocks[i].start < self.blocks[i].len).then_some(i as u32)
+    }
+
+    /// Places the block that `translator` holds, and links it. The entry is not yet the place's.
+    fn emit(&mut self, pc: u64, cache: &mut Cache) -> Result<u64, CacheError> {
+        let t = &mut self.translator.out;
+        let fits = |start: u64| t.exits.iter().all(|e| (start + u64::from(e.field)) % 8 <= 4);
+        let start = cache.alloc_hot_where(t.bytes.len(), fits)?;
+        let own_stubs = t.exits.iter().filter(|e| e.leads != Leads::Indirect).count();
+        let constants = own_stubs * STUB;
+        let cold = cache.alloc_cold(constants + 8 * t.constants.len())?;
+        for r in &t.relatives {
+            let target = match r.to {
+                Referent::Address(address) => address,
+                Referent::Constant(n) => cold + (constants + 8 * n as usize) as u64,
+            };
+            let relative = target.wrapping_sub(start + u64::from(r.end)) as u32;
+            t.bytes[r.field as usize..r.field as usize + 4].copy_from_slice(&relative.to_le_bytes());
+        }
+        let constants = std::mem::take(&mut t.constants);
+        let exits = t.exits.clone();
+        let first_link = self.links.len() as u32;
+        self.cold.clear();
+        for exit in &exits {
+            let number = self.links.len() as u32;
+            let field = (start + u64::from(exit.field) - self.base) as u32;
+            let link = match exit.leads {
+                Leads::Indirect => {
+                    Link { field, out: (self.stubs.indirect_out - self.base) as u32, place: ANYWHERE, next: NONE }
+                }
+                Leads::To(to) => {
+                    let out = (cold - self.base) as u32 + self.cold.len() as u32;
+                    self.stub(out, FIRST_LINK + number);
+                    let place = self.place(to);
+                    let next = std::mem::replace(&mut self.places[place as usize].links, number);
+                    Link { field, out, place, next }
+                }
+            };
+            let target = self.target(&link);
+            self.figures.links += u64::from(target != self.out(&link) && link.place != ANYWHERE);
+            let relative = target.wrapping_sub(self.base + u64::from(field) + 4) as u32;
+            let at = exit.field as usize;
+            self.translator.out.bytes[at..at + 4].copy_from_slice(&relative.to_le_bytes());
+            self.links.push(link);
+        }
+        for constant in constants {
+            self.cold.extend_from_slice(&constant.to_le_bytes());
+        }
+        let bytes = &self.translator.out.bytes;
+        self.blocks.push(Block { pc, start: (start - self.base) as u32, len: bytes.len() as u32, first_link });
+        cache.write(start, bytes);
+        cache.write(cold, &self.cold);
+        self.figures.blocks += 1;
+        self.figures.instructions += u64::from(self.translator.out.count);
+        self.figures.bytes += (bytes.len() + self.cold.len()) as u64;
+        Ok(start)
+    }
+
+    /// Appends a stub that will stand at offset `at`.
+    fn stub(&mut self, at: u32, site: u32) {
+        self.cold.extend_from_slice(&[0x65, 0x48, 0xc7, 0x04, 0x25]);
+        self.cold.extend_from_slice(&(offset::EXIT_SITE as u32).to_le_bytes());
+        self.cold.extend_from_slice(&site.to_le_bytes());
+        self.cold.push(0xe9);
+        let relative = self.leave.wrapping_sub(self.base + u64::from(at) + STUB as u64) as u32;
+        self.cold.extend_from_slice(&relative.to_le_bytes());
+    }
+
+    /// Makes all links to a place lead to `entry`, an offset in the cache, 0 for nowhere.
+    fn lead(&mut self, place: u32, entry: u32, cache: &Cache) {
+        self.places[place as usize].entry = entry;
+        let mut next = self.places[place as usize].links;
+        while let Some(link) = self.links.get(next as usize) {
+            cache.patch_rel32(self.base + u64::from(link.field), self.target(link));
+            self.figures.links += u64::from(entry != 0);
+            next = link.next;
+        }
+    }
+
+    fn copy(&mut self, pc: u64, code: &dyn Fetch, cache: &mut Cache) -> Result<Copied, EmitError> {
+        if let Some(place) = self.by_pc.get(&pc)
+            && let entry @ 1.. = self.places[*place as usize].entry
+        {
+            return Ok(Copied::Entry(self.base + u64::from(entry)));
+        }
+        if !self.translator.translate(pc, code)? {
+            return Ok(Copied::Instruction);
+        }
+        if self.translator.out.sources.iter().any(|s| code.is_writable(s.clone())) {
+            return Ok(Copied::Writable);
+        }
+        let sources = std::mem::take(&mut self.translator.out.sources);
+        sources.iter().for_each(|s| self.add_pages(s));
+        self.translator.out.sources = sources;
+        // Before it is placed, so that a loop's own link is made at once.
+        let start = self.emit(pc, cache)?;
+        let place = self.place(pc);
+        let offset = (start - self.base) as u32;
+        self.places[place as usize].block = offset;
+        self.lead(place, offset, cache);
+        Ok(Copied::Entry(start))
+    }
+}
+
+impl Emitter {
+    /// The code for the block at `pc`, copied now if need be. [`EmitError::is_full`] asks the caller to
+    /// [`Emitter::flush_all`] and try again.
+    pub fn copy(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
+        let mark = self.cache.mark();
+        let copied = self.blocks.copy(pc, code, &mut self.cache);
+        copied.inspect_err(|_| self.cache.rewind(mark))
+    }
+
+    /// Lets indirect transfers find the code at `pc`, which was [copied](Emitter::copy).
+    pub fn register_copy(&self, pc: u64) {
+        let place = self.blocks.by_pc.get(&pc).map(|p| &self.blocks.places[*p as usize]);
+        if let Some(place) = place.filter(|p| p.entry != 0) {
+            self.lookup.insert(pc, self.blocks.base + u64::from(place.entry));
+        }
+    }
+
+    /// Runs the code at `entry` and whatever it leads to, on the guest state in `ctx`, until it leaves.
+    ///
+    /// # Safety
+    /// As [`Emitter::enter`], and `entry` is what [`Emitter::copy`] said since the last flush.
+    pub unsafe fn enter_copy(&self, ctx: *mut ThreadContext, entry: u64) -> Left {
+        // SAFETY: the caller's context, of which nobody holds a reference; the rest is the caller's promise.
+        let site = unsafe {
+            (*ctx).stub_save[LOADED] = entry;
+            self.stubs.enter(ctx, self.blocks.stubs.load)
+        };
+        self.left(site)
+    }
+
+    /// Is some block made from code in this range?
+    pub fn is_copied_from(&self, range: &Range<u64>) -> bool {
+        let pages = range.start >> PAGE_SHIFT..=range.end.saturating_sub(1) >> PAGE_SHIFT;
+        let known = &self.blocks.pages;
+        if pages.end() - pages.start() > known.len() as u64 {
+            known.iter().any(|p| pages.contains(p))
+        } else {
+            pages.into_iter().any(|p| known.contains(&p))
+        }
+    }
+
+    /// The guest pc that a block's exit leads to.
+    pub fn copy_exit(&self, link: LinkId) -> Option<u64> {
+        let place = self.blocks.links.get(link.0 as usize)?.place;
+        Some(self.blocks.places.get(place as usize)?.pc)
+    }
+
+    /// Figures about the copy tier.
+    pub fn copy_figures(&self) -> CopyFigures {
+        self.blocks.figures
+    }
+
+    /// The block whose code contains a host address. Async-signal-safe.
+    pub fn block_at(&self, host_rip: u64) -> Option<BlockId> {
+        self.blocks.at(host_rip).map(BlockId)
+    }
+
+    /// Makes a block leave at its end, into the runtime. Async-signal-safe.
+    pub fn unlink_block(&self, block: BlockId) {
+        for link in &self.blocks.links[self.blocks.links_of(block.0)] {
+            self.cache.patch_rel32(self.blocks.base + u64::from(link.field), self.blocks.out(link));
+        }
+    }
+
+    /// Undoes [`Emitter::unlink_block`]. Async-signal-safe.
+    pub fn relink_block(&self, block: BlockId) {
+        for link in &self.blocks.links[self.blocks.links_of(block.0)] {
+            self.cache.patch_rel32(self.blocks.base + u64::from(link.field), self.blocks.target(link));
+        }
+    }
+
+    /// Where a fault at `host_rip` in a block continues, after noting it in the thread's context. Async-signal-safe.
+    pub(crate) fn copy_fault(&self, host_rip: u64) -> Option<u64> {
+        self.blocks.at(host_rip)?;
+        // SAFETY: the code that faulted is in the cache, so GS points to this thread's context.
+        unsafe { std::arch::asm!("mov gs:[{at}], {rip}", at = const offset::FAULT_RIP, rip = in(reg) host_rip) };
+        Some(self.blocks.stubs.fault_out)
+    }
+
+    /// As [`Emitter::diversion`], for the code that blocks share. Async-signal-safe.
+    pub(crate) fn copy_diversion(&self, host_rip: u64) -> Option<Diversion> {
+        self.blocks.stubs.diversion(host_rip)
+    }
+}

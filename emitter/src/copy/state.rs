@@ -1,0 +1,30 @@
+//! The guest's state at a fault in a block, by translating the block once more.
+
+use super::translate::Mark;
+use crate::emitter::Emitter;
+use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::Fetch;
+
+impl Emitter {
+    /// After a run that left with a fault: makes `rip` of `ctx` the guest instruction that faulted, and every register
+    /// what it was before it. False if the block is not the one that was copied any more.
+    pub fn copy_state(&mut self, ctx: &mut ThreadContext, code: &dyn Fetch) -> bool {
+        let Some(index) = self.blocks.at(ctx.fault_rip) else { return false };
+        let block = &self.blocks.blocks[index as usize];
+        let (pc, len) = (block.pc, block.len);
+        let at = (ctx.fault_rip - self.blocks.base) as u32 - block.start;
+        let translator = &mut self.blocks.translator;
+        if !matches!(translator.translate(pc, code), Ok(true)) || translator.out.bytes.len() != len as usize {
+            return false;
+        }
+        let marks = &translator.out.marks;
+        let Some(Mark { pc, saved, .. }) = marks[..marks.partition_point(|m| m.at <= at)].last().copied() else {
+            return false;
+        };
+        ctx.rip = pc;
+        if let Some((register, word)) = saved {
+            ctx.gpr[usize::from(register)] = ctx.stub_save[word];
+        }
+        true
+    }
+}

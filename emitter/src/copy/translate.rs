@@ -1,0 +1,398 @@
+//! One guest block as native bytes: verbatim, but for control transfers and RIP-relative operands.
+//!
+//! The result has no place yet. It is position-independent but for the fields listed in it, and a function of the guest's
+//! bytes and of what 32-bit displacements reach from the cache: so translating again tells which guest instruction
+//! a host instruction belongs to ([`Mark`]), and nothing about that is kept.
+//!
+//! | guest | host |
+//! | --- | --- |
+//! | `jcc`, `loop`, `jrcxz` | the same, over two `jmp`s or to one exit and falling into the other |
+//! | `jmp` forward | nothing: the block goes on there; backward: an exit |
+//! | `call f` | push of the guest's return address, an exit |
+//! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; the lookup |
+//! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
+//! | what the lifter leaves to the runtime, GS operands | an exit to that very instruction: nothing starts there |
+//!
+//! Everything that can fault comes before any change of guest registers but the borrowed ones, so that the instruction
+//! can be started over.
+
+use dynasour_guest::context::offset;
+use dynasour_guest::decode::{Decoded, Fetch, Reader};
+use dynasour_guest::lift::{class::Class, classify};
+use iced_x86::{
+    Code, ConditionCode, Encoder, IcedError, Instruction, InstructionInfoFactory, Mnemonic as M, OpKind, Register,
+};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// The most guest instructions in a block.
+const MAX_INSTRUCTIONS: u32 = 64;
+/// The most jumps that a block goes on over.
+const MAX_JUMPS: u32 = 4;
+/// Where rcx is while an indirect transfer is under way: `stub_save[2]`, as in [`crate::Diversion`].
+pub(super) const SAVED_RCX: usize = 2;
+/// Where a register borrowed for an address is.
+const BORROWED: usize = 5;
+
+/// From `at` on the host code belongs to the guest instruction at `pc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    pub at: u32,
+    pub pc: u64,
+    /// This register's guest value is in this word of `stub_save`.
+    pub saved: Option<(u8, usize)>,
+}
+
+/// Where an exit leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Leads {
+    /// To this guest pc.
+    To(u64),
+    /// Where `next_pc` says.
+    Indirect,
+}
+
+/// The rel32 field of an exit's jump, which must lie within eight aligned bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExitJump {
+    pub field: u32,
+    pub leads: Leads,
+}
+
+/// A disp32 field that refers to memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Relative {
+    pub field: u32,
+    /// Offset of the end of its instruction.
+    pub end: u32,
+    pub to: Referent,
+}
+
+/// What a disp32 field refers to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Referent {
+    /// A guest address.
+    Address(u64),
+    /// A word of the block's constants.
+    Constant(u32),
+}
+
+/// A translated block.
+#[derive(Default)]
+pub(super) struct Translation {
+    pub bytes: Vec<u8>,
+    pub marks: Vec<Mark>,
+    pub exits: SmallVec<[ExitJump; 2]>,
+    pub relatives: SmallVec<[Relative; 4]>,
+    /// Return addresses that are no immediates.
+    pub constants: SmallVec<[u64; 1]>,
+    /// The guest bytes that it was made from.
+    pub sources: SmallVec<[Range<u64>; 2]>,
+    /// Guest instructions.
+    pub count: u32,
+}
+
+/// Translates blocks; keeps its buffers.
+pub(super) struct Translator {
+    pub out: Translation,
+    /// Addresses that every displacement in the cache reaches.
+    reach: Range<i64>,
+    encoder: Encoder,
+    info: InstructionInfoFactory,
+}
+
+/// What became of an instruction.
+enum Step {
+    /// Copied; the next one follows.
+    Next,
+    /// Copied; the block goes on elsewhere.
+    Goto(u64),
+    /// Copied; it ends the block.
+    End,
+    /// Not copied.
+    Refused,
+}
+
+impl Translator {
+    /// A translator for a cache at these addresses.
+    pub fn new(cache: Range<u64>) -> Translator {
+        const REACH: i64 = 0x7fff_0000;
+        Translator {
+            out: Translation::default(),
+            reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
+            encoder: Encoder::new(64),
+            info: InstructionInfoFactory::new(),
+        }
+    }
+
+    /// Translates the block at `pc` into `self.out`. False if not even its first instruction can be copied.
+    pub fn translate(&mut self, pc: u64, code: &dyn Fetch) -> Result<bool, IcedError> {
+        let out = &mut self.out;
+        out.bytes.clear();
+        out.marks.clear();
+        out.exits.clear();
+        out.relatives.clear();
+        out.constants.clear();
+        out.sources.clear();
+        out.count = 0;
+        let mut reader = Reader::new(code);
+        let (mut start, mut here, mut jumps) = (pc, pc, 0);
+        loop {
+            let step = match reader.decode(here) {
+                Decoded::Inst(inst) if self.out.count < MAX_INSTRUCTIONS => {
+                    self.mark(here, None);
+                    self.instruction(&inst, &mut reader, jumps < MAX_JUMPS)?
+                }
+                _ => Step::Refused,
+            };
+            let next = match step {
+                Step::Refused => {
+                    // A mark may have been made for it.
+                    self.exit(&[0xe9], Leads::To(here));
+                    break;
+                }
+                Step::Next => reader.next_pc(),
+                Step::End => {
+                    here = reader.next_pc();
+                    self.out.count += 1;
+                    break;
+                }
+                Step::Goto(target) => {
+                    self.out.sources.push(start..reader.next_pc());
+                    jumps += 1;
+                    start = target;
+                    target
+                }
+            };
+            self.out.count += 1;
+            here = next;
+        }
+        if start != here {
+            self.out.sources.push(start..here);
+        }
+        Ok(self.out.count > 0)
+    }
+
+    fn mark(&mut self, pc: u64, saved: Option<(u8, usize)>) {
+        let at = self.out.bytes.len() as u32;
+        self.out.marks.push(Mark { at, pc, saved });
+    }
+
+    fn emit(&mut self, bytes: &[u8]) {
+        self.out.bytes.extend_from_slice(bytes);
+    }
+
+    /// A jump with a rel32 field to be filled in.
+    fn exit(&mut self, opcode: &[u8], leads: Leads) {
+        self.emit(opcode);
+        let field = self.out.bytes.len() as u32;
+        self.out.exits.push(ExitJump { field, leads });
+        self.emit(&[0; 4]);
+    }
+
+    fn instruction(&mut self, inst: &Instruction, reader: &mut Reader<'_>, over_jump: bool) -> Result<Step, IcedError> {
+        let modelled = match classify(inst) {
+            Class::Modelled => true,
+            Class::Native => false,
+            Class::Special | Class::Unlisted | Class::Trap(_) => return Ok(Step::Refused),
+        };
+        if inst.segment_prefix() == Register::GS || inst.memory_segment() == Register::GS {
+            return Ok(Step::Refused);
+        }
+        if modelled {
+            match inst.mnemonic() {
+                M::Syscall => return Ok(Step::Refused),
+                M::Jmp | M::Call | M::Ret => return self.transfer(inst, reader, over_jump),
+                M::Jrcxz | M::Jecxz | M::Loop | M::Loope | M::Loopne => {
+                    // The target of the short branch is behind the jump that it falls into.
+                    let raw = reader.raw();
+                    self.out.bytes.extend_from_slice(&raw[..raw.len() - 1]);
+                    self.emit(&[5]);
+                    self.exit(&[0xe9], Leads::To(inst.next_ip()));
+                    self.exit(&[0xe9], Leads::To(inst.near_branch_target()));
+                    return Ok(Step::End);
+                }
+                _ => {}
+            }
+            let condition = inst.condition_code();
+            if condition != ConditionCode::None && inst.is_jcc_short_or_near() {
+                // iced numbers conditions as the processor does, from 1.
+                self.exit(&[0x0f, 0x80 | (condition as u8 - 1)], Leads::To(inst.near_branch_target()));
+                self.exit(&[0xe9], Leads::To(inst.next_ip()));
+                return Ok(Step::End);
+            }
+        }
+        if inst.is_ip_rel_memory_operand() {
+            self.relative(inst, reader)?;
+        } else {
+            self.out.bytes.extend_from_slice(reader.raw());
+        }
+        Ok(Step::Next)
+    }
+
+    /// `jmp`, `call`, `ret`.
+    fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, over_jump: bool) -> Result<Step, IcedError> {
+        let direct = !matches!(inst.op0_kind(), OpKind::Register | OpKind::Memory) && inst.mnemonic() != M::Ret;
+        if direct {
+            let target = inst.near_branch_target();
+            if inst.mnemonic() == M::Call {
+                self.push_return(inst.next_ip());
+            } else if target > inst.ip() && over_jump {
+                // Backward ones close loops, whose heads are entered from outside.
+                return Ok(Step::Goto(target));
+            }
+            self.exit(&[0xe9], Leads::To(target));
+            return Ok(Step::End);
+        }
+        let rcx_is_saved = Some((1, SAVED_RCX));
+        self.save(1, SAVED_RCX);
+        self.mark(inst.ip(), rcx_is_saved);
+        if inst.mnemonic() == M::Ret {
+            self.emit(&[0x59]);
+            if inst.op_count() == 1 {
+                // lea rsp, [rsp + n]
+                self.emit(&[0x48, 0x8d, 0xa4, 0x24]);
+                let n = u32::from(inst.immediate16());
+                self.emit(&n.to_le_bytes());
+            }
+        } else {
+            self.load_target(inst, reader);
+            if inst.mnemonic() == M::Call {
+                self.push_return(inst.next_ip());
+            }
+        }
+        self.gs(0x89, 1, offset::NEXT_PC);
+        self.exit(&[0xe9], Leads::Indirect);
+        Ok(Step::End)
+    }
+
+    /// Target of an indirect jump or call to rcx.
+    fn load_target(&mut self, inst: &Instruction, reader: &Reader<'_>) {
+        if inst.op0_kind() == OpKind::Register {
+            let r = inst.op0_register().number() as u8;
+            if r != 1 {
+                self.emit(&[0x48 | (r >> 3) << 2, 0x89, 0xc1 | (r & 7) << 3]);
+            }
+            return;
+        }
+        let fs: &[u8] = if inst.memory_segment() == Register::FS { &[0x64] } else { &[] };
+        if inst.is_ip_rel_memory_operand() {
+            let address = inst.ip_rel_memory_address();
+            if self.reaches(address) {
+                self.emit(fs);
+                self.emit(&[0x48, 0x8b, 0x0d]);
+                self.displacement(0, Referent::Address(address));
+            } else {
+                self.constant(1, address);
+                self.emit(fs);
+                self.emit(&[0x48, 0x8b, 0x09]);
+            }
+            return;
+        }
+        // `ff /2` or `ff /4` becomes `mov rcx, m`: REX.W, 8b, and 1 in the register field.
+        let raw = reader.raw();
+        let mut rex = 0x48;
+        let mut i = 0;
+        while i < raw.len() {
+            match raw[i] {
+                0x64 | 0x67 => self.out.bytes.push(raw[i]),
+                0x40..=0x4f => rex |= raw[i] & 3,
+                0xff => break,
+                // Prefixes without a meaning here.
+                _ => {}
+            }
+            i += 1;
+        }
+        self.emit(&[rex, 0x8b]);
+        if let [_, modrm, rest @ ..] = &raw[i..] {
+            self.out.bytes.push(modrm & 0xc7 | 1 << 3);
+            self.out.bytes.extend_from_slice(rest);
+        }
+    }
+
+    /// `push address`, exactly restartable.
+    fn push_return(&mut self, address: u64) {
+        match i32::try_from(address as i64) {
+            Ok(immediate) => {
+                self.emit(&[0x68]);
+                self.emit(&immediate.to_le_bytes());
+            }
+            Err(_) => {
+                let constant = self.out.constants.len() as u32;
+                self.out.constants.push(address);
+                self.emit(&[0xff, 0x35]);
+                self.displacement(0, Referent::Constant(constant));
+            }
+        }
+    }
+
+    fn reaches(&self, address: u64) -> bool {
+        self.reach.contains(&(address as i64))
+    }
+
+    /// A disp32 field with `behind` bytes of its instruction behind it, not emitted yet.
+    fn displacement(&mut self, behind: u32, to: Referent) {
+        let field = self.out.bytes.len() as u32;
+        self.out.relatives.push(Relative { field, end: field + 4 + behind, to });
+        self.emit(&[0; 4]);
+    }
+
+    /// An instruction with a RIP-relative operand.
+    fn relative(&mut self, inst: &Instruction, reader: &mut Reader<'_>) -> Result<(), IcedError> {
+        let address = inst.ip_rel_memory_address();
+        if inst.memory_base() == Register::RIP && self.reaches(address) {
+            let at = reader.displacement_offset();
+            let raw = reader.raw();
+            let behind = raw.len() - at - 4;
+            self.out.bytes.extend_from_slice(&raw[..at]);
+            self.displacement(behind as u32, Referent::Address(address));
+            self.out.bytes.extend_from_slice(&raw[at + 4..]);
+            return Ok(());
+        }
+        if inst.code() == Code::Lea_r64_m {
+            self.constant(inst.op0_register().number() as u8, address);
+            return Ok(());
+        }
+        // Through a register that the instruction does not use, and that needs no prefix.
+        let used = self.info.info(inst).used_registers();
+        const CANDIDATES: [Register; 6] =
+            [Register::RSI, Register::RDI, Register::RBX, Register::RDX, Register::RCX, Register::RAX];
+        let is_free = |r: &Register| !used.iter().any(|u| u.register().full_register() == *r);
+        let borrowed = CANDIDATES.into_iter().find(is_free).unwrap_or(Register::RSI);
+        let number = borrowed.number() as u8;
+        let mut moved = *inst;
+        moved.set_memory_base(borrowed);
+        moved.set_memory_displacement64(0);
+        moved.set_memory_displ_size(0);
+        self.encoder.encode(&moved, 0)?;
+        let bytes = self.encoder.take_buffer();
+        self.save(number, BORROWED);
+        self.constant(number, address);
+        self.mark(inst.ip(), Some((number, BORROWED)));
+        self.emit(&bytes);
+        self.encoder.set_buffer({
+            let mut bytes = bytes;
+            bytes.clear();
+            bytes
+        });
+        self.mark(inst.ip(), None);
+        self.gs(0x8b, number, offset::STUB_SAVE + 8 * BORROWED);
+        Ok(())
+    }
+
+    fn save(&mut self, register: u8, word: usize) {
+        self.gs(0x89, register, offset::STUB_SAVE + 8 * word);
+    }
+
+    /// `mov gs:[at], register` (89) or the other way (8b).
+    fn gs(&mut self, opcode: u8, register: u8, at: usize) {
+        self.emit(&[0x65, 0x48 | (register >> 3) << 2, opcode, 4 | (register & 7) << 3, 0x25]);
+        self.emit(&(at as u32).to_le_bytes());
+    }
+
+    /// `mov register, imm64`
+    fn constant(&mut self, register: u8, value: u64) {
+        self.emit(&[0x48 | register >> 3, 0xb8 | register & 7]);
+        self.emit(&value.to_le_bytes());
+    }
+}
