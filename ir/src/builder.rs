@@ -111,6 +111,16 @@ impl<'v> Builder<'v> {
         self.insts.push(inst);
     }
 
+    /// Shows a value (i64).
+    pub fn print(&mut self, v: Operand) {
+        self.insts.push(Inst::new(Op::Print, Ty::I64, None, &[v]));
+    }
+
+    /// The next value of the input (i64).
+    pub fn read(&mut self) -> Operand {
+        self.push(Op::Read, Ty::I64, Ty::I64, &[])
+    }
+
     /// Predicate or anchor.
     pub fn assume(&mut self, predicate: Operand, anchor: AnchorId) {
         let mut inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);

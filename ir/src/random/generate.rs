@@ -48,7 +48,7 @@ fn source(rng: &mut Rng) -> Source {
 fn straight(rng: &mut Rng) -> GuestInst {
     let alu = [Alu::Add, Alu::Sub, Alu::And, Alu::Or, Alu::Xor, Alu::Adc, Alu::Sbb, Alu::Cmp, Alu::Test];
     let (ty, dst) = (width(rng), scratch(rng));
-    match rng.below(25) {
+    match rng.below(26) {
         0..=4 => GuestInst::Alu { op: rng.pick(&alu), ty, dst, src: source(rng) },
         5 => GuestInst::AluMem { op: rng.pick(&alu), ty, mem: address(rng), src: any_source(rng) },
         6 => GuestInst::IncDec { dec: rng.one_in(2), ty, dst },
@@ -73,6 +73,8 @@ fn straight(rng: &mut Rng) -> GuestInst {
         21 => GuestInst::Cmov { cond: rng.pick(&Cond::ALL), dst, src: any_source(rng) },
         22 => GuestInst::Set { cond: rng.pick(&Cond::ALL), dst },
         23 => GuestInst::Push(any_source(rng)),
+        24 if rng.one_in(3) => GuestInst::Read(dst),
+        24 => GuestInst::Print(any_source(rng)),
         _ => {
             let kinds = [NativeKind::Pure, NativeKind::Vector, NativeKind::NoRepeat, NativeKind::VectorLoad];
             let rare = [NativeKind::VectorStore, NativeKind::Fence];
@@ -190,5 +192,6 @@ pub fn machine(rng: &mut Rng) -> ModelMachine {
     machine.put(Loc::FsBase, 16 * rng.below(3) as u64);
     machine.put(Loc::Vec(0), rng.bits());
     machine.put(Loc::Vec(1), rng.bits());
+    (0..rng.below(6)).for_each(|_| machine.input.push_back(rng.interesting()));
     machine
 }

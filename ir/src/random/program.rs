@@ -145,6 +145,8 @@ pub enum GuestInst {
     Call(usize),
     Ret,
     Syscall,
+    Print(Gpr),
+    Read(Gpr),
 }
 
 /// A program, and the blocks that it has been asked for.
@@ -412,6 +414,14 @@ impl Lifter<'_> {
                 return Some(GuestTerm::Call { target: Operand::Const(Program::pc(to)), ret: next });
             }
             GuestInst::Ret => return Some(GuestTerm::Ret(self.pop())),
+            GuestInst::Print(gpr) => {
+                let v = self.b.get_gpr(gpr);
+                self.b.print(v);
+            }
+            GuestInst::Read(gpr) => {
+                let v = self.b.read();
+                self.b.put(Loc::Gpr(gpr), v);
+            }
             GuestInst::Syscall => return Some(GuestTerm::Syscall { next }),
         }
         None

@@ -180,7 +180,7 @@ impl<'r> Maker<'r> {
 
     fn inst(&mut self, base: bool) {
         let int = self.rng.pick(&[Ty::I8, Ty::I16, Ty::I32, Ty::I64]);
-        let mut inst = match self.rng.below(14) {
+        let mut inst = match self.rng.below(16) {
             0 => {
                 let [a, b] = self.address_operands();
                 let mut inst = Inst::new(Op::Load, int, None, &[a, b]);
@@ -194,6 +194,8 @@ impl<'r> Maker<'r> {
                 inst
             }
             2 => self.native(),
+            5 => Inst::new(Op::Print, Ty::I64, None, &[self.operand(Ty::I64)]),
+            6 => Inst::new(Op::Read, Ty::I64, None, &[]),
             3 if !base => {
                 let predicate = self.operand(Ty::I1);
                 let mut inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
