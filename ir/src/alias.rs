@@ -21,6 +21,7 @@
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::opt::rename;
+use crate::opt::side::{Side, holds};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Effects, Inst, Mem, Segment, Version};
 use rustc_hash::FxHashMap;
@@ -276,7 +277,7 @@ impl Addresses {
     /// The difference of two addresses, if they are in one address space.
     pub(crate) fn difference(&self, a: &Location, b: &Location) -> Option<Linear> {
         let (x, y) = (&self.keys[a.key as usize], &self.keys[b.key as usize]);
-        if x.0 != y.0 {
+        if !holds(Side::AliasSegment, x.0 == y.0) {
             return None;
         }
         let form = |terms: &Terms, offset| Linear { terms: terms.clone(), offset };
@@ -300,7 +301,7 @@ impl Addresses {
     pub(crate) fn disjoint(&self, a: &Location, b: &Location) -> bool {
         if a.key == b.key {
             let (forward, backward) = (b.offset.wrapping_sub(a.offset), a.offset.wrapping_sub(b.offset));
-            return forward >= u64::from(a.size) && backward >= u64::from(b.size);
+            return holds(Side::AliasDistance, forward >= u64::from(a.size) && backward >= u64::from(b.size));
         }
         !self.guards.0.is_empty() && (self.guarded(a, b) || self.guarded(b, a))
     }
@@ -311,7 +312,7 @@ impl Addresses {
         let (w, z) = (u64::from(a.size), u64::from(b.size));
         guards.iter().any(|(k, n)| {
             let e = k.wrapping_sub(difference.offset.wrapping_add(w - 1));
-            e < 1 << 32 && e + z + w - 1 <= *n
+            e < 1 << 32 && holds(Side::AliasGuardSize, e + z + w - 1 <= *n)
         })
     }
 

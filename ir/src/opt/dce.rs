@@ -8,6 +8,7 @@
 use super::OptOptions;
 use super::params::drop_params;
 use super::shape::normalise;
+use super::side::{Side, holds};
 use crate::op::Op;
 use crate::types::{AnchorId, NativeId, Operand};
 use crate::version::{Effects, Inst, Term, Version};
@@ -60,6 +61,7 @@ fn remove_dead(version: &mut Version) -> usize {
             let inst = &version.blocks[b].insts[i];
             work.extend(inst.args.iter().copied());
             if let Some(a) = inst.anchor
+                && !holds(Side::DceVarmapIsUse, false)
                 && !std::mem::replace(&mut live_anchor[a.index()], true)
             {
                 work.extend(version.anchors[a.index()].operands());
@@ -68,7 +70,7 @@ fn remove_dead(version: &mut Version) -> usize {
     };
     for (b, block) in version.blocks.iter().enumerate() {
         for (i, inst) in block.insts.iter().enumerate() {
-            if has_effect(version, inst) {
+            if !holds(Side::DceEffects, !has_effect(version, inst)) {
                 mark_inst(version, &mut work, b, i);
             }
         }

@@ -17,6 +17,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::side::{Side, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Op};
 use crate::types::{Operand, Ty, Value};
@@ -74,7 +75,13 @@ fn round(version: &mut Version) -> usize {
 fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
     let body = &version.blocks[BODY];
     let same_op = |i: usize| match (defs.get(args(version, ENTRY)[i]), defs.get(args(version, BODY)[i])) {
-        (Some(a), Some(b)) => matches!(a.op, Op::Flags(_)) && a.op == b.op && a.ty == b.ty,
+        (Some(a), Some(b)) => {
+            let same = a.op == b.op && a.ty == b.ty;
+            // Without the condition still of one arity and of the same types, so that what is made can be printed and run.
+            matches!(a.op, Op::Flags(_))
+                && a.op.signature() == b.op.signature()
+                && holds(Side::FlagsSameOperation, same)
+        }
         _ => false,
     };
     let mut candidates: Vec<usize> =

@@ -24,6 +24,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
+use super::side::{Side, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -79,7 +80,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 
 impl Forward<'_> {
     fn body(&mut self) {
-        let mut carried = if self.private { self.loop_invariant_slots() } else { Vec::new() };
+        let may_carry = holds(Side::ForwardPrivateLoop, self.private);
+        let mut carried = if may_carry { self.loop_invariant_slots() } else { Vec::new() };
         let insts = std::mem::take(&mut self.version.blocks[BODY].insts);
         let (addresses, removed) = (self.addresses.clone(), self.removed);
         for round in 0.. {
@@ -93,11 +95,12 @@ impl Forward<'_> {
             let ends: Vec<Option<Operand>> = carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
             let survivors: Vec<Slot> =
                 carried.iter().zip(&ends).filter(|(_, end)| end.is_some()).map(|(s, _)| *s).collect();
-            if survivors.len() == carried.len() {
+            if holds(Side::ForwardSurvives, survivors.len() == carried.len()) {
                 self.version.blocks[BODY].insts = out;
                 self.version.blocks[BODY].params.extend(params);
                 self.extend_args(ENTRY, carried.iter().map(|s| s.value));
-                self.extend_args(BODY, ends.into_iter().flatten());
+                let back = ends.iter().zip(&carried).map(|(end, s)| end.unwrap_or(s.value));
+                self.extend_args(BODY, back);
                 return;
             }
             // Forget the round: its replacements and guards rest on an assumption that does not hold.
@@ -130,7 +133,12 @@ impl Forward<'_> {
             let steady = self.addresses.terms(&slot.location).iter().all(|(v, _)| !varies[v.index()]);
             let wanted = touched.iter().any(|l| slot.location.contains(l) || l.contains(&slot.location));
             let new = !list.iter().any(|s| s.location == slot.location);
-            if steady && wanted && new && slot.ty.is_machine_int() && list.len() < MAX_CARRIED {
+            if holds(Side::ForwardSteady, steady)
+                && wanted
+                && new
+                && slot.ty.is_machine_int()
+                && list.len() < MAX_CARRIED
+            {
                 list.push(*slot);
             }
         }
@@ -159,7 +167,7 @@ impl Forward<'_> {
             self.defs.note(&inst);
             match access(self.version, &inst) {
                 Access::None | Access::ReadUnknown => {}
-                Access::Barrier => self.slots.clear(),
+                Access::Barrier => self.forget_all(),
                 Access::Read(size) => {
                     if inst.op == Op::Load && self.load(&inst, size, &mut out) {
                         self.removed += 1;
@@ -188,7 +196,7 @@ impl Forward<'_> {
             self.replaced[def.index()] = Some(value);
             return true;
         }
-        if self.private {
+        if holds(Side::ForwardPrivateLoad, self.private) {
             self.remember(Slot { location, ty: inst.ty, value: def.into() });
         }
         false
@@ -196,14 +204,18 @@ impl Forward<'_> {
 
     fn store(&mut self, inst: &Inst, size: u32) {
         let Some(location) = self.locate(inst, size) else {
-            self.slots.clear();
+            self.forget_all();
             return;
         };
         let addresses = &self.addresses;
-        self.slots.retain(|s| addresses.disjoint(&s.location, &location));
+        self.slots.retain(|s| holds(Side::ForwardKill, addresses.disjoint(&s.location, &location)));
         if inst.op == Op::Store {
             self.remember(Slot { location, ty: inst.ty, value: inst.args[2] });
         }
+    }
+
+    fn forget_all(&mut self) {
+        self.slots.retain(|_| holds(Side::ForwardBarrier, false));
     }
 
     fn remember(&mut self, slot: Slot) {

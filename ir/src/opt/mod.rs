@@ -38,6 +38,7 @@ mod peel;
 mod redundant;
 mod rules;
 mod shape;
+pub(crate) mod side;
 mod simplify;
 mod sink;
 mod unreachable;

@@ -11,6 +11,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
+use super::side::{Side, holds};
 use crate::types::Operand;
 use crate::version::{Term, Version};
 use rustc_hash::FxHashMap;
@@ -48,17 +49,17 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
             refined.push(*split.entry((class[i], back_key)).or_insert(next));
         }
         let count = split.len();
-        class = refined;
-        if count == classes {
+        if holds(Side::ParamsSplit, count == classes) {
             break;
         }
+        class = refined;
         classes = count;
     }
     // A class is its entry argument if all its back-edge arguments stay in the class or are that argument.
     let mut invariant = vec![true; classes];
     for i in 0..params.len() {
         let stays = position.get(&back[i]).map_or(back[i] == entry[i], |p| class[*p] == class[i]);
-        invariant[class[i]] &= stays;
+        invariant[class[i]] &= holds(Side::ParamsInvariant, stays);
     }
     let mut leader: Vec<Option<Operand>> = vec![None; classes];
     let mut table = vec![None; version.types.len()];

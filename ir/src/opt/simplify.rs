@@ -16,6 +16,7 @@
 use super::OptOptions;
 use super::bounds::Bounds;
 use super::shape::normalise;
+use super::side::{Side, holds};
 use super::{address, rules};
 use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
@@ -323,7 +324,8 @@ impl Numbering<'_> {
 
     /// At an anchor's first use: what is known here holds at every use.
     fn see_anchor(&mut self, anchor: AnchorId) {
-        if std::mem::replace(&mut self.anchor_seen[anchor.index()], true) {
+        let first = !std::mem::replace(&mut self.anchor_seen[anchor.index()], true);
+        if !holds(Side::SimplifyFirstUse, first) {
             return;
         }
         let placeholder = Anchor::new(Operand::Const(0), Vec::new());

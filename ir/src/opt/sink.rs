@@ -28,6 +28,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
+use super::side::{Side, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -41,12 +42,13 @@ const MAX_PENDING: usize = 32;
 
 /// Runs the pass; returns how many stores left the hot path.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if !version.context.private_memory() || version.anchors.iter().any(|a| !a.stores.is_empty()) {
+    let nothing_deferred = version.anchors.iter().all(|a| a.stores.is_empty());
+    if !holds(Side::SinkPrivate, version.context.private_memory()) || !holds(Side::SinkOnce, nothing_deferred) {
         return 0;
     }
     let Some(shape) = normalise(version) else { return 0 };
     // An anchor used in both blocks has two groups of stores before it.
-    if shape == Shape::Loop && shares_anchors(version) {
+    if shape == Shape::Loop && !holds(Side::SinkSharedAnchors, !shares_anchors(version)) {
         return 0;
     }
     let overwritten = overwritten(version, shape);
@@ -129,7 +131,7 @@ fn carried(version: &Version) -> Vec<Carried> {
             if ours {
                 c.slot.stores.push((i, inst.args[2]));
             }
-            ours || addresses.disjoint(&c.location, &here)
+            ours || holds(Side::SinkCarriedDisjoint, addresses.disjoint(&c.location, &here))
         });
     }
     list.truncate(MAX_CARRIED);
@@ -241,17 +243,17 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
                 Access::Read(size) | Access::Write(size) => Some(size),
             };
             let Some(here) = size.and_then(|size| addresses.locate(&values, inst, size)) else {
-                pending.clear();
+                pending.retain(|_| holds(Side::SinkBarrier, false));
                 continue;
             };
             if inst.op == Op::Store {
-                let covered = pending.iter().filter(|(_, l)| here.contains(l));
+                let covered = pending.iter().filter(|(_, l)| holds(Side::SinkCovered, here.contains(l)));
                 found.extend(covered.map(|(k, _)| Overwritten { block, store: *k, by: i }));
             }
-            pending.retain(|(_, l)| addresses.disjoint(l, &here));
+            pending.retain(|(_, l)| holds(Side::SinkPendingDisjoint, addresses.disjoint(l, &here)));
             if inst.op == Op::Store {
                 // Only what has been written before may wait: performing it must not fault.
-                if written.iter().any(|w| w.contains(&here)) {
+                if holds(Side::SinkWritten, written.iter().any(|w| w.contains(&here))) {
                     pending.push((i, here));
                 } else if written.len() < MAX_PENDING {
                     written.push(here);

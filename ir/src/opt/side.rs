@@ -1,0 +1,96 @@
+//! The side conditions of the passes, by name: what must hold for a transformation to be right.
+//!
+//! A pass asks `holds(Side::X, condition)`, which is `condition`. In this crate's own tests one of them can be
+//! switched off on the thread (`without`), so that it holds always; a test does that with each and shows
+//! that the verifier or the checker ([`crate::eval::check`]) notices. What nothing notices is either no side condition
+//! (it only decides what pays: then it is not listed here) or a hole in the checks.
+
+/// One side condition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    /// simplify: facts enter an anchor's varmap at its first use only, because that use dominates the others.
+    SimplifyFirstUse,
+    /// dce: what has an effect, may fault or is a predicate stays.
+    DceEffects,
+    /// dce: what a varmap names is used.
+    DceVarmapIsUse,
+    /// params: a class of parameters is its entry argument only if every back edge keeps it there.
+    ParamsInvariant,
+    /// params: parameters are one only as long as their back-edge arguments are in one class.
+    ParamsSplit,
+    /// forward: a load is removed because of an earlier load only with `private_memory`.
+    ForwardPrivateLoad,
+    /// forward: memory is carried around a loop only with `private_memory`.
+    ForwardPrivateLoop,
+    /// forward: a store kills every slot that it may touch.
+    ForwardKill,
+    /// forward: fences and writes of unknown extent kill every slot.
+    ForwardBarrier,
+    /// forward: a slot is carried around a loop only if its address stays the same.
+    ForwardSteady,
+    /// forward: and only if it is still known at the loop's end.
+    ForwardSurvives,
+    /// flagparams: the same operation on both edges.
+    FlagsSameOperation,
+    /// sink: deferring needs `private_memory`.
+    SinkPrivate,
+    /// sink: nothing is deferred yet (the anchors' first uses say what was stored before them).
+    SinkOnce,
+    /// sink: no anchor is shared by the loop and what is before it.
+    SinkSharedAnchors,
+    /// sink: every other access of the loop misses a carried location.
+    SinkCarriedDisjoint,
+    /// sink: no access passes a store that waits to be overwritten, unless it misses it.
+    SinkPendingDisjoint,
+    /// sink: nor one of unknown extent, a fence or a locked operation.
+    SinkBarrier,
+    /// sink: the store that overwrites covers all bytes.
+    SinkCovered,
+    /// sink: the location was written before in this entry, so performing the store cannot fault.
+    SinkWritten,
+    /// alias oracle: accesses with different segments are not compared.
+    AliasSegment,
+    /// alias oracle: ranges at a constant distance do not overlap.
+    AliasDistance,
+    /// alias oracle: a guard's distance is enough for both sizes.
+    AliasGuardSize,
+}
+
+/// Does this side condition hold?
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) fn holds(_side: Side, condition: bool) -> bool {
+    condition
+}
+
+#[cfg(test)]
+pub(crate) use tests::holds;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::Side;
+    use std::cell::Cell;
+
+    thread_local! {
+        static OFF: Cell<Option<Side>> = const { Cell::new(None) };
+        /// How often switching it off made a difference.
+        static HITS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn holds(side: Side, condition: bool) -> bool {
+        let off = OFF.get() == Some(side);
+        if off && !condition {
+            HITS.set(HITS.get() + 1);
+        }
+        condition || off
+    }
+
+    /// Runs `f` on this thread as if `side` always held; also how often that made a difference.
+    pub(crate) fn without<T>(side: Side, f: impl FnOnce() -> T) -> (T, u64) {
+        OFF.set(Some(side));
+        HITS.set(0);
+        let result = f();
+        OFF.set(None);
+        (result, HITS.get())
+    }
+}
