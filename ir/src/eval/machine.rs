@@ -9,7 +9,8 @@ use crate::semantics::ARITH_FLAGS;
 use crate::types::{Loc, Ty};
 use crate::version::{Effects, Native, Segment};
 use rustc_hash::FxHasher;
-use std::collections::{BTreeMap, VecDeque};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
@@ -79,7 +80,7 @@ const PAGE: u64 = 4096;
 #[derive(Clone, Debug, Default)]
 pub struct ModelMachine {
     pages: BTreeMap<u64, Box<[u8]>>,
-    read_only: std::collections::BTreeSet<u64>,
+    read_only: BTreeSet<u64>,
     in_place: BTreeMap<Loc, u64>,
     /// How many natives that do not repeat have run: a part of their input.
     clock: u64,
@@ -87,8 +88,20 @@ pub struct ModelMachine {
     pub printed: Vec<u64>,
     /// What will be read, next first; when it is empty, 0 is.
     pub input: VecDeque<u64>,
+    /// Pages that a peer writes too, see [`ModelMachine::share`].
+    shared: Option<Box<Shared>>,
     /// Every address is accessible, and this decides what is in memory that nothing has written.
     boundless: Option<u64>,
+}
+
+/// Memory that somebody else accesses as well.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Shared {
+    pages: BTreeSet<u64>,
+    /// Bytes that we have written: the peer leaves them alone.
+    ours: BTreeSet<u64>,
+    /// Our stores in order, for the peer sees them: address, size, value.
+    stores: Vec<(u64, u32, u64)>,
 }
 
 impl PartialEq for ModelMachine {
@@ -139,14 +152,37 @@ impl ModelMachine {
         self.read_only.insert(address / PAGE);
     }
 
+    /// Lets a peer access the page at `address`: whatever of it we have not written is changed each time after we read
+    /// it, and our stores to it are observable one by one. That is one of the schedules a real peer may have, and it tells
+    /// how often and in which order a program accesses memory.
+    pub fn share(&mut self, address: u64) {
+        self.shared.get_or_insert_default().pages.insert(address / PAGE);
+    }
+
+    /// The peer's turn after we have read a byte.
+    fn peer(&mut self, address: u64) {
+        let Some(shared) = &self.shared else { return };
+        if shared.pages.contains(&(address / PAGE))
+            && !shared.ours.contains(&address)
+            && let Some(page) = self.pages.get_mut(&(address / PAGE))
+        {
+            let byte = &mut page[(address % PAGE) as usize];
+            *byte = byte.wrapping_mul(5).wrapping_add(1);
+        }
+    }
+
     /// Writes bytes, mapping what is not mapped, whatever the protection.
     pub fn write(&mut self, start: u64, bytes: &[u8]) {
-        for (i, byte) in bytes.iter().enumerate() {
-            let address = start.wrapping_add(i as u64);
-            self.map(address, 1);
-            if let Some(page) = self.pages.get_mut(&(address / PAGE)) {
-                page[(address % PAGE) as usize] = *byte;
+        let (mut start, mut rest) = (start, bytes);
+        while !rest.is_empty() {
+            let offset = (start % PAGE) as usize;
+            let (now, later) = rest.split_at(rest.len().min(PAGE as usize - offset));
+            self.map(start, 1);
+            if let Some(page) = self.pages.get_mut(&(start / PAGE)) {
+                page[offset..offset + now.len()].copy_from_slice(now);
             }
+            start = start.wrapping_add(now.len() as u64);
+            rest = later;
         }
     }
 
@@ -160,14 +196,18 @@ impl ModelMachine {
 
     /// The first difference to another machine, in words.
     pub fn first_difference(&self, other: &ModelMachine) -> Option<String> {
-        let pages: std::collections::BTreeSet<u64> = self.pages.keys().chain(other.pages.keys()).copied().collect();
+        let pages: BTreeSet<u64> = self.pages.keys().chain(other.pages.keys()).copied().collect();
         for page in pages {
-            let bytes =
-                |machine: &ModelMachine| machine.pages.get(&page).cloned().or_else(|| machine.untouched_page(page));
-            let (Some(ours), Some(theirs)) = (bytes(self), bytes(other)) else {
+            fn bytes(machine: &ModelMachine, page: u64) -> Option<Cow<'_, [u8]>> {
+                let written = machine.pages.get(&page).map(|p| Cow::Borrowed(&p[..]));
+                written.or_else(|| machine.untouched_page(page).map(|p| Cow::Owned(p.into_vec())))
+            }
+            let (Some(ours), Some(theirs)) = (bytes(self, page), bytes(other, page)) else {
                 return Some(format!("page {:#x} is mapped on one side only", page * PAGE));
             };
-            if let Some(i) = (0..ours.len()).find(|i| ours[*i] != theirs[*i]) {
+            if ours != theirs
+                && let Some(i) = (0..ours.len()).find(|i| ours[*i] != theirs[*i])
+            {
                 let address = page * PAGE + i as u64;
                 return Some(format!("byte at {address:#x}: {:#04x} and {:#04x}", ours[i], theirs[i]));
             }
@@ -185,6 +225,9 @@ impl ModelMachine {
         }
         if self.input != other.input {
             return Some(format!("input left: {:?} and {:?}", self.input, other.input));
+        }
+        if self.shared != other.shared {
+            return Some("what is stored to shared memory, or in which order".to_string());
         }
         (self.clock != other.clock).then(|| format!("clock: {} and {}", self.clock, other.clock))
     }
@@ -218,6 +261,9 @@ impl Machine for ModelMachine {
         for i in (0..u64::from(size)).rev() {
             value = value << 8 | u64::from(self.byte(address.wrapping_add(i))?);
         }
+        if self.shared.is_some() {
+            (0..u64::from(size)).for_each(|i| self.peer(address.wrapping_add(i)));
+        }
         Ok(value)
     }
 
@@ -229,6 +275,12 @@ impl Machine for ModelMachine {
             if !accessible || self.read_only.contains(&page) {
                 return Err(Fault::Store(at));
             }
+        }
+        if let Some(shared) = &mut self.shared
+            && shared.pages.contains(&(address / PAGE))
+        {
+            shared.stores.push((address, size, value));
+            shared.ours.extend(bytes.clone());
         }
         for (i, at) in bytes.enumerate() {
             if let Some(page) = self.page_mut(at / PAGE) {
@@ -271,6 +323,7 @@ impl Machine for ModelMachine {
             for i in 0..size {
                 let byte = self.byte(start.wrapping_add(i))?;
                 if native.effects.contains(Effects::READ) {
+                    self.peer(start.wrapping_add(i));
                     byte.hash(&mut hasher);
                 }
             }

@@ -33,6 +33,8 @@ mod facts;
 mod flagparams;
 mod forward;
 mod known;
+#[cfg(test)]
+mod mutations;
 mod params;
 mod peel;
 mod redundant;

@@ -5,9 +5,21 @@
 //! that the verifier or the checker ([`crate::eval::check`]) notices. What nothing notices is either no side condition
 //! (it only decides what pays: then it is not listed here) or a hole in the checks.
 
-/// One side condition.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Side {
+macro_rules! sides {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// One side condition.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Side { $($(#[$doc])* $name,)* }
+
+        #[cfg(test)]
+        impl Side {
+            /// All of them.
+            pub(crate) const ALL: &[Side] = &[$(Side::$name,)*];
+        }
+    };
+}
+
+sides! {
     /// simplify: facts enter an anchor's varmap at its first use only, because that use dominates the others.
     SimplifyFirstUse,
     /// dce: what has an effect, may fault or is a predicate stays.

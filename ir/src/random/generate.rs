@@ -16,7 +16,9 @@ const SCRATCH: [u8; 8] = [0, 1, 2, 5, 8, 9, 10, 11];
 /// Loop counter.
 const COUNTER: Gpr = Gpr::RBX;
 /// The mapped memory: an array and, behind it, the stack.
-const MEMORY: (u64, u64) = (0x1_0000, 0x2000);
+const MEMORY: (u64, u64) = (ARRAY, 0x2000);
+/// Where the array is, on a page of its own.
+pub const ARRAY: u64 = 0x1_0000;
 
 fn scratch(rng: &mut Rng) -> Gpr {
     Gpr::new(rng.pick(&SCRATCH))

@@ -5,10 +5,12 @@
 //! * [`trace`]: the reference trace builder: records a path of `base` and turns it into a trace with no
 //!   optimisation at all. What it makes is equivalent to the program by construction, so a pass that breaks
 //!   something is found by [`crate::eval::check`];
+//! * [`cases`]: the property that passes must keep, over all of these;
 //! * [`version`]: arbitrary well-formed versions that mean nothing, for the text form and for crashes.
 //!
 //! Everything is a function of a seed. [`shrink`] makes a failing program small.
 
+pub mod cases;
 pub mod generate;
 pub mod program;
 pub mod trace;
