@@ -11,6 +11,8 @@ const PROGRAMS: u64 = 1_000;
 
 /// Which random programs hardly ever need.
 const RARE: &[Side] = &[
+    Side::ParamsSplit,
+    Side::SinkWritten,
     Side::ForwardPrivateLoop,
     Side::ForwardBarrier,
     Side::ForwardSteady,
