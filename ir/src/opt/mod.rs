@@ -17,6 +17,10 @@
 //! | `constants` (`facts`, `known`) | `constants` | speculative constant propagation: ranges, bits, guards, branches |
 //! | `unreachable` | `unreachable` | branches on constants, failed guards, unreachable blocks, chains of blocks |
 //! | `redundant` | `redundant` | assumes whose predicate is known to hold |
+//! | `hoist` (`loops`, `inject`) | `hoist` | predicates that do not vary move out of loops |
+//! | `licm` (`loops`, `inject`) | `licm` | operations and loads that do not vary move out of loops |
+//! | `merge` | `merge` | two guards of one value become one that implies both |
+//! | `delay` | `delay` | guards move down to the ways that need them |
 //!
 //! The first eight make up the pipeline of recorded traces, which have no branches; the others work on any control
 //! flow.
@@ -29,10 +33,16 @@ mod bounds;
 mod conditions;
 mod constants;
 mod dce;
+mod delay;
 mod facts;
 mod flagparams;
 mod forward;
+mod hoist;
+mod inject;
 mod known;
+mod licm;
+mod loops;
+mod merge;
 #[cfg(test)]
 mod mutations;
 mod params;
@@ -45,6 +55,7 @@ mod simplify;
 mod sink;
 mod unreachable;
 
+pub use inject::{anchor_for, inject};
 pub(crate) use shape::rename;
 pub use shape::{Shape, normalise};
 
@@ -154,6 +165,10 @@ pub const PASSES: &[Pass] = &[
         again_after: &[],
         run: redundant::run,
     },
+    Pass { name: "hoist", about: "predicates that do not vary move out of loops", again_after: &[], run: hoist::run },
+    Pass { name: "licm", about: "what does not vary moves out of loops", again_after: &[], run: licm::run },
+    Pass { name: "merge", about: "two guards of one value become one", again_after: &[], run: merge::run },
+    Pass { name: "delay", about: "guards move down to the ways that need them", again_after: &[], run: delay::run },
 ];
 
 /// The order in which traces go through them.

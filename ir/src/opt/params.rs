@@ -8,6 +8,9 @@
 //! b0: … jump b1(v1, v2, v2)                  b0: … jump b1(v2)
 //! b1(v3, v4, v5): … jump b1(v3, v5, v4)      b1(v4): … jump b1(v4)       and v4 is v2 too, in the next round
 //! ```
+//!
+//! In versions with branches only the simplest are found: parameters to which every edge passes the same operand, or
+//! themselves. That operand is available wherever the parameter is, because it is at the end of every predecessor.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
@@ -18,8 +21,10 @@ use rustc_hash::FxHashMap;
 
 /// Runs the pass; returns how many parameters went.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if normalise(version) != Some(Shape::Loop) {
-        return 0;
+    match normalise(version) {
+        Some(Shape::Loop) => {}
+        Some(Shape::Linear) => return 0,
+        None => return trivial(version),
     }
     let Term::Jump { args: entry, .. } = &version.blocks[ENTRY].term else { return 0 };
     let Term::Jump { args: back, .. } = &version.blocks[BODY].term else { return 0 };
@@ -80,6 +85,55 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         version.for_each_operand(|o| *o = rename(&table, *o));
     }
     removed
+}
+
+/// Replaces, in a version with branches, parameters that are always the same operand.
+fn trivial(version: &mut Version) -> usize {
+    if version.is_base() {
+        return 0;
+    }
+    let mut removed = 0;
+    loop {
+        // For each block's parameters: what is passed, as far as it is one thing.
+        let mut passed: Vec<Vec<Passed>> =
+            version.blocks.iter().map(|b| vec![Passed::Nothing; b.params.len()]).collect();
+        for (to, args) in version.blocks.iter().flat_map(|b| b.term.edges()) {
+            let params = &version.blocks[to.index()].params;
+            for ((slot, param), arg) in passed[to.index()].iter_mut().zip(params).zip(args) {
+                *slot = match *slot {
+                    _ if *arg == Operand::Value(*param) => *slot,
+                    Passed::Nothing => Passed::Always(*arg),
+                    Passed::Always(known) if known == *arg => *slot,
+                    Passed::Always(_) | Passed::Several => Passed::Several,
+                };
+            }
+        }
+        // One at a time: a replacement may be another parameter that is replaced too.
+        let found = passed.iter().enumerate().find_map(|(b, list)| {
+            let always = |(i, p): (usize, &Passed)| if let Passed::Always(o) = p { Some((b, i, *o)) } else { None };
+            list.iter().enumerate().find_map(always)
+        });
+        let Some((block, i, operand)) = found else { return removed };
+        let mut keep = vec![true; version.blocks[block].params.len()];
+        keep[i] = false;
+        let param = version.blocks[block].params[i];
+        drop_params(version, block, &keep);
+        version.for_each_operand(|o| {
+            if *o == Operand::Value(param) {
+                *o = operand;
+            }
+        });
+        removed += 1;
+    }
+}
+
+/// What the edges to a block pass to one parameter.
+#[derive(Clone, Copy)]
+enum Passed {
+    /// No edge, or only the parameter itself.
+    Nothing,
+    Always(Operand),
+    Several,
 }
 
 /// Removes the parameters of a block that `keep` does not name, with their arguments.

@@ -108,12 +108,7 @@ pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option
     }
     let args = b.written_operands();
     b.finish(params, Term::Jump { to: BlockId(1), args });
-    let mut params = Vec::new();
-    for (i, slot) in b.env.iter_mut().enumerate().filter(|(i, _)| b.written[*i]) {
-        let param = b.version.value(Loc::from_ssa_index(i).ty());
-        *slot = param.into();
-        params.push(param);
-    }
+    let params = b.fresh_params();
     b.in_reach.clear();
     let head = b.new_anchor(first.region, b.env);
     let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
@@ -127,8 +122,8 @@ pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option
 }
 
 /// A version of all blocks that control may come to from `start` (at most `limit`), with their branches: every block takes
-/// the whole SSA state as parameters and polls at its start, so that it has an anchor there. What lies beyond is left
-/// through exits. `None` as for [`build`], or if there is no block.
+/// all locations that the version writes as parameters and polls at its start, so that it has an anchor there. What lies
+/// beyond is left through exits. `None` as for [`build`], or if there is no block.
 pub fn build_all(
     code: &mut dyn Code,
     start: u64,
@@ -158,16 +153,22 @@ pub fn build_all(
     let mut version = Version::new(name, start);
     version.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
     let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
-    let args = params.iter().map(|v| Operand::Value(*v)).collect();
-    let (env, written) = ([Operand::Const(0); Loc::SSA_COUNT], [true; Loc::SSA_COUNT]);
+    let mut env = [Operand::Const(0); Loc::SSA_COUNT];
+    env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
+    let mut written = [false; Loc::SSA_COUNT];
+    for inst in blocks.iter().flat_map(|b| &b.blocks[0].insts) {
+        if let Op::Put(loc) = inst.op {
+            written[loc.ssa_index()?] = true;
+        }
+    }
     let (insts, in_reach) = (Vec::new(), Vec::new());
     let mut b = TraceBuilder { version, insts, env, written, here: None, own_anchor: None, in_reach, options, rng };
+    let args = b.written_operands();
     b.finish(params, Term::Jump { to: BlockId(1), args });
     // Exits are blocks behind the others.
     let mut exits: Vec<u64> = Vec::new();
     for (i, base) in blocks.iter().enumerate() {
-        let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| b.version.value(Loc::from_ssa_index(i).ty())).collect();
-        b.env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
+        let params = b.fresh_params();
         b.in_reach.clear();
         let head = b.new_anchor(pcs[i], b.env);
         let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
@@ -185,7 +186,7 @@ pub fn build_all(
                         exits.len() - 1
                     })
             });
-            Edge { to: BlockId(to as u32), args: b.env.to_vec() }
+            Edge { to: BlockId(to as u32), args: b.written_operands() }
         };
         let term = match &base.blocks[0].term {
             Term::Guest(GuestTerm::Branch { cond, taken, fall }) => {
@@ -213,8 +214,7 @@ pub fn build_all(
         b.finish(params, term);
     }
     for pc in exits {
-        let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| b.version.value(Loc::from_ssa_index(i).ty())).collect();
-        b.env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
+        let params = b.fresh_params();
         let anchor = b.new_anchor(pc, b.env);
         b.finish(params, Term::Exit(anchor));
     }
@@ -233,6 +233,17 @@ impl TraceBuilder<'_> {
     fn finish(&mut self, params: Vec<Value>, term: Term) {
         let insts = std::mem::take(&mut self.insts);
         self.version.blocks.push(Block { params, insts, term });
+    }
+
+    /// Makes every written location a new value, a parameter of the block being filled.
+    fn fresh_params(&mut self) -> Vec<Value> {
+        let mut params = Vec::new();
+        for i in (0..Loc::SSA_COUNT).filter(|i| self.written[*i]) {
+            let param = self.version.value(Loc::from_ssa_index(i).ty());
+            self.env[i] = param.into();
+            params.push(param);
+        }
+        params
     }
 
     fn written_operands(&self) -> Vec<Operand> {

@@ -1,0 +1,91 @@
+//! Moving guards down (sourir 4.4): a check is made as late as its anchor reaches, on the ways that need it.
+//!
+//! An assume moves down over what neither has an effect nor can leave through another anchor; over a branch into both its
+//! successors; and where it stands right before an exit through its own anchor it goes: control leaves in
+//! the same state either way.
+//!
+//! ```text
+//! b0: …                                       b0: …
+//!     assume v1 else a0
+//!     v2 = add.i64 v0, 1                          v2 = add.i64 v0, 1
+//!     branch v3 then b1() else b2()               branch v3 then b1() else b2()
+//! b1: exit a0                                 b1: exit a0
+//! b2: store.i64 [v2], 0 !a1                   b2: assume v1 else a0
+//!                                                 store.i64 [v2], 0 !a1
+//! ```
+//!
+//! Side conditions: (1) nothing that ends reach is passed; (2) no other anchor's use is passed: what was computed on the
+//! strength of the guard may be wrong until it is checked, and that anchor's varmap would show it (uses of its own
+//! anchor are all right: its position comes first); (3) a successor is entered from this block only, and every
+//! successor gets the guard, because the branch itself may rest on it.
+
+use super::OptOptions;
+use crate::op::Op;
+use crate::reach::{Cfg, ends_reach};
+use crate::types::BlockId;
+use crate::version::{Inst, Term, Version};
+
+/// Runs the pass; returns how many assumes moved or went.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    if version.is_base() || version.blocks.is_empty() {
+        return 0;
+    }
+    let cfg = Cfg::new(version);
+    let mut changes = 0;
+    // In dominance order, so that what has moved into a block moves on from there.
+    for block in &cfg.order {
+        changes += sink_within(version, *block);
+        changes += leave(version, &cfg, *block);
+    }
+    changes
+}
+
+/// May an assume move down over `inst`?
+fn passes(version: &Version, assume: &Inst, inst: &Inst) -> bool {
+    let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
+    own && !ends_reach(version, inst) && inst.op != Op::Poll
+}
+
+/// Moves each assume of a block down as far as it goes; those that meet keep their order.
+fn sink_within(version: &mut Version, block: BlockId) -> usize {
+    let mut insts = std::mem::take(&mut version.blocks[block.index()].insts);
+    let mut moved = 0;
+    for i in (0..insts.len()).rev() {
+        if insts[i].op != Op::Assume {
+            continue;
+        }
+        let mut at = i;
+        // Passing another assume of the same anchor changes nothing, so stop there.
+        while let Some(next) = insts.get(at + 1)
+            && next.op != Op::Assume
+            && passes(version, &insts[at], next)
+        {
+            insts.swap(at, at + 1);
+            at += 1;
+        }
+        moved += usize::from(at > i);
+    }
+    version.blocks[block.index()].insts = insts;
+    moved
+}
+
+/// Moves the assumes at the end of a block into its successors, or drops them before an exit.
+fn leave(version: &mut Version, cfg: &Cfg, block: BlockId) -> usize {
+    let own = |to: BlockId| cfg.preds[to.index()].len() == 1 && to != block;
+    let successors: Vec<BlockId> = version.blocks[block.index()].term.edges().map(|(to, _)| to).collect();
+    let mut changes = 0;
+    while let Some(last) = version.blocks[block.index()].insts.last().filter(|i| i.op == Op::Assume).cloned() {
+        match version.blocks[block.index()].term {
+            Term::Exit(anchor) if last.anchor == Some(anchor) => {}
+            Term::Branch { .. } if successors.iter().all(|to| own(*to)) => {
+                for to in &successors {
+                    version.blocks[to.index()].insts.insert(0, last.clone());
+                }
+            }
+            _ => break,
+        }
+        version.blocks[block.index()].insts.pop();
+        changes += 1;
+    }
+    changes
+}

@@ -1,0 +1,134 @@
+//! Predicate hoisting out of loops (sourir 4.5, 7.1).
+//!
+//! An assume cannot move up: what it falls back to is the state further down. Its *predicate* can: a copy is added to an
+//! anchor that reaches the end of the loop's preheader, which transparency allows anyway; then the loop's own check is
+//! redundant.
+//!
+//! ```text
+//! b0: jump b1(v0)                             b0: v7 = eq.i64 v1, 5
+//!                                                 assume v7 else a9           a9: base at the version's entry
+//!                                                 jump b1(v0)
+//! b1(v4): poll else a0                        b1(v4): poll else a0
+//!     v5 = eq.i64 v1, 5                           v5 = eq.i64 v1, 5
+//!     assume v5 else a1                           …
+//! ```
+//!
+//! Side conditions: the predicate does not vary in the loop (it is computed by pure operations from values defined
+//! outside); an anchor reaches the end of the preheader. What pays: the assume runs in every iteration, so that the copy
+//! fails no more often than it.
+
+use super::OptOptions;
+use super::inject::anchor_for;
+use super::loops::{Loop, is_steady, loops, make_preheaders};
+use crate::op::Op;
+use crate::reach::{Cfg, Def, definitions};
+use crate::types::{BlockId, Operand, Ty, Value};
+use crate::version::{Inst, Version};
+use rustc_hash::FxHashMap;
+
+/// Predicates with more operations than this stay where they are.
+const MAX_OPERATIONS: usize = 6;
+
+/// Runs the pass; returns how many predicates were hoisted.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    if version.is_base() || version.blocks.is_empty() {
+        return 0;
+    }
+    make_preheaders(version);
+    let mut hoisted = 0;
+    // A predicate climbs out of one loop at a time.
+    while let Some(done) = round(version) {
+        hoisted += done;
+    }
+    hoisted
+}
+
+/// Hoists the first group of predicates found, those of one loop; `None` if there is none.
+fn round(version: &mut Version) -> Option<usize> {
+    let cfg = Cfg::new(version);
+    for l in loops(version, &cfg) {
+        let found = candidates(version, &cfg, &l);
+        if found.is_empty() {
+            continue;
+        }
+        let Some(before) = l.before(version) else { continue };
+        let Some(anchor) = anchor_for(version, &cfg, before) else { continue };
+        for (_, _, slice) in &found {
+            let predicate = clone_slice(version, before.block, slice);
+            let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+            assume.anchor = Some(anchor);
+            version.blocks[before.block.index()].insts.push(assume);
+        }
+        for (block, inst, _) in found.iter().rev() {
+            version.blocks[block.index()].insts.remove(*inst);
+        }
+        return Some(found.len());
+    }
+    None
+}
+
+/// A predicate as the operations of the loop that compute it, operands first; the last is the predicate.
+struct Slice {
+    insts: Vec<Inst>,
+    predicate: Operand,
+}
+
+/// The assumes of a loop that run in every iteration and check something that does not vary, with what computes it.
+fn candidates(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(BlockId, usize, Slice)> {
+    let varying = l.varying(version);
+    let mut found = Vec::new();
+    for block in cfg.order.iter().filter(|b| l.contains[b.index()] && l.always_runs(cfg, **b)) {
+        for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
+            if inst.op == Op::Assume
+                && inst.args[0].as_const().is_none()
+                && let Some(insts) = steady_slice(version, &varying, inst.args[0])
+            {
+                found.push((*block, i, Slice { insts, predicate: inst.args[0] }));
+            }
+        }
+    }
+    found
+}
+
+/// The pure operations of the loop that compute an operand from what does not vary; `None` if there are other ones.
+fn steady_slice(version: &Version, varying: &[bool], predicate: Operand) -> Option<Vec<Inst>> {
+    let defs = definitions(version);
+    let mut slice: Vec<Inst> = Vec::new();
+    let mut work = vec![predicate];
+    while let Some(o) = work.pop() {
+        if is_steady(varying, o) {
+            continue;
+        }
+        let Some(Def::Inst(place)) = o.as_value().and_then(|v| defs[v.index()]) else { return None };
+        let inst = &version.blocks[place.block.index()].insts[place.inst];
+        if !inst.op.is_pure() || slice.len() == MAX_OPERATIONS {
+            return None;
+        }
+        // An operand that is met again moves before all that use it.
+        slice.retain(|known| known.defs != inst.defs);
+        slice.push(inst.clone());
+        work.extend(inst.args.iter().copied());
+    }
+    slice.reverse();
+    Some(slice)
+}
+
+/// Appends a copy of the slice to a block; returns what the predicate is there.
+fn clone_slice(version: &mut Version, block: BlockId, slice: &Slice) -> Operand {
+    let mut map: FxHashMap<Value, Operand> = FxHashMap::default();
+    let renamed = |map: &FxHashMap<Value, Operand>, o: Operand| match o {
+        Operand::Value(v) => map.get(&v).copied().unwrap_or(o),
+        Operand::Const(_) => o,
+    };
+    for inst in &slice.insts {
+        let mut copy = inst.clone();
+        copy.args.iter_mut().for_each(|a| *a = renamed(&map, *a));
+        for def in &mut copy.defs {
+            let fresh = version.value(version.ty(*def));
+            map.insert(*def, fresh.into());
+            *def = fresh;
+        }
+        version.blocks[block.index()].insts.push(copy);
+    }
+    renamed(&map, slice.predicate)
+}

@@ -1,0 +1,105 @@
+//! Injecting assumptions (sourir 3.4), anywhere (4.4, unrestricted deoptimisation).
+//!
+//! An assumption may stand at every place that some anchor reaches: since the anchor's position nothing outside SSA has
+//! happened, so going back to it forgets nothing, and that taking it is right whatever holds is what transparency says.
+//! The *snapshot* of the state at the anchor's position is its varmap: SSA values do not change.
+//!
+//! ```text
+//! anchor a0 = base.0x1000 [rax = v0]                 position: the poll
+//! b1: poll else a0
+//!     v1 = load.i64 [v0] !a0
+//!     branch v2 then b2() else b3()
+//! b2: assume eq.i64 v1, 1 else a0                    injected here: checked on this way only
+//! ```
+//!
+//! Where no anchor reaches but nothing has happened since the entry either, the entry itself is the place to go back to:
+//! every location that anchors name has the value of its entry parameter.
+
+use crate::op::Op;
+use crate::reach::{Cfg, Place, Reach, ends_reach};
+use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
+use crate::version::{Anchor, Inst, Version};
+
+/// An anchor that reaches `place`: of several the one that begins last, which repeats least. If there is none and nothing
+/// has happened since the entry, a new anchor at the entry.
+pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<AnchorId> {
+    if !cfg.is_reachable(place.block) {
+        return None;
+    }
+    let reach = Reach::new(version, cfg);
+    let position = |a: AnchorId| reach.positions[a.index()];
+    let later = |a: AnchorId, b: AnchorId| match (position(a), position(b)) {
+        (Some(x), Some(y)) if cfg.place_dominates(x, y) => b,
+        _ => a,
+    };
+    if let Some(youngest) = reach.anchors_at(place).into_iter().reduce(later) {
+        return Some(youngest);
+    }
+    let named: Vec<Loc> = (0..Loc::SSA_COUNT)
+        .map(Loc::from_ssa_index)
+        .filter(|loc| {
+            let used = version.anchors.iter().zip(&reach.positions).filter(|(_, p)| p.is_some());
+            used.flat_map(|(a, _)| &a.varmap).any(|(l, _)| l == loc)
+        })
+        .collect();
+    is_untouched(version, cfg, place).then(|| entry_anchor(version, &named))
+}
+
+/// Adds `assume predicate` at `place`, falling back to the anchor that [`anchor_for`] finds. `None`, and no change, if the
+/// predicate is not available there or no anchor reaches the place.
+pub fn inject(version: &mut Version, place: Place, predicate: Operand) -> Option<AnchorId> {
+    let cfg = Cfg::new(version);
+    let defs = crate::reach::definitions(version);
+    let available = match predicate {
+        Operand::Const(c) => c <= 1,
+        Operand::Value(v) => {
+            version.types.get(v.index()) == Some(&Ty::I1)
+                && defs[v.index()].is_some_and(|def| crate::reach::available(&cfg, def, place))
+        }
+    };
+    if version.is_base() || !available || place.inst > version.blocks.get(place.block.index())?.insts.len() {
+        return None;
+    }
+    let anchor = anchor_for(version, &cfg, place)?;
+    let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+    assume.anchor = Some(anchor);
+    version.blocks[place.block.index()].insts.insert(place.inst, assume);
+    Some(anchor)
+}
+
+/// Has nothing outside SSA happened on any way from the entry to `place`?
+fn is_untouched(version: &Version, cfg: &Cfg, place: Place) -> bool {
+    let quiet = |insts: &[Inst]| !insts.iter().any(|inst| ends_reach(version, inst));
+    if !quiet(&version.blocks[place.block.index()].insts[..place.inst]) {
+        return false;
+    }
+    let mut seen = vec![false; version.blocks.len()];
+    let mut work: Vec<BlockId> = cfg.preds[place.block.index()].clone();
+    while let Some(block) = work.pop() {
+        if std::mem::replace(&mut seen[block.index()], true) || !cfg.is_reachable(block) {
+            continue;
+        }
+        if !quiet(&version.blocks[block.index()].insts) {
+            return false;
+        }
+        work.extend(&cfg.preds[block.index()]);
+    }
+    true
+}
+
+/// A new anchor at the version's entry that names these locations.
+fn entry_anchor(version: &mut Version, named: &[Loc]) -> AnchorId {
+    let varmap = named.iter().map(|loc| {
+        let known = version.entry_locs.iter().position(|l| l == loc);
+        let at = known.unwrap_or_else(|| {
+            let param = version.value(loc.ty());
+            version.entry_locs.push(*loc);
+            version.blocks[0].params.push(param);
+            version.entry_locs.len() - 1
+        });
+        (*loc, Operand::Value(version.blocks[0].params[at]))
+    });
+    let varmap = varmap.collect::<Vec<_>>();
+    let pc = Operand::Const(version.region);
+    version.anchor(Anchor::new(pc, varmap))
+}

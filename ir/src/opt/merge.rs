@@ -1,0 +1,248 @@
+//! Predicate strengthening and merging (sourir 3.4): two guards of one value in a block become one.
+//!
+//! ```text
+//! assume ne.i64 v1, 0 else a0                 assume lt.u.i64 10, v1 else a0       the second implies the first
+//! …                                           …
+//! assume lt.u.i64 10, v1 else a1
+//!
+//! assume le.s.i64 0, v1 else a0               assume lt.u.i64 v1, 100 else a0      a range is one unsigned comparison
+//! assume lt.s.i64 v1, 100 else a1
+//!
+//! assume eq.i64 (v1 & 1), 0 else a0           assume eq.i64 (v1 & 7), 0 else a0    bits are one mask
+//! assume eq.i64 (v1 & 6), 0 else a1
+//! ```
+//!
+//! The merged predicate stands where the first stood, with the first one's anchor: adding a predicate to an assume is
+//! always right (Lemma 5.7). It implies both, so the second, which it dominates, is redundant.
+//!
+//! Side conditions: the merged predicate is exactly the conjunction (it must imply the second, which is removed), and
+//! speaks of the value that the first one speaks of, which is available there. What pays: both in one block, so that
+//! whoever passes the first comes to the second unless something else fails.
+
+use super::OptOptions;
+use crate::defs::{Defs, Expr};
+use crate::op::Op;
+use crate::types::{Operand, Ty, Value};
+use crate::version::{Inst, Version};
+
+/// Runs the pass; returns how many assumes went.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    if version.is_base() {
+        return 0;
+    }
+    let mut merged = 0;
+    for block in 0..version.blocks.len() {
+        while merge_one(version, block) {
+            merged += 1;
+        }
+    }
+    merged
+}
+
+/// What an assume says of a value of type `ty`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Says {
+    /// `start <= value <= start + span`, going up from `start`, modulo the type: signed and unsigned ranges alike.
+    In { start: u64, span: u64 },
+    /// Everything but this.
+    Not(u64),
+    /// These bits are these.
+    Bits { mask: u64, value: u64 },
+}
+
+/// Merges the first two assumes of a block that can be; false if there are none.
+fn merge_one(version: &mut Version, block: usize) -> bool {
+    let defs = Defs::of(version);
+    let body = &version.blocks[block].insts;
+    let mut seen: Vec<(usize, Value, Ty, Says)> = Vec::new();
+    for (second, inst) in body.iter().enumerate().filter(|(_, i)| i.op == Op::Assume) {
+        let Some((value, ty, says)) = meaning(&defs, inst.args[0]) else { continue };
+        for (first, v, t, before) in &seen {
+            if (*v, *t) != (value, ty) {
+                continue;
+            }
+            if let Some(both) = conjunction(*before, says, ty) {
+                replace(version, block, (*first, second), value, ty, both);
+                return true;
+            }
+        }
+        seen.push((second, value, ty, says));
+    }
+    false
+}
+
+/// A predicate as a statement on one value.
+fn meaning(defs: &Defs, predicate: Operand) -> Option<(Value, Ty, Says)> {
+    let Expr { op, ty, args: [a, b, _] } = defs.get(predicate)?;
+    if !ty.is_machine_int() {
+        return None;
+    }
+    let (mask, top) = (ty.mask(), ty.mask() >> 1);
+    let low = top.wrapping_add(1) & mask;
+    let range = |from: u64, to: u64| Says::In { start: from & mask, span: to.wrapping_sub(from) & mask };
+    match (op, a, b) {
+        (Op::Eq, x, Operand::Const(c)) => match defs.get(x) {
+            Some(Expr { op: Op::And, args: [Operand::Value(v), Operand::Const(m), _], .. }) if c & !m == 0 => {
+                Some((v, ty, Says::Bits { mask: m, value: c }))
+            }
+            _ => Some((x.as_value()?, ty, range(c, c))),
+        },
+        (Op::Ne, Operand::Value(v), Operand::Const(c)) => Some((v, ty, Says::Not(c))),
+        // Comparisons that are always true or always false say nothing that can be merged.
+        (Op::LtU, Operand::Value(v), Operand::Const(c)) if c > 0 => Some((v, ty, range(0, c - 1))),
+        (Op::LeU, Operand::Value(v), Operand::Const(c)) => Some((v, ty, range(0, c))),
+        (Op::LtU, Operand::Const(c), Operand::Value(v)) if c < mask => Some((v, ty, range(c + 1, mask))),
+        (Op::LeU, Operand::Const(c), Operand::Value(v)) => Some((v, ty, range(c, mask))),
+        (Op::LtS, Operand::Value(v), Operand::Const(c)) if c != low => Some((v, ty, range(low, c.wrapping_sub(1)))),
+        (Op::LeS, Operand::Value(v), Operand::Const(c)) => Some((v, ty, range(low, c))),
+        (Op::LtS, Operand::Const(c), Operand::Value(v)) if c != top => Some((v, ty, range(c.wrapping_add(1), top))),
+        (Op::LeS, Operand::Const(c), Operand::Value(v)) => Some((v, ty, range(c, top))),
+        _ => None,
+    }
+}
+
+/// What says exactly both, if one statement can.
+fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
+    let mask = ty.mask();
+    let inside = |start: u64, span: u64, c: u64| c.wrapping_sub(start) & mask <= span;
+    match (first, second) {
+        (Says::In { start, span }, Says::Not(c)) | (Says::Not(c), Says::In { start, span }) => {
+            if !inside(start, span, c) {
+                return Some(Says::In { start, span });
+            }
+            // At an end of the range the hole makes it shorter.
+            if span == 0 {
+                None
+            } else if c == start {
+                Some(Says::In { start: start.wrapping_add(1) & mask, span: span - 1 })
+            } else if c == start.wrapping_add(span) & mask {
+                Some(Says::In { start, span: span - 1 })
+            } else {
+                None
+            }
+        }
+        (Says::In { start: s1, span: n1 }, Says::In { start: s2, span: n2 }) => {
+            // Arcs of a circle: they meet in one arc if exactly one of them holds the other's start, or one lies in the other.
+            let (second_starts_in_first, first_starts_in_second) = (inside(s1, n1, s2), inside(s2, n2, s1));
+            match (second_starts_in_first, first_starts_in_second) {
+                (true, false) => {
+                    let room = n1 - (s2.wrapping_sub(s1) & mask);
+                    Some(Says::In { start: s2, span: n2.min(room) })
+                }
+                (false, true) => {
+                    let room = n2 - (s1.wrapping_sub(s2) & mask);
+                    Some(Says::In { start: s1, span: n1.min(room) })
+                }
+                (true, true) if s1 == s2 => Some(Says::In { start: s1, span: n1.min(n2) }),
+                // Two arcs, or none.
+                (true, true) | (false, false) => None,
+            }
+        }
+        (Says::Bits { mask: m1, value: c1 }, Says::Bits { mask: m2, value: c2 }) if (c1 ^ c2) & m1 & m2 == 0 => {
+            Some(Says::Bits { mask: m1 | m2, value: c1 | c2 })
+        }
+        (Says::Not(a), Says::Not(b)) if a == b => Some(Says::Not(a)),
+        _ => None,
+    }
+}
+
+/// Puts the merged predicate in place of the first assume's and removes the second.
+fn replace(version: &mut Version, block: usize, (first, second): (usize, usize), v: Value, ty: Ty, both: Says) {
+    let mut new: Vec<Inst> = Vec::new();
+    let mut emit = |version: &mut Version, op: Op, result: Ty, args: &[Operand]| -> Operand {
+        let def = version.value(result);
+        new.push(Inst::new(op, ty, Some(def), args));
+        def.into()
+    };
+    let (mask, top) = (ty.mask(), ty.mask() >> 1);
+    let low = top.wrapping_add(1) & mask;
+    let x = Operand::Value(v);
+    let predicate = match both {
+        Says::In { start, span: 0 } => emit(version, Op::Eq, Ty::I1, &[x, Operand::Const(start)]),
+        Says::In { start: 0, span } => emit(version, Op::LeU, Ty::I1, &[x, Operand::Const(span)]),
+        Says::In { start, span } if start.wrapping_add(span) & mask == mask => {
+            emit(version, Op::LeU, Ty::I1, &[Operand::Const(start), x])
+        }
+        Says::In { start, span } if start == low => {
+            emit(version, Op::LeS, Ty::I1, &[x, Operand::Const(start.wrapping_add(span) & mask)])
+        }
+        Says::In { start, span } if start.wrapping_add(span) & mask == top => {
+            emit(version, Op::LeS, Ty::I1, &[Operand::Const(start), x])
+        }
+        Says::In { start, span } => {
+            let from_start = emit(version, Op::Add, ty, &[x, Operand::Const(start.wrapping_neg() & mask)]);
+            emit(version, Op::LeU, Ty::I1, &[from_start, Operand::Const(span)])
+        }
+        Says::Not(c) => emit(version, Op::Ne, Ty::I1, &[x, Operand::Const(c)]),
+        Says::Bits { mask, value } => {
+            let bits = emit(version, Op::And, ty, &[x, Operand::Const(mask)]);
+            emit(version, Op::Eq, Ty::I1, &[bits, Operand::Const(value)])
+        }
+    };
+    let insts = &mut version.blocks[block].insts;
+    insts.remove(second);
+    insts[first].args[0] = predicate;
+    insts.splice(first..first, new);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holds(says: Says, v: u64, ty: Ty) -> bool {
+        match says {
+            Says::In { start, span } => v.wrapping_sub(start) & ty.mask() <= span,
+            Says::Not(c) => v != c,
+            Says::Bits { mask, value } => v & mask == value,
+        }
+    }
+
+    /// All of i8: the conjunction of two statements holds exactly where both do.
+    #[test]
+    fn conjunctions_are_exact() {
+        let ty = Ty::I8;
+        let mut rng = crate::random::Rng::new(3);
+        let mut merged = 0;
+        for _ in 0..20_000 {
+            let mut some = || match rng.below(4) {
+                0 => Says::Not(rng.below(256) as u64),
+                1 => {
+                    let mask = rng.bits() & 0xff;
+                    Says::Bits { mask, value: rng.bits() & mask }
+                }
+                _ => Says::In { start: rng.below(256) as u64, span: rng.below(256) as u64 },
+            };
+            let (a, b) = (some(), some());
+            let Some(both) = conjunction(a, b, ty) else { continue };
+            merged += 1;
+            for v in 0..256 {
+                assert_eq!(holds(both, v, ty), holds(a, v, ty) && holds(b, v, ty), "{v}: {a:?} and {b:?} as {both:?}");
+            }
+        }
+        assert!(merged > 5_000, "{merged}");
+    }
+
+    /// All of i8: a comparison means what the operation computes.
+    #[test]
+    fn meanings_are_exact() {
+        let ty = Ty::I8;
+        let x = Operand::Value(Value(0));
+        let mut meant = 0;
+        for op in [Op::Eq, Op::Ne, Op::LtS, Op::LtU, Op::LeS, Op::LeU] {
+            for c in 0..256 {
+                for args in [[x, Operand::Const(c)], [Operand::Const(c), x]] {
+                    let mut defs = Defs::default();
+                    defs.set(Value(1), Expr::new(op, ty, &args));
+                    let Some((_, _, says)) = meaning(&defs, Value(1).into()) else { continue };
+                    meant += 1;
+                    for v in 0..256 {
+                        let values = args.map(|a| a.as_const().unwrap_or(v));
+                        let truth = crate::semantics::eval(op, ty, &values) != 0;
+                        assert_eq!(holds(says, v, ty), truth, "{op} {args:?} of {v}: {says:?}");
+                    }
+                }
+            }
+        }
+        assert!(meant > 2_000, "{meant}");
+    }
+}
