@@ -52,9 +52,10 @@ fn arbitrary_versions_do_what_they_did() {
         let original: Version = arbitrary::trace(&mut rng);
         assert_valid(&original);
         let mut version = original.clone();
-        let passes = passes(&mut rng);
-        // A new guard may leave earlier than the original would, and nothing says that anchors of arbitrary versions
-        // are transparent.
+        // A new guard, one that has moved, or a load that has, may leave earlier or later than the original would, and nothing
+        // says that anchors of arbitrary versions are transparent.
+        let moving = ["hoist", "licm", "merge", "delay"];
+        let passes: Vec<&str> = passes(&mut rng).into_iter().filter(|name| !moving.contains(name)).collect();
         optimise_with(&mut version, &passes, &OptOptions { alias_guards: false, ..OptOptions::default() });
         assert_valid(&version);
         for round in 0..4 {
