@@ -1,6 +1,8 @@
 //! Properties of the text form: exact round trip of random versions; no panic on damaged text.
 
-use dynasour_ir::random::{Rng, version as random};
+use dynasour_ir::eval::{ForceNth, ModelMachine, run};
+use dynasour_ir::random::damage::damaged;
+use dynasour_ir::random::{Rng, generate, version as random};
 use dynasour_ir::text::{regions, version};
 use dynasour_ir::verify::assert_valid;
 
@@ -97,4 +99,23 @@ fn random_bytes_are_answered() {
         let ascii: String = bytes.iter().map(|b| (b & 0x7f) as char).collect();
         assert!(version(&format!("region 1 {{ version a {{ {ascii}")).is_err());
     }
+}
+
+#[test]
+fn damaged_versions_are_answered_and_what_verifies_runs() {
+    let mut accepted = 0;
+    for seed in 0..6_000 {
+        let mut rng = Rng::new(seed);
+        let v = damaged(&mut rng);
+        if dynasour_ir::verify::verify(&v).is_err() {
+            continue;
+        }
+        accepted += 1;
+        let printed = v.to_string();
+        assert_eq!(version(&printed).as_ref(), Ok(&v), "seed {seed}\n{printed}");
+        let (mut machine, mut state) = (ModelMachine::boundless(seed), generate::state(&mut rng));
+        let mut hooks = ForceNth { seen: 0, nth: Some(rng.below(20) as u64) };
+        let _ = run(&v, &mut state, &mut machine, &mut hooks, &mut 2_000);
+    }
+    assert!((2_000..5_000).contains(&accepted), "{accepted} were accepted");
 }

@@ -6,11 +6,13 @@
 //!   optimisation at all. What it makes is equivalent to the program by construction, so a pass that breaks
 //!   something is found by [`crate::eval::check`];
 //! * [`cases`]: the property that passes must keep, over all of these;
+//! * [`damage`]: versions with something wrong, for the verifier;
 //! * [`version`]: arbitrary well-formed versions that mean nothing, for the text form and for crashes.
 //!
 //! Everything is a function of a seed. [`shrink`] makes a failing program small.
 
 pub mod cases;
+pub mod damage;
 pub mod generate;
 pub mod program;
 pub mod trace;
@@ -18,31 +20,56 @@ pub mod version;
 
 use program::{GuestInst, Program};
 
-/// A seeded source of numbers (SplitMix64: Steele, Lea, Flood, 2014).
+/// A seeded source of numbers (SplitMix64: Steele, Lea, Flood, 2014), which may start with numbers that are given.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng {
+    state: u64,
+    /// Bytes that choose before the dice do, and how many are used up.
+    tape: Vec<u8>,
+    at: usize,
+}
 
 impl Rng {
     /// The same seed gives the same numbers.
     pub const fn new(seed: u64) -> Rng {
-        Rng(seed)
+        Rng { state: seed, tape: Vec::new(), at: 0 }
+    }
+
+    /// Choices that follow `tape` as long as it lasts, so that a fuzzer's change of a byte changes one choice.
+    pub fn from_tape(tape: &[u8]) -> Rng {
+        Rng { state: tape.len() as u64, tape: tape.to_vec(), at: 0 }
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let byte = self.tape.get(self.at).copied()?;
+        self.at += 1;
+        Some(byte)
     }
 
     /// The next 64 bits.
-    pub const fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    pub fn bits(&mut self) -> u64 {
+        if let Some(bytes) = self.tape.get(self.at..).and_then(|rest| rest.first_chunk()) {
+            self.at += 8;
+            return u64::from_le_bytes(*bytes);
+        }
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.state ^ self.state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
     }
 
     /// A number below `n`, which must not be 0.
-    pub const fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
+        if n <= 256
+            && let Some(byte) = self.byte()
+        {
+            return usize::from(byte) % n;
+        }
         (self.bits() % n as u64) as usize
     }
 
     /// True once in `n` times.
-    pub const fn one_in(&mut self, n: usize) -> bool {
+    pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
