@@ -19,6 +19,7 @@ pub mod random;
 pub mod reach;
 pub mod region;
 pub mod semantics;
+pub mod setup;
 pub mod text;
 pub mod types;
 pub mod verify;

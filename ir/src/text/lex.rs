@@ -5,8 +5,10 @@ use std::fmt;
 
 /// Where a token starts, both counted from 1 (columns in characters).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Position {
+pub struct Position {
+    /// The line.
     pub line: usize,
+    /// The column.
     pub column: usize,
 }
 

@@ -8,16 +8,17 @@
 //!
 //! `;` starts a comment; the printer uses comments only for what can be derived (disassembly).
 
+mod file;
 mod lex;
 mod parse;
 mod print;
 
+pub use file::{File, Spots, file, settings};
+pub use lex::Position;
 pub use parse::{regions, version};
 pub(crate) use print::is_identifier;
 
 pub use crate::region::Region;
-
-use lex::Position;
 
 /// Why a text is not a region.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -6,6 +6,7 @@
 //! value (`add.i32 v0, -1`) is taken modulo the type; the printer never writes one for a narrow type.
 
 use super::ParseError;
+use super::file::Spots;
 use super::lex::{Position, Token, tokens};
 use super::print::effect_of;
 use crate::op::{ArgTy, Cond, FlagOp, Op, ResultTy};
@@ -23,7 +24,7 @@ use std::sync::LazyLock;
 /// Value numbers in a text are below this, so that a short text cannot ask for much memory.
 pub const MAX_VALUES: u32 = 1 << 20;
 
-type Parse<T> = Result<T, ParseError>;
+pub(super) type Parse<T> = Result<T, ParseError>;
 
 /// Parses any number of regions.
 pub fn regions(text: &str) -> Result<Vec<Region>, ParseError> {
@@ -61,24 +62,31 @@ static OPS: LazyLock<FxHashMap<String, Op>> = LazyLock::new(|| {
     plain.chain(extensions).chain(conditions).chain(flags).map(|op| (op.to_string(), op)).collect()
 });
 
-struct Parser<'t> {
+pub(super) struct Parser<'t> {
     tokens: Vec<(Token<'t>, Position)>,
     next: usize,
     /// The types of the values of the version being parsed; `None` for those not yet defined.
     types: Vec<Option<Ty>>,
+    /// Where the versions of the region being parsed stand, part by part.
+    pub(super) spots: Vec<Spots>,
 }
 
 impl<'t> Parser<'t> {
-    fn new(text: &'t str) -> Parse<Parser<'t>> {
-        Ok(Parser { tokens: tokens(text)?, next: 0, types: Vec::new() })
+    pub(super) fn new(text: &'t str) -> Parse<Parser<'t>> {
+        Ok(Parser { tokens: tokens(text)?, next: 0, types: Vec::new(), spots: Vec::new() })
     }
 
-    fn peek(&self) -> Token<'t> {
+    pub(super) fn peek(&self) -> Token<'t> {
         self.tokens[self.next].0
     }
 
-    fn position(&self) -> Position {
+    pub(super) fn position(&self) -> Position {
         self.tokens[self.next].1
+    }
+
+    /// Takes a token, whatever it is.
+    pub(super) fn skip(&mut self) {
+        self.next += 1;
     }
 
     /// Is the next token on the line of the last one taken?
@@ -87,32 +95,32 @@ impl<'t> Parser<'t> {
         self.peek() != Token::End && last == Some(self.position().line)
     }
 
-    fn fail<T>(&self, expected: impl Into<String>) -> Parse<T> {
+    pub(super) fn fail<T>(&self, expected: impl Into<String>) -> Parse<T> {
         Err(ParseError::at(self.position(), expected, self.peek().to_string()))
     }
 
-    fn eat(&mut self, punct: &'static str) -> bool {
+    pub(super) fn eat(&mut self, punct: &'static str) -> bool {
         let found = self.peek() == Token::Punct(punct);
         self.next += usize::from(found);
         found
     }
 
-    fn expect(&mut self, punct: &'static str) -> Parse<()> {
+    pub(super) fn expect(&mut self, punct: &'static str) -> Parse<()> {
         if self.eat(punct) { Ok(()) } else { self.fail(format!("`{punct}`")) }
     }
 
-    fn eat_word(&mut self, word: &str) -> bool {
+    pub(super) fn eat_word(&mut self, word: &str) -> bool {
         let found = self.peek() == Token::Word(word);
         self.next += usize::from(found);
         found
     }
 
-    fn expect_word(&mut self, word: &str) -> Parse<()> {
+    pub(super) fn expect_word(&mut self, word: &str) -> Parse<()> {
         if self.eat_word(word) { Ok(()) } else { self.fail(format!("`{word}`")) }
     }
 
     /// Takes a word for which `f` has an answer.
-    fn word<T>(&mut self, expected: &str, f: impl FnOnce(&'t str) -> Option<T>) -> Parse<T> {
+    pub(super) fn word<T>(&mut self, expected: &str, f: impl FnOnce(&'t str) -> Option<T>) -> Parse<T> {
         if let Token::Word(word) = self.peek()
             && let Some(t) = f(word)
         {
@@ -122,7 +130,7 @@ impl<'t> Parser<'t> {
         self.fail(expected)
     }
 
-    fn number(&mut self, expected: &str) -> Parse<u64> {
+    pub(super) fn number(&mut self, expected: &str) -> Parse<u64> {
         if let Token::Number(n) = self.peek() {
             self.next += 1;
             return Ok(n);
@@ -138,7 +146,7 @@ impl<'t> Parser<'t> {
     }
 
     /// A constant: a number, or `-` and a number up to 2^63.
-    fn constant(&mut self, expected: &str) -> Parse<u64> {
+    pub(super) fn constant(&mut self, expected: &str) -> Parse<u64> {
         let negative = self.eat("-");
         let at = self.position();
         let n = self.number(expected)?;
@@ -196,7 +204,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn ty(&mut self) -> Parse<Ty> {
+    pub(super) fn ty(&mut self) -> Parse<Ty> {
         self.word("a type", ty_of)
     }
 
@@ -210,7 +218,7 @@ impl<'t> Parser<'t> {
 
     // Regions and versions.
 
-    fn region(&mut self) -> Parse<Region> {
+    pub(super) fn region(&mut self) -> Parse<Region> {
         self.expect_word("region")?;
         let pc = self.number("the region's guest pc")?;
         let symbol = match self.peek() {
@@ -221,6 +229,7 @@ impl<'t> Parser<'t> {
             _ => None,
         };
         self.expect("{")?;
+        self.spots.clear();
         let mut versions = Vec::new();
         while !self.eat("}") {
             versions.push(self.version(pc)?);
@@ -229,6 +238,7 @@ impl<'t> Parser<'t> {
     }
 
     fn version(&mut self, region: u64) -> Parse<Version> {
+        let mut spots = Spots::new(self.position());
         if !self.eat_word("version") {
             return self.fail("`version` or `}`");
         }
@@ -243,11 +253,13 @@ impl<'t> Parser<'t> {
             match self.peek() {
                 Token::Word("dead") => self.dead()?,
                 Token::Word("native") => {
+                    spots.natives.push(self.position());
                     self.next += 1;
                     self.table_entry('n', version.natives.len())?;
                     version.natives.push(self.native()?);
                 }
                 Token::Word("anchor") => {
+                    spots.anchors.push(self.position());
                     self.next += 1;
                     self.table_entry('a', version.anchors.len())?;
                     version.anchors.push(self.anchor()?);
@@ -257,11 +269,12 @@ impl<'t> Parser<'t> {
             }
         }
         while !self.eat("}") {
-            let block = self.block(&mut version)?;
+            let block = self.block(&mut version, &mut spots)?;
             version.blocks.push(block);
         }
         version.types = self.types.iter().map(|t| t.unwrap_or(Ty::I64)).collect();
         narrow_constants(&mut version);
+        self.spots.push(spots);
         Ok(version)
     }
 
@@ -458,7 +471,9 @@ impl<'t> Parser<'t> {
 
     // Blocks.
 
-    fn block(&mut self, version: &mut Version) -> Parse<Block> {
+    fn block(&mut self, version: &mut Version, spots: &mut Spots) -> Parse<Block> {
+        spots.blocks.push(self.position());
+        spots.insts.push(Vec::new());
         let index = version.blocks.len();
         let expected = format!("block `b{index}` or `}}`");
         self.word(&expected, |w| numbered(w, 'b').filter(|n| *n as usize == index))?;
@@ -478,6 +493,7 @@ impl<'t> Parser<'t> {
         self.expect(":")?;
         let mut insts = Vec::new();
         loop {
+            spots.insts[index].push(self.position());
             if let Some(term) = self.term()? {
                 return Ok(Block { params, insts, term });
             }
@@ -723,7 +739,7 @@ fn gpr_of(word: &str) -> Option<Gpr> {
     Gpr::all().find(|g| g.name() == word)
 }
 
-fn loc_of(word: &str) -> Option<Loc> {
+pub(super) fn loc_of(word: &str) -> Option<Loc> {
     let index = |prefix: &str, limit: u8| {
         let digits = word.strip_prefix(prefix)?;
         let n: u8 = digits.parse().ok()?;

@@ -1,0 +1,121 @@
+//! Entry states in the text form: what `dynasour ir eval` and the tests start a program with.
+//!
+//! ```text
+//! state "two elements" {
+//!   rdi = 0x10000
+//!   rflags = 0x44
+//!   memory 0x10000: i64 3, 4
+//!   memory 0x20000: zero 4096
+//!   read_only 0x10000
+//!   input 1, 2, 3
+//! }
+//! ```
+//!
+//! Registers and flags not named are 0; memory not named cannot be accessed (memory is made by the page).
+
+use crate::eval::{Machine, ModelMachine, State};
+use crate::types::{Loc, Operand, Ty};
+use std::fmt;
+
+/// Memory that one `zero` may ask for.
+pub const MAX_ZERO: u64 = 1 << 22;
+
+/// One line of a `state`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Setting {
+    /// `rdi = 0x10000`
+    Loc(Loc, u64),
+    /// `memory ADDRESS: TYPE VALUE, …`
+    Data {
+        /// Of the first byte.
+        address: u64,
+        /// An integer type.
+        ty: Ty,
+        /// Little endian, one after the other.
+        values: Vec<u64>,
+    },
+    /// `memory ADDRESS: zero SIZE`, at most [`MAX_ZERO`] bytes
+    Zero {
+        /// Of the first byte.
+        address: u64,
+        /// In bytes.
+        size: u64,
+    },
+    /// `read_only ADDRESS`: the page there
+    ReadOnly(u64),
+    /// `input VALUE, …`
+    Input(Vec<u64>),
+}
+
+/// A `state`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Setup {
+    /// What the text calls it.
+    pub name: Option<String>,
+    /// In order; later ones win.
+    pub settings: Vec<Setting>,
+}
+
+impl Setting {
+    fn apply(&self, state: &mut State, machine: &mut ModelMachine) {
+        match self {
+            Setting::Loc(loc, value) => match loc.ssa_index() {
+                Some(_) => state.set(*loc, *value),
+                None => machine.put(*loc, *value),
+            },
+            Setting::Data { address, ty, values } => {
+                let bytes = values.iter().flat_map(|v| v.to_le_bytes().into_iter().take(ty.bytes() as usize));
+                machine.write(*address, &bytes.collect::<Vec<u8>>());
+            }
+            Setting::Zero { address, size } => machine.map(*address, *size),
+            Setting::ReadOnly(address) => machine.protect(*address),
+            Setting::Input(values) => machine.input.extend(values),
+        }
+    }
+}
+
+impl Setup {
+    /// The state and the machine that this describes.
+    pub fn build(&self) -> (State, ModelMachine) {
+        let (mut state, mut machine) = (State::default(), ModelMachine::new());
+        self.settings.iter().for_each(|s| s.apply(&mut state, &mut machine));
+        (state, machine)
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, values: &[u64]) -> fmt::Result {
+    values
+        .iter()
+        .enumerate()
+        .try_for_each(|(i, value)| write!(f, "{}{}", if i > 0 { ", " } else { "" }, Operand::Const(*value)))
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::Loc(loc, value) => write!(f, "{loc} = {}", Operand::Const(*value)),
+            Setting::Data { address, ty, values } => {
+                write!(f, "memory {address:#x}: {ty} ")?;
+                list(f, values)
+            }
+            Setting::Zero { address, size } => write!(f, "memory {address:#x}: zero {size}"),
+            Setting::ReadOnly(address) => write!(f, "read_only {address:#x}"),
+            Setting::Input(values) => {
+                f.write_str("input ")?;
+                list(f, values)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("state ")?;
+        if let Some(name) = &self.name {
+            write!(f, "\"{name}\" ")?;
+        }
+        f.write_str("{\n")?;
+        self.settings.iter().try_for_each(|setting| writeln!(f, "  {setting}"))?;
+        f.write_str("}\n")
+    }
+}
