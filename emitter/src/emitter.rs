@@ -12,7 +12,7 @@ use crate::copy::{self, Blocks, LinkId};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Homes, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
-use crate::lookup::Lookup;
+use crate::indirect::{Displaced, Indirect};
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, SiteKind, preg};
 use crate::record::{PendingStore, Record};
@@ -115,8 +115,8 @@ pub enum Left {
 pub struct Diversion {
     /// Where it continues.
     pub rip: u64,
-    /// First set rax, rcx and rdx from `stub_save[1..4]`.
-    pub restore: bool,
+    /// These registers first get their values back.
+    pub displaced: Displaced,
 }
 
 /// Compiler of versions and owner of their code.
@@ -126,7 +126,7 @@ pub struct Emitter {
     pub(crate) stubs: Stubs,
     fragments: Vec<Fragment>,
     exits: Vec<Exit>,
-    pub(crate) lookup: Lookup,
+    pub(crate) indirect: Indirect,
     pub(crate) blocks: Blocks,
     allocator: regalloc2::Ctx,
 }
@@ -137,8 +137,8 @@ impl Emitter {
         let cpu = Cpu::detect();
         let mut cache = Cache::new(config.cache_size)?;
         let stubs = Stubs::generate(&mut cache, &cpu)?;
-        let lookup = Lookup::new().map_err(CacheError::Map)?;
-        let blocks = Blocks::new(&mut cache, &cpu, &stubs, lookup.addresses())?;
+        let indirect = Indirect::new(&mut cache, stubs.leave_canonical)?;
+        let blocks = Blocks::new(&mut cache, &cpu, &stubs, &indirect)?;
         cache.set_floor();
         Ok(Emitter {
             cache,
@@ -146,10 +146,15 @@ impl Emitter {
             stubs,
             fragments: Vec::new(),
             exits: Vec::new(),
-            lookup,
+            indirect,
             blocks,
             allocator: regalloc2::Ctx::default(),
         })
+    }
+
+    /// What indirect jumps share.
+    pub fn indirect(&self) -> &Indirect {
+        &self.indirect
     }
 
     /// The transition stubs.
@@ -250,7 +255,9 @@ impl Emitter {
             }
         }
         let first_site = self.exits.len() as u32;
-        let code = encode(&function, out, first_slot as u16, u64::from(first_site), self.lookup.addresses(), &homes)?;
+        let checked = entry.is_canonical().then(|| self.indirect.checked_entry(version.region));
+        let (site, slot) = (u64::from(first_site), first_slot as u16);
+        let code = encode(&function, out, slot, site, &self.indirect, checked.as_ref(), &homes)?;
         let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
         self.allocator = allocator;
         let mark = self.cache.mark();
@@ -270,7 +277,7 @@ impl Emitter {
         let links = self.links(&code, hot, cold, first_site);
         let tails = code.tails.iter().map(|t| Tail {
             range: hot + u64::from(t.start)..hot + u64::from(t.end),
-            saved: hot + u64::from(t.saved),
+            displaced: hot + u64::from(t.displaced),
             out: cold + u64::from(code.unlinked_stub(t.site)),
         });
         let tails = tails.collect();
@@ -296,7 +303,8 @@ impl Emitter {
         self.fragments.push(Fragment {
             pc: version.region,
             version: version.name.clone(),
-            entry: hot + u64::from(code.entry),
+            entry: hot + u64::from(code.entry.1),
+            checked: checked.map(|_| hot + u64::from(code.entry.0)),
             hot: hot..hot + code.hot.len() as u64,
             cold: cold..cold + code.cold.len() as u64,
             exits: first_site..self.exits.len() as u32,
@@ -328,6 +336,7 @@ impl Emitter {
                 Target::Hot(at) => hot + u64::from(at),
                 Target::LeaveRaw => self.stubs.leave_raw,
                 Target::LeaveCanonical => self.stubs.leave_canonical,
+                Target::Miss => self.indirect.miss(),
             };
             let (bytes, base) = if fixup.cold { (&mut cold_bytes, cold) } else { (&mut hot_bytes, hot) };
             let at = fixup.at as usize;
@@ -438,17 +447,25 @@ impl Emitter {
     }
 
     /// Where a thread that a signal found at `host_rip` must be sent to come out: from the way into a fragment, after
-    /// its check of `pending`, and from a lookup, which is beyond the fragment's links. Async-signal-safe.
+    /// its check of `pending`, and from the way of an indirect jump, which is beyond the fragment's links.
+    /// Async-signal-safe.
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
         if self.stubs.enter_window.contains(&host_rip) {
-            return Some(Diversion { rip: self.stubs.abort, restore: false });
+            return Some(Diversion { rip: self.stubs.abort, displaced: Displaced::None });
+        }
+        if let Some(displaced) = self.indirect.in_miss_stub(host_rip) {
+            return Some(Diversion { rip: self.stubs.leave_canonical, displaced });
         }
         if let Some(diversion) = self.copy_diversion(host_rip) {
             return Some(diversion);
         }
         let fragment = self.fragment(self.fragment_at(host_rip)?)?;
+        if fragment.checked.is_some_and(|checked| (checked..fragment.entry).contains(&host_rip)) {
+            return Some(Diversion { rip: self.stubs.leave_canonical, displaced: Displaced::Rcx });
+        }
         let tail = fragment.tails.iter().find(|t| t.range.contains(&host_rip))?;
-        Some(Diversion { rip: tail.out, restore: host_rip >= tail.saved })
+        let displaced = if host_rip >= tail.displaced { Displaced::Rcx } else { Displaced::None };
+        Some(Diversion { rip: tail.out, displaced })
     }
 
     /// Undoes [`Emitter::unlink_for_signal`]. Async-signal-safe.
@@ -521,22 +538,24 @@ impl Emitter {
     }
 
     /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces it.
-    pub fn register_entry(&self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
+    pub fn register_entry(&mut self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
         let f = self.fragment(fragment).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
-        self.lookup.insert(pc, f.entry);
+        let checked = f.checked.ok_or(EmitError::Unknown)?;
+        self.indirect.insert(pc, checked);
         Ok(())
     }
 
     /// Indirect trace ends to `pc` go to the runtime again.
-    pub fn forget_entry(&self, pc: u64) {
-        self.lookup.remove(pc);
+    pub fn forget_entry(&mut self, pc: u64) {
+        self.indirect.remove(pc);
     }
 
     /// Makes nothing lead into a fragment any more: links, exits and the lookup table. It stays allocated until the
     /// next flush, and whoever is inside may finish.
-    pub fn invalidate(&self, fragment: FragmentId) -> Result<(), EmitError> {
-        let f = self.fragment(fragment).ok_or(EmitError::Unknown)?;
-        self.lookup.remove(f.pc);
+    pub fn invalidate(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
+        let pc = self.fragment(fragment).ok_or(EmitError::Unknown)?.pc;
+        self.indirect.remove(pc);
+        let f = &self.fragments[fragment.0 as usize];
         for link in self.fragments.iter().flat_map(|f| f.links.iter()) {
             // A fragment's own back edge is no link into it from outside.
             if link.target() == f.entry && (link.exit.is_some() || link.record.is_some()) {
@@ -571,7 +590,7 @@ impl Emitter {
     pub fn flush_all(&mut self) {
         self.fragments.clear();
         self.exits.clear();
-        self.lookup.clear();
+        self.indirect.clear();
         self.blocks.clear();
         self.cache.flush();
     }
@@ -580,10 +599,10 @@ impl Emitter {
     pub fn reset_after_fork(&mut self) -> Result<(), EmitError> {
         self.fragments.clear();
         self.exits.clear();
-        self.lookup.clear();
         self.cache.replace_after_fork()?;
         self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
-        self.blocks.renew(&mut self.cache, &self.cpu, &self.stubs, self.lookup.addresses())?;
+        self.indirect.reset_after_fork(&mut self.cache, self.stubs.leave_canonical)?;
+        self.blocks.renew(&mut self.cache, &self.cpu, &self.stubs)?;
         self.cache.set_floor();
         Ok(())
     }

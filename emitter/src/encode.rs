@@ -3,6 +3,7 @@
 //! Code is encoded position-independently: every relative jump is a [`Fixup`] that is resolved when the fragment
 //! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
 
+use crate::indirect::{Indirect, Piece, Source};
 use crate::mach::{Addr, AddrReg, End, EndRsp, Kind, MFunc, MInst, Opnd, Site};
 use crate::placement;
 use crate::record::Place;
@@ -30,6 +31,8 @@ pub enum Target {
     LeaveRaw,
     /// The stub that leaves with canonical registers.
     LeaveCanonical,
+    /// The miss stub of indirect jumps.
+    Miss,
 }
 
 /// A rel32 field to resolve.
@@ -52,8 +55,9 @@ pub struct Encoded {
     pub cold: Vec<u8>,
     /// What the start of the hot code must be aligned to.
     pub alignment: usize,
-    /// Offset of the first instruction in the hot code; before it is padding.
-    pub entry: u32,
+    /// In the hot code: the offset of the checked entry, and of the entry behind it. The same if there is no checked one.
+    /// Before it is padding.
+    pub entry: (u32, u32),
     /// Relative jumps.
     pub fixups: Vec<Fixup>,
     /// Offset of each machine block: (in cold code, offset).
@@ -65,7 +69,7 @@ pub struct Encoded {
     /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead to.
     pub back_edges: Vec<(u32, usize)>,
     /// For each trace end: site, offset of the rel32 field of its jump in the hot code, and for an indirect one the
-    /// offset of its lookup.
+    /// offset of its tail.
     pub ends: Vec<(u32, u32, Option<u32>)>,
     /// For each record: offset of the rel32 field of its jump in the cold code.
     pub records: Vec<(usize, u32)>,
@@ -73,19 +77,19 @@ pub struct Encoded {
     pub polls: Vec<(Site, u32, usize)>,
     /// For each trace end: offset of its unlinked stub in the cold code.
     pub unlinked: Vec<(u32, u32)>,
-    /// The lookups of indirect trace ends.
-    pub tails: Vec<LookupTail>,
+    /// The tails of indirect trace ends.
+    pub tails: Vec<EncodedTail>,
 }
 
-/// A lookup in the hot code, by offsets.
+/// A tail ([`crate::indirect`]) in the hot code, by offsets.
 #[derive(Clone, Copy, Debug)]
-pub struct LookupTail {
+pub struct EncodedTail {
     /// The site of its trace end.
     pub site: u32,
     /// Its first instruction.
     pub start: u32,
-    /// The instruction after the one that saves the last register.
-    pub saved: u32,
+    /// The first instruction before which rcx is displaced.
+    pub displaced: u32,
     /// Behind its last instruction.
     pub end: u32,
 }
@@ -169,17 +173,18 @@ impl Section {
 
 /// Encodes an allocated function.
 ///
-/// Spill slots are numbered from `first_slot`, sites from `first_site`; `lookup` has the addresses of the arrays of
-/// [`crate::lookup`]. Padding before the entry puts the loop, if there is one, where [`placement`] wants it.
+/// Spill slots are numbered from `first_slot`, sites from `first_site`. With `checked` it begins with that checked entry.
+/// Padding before it puts the loop, if there is one, where [`placement`] wants it.
 pub fn encode(
     f: &MFunc,
     out: &Output,
     first_slot: u16,
     first_site: u64,
-    lookup: (u64, u64),
+    indirect: &Indirect,
+    checked: Option<&Piece>,
     homes: &Homes,
 ) -> Result<Encoded, IcedError> {
-    let encode_behind = |padding| encode_behind(padding, f, out, first_slot, first_site, lookup, homes);
+    let encode_behind = |padding| encode_behind(padding, f, out, first_slot, first_site, indirect, checked, homes);
     let mut encoded = encode_behind(0)?;
     if let Some(&(field, head)) = encoded.back_edges.first() {
         let start = encoded.blocks[head].1 as usize;
@@ -201,7 +206,8 @@ fn encode_behind(
     out: &Output,
     first_slot: u16,
     first_site: u64,
-    lookup: (u64, u64),
+    indirect: &Indirect,
+    checked: Option<&Piece>,
     homes: &Homes,
 ) -> Result<Encoded, IcedError> {
     let mut e = Emit {
@@ -213,14 +219,19 @@ fn encode_behind(
         r: Encoded::default(),
         first_slot,
         first_site,
-        lookup,
+        indirect,
         homes,
         skipped: None,
     };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
     e.r.alignment = ENTRY_ALIGNMENT;
+    let checked_len = checked.map_or(0, |piece| piece.bytes.len());
+    let padding = padding + checked_len.next_multiple_of(ENTRY_ALIGNMENT) - checked_len;
     e.hot.bytes(&vec![INT3; padding]);
-    e.r.entry = padding as u32;
+    if let Some(piece) = checked {
+        e.piece(piece);
+    }
+    e.r.entry = (padding as u32, e.at());
     for b in 0..f.hot_blocks {
         e.block(b)?;
     }
@@ -244,7 +255,7 @@ struct Emit<'a> {
     r: Encoded,
     first_slot: u16,
     first_site: u64,
-    lookup: (u64, u64),
+    indirect: &'a Indirect,
     homes: &'a Homes,
     /// A block whose jump the guard before it does.
     skipped: Option<usize>,
@@ -441,7 +452,7 @@ impl Emit<'_> {
         let at = self.jump(&[0xe9], Target::Unlinked(end.site), true);
         let tail = if end.indirect {
             let jump = self.r.fixups.len() - 1;
-            let tail = self.lookup_tail(end.site)?;
+            let tail = self.indirect_tail(end.site);
             self.r.fixups[jump].target = Target::Hot(tail);
             Some(tail)
         } else {
@@ -481,50 +492,22 @@ impl Emit<'_> {
         self.put(&Instruction::with2(Mov_r64_rm64, RCX, save(1))?)
     }
 
-    /// Finds the fragment for `next_pc` without touching flags: on a hit jumps there, else to the unlinked stub.
-    fn lookup_tail(&mut self, site: u32) -> Result<u32, IcedError> {
-        use Code::{Lea_r64_m, Mov_r64_imm64, Mov_r64_rm64, Mov_rm64_r64, Movzx_r32_rm16};
-        use Register::{CX, EAX, RAX, RCX, RDX};
-        let tail = self.at();
-        let save = |n: usize| context(offset::STUB_SAVE + 8 * n);
-        let word = |base, index, scale| MemoryOperand::new(base, index, scale, 0, 0, false, Register::None);
-        let restore = [
-            Instruction::with2(Mov_r64_rm64, RAX, save(1))?,
-            Instruction::with2(Mov_r64_rm64, RCX, save(2))?,
-            Instruction::with2(Mov_r64_rm64, RDX, save(3))?,
-        ];
-        for (n, r) in [(1, RAX), (2, RCX), (3, RDX)] {
-            self.put(&Instruction::with2(Mov_rm64_r64, save(n), r)?)?;
+    fn piece(&mut self, piece: &Piece) {
+        let start = self.at();
+        self.section().bytes(&piece.bytes);
+        if let Some(field) = piece.miss {
+            self.r.fixups.push(Fixup { cold: self.in_cold, at: start + field as u32, target: Target::Miss });
         }
-        let saved = self.at();
-        for inst in [
-            Instruction::with2(Mov_r64_rm64, RCX, context(offset::NEXT_PC))?,
-            Instruction::with2(Movzx_r32_rm16, EAX, CX)?,
-            Instruction::with2(Mov_r64_imm64, RDX, self.lookup.0)?,
-            Instruction::with2(Mov_r64_rm64, RDX, word(RDX, RAX, 8))?,
-            Instruction::with2(Lea_r64_m, RCX, word(RCX, RDX, 1))?,
-        ] {
-            self.put(&inst)?;
-        }
-        // jrcxz over the way out.
-        self.section().bytes(&[0xe3, 0]);
-        let way_out = self.at();
-        restore.iter().try_for_each(|i| self.put(i))?;
-        self.jump(&[0xe9], Target::Unlinked(site), false);
-        let skip = (self.at() - way_out) as u8;
-        self.section().short_jumps.push((way_out as usize - 1, skip));
-        for inst in [
-            Instruction::with2(Mov_r64_imm64, RDX, self.lookup.1)?,
-            Instruction::with2(Mov_r64_rm64, RDX, word(RDX, RAX, 8))?,
-            Instruction::with2(Mov_rm64_r64, save(4), RDX)?,
-        ] {
-            self.put(&inst)?;
-        }
-        restore.iter().try_for_each(|i| self.put(i))?;
-        self.put(&Instruction::with1(Code::Jmp_rm64, save(4))?)?;
-        let end = self.at();
-        self.r.tails.push(LookupTail { site, start: tail, saved, end });
-        Ok(tail)
+    }
+
+    /// Goes where `next_pc` says. Returns the tail's offset.
+    fn indirect_tail(&mut self, site: u32) -> u32 {
+        let piece = self.indirect.tail(Source::Stored, self.first_site as u32 + site);
+        let start = self.at();
+        self.piece(&piece);
+        let (displaced, end) = (start + piece.displaced as u32, self.at());
+        self.r.tails.push(EncodedTail { site, start, displaced, end });
+        start
     }
 
     /// For each poll: once more what precedes it in its block, then its split block. The retargeted back edge of a loop

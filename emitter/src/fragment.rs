@@ -65,13 +65,13 @@ impl Link {
     }
 }
 
-/// The lookup of an indirect trace end: once inside, the fragment's links are passed.
+/// The tail of an indirect trace end: once inside, the fragment's links are passed.
 #[derive(Clone, Debug)]
 pub(crate) struct Tail {
     /// Its addresses.
     pub range: Range<u64>,
-    /// From here on rax, rcx and rdx are in `stub_save[1..4]`.
-    pub saved: u64,
+    /// From here on rcx is displaced.
+    pub displaced: u64,
     /// The end's unlinked stub.
     pub out: u64,
 }
@@ -85,6 +85,8 @@ pub struct Fragment {
     pub version: String,
     /// The address to enter it at, in canonical state.
     pub entry: u64,
+    /// Where indirect jumps to its pc arrive, right before `entry`; if it has such a place.
+    pub checked: Option<u64>,
     /// Addresses of the hot code.
     pub hot: Range<u64>,
     /// Addresses of the cold code.

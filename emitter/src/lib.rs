@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod emitter;
 mod encode;
 pub mod fragment;
+pub mod indirect;
 mod listing;
 mod lookup;
 mod lower;
@@ -22,6 +23,7 @@ mod x86;
 
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryState, Left};
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};
+pub use indirect::Displaced;
 pub use mach::SiteKind;
 pub use record::PendingStore;
 pub use stubs::set_gs;

@@ -1,18 +1,44 @@
-//! The table that indirect trace ends consult: guest pc -> fragment entry, direct-mapped by the pc's low 16 bits.
+//! The tables that indirect jumps consult: guest pc -> checked entry (see [`crate::indirect`]).
 //!
-//! Two arrays of 65,536 words in ordinary (high, writable) memory: the negated pc, so that generated code compares
-//! with `lea` and `jrcxz` and touches no flags, and the entry address. An entry is written before its pc, so
-//! a reader that finds the pc finds its entry.
+//! * **first**: 65,536 words, indexed by the pc's low 16 bits, each the address of a checked entry, or of the miss stub.
+//!   A site jumps through it unseen. It lies in the low 2 GiB, so that its address is a displacement.
+//! * **second**: a hash table for pcs that share their word with another. Two arrays, of complemented pcs and of checked
+//!   entries; a pc stands in one of [`PROBES`] neighbouring slots. The miss stub searches it.
+//!
+//! Writers hold the emitter; readers are generated code on any thread. Every word is written in one aligned store, and
+//! what a reader finds it never trusts: a checked entry verifies that it is meant, so that a pc and an entry that do not
+//! belong together, read while somebody wrote, are no more than a miss.
 
+use dynasour_guest::space::{CACHE, Reservation};
+use rustc_hash::FxHashMap;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const SLOTS: usize = 1 << 16;
-const BYTES: usize = 2 * 8 * SLOTS;
+/// Words of the first table.
+pub(crate) const SLOTS: usize = 1 << 16;
+/// Slots of the second table that one pc may stand in.
+pub(crate) const PROBES: usize = 4;
+/// Bytes from a slot's pc to its entry in the second table.
+pub(crate) const ENTRIES: usize = 8 * (SLOTS + PROBES);
 
-/// The table.
+const FIRST_BYTES: usize = 8 * SLOTS;
+const SECOND_BYTES: usize = 2 * ENTRIES;
+/// Addresses of the first table end at or below this one.
+const LAST: u64 = 0x7fff_0000;
+/// Distance of the addresses tried for it.
+const STEP: usize = 16 << 20;
+
+/// Both tables.
 pub(crate) struct Lookup {
-    memory: *mut u64,
+    first: *mut u64,
+    second: *mut u64,
+    /// What a word of the first table holds that leads nowhere.
+    miss: u64,
+    /// Whose the words of the first table are that do not.
+    owners: FxHashMap<u16, u64>,
+    /// In which slot of the second table a pc is.
+    places: FxHashMap<u64, u32>,
 }
 
 // SAFETY: the memory is only accessed through atomics, and by generated code with aligned loads.
@@ -20,76 +46,127 @@ unsafe impl Send for Lookup {}
 // SAFETY: as above.
 unsafe impl Sync for Lookup {}
 
+/// The slot of the second table where the search for `pc` begins: the same in the miss stub.
+pub(crate) fn hash(pc: u64) -> usize {
+    let (low, high) = (pc as u16, (pc >> 16) as u16);
+    usize::from(low.wrapping_add(high.wrapping_mul(HIGH_WEIGHT)))
+}
+
+/// What bits 16 to 31 of a pc count in [`hash`].
+pub(crate) const HIGH_WEIGHT: u16 = 72;
+
 impl Lookup {
-    /// An empty table.
-    pub fn new() -> io::Result<Lookup> {
-        // SAFETY: a fresh private mapping.
-        let p = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if p == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let table = Lookup { memory: p.cast() };
-        table.reserve_zero();
+    /// Empty tables, the first one near `cache`, or else wherever it can be reached by a displacement, or else anywhere.
+    pub fn new(cache: &Range<u64>, miss: u64) -> io::Result<Lookup> {
+        let low = (CACHE.start..LAST - FIRST_BYTES as u64).step_by(STEP);
+        let mut places = std::iter::once(cache.end).chain(low).filter(|p| p + FIRST_BYTES as u64 <= LAST);
+        let place = places.find_map(|p| Reservation::at(p, FIRST_BYTES as u64).ok());
+        let place = place.map(|reservation| {
+            let start = reservation.start();
+            reservation.commit();
+            start
+        });
+        let first = map(place, FIRST_BYTES)?;
+        let second = map(None, SECOND_BYTES)?;
+        let table = Lookup { first, second, miss, owners: FxHashMap::default(), places: FxHashMap::default() };
+        (0..SLOTS).for_each(|i| table.first_word(i).store(miss, Ordering::Relaxed));
         Ok(table)
     }
 
-    /// Addresses of the array of negated pcs and of the array of entries.
-    pub fn addresses(&self) -> (u64, u64) {
-        (self.memory as u64, self.memory as u64 + 8 * SLOTS as u64)
+    /// The first table's address, if it is a displacement.
+    pub fn first_table(&self) -> Option<i32> {
+        i32::try_from(self.first as u64).ok()
     }
 
-    fn word(&self, i: usize) -> &AtomicU64 {
-        debug_assert!(i < 2 * SLOTS);
+    /// The second table's address.
+    pub fn second_table(&self) -> u64 {
+        self.second as u64
+    }
+
+    fn first_word(&self, i: usize) -> &AtomicU64 {
+        assert!(i < SLOTS);
         // SAFETY: within the mapping, aligned, and only used atomically.
-        unsafe { AtomicU64::from_ptr(self.memory.add(i)) }
+        unsafe { AtomicU64::from_ptr(self.first.add(i)) }
     }
 
-    /// A zero word would name pc 0 in slot 0, where pc 0 belongs: let that slot name pc -1 while it is empty.
-    fn reserve_zero(&self) {
-        self.word(0).store(1, Ordering::Release);
+    /// The complemented pc and the entry in a slot of the second table.
+    fn second_words(&self, slot: usize) -> [&AtomicU64; 2] {
+        assert!(slot < SLOTS + PROBES);
+        // SAFETY: within the mapping, aligned, and only used atomically.
+        [slot, slot + ENTRIES / 8].map(|i| unsafe { AtomicU64::from_ptr(self.second.add(i)) })
     }
 
-    /// Maps `pc` to `entry`, evicting what shares its slot.
-    pub fn insert(&self, pc: u64, entry: u64) {
-        let slot = pc as usize % SLOTS;
-        self.remove_slot(slot);
-        self.word(SLOTS + slot).store(entry, Ordering::Release);
-        self.word(slot).store(pc.wrapping_neg(), Ordering::Release);
-    }
-
-    /// Forgets `pc`.
-    pub fn remove(&self, pc: u64) {
-        let slot = pc as usize % SLOTS;
-        if self.word(slot).load(Ordering::Relaxed) == pc.wrapping_neg() {
-            self.remove_slot(slot);
+    /// Lets jumps to `pc` arrive at the checked entry `entry`. In the first table it takes the place of what shares its
+    /// word; in the second, only if there is none free.
+    pub fn insert(&mut self, pc: u64, entry: u64) {
+        // Its complement is what an empty slot holds. There is no code there.
+        if pc == u64::MAX {
+            return;
+        }
+        self.first_word(usize::from(pc as u16)).store(entry, Ordering::Release);
+        self.owners.insert(pc as u16, pc);
+        let slot = self.places.get(&pc).map_or_else(|| self.free_slot(pc), |slot| *slot as usize);
+        self.places.insert(pc, slot as u32);
+        let [key, value] = self.second_words(slot);
+        let evicted = !key.swap(0, Ordering::AcqRel);
+        value.store(entry, Ordering::Release);
+        key.store(!pc, Ordering::Release);
+        if evicted != pc && evicted != !0 {
+            self.places.remove(&evicted);
         }
     }
 
-    fn remove_slot(&self, slot: usize) {
-        self.word(slot).store(u64::from(slot == 0), Ordering::Release);
+    /// Where in the second table `pc` should go.
+    fn free_slot(&self, pc: u64) -> usize {
+        let mut candidates = hash(pc)..hash(pc) + PROBES;
+        let any = candidates.start + (pc >> 4) as usize % PROBES;
+        candidates.find(|s| self.second_words(*s)[0].load(Ordering::Relaxed) == 0).unwrap_or(any)
+    }
+
+    /// Forgets `pc`.
+    pub fn remove(&mut self, pc: u64) {
+        if self.owners.get(&(pc as u16)) == Some(&pc) {
+            self.owners.remove(&(pc as u16));
+            self.first_word(usize::from(pc as u16)).store(self.miss, Ordering::Release);
+        }
+        if let Some(slot) = self.places.remove(&pc) {
+            self.empty(slot);
+        }
+    }
+
+    /// A slot without a pc has no entry either: its key is that of the pc that is all ones.
+    fn empty(&self, slot: u32) {
+        self.second_words(slot as usize).iter().for_each(|w| w.store(0, Ordering::Release));
     }
 
     /// Forgets everything.
-    pub fn clear(&self) {
-        // SAFETY: our own private anonymous memory reads as zero afterwards.
-        unsafe { libc::madvise(self.memory.cast(), BYTES, libc::MADV_DONTNEED) };
-        self.reserve_zero();
+    pub fn clear(&mut self) {
+        for (word, _) in std::mem::take(&mut self.owners) {
+            self.first_word(usize::from(word)).store(self.miss, Ordering::Release);
+        }
+        for (_, slot) in std::mem::take(&mut self.places) {
+            self.empty(slot);
+        }
     }
+}
+
+/// Zeroed memory, over `place`, which is ours, or where the kernel likes.
+fn map(place: Option<u64>, bytes: usize) -> io::Result<*mut u64> {
+    let fixed = if place.is_some() { libc::MAP_FIXED } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    let at = place.unwrap_or(0) as *mut libc::c_void;
+    // SAFETY: a fresh mapping, which replaces nothing but what the caller reserved.
+    let p = unsafe { libc::mmap(at, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if p == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(p.cast()) }
 }
 
 impl Drop for Lookup {
     fn drop(&mut self) {
-        // SAFETY: ours; generated code that knows the address is gone with the cache.
-        unsafe { libc::munmap(self.memory.cast(), BYTES) };
+        // SAFETY: ours; generated code that knows the addresses is gone with the cache.
+        unsafe {
+            libc::munmap(self.first.cast(), FIRST_BYTES);
+            libc::munmap(self.second.cast(), SECOND_BYTES);
+        }
     }
 }
 
@@ -97,20 +174,60 @@ impl Drop for Lookup {
 mod tests {
     use super::*;
 
+    const MISS: u64 = 99;
+
+    fn table() -> Lookup {
+        Lookup::new(&(0x2000_0000..0x2000_0000), MISS).unwrap()
+    }
+
+    fn first(t: &Lookup, pc: u64) -> u64 {
+        t.first_word(usize::from(pc as u16)).load(Ordering::Relaxed)
+    }
+
+    /// As the miss stub searches.
+    fn second(t: &Lookup, pc: u64) -> Option<u64> {
+        let mut slots = (hash(pc)..hash(pc) + PROBES).map(|s| t.second_words(s));
+        slots.find(|[key, _]| key.load(Ordering::Relaxed) == !pc).map(|[_, value]| value.load(Ordering::Relaxed))
+    }
+
     #[test]
-    fn empty_slots_name_no_pc_of_their_slot() {
-        let t = Lookup::new().unwrap();
-        for slot in [0, 1, SLOTS - 1] {
-            let named = t.word(slot).load(Ordering::Relaxed).wrapping_neg();
-            assert_ne!(named as usize % SLOTS, slot);
+    fn the_last_one_has_the_word_and_all_are_found() {
+        let mut t = table();
+        let pcs: Vec<u64> = (0..PROBES as u64).map(|i| 0x40_1234 + (i << 16)).chain([0, 1 << 63]).collect();
+        for (i, pc) in pcs.iter().enumerate() {
+            t.insert(*pc, i as u64 + 1);
+            assert_eq!((first(&t, *pc), second(&t, *pc)), (i as u64 + 1, Some(i as u64 + 1)));
         }
-        t.insert(0, 7);
-        assert_eq!(t.word(0).load(Ordering::Relaxed), 0);
-        t.remove(0);
-        t.insert(SLOTS as u64 * 3 + 5, 9);
-        assert_eq!(t.word(SLOTS + 5).load(Ordering::Relaxed), 9);
+        for (i, pc) in pcs.iter().enumerate() {
+            assert_eq!(second(&t, *pc), Some(i as u64 + 1), "{pc:#x}");
+        }
+        // Not the owner of the word.
+        t.remove(0x40_1234);
+        assert_eq!((first(&t, 0x40_1234), second(&t, 0x40_1234)), (PROBES as u64, None));
+        t.insert(0x41_1234, 77);
+        assert_eq!((first(&t, 0x41_1234), second(&t, 0x41_1234)), (77, Some(77)));
+        t.remove(0x41_1234);
+        assert_eq!((first(&t, 0x41_1234), second(&t, 0x41_1234)), (MISS, None));
         t.clear();
-        assert_eq!(t.word(5).load(Ordering::Relaxed), 0);
-        assert_eq!(t.word(0).load(Ordering::Relaxed), 1);
+        for pc in pcs {
+            assert_eq!((first(&t, pc), second(&t, pc)), (MISS, None));
+        }
+        t.insert(u64::MAX, 5);
+        assert_eq!((first(&t, u64::MAX), second(&t, u64::MAX)), (MISS, Some(0)));
+    }
+
+    #[test]
+    fn a_full_neighbourhood_evicts() {
+        let mut t = table();
+        // The same low bits, and high bits that weigh nothing: the same hash.
+        let pcs: Vec<u64> = (0..20).map(|i| 0x7000_1000 + (i << 32)).collect();
+        for pc in &pcs {
+            t.insert(*pc, *pc + 1);
+            assert_eq!(second(&t, *pc), Some(*pc + 1));
+        }
+        let found = pcs.iter().filter(|pc| second(&t, **pc) == Some(**pc + 1)).count();
+        assert_eq!((found, t.places.len()), (PROBES, PROBES));
+        t.clear();
+        assert!(pcs.iter().all(|pc| second(&t, *pc).is_none()));
     }
 }

@@ -24,6 +24,11 @@ pub(crate) struct EntryPlaces {
 }
 
 impl EntryPlaces {
+    /// Is the fragment entered in canonical state?
+    pub fn is_canonical(&self) -> bool {
+        self.places.is_empty() && self.occupied == 0 && self.first_slot == 0 && self.saved.is_empty()
+    }
+
     /// The registers of `saved`: bit n is register n.
     pub fn saved_registers(&self) -> u16 {
         self.saved.iter().fold(0, |set, (r, _)| set | 1 << r)

@@ -27,6 +27,7 @@ mod translate;
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
 use crate::emitter::{Diversion, EmitError, Emitter, Left};
+use crate::indirect::{Displaced, Indirect, Source};
 use crate::stubs::{StubError, Stubs};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
@@ -73,6 +74,8 @@ struct Place {
     entry: u32,
     /// The first of the links that lead to it.
     links: u32,
+    /// Offset of its checked entry, 0 if there is none.
+    checked: u32,
 }
 
 /// A patchable jump.
@@ -119,6 +122,8 @@ pub(crate) struct Blocks {
     places: Vec<Place>,
     by_pc: FxHashMap<u64, u32>,
     links: Vec<Link>,
+    /// Offsets and lengths of checked entries, ascending.
+    checks: Vec<(u32, u32)>,
     /// Guest pages that blocks were made from.
     pages: FxHashSet<u64>,
     last_page: u64,
@@ -129,16 +134,17 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     /// Nothing copied; generates the stubs.
-    pub fn new(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, lookup: (u64, u64)) -> Result<Blocks, StubError> {
+    pub fn new(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, indirect: &Indirect) -> Result<Blocks, StubError> {
         Ok(Blocks {
-            translator: Translator::new(cache.range()),
-            stubs: CopyStubs::generate(cache, cpu, stubs, lookup)?,
+            translator: Translator::new(cache.range(), indirect.tail(Source::Rcx, INDIRECT), indirect.miss()),
+            stubs: CopyStubs::generate(cache, cpu, stubs)?,
             base: cache.range().start,
             leave: stubs.leave_canonical,
             blocks: Vec::new(),
             places: Vec::new(),
             by_pc: FxHashMap::default(),
             links: Vec::new(),
+            checks: Vec::new(),
             pages: FxHashSet::default(),
             last_page: u64::MAX,
             cold: Vec::new(),
@@ -152,21 +158,22 @@ impl Blocks {
         self.places.clear();
         self.by_pc.clear();
         self.links.clear();
+        self.checks.clear();
         self.pages.clear();
         self.last_page = u64::MAX;
     }
 
     /// In a forked child: generates the stubs anew.
-    pub fn renew(&mut self, cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, lookup: (u64, u64)) -> Result<(), StubError> {
+    pub fn renew(&mut self, cache: &mut Cache, cpu: &Cpu, stubs: &Stubs) -> Result<(), StubError> {
         self.clear();
-        self.stubs = CopyStubs::generate(cache, cpu, stubs, lookup)?;
+        self.stubs = CopyStubs::generate(cache, cpu, stubs)?;
         self.leave = stubs.leave_canonical;
         Ok(())
     }
 
     fn place(&mut self, pc: u64) -> u32 {
         *self.by_pc.entry(pc).or_insert_with(|| {
-            self.places.push(Place { pc, block: 0, entry: 0, links: NONE });
+            self.places.push(Place { pc, block: 0, entry: 0, links: NONE, checked: 0 });
             self.places.len() as u32 - 1
         })
     }
@@ -183,7 +190,7 @@ impl Blocks {
     /// Where a link leads while nothing wants out.
     fn target(&self, link: &Link) -> u64 {
         match self.places.get(link.place as usize) {
-            None => self.stubs.lookup,
+            None => self.base + u64::from(link.field) + 4,
             Some(Place { entry: 0, .. }) => self.out(link),
             Some(place) => self.base + u64::from(place.entry),
         }
@@ -269,6 +276,34 @@ impl Blocks {
         self.cold.extend_from_slice(&relative.to_le_bytes());
     }
 
+    /// Makes the checked entry of a place: its jump to the place's code is a link like others.
+    fn check(&mut self, place: u32, indirect: &Indirect, cache: &mut Cache) -> Result<u64, CacheError> {
+        let piece = indirect.checked_entry(self.places[place as usize].pc);
+        let jump = piece.bytes.len();
+        let start = cache.alloc_hot_where(jump + 5, |start| (start + jump as u64 + 1) % 8 <= 4)?;
+        let cold = cache.alloc_cold(STUB)?;
+        let number = self.links.len() as u32;
+        let field = (start - self.base) as u32 + jump as u32 + 1;
+        let next = std::mem::replace(&mut self.places[place as usize].links, number);
+        let link = Link { field, out: (cold - self.base) as u32, place, next };
+        let mut bytes = piece.bytes;
+        if let Some(at) = piece.miss {
+            let relative = indirect.miss().wrapping_sub(start + at as u64 + 4) as u32;
+            bytes[at..at + 4].copy_from_slice(&relative.to_le_bytes());
+        }
+        bytes.push(0xe9);
+        let relative = self.target(&link).wrapping_sub(self.base + u64::from(field) + 4) as u32;
+        bytes.extend_from_slice(&relative.to_le_bytes());
+        self.cold.clear();
+        self.stub(link.out, FIRST_LINK + number);
+        cache.write(cold, &self.cold);
+        cache.write(start, &bytes);
+        self.links.push(link);
+        self.checks.push(((start - self.base) as u32, bytes.len() as u32));
+        self.places[place as usize].checked = (start - self.base) as u32;
+        Ok(start)
+    }
+
     /// Makes all links to a place lead to `entry`, an offset in the cache, 0 for nowhere.
     fn lead(&mut self, place: u32, entry: u32, cache: &Cache) {
         self.places[place as usize].entry = entry;
@@ -314,12 +349,17 @@ impl Emitter {
         copied.inspect_err(|_| self.cache.rewind(mark))
     }
 
-    /// Lets indirect transfers find the code at `pc`, which was [copied](Emitter::copy).
-    pub fn register_copy(&self, pc: u64) {
-        let place = self.blocks.by_pc.get(&pc).map(|p| &self.blocks.places[*p as usize]);
-        if let Some(place) = place.filter(|p| p.entry != 0) {
-            self.lookup.insert(pc, self.blocks.base + u64::from(place.entry));
-        }
+    /// Lets indirect transfers find the code at `pc`, which was [copied](Emitter::copy). [`EmitError::is_full`] asks the
+    /// caller to [`Emitter::flush_all`].
+    pub fn register_copy(&mut self, pc: u64) -> Result<(), EmitError> {
+        let place = self.blocks.place(pc);
+        let checked = match self.blocks.places[place as usize] {
+            Place { entry: 0, .. } => return Ok(()),
+            Place { checked: 0, .. } => self.blocks.check(place, &self.indirect, &mut self.cache)?,
+            Place { checked, .. } => self.blocks.base + u64::from(checked),
+        };
+        self.indirect.insert(pc, checked);
+        Ok(())
     }
 
     /// Runs the code at `entry` and whatever it leads to, on the guest state in `ctx`, until it leaves.
@@ -384,8 +424,22 @@ impl Emitter {
         Some(self.blocks.stubs.fault_out)
     }
 
-    /// As [`Emitter::diversion`], for the code that blocks share. Async-signal-safe.
+    /// As [`Emitter::diversion`], for the way in, the tails of blocks, and checked entries. Async-signal-safe.
     pub(crate) fn copy_diversion(&self, host_rip: u64) -> Option<Diversion> {
-        self.blocks.stubs.diversion(host_rip)
+        let blocks = &self.blocks;
+        if let Some(diversion) = blocks.stubs.diversion(host_rip) {
+            return Some(diversion);
+        }
+        let offset = u32::try_from(host_rip.wrapping_sub(blocks.base)).ok()?;
+        if let Some(block) = blocks.at(host_rip) {
+            // The tail's way out takes rcx from its place itself.
+            let links = &blocks.links[blocks.links_of(block)];
+            let tail = links.iter().find(|l| l.place == ANYWHERE && offset >= l.field + 4);
+            return tail.map(|l| Diversion { rip: blocks.out(l), displaced: Displaced::None });
+        }
+        let i = blocks.checks.partition_point(|c| c.0 <= offset).checked_sub(1)?;
+        let (start, len) = blocks.checks[i];
+        let diversion = Diversion { rip: blocks.leave, displaced: Displaced::Rcx };
+        (offset - start < len).then_some(diversion)
     }
 }

@@ -1,8 +1,7 @@
 //! The code that all copied blocks share.
 //!
 //! * **load**: the way in. The extended state is loaded and the block at `stub_save[6]` entered.
-//! * **lookup**: an indirect transfer to `next_pc`, guest rcx in `stub_save[2]`: to what the table knows, else out.
-//! * **indirect_out**: leaves with [`INDIRECT`].
+//! * **indirect_out**: leaves with [`INDIRECT`], guest rcx in `stub_save[2]`.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
 //!
 //! No flags are touched. A signal that arrives in here is beyond the links of blocks: [`CopyStubs::diversion`].
@@ -10,6 +9,7 @@
 use crate::cache::Cache;
 use crate::cpu::Cpu;
 use crate::emitter::Diversion;
+use crate::indirect::Displaced;
 use crate::stubs::{StubError, Stubs};
 use dynasour_guest::context::offset;
 use iced_x86::BlockEncoderOptions;
@@ -30,13 +30,11 @@ pub(super) const LOADED: usize = 6;
 #[derive(Clone, Debug)]
 pub(super) struct CopyStubs {
     pub load: u64,
-    pub lookup: u64,
     pub indirect_out: u64,
     pub fault_out: u64,
     load_out: u64,
-    /// From where on rax, rcx and rdx are in `stub_save[1..4]`, in `load` and in `lookup`.
+    /// From where on rax, rcx and rdx are in `stub_save[1..4]`.
     loading: Range<u64>,
-    looking: Range<u64>,
 }
 
 fn field(at: usize) -> AsmMemoryOperand {
@@ -48,10 +46,10 @@ fn save(word: usize) -> AsmMemoryOperand {
 }
 
 impl CopyStubs {
-    /// Generates the stubs. `lookup` has the addresses of the arrays of [`crate::lookup`].
-    pub fn generate(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, lookup: (u64, u64)) -> Result<CopyStubs, StubError> {
+    /// Generates the stubs.
+    pub fn generate(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs) -> Result<CopyStubs, StubError> {
         let mut a = CodeAssembler::new(64)?;
-        let [mut load, mut loading, mut load_out, mut find, mut looking, mut hit, mut indirect_out, mut fault_out] =
+        let [mut load, mut loading, mut load_out, mut indirect_out, mut fault_out] =
             std::array::from_fn(|_| a.create_label());
 
         a.set_label(&mut load)?;
@@ -72,26 +70,6 @@ impl CopyStubs {
         a.mov(field(offset::EXIT_SITE), -1)?;
         a.jmp(stubs.leave_canonical)?;
 
-        a.set_label(&mut find)?;
-        a.mov(save(1), rax)?;
-        a.mov(save(3), rdx)?;
-        a.set_label(&mut looking)?;
-        a.movzx(eax, cx)?;
-        a.mov(rdx, lookup.0)?;
-        a.mov(rdx, qword_ptr(rdx + rax * 8))?;
-        a.lea(rcx, qword_ptr(rcx + rdx))?;
-        a.jrcxz(hit)?;
-        a.mov(rax, save(1))?;
-        a.mov(rdx, save(3))?;
-        a.jmp(indirect_out)?;
-        a.set_label(&mut hit)?;
-        a.mov(rdx, lookup.1)?;
-        a.mov(rdx, qword_ptr(rdx + rax * 8))?;
-        a.mov(save(4), rdx)?;
-        a.mov(rax, save(1))?;
-        a.mov(rcx, save(2))?;
-        a.mov(rdx, save(3))?;
-        a.jmp(save(4))?;
         a.set_label(&mut indirect_out)?;
         a.mov(rcx, save(2))?;
         a.mov(field(offset::EXIT_SITE), INDIRECT as i32)?;
@@ -109,23 +87,17 @@ impl CopyStubs {
         let at = |l: &CodeLabel| result.label_ip(l);
         Ok(CopyStubs {
             load: at(&load)?,
-            lookup: at(&find)?,
             indirect_out: at(&indirect_out)?,
             fault_out: at(&fault_out)?,
             load_out: at(&load_out)?,
             loading: at(&loading)?..at(&load_out)?,
-            looking: at(&looking)?..at(&indirect_out)?,
         })
     }
 
     /// Where a thread that a signal found in here goes on. Async-signal-safe.
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
-        if (self.load..self.load_out).contains(&host_rip) {
-            return Some(Diversion { rip: self.load_out, restore: host_rip >= self.loading.start });
-        }
-        if (self.lookup..self.indirect_out).contains(&host_rip) {
-            return Some(Diversion { rip: self.indirect_out, restore: host_rip >= self.looking.start });
-        }
-        None
+        let displaced = if host_rip >= self.loading.start { Displaced::Three } else { Displaced::None };
+        let inside = (self.load..self.load_out).contains(&host_rip);
+        inside.then_some(Diversion { rip: self.load_out, displaced })
     }
 }

@@ -9,13 +9,14 @@
 //! | `jcc`, `loop`, `jrcxz` | the same, over two `jmp`s or to one exit and falling into the other |
 //! | `jmp` forward | nothing: the block goes on there; backward: an exit |
 //! | `call f` | push of the guest's return address, an exit |
-//! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; the lookup |
+//! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; a tail ([`crate::indirect`]) |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
 //! | what the lifter leaves to the runtime, GS operands | an exit to that very instruction: nothing starts there |
 //!
 //! Everything that can fault comes before any change of guest registers but the borrowed ones, so that the instruction
 //! can be started over.
 
+use crate::indirect::{Piece, SAVE_RCX};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::lift::{class::Class, classify};
@@ -29,8 +30,6 @@ use std::ops::Range;
 const MAX_INSTRUCTIONS: u32 = 64;
 /// The most jumps that a block goes on over.
 const MAX_JUMPS: u32 = 4;
-/// Where rcx is while an indirect transfer is under way: `stub_save[2]`, as in [`crate::Diversion`].
-pub(super) const SAVED_RCX: usize = 2;
 /// Where a register borrowed for an address is.
 const BORROWED: usize = 5;
 
@@ -48,7 +47,7 @@ pub(super) struct Mark {
 pub(super) enum Leads {
     /// To this guest pc.
     To(u64),
-    /// Where `next_pc` says.
+    /// Where `next_pc` says: to the tail right behind it.
     Indirect,
 }
 
@@ -99,6 +98,9 @@ pub(super) struct Translator {
     reach: Range<i64>,
     encoder: Encoder,
     info: InstructionInfoFactory,
+    /// What follows the jump of an exit that leads where `next_pc` says, and what it refers to.
+    tail: Piece,
+    miss: u64,
 }
 
 /// What became of an instruction.
@@ -114,14 +116,16 @@ enum Step {
 }
 
 impl Translator {
-    /// A translator for a cache at these addresses.
-    pub fn new(cache: Range<u64>) -> Translator {
+    /// A translator for a cache at these addresses; `tail` is the tail of indirect transfers, `miss` what it refers to.
+    pub fn new(cache: Range<u64>, tail: Piece, miss: u64) -> Translator {
         const REACH: i64 = 0x7fff_0000;
         Translator {
             out: Translation::default(),
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
             encoder: Encoder::new(64),
             info: InstructionInfoFactory::new(),
+            tail,
+            miss,
         }
     }
 
@@ -244,8 +248,8 @@ impl Translator {
             self.exit(&[0xe9], Leads::To(target));
             return Ok(Step::End);
         }
-        let rcx_is_saved = Some((1, SAVED_RCX));
-        self.save(1, SAVED_RCX);
+        let rcx_is_saved = Some((1, SAVE_RCX));
+        self.save(1, SAVE_RCX);
         self.mark(inst.ip(), rcx_is_saved);
         if inst.mnemonic() == M::Ret {
             self.emit(&[0x59]);
@@ -263,6 +267,12 @@ impl Translator {
         }
         self.gs(0x89, 1, offset::NEXT_PC);
         self.exit(&[0xe9], Leads::Indirect);
+        let tail = self.out.bytes.len();
+        self.out.bytes.extend_from_slice(&self.tail.bytes);
+        if let Some(field) = self.tail.miss {
+            let field = (tail + field) as u32;
+            self.out.relatives.push(Relative { field, end: field + 4, to: Referent::Address(self.miss) });
+        }
         Ok(Step::End)
     }
 

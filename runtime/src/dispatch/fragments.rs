@@ -194,7 +194,7 @@ impl Fragments {
     pub fn copy(&mut self, pc: u64, code: &dyn Fetch, indirect: bool) -> Result<Copied, EmitError> {
         let copied = self.emitter.copy(pc, code)?;
         if indirect {
-            self.emitter.register_copy(pc);
+            self.emitter.register_copy(pc)?;
         }
         Ok(copied)
     }

@@ -46,7 +46,7 @@ mod at {
 }
 
 /// The frame's register order: r8..r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, by encoding number.
-const ORDER: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 3, 2, 0, 1, 4];
+pub(super) const ORDER: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 3, 2, 0, 1, 4];
 
 /// Selectors of 64-bit user code and data.
 pub const USER_CS: u16 = 0x33;

@@ -222,9 +222,9 @@ fn asynchronous(
         Window::Outside => {
             if let Some(diversion) = HOOKS.get().and_then(|h| (h.accepted)(rip)) {
                 regs[libc::REG_RIP as usize] = diversion.rip as i64;
-                if diversion.restore {
-                    for (register, slot) in [(libc::REG_RAX, 1), (libc::REG_RCX, 2), (libc::REG_RDX, 3)] {
-                        regs[register as usize] = context.stub_save[slot] as i64;
+                for &(register, saved) in diversion.displaced.places() {
+                    if let Some(slot) = super::frame::ORDER.iter().position(|r| *r == register) {
+                        regs[slot] = context.stub_save[saved] as i64;
                     }
                 }
             }
