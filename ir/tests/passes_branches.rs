@@ -3,14 +3,15 @@
 //!
 //! `IR_SEEDS=from..to` runs other seeds, more of them or one.
 
-use dynasour_ir::eval::check::{Checked, Limits, check};
-use dynasour_ir::opt::{OptOptions, PASSES, inject, optimise_with};
+use dynasour_ir::eval::check::{Checked, Limits, check, run_base};
+use dynasour_ir::eval::{Hooks, Leave, Machine, State};
+use dynasour_ir::opt::{OptOptions, PASSES, continuation, inject, optimise_with};
 use dynasour_ir::random::program::Program;
 use dynasour_ir::random::trace::{Options, build_all};
 use dynasour_ir::random::{Rng, generate, shrink};
 use dynasour_ir::reach::Place;
 use dynasour_ir::verify::verify;
-use dynasour_ir::{BlockId, Fact, Inst, Op, Operand, Term, Ty, Value, Version};
+use dynasour_ir::{AnchorId, BlockId, Fact, Inst, Op, Operand, Term, Ty, Value, Version};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -121,4 +122,56 @@ fn whole_programs_stay_equivalent_and_transparent() {
     if count >= 400 {
         assert!(general.iter().all(|name| seen.changes.get(name).is_some_and(|n| *n > 0)), "{seen:?}");
     }
+}
+
+/// Stops at a pc.
+struct StopAt(u64);
+
+impl<M: Machine> Hooks<M> for StopAt {
+    fn at(&mut self, pc: u64, _state: &State, _machine: &M) -> bool {
+        pc == self.0
+    }
+}
+
+/// Enters whole programs at each of their anchors; counts the continuations, and those that were compared with `base`.
+fn check_continuations(program: &Program, seed: u64, seen: &mut (u64, u64)) -> Result<(), String> {
+    let mut program = program.clone();
+    let mut rng = Rng::new(seed ^ 0xc0de);
+    let options = Options { peel: false, older_anchor: 0 };
+    let Some(original) = build_all(&mut program, Program::pc(0), "t1", 8, options, &mut rng) else { return Ok(()) };
+    let (machine, state) = (generate::machine(&mut rng), generate::state(&mut rng));
+    for anchor in (0..original.anchors.len() as u32).map(AnchorId) {
+        let Ok(mut version) = continuation(&original, anchor, "c1") else { continue };
+        verify(&version).map_err(|e| format!("{anchor}: {}\n{version}\nfrom\n{original}", e[0]))?;
+        seen.0 += 1;
+        for pass in ["constants", "unreachable", "simplify", "dce"] {
+            optimise_with(&mut version, &[pass], &OptOptions::default());
+            verify(&version).map_err(|e| format!("{anchor}, {pass}: {}\n{version}\nfrom\n{original}", e[0]))?;
+        }
+        let (mut state, mut machine) = (state.clone(), machine.clone());
+        let mut hooks = StopAt(version.region);
+        let stopped = run_base(&mut program, Program::pc(0), &mut state, &mut machine, &mut hooks, &mut 2_000);
+        if stopped == Ok(Leave::Stopped { pc: version.region }) {
+            check(&mut program, &version, &state, &machine, LIMITS)
+                .map_err(|m| format!("{anchor}: {m}\nfrom\n{original}"))?;
+            seen.1 += 1;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn continuations_are_equivalent_and_transparent() {
+    let mut seen = (0, 0);
+    let range = seeds(0..300);
+    let count = range.end.saturating_sub(range.start);
+    for seed in range {
+        let program = generate::program(&mut Rng::new(seed));
+        if check_continuations(&program, seed, &mut seen).is_err() {
+            let fails = |p: &Program| check_continuations(p, seed, &mut (0, 0)).err();
+            let small = shrink(&program, |p| fails(p).is_some());
+            panic!("IR_SEEDS={seed}..{}\n{small:?}\n{}", seed + 1, fails(&small).expect("it fails"));
+        }
+    }
+    assert!(seen.0 > 5 * count && seen.1 > 2 * count, "{seen:?} continuations and comparisons of {count} programs");
 }

@@ -21,6 +21,10 @@
 //! | `licm` (`loops`, `inject`) | `licm` | operations and loads that do not vary move out of loops |
 //! | `merge` | `merge` | two guards of one value become one that implies both |
 //! | `delay` | `delay` | guards move down to the ways that need them |
+//! | `frames` | `frames` | stores wait in the anchors behind them: frames of inlined calls |
+//! | `inject` | | adding assumptions wherever an anchor reaches |
+//! | `continuation` (`closed`) | | a version that begins at an anchor of another, in the middle of a loop |
+//! | `inline` | | another region's version in place of the exit that leads there |
 //!
 //! The first eight make up the pipeline of recorded traces, which have no branches; the others work on any control
 //! flow.
@@ -30,15 +34,19 @@
 mod address;
 mod alias;
 mod bounds;
+mod closed;
 mod conditions;
 mod constants;
+mod continuation;
 mod dce;
 mod delay;
 mod facts;
 mod flagparams;
 mod forward;
+mod frames;
 mod hoist;
 mod inject;
+mod inline;
 mod known;
 mod licm;
 mod loops;
@@ -55,7 +63,9 @@ mod simplify;
 mod sink;
 mod unreachable;
 
+pub use continuation::{ContinuationError, continuation};
 pub use inject::{anchor_for, inject};
+pub use inline::{InlineError, inline};
 pub(crate) use shape::rename;
 pub use shape::{Shape, normalise};
 
@@ -169,6 +179,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "licm", about: "what does not vary moves out of loops", again_after: &[], run: licm::run },
     Pass { name: "merge", about: "two guards of one value become one", again_after: &[], run: merge::run },
     Pass { name: "delay", about: "guards move down to the ways that need them", again_after: &[], run: delay::run },
+    Pass { name: "frames", about: "stores wait in the anchors behind them", again_after: &[], run: frames::run },
 ];
 
 /// The order in which traces go through them.

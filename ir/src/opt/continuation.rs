@@ -1,0 +1,175 @@
+//! Entering a version in the middle: a continuation that starts at one of its anchors (sourir 7.3, hot-loop transfer).
+//!
+//! An anchor's varmap says what the guest's state is in terms of the version's values. Read the other way round it says
+//! what the values are in terms of a guest state: that makes a version of the region at the anchor's target, which runs
+//! the same code from the anchor's position on.
+//!
+//! ```text
+//! stuck     b0(v0 = rax, v1 = rbx): …; jump b1(v0)
+//!           b1(v2): poll else a0                          a0 = base.0x1010 [rax = v2]
+//!                   v3 = ne.i64 v1, 0; branch v3 then …
+//!
+//! from a0   b0(v4 = rax, v5 = rbx): jump b1(v4)           region 0x1010, its own entry
+//!           b1(v2): poll else a0; v3 = ne.i64 v5, 0; branch v3 then …
+//! ```
+//!
+//! A live value is found as what a location is mapped to; as the entry value of a location that the version never writes;
+//! or by computing it again from such, if it was computed by pure operations. Everything else that the varmap says is checked
+//! on entry by guards that fall back to that very state: a location mapped to a constant holds it, two
+//! locations mapped to one value are equal.
+//!
+//! Side conditions: the version has not been optimised on what holds only of its own entry (facts of its context, values
+//! passed to its loop, guards before the anchor): the state that enters here need not have passed there. So continuations
+//! are made of fresh versions, and their own assumptions are injected afterwards; the old context is dropped except for what is
+//! monitored. No store waits at the anchor.
+
+use super::OptOptions;
+use super::closed::close;
+use super::unreachable;
+use crate::op::Op;
+use crate::reach::{Cfg, Def, Reach, definitions};
+use crate::types::{AnchorId, BlockId, Loc, Operand, Ty, Value};
+use crate::version::{Anchor, Block, Fact, Inst, Term, Version};
+use rustc_hash::FxHashMap;
+
+/// Why a version cannot be entered at an anchor.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ContinuationError {
+    /// Nothing uses the anchor, or there is no such anchor.
+    #[error("{0} is not in use")]
+    NoAnchor(AnchorId),
+    /// The anchor's target is not a constant.
+    #[error("{0} leads to no fixed place")]
+    NoRegion(AnchorId),
+    /// The anchor defers stores.
+    #[error("{0} defers stores")]
+    Deferred(AnchorId),
+    /// A value is neither in the guest's state nor can be computed from it.
+    #[error("{0} is not in the guest's state")]
+    NotInState(Value),
+}
+
+/// The version of region `anchor.target` that continues `version` at the position of `anchor`.
+pub fn continuation(version: &Version, anchor: AnchorId, name: &str) -> Result<Version, ContinuationError> {
+    let cfg = Cfg::new(version);
+    let place = Reach::new(version, &cfg).positions.get(anchor.index()).copied().flatten();
+    let place = place.ok_or(ContinuationError::NoAnchor(anchor))?;
+    let at = &version.anchors[anchor.index()];
+    let Operand::Const(region) = at.target else { return Err(ContinuationError::NoRegion(anchor)) };
+    if !at.stores.is_empty() {
+        return Err(ContinuationError::Deferred(anchor));
+    }
+    let mut made = version.clone();
+    (made.name, made.region) = (name.to_string(), region);
+    made.context.facts.retain(|f| matches!(f, Fact::PrivateMemory | Fact::MemEquals { .. }));
+    made.anchors.iter_mut().for_each(|a| a.via = None);
+    // The position begins a block of its own, which in closed form takes what is live there as parameters.
+    let middle = BlockId(made.blocks.len() as u32);
+    let before = &mut made.blocks[place.block.index()];
+    let insts = before.insts.split_off(place.inst);
+    let term = std::mem::replace(&mut before.term, Term::Jump { to: middle, args: Vec::new() });
+    made.blocks.push(Block { params: Vec::new(), insts, term });
+    let needed = close(&mut made);
+
+    // Nothing leads to the old entry any more: the new one takes its place.
+    let mut entry = Entry::new(version, at, &mut made);
+    let args: Result<Vec<Operand>, ContinuationError> =
+        needed[middle.index()].iter().map(|v| entry.operand(Operand::Value(*v))).collect();
+    let args = args?;
+    entry.check()?;
+    let Entry { params, insts, .. } = entry;
+    made.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
+    made.blocks[0] = Block { params, insts, term: Term::Jump { to: middle, args } };
+    unreachable::run(&mut made, &OptOptions::default());
+    super::params::run(&mut made, &OptOptions::default());
+    super::dce::run(&mut made, &OptOptions::default());
+    Ok(made)
+}
+
+/// The new entry in the making: values of the old version from the guest's state.
+struct Entry<'a> {
+    old: &'a Version,
+    defs: Vec<Option<Def>>,
+    at: &'a Anchor,
+    made: &'a mut Version,
+    /// Every SSA location, by its index.
+    params: Vec<Value>,
+    insts: Vec<Inst>,
+    known: FxHashMap<Value, Operand>,
+}
+
+impl<'a> Entry<'a> {
+    fn new(old: &'a Version, at: &'a Anchor, made: &'a mut Version) -> Entry<'a> {
+        let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| made.value(Loc::from_ssa_index(i).ty())).collect();
+        let mut entry =
+            Entry { old, defs: definitions(old), at, made, params, insts: Vec::new(), known: FxHashMap::default() };
+        for (loc, operand) in &at.varmap {
+            if let (Operand::Value(v), Some(param)) = (operand, entry.param(*loc)) {
+                entry.known.entry(*v).or_insert(param);
+            }
+        }
+        for (loc, v) in old.entry_locs.iter().zip(&old.blocks[0].params) {
+            let in_place = !at.varmap.iter().any(|(l, _)| l == loc);
+            if let Some(param) = entry.param(*loc).filter(|_| in_place) {
+                entry.known.insert(*v, param);
+            }
+        }
+        entry
+    }
+
+    fn param(&self, loc: Loc) -> Option<Operand> {
+        Some(self.params[loc.ssa_index()?].into())
+    }
+
+    fn push(&mut self, op: Op, ty: Ty, result: Ty, args: &[Operand]) -> Operand {
+        let v = self.made.value(result);
+        self.insts.push(Inst::new(op, ty, Some(v), args));
+        v.into()
+    }
+
+    /// An operand of the old version, computed from the state.
+    fn operand(&mut self, o: Operand) -> Result<Operand, ContinuationError> {
+        let Operand::Value(v) = o else { return Ok(o) };
+        if let Some(known) = self.known.get(&v) {
+            return Ok(*known);
+        }
+        let inst = match self.defs[v.index()] {
+            Some(Def::Inst(place)) => &self.old.blocks[place.block.index()].insts[place.inst],
+            Some(Def::Param(..)) | None => return Err(ContinuationError::NotInState(v)),
+        };
+        if !inst.op.is_pure() {
+            return Err(ContinuationError::NotInState(v));
+        }
+        let args: Result<Vec<Operand>, ContinuationError> = inst.args.iter().map(|a| self.operand(*a)).collect();
+        let again = self.push(inst.op, inst.ty, self.old.ty(v), &args?);
+        self.known.insert(v, again);
+        Ok(again)
+    }
+
+    /// Guards for what the varmap says beyond where to find the values.
+    fn check(&mut self) -> Result<(), ContinuationError> {
+        let Operand::Const(region) = self.at.target else { return Ok(()) };
+        let varmap: Vec<(Loc, Operand)> =
+            self.at.varmap.iter().filter_map(|(loc, _)| Some((*loc, self.param(*loc)?))).collect();
+        let anchor = self.made.anchor(Anchor::new(Operand::Const(region), varmap));
+        for (loc, operand) in &self.at.varmap {
+            let Some(mut held) = self.param(*loc) else { continue };
+            let mut mapped = self.operand(*operand)?;
+            if mapped == held {
+                continue;
+            }
+            if loc.ty() == Ty::Flags {
+                held = self.push(Op::FlagBits, Ty::I64, Ty::I64, &[held]);
+                mapped = match mapped {
+                    Operand::Const(_) => mapped,
+                    Operand::Value(_) => self.push(Op::FlagBits, Ty::I64, Ty::I64, &[mapped]),
+                };
+            }
+            let equal = self.push(Op::Eq, Ty::I64, Ty::I1, &[held, mapped]);
+            let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[equal]);
+            assume.anchor = Some(anchor);
+            self.insts.push(assume);
+        }
+        Ok(())
+    }
+}

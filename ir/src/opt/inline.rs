@@ -1,0 +1,191 @@
+//! Inlining: another region's version in place of the exit that leads there (sourir 4.3, 6.3).
+//!
+//! A guest call is a pushed return address and control at the callee's pc; a version that ends there ends in an exit
+//! whose target is the callee's region. Inlining splices the callee's version in: its entry parameters become what the
+//! exit's varmap says. The same step inlines what follows the return, once `forward` has made the popped return address
+//! the constant that was pushed, so calls of any depth are inlined from the innermost on or from the outermost on.
+//!
+//! ```text
+//! caller  a1 = base.0x2000 [rax = v5, rsp = v4] stores [store.i64 [v4], 0x1010]       the call: 0x2000 is the callee
+//!         b0: …; exit a1
+//! callee  a0 = base.0x2008 [rax = v2]
+//!         b0(v0: i64 = rdi): v1 = ne.i64 v0, 0; assume v1 else a0; …
+//! inlined a2 = base.0x2008 [rax = v9, rsp = v4] stores [store.i64 [v4], 0x1010]
+//! ```
+//!
+//! *Frames.* What the anchors of the callee do not know of is the caller's: the locations that the callee leaves alone are
+//! as the caller's exit maps them, and the stores that the exit defers, the return address among them, are still
+//! pending. So an anchor of the inlined code rebuilds the callee's state *and* the caller's frame on the guest's
+//! stack (sourir's extra continuations); with several levels, each level's.
+//!
+//! Side conditions: the exit's target is the constant pc of the callee's region; the callee's context holds there: facts
+//! about registers are checked by guards on the exit's own anchor, monitored ones must be in the caller's context;
+//! deferred stores of the caller may wait through all of the callee (the verifier's rule; if not, nothing is inlined).
+//! Labels of the callee's anchors in other versions of *its* region are dropped: `base` is always right.
+
+use super::shape::rename;
+use crate::op::Op;
+use crate::reach::Cfg;
+use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
+use crate::verify::verify;
+use crate::version::{Anchor, Context, Fact, Inst, Term, Version};
+
+/// Why a version is not inlined.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum InlineError {
+    /// The block does not end in an exit to the callee's region.
+    #[error("{0} does not exit to the callee")]
+    NotACall(BlockId),
+    /// A base version has no SSA form.
+    #[error("a base version cannot be inlined")]
+    IsBase,
+    /// The callee relies on a monitored fact that the caller does not assume.
+    #[error("the callee assumes {0}")]
+    Context(Context),
+    /// What the caller defers may not wait through the callee.
+    #[error("the caller's pending stores: {0}")]
+    Pending(String),
+}
+
+/// Replaces the exit of `block` by the version `callee`. On an error the caller is unchanged.
+pub fn inline(caller: &mut Version, block: BlockId, callee: &Version) -> Result<(), InlineError> {
+    if callee.is_base() || caller.is_base() {
+        return Err(InlineError::IsBase);
+    }
+    let exit = match caller.blocks.get(block.index()).map(|b| &b.term) {
+        Some(Term::Exit(a)) if caller.anchors[a.index()].target == Operand::Const(callee.region) => *a,
+        _ => return Err(InlineError::NotACall(block)),
+    };
+    let monitored = callee.context.facts.iter().filter(|f| matches!(f, Fact::PrivateMemory | Fact::MemEquals { .. }));
+    let monitored = Context { facts: monitored.copied().collect() };
+    if !caller.context.implies(&monitored) {
+        return Err(InlineError::Context(monitored));
+    }
+    let mut inlined = caller.clone();
+    splice(&mut inlined, block, exit, callee);
+    if let Err(errors) = verify(&inlined) {
+        return Err(InlineError::Pending(errors[0].to_string()));
+    }
+    *caller = inlined;
+    Ok(())
+}
+
+fn splice(caller: &mut Version, block: BlockId, exit: AnchorId, callee: &Version) {
+    let frame = caller.anchors[exit.index()].clone();
+    // Everything that an anchor of either names is named by all of them from now on.
+    let named = union(&named_locs(caller), &named_locs(callee));
+    for i in 0..caller.anchors.len() {
+        let missing: Vec<Loc> =
+            named.iter().copied().filter(|l| !caller.anchors[i].varmap.iter().any(|(m, _)| m == l)).collect();
+        for loc in missing {
+            let before = at_entry(caller, loc);
+            caller.anchors[i].varmap.push((loc, before));
+        }
+        caller.anchors[i].varmap.sort_by_key(|(loc, _)| *loc);
+    }
+    let frame = Anchor { varmap: caller.anchors[exit.index()].varmap.clone(), ..frame };
+    check_context(caller, block, exit, &frame, &callee.context);
+
+    let (first_value, first_block) = (caller.types.len(), caller.blocks.len());
+    let (first_anchor, first_native) = (caller.anchors.len(), caller.natives.len());
+    caller.types.extend(&callee.types);
+    caller.natives.extend(callee.natives.iter().cloned());
+    let table: Vec<Option<Operand>> =
+        (0..callee.types.len()).map(|v| Some(Operand::Value(Value((first_value + v) as u32)))).collect();
+    for anchor in &callee.anchors {
+        let mut anchor = anchor.clone();
+        anchor.via = None;
+        Version::for_each_anchor_operand(&mut anchor, |o| *o = rename(&table, *o));
+        for (loc, operand) in &frame.varmap {
+            if !anchor.varmap.iter().any(|(l, _)| l == loc) {
+                anchor.varmap.push((*loc, *operand));
+            }
+        }
+        anchor.varmap.sort_by_key(|(loc, _)| *loc);
+        anchor.stores.splice(0..0, frame.stores.iter().cloned());
+        caller.anchors.push(anchor);
+    }
+    for body in &callee.blocks {
+        let mut body = body.clone();
+        body.params.iter_mut().for_each(|p| p.0 += first_value as u32);
+        for inst in &mut body.insts {
+            inst.defs.iter_mut().for_each(|d| d.0 += first_value as u32);
+            inst.args.iter_mut().for_each(|o| *o = rename(&table, *o));
+            inst.anchor.iter_mut().for_each(|a| a.0 += first_anchor as u32);
+            inst.native.iter_mut().for_each(|NativeId(n)| *n += first_native as u32);
+        }
+        Version::for_each_term_operand(&mut body.term, |o| *o = rename(&table, *o));
+        body.term.edges_mut().for_each(|(to, _)| to.0 += first_block as u32);
+        if let Term::Exit(a) = &mut body.term {
+            a.0 += first_anchor as u32;
+        }
+        caller.blocks.push(body);
+    }
+    let args = callee.entry_locs.iter().map(|loc| in_frame(caller, &frame, *loc)).collect();
+    caller.blocks[block.index()].term = Term::Jump { to: BlockId(first_block as u32), args };
+}
+
+/// The locations that the anchors in use name.
+fn named_locs(version: &Version) -> Vec<Loc> {
+    let uses = crate::reach::anchor_uses(version, &Cfg::new(version));
+    let used = version.anchors.iter().zip(uses).filter(|(_, uses)| !uses.is_empty());
+    let mut locs: Vec<Loc> = used.flat_map(|(a, _)| a.varmap.iter().map(|(loc, _)| *loc)).collect();
+    locs.sort_unstable();
+    locs.dedup();
+    locs
+}
+
+fn union(a: &[Loc], b: &[Loc]) -> Vec<Loc> {
+    let mut both: Vec<Loc> = a.iter().chain(b).copied().collect();
+    both.sort_unstable();
+    both.dedup();
+    both
+}
+
+/// What a location holds at the entry of a version.
+fn at_entry(version: &mut Version, loc: Loc) -> Operand {
+    let at = version.entry_locs.iter().position(|l| *l == loc).unwrap_or_else(|| {
+        let param = version.value(loc.ty());
+        version.entry_locs.push(loc);
+        version.blocks[0].params.push(param);
+        version.entry_locs.len() - 1
+    });
+    version.blocks[0].params[at].into()
+}
+
+/// What a location holds where the caller's exit is.
+fn in_frame(caller: &mut Version, frame: &Anchor, loc: Loc) -> Operand {
+    match frame.varmap.iter().find(|(l, _)| *l == loc) {
+        Some((_, operand)) => *operand,
+        None => at_entry(caller, loc),
+    }
+}
+
+/// Guards, on the exit's own anchor, that the callee's facts about registers hold.
+fn check_context(caller: &mut Version, block: BlockId, exit: AnchorId, frame: &Anchor, context: &Context) {
+    for fact in &context.facts {
+        let (gpr, min, max) = match *fact {
+            Fact::RegEquals(gpr, value) => (gpr, value, value),
+            Fact::RegInRange { gpr, min, max } => (gpr, min, max),
+            Fact::PrivateMemory | Fact::MemEquals { .. } => continue,
+        };
+        let operand = in_frame(caller, frame, Loc::Gpr(gpr));
+        if operand.as_const().is_some_and(|c| (min..=max).contains(&c)) {
+            continue;
+        }
+        let mut add = |op: Op, result: Ty, args: &[Operand]| -> Operand {
+            let v = caller.value(result);
+            caller.blocks[block.index()].insts.push(Inst::new(op, Ty::I64, Some(v), args));
+            v.into()
+        };
+        let predicate = if min == max {
+            add(Op::Eq, Ty::I1, &[operand, Operand::Const(min)])
+        } else {
+            let above = add(Op::Sub, Ty::I64, &[operand, Operand::Const(min)]);
+            add(Op::LeU, Ty::I1, &[above, Operand::Const(max.wrapping_sub(min))])
+        };
+        let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+        assume.anchor = Some(exit);
+        caller.blocks[block.index()].insts.push(assume);
+    }
+}
