@@ -10,7 +10,7 @@
 use crate::cache::{Cache, CacheError};
 use crate::copy::{self, Blocks, LinkId};
 use crate::cpu::Cpu;
-use crate::encode::{Encoded, Homes, Target, encode, location};
+use crate::encode::{Encoded, Homes, Surroundings, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
 use crate::indirect::{Displaced, Indirect};
 use crate::lower::{LowerError, Selected, lower};
@@ -256,8 +256,14 @@ impl Emitter {
         }
         let first_site = self.exits.len() as u32;
         let checked = entry.is_canonical().then(|| self.indirect.checked_entry(version.region));
-        let (site, slot) = (u64::from(first_site), first_slot as u16);
-        let code = encode(&function, out, slot, site, &self.indirect, checked.as_ref(), &homes)?;
+        let around = Surroundings {
+            first_slot: first_slot as u16,
+            first_site: u64::from(first_site),
+            indirect: &self.indirect,
+            checked: checked.as_ref(),
+            homes: &homes,
+        };
+        let code = encode(&function, out, around)?;
         let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
         self.allocator = allocator;
         let mark = self.cache.mark();

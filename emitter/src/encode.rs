@@ -171,27 +171,30 @@ impl Section {
     }
 }
 
-/// Encodes an allocated function.
-///
-/// Spill slots are numbered from `first_slot`, sites from `first_site`. With `checked` it begins with that checked entry.
-/// Padding before it puts the loop, if there is one, where [`placement`] wants it.
-pub fn encode(
-    f: &MFunc,
-    out: &Output,
-    first_slot: u16,
-    first_site: u64,
-    indirect: &Indirect,
-    checked: Option<&Piece>,
-    homes: &Homes,
-) -> Result<Encoded, IcedError> {
-    let encode_behind = |padding| encode_behind(padding, f, out, first_slot, first_site, indirect, checked, homes);
-    let mut encoded = encode_behind(0)?;
+/// What a fragment's code refers to beside itself.
+#[derive(Clone, Copy)]
+pub struct Surroundings<'a> {
+    /// Its spill slots are numbered from here.
+    pub first_slot: u16,
+    /// Its sites are numbered from here.
+    pub first_site: u64,
+    /// What indirect jumps share.
+    pub indirect: &'a Indirect,
+    /// It begins with this checked entry.
+    pub checked: Option<&'a Piece>,
+    /// Where guest state is.
+    pub homes: &'a Homes,
+}
+
+/// Encodes an allocated function. Padding before the entry puts the loop, if there is one, where [`placement`] wants it.
+pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
+    let mut encoded = encode_behind(0, f, out, around)?;
     if let Some(&(field, head)) = encoded.back_edges.first() {
         let start = encoded.blocks[head].1 as usize;
         let offset = placement::offset(&encoded.hot[start..field as usize + 4]);
         let padding = (placement::LINE + offset - start % placement::LINE) % placement::LINE;
         if padding > 0 {
-            encoded = encode_behind(padding)?;
+            encoded = encode_behind(padding, f, out, around)?;
             debug_assert_eq!(encoded.blocks[head].1 as usize % placement::LINE, offset);
         }
         encoded.alignment = placement::LINE;
@@ -200,16 +203,8 @@ pub fn encode(
 }
 
 /// Encodes with this much padding before the entry.
-fn encode_behind(
-    padding: usize,
-    f: &MFunc,
-    out: &Output,
-    first_slot: u16,
-    first_site: u64,
-    indirect: &Indirect,
-    checked: Option<&Piece>,
-    homes: &Homes,
-) -> Result<Encoded, IcedError> {
+fn encode_behind(padding: usize, f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
+    let Surroundings { first_slot, first_site, indirect, checked, homes } = around;
     let mut e = Emit {
         f,
         out,
