@@ -5,7 +5,7 @@
 
 use dynasour_ir::eval::check::{Checked, Limits, check, run_base};
 use dynasour_ir::eval::{Hooks, Leave, Machine, State};
-use dynasour_ir::opt::{OptOptions, PASSES, continuation, inject, optimise_with};
+use dynasour_ir::opt::{OptOptions, PASSES, continuation, inject, inline, optimise_with};
 use dynasour_ir::random::program::Program;
 use dynasour_ir::random::trace::{Options, build_all};
 use dynasour_ir::random::{Rng, generate, shrink};
@@ -174,4 +174,58 @@ fn continuations_are_equivalent_and_transparent() {
         }
     }
     assert!(seen.0 > 5 * count && seen.1 > 2 * count, "{seen:?} continuations and comparisons of {count} programs");
+}
+
+/// Builds versions of single blocks and inlines what their exits lead to, several levels deep.
+fn check_inlining(program: &Program, seed: u64, seen: &mut (u64, u64)) -> Result<(), String> {
+    let mut program = program.clone();
+    let mut rng = Rng::new(seed ^ 0x1111);
+    let options = Options { peel: false, older_anchor: rng.below(3) };
+    let Some(mut version) = build_all(&mut program, Program::pc(0), "t1", 1 + rng.below(2), options, &mut rng) else {
+        return Ok(());
+    };
+    for _ in 0..4 {
+        let exits =
+            (0..version.blocks.len() as u32).map(BlockId).filter_map(|b| match version.blocks[b.index()].term {
+                Term::Exit(a) => Some((b, version.anchors[a.index()].target.as_const()?)),
+                _ => None,
+            });
+        let exits: Vec<(BlockId, u64)> = exits.collect();
+        if exits.is_empty() {
+            break;
+        }
+        let (block, pc) = rng.pick(&exits);
+        let Some(callee) = build_all(&mut program, pc, "t2", 1 + rng.below(3), options, &mut rng) else { continue };
+        let before = version.clone();
+        inline(&mut version, block, &callee).map_err(|e| format!("{e}\n{before}\n{callee}"))?;
+        verify(&version).map_err(|e| format!("{}\n{version}\nfrom\n{before}\nand\n{callee}", e[0]))?;
+        seen.0 += 1;
+        if rng.one_in(2) {
+            for pass in ["simplify", "forward", "constants", "unreachable", "dce"] {
+                optimise_with(&mut version, &[pass], &OptOptions::default());
+            }
+        }
+    }
+    for _ in 0..3 {
+        let (machine, state) = (generate::machine(&mut rng), generate::state(&mut rng));
+        check(&mut program, &version, &state, &machine, LIMITS).map_err(|m| m.to_string())?;
+        seen.1 += 1;
+    }
+    Ok(())
+}
+
+#[test]
+fn inlined_versions_are_equivalent_and_transparent() {
+    let mut seen = (0, 0);
+    let range = seeds(0..400);
+    let count = range.end.saturating_sub(range.start);
+    for seed in range {
+        let program = generate::program(&mut Rng::new(seed));
+        if check_inlining(&program, seed, &mut seen).is_err() {
+            let fails = |p: &Program| check_inlining(p, seed, &mut (0, 0)).err();
+            let small = shrink(&program, |p| fails(p).is_some());
+            panic!("IR_SEEDS={seed}..{}\n{small:?}\n{}", seed + 1, fails(&small).expect("it fails"));
+        }
+    }
+    assert!(seen.0 > count && seen.1 > count, "{seen:?} inlined and compared, of {count} programs");
 }

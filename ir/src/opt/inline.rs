@@ -20,15 +20,17 @@
 //!
 //! Side conditions: the exit's target is the constant pc of the callee's region; the callee's context holds there: facts
 //! about registers are checked by guards on the exit's own anchor, monitored ones must be in the caller's context;
-//! deferred stores of the caller may wait through all of the callee (the verifier's rule; if not, nothing is inlined).
+//! deferred stores of the caller may wait through all of the callee: each access there certainly misses them, nothing is
+//! of unknown extent, no fence, locked operation or event lets anybody look (if not, nothing is inlined).
 //! Labels of the callee's anchors in other versions of *its* region are dropped: `base` is always right.
 
 use super::shape::rename;
+use crate::alias::{Access, Addresses, Location, Values, access};
+use crate::defs::Defs;
 use crate::op::Op;
-use crate::reach::Cfg;
+use crate::reach::{Cfg, ends_reach};
 use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
-use crate::verify::verify;
-use crate::version::{Anchor, Context, Fact, Inst, Term, Version};
+use crate::version::{Anchor, Context, DeferredStore, Fact, Inst, Term, Version};
 
 /// Why a version is not inlined.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -42,8 +44,8 @@ pub enum InlineError {
     /// The callee relies on a monitored fact that the caller does not assume.
     #[error("the callee assumes {0}")]
     Context(Context),
-    /// What the caller defers may not wait through the callee.
-    #[error("the caller's pending stores: {0}")]
+    /// What the caller defers may not wait through the callee: this instruction of it may touch that.
+    #[error("stores that the caller defers cannot wait through {0}")]
     Pending(String),
 }
 
@@ -63,11 +65,40 @@ pub fn inline(caller: &mut Version, block: BlockId, callee: &Version) -> Result<
     }
     let mut inlined = caller.clone();
     splice(&mut inlined, block, exit, callee);
-    if let Err(errors) = verify(&inlined) {
-        return Err(InlineError::Pending(errors[0].to_string()));
+    if let Some(what) = disturbs(&inlined, caller.blocks.len(), &caller.anchors[exit.index()].stores) {
+        return Err(InlineError::Pending(what));
     }
     *caller = inlined;
     Ok(())
+}
+
+/// The first instruction of the blocks from `first` on that may touch a pending store, or lets somebody see memory.
+fn disturbs(version: &Version, first: usize, pending: &[DeferredStore]) -> Option<String> {
+    if pending.is_empty() {
+        return None;
+    }
+    let defs = Defs::of(version);
+    // What the callee takes as parameters is what the caller passes.
+    let mut replaced: Vec<Option<Operand>> = vec![None; version.types.len()];
+    let edges = version.blocks[..first].iter().flat_map(|b| b.term.edges()).filter(|(to, _)| to.index() == first);
+    for (param, arg) in edges.flat_map(|(to, args)| version.blocks[to.index()].params.iter().zip(args)) {
+        replaced[param.index()] = Some(*arg);
+    }
+    let values = Values { defs: &defs, replaced: &replaced };
+    let mut addresses = Addresses::default();
+    let waiting: Vec<Location> =
+        pending.iter().map(|s| addresses.locate_parts(&values, &s.mem, s.args[0], s.args[1], s.ty.bytes())).collect();
+    let mut touches = |inst: &Inst| match access(version, inst) {
+        _ if ends_reach(version, inst) && !matches!(access(version, inst), Access::Write(_)) => true,
+        Access::None => false,
+        Access::ReadUnknown | Access::Barrier => true,
+        Access::Read(size) | Access::Write(size) => match addresses.locate(&values, inst, size) {
+            Some(here) => waiting.iter().any(|w| !addresses.disjoint(w, &here)),
+            None => true,
+        },
+    };
+    let found = version.blocks[first..].iter().flat_map(|b| &b.insts).find(|inst| touches(inst));
+    found.map(|inst| inst.to_string())
 }
 
 fn splice(caller: &mut Version, block: BlockId, exit: AnchorId, callee: &Version) {
