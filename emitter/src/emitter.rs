@@ -8,7 +8,7 @@
 //! [`Emitter::diversion`], [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
 
 use crate::cache::{Cache, CacheError};
-use crate::copy::{self, Blocks, LinkId};
+use crate::copy::{self, Blocks, LOADED, LinkId};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Homes, Surroundings, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
@@ -17,13 +17,13 @@ use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, SiteKind, preg};
 use crate::record::{PendingStore, Record};
 use crate::splice::{self, EntryPlaces};
-use crate::stubs::{ABORTED, StubError, Stubs};
+use crate::stubs::{self, ABORTED, StubError, Stubs};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
 use dynasour_ir::{Gpr, Version};
 use regalloc2::{Algorithm, Edit, Function, MachineEnv, Output, PReg, RegAllocError, RegallocOptions};
 use smallvec::SmallVec;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else refuses this version.
 #[derive(thiserror::Error, Debug)]
@@ -119,6 +119,47 @@ pub struct Diversion {
     pub displaced: Displaced,
 }
 
+/// The register allocator's memory.
+#[derive(Default)]
+struct Allocator(regalloc2::Ctx);
+
+// SAFETY: what it shares, it shares within itself: all references to its arena are its own fields. So it can go from
+// thread to thread as a whole.
+unsafe impl Send for Allocator {}
+
+/// Where to enter a fragment; good until a flush that does not wait for this thread.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryPoint {
+    pub(crate) stubs: u64,
+    pub(crate) code: u64,
+    /// What [`LOADED`] is to hold: the copied block that `code` goes on to.
+    pub(crate) loaded: u64,
+}
+
+impl EntryPoint {
+    /// Runs the fragment, and whatever it is linked to, on the guest state in `ctx` until it leaves.
+    ///
+    /// # Safety
+    /// The fragment has not been flushed. `ctx` is this thread's context and its GS base points there
+    /// ([`crate::stubs::set_gs`]). The fragment runs guest code, with all that it may do to this address space.
+    pub unsafe fn run(self, ctx: *mut ThreadContext) -> Left {
+        // SAFETY: the addresses are those of the stub and of a fragment of one emitter; the rest is the caller's promise.
+        let site = unsafe {
+            (*ctx).stub_save[LOADED] = self.loaded;
+            stubs::enter(self.stubs, ctx, self.code)
+        };
+        if site == ABORTED {
+            return Left::Aborted;
+        }
+        match site as u32 {
+            copy::INDIRECT => Left::Indirect,
+            copy::FAULT => Left::Fault,
+            link @ copy::FIRST_LINK.. => Left::Block(LinkId(link - copy::FIRST_LINK)),
+            exit => Left::Exit(ExitId(exit)),
+        }
+    }
+}
+
 /// Compiler of versions and owner of their code.
 pub struct Emitter {
     pub(crate) cache: Cache,
@@ -128,7 +169,7 @@ pub struct Emitter {
     exits: Vec<Exit>,
     pub(crate) indirect: Indirect,
     pub(crate) blocks: Blocks,
-    allocator: regalloc2::Ctx,
+    allocator: Allocator,
 }
 
 impl Emitter {
@@ -148,7 +189,7 @@ impl Emitter {
             exits: Vec::new(),
             indirect,
             blocks,
-            allocator: regalloc2::Ctx::default(),
+            allocator: Allocator::default(),
         })
     }
 
@@ -222,9 +263,9 @@ impl Emitter {
         // regalloc2 panics when constraints cannot be met. That would be a bug of ours, but not one to end a guest for:
         // the trace is given up. The allocator's memory is put back only when all went well.
         let mut allocator = std::mem::take(&mut self.allocator);
-        let run = || regalloc2::run_with_ctx(&function, &env, &options, &mut allocator).map(|_| ());
+        let run = || regalloc2::run_with_ctx(&function, &env, &options, &mut allocator.0).map(|_| ());
         let out = match panic::catch_unwind(AssertUnwindSafe(run)) {
-            Ok(done) => done.map(|()| &allocator.output).map_err(EmitError::Registers)?,
+            Ok(done) => done.map(|()| &allocator.0.output).map_err(EmitError::Registers)?,
             Err(cause) if cfg!(debug_assertions) => panic::resume_unwind(cause),
             Err(_) => return Err(EmitError::Allocator),
         };
@@ -323,6 +364,7 @@ impl Emitter {
             faults: faults.into(),
             links,
             tails,
+            unlinked: AtomicU32::new(0),
         });
         Ok(id)
     }
@@ -393,29 +435,20 @@ impl Emitter {
         links.into()
     }
 
-    /// Runs a fragment, and whatever it is linked to, on the guest state in `ctx` until it leaves.
-    ///
-    /// # Safety
-    /// `ctx` is this thread's context and its GS base points there ([`crate::stubs::set_gs`]). The fragment runs
-    /// guest code, with all that it may do to this address space.
-    pub unsafe fn enter(&self, ctx: *mut ThreadContext, fragment: FragmentId) -> Result<Left, EmitError> {
-        let entry = self.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
-        // SAFETY: `entry` is the entry of a fragment in this cache; the rest is the caller's promise.
-        let site = unsafe { self.stubs.enter(ctx, entry) };
-        Ok(self.left(site))
+    /// Where to enter a fragment, for a thread that does not have the emitter while it is there.
+    pub fn entry_point(&self, fragment: FragmentId) -> Result<EntryPoint, EmitError> {
+        let code = self.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
+        Ok(EntryPoint { stubs: self.stubs.enter, code, loaded: 0 })
     }
 
-    /// What an `exit_site` says.
-    pub(crate) fn left(&self, site: u64) -> Left {
-        if site == ABORTED {
-            return Left::Aborted;
-        }
-        match site as u32 {
-            copy::INDIRECT => Left::Indirect,
-            copy::FAULT => Left::Fault,
-            link @ copy::FIRST_LINK.. => Left::Block(LinkId(link - copy::FIRST_LINK)),
-            exit => Left::Exit(ExitId(exit)),
-        }
+    /// Runs a fragment: see [`EntryPoint::run`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn enter(&self, ctx: *mut ThreadContext, fragment: FragmentId) -> Result<Left, EmitError> {
+        let entry = self.entry_point(fragment)?;
+        // SAFETY: the caller's promise; nothing is flushed while `self` is borrowed.
+        Ok(unsafe { entry.run(ctx) })
     }
 
     /// After a fragment left through `exit`: makes `gpr`, `rflags` and `rip` of `ctx` the guest's state at the
@@ -445,11 +478,21 @@ impl Emitter {
         }
     }
 
-    /// Makes a fragment leave at its next back edge or end, into the runtime. Async-signal-safe.
+    /// Makes whoever is in a fragment leave at its next back edge or end, into the runtime, until as many have called
+    /// [`Emitter::relink`]. Async-signal-safe.
     pub fn unlink_for_signal(&self, fragment: FragmentId) {
         if let Some(f) = self.fragment(fragment) {
+            f.unlinked.fetch_add(1, Ordering::Relaxed);
             f.links.iter().for_each(|l| self.cache.patch_rel32(l.field, l.out));
         }
+    }
+
+    /// Makes every thread that is in some fragment leave soon, for good: nothing leads from fragment to fragment any more.
+    /// What is left to do then is [`Emitter::flush_all`], when all are out.
+    pub fn retire_all(&mut self) {
+        self.indirect.clear();
+        self.blocks.unlink_all(&self.cache);
+        (0..self.fragments.len() as u32).for_each(|f| self.unlink_for_signal(FragmentId(f)));
     }
 
     /// Where a thread that a signal found at `host_rip` must be sent to come out: from the way into a fragment, after
@@ -476,8 +519,18 @@ impl Emitter {
 
     /// Undoes [`Emitter::unlink_for_signal`]. Async-signal-safe.
     pub fn relink(&self, fragment: FragmentId) {
-        if let Some(f) = self.fragment(fragment) {
+        if let Some(f) = self.fragment(fragment)
+            && f.unlinked.fetch_sub(1, Ordering::Relaxed) == 1
+        {
             f.links.iter().for_each(|l| self.cache.patch_rel32(l.field, l.target()));
+        }
+    }
+
+    /// Sets where a link of `fragment` leads, from when the fragment is linked at all.
+    fn set_link(&self, fragment: FragmentId, link: &Link, target: u64) {
+        link.target.store(target, Ordering::Relaxed);
+        if self.fragments[fragment.0 as usize].unlinked.load(Ordering::Relaxed) == 0 {
+            self.cache.patch_rel32(link.field, target);
         }
     }
 
@@ -495,19 +548,17 @@ impl Emitter {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
         let f = self.fragment(target).filter(|f| Some(f.pc) == e.target).ok_or(EmitError::Unknown)?;
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        link.target.store(f.entry, Ordering::Relaxed);
-        self.cache.patch_rel32(link.field, f.entry);
+        self.set_link(e.fragment, link, f.entry);
         Ok(())
     }
 
     /// Makes a guard's exit (and every other guard's that shares its anchor) go to `target`, which was compiled from
     /// this exit's state.
     pub fn attach(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
-        self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
+        let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
         let entry = self.fragment(target).ok_or(EmitError::Unknown)?.entry;
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        link.target.store(entry, Ordering::Relaxed);
-        self.cache.patch_rel32(link.field, entry);
+        self.set_link(e.fragment, link, entry);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use crate::mach::SiteKind;
 use crate::record::Record;
 use dynasour_ir::AnchorId;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A fragment of the cache. Ids are dense and start over after a flush.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -109,6 +109,8 @@ pub struct Fragment {
     /// All patchable jumps.
     pub(crate) links: Box<[Link]>,
     pub(crate) tails: Box<[Tail]>,
+    /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
+    pub(crate) unlinked: AtomicU32,
 }
 
 impl Fragment {

@@ -21,7 +21,7 @@ mod splice;
 pub mod stubs;
 mod x86;
 
-pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryState, Left};
+pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};
 pub use indirect::Displaced;
 pub use mach::SiteKind;

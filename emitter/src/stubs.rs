@@ -183,10 +183,19 @@ impl Stubs {
     /// `entry` is a fragment's entry in the cache of these stubs, `ctx` is this thread's context and GS points to
     /// it ([`set_gs`]). The code then runs with the guest's authority over the whole address space.
     pub unsafe fn enter(&self, ctx: *mut ThreadContext, entry: u64) -> u64 {
-        // SAFETY: `self.enter` is the address of the stub generated above with exactly this signature.
-        unsafe {
-            let f: unsafe extern "sysv64" fn(*mut ThreadContext, u64) -> u64 = std::mem::transmute(self.enter);
-            f(ctx, entry)
-        }
+        // SAFETY: the caller's promise.
+        unsafe { enter(self.enter, ctx, entry) }
+    }
+}
+
+/// As [`Stubs::enter`], for the stub at `stub`.
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn enter(stub: u64, ctx: *mut ThreadContext, entry: u64) -> u64 {
+    // SAFETY: the address of a stub generated above with exactly this signature; the rest is the caller's promise.
+    unsafe {
+        let f: unsafe extern "sysv64" fn(*mut ThreadContext, u64) -> u64 = std::mem::transmute(stub);
+        f(ctx, entry)
     }
 }

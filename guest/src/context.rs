@@ -48,8 +48,8 @@ pub struct ThreadContext {
     pub next_pc: u64,
     /// Nonzero when the runtime wants control at the next safe point (a signal was accepted).
     pub pending: AtomicU32,
-    /// Padding.
-    pub reserved: u32,
+    /// What a signal handler of this thread's unlinked: 0 if nothing, else the runtime knows what it means.
+    pub unlinked: AtomicU32,
     /// Short-lived save slots of stubs.
     pub stub_save: [u64; 8],
     /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is in `xstate` still.

@@ -1,7 +1,7 @@
 //! Starting a guest: find and load the program, make the machine, run.
 
 use crate::config::RunConfig;
-use crate::dispatch::{self, Dispatcher};
+use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
 use crate::process::{self, exec::Follow};
 use crate::signal::FaultHooks;
@@ -60,7 +60,8 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let argv: Vec<CString> = std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
     // After the guest's images, which may insist on their addresses; the code cache does not.
-    let mut dispatcher = Dispatcher::new(config, vdso_range()).map_err(setup)?;
+    let machine = Machine::new(config, vdso_range()).map_err(setup)?;
+    let mut dispatcher = Dispatcher::new(machine).map_err(setup)?;
 
     let mut system = System::new(
         inherited,

@@ -30,7 +30,7 @@ impl DeoptReason {
 }
 
 /// Counters of one process.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Stats {
     /// Fragments made, side traces included.
     pub fragments: u64,

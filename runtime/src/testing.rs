@@ -17,7 +17,7 @@ pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
 
 /// Makes the calling process (a child made by [`in_child`]) the host of a guest.
 pub(crate) fn start(system: &mut System, context: &mut ThreadContext) {
-    let hooks = FaultHooks { thunk: |_| None, fragment: |_| None, accepted: |_| None };
+    let hooks = FaultHooks { thunk: |_| None, fragment: |_| None, accepted: |_, _| None };
     // SAFETY: both live until the child exits.
     unsafe { system.start(context, hooks) }.expect("memory for a stack");
 }
@@ -73,6 +73,8 @@ impl Engine for Notes {
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
         crate::process::exit(self.child.map_or(98, |child| child(context, system)))
     }
+
+    fn vfork_child_gone(&mut self) {}
 }
 
 /// A guest without code: system calls are made by hand.

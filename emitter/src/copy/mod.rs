@@ -26,7 +26,7 @@ mod translate;
 
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
-use crate::emitter::{Diversion, EmitError, Emitter, Left};
+use crate::emitter::{Diversion, EmitError, Emitter, EntryPoint, Left};
 use crate::indirect::{Displaced, Indirect, Source};
 use crate::stubs::{StubError, Stubs};
 use dynasour_guest::ThreadContext;
@@ -34,8 +34,9 @@ use dynasour_guest::context::offset;
 use dynasour_guest::decode::Fetch;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
-use stubs::{CopyStubs, LOADED};
-pub(crate) use stubs::{FAULT, FIRST_LINK, INDIRECT};
+use std::sync::atomic::{AtomicU32, Ordering};
+use stubs::CopyStubs;
+pub(crate) use stubs::{FAULT, FIRST_LINK, INDIRECT, LOADED};
 use translate::{Leads, Referent, Translator};
 
 const PAGE_SHIFT: u32 = 12;
@@ -97,6 +98,8 @@ struct Block {
     len: u32,
     /// Its first link; they end where the next block's begin.
     first_link: u32,
+    /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
+    unlinked: AtomicU32,
 }
 
 /// Figures about the copy tier.
@@ -129,6 +132,8 @@ pub(crate) struct Blocks {
     last_page: u64,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
+    /// How many blocks are unlinked.
+    unlinked: AtomicU32,
     figures: CopyFigures,
 }
 
@@ -148,6 +153,7 @@ impl Blocks {
             pages: FxHashSet::default(),
             last_page: u64::MAX,
             cold: Vec::new(),
+            unlinked: AtomicU32::new(0),
             figures: CopyFigures::default(),
         })
     }
@@ -161,6 +167,7 @@ impl Blocks {
         self.checks.clear();
         self.pages.clear();
         self.last_page = u64::MAX;
+        self.unlinked.store(0, Ordering::Relaxed);
     }
 
     /// In a forked child: generates the stubs anew.
@@ -257,7 +264,13 @@ impl Blocks {
             self.cold.extend_from_slice(&constant.to_le_bytes());
         }
         let bytes = &self.translator.out.bytes;
-        self.blocks.push(Block { pc, start: (start - self.base) as u32, len: bytes.len() as u32, first_link });
+        self.blocks.push(Block {
+            pc,
+            start: (start - self.base) as u32,
+            len: bytes.len() as u32,
+            first_link,
+            unlinked: AtomicU32::new(0),
+        });
         cache.write(start, bytes);
         cache.write(cold, &self.cold);
         self.figures.blocks += 1;
@@ -308,11 +321,35 @@ impl Blocks {
     fn lead(&mut self, place: u32, entry: u32, cache: &Cache) {
         self.places[place as usize].entry = entry;
         let mut next = self.places[place as usize].links;
+        let all_linked = self.unlinked.load(Ordering::Relaxed) == 0;
         while let Some(link) = self.links.get(next as usize) {
-            cache.patch_rel32(self.base + u64::from(link.field), self.target(link));
+            if all_linked || self.owner_is_linked(next) {
+                cache.patch_rel32(self.base + u64::from(link.field), self.target(link));
+            }
             self.figures.links += u64::from(entry != 0);
             next = link.next;
         }
+    }
+
+    /// Is the block that a link belongs to linked?
+    fn owner_is_linked(&self, link: u32) -> bool {
+        let owner = self.blocks.partition_point(|b| b.first_link <= link).checked_sub(1);
+        owner.is_none_or(|owner| self.blocks[owner].unlinked.load(Ordering::Relaxed) == 0)
+    }
+
+    fn unlink(&self, block: u32, cache: &Cache) {
+        if let Some(b) = self.blocks.get(block as usize) {
+            b.unlinked.fetch_add(1, Ordering::Relaxed);
+            self.unlinked.fetch_add(1, Ordering::Relaxed);
+            for link in &self.links[self.links_of(block)] {
+                cache.patch_rel32(self.base + u64::from(link.field), self.out(link));
+            }
+        }
+    }
+
+    /// Makes whoever is in any block leave at its end, for good.
+    pub fn unlink_all(&self, cache: &Cache) {
+        (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, cache));
     }
 
     fn copy(&mut self, pc: u64, code: &dyn Fetch, cache: &mut Cache) -> Result<Copied, EmitError> {
@@ -362,17 +399,18 @@ impl Emitter {
         Ok(())
     }
 
+    /// Where to enter what [`Emitter::copy`] gave since the last flush.
+    pub fn copy_entry_point(&self, entry: u64) -> EntryPoint {
+        EntryPoint { stubs: self.stubs.enter, code: self.blocks.stubs.load, loaded: entry }
+    }
+
     /// Runs the code at `entry` and whatever it leads to, on the guest state in `ctx`, until it leaves.
     ///
     /// # Safety
     /// As [`Emitter::enter`], and `entry` is what [`Emitter::copy`] said since the last flush.
     pub unsafe fn enter_copy(&self, ctx: *mut ThreadContext, entry: u64) -> Left {
-        // SAFETY: the caller's context, of which nobody holds a reference; the rest is the caller's promise.
-        let site = unsafe {
-            (*ctx).stub_save[LOADED] = entry;
-            self.stubs.enter(ctx, self.blocks.stubs.load)
-        };
-        self.left(site)
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_entry_point(entry).run(ctx) }
     }
 
     /// Is some block made from code in this range?
@@ -402,17 +440,21 @@ impl Emitter {
         self.blocks.at(host_rip).map(BlockId)
     }
 
-    /// Makes a block leave at its end, into the runtime. Async-signal-safe.
+    /// Makes whoever is in a block leave at its end, into the runtime, until as many have called
+    /// [`Emitter::relink_block`]. Async-signal-safe.
     pub fn unlink_block(&self, block: BlockId) {
-        for link in &self.blocks.links[self.blocks.links_of(block.0)] {
-            self.cache.patch_rel32(self.blocks.base + u64::from(link.field), self.blocks.out(link));
-        }
+        self.blocks.unlink(block.0, &self.cache);
     }
 
     /// Undoes [`Emitter::unlink_block`]. Async-signal-safe.
     pub fn relink_block(&self, block: BlockId) {
-        for link in &self.blocks.links[self.blocks.links_of(block.0)] {
-            self.cache.patch_rel32(self.blocks.base + u64::from(link.field), self.blocks.target(link));
+        let blocks = &self.blocks;
+        let Some(b) = blocks.blocks.get(block.0 as usize) else { return };
+        blocks.unlinked.fetch_sub(1, Ordering::Relaxed);
+        if b.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
+            for link in &blocks.links[blocks.links_of(block.0)] {
+                self.cache.patch_rel32(blocks.base + u64::from(link.field), blocks.target(link));
+            }
         }
     }
 

@@ -24,7 +24,7 @@ pub(crate) const INDIRECT: u32 = 0x7fff_fff0;
 pub(crate) const FAULT: u32 = 0x7fff_fff1;
 
 /// The word of `stub_save` that says where `load` goes on.
-pub(super) const LOADED: usize = 6;
+pub(crate) const LOADED: usize = 6;
 
 /// Addresses.
 #[derive(Clone, Debug)]

@@ -28,61 +28,65 @@ impl Policy for UntilCopyable {
     }
 }
 
-impl Dispatcher<'_> {
-    /// One stretch of the copy tier.
+impl Dispatcher {
+    /// One stretch of the copy tier, from inside.
     pub(super) fn copied(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let code = self.interp.code();
         let mut indirect = false;
         loop {
             if context.pending.load(Ordering::Relaxed) != 0 {
+                self.peer.leave();
                 return system.deliver_pending(context);
             }
-            let Some(fragments) = &mut self.fragments else { return Outcome::Continue };
-            let copied = match fragments.copy(context.rip, &*code, indirect) {
+            let Some(mut fragments) = self.machine.fragments() else { return Outcome::Continue };
+            let copied = match fragments.copy(context.rip, &*code, std::mem::take(&mut indirect)) {
                 Ok(copied) => copied,
                 Err(error) if error.is_full() => {
+                    drop(fragments);
+                    self.peer.leave();
                     self.overflowed();
-                    indirect = false;
-                    continue;
+                    return Outcome::Continue;
                 }
                 // Nothing that cannot be interpreted.
                 Err(_) => Copied::Instruction,
             };
-            let left = match copied {
-                Copied::Entry(entry) => fragments.enter_copy(context, entry),
-                Copied::Instruction => {
-                    indirect = false;
-                    match self.interp.run_one(context) {
-                        None => continue,
-                        Some(stop) => return self.stopped(context, system, stop),
+            let stop = match copied {
+                Copied::Entry(entry) => {
+                    let way = fragments.way_to_copy(entry);
+                    drop(fragments);
+                    // SAFETY: `context` is this thread's, and GS points to it; the code is not flushed while this thread
+                    // is inside.
+                    let left = unsafe { way.run(context) };
+                    let Some(mut fragments) = self.machine.fragments() else { return Outcome::Continue };
+                    indirect = fragments.left_copy(left, context);
+                    if left != Left::Fault {
+                        continue;
                     }
-                }
-                Copied::Writable => {
-                    indirect = false;
-                    match self.interp.run(context, &mut UntilCopyable) {
-                        Stop::Policy(()) => continue,
-                        stop => return self.stopped(context, system, stop),
-                    }
-                }
-            };
-            indirect = false;
-            match left {
-                Left::Block(link) => context.rip = fragments.copy_exit(link).unwrap_or(context.rip),
-                Left::Indirect => {
-                    context.rip = context.next_pc;
-                    indirect = true;
-                }
-                Left::Fault => {
                     if !fragments.copy_state(context, &*code) {
                         process::complain("internal error: a copied block faulted whose code has changed unnoticed");
                         signal::die(libc::SIGABRT);
                     }
-                    if let Some(stop) = self.interp.run_one(context) {
-                        return self.stopped(context, system, stop);
+                    drop(fragments);
+                    self.interp.run_one(context)
+                }
+                Copied::Instruction => {
+                    drop(fragments);
+                    self.interp.run_one(context)
+                }
+                Copied::Writable => {
+                    drop(fragments);
+                    match self.interp.run(context, &mut UntilCopyable) {
+                        Stop::Policy(()) => continue,
+                        stop => {
+                            self.peer.leave();
+                            return self.stopped(context, system, stop);
+                        }
                     }
                 }
-                // Nothing ran, or a fragment left, of which this tier has none.
-                Left::Aborted | Left::Exit(_) => {}
+            };
+            if let Some(stop) = stop {
+                self.peer.leave();
+                return self.stopped(context, system, stop);
             }
         }
     }

@@ -13,16 +13,21 @@
 //!
 //! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are beyond a fragment's
 //! links, so a thread that is there is diverted. Whatever is linked to whatever, it comes out before it enters
-//! another fragment.
+//! another fragment. The thread that was interrupted links the fragment again when it is out; others that come out of it
+//! meanwhile just enter again.
+//!
+//! **Threads.** All of this is behind one lock, which nobody holds while guest code runs. A thread that is in fragments, or
+//! comes from one, is *inside* ([`super::peers`]), and what it may need is kept until it is not: dropping everything is
+//! done in two steps, [`Fragments::retire`] and [`Fragments::clear`].
 //!
 //! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
 
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::memory;
 use crate::stats::{DeoptReason, Stats};
-use dynasour_emitter::copy::{BlockId, Copied, LinkId};
+use dynasour_emitter::copy::{BlockId, Copied};
 use dynasour_emitter::{
-    Config, Diversion, EmitError, Emitter, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
+    Config, Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
 };
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
@@ -31,7 +36,7 @@ use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use thiserror::Error;
 
@@ -40,59 +45,8 @@ const PAGE_SHIFT: u32 = 12;
 /// So many exits may have a trace of their own from one pc.
 const OWN_TRACES: u32 = 3;
 
-/// The emitter of this process, for signal handlers.
-static EMITTER: AtomicPtr<Emitter> = AtomicPtr::new(std::ptr::null_mut());
-/// One more than the fragment that a signal handler unlinked, or with [`BLOCK`] the copied block; 0 if none.
-static UNLINKED: AtomicU32 = AtomicU32::new(0);
+/// In [`ThreadContext::unlinked`]: it is a copied block, not a fragment.
 const BLOCK: u32 = 1 << 31;
-
-fn emitter_in_handler() -> Option<&'static Emitter> {
-    // SAFETY: the pointer is null or that of the emitter that the dispatcher owns until the process ends. A handler
-    // asks only when the interrupted instruction is in the code cache, when nothing of the emitter is being changed.
-    unsafe { EMITTER.load(Ordering::Relaxed).as_ref() }
-}
-
-/// Where a fault of a fragment's own continues. Async-signal-safe.
-pub fn fragment_fault(host_rip: u64) -> Option<u64> {
-    let emitter = emitter_in_handler().filter(|e| e.cache().range().contains(&host_rip))?;
-    emitter.fault_exit(host_rip)
-}
-
-/// An asynchronous signal was accepted at `host_rip`: if that is in a fragment, it leaves at its next safe point.
-/// Async-signal-safe.
-pub fn signal_accepted(host_rip: u64) -> Option<Diversion> {
-    let emitter = emitter_in_handler().filter(|e| e.cache().range().contains(&host_rip))?;
-    let code = match emitter.fragment_at(host_rip) {
-        Some(fragment) => {
-            emitter.unlink_for_signal(fragment);
-            fragment.0 + 1
-        }
-        None => match emitter.block_at(host_rip) {
-            Some(block) => {
-                emitter.unlink_block(block);
-                (block.0 + 1) | BLOCK
-            }
-            None => 0,
-        },
-    };
-    if code != 0 {
-        let before = UNLINKED.swap(code, Ordering::Relaxed);
-        if before != code {
-            // A second signal: nobody is in the first one's code any more.
-            relink(emitter, before);
-        }
-    }
-    emitter.diversion(host_rip)
-}
-
-/// Undoes what a signal handler did to this code. Async-signal-safe.
-fn relink(emitter: &Emitter, unlinked: u32) {
-    match unlinked & !BLOCK {
-        0 => {}
-        n if unlinked & BLOCK != 0 => emitter.relink_block(BlockId(n - 1)),
-        n => emitter.relink(FragmentId(n - 1)),
-    }
-}
 
 /// The fragment side cannot be set up or has broken an invariant.
 #[derive(Debug, Error)]
@@ -113,11 +67,62 @@ pub enum After {
     /// Interpret on; `rip` is a trace head and this counts as an execution of it.
     CountHead,
     /// The exit is hot: record a side trace from `rip`.
-    RecordSide,
+    RecordSide(Side),
     /// The runtime wanted control.
     Pending,
     /// The cache is full.
     Flush,
+    /// No fragment starts there (any more).
+    Nothing,
+}
+
+/// What happens next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Another fragment is entered.
+    Enter(FragmentId),
+    /// The runtime goes on.
+    After(After),
+}
+
+/// An exit for which a side trace is being recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Side {
+    exit: ExitId,
+    pc: u64,
+    generation: u64,
+}
+
+/// A thread's way into a fragment.
+#[derive(Debug)]
+pub struct Way {
+    fragment: FragmentId,
+    /// Where to enter it.
+    pub entry: EntryPoint,
+    /// Guards that were made to fail.
+    forced: Vec<ExitId>,
+}
+
+/// What a trace is compiled for.
+pub struct Plan {
+    name: String,
+    facts: Vec<Fact>,
+    /// Whether its head has no fragment yet.
+    first: bool,
+    side: Option<ExitId>,
+    generation: u64,
+    start: Instant,
+}
+
+/// Why a trace came to nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The cache is full.
+    Full,
+    /// What it was made from or for is gone, or somebody else was faster.
+    Stale,
+    /// Something about the trace.
+    Refused(AbortReason),
 }
 
 #[derive(Default)]
@@ -129,8 +134,6 @@ struct Region {
 pub struct Fragments {
     emitter: Box<Emitter>,
     regions: FxHashMap<u64, Region>,
-    /// The exit that a side trace is being recorded for, and its target.
-    side: Option<(ExitId, u64)>,
     /// How many exits have a trace of their own from this pc.
     side_traces: FxHashMap<u64, u32>,
     /// Times each unlinked exit was taken.
@@ -149,6 +152,12 @@ pub struct Fragments {
     traces: u32,
     log_exits: bool,
     log_code: bool,
+    /// Counts the times when something that a compilation may rely on went away.
+    generation: u64,
+    /// Between [`Fragments::retire`] and [`Fragments::clear`].
+    retired: bool,
+    /// What happened to fragments.
+    pub stats: Stats,
 }
 
 impl Fragments {
@@ -158,11 +167,9 @@ impl Fragments {
     /// This machine lacks something, or there is no memory.
     pub fn new(config: &RunConfig) -> Result<Fragments, FragmentError> {
         let emitter = Box::new(Emitter::new(Config { cache_size: config.cache_size })?);
-        EMITTER.store(std::ptr::from_ref(&*emitter).cast_mut(), Ordering::Relaxed);
         Ok(Fragments {
             emitter,
             regions: FxHashMap::default(),
-            side: None,
             side_traces: FxHashMap::default(),
             taken: FxHashMap::default(),
             pages: FxHashSet::default(),
@@ -174,7 +181,55 @@ impl Fragments {
             traces: 0,
             log_exits: config.log.contains(&Stage::Exit),
             log_code: config.log.contains(&Stage::Code),
+            generation: 0,
+            retired: false,
+            stats: Stats::default(),
         })
+    }
+
+    /// The addresses of the code cache, which never change.
+    pub fn cache(&self) -> Range<u64> {
+        self.emitter.cache().range()
+    }
+
+    /// Where a fault of a fragment's own continues. Async-signal-safe.
+    pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
+        self.emitter.fault_exit(host_rip)
+    }
+
+    /// The thread of `context` was interrupted at `host_rip` and is to come out. Async-signal-safe.
+    pub fn divert(&self, host_rip: u64, context: &ThreadContext) -> Option<Diversion> {
+        let code = match self.emitter.fragment_at(host_rip) {
+            Some(fragment) => {
+                self.emitter.unlink_for_signal(fragment);
+                fragment.0 + 1
+            }
+            None => match self.emitter.block_at(host_rip) {
+                Some(block) => {
+                    self.emitter.unlink_block(block);
+                    (block.0 + 1) | BLOCK
+                }
+                None => 0,
+            },
+        };
+        if code != 0 {
+            // After a second signal the thread is not in the first one's code any more.
+            self.relink(context.unlinked.swap(code, Ordering::Relaxed));
+        }
+        self.emitter.diversion(host_rip)
+    }
+
+    /// A thread is out: undoes what its signal handler did.
+    fn link_again(&self, context: &ThreadContext) {
+        self.relink(context.unlinked.swap(0, Ordering::Relaxed));
+    }
+
+    fn relink(&self, unlinked: u32) {
+        match unlinked & !BLOCK {
+            0 => {}
+            n if unlinked & BLOCK != 0 => self.emitter.relink_block(BlockId(n - 1)),
+            n => self.emitter.relink(FragmentId(n - 1)),
+        }
     }
 
     /// Was some fragment made from code in this range?
@@ -191,7 +246,13 @@ impl Fragments {
     }
 
     /// The code for the guest code at `pc`, copied now if need be; with `indirect`, indirect transfers will find it.
+    ///
+    /// # Errors
+    /// See [`Emitter::copy`].
     pub fn copy(&mut self, pc: u64, code: &dyn Fetch, indirect: bool) -> Result<Copied, EmitError> {
+        if self.retired {
+            return Ok(Copied::Instruction);
+        }
         let copied = self.emitter.copy(pc, code)?;
         if indirect {
             self.emitter.register_copy(pc)?;
@@ -199,17 +260,22 @@ impl Fragments {
         Ok(copied)
     }
 
-    /// Runs copied code.
-    pub fn enter_copy(&self, context: &mut ThreadContext, entry: u64) -> Left {
-        // SAFETY: `context` is this thread's; `System::start` pointed GS at it; the caller has the entry from `copy`.
-        let left = unsafe { self.emitter.enter_copy(context, entry) };
-        relink(&self.emitter, UNLINKED.swap(0, Ordering::Relaxed));
-        left
+    /// The way to what [`Fragments::copy`] gave.
+    pub fn way_to_copy(&self, entry: u64) -> EntryPoint {
+        self.emitter.copy_entry_point(entry)
     }
 
-    /// The guest pc that a block's exit leads to.
-    pub fn copy_exit(&self, link: LinkId) -> Option<u64> {
-        self.emitter.copy_exit(link)
+    /// A thread has come out of copied blocks: says where to, with `rip` the guest's, and whether by an indirect transfer.
+    /// After [`Left::Fault`] see [`Fragments::copy_state`].
+    pub fn left_copy(&self, left: Left, context: &mut ThreadContext) -> bool {
+        self.link_again(context);
+        match left {
+            Left::Block(link) => context.rip = self.emitter.copy_exit(link).unwrap_or(context.rip),
+            Left::Indirect => context.rip = context.next_pc,
+            // Nothing ran, or a fragment left, of which the copy tier has none.
+            Left::Fault | Left::Aborted | Left::Exit(_) => {}
+        }
+        left == Left::Indirect
     }
 
     /// The guest's state after a fault in a block; see [`Emitter::copy_state`].
@@ -219,94 +285,117 @@ impl Fragments {
 
     /// From now on traces may not assume `private_memory`. Must existing fragments go?
     pub fn lose_private_memory(&mut self) -> bool {
+        self.generation += 1;
         std::mem::replace(&mut self.private_memory, false) && !self.regions.is_empty()
     }
 
-    /// Drops every fragment.
-    pub fn flush(&mut self) {
-        self.emitter.flush_all();
+    /// Guest code has changed somewhere: what is being compiled is not installed.
+    pub fn bump(&mut self) {
+        self.generation += 1;
+    }
+
+    /// Makes nothing lead into any fragment any more, and whoever is inside come out. When all are, somebody must
+    /// [`Fragments::clear`]. `false` if another thread is about to do that already.
+    pub fn retire(&mut self) -> bool {
+        if std::mem::replace(&mut self.retired, true) {
+            return false;
+        }
+        self.stats.flushes += 1;
+        self.emitter.retire_all();
         self.forget();
+        true
+    }
+
+    /// Drops all fragments after [`Fragments::retire`]: every thread has been outside since.
+    pub fn clear(&mut self) {
+        self.emitter.flush_all();
+        self.generation += 1;
+        self.retired = false;
     }
 
     /// Fresh memory and no fragments, in a forked child.
     pub fn reset_after_fork(&mut self) -> Result<(), FragmentError> {
         self.forget();
+        self.retired = false;
         Ok(self.emitter.reset_after_fork()?)
     }
 
     fn forget(&mut self) {
+        self.generation += 1;
         self.regions.clear();
-        self.side = None;
         self.side_traces.clear();
         self.taken.clear();
         self.pages.clear();
         self.loops.clear();
         self.dispatching.clear();
         self.new_dispatch = None;
-        UNLINKED.store(0, Ordering::Relaxed);
     }
 
-    /// Runs the fragment at `context.rip` and what follows it in fragments.
+    /// The way into `fragment`. Nothing leads there but this: chaos forces some of its guards.
     ///
     /// # Errors
     /// A broken invariant of ours.
-    pub fn run(
+    pub fn prepare(&mut self, fragment: FragmentId) -> Result<Way, FragmentError> {
+        self.stats.fragment_entries += 1;
+        let forced = self.force(fragment);
+        Ok(Way { fragment, entry: self.emitter.entry_point(fragment)?, forced })
+    }
+
+    /// A thread has come out: makes its state exact, links the exit, says what next.
+    ///
+    /// # Errors
+    /// A broken invariant of ours.
+    pub fn left(
         &mut self,
+        way: Way,
+        left: Left,
         context: &mut ThreadContext,
         policy: &dyn SpeculationPolicy,
-        stats: &mut Stats,
-    ) -> Result<After, FragmentError> {
-        let Some(mut fragment) = self.first(context.rip) else { return Ok(After::Interpret) };
-        loop {
-            stats.fragment_entries += 1;
-            let forced = self.force(fragment);
-            // SAFETY: `context` is this thread's; `System::start` pointed GS at it.
-            let left = unsafe { self.emitter.enter(context, fragment) }?;
-            self.restore(forced);
-            relink(&self.emitter, UNLINKED.swap(0, Ordering::Relaxed));
-            let Left::Exit(exit) = left else { return Ok(After::Pending) };
-            let deopt = self.emitter.deopt(exit, context)?;
-            for store in &deopt.stores {
-                perform(store);
-            }
-            if self.log_exits {
-                eprintln!("dynasour: {fragment:?} left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
-            }
-            let next = self.first(context.rip);
-            match deopt.kind {
-                SiteKind::End | SiteKind::EndIndirect => {
-                    stats.fragment_ends += 1;
-                    let Some(next) = next else { return Ok(After::CountHead) };
-                    if deopt.kind == SiteKind::End && self.chaos.is_none() {
-                        self.emitter.link(exit, next)?;
-                        stats.links += 1;
-                    }
-                    fragment = next;
-                }
-                SiteKind::Guard => {
-                    let chaos = self.chaos.is_some();
-                    stats.deopt(if chaos { DeoptReason::Chaos } else { DeoptReason::Guard });
-                    return if chaos { Ok(After::Interpret) } else { self.guard_failed(exit, policy, stats) };
-                }
-                SiteKind::Fault => {
-                    stats.deopt(DeoptReason::Fault);
-                    return Ok(After::Interpret);
-                }
-                SiteKind::Poll => {
-                    stats.deopt(DeoptReason::Poll);
-                    return Ok(After::Pending);
-                }
-            }
+    ) -> Result<Next, FragmentError> {
+        self.restore(way.forced);
+        self.link_again(context);
+        let Left::Exit(exit) = left else { return Ok(Next::After(After::Pending)) };
+        let deopt = self.emitter.deopt(exit, context)?;
+        for store in &deopt.stores {
+            perform(store);
         }
+        if self.log_exits {
+            eprintln!("dynasour: {:?} left through {exit:?} ({:?}) to {:#x}", way.fragment, deopt.kind, context.rip);
+        }
+        Ok(Next::After(match deopt.kind {
+            SiteKind::End | SiteKind::EndIndirect => {
+                self.stats.fragment_ends += 1;
+                let Some(next) = self.first(context.rip) else { return Ok(Next::After(After::CountHead)) };
+                if deopt.kind == SiteKind::End && self.chaos.is_none() {
+                    self.emitter.link(exit, next)?;
+                    self.stats.links += 1;
+                }
+                return Ok(Next::Enter(next));
+            }
+            SiteKind::Guard if self.chaos.is_some() => {
+                self.stats.deopt(DeoptReason::Chaos);
+                After::Interpret
+            }
+            SiteKind::Guard => {
+                self.stats.deopt(DeoptReason::Guard);
+                self.guard_failed(exit, policy)?
+            }
+            SiteKind::Fault => {
+                self.stats.deopt(DeoptReason::Fault);
+                After::Interpret
+            }
+            SiteKind::Poll => {
+                self.stats.deopt(DeoptReason::Poll);
+                After::Pending
+            }
+        }))
     }
 
     /// A hot exit is linked to where it goes, or asks for a side trace from there.
-    fn guard_failed(
-        &mut self,
-        exit: ExitId,
-        policy: &dyn SpeculationPolicy,
-        stats: &mut Stats,
-    ) -> Result<After, FragmentError> {
+    fn guard_failed(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Result<After, FragmentError> {
+        if self.retired {
+            return Ok(After::Interpret);
+        }
         let taken = self.taken.entry(exit).or_default();
         *taken += 1;
         if *taken < policy.exit_threshold() {
@@ -324,15 +413,12 @@ impl Fragments {
             Some(pc) => match self.successor(own, pc) {
                 Some(next) => self.emitter.link_exit(exit, next),
                 None if self.is_full(pc, policy) => return Ok(After::Interpret),
-                None => {
-                    self.side = Some((exit, pc));
-                    return Ok(After::RecordSide);
-                }
+                None => return Ok(After::RecordSide(Side { exit, pc, generation: self.generation })),
             },
         };
         match linked {
             Ok(stub) => {
-                stats.stubs += 1;
+                self.stats.stubs += 1;
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
                 }
@@ -363,7 +449,8 @@ impl Fragments {
         self.regions.get(&pc).is_some_and(|r| r.fragments.len() >= policy.max_versions())
     }
 
-    fn first(&self, pc: u64) -> Option<FragmentId> {
+    /// The fragment that is entered at `pc`.
+    pub fn first(&self, pc: u64) -> Option<FragmentId> {
         self.regions.get(&pc)?.fragments.first().copied()
     }
 
@@ -381,37 +468,54 @@ impl Fragments {
         self.new_dispatch.take()
     }
 
-    /// Compiles a recorded path into a fragment of its head's region.
-    pub fn compile(
+    /// What a recorded path is to be compiled for; `side` is the exit for which it was recorded. Whether the path is still
+    /// good, the caller finds out after this.
+    ///
+    /// # Errors
+    /// Nothing is to be compiled.
+    pub fn plan(
         &mut self,
         path: &Path,
+        side: Option<Side>,
         config: &RunConfig,
         policy: &dyn SpeculationPolicy,
-        stats: &mut Stats,
-    ) -> Result<(), AbortReason> {
-        if self.is_full(path.head, policy) {
-            return Err(AbortReason::TooManyVersions);
+    ) -> Result<Plan, Failure> {
+        if self.retired {
+            return Err(Failure::Stale);
         }
-        let side =
-            self.side.take().filter(|(_, pc)| *pc == path.head && self.wants_own_trace(*pc)).map(|(exit, _)| exit);
-        let start = Instant::now();
+        if self.is_full(path.head, policy) {
+            return Err(Failure::Refused(AbortReason::TooManyVersions));
+        }
+        let side = side.filter(|s| s.pc == path.head && s.generation == self.generation && self.wants_own_trace(s.pc));
         self.traces += 1;
         let number = self.traces;
         if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
-            return Err(AbortReason::NotSelected);
+            return Err(Failure::Refused(AbortReason::NotSelected));
         }
-        let facts = if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() };
-        let mut version = build::build(path, &format!("t{number}"), Context { facts }, policy).map_err(|e| e.0)?;
-        log(config, Stage::Trace, || version.to_string());
+        Ok(Plan {
+            name: format!("t{number}"),
+            facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
+            first: !self.regions.contains_key(&path.head),
+            side: side.map(|s| s.exit),
+            generation: self.generation,
+            start: Instant::now(),
+        })
+    }
+
+    /// Makes a fragment of a recorded path's optimised version.
+    ///
+    /// # Errors
+    /// It came to nothing.
+    pub fn install(&mut self, plan: Plan, version: &Version, path: &Path, config: &RunConfig) -> Result<(), Failure> {
         let first = !self.regions.contains_key(&path.head);
-        let options = OptOptions { skip: config.skip_passes.clone(), alias_guards: first, ..OptOptions::default() };
-        opt::optimise(&mut version, &options);
-        log(config, Stage::Opt, || version.to_string());
-        let (id, shared) = self.emit(&version, side).map_err(|error| match error {
-            e if e.is_full() => AbortReason::Flushed,
+        if plan.generation != self.generation || plan.first != first {
+            return Err(Failure::Stale);
+        }
+        let (id, shared) = self.emit(version, plan.side).map_err(|error| match error {
+            e if e.is_full() => Failure::Full,
             e => {
                 log(config, Stage::Record, || format!("{}: {e}", version.name));
-                AbortReason::Emitter
+                Failure::Refused(AbortReason::Emitter)
             }
         })?;
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
@@ -429,14 +533,14 @@ impl Fragments {
         }
         if path.shape == TraceShape::Loop {
             self.loops.insert(id, path.jumps_indirectly());
-            stats.loop_fragments += 1;
+            self.stats.loop_fragments += 1;
         }
-        stats.fragments += 1;
-        stats.trace_instructions += path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
+        self.stats.fragments += 1;
+        self.stats.trace_instructions += path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
         if let Some(f) = self.emitter.fragment(id) {
-            stats.code_bytes += (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start);
+            self.stats.code_bytes += (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start);
         }
-        stats.compile_nanoseconds += start.elapsed().as_nanos() as u64;
+        self.stats.compile_nanoseconds += plan.start.elapsed().as_nanos() as u64;
         Ok(())
     }
 
@@ -482,6 +586,23 @@ impl Fragments {
         for exit in forced {
             self.emitter.force_guard(exit, false).expect("it was forced a moment ago");
         }
+    }
+}
+
+impl Plan {
+    /// Builds the path's version and optimises it: what takes time and needs no lock.
+    ///
+    /// # Errors
+    /// Why that cannot be done.
+    pub fn version(&self, path: &Path, config: &RunConfig, policy: &dyn SpeculationPolicy) -> Result<Version, Failure> {
+        let context = Context { facts: self.facts.clone() };
+        let mut version = build::build(path, &self.name, context, policy).map_err(|e| Failure::Refused(e.0))?;
+        log(config, Stage::Trace, || version.to_string());
+        let options =
+            OptOptions { skip: config.skip_passes.clone(), alias_guards: self.first, ..OptOptions::default() };
+        opt::optimise(&mut version, &options);
+        log(config, Stage::Opt, || version.to_string());
+        Ok(version)
     }
 }
 

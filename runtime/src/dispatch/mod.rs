@@ -9,78 +9,98 @@
 //!            └──► build ──► optimise ──► emit ───────┘
 //! ```
 //!
+//! One dispatcher runs one guest thread; what they share is the [`Machine`].
+//!
 //! Invariant: between any two of these the [`ThreadContext`] holds the exact guest state. After a deoptimisation the
 //! interpreter executes at least one guest instruction before a fragment is entered again, so progress is certain.
 
 mod copy;
 mod fragments;
+mod machine;
+mod peers;
 mod select;
 
-use crate::config::{RunConfig, Stage, Tier};
+use crate::config::{Stage, Tier};
 use crate::interp::{ExecutableCode, Interp, NoPolicy, Stop};
 use crate::memory;
 use crate::process;
 use crate::signal::{self, GuestFault};
-use crate::stats::Stats;
 use crate::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::Trap;
-use dynasour_tracer::{AbortReason, HeadKind, Landing, SpeculationPolicy};
-use fragments::{After, Fragments};
+use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, SpeculationPolicy};
+use fragments::{After, Failure, FragmentError, Next, Side};
+use peers::Peer;
 use select::{DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector};
-
-pub use fragments::{FragmentError, fragment_fault, signal_accepted};
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Runs one guest process.
-pub struct Dispatcher<'c> {
-    config: &'c RunConfig,
+pub use machine::{Machine, fragment_fault, signal_accepted};
+
+/// Runs one guest thread.
+pub struct Dispatcher {
+    machine: &'static Machine,
+    peer: Arc<Peer>,
     interp: Interp,
     selector: Selector,
-    /// The fragment side; none when everything is interpreted.
-    fragments: Option<Fragments>,
-    stats: Stats,
+    /// The exit for which a side trace is being recorded.
+    side: Option<Side>,
 }
 
-impl<'c> Dispatcher<'c> {
-    /// A dispatcher for the first guest process. Code in `untraced` (the vDSO) is only interpreted.
+impl Dispatcher {
+    /// A dispatcher for a new thread of the machine's guest.
     ///
     /// # Errors
-    /// The code cache could not be made.
-    pub fn new(config: &'c RunConfig, untraced: Range<u64>) -> Result<Self, FragmentError> {
-        let fragments = match config.tier {
-            Tier::Interp => None,
-            Tier::Dynamo | Tier::Copy => Some(Fragments::new(config)?),
-        };
+    /// No memory.
+    pub fn new(machine: &'static Machine) -> Result<Self, FragmentError> {
         let mut interp = Interp::with_code(Box::new(ExecutableCode::default()));
         interp.reserve()?;
-        Ok(Dispatcher {
-            config,
-            interp,
-            selector: Selector::new(config.threshold, untraced),
-            fragments,
-            stats: Stats::default(),
-        })
+        let peer = Arc::new(Peer::default());
+        machine.peers.add(peer.clone());
+        let selector = Selector::new(machine.config.threshold, machine.untraced.clone());
+        Ok(Dispatcher { machine, peer, interp, selector, side: None })
     }
 
     /// Runs the guest from `context` until its process ends.
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
         loop {
-            let outcome = match self.fragments {
-                None => {
-                    let stop = self.interp.run(context, &mut NoPolicy);
-                    self.stopped(context, system, stop)
+            let outcome = if !self.peer.enter(context) {
+                self.attend();
+                Outcome::Continue
+            } else {
+                match self.machine.config.tier {
+                    Tier::Interp => {
+                        let stop = self.interp.run(context, &mut NoPolicy);
+                        self.peer.leave();
+                        self.stopped(context, system, stop)
+                    }
+                    Tier::Dynamo => self.traced(context, system),
+                    Tier::Copy => self.copied(context, system),
                 }
-                Some(_) if self.config.tier == Tier::Copy => self.copied(context, system),
-                Some(_) => self.traced(context, system),
             };
             self.settle(outcome, system);
         }
     }
 
-    /// One stretch of the dynamo tier: interpret until the selector or the runtime wants something, and do that.
+    /// Forgets what other threads found out to be stale.
+    fn attend(&mut self) {
+        for range in self.peer.take_stale() {
+            self.forget_blocks(&range);
+        }
+    }
+
+    /// One stretch with fragments, from inside: interpret until the selector or the runtime wants something, and do
+    /// that, outside.
     fn traced(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let stop = self.interp.run(context, &mut self.selector);
+        if let Stop::Policy(Selected::Fragment) = stop {
+            let after = self.fragments(context);
+            self.peer.leave();
+            self.after(context, after);
+            return Outcome::Continue;
+        }
+        self.peer.leave();
         match stop {
             Stop::Policy(selected) => {
                 self.selected(context, selected);
@@ -104,30 +124,61 @@ impl<'c> Dispatcher<'c> {
         }
     }
 
-    /// Does what the selector stopped for.
-    fn selected(&mut self, context: &mut ThreadContext, selected: Selected) {
+    /// Does what the selector stopped for, except running fragments.
+    fn selected(&mut self, context: &ThreadContext, selected: Selected) {
         match selected {
-            Selected::Fragment => self.enter(context),
-            Selected::Recorded(path, end) => {
-                self.stats.recorded(end);
-                self.log(Stage::Record, || format!("recorded {:#x}, {} blocks, {end:?}", path.head, path.steps.len()));
-                let Some(fragments) = &mut self.fragments else { return };
-                match fragments.compile(&path, self.config, &self.selector.policy, &mut self.stats) {
-                    Ok(()) => self.mark(path.head),
-                    Err(reason) => self.aborted(path.head, reason),
+            Selected::Fragment => {}
+            Selected::Hot { kind, stable } => {
+                let pc = context.rip;
+                // Another thread may have been faster.
+                if self.machine.fragments().is_some_and(|f| f.first(pc).is_some()) {
+                    self.mark(pc);
+                } else if let Ok(entry) = self.interp.entry(pc) {
+                    self.selector.start(entry.lifted(), kind, stable);
                 }
             }
-            Selected::Aborted(head, reason) => self.aborted(head, reason),
+            Selected::Recorded(path, end) => {
+                self.machine
+                    .log(Stage::Record, || format!("recorded {:#x}, {} blocks, {end:?}", path.head, path.steps.len()));
+                if let Some(mut fragments) = self.machine.fragments() {
+                    fragments.stats.recorded(end);
+                }
+                match self.compile(&path) {
+                    Ok(()) => self.mark(path.head),
+                    Err(failure) => self.failed(path.head, failure),
+                }
+            }
+            Selected::Aborted(head, reason) => self.failed(head, Failure::Refused(reason)),
         }
     }
 
-    fn aborted(&mut self, head: u64, reason: AbortReason) {
-        self.log(Stage::Record, || format!("gave up {head:#x}: {reason:?}"));
-        self.stats.aborted(reason);
-        if reason == AbortReason::Flushed {
-            self.overflowed();
-        } else {
-            self.selector.heads.penalise(head);
+    /// Compiles a recorded path into a fragment. Only the beginning and the end need the lock.
+    fn compile(&mut self, path: &Path) -> Result<(), Failure> {
+        let (config, policy, side) = (&self.machine.config, &self.selector.policy, self.side.take());
+        let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
+        let plan = fragments.plan(path, side, config, policy)?;
+        drop(fragments);
+        if self.peer.is_posted() {
+            // The path may be made from what has changed. (What changes from now on spoils the plan.)
+            return Err(Failure::Stale);
+        }
+        let version = plan.version(path, config, policy)?;
+        let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
+        fragments.install(plan, &version, path, config)
+    }
+
+    fn failed(&mut self, head: u64, failure: Failure) {
+        let reason = match failure {
+            Failure::Full | Failure::Stale => AbortReason::Flushed,
+            Failure::Refused(reason) => reason,
+        };
+        self.machine.log(Stage::Record, || format!("gave up {head:#x}: {reason:?}"));
+        self.count_abort(reason);
+        match failure {
+            Failure::Full => self.overflowed(),
+            // There may be a fragment of somebody else's by now.
+            Failure::Stale => self.mark(head),
+            Failure::Refused(_) => self.selector.heads.penalise(head),
         }
     }
 
@@ -137,28 +188,58 @@ impl<'c> Dispatcher<'c> {
         self.flush();
     }
 
-    /// Runs fragments from `rip` on, and prepares what is to happen where they leave.
-    fn enter(&mut self, context: &mut ThreadContext) {
-        let Some(fragments) = &mut self.fragments else { return };
-        let after = match fragments.run(context, &self.selector.policy, &mut self.stats) {
+    /// Runs fragments from `rip` on.
+    fn fragments(&mut self, context: &mut ThreadContext) -> After {
+        match self.run_fragments(context) {
             Ok(after) => after,
             Err(error) => {
                 process::complain(&format!("internal error leaving a fragment: {error}"));
                 signal::die(libc::SIGABRT);
             }
-        };
-        if let Some(head) = fragments.take_new_dispatch() {
-            self.mark(head);
         }
-        match after {
-            After::Interpret | After::Pending => {}
-            After::Flush => self.overflowed(),
-            After::CountHead => {
-                if let Ok(entry) = self.interp.entry(context.rip) {
-                    self.selector.count(context, entry, HeadKind::Other);
+    }
+
+    fn run_fragments(&mut self, context: &mut ThreadContext) -> Result<After, FragmentError> {
+        // Who is not admitted interprets: whoever is may be waiting for what this thread does.
+        let Some(_admission) = self.machine.admit() else { return Ok(After::Interpret) };
+        let Some(mut fragments) = self.machine.fragments() else { return Ok(After::Nothing) };
+        let Some(mut fragment) = fragments.first(context.rip) else { return Ok(After::Nothing) };
+        loop {
+            let way = fragments.prepare(fragment)?;
+            drop(fragments);
+            // SAFETY: `context` is this thread's, and GS points to it; the fragment is not flushed while this thread is
+            // inside.
+            let left = unsafe { way.entry.run(context) };
+            let Some(again) = self.machine.fragments() else { return Ok(After::Nothing) };
+            fragments = again;
+            match fragments.left(way, left, context, &self.selector.policy)? {
+                Next::Enter(next) => fragment = next,
+                Next::After(after) => {
+                    let dispatch = fragments.take_new_dispatch();
+                    drop(fragments);
+                    if let Some(head) = dispatch {
+                        self.mark(head);
+                    }
+                    return Ok(after);
                 }
             }
-            After::RecordSide => {
+        }
+    }
+
+    /// Prepares what is to happen where fragments have left.
+    fn after(&mut self, context: &ThreadContext, after: After) {
+        match after {
+            After::Interpret | After::Pending => {}
+            After::Nothing => self.mark(context.rip),
+            After::Flush => self.overflowed(),
+            After::CountHead => {
+                if let Ok(entry) = self.interp.entry(context.rip)
+                    && let Some(selected) = self.selector.count(context, entry, HeadKind::Other)
+                {
+                    self.selected(context, selected);
+                }
+            }
+            After::RecordSide(side) => {
                 if self.selector.heads.is_blacklisted(context.rip, &self.selector.policy) {
                     return;
                 }
@@ -166,6 +247,7 @@ impl<'c> Dispatcher<'c> {
                     && !entry.writable
                 {
                     self.selector.start(entry.lifted(), HeadKind::Other, Vec::new());
+                    self.side = Some(side);
                 }
             }
         }
@@ -173,7 +255,7 @@ impl<'c> Dispatcher<'c> {
 
     /// Makes the interpreter's block at `pc` say what fragment starts there.
     fn mark(&mut self, pc: u64) {
-        let user = match self.fragments.as_ref().and_then(|f| f.at(pc)) {
+        let user = match self.machine.fragments().and_then(|f| f.at(pc)) {
             None => NO_FRAGMENT,
             Some(Landing::Ordinary) => LINEAR_FRAGMENT,
             Some(Landing::Loop) => LOOP_FRAGMENT,
@@ -187,22 +269,28 @@ impl<'c> Dispatcher<'c> {
     /// Drops all fragments, and a recording that may have been made from old code.
     fn flush(&mut self) {
         self.abandon(AbortReason::Flushed);
-        if let Some(fragments) = &mut self.fragments {
-            fragments.flush();
-            self.stats.flushes += 1;
-        }
+        self.machine.flush(&self.peer);
+        // Other threads find out when they enter one.
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
     }
 
-    fn log(&self, stage: Stage, text: impl FnOnce() -> String) {
-        if self.config.log.contains(&stage) {
-            eprintln!("dynasour: {}", text());
+    /// Drops this thread's blocks made from `range`, and a recording that may hold what they were.
+    fn forget_blocks(&mut self, range: &Range<u64>) {
+        if self.interp.invalidate(range.start, range.end) {
+            self.abandon(AbortReason::Flushed);
         }
     }
 
     fn abandon(&mut self, reason: AbortReason) {
+        self.side = None;
         if self.selector.abandon().is_some() {
-            self.stats.aborted(reason);
+            self.count_abort(reason);
+        }
+    }
+
+    fn count_abort(&self, reason: AbortReason) {
+        if let Some(mut fragments) = self.machine.fragments() {
+            fragments.stats.aborted(reason);
         }
     }
 
@@ -210,8 +298,8 @@ impl<'c> Dispatcher<'c> {
     fn stopped<P>(&mut self, context: &mut ThreadContext, system: &mut System, stop: Stop<P>) -> Outcome {
         match stop {
             Stop::Syscall => {
-                self.stats.syscalls += 1;
-                if self.config.log.contains(&Stage::Syscall) {
+                count(&self.peer.syscalls, 1);
+                if self.machine.config.log.contains(&Stage::Syscall) {
                     let g = &context.gpr;
                     eprintln!("dynasour: syscall {} ({:#x}, {:#x}, {:#x})", g[0], g[7], g[6], g[2]);
                 }
@@ -258,21 +346,34 @@ impl<'c> Dispatcher<'c> {
     /// The table and the file of statistics, for the process that the user started.
     fn write_report(&mut self, system: &System) {
         let Some(to) = system.report_to() else { return };
-        self.stats.blocks = self.interp.block_count() as u64;
-        self.stats.blacklisted = self.selector.heads.blacklisted(&self.selector.policy) as u64;
-        self.stats.signals = system.delivered();
+        self.publish();
+        let mut stats = self.machine.stats();
+        stats.signals = system.delivered();
+        let config = &self.machine.config;
         let mut text = String::new();
-        if let Some(path) = &self.config.stats_json {
-            let json = serde_json::to_string_pretty(&self.stats).expect("statistics are plain data");
+        if let Some(path) = &config.stats_json {
+            let json = serde_json::to_string_pretty(&stats).expect("statistics are plain data");
             if let Err(error) = std::fs::write(path, json + "\n") {
                 text = format!("dynasour: cannot write {}: {error}\n", path.display());
             }
         }
-        if self.config.stats {
-            text.push_str(&self.stats.table());
+        if config.stats {
+            text.push_str(&stats.table());
         }
         process::write_all(to, text.as_bytes());
     }
+
+    /// Says what this thread counted by other means.
+    fn publish(&self) {
+        self.peer.blocks.store(self.interp.block_count() as u64, Ordering::Relaxed);
+        let given_up = self.selector.heads.blacklisted(&self.selector.policy);
+        self.peer.blacklisted.store(given_up as u64, Ordering::Relaxed);
+    }
+}
+
+/// Adds to a counter that only this thread writes.
+fn count(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
 }
 
 /// What fetching an instruction at `addr`, where that is not possible, raises.
@@ -284,15 +385,10 @@ fn fetch_fault(addr: u64) -> GuestFault {
     }
 }
 
-impl Engine for Dispatcher<'_> {
+impl Engine for Dispatcher {
     fn invalidate(&mut self, range: Range<u64>) {
-        if self.interp.invalidate(range.start, range.end) {
-            // A recording may hold what these blocks were.
-            self.abandon(AbortReason::Flushed);
-        }
-        if self.fragments.as_ref().is_some_and(|f| f.is_made_from(&range)) {
-            self.flush();
-        }
+        self.forget_blocks(&range);
+        self.machine.invalidate(&self.peer, &range);
     }
 
     fn report(&mut self, system: &System) {
@@ -304,7 +400,7 @@ impl Engine for Dispatcher<'_> {
     }
 
     fn private_memory_lost(&mut self) {
-        if self.fragments.as_mut().is_some_and(|f| f.lose_private_memory()) {
+        if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
             self.flush();
         }
     }
@@ -314,7 +410,7 @@ impl Engine for Dispatcher<'_> {
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());
-        let fragments = self.fragments.as_mut().map_or(Ok(()), |f| f.reset_after_fork().map_err(|e| e.to_string()));
+        let fragments = self.machine.after_fork_child(&self.peer).map_err(|e| e.to_string());
         if let Err(error) = interpreter.and(fragments) {
             process::complain(&format!("cannot make a code cache for a forked child: {error}"));
             signal::die(libc::SIGABRT);
@@ -324,12 +420,23 @@ impl Engine for Dispatcher<'_> {
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
         // All memory is the suspended parent's, this dispatcher included: make nothing, report nothing.
         loop {
-            let stop = self.interp.run(context, &mut NoPolicy);
-            match self.stopped(context, system, stop) {
+            let outcome = if self.peer.enter(context) {
+                let stop = self.interp.run(context, &mut NoPolicy);
+                self.peer.leave();
+                self.stopped(context, system, stop)
+            } else {
+                self.attend();
+                Outcome::Continue
+            };
+            match outcome {
                 Outcome::Continue => {}
                 Outcome::Exit(status) => process::exit(status),
                 Outcome::Killed(signo) => signal::die(signo),
             }
         }
+    }
+
+    fn vfork_child_gone(&mut self) {
+        self.peer.take_back();
     }
 }

@@ -33,6 +33,13 @@ const REPEATS: u32 = 2;
 pub enum Selected {
     /// A fragment starts at rip.
     Fragment,
+    /// The head at rip is hot: it is to be recorded, unless somebody has.
+    Hot {
+        /// What kind of head.
+        kind: HeadKind,
+        /// Registers that were the same at each sampled execution, and their values.
+        stable: Vec<(Gpr, u64)>,
+    },
     /// A recording ended here.
     Recorded(Path, EndReason),
     /// A recording came to nothing.
@@ -147,20 +154,19 @@ impl Selector {
         *repeats <= REPEATS
     }
 
-    /// Counts an execution of the trace head `to` and starts recording if it is hot.
-    pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry, kind: HeadKind) {
+    /// Counts an execution of the trace head `to`, before which the guest stands.
+    pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry, kind: HeadKind) -> Option<Selected> {
         if to.writable || self.untraced.contains(&to.pc) {
-            return;
+            return None;
         }
         if self.resting > 0 {
             self.resting -= 1;
-            return;
+            return None;
         }
-        if let Heat::Hot { stable } = self.heads.count(to.pc, &context.gpr, &self.policy) {
-            let stable =
-                Gpr::all().filter(|g| stable & (1 << g.number()) != 0).map(|g| (g, context.gpr[g.number()])).collect();
-            self.start(to.lifted(), kind, stable);
-        }
+        let Heat::Hot { stable } = self.heads.count(to.pc, &context.gpr, &self.policy) else { return None };
+        let stable =
+            Gpr::all().filter(|g| stable & (1 << g.number()) != 0).map(|g| (g, context.gpr[g.number()])).collect();
+        Some(Selected::Hot { kind, stable })
     }
 }
 
@@ -186,8 +192,7 @@ impl Policy for Selector {
         match kind {
             EdgeKind::Taken { backward: true } => self.count(context, to, HeadKind::Other),
             EdgeKind::Call => self.count(context, to, HeadKind::Function),
-            _ => {}
+            _ => None,
         }
-        None
     }
 }

@@ -264,6 +264,7 @@ impl System {
         // SAFETY: the stack is new, and this function's frame outlives the child: CLONE_VFORK makes the call return
         // when the child has exited or executed another program.
         let result = unsafe { entry::spawn(&call, child_address.cast()) };
+        child.engine.vfork_child_gone();
         signal::set_kernel_mask(signal::host_mask(self.mask));
         Done::Value(result)
     }

@@ -112,7 +112,7 @@ pub struct FaultHooks {
     pub fragment: fn(host_rip: u64) -> Option<u64>,
     /// An asynchronous signal was accepted while this host instruction was about to run. Must the thread be sent
     /// somewhere to come out?
-    pub accepted: fn(host_rip: u64) -> Option<Diversion>,
+    pub accepted: fn(host_rip: u64, context: &ThreadContext) -> Option<Diversion>,
 }
 
 static HOOKS: OnceLock<FaultHooks> = OnceLock::new();
@@ -220,7 +220,7 @@ fn asynchronous(
             regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
         }
         Window::Outside => {
-            if let Some(diversion) = HOOKS.get().and_then(|h| (h.accepted)(rip)) {
+            if let Some(diversion) = HOOKS.get().and_then(|h| (h.accepted)(rip, context)) {
                 regs[libc::REG_RIP as usize] = diversion.rip as i64;
                 for &(register, saved) in diversion.displaced.places() {
                     if let Some(slot) = super::frame::ORDER.iter().position(|r| *r == register) {

@@ -56,6 +56,9 @@ pub trait Engine {
     /// ends by [`crate::process::exit`], [`crate::signal::die`] or a successful execve. Everything it allocates stays
     /// with the parent.
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> !;
+
+    /// In the parent: the child of [`Engine::run_vfork_child`] is gone, wherever it was.
+    fn vfork_child_gone(&mut self);
 }
 
 /// What became of the guest.

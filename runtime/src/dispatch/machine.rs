@@ -1,0 +1,154 @@
+//! What all guest threads of a process share on the side of the translator: configuration, fragments, each other.
+//!
+//! There is one machine; it lives as long as the process, so that signal handlers can use it.
+
+use super::fragments::{FragmentError, Fragments};
+use super::peers::{Peer, Peers};
+use crate::config::{RunConfig, Stage, Tier};
+use crate::stats::Stats;
+use crate::sync::lock;
+use dynasour_emitter::Diversion;
+use dynasour_guest::ThreadContext;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// The machine, for signal handlers.
+static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(std::ptr::null_mut());
+
+/// See the module.
+pub struct Machine {
+    /// What the user asked for.
+    pub config: RunConfig,
+    /// Code that is only interpreted (the vDSO).
+    pub untraced: Range<u64>,
+    /// The guest's threads.
+    pub peers: Peers,
+    /// The fragment side; none when everything is interpreted.
+    fragments: Option<Mutex<Fragments>>,
+    /// The addresses of the code cache.
+    cache: Range<u64>,
+    /// Under chaos: somebody is in a fragment, some of whose guards are forced.
+    forced: AtomicBool,
+}
+
+impl Machine {
+    /// Sets up what `config` asks for.
+    ///
+    /// # Errors
+    /// The code cache could not be made.
+    pub fn new(config: &RunConfig, untraced: Range<u64>) -> Result<&'static Machine, FragmentError> {
+        let fragments = match config.tier {
+            Tier::Interp => None,
+            Tier::Dynamo | Tier::Copy => Some(Fragments::new(config)?),
+        };
+        let machine = Box::leak(Box::new(Machine {
+            config: config.clone(),
+            untraced,
+            peers: Peers::default(),
+            cache: fragments.as_ref().map_or(0..0, Fragments::cache),
+            fragments: fragments.map(Mutex::new),
+            forced: AtomicBool::new(false),
+        }));
+        MACHINE.store(machine, Ordering::Release);
+        Ok(machine)
+    }
+
+    /// The fragments, locked.
+    pub fn fragments(&self) -> Option<MutexGuard<'_, Fragments>> {
+        self.fragments.as_ref().map(lock)
+    }
+
+    /// The statistics so far, of all threads.
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.fragments().map(|f| f.stats.clone()).unwrap_or_default();
+        self.peers.for_each(|peer| {
+            stats.syscalls += peer.syscalls.load(Ordering::Relaxed);
+            stats.blocks += peer.blocks.load(Ordering::Relaxed);
+            stats.blacklisted += peer.blacklisted.load(Ordering::Relaxed);
+        });
+        stats
+    }
+
+    /// Drops all fragments. The caller is outside and holds no lock.
+    pub fn flush(&self, own: &Peer) {
+        // If somebody is at it already, that is enough: fragments are made again only when it has been done.
+        if self.fragments().is_some_and(|mut f| f.retire()) {
+            self.peers.settle(own, None);
+            if let Some(mut fragments) = self.fragments() {
+                fragments.clear();
+            }
+        }
+    }
+
+    /// Code in `range` has changed: the other threads forget their blocks made from it, and fragments made from it go. The
+    /// caller is outside and holds no lock; its own blocks are its own affair.
+    pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
+        let retired = self.fragments().map(|mut f| {
+            // What is being compiled now may be made from it.
+            f.bump();
+            f.is_made_from(range).then(|| f.retire())
+        });
+        self.peers.settle(own, Some(range));
+        if let Some(Some(true)) = retired
+            && let Some(mut fragments) = self.fragments()
+        {
+            fragments.clear();
+        }
+    }
+
+    /// Under chaos, the right to run fragments, whose guards only one thread at a time may force. Without chaos
+    /// everybody has it.
+    pub fn admit(&self) -> Option<Admission<'_>> {
+        let chaos = self.config.chaos.is_some();
+        if chaos && self.forced.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        Some(Admission { forced: chaos.then_some(&self.forced) })
+    }
+
+    /// In a forked child: the forking thread is the only one.
+    pub fn after_fork_child(&self, own: &std::sync::Arc<Peer>) -> Result<(), FragmentError> {
+        self.peers.keep_only(own);
+        self.forced.store(false, Ordering::Relaxed);
+        self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
+    }
+
+    /// Writes a line about a stage that the user wants to see.
+    pub fn log(&self, stage: Stage, text: impl FnOnce() -> String) {
+        if self.config.log.contains(&stage) {
+            eprintln!("dynasour: {}", text());
+        }
+    }
+}
+
+/// The right to run fragments.
+pub struct Admission<'m> {
+    forced: Option<&'m AtomicBool>,
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        if let Some(forced) = self.forced {
+            forced.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// The fragments, for a handler that interrupted `host_rip`: if that is in the code cache, where no thread holds a lock.
+fn in_handler(host_rip: u64) -> Option<MutexGuard<'static, Fragments>> {
+    // SAFETY: null or the machine, which lives as long as the process.
+    let machine = unsafe { MACHINE.load(Ordering::Acquire).as_ref() }?;
+    if machine.cache.contains(&host_rip) { machine.fragments() } else { None }
+}
+
+/// Where a fault of a fragment's own continues. Async-signal-safe.
+pub fn fragment_fault(host_rip: u64) -> Option<u64> {
+    in_handler(host_rip)?.fault_exit(host_rip)
+}
+
+/// This thread accepted an asynchronous signal at `host_rip`: if that is in a fragment, it leaves at its next safe point.
+/// Async-signal-safe.
+pub fn signal_accepted(host_rip: u64, context: &ThreadContext) -> Option<Diversion> {
+    in_handler(host_rip)?.divert(host_rip, context)
+}
