@@ -113,11 +113,22 @@ impl ThreadContext {
     pub fn new() -> Box<ThreadContext> {
         // SAFETY: every field is plain data for which all-zero bytes are a valid value.
         let mut context: Box<ThreadContext> = unsafe { Box::<ThreadContext>::new_zeroed().assume_init() };
-        context.this = std::ptr::from_mut(&mut *context) as u64;
-        context.rflags = 0x202;
-        context.xstate.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
-        context.xstate.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+        context.initialise();
         context
+    }
+
+    /// Makes it as new.
+    pub fn clear(&mut self) {
+        // SAFETY: as in `new`.
+        unsafe { std::ptr::write_bytes(self, 0, 1) };
+        self.initialise();
+    }
+
+    fn initialise(&mut self) {
+        self.this = std::ptr::from_mut(self) as u64;
+        self.rflags = 0x202;
+        self.xstate.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
+        self.xstate.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
     }
 }
 

@@ -165,6 +165,25 @@ pub unsafe fn store<T: Width>(addr: u64, value: T) -> Result<(), Fault> {
     unsafe { T::store(addr, value) }
 }
 
+/// Atomically replaces the 32-bit word at `addr` if it is `old`; returns what was there.
+///
+/// # Errors
+/// As [`store`].
+///
+/// # Safety
+/// As for [`store`].
+pub unsafe fn compare_exchange(addr: u64, old: u32, new: u32) -> Result<u32, Fault> {
+    let mut value = old;
+    let failed: u32;
+    // SAFETY: one locked instruction; if it faults, execution goes on at label 3 with `failed` still 1. The caller answers
+    // for the address being the guest's.
+    unsafe {
+        asm!("mov {failed:e}, 1", "2: lock cmpxchg dword ptr [{addr}], {new:e}", "mov {failed:e}, 0", "3:", entry!(),
+            inout("eax") value, new = in(reg) new, failed = out(reg) failed, addr = in(reg) addr, options(nostack));
+    }
+    if failed == 0 { Ok(value) } else { Err(Fault) }
+}
+
 /// `rep movsb` that reports how many bytes it did *not* move.
 ///
 /// # Safety
@@ -310,6 +329,9 @@ mod tests {
             assert_eq!(store(at + 2, 0xbbccu16), Ok(()));
             assert_eq!(store(at + 4, 0xdead_beefu32), Ok(()));
             assert_eq!(load::<u64>(at), Ok(0xdead_beef_bbcc_22aa));
+            assert_eq!(compare_exchange(at, 1, 2), Ok(0xbbcc_22aa));
+            assert_eq!(compare_exchange(at, 0xbbcc_22aa, 7), Ok(0xbbcc_22aa));
+            assert_eq!(load::<u32>(at), Ok(7));
         }
     }
 
@@ -325,6 +347,7 @@ mod tests {
             assert_eq!(last_fault().addr, page + 4096);
             assert_eq!(last_fault().signal, libc::SIGSEGV);
             assert_eq!(store(page + 4096, 1u16), Err(Fault));
+            assert_eq!(compare_exchange(page + 4096, 0, 1), Err(Fault));
             assert_eq!(store(page + 4095, 1u8), Ok(()));
         }
     }

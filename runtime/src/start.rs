@@ -85,7 +85,8 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let images = loaded.images.iter().map(|image| image.range.clone());
     system.protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>()).map_err(setup)?;
     process::assume_identity(&loaded.comm, &loaded.places);
-    dispatcher.run(&mut context, &mut system)
+    let status = dispatcher.run(&mut context, &mut system);
+    process::exit_first(status)
 }
 
 /// Makes all of the host's allocations come from the program break, above which room is kept ([`System::protect_host`]):
@@ -97,6 +98,8 @@ fn keep_heap_together() {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
         libc::mallopt(libc::M_TOP_PAD, GROWTH);
+        // All threads share one heap.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
     }
 }
 

@@ -5,6 +5,7 @@ use dynasour_guest::space::Brk;
 
 use std::ops::Range;
 
+use crate::process::ThreadBody;
 use crate::signal::{FaultHooks, sa};
 use crate::syscall::{Config, Engine, Inherited, Outcome, System};
 
@@ -51,6 +52,15 @@ pub(crate) struct Notes {
     pub(crate) forked: bool,
     pub(crate) reported: bool,
     pub(crate) child: Option<fn(&mut ThreadContext, &mut System) -> i32>,
+    pub(crate) thread: Option<fn(&mut ThreadContext, &mut System)>,
+}
+
+struct Body(fn(&mut ThreadContext, &mut System));
+
+impl ThreadBody for Body {
+    fn run(self: Box<Self>, context: &mut ThreadContext, system: &mut System) {
+        (self.0)(context, system);
+    }
 }
 
 impl Engine for Notes {
@@ -75,6 +85,14 @@ impl Engine for Notes {
     }
 
     fn vfork_child_gone(&mut self) {}
+
+    fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
+        self.thread.map(|thread| Box::new(Body(thread)) as Box<dyn ThreadBody>)
+    }
+
+    fn with_locks(&mut self, f: &mut dyn FnMut()) {
+        f();
+    }
 }
 
 /// A guest without code: system calls are made by hand.

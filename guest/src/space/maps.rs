@@ -1,4 +1,4 @@
-//! What is mapped now: `/proc/self/maps`, parsed (proc_pid_maps(5)).
+//! What is mapped now: `/proc/thread-self/maps`, parsed (proc_pid_maps(5)).
 
 use std::ffi::OsString;
 use std::io;

@@ -285,8 +285,11 @@ impl Fragments {
 
     /// From now on traces may not assume `private_memory`. Must existing fragments go?
     pub fn lose_private_memory(&mut self) -> bool {
+        if !std::mem::replace(&mut self.private_memory, false) {
+            return false;
+        }
         self.generation += 1;
-        std::mem::replace(&mut self.private_memory, false) && !self.regions.is_empty()
+        !self.regions.is_empty()
     }
 
     /// Guest code has changed somewhere: what is being compiled is not installed.

@@ -2,8 +2,10 @@
 //!
 //! There is one machine; it lives as long as the process, so that signal handlers can use it.
 
+use super::footprint::Footprint;
 use super::fragments::{FragmentError, Fragments};
 use super::peers::{Peer, Peers};
+use super::{Dispatcher, Resting};
 use crate::config::{RunConfig, Stage, Tier};
 use crate::stats::Stats;
 use crate::sync::lock;
@@ -24,6 +26,10 @@ pub struct Machine {
     pub untraced: Range<u64>,
     /// The guest's threads.
     pub peers: Peers,
+    /// Guest code that somebody has read.
+    pub footprint: Footprint,
+    /// Dispatchers of threads that have ended.
+    resting: Mutex<Vec<Resting>>,
     /// The fragment side; none when everything is interpreted.
     fragments: Option<Mutex<Fragments>>,
     /// The addresses of the code cache.
@@ -46,6 +52,8 @@ impl Machine {
             config: config.clone(),
             untraced,
             peers: Peers::default(),
+            footprint: Footprint::default(),
+            resting: Mutex::new(Vec::new()),
             cache: fragments.as_ref().map_or(0..0, Fragments::cache),
             fragments: fragments.map(Mutex::new),
             forced: AtomicBool::new(false),
@@ -109,9 +117,36 @@ impl Machine {
 
     /// In a forked child: the forking thread is the only one.
     pub fn after_fork_child(&self, own: &std::sync::Arc<Peer>) -> Result<(), FragmentError> {
-        self.peers.keep_only(own);
+        let mut resting = lock(&self.resting);
+        resting.iter_mut().for_each(Resting::belong_to_parent);
+        self.peers.keep_only(resting.iter().map(Resting::peer).chain([own]));
+        drop(resting);
         self.forced.store(false, Ordering::Relaxed);
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
+    }
+
+    /// A dispatcher for another thread.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn wake(&'static self) -> Result<Resting, FragmentError> {
+        let resting = lock(&self.resting).pop();
+        match resting {
+            Some(mut resting) => resting.become_own().map(|()| resting),
+            None => Dispatcher::new(self).map(Resting::new),
+        }
+    }
+
+    /// Keeps the dispatcher of a thread that has ended.
+    pub fn rest(&self, resting: Resting) {
+        lock(&self.resting).push(resting);
+    }
+
+    /// Calls `f` with every lock held.
+    pub fn with_locks(&self, f: &mut dyn FnMut()) {
+        let _resting = lock(&self.resting);
+        let _fragments = self.fragments();
+        self.footprint.held(|| self.peers.held(f));
     }
 
     /// Writes a line about a stage that the user wants to see.

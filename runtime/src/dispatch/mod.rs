@@ -15,20 +15,22 @@
 //! interpreter executes at least one guest instruction before a fragment is entered again, so progress is certain.
 
 mod copy;
+mod footprint;
 mod fragments;
 mod machine;
 mod peers;
 mod select;
 
 use crate::config::{Stage, Tier};
-use crate::interp::{ExecutableCode, Interp, NoPolicy, Stop};
+use crate::interp::{Interp, NoPolicy, Stop};
 use crate::memory;
-use crate::process;
+use crate::process::{self, ThreadBody};
 use crate::signal::{self, GuestFault};
 use crate::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::Trap;
 use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, SpeculationPolicy};
+use footprint::Noted;
 use fragments::{After, Failure, FragmentError, Next, Side};
 use peers::Peer;
 use select::{DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector};
@@ -54,7 +56,7 @@ impl Dispatcher {
     /// # Errors
     /// No memory.
     pub fn new(machine: &'static Machine) -> Result<Self, FragmentError> {
-        let mut interp = Interp::with_code(Box::new(ExecutableCode::default()));
+        let mut interp = Interp::with_code(Box::new(Noted::new(&machine.footprint)));
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
@@ -62,8 +64,9 @@ impl Dispatcher {
         Ok(Dispatcher { machine, peer, interp, selector, side: None })
     }
 
-    /// Runs the guest from `context` until its process ends.
-    pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
+    /// Runs the guest from `context` until its thread ends, and gives back its status. If it was the last one, the process
+    /// ends instead.
+    pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> i32 {
         loop {
             let outcome = if !self.peer.enter(context) {
                 self.attend();
@@ -79,7 +82,10 @@ impl Dispatcher {
                     Tier::Copy => self.copied(context, system),
                 }
             };
-            self.settle(outcome, system);
+            if let Some(status) = self.settle(outcome, system) {
+                self.abandon(AbortReason::Signal);
+                return status;
+            }
         }
     }
 
@@ -328,10 +334,15 @@ impl Dispatcher {
         }
     }
 
-    /// Ends the process if the outcome says so.
-    fn settle(&mut self, outcome: Outcome, system: &System) {
+    /// Ends the process if the outcome says so; says when the thread has ended.
+    fn settle(&mut self, outcome: Outcome, system: &mut System) -> Option<i32> {
         match outcome {
-            Outcome::Continue => {}
+            Outcome::Continue => None,
+            Outcome::ThreadExit(status) if system.end_thread() => {
+                self.report(system);
+                process::exit(status)
+            }
+            Outcome::ThreadExit(status) => Some(status),
             Outcome::Exit(status) => {
                 self.report(system);
                 process::exit(status)
@@ -387,8 +398,11 @@ fn fetch_fault(addr: u64) -> GuestFault {
 
 impl Engine for Dispatcher {
     fn invalidate(&mut self, range: Range<u64>) {
+        let read = self.machine.footprint.forget(&range);
         self.forget_blocks(&range);
-        self.machine.invalidate(&self.peer, &range);
+        if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
+            self.machine.invalidate(&self.peer, &range);
+        }
     }
 
     fn report(&mut self, system: &System) {
@@ -430,7 +444,7 @@ impl Engine for Dispatcher {
             };
             match outcome {
                 Outcome::Continue => {}
-                Outcome::Exit(status) => process::exit(status),
+                Outcome::Exit(status) | Outcome::ThreadExit(status) => process::exit(status),
                 Outcome::Killed(signo) => signal::die(signo),
             }
         }
@@ -438,5 +452,56 @@ impl Engine for Dispatcher {
 
     fn vfork_child_gone(&mut self) {
         self.peer.take_back();
+    }
+
+    fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
+        let resting = self.machine.wake().ok()?;
+        resting.dispatcher.interp.reserved().into_iter().for_each(protect);
+        Some(Box::new(resting))
+    }
+
+    fn with_locks(&mut self, f: &mut dyn FnMut()) {
+        self.machine.with_locks(f);
+    }
+}
+
+/// A dispatcher that no thread uses.
+pub struct Resting {
+    dispatcher: Box<Dispatcher>,
+    /// Its native code is in memory that is shared with the process that this one was forked from.
+    is_parents: bool,
+}
+
+// SAFETY: what a dispatcher counts references to without atomics is its own: blocks, their IR, and the view of code through
+// which they were made. They go from thread to thread together, and no thread keeps any of them.
+unsafe impl Send for Resting {}
+
+impl Resting {
+    fn new(dispatcher: Dispatcher) -> Resting {
+        Resting { dispatcher: Box::new(dispatcher), is_parents: false }
+    }
+
+    fn peer(&self) -> &Arc<Peer> {
+        &self.dispatcher.peer
+    }
+
+    fn belong_to_parent(&mut self) {
+        self.is_parents = true;
+    }
+
+    fn become_own(&mut self) -> Result<(), FragmentError> {
+        if std::mem::take(&mut self.is_parents) {
+            self.dispatcher.interp.unshare_after_fork()?;
+        }
+        Ok(())
+    }
+}
+
+impl ThreadBody for Resting {
+    fn run(mut self: Box<Self>, context: &mut ThreadContext, system: &mut System) {
+        self.dispatcher.run(context, system);
+        self.dispatcher.publish();
+        let machine = self.dispatcher.machine;
+        machine.rest(*self);
     }
 }

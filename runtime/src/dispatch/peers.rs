@@ -142,9 +142,16 @@ impl Peers {
         }
     }
 
-    /// In a forked child: only `own` is left.
-    pub fn keep_only(&self, own: &Arc<Peer>) {
-        *lock(&self.all) = vec![own.clone()];
+    /// In a forked child: these are left.
+    pub fn keep_only<'a>(&self, left: impl Iterator<Item = &'a Arc<Peer>>) {
+        *lock(&self.all) = left.cloned().collect();
+    }
+
+    /// Calls `f` while no thread comes or goes, or posts anything.
+    pub fn held(&self, f: &mut dyn FnMut()) {
+        let all = lock(&self.all);
+        let _posted: Vec<_> = all.iter().map(|peer| lock(&peer.stale)).collect();
+        f();
     }
 }
 

@@ -134,6 +134,11 @@ impl Cache {
         self.natives.reserve()
     }
 
+    /// That memory.
+    pub fn reserved(&self) -> Vec<std::ops::Range<u64>> {
+        self.natives.reserved()
+    }
+
     /// How many blocks there are, those for stepping not counted.
     pub fn len(&self) -> usize {
         self.blocks.len()

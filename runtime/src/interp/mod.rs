@@ -189,6 +189,11 @@ impl Interp {
         self.cache.reserve()
     }
 
+    /// The memory that [`Interp::reserve`] got.
+    pub fn reserved(&self) -> Vec<std::ops::Range<u64>> {
+        self.cache.reserved()
+    }
+
     /// Runs from `context.rip` until something needs the dispatcher.
     pub fn run<P: Policy>(&mut self, context: &mut ThreadContext, policy: &mut P) -> Stop<P::Stop> {
         let mxcsr = GuestMxcsr::load(context);

@@ -11,12 +11,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes of code the pool can hold.
 pub const POOL_SIZE: usize = 32 << 20;
 
-/// Where executable views lie, for the signal handler: start addresses of up to eight live pools (0: none).
-static VIEWS: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
+/// The most pools: one for each thread that there is at a time.
+const MOST: usize = 4096;
+
+/// Where executable views lie, for the signal handler: start addresses of live pools (0: none).
+static VIEWS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
+/// One past the highest of them that was ever used.
+static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Is `addr` inside the executable view of a pool? May be called in a signal handler.
 pub fn contains(addr: u64) -> bool {
-    VIEWS.iter().any(|view| {
+    VIEWS[..USED.load(Ordering::Acquire)].iter().any(|view| {
         let start = view.load(Ordering::Acquire) as u64;
         start != 0 && (start..start + POOL_SIZE as u64).contains(&addr)
     })
@@ -32,16 +37,24 @@ impl Pool {
     /// An empty pool.
     ///
     /// # Errors
-    /// What the kernel said, or [`io::ErrorKind::QuotaExceeded`] if there are eight pools already.
+    /// What the kernel said, or [`io::ErrorKind::QuotaExceeded`] if there are too many pools already.
     pub fn new() -> io::Result<Pool> {
         let views = Views::new(POOL_SIZE, [])?;
         let pool = Pool { views, used: 0 };
         let start = pool.views.executable() as usize;
         let free = |view: &&AtomicUsize| view.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        match VIEWS.iter().find(free) {
-            Some(_) => Ok(pool),
+        match VIEWS.iter().position(|view| free(&view)) {
+            Some(at) => {
+                USED.fetch_max(at + 1, Ordering::AcqRel);
+                Ok(pool)
+            }
             None => Err(io::ErrorKind::QuotaExceeded.into()),
         }
+    }
+
+    /// Both views.
+    pub fn ranges(&self) -> [std::ops::Range<u64>; 2] {
+        [self.views.writable(), self.views.executable()].map(|view| view as u64..view as u64 + POOL_SIZE as u64)
     }
 
     /// The address at which the next code will be executed.

@@ -4,13 +4,18 @@
 //! * A child that borrows its parent's memory while the parent sleeps (vfork, posix_spawn) runs on a host stack and a
 //!   context of its own, with copies of what the kernel copies for it. It allocates from the common heap, never frees
 //!   the parent's things, and ends without destructors; the parent frees the child's when it wakes.
-//! * A child that shares memory and runs at the same time is a thread: not supported yet.
+//! * A thread ([`super::thread`]) shares everything. What the kernel would give it, it gives itself.
+//! * A process that shares memory and runs at the same time, which nobody makes since there are threads, is refused.
+
+use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
 use crate::entry::{self, Call, SpawnStart};
 use crate::signal::{self, FIVE};
-use crate::syscall::{Done, Engine, Outcome, System};
+use crate::syscall::{Done, Engine, Outcome, System, guest_write};
+
+use super::thread::Identity;
 
 /// Bytes of a vfork child's host stack.
 const CHILD_STACK: usize = 1 << 20;
@@ -23,6 +28,24 @@ const CLONE_THREAD: u64 = libc::CLONE_THREAD as u64;
 const CLONE_SETTLS: u64 = libc::CLONE_SETTLS as u64;
 const CLONE_SIGHAND: u64 = libc::CLONE_SIGHAND as u64;
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
+const CLONE_PARENT_SETTID: u64 = libc::CLONE_PARENT_SETTID as u64;
+const CLONE_CHILD_SETTID: u64 = libc::CLONE_CHILD_SETTID as u64;
+const CLONE_CHILD_CLEARTID: u64 = libc::CLONE_CHILD_CLEARTID as u64;
+/// What a thread may have of its own.
+const UNSHARABLE: u64 = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as u64;
+/// What a thread cannot have, or is not given here: descriptors of itself, namespaces.
+const NOT_FOR_THREADS: u64 = (libc::CLONE_PIDFD
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32 as u64
+    | CLONE_CLEAR_SIGHAND;
+/// What the C library's fork does, or what is done here for it.
+const PLAIN_FORK: u64 =
+    CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | CLONE_SETTLS | libc::SIGCHLD as u64;
 
 /// `struct clone_args`, words in order.
 const ARGS_WORDS: usize = 11;
@@ -31,6 +54,9 @@ const ARGS_SMALLEST: u64 = 64;
 /// Words of it.
 mod word {
     pub const FLAGS: usize = 0;
+    pub const CHILD_TID: usize = 2;
+    pub const PARENT_TID: usize = 3;
+    pub const EXIT_SIGNAL: usize = 4;
     pub const STACK: usize = 5;
     pub const STACK_SIZE: usize = 6;
     pub const TLS: usize = 7;
@@ -114,7 +140,8 @@ impl Request {
     /// Makes the call with the guest's flags but without its stack and TLS, which are the context's business. `buffer`
     /// holds clone3's arguments and must live until the call is over.
     fn host_call(&self, stack: Option<(u64, u64)>, buffer: &mut [u64; ARGS_WORDS]) -> Call {
-        let flags = self.flags & !CLONE_SETTLS;
+        // What the child has to clear at its end it does itself.
+        let flags = self.flags & !(CLONE_SETTLS | CLONE_CHILD_CLEARTID);
         let (base, size) = stack.unwrap_or((0, 0));
         match self.form {
             Form::Clone { parent_tid, child_tid } => {
@@ -129,6 +156,30 @@ impl Request {
                 Call::new(libc::SYS_clone3, &[buffer.as_ptr() as u64, bytes])
             }
         }
+    }
+
+    /// Where the parent and the child want the child's id, and what is to be cleared at its end; 0 where not.
+    fn identity(&self) -> Identity {
+        let (parent, child) = match self.form {
+            Form::Clone { parent_tid, child_tid } => (parent_tid, child_tid),
+            Form::Clone3 { args, .. } => (args[word::PARENT_TID], args[word::CHILD_TID]),
+        };
+        let given = |flag: u64, address: u64| if self.flags & flag != 0 { address } else { 0 };
+        Identity {
+            write_to: [given(CLONE_PARENT_SETTID, parent), given(CLONE_CHILD_SETTID, child)],
+            clear_at_end: given(CLONE_CHILD_CLEARTID, child),
+            unshared: (!self.flags & UNSHARABLE) as i32,
+        }
+    }
+
+    /// Whether the kernel would refuse a thread like this, or we do.
+    fn is_impossible_thread(&self) -> bool {
+        let signal = match self.form {
+            Form::Clone { .. } => false,
+            Form::Clone3 { args, .. } => args[word::EXIT_SIGNAL] != 0,
+        };
+        let needed = CLONE_VM | CLONE_SIGHAND;
+        signal || self.flags & needed != needed || self.flags & NOT_FOR_THREADS != 0
     }
 
     /// What the child's registers are, besides being its parent's.
@@ -212,9 +263,12 @@ impl System {
             Ok(request) => request,
             Err(errno) => return Done::error(errno),
         };
-        if request.flags & CLONE_THREAD != 0 || request.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM {
+        if request.flags & CLONE_THREAD != 0 {
+            return self.thread(context, engine, &request);
+        }
+        if request.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM {
             const NOT_RUNNABLE: i32 = 126;
-            super::complain("the program creates a thread: threads are not supported yet");
+            super::complain("the program creates a process that shares its memory, which is not supported");
             return Done::Outcome(Outcome::Exit(NOT_RUNNABLE));
         }
         if request.flags & CLONE_VM != 0 {
@@ -225,11 +279,15 @@ impl System {
     }
 
     fn fork(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
-        let mut buffer = [0; ARGS_WORDS];
-        let done = self.pass(&request.host_call(None, &mut buffer));
+        let done = if self.process.threads().ever() {
+            self.fork_alone(context, engine, request)
+        } else {
+            self.fork_raw(request)
+        };
         if done != Done::Value(0) {
             return done;
         }
+        self.clear_at_end = request.identity().clear_at_end;
         self.forget_accepted(context);
         self.forget_report();
         if request.flags & CLONE_CLEAR_SIGHAND != 0 {
@@ -238,6 +296,70 @@ impl System {
         engine.after_fork_child();
         request.enter_child(context);
         Done::Registers
+    }
+
+    fn fork_raw(&self, request: &Request) -> Done {
+        let mut buffer = [0; ARGS_WORDS];
+        self.pass(&request.host_call(None, &mut buffer))
+    }
+
+    /// Forks while other threads may be anywhere in the host: with every lock held, the C library's by its own fork, so that
+    /// the child finds all of them free.
+    fn fork_alone(&self, context: &ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
+        signal::set_kernel_mask(!FIVE);
+        if context.pending.load(Ordering::Relaxed) != 0 {
+            // Delivering sets the mask.
+            return Done::Restart;
+        }
+        let is_plain = request.flags & !PLAIN_FORK == 0 && request.flags & 0xff == libc::SIGCHLD as u64;
+        let mut done = Done::Value(0);
+        self.process.with_locks(|| {
+            engine.with_locks(&mut || {
+                // An unusual kind of fork may find the allocator busy; nobody makes one with threads.
+                done = if is_plain { Done::Value(library_fork()) } else { self.fork_raw(request) };
+            });
+        });
+        let [parent_tid, child_tid] = request.identity().write_to;
+        let write = |place: u64, tid: i64| {
+            if place != 0 {
+                // Like the kernel: a bad address is the guest's affair.
+                let _ = guest_write(place, &(tid as i32).to_le_bytes());
+            }
+        };
+        match done {
+            Done::Value(0) => {
+                self.process.threads().after_fork_child();
+                if is_plain {
+                    write(child_tid, i64::from(std::process::id()));
+                }
+            }
+            Done::Value(pid) if pid > 0 && is_plain => write(parent_tid, pid),
+            _ => {}
+        }
+        signal::set_kernel_mask(signal::host_mask(self.mask));
+        done
+    }
+
+    fn thread(&mut self, context: &ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
+        if request.is_impossible_thread() {
+            return Done::error(libc::EINVAL);
+        }
+        if self.process.is_borrower() {
+            return Done::error(libc::EAGAIN);
+        }
+        // The host thread begins with the mask that is set here.
+        signal::set_kernel_mask(!FIVE);
+        if context.pending.load(Ordering::Relaxed) != 0 {
+            // Delivering sets the mask.
+            return Done::Restart;
+        }
+        engine.private_memory_lost();
+        let made = match engine.new_thread(&|range| self.protect(range)) {
+            Some(body) => self.make_thread(context, body, request.identity(), |context| request.enter_child(context)),
+            None => Err(libc::EAGAIN),
+        };
+        signal::set_kernel_mask(signal::host_mask(self.mask));
+        made.map_or_else(Done::error, |tid| Done::Value(i64::from(tid)))
     }
 
     fn vfork(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
@@ -254,7 +376,7 @@ impl System {
         child.start.context = &raw mut *child.context;
         // Until the child has its own context in GS no signal may come; and none may have been accepted.
         signal::set_kernel_mask(!FIVE);
-        if context.pending.load(std::sync::atomic::Ordering::Relaxed) != 0 {
+        if context.pending.load(Ordering::Relaxed) != 0 {
             // Everything stays blocked; delivering sets the mask.
             return Done::Restart;
         }
@@ -270,16 +392,30 @@ impl System {
     }
 }
 
-/// A copy of the registers; the rest of a context belongs to whoever runs on it.
+/// The C library's fork: as the system call returns.
+fn library_fork() -> i64 {
+    // SAFETY: the child goes on with copies of everything; every lock of ours is held by this thread.
+    match unsafe { libc::fork() } {
+        -1 => -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN)),
+        pid => i64::from(pid),
+    }
+}
+
+/// A copy of the registers.
 fn copy_of(context: &ThreadContext) -> Box<ThreadContext> {
     let mut copy = ThreadContext::new();
+    copy_registers(context, &mut copy);
+    copy
+}
+
+/// Copies the registers; the rest of a context belongs to whoever runs on it.
+pub(super) fn copy_registers(context: &ThreadContext, copy: &mut ThreadContext) {
     copy.gpr = context.gpr;
     copy.rip = context.rip;
     copy.rflags = context.rflags;
     copy.fs_base = context.fs_base;
     copy.gs_base = context.gs_base;
     copy.xstate.0 = context.xstate.0;
-    copy
 }
 
 #[cfg(test)]

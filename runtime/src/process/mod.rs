@@ -6,9 +6,12 @@ mod identity;
 mod shared;
 #[cfg(test)]
 mod tests;
+pub(crate) mod thread;
 
 pub(crate) use identity::assume as assume_identity;
 pub(crate) use shared::Process;
+pub use thread::ThreadBody;
+pub(crate) use thread::exit_first;
 
 use crate::entry::{self, Call};
 

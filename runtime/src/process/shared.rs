@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::exec::Follow;
+use super::thread::Threads;
 use crate::signal::{MAX_SIGNAL, SigAction};
 use crate::sync::lock;
 use crate::syscall::memory::Memory;
@@ -22,6 +23,9 @@ pub(crate) struct Process {
     report: Mutex<Option<Report>>,
     is_first: AtomicBool,
     delivered: AtomicU64,
+    threads: Threads,
+    /// Whether it is a vfork child.
+    is_borrower: bool,
 }
 
 impl Process {
@@ -41,6 +45,8 @@ impl Process {
             report: Mutex::new(report),
             is_first: AtomicBool::new(true),
             delivered: AtomicU64::new(0),
+            threads: Threads::new(),
+            is_borrower: false,
         })
     }
 
@@ -56,7 +62,27 @@ impl Process {
             report: Mutex::new(None),
             is_first: AtomicBool::new(false),
             delivered: AtomicU64::new(0),
+            threads: Threads::new(),
+            is_borrower: true,
         })
+    }
+
+    /// The threads.
+    pub(crate) fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Whether it borrows its parent's memory.
+    pub(crate) fn is_borrower(&self) -> bool {
+        self.is_borrower
+    }
+
+    /// Holds every lock while `f` runs.
+    pub(crate) fn with_locks<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _actions = self.actions();
+        let _report = self.report();
+        let _memory = self.memory();
+        self.threads.held(f)
     }
 
     /// Absolute path of the file the guest runs: what `/proc/self/exe` is to it.

@@ -22,7 +22,7 @@ use crate::memory::{self, FaultInfo};
 const RESTART_SYSCALL: i64 = libc::SYS_restart_syscall;
 
 /// Bytes of the host's alternate signal stack.
-const ALTERNATE_STACK: usize = 128 << 10;
+pub const ALTERNATE_STACK: usize = 128 << 10;
 
 /// A fault of the guest's, as the kernel would describe it to the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,12 +135,19 @@ pub fn install(hooks: FaultHooks) -> std::io::Result<()> {
             return Err(std::io::Error::last_os_error());
         }
         libc::mprotect(stack, guard, libc::PROT_NONE);
-        let stack = libc::stack_t { ss_sp: stack.byte_add(guard), ss_flags: 0, ss_size: ALTERNATE_STACK };
-        if libc::sigaltstack(&stack, std::ptr::null_mut()) != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
+        use_alternate_stack(stack.byte_add(guard));
     }
     Ok(())
+}
+
+/// Makes the [`ALTERNATE_STACK`] bytes at `stack` this thread's alternate signal stack.
+///
+/// # Safety
+/// They must be nobody else's while the thread lives.
+pub unsafe fn use_alternate_stack(stack: *mut libc::c_void) {
+    let stack = libc::stack_t { ss_sp: stack, ss_flags: 0, ss_size: ALTERNATE_STACK };
+    // SAFETY: the caller's promise. It cannot fail: the stack is large, and the thread is not on another one.
+    unsafe { libc::sigaltstack(&stack, std::ptr::null_mut()) };
 }
 
 /// The handler, called by the assembly entry with the host's FS base in place.

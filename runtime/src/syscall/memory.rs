@@ -108,7 +108,7 @@ fn pages(address: u64, len: u64) -> Range<u64> {
 
 impl System {
     /// Keeps the guest from mapping over `range`, or changing what is there.
-    pub fn protect(&mut self, range: Range<u64>) {
+    pub fn protect(&self, range: Range<u64>) {
         self.process.memory().protect(range);
     }
 
@@ -116,7 +116,7 @@ impl System {
     ///
     /// # Errors
     /// `/proc/self/maps` cannot be read.
-    pub fn protect_host(&mut self, guest: &[Range<u64>]) -> std::io::Result<()> {
+    pub fn protect_host(&self, guest: &[Range<u64>]) -> std::io::Result<()> {
         for entry in space::maps()? {
             let Range { start, end } = entry.range;
             if guest.iter().any(|range| range.start <= start && end <= range.end) {

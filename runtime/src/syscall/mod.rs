@@ -29,8 +29,8 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::space::Brk;
 
 use crate::entry::{self, Call};
-use crate::process::Process;
 use crate::process::exec::{Arguments, Follow};
+use crate::process::{Process, ThreadBody};
 use crate::signal::altstack::AltStack;
 use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
 
@@ -59,6 +59,13 @@ pub trait Engine {
 
     /// In the parent: the child of [`Engine::run_vfork_child`] is gone, wherever it was.
     fn vfork_child_gone(&mut self);
+
+    /// What runs a new thread of this guest; `None` if there is no memory for it. `protect` is to be told of memory that
+    /// the guest must not touch.
+    fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>>;
+
+    /// Calls `f` with every lock of the engine's held.
+    fn with_locks(&mut self, f: &mut dyn FnMut());
 }
 
 /// What became of the guest.
@@ -68,6 +75,8 @@ pub enum Outcome {
     Continue,
     /// It asked to exit with this status: [`crate::process::exit`].
     Exit(i32),
+    /// The thread alone asked to exit with this status; its asynchronous signals are blocked.
+    ThreadExit(i32),
     /// A signal kills it: [`crate::signal::die`].
     Killed(i32),
 }
@@ -141,6 +150,8 @@ pub struct System {
     pub(crate) segments: Segments,
     /// Arguments of an execve under way: they must outlive a vfork child that does not return from it.
     pub(crate) exec_arguments: Option<Arguments>,
+    /// A word that is cleared and woken when the thread ends (`set_tid_address`); 0 for none.
+    pub(crate) clear_at_end: u64,
 }
 
 impl System {
@@ -157,6 +168,7 @@ impl System {
             fault: (0, 0, 0),
             segments: Segments::default(),
             exec_arguments: None,
+            clear_at_end: 0,
         }
     }
 
@@ -197,16 +209,27 @@ impl System {
 
     /// What a vfork child starts with: copies of what the kernel copies. The address space stays one.
     pub(crate) fn for_vfork_child(&self, shared_actions: bool) -> Box<System> {
-        Box::new(System {
-            process: self.process.for_vfork_child(shared_actions),
+        let process = self.process.for_vfork_child(shared_actions);
+        Box::new(System { altstack: self.altstack, fault: self.fault, ..self.for_child(process) })
+    }
+
+    /// What a new thread starts with.
+    pub(crate) fn for_thread(&self, clear_at_end: u64) -> System {
+        System { clear_at_end, ..self.for_child(self.process.clone()) }
+    }
+
+    fn for_child(&self, process: Arc<Process>) -> System {
+        System {
+            process,
             signals: SignalState::new(self.mask),
             mask: self.mask,
             delivery_mask: None,
-            altstack: self.altstack,
-            fault: self.fault,
+            altstack: AltStack::default(),
+            fault: (0, 0, 0),
             segments: self.segments,
             exec_arguments: None,
-        })
+            clear_at_end: 0,
+        }
     }
 
     /// Performs the system call at which the guest stands: `rip` is behind the instruction, the number in rax. Signals
@@ -271,7 +294,12 @@ impl System {
                 self.clone_call(context, engine, call)
             }
             libc::SYS_execve | libc::SYS_execveat => self.exec_call(engine, call),
-            libc::SYS_exit | libc::SYS_exit_group => Done::Outcome(Outcome::Exit(call.args[0] as i32)),
+            libc::SYS_exit => self.exit_thread(context, call.args[0] as i32),
+            libc::SYS_exit_group => Done::Outcome(Outcome::Exit(call.args[0] as i32)),
+            libc::SYS_set_tid_address => {
+                self.clear_at_end = call.args[0];
+                self.pass(&Call::new(libc::SYS_gettid, &[]))
+            }
 
             libc::SYS_open
             | libc::SYS_openat
@@ -305,6 +333,20 @@ impl System {
 
             _ => self.pass(call),
         }
+    }
+
+    /// `exit`: the thread's end, unless a signal comes first.
+    fn exit_thread(&self, context: &ThreadContext, status: i32) -> Done {
+        if self.process.is_borrower() {
+            return Done::Outcome(Outcome::Exit(status));
+        }
+        // What is sent to the process from here on is for another thread.
+        signal::set_kernel_mask(!signal::FIVE);
+        if context.pending.load(Ordering::Relaxed) != 0 {
+            // Delivering sets the mask.
+            return Done::Restart;
+        }
+        Done::Outcome(Outcome::ThreadExit(status))
     }
 
     /// Performs a call as it stands.

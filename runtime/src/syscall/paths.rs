@@ -107,7 +107,7 @@ impl System {
         if flags & libc::O_ACCMODE != libc::O_RDONLY {
             return self.pass(call);
         }
-        let Ok(text) = std::fs::read("/proc/self/maps") else { return self.pass(call) };
+        let Ok(text) = std::fs::read("/proc/thread-self/maps") else { return self.pass(call) };
         let text = self.process.memory().guest_maps(&text);
         if text.len() as u64 > file_size_limit() {
             return self.pass(call);

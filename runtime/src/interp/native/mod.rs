@@ -120,6 +120,11 @@ impl NativePool {
         NativePool { pool: None, thunks: FxHashMap::default() }
     }
 
+    /// The pool's memory.
+    pub fn reserved(&self) -> Vec<std::ops::Range<u64>> {
+        self.pool.as_ref().map_or_else(Vec::new, |pool| pool.ranges().into())
+    }
+
     /// Drops all thunks.
     ///
     /// # Errors

@@ -1,0 +1,115 @@
+//! Which pages of guest code anybody has read, so that a change elsewhere concerns no other thread.
+//!
+//! A page is noted before it is read. So when a page has changed and then [`Footprint::forget`] is called, whoever read it
+//! before the change is found out; whoever reads it afterwards notes it again.
+
+use crate::interp::ExecutableCode;
+use crate::sync::lock;
+use dynasour_guest::decode::Fetch;
+use rustc_hash::FxHashSet;
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const PAGE_SHIFT: u32 = 12;
+
+/// The pages.
+#[derive(Debug, Default)]
+pub struct Footprint {
+    pages: Mutex<FxHashSet<u64>>,
+    /// Counts the times when pages were forgotten.
+    forgotten: AtomicU64,
+}
+
+impl Footprint {
+    /// Calls `f` while nobody notes anything.
+    pub fn held(&self, f: impl FnOnce()) {
+        let _pages = lock(&self.pages);
+        f();
+    }
+
+    /// The bytes of `range` have changed: forgets its pages, and says whether anybody had read one of them.
+    pub fn forget(&self, range: &Range<u64>) -> bool {
+        if range.is_empty() {
+            return false;
+        }
+        let gone = range.start >> PAGE_SHIFT..=(range.end - 1) >> PAGE_SHIFT;
+        let mut pages = lock(&self.pages);
+        let before = pages.len();
+        if gone.end() - gone.start() > before as u64 {
+            pages.retain(|page| !gone.contains(page));
+        } else {
+            gone.for_each(|page| {
+                pages.remove(&page);
+            });
+        }
+        let any = pages.len() != before;
+        if any {
+            self.forgotten.fetch_add(1, Ordering::SeqCst);
+        }
+        any
+    }
+}
+
+/// Guest code for one thread's translators, noted as it is read.
+#[derive(Debug)]
+pub struct Noted {
+    code: ExecutableCode,
+    footprint: &'static Footprint,
+    /// The page that was noted last, and [`Footprint::forgotten`] then.
+    last: Cell<(u64, u64)>,
+}
+
+impl Noted {
+    /// All executable memory.
+    pub fn new(footprint: &'static Footprint) -> Noted {
+        Noted { code: ExecutableCode::default(), footprint, last: Cell::new((u64::MAX, 0)) }
+    }
+
+    fn note(&self, range: Range<u64>) {
+        let forgotten = self.footprint.forgotten.load(Ordering::SeqCst);
+        for page in range.start >> PAGE_SHIFT..=range.end.saturating_sub(1).max(range.start) >> PAGE_SHIFT {
+            if self.last.replace((page, forgotten)) != (page, forgotten) {
+                lock(&self.footprint.pages).insert(page);
+            }
+        }
+    }
+}
+
+impl Fetch for Noted {
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
+        self.note(addr..addr.saturating_add(buf.len() as u64));
+        self.code.fetch(addr, buf)
+    }
+
+    fn changed(&self, range: Range<u64>) {
+        self.code.changed(range);
+    }
+
+    fn is_writable(&self, range: Range<u64>) -> bool {
+        self.code.is_writable(range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_is_noted_until_it_is_forgotten() {
+        let footprint: &'static Footprint = Box::leak(Box::default());
+        let code = Noted::new(footprint);
+        let function = what_was_read_is_noted_until_it_is_forgotten as *const () as u64;
+        let page = function >> PAGE_SHIFT << PAGE_SHIFT;
+        for _ in 0..2 {
+            assert!(!footprint.forget(&(page..page + 4096)));
+            assert_ne!(code.fetch(function, &mut [0; 8]), 0);
+            assert!(!footprint.forget(&(0..page)));
+            assert!(!footprint.forget(&(page + 8192..u64::MAX)));
+            assert!(footprint.forget(&(0..u64::MAX)));
+        }
+        code.fetch(page - 4, &mut [0; 8]);
+        assert!(footprint.forget(&(page - 1..page)) && footprint.forget(&(page..page + 1)));
+    }
+}
