@@ -173,26 +173,6 @@ fn what_a_process_inherits_is_untouched() {
     }
 }
 
-/// Threads are refused in a way that nobody can mistake for the program's own failure.
-#[test]
-fn a_thread_ends_the_run_with_one_line() {
-    let directory = temporary("thread");
-    let source = directory.join("thread.c");
-    let code = "#include <pthread.h>\n#include <unistd.h>\nstatic void *body(void *p) { return p; }\n\
-                int main(void) { pthread_t t; write(1, \"before\\n\", 7); pthread_create(&t, 0, body, 0); write(1, \"after\\n\", 6); }\n";
-    fs::write(&source, code).expect("write the source");
-    let program = directory.join("thread");
-    let compiler =
-        Invocation::new("/usr/bin/cc", &directory).args(["-w", "-pthread", "-o"]).args([&program, &source]).run();
-    assert_eq!(compiler.status, Status::Exited(0), "{}", compiler.excerpt());
-    for tier in TIERS {
-        let outcome = translated(&directory, tier, &[], &["./thread"]);
-        assert_eq!((outcome.status, outcome.stdout.as_slice()), (Status::Exited(126), b"before\n".as_slice()));
-        let stderr = String::from_utf8_lossy(&outcome.stderr).into_owned();
-        assert_eq!(stderr, "dynasour: the program creates a thread: threads are not supported yet\n");
-    }
-}
-
 /// What a process may still open or write has nothing to do with whether it can be translated, nor with its children.
 #[test]
 fn limits_of_the_guest_are_not_the_translators() {

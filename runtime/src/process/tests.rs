@@ -1,11 +1,12 @@
 //! Children made for a guest without code, each test in a process of its own.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use dynasour_guest::ThreadContext;
 
 use super::Process;
 use super::exec::Follow;
+use crate::entry::Call;
 use crate::signal::{self, set_of};
 use crate::syscall::{Outcome, System};
 use crate::testing::{AFTER_SYSCALL, HANDLER, Machine, Notes, in_child};
@@ -125,13 +126,84 @@ fn clear_sighand_keeps_the_five_ours() {
     });
 }
 
+const THREAD_FLAGS: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID;
+
+/// What the threads of the test leave behind: a robust futex that they own.
+static OWNED: AtomicU32 = AtomicU32::new(0);
+
+fn thread(context: &mut ThreadContext, system: &mut System) {
+    // A robust list of one entry: itself a list entry, and at a distance of 8 the futex.
+    let mut entry = [0u64, 0];
+    let mut head = [&raw const entry as u64, 8, 0];
+    entry[0] = &raw const head as u64;
+    // SAFETY: names this thread's list, which is taken away again at its end.
+    let tid = unsafe {
+        crate::entry::raw(&Call::new(libc::SYS_set_robust_list, &[&raw const head as u64, 24]));
+        crate::entry::raw(&Call::new(libc::SYS_gettid, &[]))
+    };
+    head[1] = (&raw const OWNED as u64).wrapping_sub(&raw const entry as u64);
+    let right = (context.gpr[0], context.gpr[4], context.fs_base, context.rip) == (0, 0x9000, 0x7777, AFTER_SYSCALL)
+        && crate::entry::gs_base() == context.this
+        && system.mask == set_of(libc::SIGUSR2)
+        && signal::kernel_mask() == set_of(libc::SIGUSR2);
+    OWNED.store(if right { tid as u32 } else { 1 }, Ordering::SeqCst);
+    signal::set_kernel_mask(!0);
+    assert!(!system.end_thread());
+    // Nothing of the thread's stack is looked at from here on.
+    std::hint::black_box((entry, head));
+}
+
 #[test]
-fn threads_are_refused_clearly() {
+fn a_thread_has_an_identity_and_an_end() {
     with_machine(|m| {
-        let flags = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
-        assert_eq!(m.call(libc::SYS_clone, &[flags, 0x8000]), Outcome::Exit(126));
+        m.engine.thread = Some(thread);
+        let mask = set_of(libc::SIGUSR2);
+        m.result(libc::SYS_rt_sigprocmask, &[2, &raw const mask as u64, 0, 8]);
+        let (parent_tid, child_tid) = (AtomicU32::new(0), AtomicU32::new(7));
+        let [parent, child] = [&parent_tid, &child_tid].map(|word| std::ptr::from_ref(word) as u64);
+        for round in 0..100 {
+            child_tid.store(7, Ordering::SeqCst);
+            let tid = if round % 2 == 0 {
+                m.result(libc::SYS_clone, &[THREAD_FLAGS as u64, 0x9000, parent, child, 0x7777])
+            } else {
+                let args = [THREAD_FLAGS as u64, 0, child, parent, 0, 0x8000, 0x1000, 0x7777];
+                m.result(libc::SYS_clone3, &[args.as_ptr() as u64, 64])
+            };
+            assert!(tid > 0 && tid != i64::from(std::process::id()), "{tid}");
+            assert_eq!(i64::from(parent_tid.load(Ordering::SeqCst)), tid);
+            while child_tid.load(Ordering::SeqCst) != 0 {
+                std::thread::yield_now();
+            }
+            assert_eq!(OWNED.load(Ordering::SeqCst), libc::FUTEX_OWNER_DIED);
+            assert_eq!(crate::entry::gs_base(), m.context.this);
+        }
+        assert!(m.engine.shared);
+        // The last one to end is this.
+        assert!(m.system.end_thread());
+    });
+}
+
+#[test]
+fn impossible_threads_are_refused() {
+    with_machine(|m| {
+        let error = -i64::from(libc::EINVAL);
+        for missing in [libc::CLONE_VM, libc::CLONE_SIGHAND] {
+            assert_eq!(m.result(libc::SYS_clone, &[(THREAD_FLAGS & !missing) as u64, 0x8000]), error);
+        }
+        assert_eq!(m.result(libc::SYS_clone, &[(THREAD_FLAGS | libc::CLONE_NEWUSER) as u64, 0x8000]), error);
+        let memory = -i64::from(libc::EAGAIN);
+        assert_eq!(m.result(libc::SYS_clone, &[THREAD_FLAGS as u64, 0x8000]), memory);
         assert_eq!(m.call(libc::SYS_clone, &[libc::CLONE_VM as u64, 0x8000]), Outcome::Exit(126));
         assert_eq!(m.call(libc::SYS_exit_group, &[3]), Outcome::Exit(3));
+        assert_eq!(m.call(libc::SYS_exit, &[4]), Outcome::ThreadExit(4));
     });
 }
 
