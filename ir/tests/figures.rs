@@ -1,17 +1,19 @@
 //! The figures of sourir (POPL 2018) that show code, re-expressed on machine state: the transformation applied to the
-//! "before" gives the "after", and what comes out is compared with the guest's own code by the checker.
+//! "before" gives the "after" (Fig. 14, the machine's state, is looked at as it is after a deoptimisation), and what comes out is compared with the guest's own code by the checker.
 //!
 //! `tests/figures/fig_NN.ir` holds what the figure starts from and, behind `---`, what must come out; `*.guest` holds guest code
 //! that several share. `FIGURES_BLESS=1 cargo test -p dynasour-ir --test figures` writes the results: read the diff.
 //! Figures 1, 3, 4, 12, 13, 15 and 16 show no versions (source text, syntax, semantics).
 
 use dynasour_ir::eval::check::{Limits, check};
-use dynasour_ir::eval::{ModelMachine, State};
-use dynasour_ir::opt::{InlineError, OptOptions, inject, inline, optimise_with};
+use dynasour_ir::eval::{self, Fault, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State};
+use dynasour_ir::opt::{
+    Assumption, InlineError, OptOptions, PASSES, continuation, inject, inline, optimise_with, resume, specialise,
+};
 use dynasour_ir::reach::Place;
 use dynasour_ir::region::verify_region;
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{BlockId, Gpr, Inst, Op, Operand, Region, Ty, Value, Version, text};
+use dynasour_ir::{AnchorId, BlockId, Context, Fact, Gpr, Inst, Op, Operand, Region, Term, Ty, Value, Version, text};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -241,4 +243,182 @@ fn moved_size() -> BTreeMap<u64, Version> {
     } }";
     guest.insert(0x100a, text::version(block).unwrap());
     guest
+}
+
+/// The one version that is not `base`.
+fn optimised(name: &str) -> Version {
+    regions(name).into_iter().flat_map(|r| r.versions).find(|v| !v.is_base()).expect("there is one")
+}
+
+/// A compiled function: the anchor behind the call of `add` rebuilds j, the guard of the type leaves the loop.
+#[test]
+fn fig_02() {
+    let (mut version, guest) = (optimised("fig_02.ir"), guest("fig_02.ir"));
+    let states: Vec<_> = [(0, 3, 7), (0, 3, 8), (2, 2, 7), (1, 600, 7)]
+        .iter()
+        .map(|(i, limit, tag)| {
+            let gprs = [(Gpr::RCX, *i), (Gpr::RDX, *limit), (Gpr::RDI, ARRAY), (Gpr::new(9), *tag)];
+            let (state, mut machine) = state(&gprs);
+            // A hole in the middle of the array.
+            machine.write(ARRAY + 16, &[0xff; 8]);
+            (state, machine)
+        })
+        .collect();
+    agrees(&guest, &version, &states);
+    run(&mut version, &["hoist", "simplify", "dce", "params", "dce"]);
+    agrees(&guest, &version, &states);
+    expect("fig_02.ir", &shown(&version));
+    let body = &version.blocks[1].insts;
+    let checks = |v: Value| body.iter().any(|i| i.def() == Some(v));
+    assert!(!checks(Value(23)), "the type is checked before the loop only:\n{version}");
+}
+
+/// The abstract machine state ⟨P I L K* M E⟩ after a deoptimisation in inlined code: I and L are the pc, M is memory, E
+/// the registers; the continuation ⟨I L x E⟩ is the caller's frame on the guest's stack, with its return address.
+#[test]
+fn fig_14() {
+    let source = read("fig_10.ir");
+    let inlined = text::version(source.split("---\n").nth(1).expect("Fig. 10's result")).unwrap();
+    let (mut state, mut machine) = state(&[]);
+    let mut force = ForceFirst { anchor: AnchorId(2), taken: false };
+    let leave = eval::run(&inlined, &mut state, &mut machine, &mut force, &mut 1_000).unwrap();
+    assert!(matches!(leave, Leave::Anchor { pc: 0x1005, reason: Reason::Forced, .. }), "L: {leave:?}");
+    assert_eq!(machine.load(STACK - 8, 8), Ok(0x2015), "K: the return address that was never pushed");
+    assert_eq!(machine.load(STACK + 16, 8), Ok(4), "K: the environment of the caller");
+    assert_eq!((state.gpr[Gpr::RSP.number()], state.gpr[Gpr::RCX.number()]), (STACK - 8, 32), "E: the callee's");
+}
+
+/// Takes one anchor the first time it can.
+struct ForceFirst {
+    anchor: AnchorId,
+    taken: bool,
+}
+
+impl Hooks<ModelMachine> for ForceFirst {
+    fn force(&mut self, anchor: AnchorId, _place: Place) -> bool {
+        anchor == self.anchor && !std::mem::replace(&mut self.taken, true)
+    }
+}
+
+/// Deoptimisation points keep variables alive: when e leaves the loop, nothing needs y any more; x stays.
+#[test]
+fn fig_17() {
+    let (mut version, guest) = (optimised("fig_17.ir"), guest("fig_17.ir"));
+    let states: Vec<_> =
+        [(3, 5), (0, 5), (2, 4)].iter().map(|(z, e)| state(&[(Gpr::RDI, *z), (Gpr::RDX, *e)])).collect();
+    run(&mut version, &["dce"]);
+    assert!(version.blocks[1].insts.iter().any(|i| i.def() == Some(Value(9))), "the anchor needs y:\n{version}");
+    agrees(&guest, &version, &states);
+    run(&mut version, &["hoist", "dce"]);
+    agrees(&guest, &version, &states);
+    expect("fig_17.ir", &shown(&version));
+}
+
+/// Long-running execution is stuck in poorly optimised code: one version for the whole of it, debug tested all the time.
+#[test]
+fn fig_18() {
+    let (mut version, guest) = (optimised("fig_18.ir"), guest("fig_18.ir"));
+    agrees(&guest, &version, &[state(&[])]);
+    run(&mut version, &["constants", "unreachable", "dce"]);
+    agrees(&guest, &version, &[state(&[])]);
+    let branches = version.blocks.iter().filter(|b| matches!(b.term, Term::Branch { .. })).count();
+    assert_eq!(branches, 2, "nothing is known of debug:\n{version}");
+    expect("fig_18.ir", &shown(&version));
+}
+
+/// A continuation allows switching to optimised code from within the loop.
+#[test]
+fn fig_19() {
+    let (stuck, guest) = (optimised("fig_18.ir"), guest("fig_18.ir"));
+    let mut version = continuation(&stuck, AnchorId(1), "continuation").unwrap();
+    assert_eq!(version.region, 0x1010);
+    let states: Vec<_> = [(0, 0), (300, 0), (300, 1), (5000, 0)]
+        .iter()
+        .map(|(x, debug)| state(&[(Gpr::RAX, *x), (Gpr::RBX, *debug)]))
+        .collect();
+    agrees(&guest, &version, &states);
+    // debug is known to be false where the switch is made.
+    version.context = Context { facts: vec![Fact::RegEquals(Gpr::RBX, 0)] };
+    run(&mut version, &["constants", "unreachable", "params", "dce"]);
+    agrees(&guest, &version, &states);
+    expect("fig_19.ir", &shown(&version));
+    let prints = version.blocks.iter().flat_map(|b| &b.insts).any(|i| i.op == Op::Print);
+    assert!(!prints, "Lslow is gone:\n{version}");
+}
+
+/// Undoing an isolated assumption: e2 goes, e1 and e3 and what rests on them stay.
+#[test]
+fn fig_20() {
+    let (parent, guest) = (optimised("fig_20.ir"), guest("fig_20.ir"));
+    let equals =
+        |value: u32, constant: u64| Assumption { anchor: AnchorId(0), op: Op::Eq, value: Value(value), constant };
+    let assumptions = [equals(1, 1), equals(2, 2), equals(3, 3)];
+    let states: Vec<_> = [(1, 2, 3), (1, 9, 3), (1, 2, 9), (9, 2, 3)]
+        .iter()
+        .map(|(c, d, i)| state(&[(Gpr::RAX, 4), (Gpr::RCX, *c), (Gpr::RDX, *d), (Gpr::RDI, *i)]))
+        .collect();
+    let passes = ["constants", "unreachable", "simplify", "params", "dce"];
+    let mut all = specialise(&parent, "spec123", &assumptions).unwrap();
+    run(&mut all, &passes);
+    agrees(&guest, &all, &states);
+    assert!(shown(&all).contains("print 6\n"), "1 + 2 + 3 is known:\n{all}");
+
+    // The second state fails e2. What leaves there is taken up by a version under e1 and e3.
+    let (mut state, mut machine) = states[1].clone();
+    let leave = eval::run(&all, &mut state, &mut machine, &mut NoHooks, &mut 1_000).unwrap();
+    let Leave::Anchor { anchor, pc: 0x1000, reason: Reason::Assume, .. } = leave else { panic!("{leave:?}") };
+    assert_eq!(anchor, AnchorId(0));
+    let mut rest = resume(&parent, AnchorId(0), "spec13", &assumptions, 1).unwrap();
+    run(&mut rest, &passes);
+    agrees(&guest, &rest, &states);
+    agrees(&guest, &rest, &[(state, machine)]);
+    expect("fig_20.ir", &format!("{}{}", shown(&all), shown(&rest)));
+}
+
+/// Loop with a dead store to x (Guo and Palsberg): removing the store is wrong, though the trace never reads x; deferring it
+/// to the exits is right.
+#[test]
+fn fig_21() {
+    let (trace, guest) = (optimised("fig_21.ir"), guest("fig_21.ir"));
+    let states: Vec<_> = [0, 1, 2, 5].iter().map(|e| state(&[(Gpr::RCX, *e)])).collect();
+    agrees(&guest, &trace, &states);
+    let mut unsound = trace.clone();
+    unsound.blocks[1].insts.retain(|i| i.op != Op::Store);
+    assert_valid(&unsound);
+    let (state, machine) = &states[2];
+    let mismatch = check(&mut guest.clone(), &unsound, state, machine, Limits::default()).expect_err("x is lost");
+    assert!(mismatch.to_string().contains("byte at 0x1fff8"), "{mismatch}");
+    // No pass does that.
+    let mut version = trace.clone();
+    for pass in PASSES {
+        run(&mut version, &[pass.name]);
+        agrees(&guest, &version, &states);
+    }
+    let mut version = trace;
+    run(&mut version, &["peel", "simplify", "forward", "sink", "params", "dce"]);
+    agrees(&guest, &version, &states);
+    expect("fig_21.ir", &shown(&version));
+    let stores = version.blocks[1].insts.iter().filter(|i| i.op == Op::Store).count();
+    assert_eq!(stores, 0, "the loop writes nothing:\n{version}");
+}
+
+/// Lazy deoptimisation (7.2): an event breaks the assumption, and nothing is checked on the path.
+#[test]
+fn sec_7_2() {
+    let (mut version, guest) = (optimised("sec_7_2.ir"), guest("sec_7_2.ir"));
+    let with = |value: u8, rdi: u64| {
+        let (state, mut machine) = state(&[(Gpr::RDI, rdi)]);
+        machine.write(ARRAY + 16, &[value, 0, 0, 0, 0, 0, 0, 0]);
+        (state, machine)
+    };
+    // The last two write to the constant after a while, the last one in its middle.
+    let states = vec![with(5, ARRAY + 64), with(6, ARRAY + 64), with(5, ARRAY), with(5, ARRAY + 3)];
+    agrees(&guest, &version, &states);
+    run(&mut version, &["monitor", "dce"]);
+    agrees(&guest, &version, &states);
+    expect("sec_7_2.ir", &shown(&version));
+    let (mut state, mut machine) = states[2].clone();
+    let leave = eval::run(&version, &mut state, &mut machine, &mut NoHooks, &mut 1_000).unwrap();
+    assert!(matches!(leave, Leave::Anchor { pc: 0x1008, reason: Reason::Fault(Fault::Watched(_)), .. }), "{leave:?}");
+    assert_eq!(machine.load(ARRAY + 16, 8), Ok(5), "the event has not happened yet; base lets it happen");
 }

@@ -25,6 +25,7 @@
 
 use super::OptOptions;
 use super::closed::close;
+use super::speculation::Assumption;
 use super::unreachable;
 use crate::op::Op;
 use crate::reach::{Cfg, Def, Reach, definitions};
@@ -51,6 +52,16 @@ pub enum ContinuationError {
 
 /// The version of region `anchor.target` that continues `version` at the position of `anchor`.
 pub fn continuation(version: &Version, anchor: AnchorId, name: &str) -> Result<Version, ContinuationError> {
+    continue_under(version, anchor, name, &[])
+}
+
+/// The same, under assumptions about `version` that are checked on entry as far as the guest's state tells.
+pub(super) fn continue_under(
+    version: &Version,
+    anchor: AnchorId,
+    name: &str,
+    assumptions: &[Assumption],
+) -> Result<Version, ContinuationError> {
     let cfg = Cfg::new(version);
     let place = Reach::new(version, &cfg).positions.get(anchor.index()).copied().flatten();
     let place = place.ok_or(ContinuationError::NoAnchor(anchor))?;
@@ -76,7 +87,8 @@ pub fn continuation(version: &Version, anchor: AnchorId, name: &str) -> Result<V
     let args: Result<Vec<Operand>, ContinuationError> =
         needed[middle.index()].iter().map(|v| entry.operand(Operand::Value(*v))).collect();
     let args = args?;
-    entry.check()?;
+    entry.check(region)?;
+    entry.assume(region, assumptions);
     let Entry { params, insts, .. } = entry;
     made.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
     made.blocks[0] = Block { params, insts, term: Term::Jump { to: middle, args } };
@@ -146,12 +158,35 @@ impl<'a> Entry<'a> {
         Ok(again)
     }
 
-    /// Guards for what the varmap says beyond where to find the values.
-    fn check(&mut self) -> Result<(), ContinuationError> {
-        let Operand::Const(region) = self.at.target else { return Ok(()) };
-        let varmap: Vec<(Loc, Operand)> =
-            self.at.varmap.iter().filter_map(|(loc, _)| Some((*loc, self.param(*loc)?))).collect();
+    /// Adds a guard that falls back to the state at entry.
+    fn guard(&mut self, region: u64, predicate: Operand) {
+        let varmap = self.at.varmap.iter().filter_map(|(loc, _)| Some((*loc, self.param(*loc)?))).collect();
         let anchor = self.made.anchor(Anchor::new(Operand::Const(region), varmap));
+        let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
+        assume.anchor = Some(anchor);
+        self.insts.push(assume);
+    }
+
+    /// Checks the assumptions whose values the state tells.
+    fn assume(&mut self, region: u64, assumptions: &[Assumption]) {
+        for assumption in assumptions {
+            let computed = self.insts.len();
+            match self.operand(assumption.value.into()) {
+                Ok(operand) => {
+                    let ty = self.old.ty(assumption.value);
+                    let compare = assumption.compare(self.made, operand, ty);
+                    let predicate = compare.def();
+                    self.insts.push(compare);
+                    predicate.into_iter().for_each(|p| self.guard(region, p.into()));
+                }
+                // What was computed in vain stays, for others may use it already.
+                Err(_) => debug_assert!(self.insts[computed..].iter().all(|i| i.op.is_pure())),
+            }
+        }
+    }
+
+    /// Guards for what the varmap says beyond where to find the values.
+    fn check(&mut self, region: u64) -> Result<(), ContinuationError> {
         for (loc, operand) in &self.at.varmap {
             let Some(mut held) = self.param(*loc) else { continue };
             let mut mapped = self.operand(*operand)?;
@@ -166,9 +201,7 @@ impl<'a> Entry<'a> {
                 };
             }
             let equal = self.push(Op::Eq, Ty::I64, Ty::I1, &[held, mapped]);
-            let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[equal]);
-            assume.anchor = Some(anchor);
-            self.insts.push(assume);
+            self.guard(region, equal);
         }
         Ok(())
     }

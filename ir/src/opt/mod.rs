@@ -22,6 +22,9 @@
 //! | `merge` | `merge` | two guards of one value become one that implies both |
 //! | `delay` | `delay` | guards move down to the ways that need them |
 //! | `frames` | `frames` | stores wait in the anchors behind them: frames of inlined calls |
+//! | `slots` | `slots` | what stack slots hold becomes SSA values, with parameters where ways meet |
+//! | `monitor` | `monitor` | guards on memory become facts that writes break |
+//! | `speculation` | | specialising under a list of assumptions, undoing one of them |
 //! | `inject` | | adding assumptions wherever an anchor reaches |
 //! | `continuation` (`closed`) | | a version that begins at an anchor of another, in the middle of a loop |
 //! | `inline` | | another region's version in place of the exit that leads there |
@@ -51,6 +54,7 @@ mod known;
 mod licm;
 mod loops;
 mod merge;
+mod monitor;
 #[cfg(test)]
 mod mutations;
 mod params;
@@ -61,6 +65,8 @@ mod shape;
 pub(crate) mod side;
 mod simplify;
 mod sink;
+mod slots;
+mod speculation;
 mod unreachable;
 
 pub use continuation::{ContinuationError, continuation};
@@ -68,6 +74,7 @@ pub use inject::{anchor_for, inject};
 pub use inline::{InlineError, inline};
 pub(crate) use shape::rename;
 pub use shape::{Shape, normalise};
+pub use speculation::{Assumption, resume, specialise};
 
 use crate::version::Version;
 use std::time::{Duration, Instant};
@@ -180,6 +187,13 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "merge", about: "two guards of one value become one", again_after: &[], run: merge::run },
     Pass { name: "delay", about: "guards move down to the ways that need them", again_after: &[], run: delay::run },
     Pass { name: "frames", about: "stores wait in the anchors behind them", again_after: &[], run: frames::run },
+    Pass { name: "slots", about: "what stack slots hold becomes SSA values", again_after: &[], run: slots::run },
+    Pass {
+        name: "monitor",
+        about: "guards on memory become facts that writes break",
+        again_after: &[],
+        run: monitor::run,
+    },
 ];
 
 /// The order in which traces go through them.

@@ -1,0 +1,115 @@
+//! Monitored assumptions: a guard on what memory holds becomes a fact of the context that whoever writes there breaks
+//! (sourir 7.2: dependencies instead of checks).
+//!
+//! ```text
+//! version t1 {                                version t1 context load.i64 [0x600000] == 5 {
+//!   v1 = load.i64 [0x600000] !a0
+//!   v2 = eq.i64 v1, 5
+//!   assume v2 else a0
+//!   print v1                                    print 5
+//! ```
+//!
+//! The fact is checked once, when the version is entered; from then on a write to these bytes is the event. While the
+//! version runs such a write falls back to its anchor *before* it is done, as a write to a protected page does, so the
+//! fact holds throughout; a write outside makes the context false. Nothing is left on the path.
+//!
+//! Side conditions: the address is a constant without a segment, the load has the type of the fact; every load of exactly these
+//! bytes is replaced, before the guard too, because the fact holds from the entry on. What pays: the version itself has no
+//! store that certainly hits the bytes.
+
+use super::OptOptions;
+use super::shape::rename;
+use crate::alias::{Access, Addresses, Location, Overlap, Values, access};
+use crate::defs::Defs;
+use crate::op::Op;
+use crate::types::{Operand, Ty};
+use crate::version::{Fact, Inst, Version};
+
+/// A version depends on at most this many facts about memory.
+const MAX_FACTS: usize = 8;
+
+/// Runs the pass; returns how many loads became constants.
+pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+    if version.is_base() {
+        return 0;
+    }
+    let mut replaced = 0;
+    while let Some(fact) = candidate(version) {
+        version.context.facts.push(fact);
+        version.context.facts.sort_unstable();
+        version.context.facts.dedup();
+        replaced += rely_on(version, fact);
+    }
+    replaced
+}
+
+/// The bytes of a load from a constant address.
+fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
+    let mem = inst.mem.filter(|m| inst.op == Op::Load && m.seg.is_none())?;
+    let [Operand::Const(base), Operand::Const(index)] = inst.args[..] else { return None };
+    let address = base.wrapping_add(index.wrapping_mul(u64::from(mem.scale))).wrapping_add(mem.disp as u64);
+    Some((inst.ty, address))
+}
+
+/// What a guard of a load from a constant address says of memory.
+fn candidate(version: &Version) -> Option<Fact> {
+    let known = version.context.facts.iter().filter(|f| matches!(f, Fact::MemEquals { .. })).count();
+    if known >= MAX_FACTS {
+        return None;
+    }
+    let defs = Defs::of(version);
+    let insts = || version.blocks.iter().flat_map(|b| &b.insts);
+    insts().filter(|i| i.op == Op::Assume).find_map(|assume| {
+        let predicate = defs.get(assume.args[0]).filter(|e| e.op == Op::Eq)?;
+        let (v, value) = (predicate.args[0], predicate.args[1].as_const()?);
+        let load = insts().find(|i| i.def().map(Operand::Value) == Some(v))?;
+        let (ty, address) = fixed(load)?;
+        let fact = Fact::MemEquals { ty, address, value };
+        (!writes(version, &defs, load)).then_some(fact)
+    })
+}
+
+/// Is there a store that certainly hits what `load` reads?
+fn writes(version: &Version, defs: &Defs, load: &Inst) -> bool {
+    let values = Values { defs, replaced: &[] };
+    let mut addresses = Addresses::default();
+    let Some(bytes) = addresses.locate(&values, load, load.ty.bytes()) else { return true };
+    let mut hits = |inst: &Inst| match access(version, inst) {
+        Access::Write(size) => {
+            let here: Option<Location> = addresses.locate(&values, inst, size);
+            here.is_some_and(|here| matches!(addresses.overlap(&bytes, &here), Overlap::Covered | Overlap::Partial))
+        }
+        Access::None | Access::Read(_) | Access::ReadUnknown | Access::Barrier => false,
+    };
+    version.blocks.iter().flat_map(|b| &b.insts).any(&mut hits)
+}
+
+/// Replaces the loads of these bytes by their value and drops what checks nothing any more.
+fn rely_on(version: &mut Version, fact: Fact) -> usize {
+    let Fact::MemEquals { ty, address, value } = fact else { return 0 };
+    let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
+    let mut removed = 0;
+    for block in &mut version.blocks {
+        block.insts.retain(|inst| {
+            let known = fixed(inst) == Some((ty, address));
+            if let Some(def) = inst.def().filter(|_| known) {
+                table[def.index()] = Some(Operand::Const(value));
+                removed += 1;
+            }
+            !known
+        });
+    }
+    version.for_each_operand(|o| *o = rename(&table, *o));
+    let held: Vec<Operand> = {
+        let defs = Defs::of(version);
+        let trivial = |o: Operand| {
+            defs.get(o).is_some_and(|e| e.op == Op::Eq && e.args[0] == e.args[1] && e.args[0].as_const().is_some())
+        };
+        let predicates = version.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op == Op::Assume).map(|i| i.args[0]);
+        predicates.filter(|p| trivial(*p)).collect()
+    };
+    for block in &mut version.blocks {
+        block.insts.retain(|inst| inst.op != Op::Assume || !held.contains(&inst.args[0]));
+    }
+    removed
+}
