@@ -12,14 +12,15 @@
 
 pub mod check;
 mod machine;
+pub mod program;
 
 pub use machine::{Fault, Machine, ModelMachine};
 
 use crate::op::Op;
 use crate::reach::Place;
 use crate::semantics::{self, ARITH_FLAGS};
-use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand};
-use crate::version::{Anchor, Effects, GuestTerm, Inst, Mem, Term, Trap, Version};
+use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Value};
+use crate::version::{Anchor, Effects, GuestTerm, Inst, Mem, Term, Trap, Version, Via};
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -49,6 +50,15 @@ impl State {
             Loc::Flags => self.flags = value & ARITH_FLAGS,
             _ => {}
         }
+    }
+}
+
+impl State {
+    /// The first location in which two states differ, in words.
+    pub fn difference(&self, other: &State) -> Option<String> {
+        let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
+        let mut both = locs.filter_map(|loc| Some((loc, self.get(loc)?, other.get(loc)?)));
+        both.find(|(_, a, b)| a != b).map(|(loc, a, b)| format!("{loc}: {a:#x} and {b:#x}"))
     }
 }
 
@@ -157,6 +167,16 @@ pub trait Hooks<M: Machine> {
     fn force(&mut self, _anchor: AnchorId, _place: Place) -> bool {
         false
     }
+
+    /// Called before each `print` and `read`.
+    fn event(&mut self, _place: Place) {}
+
+    /// Called when an anchor is taken that has a label in another version, with that version's values. If the caller goes
+    /// on there ([`resume`]) the answer is how many of the anchor's deferred stores, the oldest ones, still wait there too:
+    /// the others are performed, and the guest state is left as it is. `None` takes the way to `base`.
+    fn label(&mut self, _via: &Via, _values: &[(Value, u64)]) -> Option<usize> {
+        None
+    }
 }
 
 /// No hooks.
@@ -190,7 +210,37 @@ pub fn run<M: Machine, H: Hooks<M>>(
     hooks: &mut H,
     budget: &mut u64,
 ) -> Result<Leave, EvalError> {
-    Frame { version, values: vec![0; version.types.len()], pc: version.region, state, machine, hooks }.run(budget)
+    let values = vec![0; version.types.len()];
+    let mut frame = Frame { version, values, pc: version.region, state, machine, hooks };
+    let start = Place { block: BlockId(0), inst: 0 };
+    let entry = version.blocks.first().ok_or(EvalError::Malformed { place: start, what: "no entry block" })?;
+    for (loc, v) in version.entry_locs.iter().zip(&entry.params) {
+        let value = frame.state.get(*loc).ok_or(EvalError::Malformed { place: start, what: "entry location" })?;
+        frame.values[v.index()] = value;
+    }
+    frame.run(start, budget)
+}
+
+/// Goes on in `version` at a place where its live values are these: what taking a label does ([`Hooks::label`]).
+pub fn resume<M: Machine, H: Hooks<M>>(
+    version: &Version,
+    place: Place,
+    live: &[(Value, u64)],
+    state: &mut State,
+    machine: &mut M,
+    hooks: &mut H,
+    budget: &mut u64,
+) -> Result<Leave, EvalError> {
+    let missing = |what| EvalError::Malformed { place, what };
+    let body = version.blocks.get(place.block.index()).ok_or(missing("no such block"))?;
+    if place.inst > body.insts.len() {
+        return Err(missing("no such instruction"));
+    }
+    let mut values = vec![0; version.types.len()];
+    for (v, value) in live {
+        *values.get_mut(v.index()).ok_or(missing("no such value"))? = *value;
+    }
+    Frame { version, values, pc: version.region, state, machine, hooks }.run(place, budget)
 }
 
 /// One evaluation in progress.
@@ -221,18 +271,12 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             .wrapping_add(mem.disp as u64)
     }
 
-    fn run(mut self, budget: &mut u64) -> Result<Leave, EvalError> {
+    fn run(mut self, start: Place, budget: &mut u64) -> Result<Leave, EvalError> {
         let version = self.version;
-        let mut block = BlockId(0);
-        let missing = Place { block, inst: 0 };
-        let entry = version.blocks.first().ok_or(EvalError::Malformed { place: missing, what: "no entry block" })?;
-        for (loc, v) in version.entry_locs.iter().zip(&entry.params) {
-            let value = self.state.get(*loc).ok_or(EvalError::Malformed { place: missing, what: "entry location" })?;
-            self.values[v.index()] = value;
-        }
+        let Place { mut block, inst: mut first } = start;
         loop {
             let body = &version.blocks[block.index()];
-            for (i, inst) in body.insts.iter().enumerate() {
+            for (i, inst) in body.insts.iter().enumerate().skip(std::mem::take(&mut first)) {
                 if *budget == 0 {
                     return Ok(Leave::Budget);
                 }
@@ -323,10 +367,12 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             }
             Op::Assume | Op::Poll => Ok(None),
             Op::Print => {
+                self.hooks.event(place);
                 self.machine.print(args[0]);
                 Ok(None)
             }
             Op::Read => {
+                self.hooks.event(place);
                 self.values[inst.defs[0].index()] = self.machine.read();
                 Ok(None)
             }
@@ -375,7 +421,12 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
     fn take(&mut self, id: AnchorId, reason: Reason, place: Place) -> Result<Leave, EvalError> {
         let anchor: &Anchor = &self.version.anchors[id.index()];
         let pc = self.operand(anchor.target);
-        for (i, store) in anchor.stores.iter().enumerate() {
+        let mut waiting = None;
+        if let Some(via) = &anchor.via {
+            let values: Vec<(Value, u64)> = via.values.iter().map(|(v, o)| (*v, self.operand(*o))).collect();
+            waiting = self.hooks.label(via, &values);
+        }
+        for (i, store) in anchor.stores.iter().enumerate().skip(waiting.unwrap_or(0)) {
             let address = self.address(&store.mem, store.args[0], store.args[1]);
             let value = self.operand(store.args[2]);
             self.machine.store(address, store.ty.bytes(), value).map_err(|fault| EvalError::DeferredStore {
@@ -384,7 +435,7 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
                 fault,
             })?;
         }
-        for (loc, operand) in &anchor.varmap {
+        for (loc, operand) in anchor.varmap.iter().filter(|_| waiting.is_none()) {
             let value = self.operand(*operand);
             self.state.set(*loc, value);
         }
