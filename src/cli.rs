@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::bench::BenchArgs;
+use crate::ir::IrArgs;
 use clap::{Args, Parser, Subcommand};
 use dynasour_runtime::config::{Chaos, HEAD_THRESHOLD, RunConfig, Stage, Tier, parse_pass};
 use std::collections::BTreeSet;
@@ -42,6 +43,9 @@ Examples:
 A row whose output or exit status is not native's says DIFFERS, and the exit status is 1. Exit status 2: nothing was
 measured.")]
     Bench(BenchArgs),
+    /// Check, print, optimise, evaluate and compare programs in the IR's text form
+    #[command(after_help = "ir/README.md has the grammar with a worked example.")]
+    Ir(IrArgs),
 }
 
 /// Options of `run`.

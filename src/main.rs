@@ -8,6 +8,7 @@
 
 mod bench;
 mod cli;
+mod ir;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -24,6 +25,11 @@ extern "C" fn main(_argc: c_int, _argv: *const *const std::ffi::c_char) -> c_int
     run(Cli::parse())
 }
 
+fn failed(error: anyhow::Error) -> c_int {
+    eprintln!("dynasour: {error:#}");
+    FAILED
+}
+
 /// Does what the command line asks for; returns the exit status.
 fn run(cli: Cli) -> c_int {
     match cli.command {
@@ -34,10 +40,8 @@ fn run(cli: Cli) -> c_int {
                 error.exit_status()
             }
         },
-        Command::Bench(args) => bench::run(&args).unwrap_or_else(|error| {
-            eprintln!("dynasour: {error:#}");
-            FAILED
-        }),
+        Command::Bench(args) => bench::run(&args).unwrap_or_else(failed),
+        Command::Ir(args) => ir::run(&args).unwrap_or_else(failed),
     }
 }
 

@@ -232,6 +232,24 @@ impl ModelMachine {
         (self.clock != other.clock).then(|| format!("clock: {} and {}", self.clock, other.clock))
     }
 
+    /// The bytes that differ from those of an earlier state of this machine, adjacent ones together.
+    pub fn changes(&self, before: &ModelMachine) -> Vec<(u64, Vec<u8>)> {
+        let mut out: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (page, bytes) in &self.pages {
+            for (i, byte) in bytes.iter().enumerate() {
+                let address = page * PAGE + i as u64;
+                if before.byte(address) == Ok(*byte) {
+                    continue;
+                }
+                match out.last_mut() {
+                    Some((start, run)) if *start + run.len() as u64 == address => run.push(*byte),
+                    _ => out.push((address, vec![*byte])),
+                }
+            }
+        }
+        out
+    }
+
     /// What this native reads besides memory and its inputs.
     fn hash_in_place(&self, native: &Native, hasher: &mut FxHasher) {
         for n in (0..32).filter(|n| native.vec_read >> n & 1 != 0) {
@@ -258,8 +276,8 @@ impl Machine for ModelMachine {
 
     fn load(&mut self, address: u64, size: u32) -> Result<u64, Fault> {
         let mut value = 0;
-        for i in (0..u64::from(size)).rev() {
-            value = value << 8 | u64::from(self.byte(address.wrapping_add(i))?);
+        for i in 0..u64::from(size) {
+            value |= u64::from(self.byte(address.wrapping_add(i))?) << (8 * i);
         }
         if self.shared.is_some() {
             (0..u64::from(size)).for_each(|i| self.peer(address.wrapping_add(i)));

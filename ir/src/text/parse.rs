@@ -667,6 +667,9 @@ impl<'t> Parser<'t> {
         while more {
             inst.args.push(self.operand()?);
             more = self.eat(",");
+            if more && !self.same_line() {
+                return self.fail("a value or a number on the line of the `,`");
+            }
         }
         if self.same_line() {
             let fallback = matches!(op, Op::Assume | Op::Poll);

@@ -52,6 +52,38 @@ pub enum Rule {
     Deferred,
 }
 
+impl Rule {
+    /// The rule in a line.
+    pub const fn about(self) -> &'static str {
+        match self {
+            Rule::Shape => {
+                "a version is `base` (one block of guest code) or a trace (no guest locations, leaves by anchors)"
+            }
+            Rule::Op => {
+                "an instruction has the operands, results, type, address and native that its operation asks for"
+            }
+            Rule::Type => "operands have the types of their operation, and constants fit them",
+            Rule::Ssa => "a value is defined once, and its definition dominates every use",
+            Rule::Jump => "a jump's target exists and gets one operand of the right type for each parameter",
+            Rule::Native => {
+                "a native has the operands and results that it declares, and its effects say what it writes in place"
+            }
+            Rule::Anchor => "assume, poll and whatever may fault name an anchor, and nothing else does",
+            Rule::Varmap => "a varmap is sorted by location, typed, and names SSA locations only",
+            Rule::Total => {
+                "all anchors in use name the same locations: what a version writes is in place for none of them"
+            }
+            Rule::Position => "what an anchor names is available where the first of its uses can be reached from",
+            Rule::Reach => {
+                "no effect outside SSA (store, fence, event, state in place) lies between an anchor and its use"
+            }
+            Rule::Deferred => {
+                "a deferred store waits only under `private_memory` or as a pushed return address, and nothing touches it"
+            }
+        }
+    }
+}
+
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&format!("{self:?}").to_ascii_lowercase())

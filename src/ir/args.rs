@@ -1,0 +1,188 @@
+//! The command line of `dynasour ir`.
+
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+/// Options of `ir`.
+#[derive(Args, Debug)]
+pub struct IrArgs {
+    /// What to do with the programs.
+    #[command(subcommand)]
+    pub command: IrCommand,
+}
+
+/// What can be done with a file in the text form.
+#[derive(Subcommand, Debug)]
+pub enum IrCommand {
+    /// Parse and verify every version, and the labels between versions
+    #[command(after_help = "\
+Examples:
+  dynasour ir check loop.ir
+  dynasour ir check --json *.ir | jq '.errors[] | .message'
+
+Each broken rule is shown at its line; the rules are listed in ir/README.md. Exit status 1 if there is one.")]
+    Check(CheckArgs),
+    /// Print a file as the printer writes it: values, anchors, addresses and comments in their usual form
+    Print(PrintArgs),
+    /// Run optimiser passes over the traces of a file and show each before and after
+    #[command(after_help = "\
+Examples:
+  dynasour ir opt loop.ir                                the pipeline of `run`, before and after
+  dynasour ir opt loop.ir --passes simplify,dce --each   after each pass that changed something
+  dynasour ir opt loop.ir --skip-pass sink --quiet > new.ir
+  dynasour ir opt --list                                 every pass, in a line
+
+The verifier runs after each pass. `base` versions are left as they are.")]
+    Opt(OptArgs),
+    /// Run a program in the evaluator: what it prints, where control went, the final state
+    #[command(after_help = "\
+Examples:
+  dynasour ir eval loop.ir                               the first region, from the file's first `state`
+  dynasour ir eval loop.ir --set 'rdi = 5' --set 'memory 0x1000: i64 1, 2, 3'
+  dynasour ir eval loop.ir --version t1 --force 3 --trace  take the anchor of the fourth opportunity
+  dynasour ir eval loop.ir --version base --json
+
+Control goes from region to region of the file until it comes to a pc without code, or to something that only a real guest
+has (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions are
+not executed: each is some function of what it declares to read.")]
+    Eval(EvalArgs),
+    /// Run two versions of a region side by side and report the first difference
+    #[command(after_help = "\
+Examples:
+  dynasour ir diff loop.ir base t1
+  dynasour ir diff loop.ir base t1 --forks 50            also take the anchor at each of 50 places of t1 and go on to the end
+  dynasour ir diff loop.ir t1 t2 --random 1000,7         from 1000 random states instead of the file's
+
+Compared are what is printed and read, where the program ends, registers, flags and memory there. A version named here is
+entered wherever a region has it and its context holds; everything else is `base`. Exit status 1: they differ.")]
+    Diff(DiffArgs),
+}
+
+/// Options of `ir check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Files in the text form; `-` is the standard input
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `ir print`.
+#[derive(Args, Debug)]
+pub struct PrintArgs {
+    /// A file in the text form; `-` is the standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Leave out lists of values that nothing defines
+    #[arg(long)]
+    pub short: bool,
+}
+
+/// Options of `ir opt`.
+#[derive(Args, Debug)]
+pub struct OptArgs {
+    /// A file in the text form; `-` is the standard input
+    #[arg(value_name = "FILE", required_unless_present = "list")]
+    pub file: Option<PathBuf>,
+    /// Passes in the order to run them [default: the pipeline of `run`]
+    #[arg(long, value_name = "PASS,...", value_delimiter = ',')]
+    pub passes: Vec<String>,
+    /// Passes of the pipeline to leave out
+    #[arg(long, value_name = "PASS,...", value_delimiter = ',', conflicts_with = "passes")]
+    pub skip_pass: Vec<String>,
+    /// Only versions of this name
+    #[arg(long, value_name = "NAME")]
+    pub version: Option<String>,
+    /// Show the version after each pass that changed something
+    #[arg(long, conflicts_with = "quiet")]
+    pub each: bool,
+    /// Print the whole file with the optimised versions in it, and nothing else
+    #[arg(long)]
+    pub quiet: bool,
+    /// Print what each pass did as JSON
+    #[arg(long, conflicts_with_all = ["quiet", "each"])]
+    pub json: bool,
+    /// List the passes
+    #[arg(long, exclusive = true)]
+    pub list: bool,
+}
+
+/// Where a run starts.
+#[derive(Args, Debug)]
+pub struct StartArgs {
+    /// A file in the text form; `-` is the standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// pc of the region to start in [default: the first of the file]
+    #[arg(long, value_name = "PC", value_parser = parse_pc)]
+    pub region: Option<u64>,
+    /// The `state` of the file to start from [default: the first, if there is one]
+    #[arg(long, value_name = "NAME")]
+    pub state: Option<String>,
+    /// More of the state, as in a `state` of a file: 'rdi = 5', 'memory 0x1000: i64 1, 2', 'input 3'
+    #[arg(long, value_name = "SETTING")]
+    pub set: Vec<String>,
+    /// IR instructions to execute at most
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub steps: u64,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `ir eval`.
+#[derive(Args, Debug)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    pub start: StartArgs,
+    /// Enter the versions of this name, else base [default: the first version whose context holds]
+    #[arg(long, value_name = "NAME")]
+    pub version: Option<String>,
+    /// Where an anchor has a label in another version, go on there and not in base
+    #[arg(long)]
+    pub follow: bool,
+    /// Take the anchor of the Nth opportunity (from 0) although nothing failed
+    #[arg(long, value_name = "N")]
+    pub force: Option<u64>,
+    /// Show every version that control passed through
+    #[arg(long)]
+    pub trace: bool,
+}
+
+/// Options of `ir diff`.
+#[derive(Args, Debug)]
+pub struct DiffArgs {
+    #[command(flatten)]
+    pub start: StartArgs,
+    /// A version of the region
+    #[arg(value_name = "ONE")]
+    pub one: String,
+    /// Another
+    #[arg(value_name = "TWO")]
+    pub two: String,
+    /// Start from N random states with memory everywhere [default of N: 100, if the file has no state]
+    #[arg(long, value_name = "N[,SEED]", value_parser = parse_random, conflicts_with_all = ["state", "set"])]
+    pub random: Option<(u64, u64)>,
+    /// Also take the anchor at N opportunities of the second version, one at a time
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub forks: u64,
+    /// Where an anchor has a label in another version, go on there and not in base
+    #[arg(long)]
+    pub follow: bool,
+}
+
+fn parse_pc(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "expected a number below 2^64, decimal or 0x hexadecimal".to_string())
+}
+
+fn parse_random(text: &str) -> Result<(u64, u64), String> {
+    let (count, seed) = text.split_once(',').unwrap_or((text, "1"));
+    let number = |t: &str| t.parse().map_err(|_| "expected N or N,SEED".to_string());
+    Ok((number(count)?, number(seed)?))
+}

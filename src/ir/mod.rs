@@ -1,0 +1,104 @@
+//! `dynasour ir`: the IR's text form by itself: check, print, optimise, evaluate and compare programs.
+//!
+//! Exit status: 0, all is well; 1, the program is wrong (it does not parse or verify) or two versions differ; 2, the
+//! question could not be asked (usage, a file that cannot be read, a version that is not there).
+
+mod args;
+mod diff;
+mod eval;
+mod opt;
+mod source;
+
+pub use args::IrArgs;
+
+use anyhow::Result;
+use args::{CheckArgs, IrCommand, PrintArgs};
+use dynasour_ir::text::File;
+use serde_json::json;
+use source::{Problem, Source};
+use std::ffi::c_int;
+use std::fmt::Display;
+use std::io::Write;
+
+/// The program is wrong, or the answer is no.
+const WRONG: c_int = 1;
+
+/// Does what the command line asks for; the exit status.
+pub fn run(args: &IrArgs) -> Result<c_int> {
+    match &args.command {
+        IrCommand::Check(args) => check(args),
+        IrCommand::Print(args) => print(args),
+        IrCommand::Opt(args) => opt::run(args),
+        IrCommand::Eval(args) => eval::run(args),
+        IrCommand::Diff(args) => diff::run(args),
+    }
+}
+
+/// Writes to the standard output; whoever closes it early has seen enough.
+fn out(text: impl Display) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = write!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// Shows what is wrong with a file; the exit status for that.
+fn refuse(source: &Source, problems: &[Problem]) -> c_int {
+    problems.iter().for_each(|p| source.show(p));
+    WRONG
+}
+
+fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+fn check(args: &CheckArgs) -> Result<c_int> {
+    let mut all = Vec::new();
+    let (mut regions, mut versions) = (0, 0);
+    for path in &args.files {
+        let source = Source::read(path)?;
+        match source.load() {
+            Ok(File { regions: found, .. }) => {
+                regions += found.len();
+                versions += found.iter().map(|r| r.versions.len()).sum::<usize>();
+            }
+            Err(problems) => {
+                if !args.json {
+                    problems.iter().for_each(|p| source.show(p));
+                }
+                all.extend(problems.into_iter().map(|p| (source.name.clone(), p)));
+            }
+        }
+    }
+    if args.json {
+        let errors: Vec<_> = all
+            .iter()
+            .map(|(file, p)| {
+                let (line, column) = (p.at.line, p.at.column);
+                json!({ "file": file, "line": line, "column": column, "rule": p.rule, "message": p.message })
+            })
+            .collect();
+        out(format_args!("{:#}\n", json!({ "regions": regions, "versions": versions, "errors": errors })));
+    } else if all.is_empty() {
+        out(format_args!("{} in {}: all right\n", plural(versions, "version"), plural(regions, "region")));
+    } else {
+        eprintln!("{}", plural(all.len(), "error"));
+    }
+    Ok(if all.is_empty() { 0 } else { WRONG })
+}
+
+fn print(args: &PrintArgs) -> Result<c_int> {
+    let source = Source::read(&args.file)?;
+    // A version that breaks rules can be printed too: only the syntax must be right.
+    let file = match source.parse() {
+        Ok(file) => file,
+        Err(problem) => return Ok(refuse(&source, &[problem])),
+    };
+    out(whole(&file, args.short));
+    Ok(0)
+}
+
+/// A file as the printer writes it, states first.
+fn whole(file: &File, short: bool) -> String {
+    let mut parts: Vec<String> = file.setups.iter().map(|s| s.to_string()).collect();
+    parts.extend(file.regions.iter().map(|r| if short { format!("{r:#}") } else { r.to_string() }));
+    parts.join("\n")
+}

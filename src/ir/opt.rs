@@ -1,0 +1,156 @@
+//! `dynasour ir opt`: passes over the traces of a file, before and after.
+
+use super::args::OptArgs;
+use super::source::Source;
+use super::{WRONG, out, plural, refuse, whole};
+use anyhow::{Result, bail};
+use dynasour_ir::Version;
+use dynasour_ir::opt::{OptOptions, PASSES, Pass, PassStat, optimise, pass};
+use dynasour_ir::verify::verify;
+use serde_json::json;
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::time::Instant;
+
+pub(super) fn run(args: &OptArgs) -> Result<c_int> {
+    let Some(path) = args.file.as_ref().filter(|_| !args.list) else {
+        for pass in PASSES {
+            out(format_args!("{:<12} {}\n", pass.name, pass.about));
+        }
+        return Ok(0);
+    };
+    let passes = named(&args.passes)?;
+    named(&args.skip_pass)?;
+    let source = Source::read(path)?;
+    let mut file = match source.load() {
+        Ok(file) => file,
+        Err(problems) => return Ok(refuse(&source, &problems)),
+    };
+    let mut status = 0;
+    let (mut reports, mut matching) = (Vec::new(), 0);
+    for version in file.regions.iter_mut().flat_map(|r| &mut r.versions) {
+        if version.is_base() || args.version.as_ref().is_some_and(|name| *name != version.name) {
+            continue;
+        }
+        matching += 1;
+        let before = version.clone();
+        let done = transform(version, args, &passes);
+        if let Some((pass, what)) = &done.broken {
+            eprintln!(
+                "dynasour: {:#x} {}: {pass} made a version that does not verify: {what}",
+                version.region, version.name
+            );
+            status = WRONG;
+        }
+        if args.json {
+            reports.push(report(&before, version, &done.stats));
+        } else if !args.quiet {
+            show(&before, version, &done, args.each);
+        }
+    }
+    if matching == 0 {
+        bail!(
+            "{} has no trace{}",
+            source.name,
+            args.version.as_ref().map_or(String::new(), |n| format!(" called {n}"))
+        );
+    }
+    if args.json {
+        out(format_args!("{:#}\n", json!({ "versions": reports })));
+    } else if args.quiet {
+        out(whole(&file, false));
+    }
+    Ok(status)
+}
+
+fn named(names: &[String]) -> Result<Vec<&'static Pass>> {
+    let find = |name: &String| {
+        pass(name).ok_or_else(|| anyhow::anyhow!("there is no pass {name}; `dynasour ir opt --list` lists them"))
+    };
+    names.iter().map(find).collect()
+}
+
+/// What the passes did to one version.
+struct Done {
+    stats: Vec<PassStat>,
+    /// The version after each pass that changed something, if asked for.
+    stages: Vec<(&'static str, String)>,
+    /// The first pass after which the verifier complained.
+    broken: Option<(String, String)>,
+}
+
+fn transform(version: &mut Version, args: &OptArgs, passes: &[&'static Pass]) -> Done {
+    let broken = RefCell::new(None);
+    let stages = RefCell::new(Vec::new());
+    let after = |name: &str, v: &Version| {
+        if let Err(errors) = verify(v) {
+            broken.borrow_mut().get_or_insert((name.to_string(), errors[0].to_string()));
+        }
+        if args.each
+            && let Some(pass) = pass(name)
+        {
+            stages.borrow_mut().push((pass.name, v.to_string()));
+        }
+    };
+    let options = OptOptions { skip: args.skip_pass.clone(), after_pass: Some(&after), ..OptOptions::default() };
+    let stats = if args.passes.is_empty() {
+        optimise(version, &options).passes
+    } else {
+        passes.iter().map(|pass| one(version, pass, &options)).collect()
+    };
+    let changed = stats.iter().map(|s| s.changes > 0);
+    let stages = stages.take().into_iter().zip(changed).filter(|(_, changed)| *changed).map(|(s, _)| s).collect();
+    Done { stages, stats, broken: broken.take() }
+}
+
+/// One pass, named by the user: it runs even where the pipeline would not run it.
+fn one(version: &mut Version, pass: &'static Pass, options: &OptOptions) -> PassStat {
+    let start = Instant::now();
+    let changes = pass.run(version, options);
+    let time = start.elapsed();
+    if let Some(after) = options.after_pass {
+        after(pass.name, version);
+    }
+    PassStat { name: pass.name, changes, insts: count(version), time }
+}
+
+fn count(version: &Version) -> usize {
+    version.blocks.iter().map(|b| b.insts.len()).sum()
+}
+
+fn show(before: &Version, after: &Version, done: &Done, each: bool) {
+    let title = |when: &str, v: &Version| {
+        let insts = plural(count(v), "instruction");
+        format!("; {:#x} {} {when}: {insts}, {}\n", v.region, v.name, plural(v.anchors.len(), "anchor"))
+    };
+    out(format_args!("{}{before}\n", title("before", before)));
+    for (name, text) in done.stages.iter().filter(|_| each) {
+        out(format_args!("; after {name}\n{text}\n"));
+    }
+    for stat in &done.stats {
+        let micros = stat.time.as_secs_f64() * 1e6;
+        out(format_args!(
+            "; {:<12} {:>4} changes {:>5} instructions {micros:>7.0} µs\n",
+            stat.name, stat.changes, stat.insts
+        ));
+    }
+    out(format_args!("{}{after}\n", title("after", after)));
+}
+
+fn report(before: &Version, after: &Version, stats: &[PassStat]) -> serde_json::Value {
+    let passes: Vec<_> = stats
+        .iter()
+        .map(|s| json!({ "name": s.name, "changes": s.changes, "instructions": s.insts, "us": s.time.as_secs_f64() * 1e6 }))
+        .collect();
+    json!({
+        "region": format!("{:#x}", before.region),
+        "version": before.name,
+        "instructions_before": count(before),
+        "instructions_after": count(after),
+        "anchors_before": before.anchors.len(),
+        "anchors_after": after.anchors.len(),
+        "passes": passes,
+        "before": before.to_string(),
+        "after": after.to_string(),
+    })
+}

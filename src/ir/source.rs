@@ -1,0 +1,178 @@
+//! Files in the text form, and errors shown at their place in them.
+
+use anyhow::{Context, Result};
+use dynasour_ir::region::{RegionRule, verify_region};
+use dynasour_ir::text::{File, ParseError, Position, file};
+use dynasour_ir::verify::{VerifyError, Where};
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, Severity, SourceCode};
+use std::fmt;
+use std::io::{IsTerminal, Read};
+use std::path::Path;
+
+/// A file and its text.
+pub struct Source {
+    /// As the user named it.
+    pub name: String,
+    /// Its content.
+    pub text: String,
+}
+
+/// Something that is wrong at a place of a file.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// What is wrong, in a line.
+    pub message: String,
+    /// Where.
+    pub at: Position,
+    /// What stands beside the place.
+    pub label: String,
+    /// The rule that is broken, `syntax` if the text is not a program.
+    pub rule: String,
+    /// What may help.
+    pub help: Option<String>,
+}
+
+impl Source {
+    /// Reads a file, or the standard input if it is called `-`.
+    pub fn read(path: &Path) -> Result<Source> {
+        let name = if path == Path::new("-") { "<stdin>".to_string() } else { path.display().to_string() };
+        let mut bytes = Vec::new();
+        if path == Path::new("-") {
+            std::io::stdin().read_to_end(&mut bytes).context("cannot read the standard input")?;
+        } else {
+            bytes = std::fs::read(path).with_context(|| format!("cannot read {name}"))?;
+        }
+        // What is not UTF-8 is shown as a replacement character, where the parser then complains.
+        Ok(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() })
+    }
+
+    /// The file's content, if it is a text of the IR.
+    pub fn parse(&self) -> Result<File, Problem> {
+        file(&self.text).map_err(|e| Problem::syntax(&e))
+    }
+
+    /// The file's content, if it is a program in which every version verifies; else what is wrong.
+    pub fn load(&self) -> Result<File, Vec<Problem>> {
+        let file = self.parse().map_err(|problem| vec![problem])?;
+        let problems = problems(&file);
+        if problems.is_empty() { Ok(file) } else { Err(problems) }
+    }
+
+    /// Byte offset of a place, and the length of what stands there.
+    fn span(&self, at: Position, whole_line: bool) -> (usize, usize) {
+        let before: usize = self.text.split_inclusive('\n').take(at.line - 1).map(str::len).sum();
+        let line = self.text[before..].split('\n').next().unwrap_or("");
+        let column = line.char_indices().nth(at.column - 1).map_or(line.len(), |(i, _)| i);
+        let rest = line[column..].split(';').next().unwrap_or("").trim_end();
+        let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let len = if whole_line { rest.len() } else { word.max(rest.chars().next().map_or(0, char::len_utf8)) };
+        (before + column, len)
+    }
+
+    /// Shows a problem on the standard error.
+    pub fn show(&self, problem: &Problem) {
+        let terminal = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let theme = if terminal { GraphicalTheme::unicode() } else { GraphicalTheme::none() };
+        let report = Report {
+            problem: problem.clone(),
+            span: self.span(problem.at, problem.rule != "syntax"),
+            source: NamedSource::new(&self.name, self.text.clone()),
+        };
+        let mut out = String::new();
+        if GraphicalReportHandler::new_themed(theme).render_report(&mut out, &report).is_err() {
+            out = format!("{}:{}:{}: {}", self.name, problem.at.line, problem.at.column, problem.message);
+        }
+        eprintln!("{}", out.trim_end());
+    }
+}
+
+impl Problem {
+    fn syntax(e: &ParseError) -> Problem {
+        Problem {
+            message: format!("expected {}, found {}", e.expected, e.found),
+            at: Position { line: e.line, column: e.column },
+            label: format!("expected {}", e.expected),
+            rule: "syntax".to_string(),
+            help: None,
+        }
+    }
+
+    fn rule(e: &VerifyError, at: Position) -> Problem {
+        Problem {
+            message: e.what.clone(),
+            at,
+            label: format!("breaks the rule `{}`", e.rule),
+            rule: e.rule.to_string(),
+            help: Some(e.rule.about().to_string()),
+        }
+    }
+
+    fn region(what: &str, at: Position) -> Problem {
+        Problem {
+            message: what.to_string(),
+            at,
+            label: "breaks the rules of regions".to_string(),
+            rule: "region".to_string(),
+            help: Some(
+                "the versions of a region have names of their own, and labels fit the version they name".to_string(),
+            ),
+        }
+    }
+}
+
+/// Every broken rule of a file.
+fn problems(file: &File) -> Vec<Problem> {
+    let mut out = Vec::new();
+    for (region, spots) in file.regions.iter().zip(&file.spots) {
+        let spots_of = |name: &str| region.versions.iter().rposition(|v| v.name == name).and_then(|i| spots.get(i));
+        for broken in verify_region(region).err().unwrap_or_default() {
+            let (name, at) = match &broken {
+                RegionRule::Version { version, error } => (version, error.at),
+                RegionRule::Label { version, anchor, .. } => (version, Where::Anchor(*anchor)),
+                RegionRule::Listing { version, .. } => (version, Where::Version),
+            };
+            let at = spots_of(name).map_or(Position { line: 1, column: 1 }, |spots| spots.of(at));
+            out.push(match &broken {
+                RegionRule::Version { error, .. } => Problem::rule(error, at),
+                RegionRule::Label { what, .. } => Problem::region(what, at),
+                RegionRule::Listing { what, .. } => Problem::region(what, at),
+            });
+        }
+    }
+    out
+}
+
+/// A problem as miette wants it.
+#[derive(Debug)]
+struct Report {
+    problem: Problem,
+    span: (usize, usize),
+    source: NamedSource<String>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem.message)
+    }
+}
+
+impl std::error::Error for Report {}
+
+impl Diagnostic for Report {
+    fn severity(&self) -> Option<Severity> {
+        Some(Severity::Error)
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(Box::new(self.problem.help.as_ref()?))
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        Some(&self.source)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let (offset, len) = self.span;
+        Some(Box::new(std::iter::once(LabeledSpan::new(Some(self.problem.label.clone()), offset, len))))
+    }
+}
