@@ -28,10 +28,12 @@ pub struct MapEntry {
 
 /// The mappings of this process, ascending.
 pub fn maps() -> io::Result<Vec<MapEntry>> {
-    let text = std::fs::read("/proc/self/maps")?;
+    let text = std::fs::read("/proc/thread-self/maps")?;
     text.split(|&byte| byte == b'\n')
         .filter(|line| !line.is_empty())
-        .map(|line| parse_line(line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps")))
+        .map(|line| {
+            parse_line(line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/maps"))
+        })
         .collect()
 }
 

@@ -29,7 +29,7 @@ impl Policy for UntilCopyable {
 }
 
 impl Dispatcher {
-    /// One stretch of the copy tier, from inside.
+    /// One stretch of the copy tier, from interpreting on.
     pub(super) fn copied(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let code = self.interp.code();
         let mut indirect = false;
@@ -53,13 +53,18 @@ impl Dispatcher {
             let stop = match copied {
                 Copied::Entry(entry) => {
                     let way = fragments.way_to_copy(entry);
+                    self.peer.visit();
                     drop(fragments);
                     // SAFETY: `context` is this thread's, and GS points to it; the code is not flushed while this thread
-                    // is inside.
+                    // is in the cache.
                     let left = unsafe { way.run(context) };
                     let Some(mut fragments) = self.machine.fragments() else { return Outcome::Continue };
                     indirect = fragments.left_copy(left, context);
                     if left != Left::Fault {
+                        drop(fragments);
+                        if !self.peer.enter(context) {
+                            return Outcome::Continue;
+                        }
                         continue;
                     }
                     if !fragments.copy_state(context, &*code) {
@@ -67,6 +72,9 @@ impl Dispatcher {
                         signal::die(libc::SIGABRT);
                     }
                     drop(fragments);
+                    if !self.peer.enter(context) {
+                        return Outcome::Continue;
+                    }
                     self.interp.run_one(context)
                 }
                 Copied::Instruction => {

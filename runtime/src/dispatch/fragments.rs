@@ -17,7 +17,7 @@
 //! meanwhile just enter again.
 //!
 //! **Threads.** All of this is behind one lock, which nobody holds while guest code runs. A thread that is in fragments, or
-//! comes from one, is *inside* ([`super::peers`]), and what it may need is kept until it is not: dropping everything is
+//! comes from one, is *in the cache* ([`super::peers`]), and what it may need is kept until it is not: dropping all is
 //! done in two steps, [`Fragments::retire`] and [`Fragments::clear`].
 //!
 //! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
@@ -54,6 +54,9 @@ pub enum FragmentError {
     /// From the emitter.
     #[error(transparent)]
     Emit(#[from] EmitError),
+    /// A deferred store cannot be performed.
+    #[error("the memory of a deferred store to {0:#x} is gone")]
+    Store(u64),
     /// From the interpreter.
     #[error("cannot map memory for the interpreter: {0}")]
     Memory(#[from] std::io::Error),
@@ -283,6 +286,11 @@ impl Fragments {
         self.emitter.copy_state(context, code)
     }
 
+    /// As [`Fragments::is_made_from`], or somebody may still be in fragments that have been taken away.
+    pub fn has_any_from(&self, range: &Range<u64>) -> bool {
+        self.retired || self.is_made_from(range)
+    }
+
     /// From now on traces may not assume `private_memory`. Must existing fragments go?
     pub fn lose_private_memory(&mut self) -> bool {
         if !std::mem::replace(&mut self.private_memory, false) {
@@ -297,7 +305,7 @@ impl Fragments {
         self.generation += 1;
     }
 
-    /// Makes nothing lead into any fragment any more, and whoever is inside come out. When all are, somebody must
+    /// Makes nothing lead into any fragment any more, and whoever is in one come out. When all are, somebody must
     /// [`Fragments::clear`]. `false` if another thread is about to do that already.
     pub fn retire(&mut self) -> bool {
         if std::mem::replace(&mut self.retired, true) {
@@ -360,7 +368,7 @@ impl Fragments {
         let Left::Exit(exit) = left else { return Ok(Next::After(After::Pending)) };
         let deopt = self.emitter.deopt(exit, context)?;
         for store in &deopt.stores {
-            perform(store);
+            perform(store)?;
         }
         if self.log_exits {
             eprintln!("dynasour: {:?} left through {exit:?} ({:?}) to {:#x}", way.fragment, deopt.kind, context.rip);
@@ -609,14 +617,14 @@ impl Plan {
     }
 }
 
-/// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot fault unless an
-/// invariant of ours is broken.
-fn perform(store: &PendingStore) {
+/// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot fault unless another
+/// thread has taken it away since, or an invariant of ours is broken.
+fn perform(store: &PendingStore) -> Result<(), FragmentError> {
     let bytes = store.value.to_le_bytes();
     let size = store.size as usize;
     // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the exit.
     let done = unsafe { memory::copy_out(store.address, &bytes[..size]) };
-    assert_eq!(done, size, "a deferred store to {:#x} faulted", store.address);
+    if done == size { Ok(()) } else { Err(FragmentError::Store(store.address)) }
 }
 
 fn log(config: &RunConfig, stage: Stage, text: impl FnOnce() -> String) {

@@ -82,7 +82,7 @@ impl Machine {
     pub fn flush(&self, own: &Peer) {
         // If somebody is at it already, that is enough: fragments are made again only when it has been done.
         if self.fragments().is_some_and(|mut f| f.retire()) {
-            self.peers.settle(own, None);
+            self.peers.settle(own);
             if let Some(mut fragments) = self.fragments() {
                 fragments.clear();
             }
@@ -95,13 +95,15 @@ impl Machine {
         let retired = self.fragments().map(|mut f| {
             // What is being compiled now may be made from it.
             f.bump();
-            f.is_made_from(range).then(|| f.retire())
+            f.has_any_from(range).then(|| f.retire())
         });
-        self.peers.settle(own, Some(range));
-        if let Some(Some(true)) = retired
-            && let Some(mut fragments) = self.fragments()
-        {
-            fragments.clear();
+        self.peers.forget(own, range);
+        if let Some(Some(retired)) = retired {
+            // If somebody else is at it, others may still run what this change was about.
+            self.peers.settle(own);
+            if retired && let Some(mut fragments) = self.fragments() {
+                fragments.clear();
+            }
         }
     }
 

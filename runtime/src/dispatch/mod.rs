@@ -96,7 +96,7 @@ impl Dispatcher {
         }
     }
 
-    /// One stretch with fragments, from inside: interpret until the selector or the runtime wants something, and do
+    /// One stretch with fragments, from interpreting on: interpret until the selector or the runtime wants something, and do
     /// that, outside.
     fn traced(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let stop = self.interp.run(context, &mut self.selector);
@@ -210,11 +210,16 @@ impl Dispatcher {
         let Some(_admission) = self.machine.admit() else { return Ok(After::Interpret) };
         let Some(mut fragments) = self.machine.fragments() else { return Ok(After::Nothing) };
         let Some(mut fragment) = fragments.first(context.rip) else { return Ok(After::Nothing) };
+        let mut visiting = false;
         loop {
             let way = fragments.prepare(fragment)?;
+            if !visiting {
+                self.peer.visit();
+                visiting = true;
+            }
             drop(fragments);
             // SAFETY: `context` is this thread's, and GS points to it; the fragment is not flushed while this thread is
-            // inside.
+            // in the cache.
             let left = unsafe { way.entry.run(context) };
             let Some(again) = self.machine.fragments() else { return Ok(After::Nothing) };
             fragments = again;

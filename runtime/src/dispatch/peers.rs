@@ -1,15 +1,14 @@
 //! Guest threads as the others see them: who is where, and how one thread makes the others notice something.
 //!
-//! A thread is *inside* while it interprets, runs fragments, or has just left one and still needs what is known of it; it
-//! is *outside* while it performs system calls and compiles. [`Peer::enter`] and [`Peer::leave`] mark the passages.
+//! A thread is at one of three *places*: *interpreting*; *in the cache* while it runs fragments, or has just left one and
+//! still needs what is known of it; or *outside*, where it performs system calls and compiles.
 //!
-//! **Handshake.** Whoever takes something away ([`Peers::settle`]) first makes it unreachable, then posts what the others
-//! have to forget, and waits until every other thread has been outside once. A thread looks at what was posted after it has
-//! said that it enters, and then goes outside again to attend to it: so either the poster sees it inside and waits, or it sees
-//! what was posted. Who waits is outside and holds no lock: two that wait do not wait for each other.
-//!
-//! Threads inside come out because their `pending` is set, which the interpreter looks at between blocks, and because
-//! fragments that go away lead nowhere but out.
+//! **Handshake.** Whoever takes something away first makes it unreachable, and then waits ([`Peers::settle`]): for
+//! fragments, until each thread that was in the cache has come out, which it does since fragments that go away lead nowhere
+//! else; for guest code, until each thread that was interpreting has stopped, which it does since its `pending` is set. What
+//! has to be forgotten is posted before that. A thread looks at what was posted after it has said that it interprets, and
+//! if there is anything goes outside again to attend to it: so either the poster sees it interpret and waits, or it sees what
+//! was posted. Who waits is outside and holds no lock: two that wait do not wait for each other.
 
 use crate::sync::lock;
 use dynasour_guest::ThreadContext;
@@ -21,12 +20,33 @@ use std::time::Duration;
 /// More ranges than this are not remembered one by one.
 const MOST_RANGES: usize = 64;
 
+/// Where a thread is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Outside,
+    Interpreting,
+    Cache,
+}
+
+impl Place {
+    /// The low bits of [`Peer::moves`] that say so.
+    const BITS: u64 = 3;
+
+    fn of(moves: u64) -> Place {
+        match moves & Place::BITS {
+            0 => Place::Outside,
+            1 => Place::Interpreting,
+            _ => Place::Cache,
+        }
+    }
+}
+
 /// One guest thread, as the others see it.
 #[derive(Default)]
 pub struct Peer {
-    /// Odd while the thread is inside.
-    passages: AtomicU64,
-    /// The context with which it is inside.
+    /// Counts the thread's moves from place to place, above two bits that say where it is.
+    moves: AtomicU64,
+    /// The context with which it runs guest code.
     context: AtomicPtr<ThreadContext>,
     /// Whether there is anything in `stale`.
     posted: AtomicBool,
@@ -41,10 +61,20 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The thread is about to run guest code with `context`. If not `true`, it must first [`Peer::take_stale`].
+    fn place(&self) -> Place {
+        Place::of(self.moves.load(Ordering::Relaxed))
+    }
+
+    fn moved(&self, to: Place) -> u64 {
+        let before = self.moves.load(Ordering::Relaxed);
+        (before & !Place::BITS) + (Place::BITS + 1) + to as u64
+    }
+
+    /// The thread is about to interpret with `context`, from outside or from the cache. If not `true`, it is outside and
+    /// must first [`Peer::take_stale`].
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
-        self.passages.fetch_add(1, Ordering::SeqCst);
+        self.moves.swap(self.moved(Place::Interpreting), Ordering::SeqCst);
         let free = !self.posted.load(Ordering::SeqCst);
         if !free {
             self.leave();
@@ -52,16 +82,21 @@ impl Peer {
         free
     }
 
+    /// The thread is about to run fragments. It has the fragments' lock, and so finds none that somebody has taken away.
+    pub fn visit(&self) {
+        debug_assert_eq!(self.place(), Place::Interpreting);
+        self.moves.store(self.moved(Place::Cache), Ordering::Release);
+    }
+
     /// The thread has finished with guest code for now.
     pub fn leave(&self) {
-        let inside = self.passages.load(Ordering::Relaxed);
-        debug_assert!(inside % 2 == 1);
-        self.passages.store(inside + 1, Ordering::Release);
+        debug_assert_ne!(self.place(), Place::Outside);
+        self.moves.store(self.moved(Place::Outside), Ordering::Release);
     }
 
     /// A child that borrowed this thread's place is gone, wherever it was.
     pub fn take_back(&self) {
-        if self.passages.load(Ordering::Relaxed) % 2 == 1 {
+        if self.place() != Place::Outside {
             self.leave();
         }
         self.context.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -115,31 +150,21 @@ impl Peers {
         lock(&self.all).iter().map(|peer| &**peer).for_each(f);
     }
 
-    /// Makes all threads but `own` forget code in `range`, if one is given, and waits until each has been outside since the
-    /// call. The caller is outside, holds no lock, and has made unreachable what it wants the others to have left.
-    pub fn settle(&self, own: &Peer, range: Option<&Range<u64>>) {
-        let others: Vec<Arc<Peer>> = {
-            let all = lock(&self.all);
-            if all.len() == 1 {
-                return;
-            }
-            all.iter().filter(|peer| !std::ptr::eq(&***peer, own)).cloned().collect()
-        };
-        if let Some(range) = range {
-            others.iter().for_each(|peer| peer.post(range));
-        }
-        let inside: Vec<_> = others
-            .iter()
-            .map(|peer| (peer, peer.passages.load(Ordering::SeqCst)))
-            .filter(|(_, passages)| passages % 2 == 1)
-            .collect();
-        inside.iter().for_each(|(peer, _)| peer.interrupt());
-        for (peer, passages) in inside {
-            let mut patience = Patience::default();
-            while peer.passages.load(Ordering::Acquire) == passages {
-                patience.wait();
-            }
-        }
+    /// Waits until every thread but `own` has left the cache, if it was there: fragments were made unreachable.
+    pub fn settle(&self, own: &Peer) {
+        wait(&self.others(own), Place::Cache);
+    }
+
+    /// Makes every thread but `own` forget its blocks made from `range`, and waits until those that were interpreting have
+    /// stopped.
+    pub fn forget(&self, own: &Peer, range: &Range<u64>) {
+        let others = self.others(own);
+        others.iter().for_each(|peer| peer.post(range));
+        wait(&others, Place::Interpreting);
+    }
+
+    fn others(&self, own: &Peer) -> Vec<Arc<Peer>> {
+        lock(&self.all).iter().filter(|peer| !std::ptr::eq(&***peer, own)).cloned().collect()
     }
 
     /// In a forked child: these are left.
@@ -152,6 +177,19 @@ impl Peers {
         let all = lock(&self.all);
         let _posted: Vec<_> = all.iter().map(|peer| lock(&peer.stale)).collect();
         f();
+    }
+}
+
+/// Waits until each of these threads that is at `place` has moved. The caller is outside and holds no lock.
+fn wait(peers: &[Arc<Peer>], place: Place) {
+    let there = |peer: &Arc<Peer>| Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| Place::of(*moves) == place);
+    let there: Vec<_> = peers.iter().filter_map(|peer| there(peer).map(|moves| (peer, moves))).collect();
+    there.iter().for_each(|(peer, _)| peer.interrupt());
+    for (peer, moves) in there {
+        let mut patience = Patience::default();
+        while peer.moves.load(Ordering::Acquire) == moves {
+            patience.wait();
+        }
     }
 }
 
@@ -178,19 +216,40 @@ impl Patience {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_posted_is_seen_before_guest_code_runs() {
+    fn two() -> (Peers, Arc<Peer>, Arc<Peer>) {
         let peers = Peers::default();
         let (own, other) = (Arc::new(Peer::default()), Arc::new(Peer::default()));
         peers.add(own.clone());
         peers.add(other.clone());
+        (peers, own, other)
+    }
+
+    #[test]
+    fn what_is_posted_is_seen_before_guest_code_runs() {
+        let (peers, own, other) = two();
         let mut context = ThreadContext::new();
         assert!(other.enter(&mut context));
         other.leave();
-        peers.settle(&own, Some(&(0x1000..0x2000)));
+        peers.forget(&own, &(0x1000..0x2000));
         assert!(!other.enter(&mut context));
         assert!(other.take_stale().iter().eq([&(0x1000..0x2000)]));
         assert!(other.enter(&mut context) && !own.is_posted());
+    }
+
+    #[test]
+    fn who_is_in_the_cache_is_not_kept_there_by_changes_of_code() {
+        let (peers, own, other) = two();
+        let mut context = ThreadContext::new();
+        assert!(other.enter(&mut context));
+        other.visit();
+        peers.forget(&own, &(0x1000..0x2000));
+        // It sees what was posted when it goes on to interpret.
+        assert!(!other.enter(&mut context));
+        other.take_stale();
+        assert!(other.enter(&mut context));
+        // Nor does who interprets keep fragments.
+        peers.settle(&own);
+        assert_eq!(context.pending.load(Ordering::SeqCst), 0);
     }
 
     #[test]
@@ -205,29 +264,35 @@ mod tests {
     }
 
     #[test]
-    fn settling_waits_for_who_is_inside() {
-        let peers = Peers::default();
-        let (own, other) = (Arc::new(Peer::default()), Arc::new(Peer::default()));
-        peers.add(own.clone());
-        peers.add(other.clone());
-        let (ready, is_ready) = std::sync::mpsc::channel();
-        let left = Arc::new(AtomicBool::new(false));
-        let (inside, said) = (other, left.clone());
-        let thread = std::thread::spawn(move || {
-            let mut context = ThreadContext::new();
-            assert!(inside.enter(&mut context));
-            ready.send(()).expect("the test waits");
-            while context.pending.load(Ordering::SeqCst) == 0 {
-                std::thread::yield_now();
+    fn waits_end_when_everybody_has_moved() {
+        for in_cache in [false, true] {
+            let (peers, own, other) = two();
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let left = Arc::new(AtomicBool::new(false));
+            let said = left.clone();
+            let thread = std::thread::spawn(move || {
+                let mut context = ThreadContext::new();
+                assert!(other.enter(&mut context));
+                if in_cache {
+                    other.visit();
+                }
+                ready.send(()).expect("the test waits");
+                while context.pending.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                said.store(true, Ordering::SeqCst);
+                other.leave();
+                // The context must outlive the interruption.
+                context
+            });
+            is_ready.recv().expect("the thread started");
+            if in_cache {
+                peers.settle(&own)
+            } else {
+                peers.forget(&own, &(0..1))
             }
-            said.store(true, Ordering::SeqCst);
-            inside.leave();
-            // The context must outlive the interruption.
-            context
-        });
-        is_ready.recv().expect("the thread started");
-        peers.settle(&own, None);
-        assert!(left.load(Ordering::SeqCst));
-        drop(thread.join().expect("no panic"));
+            assert!(left.load(Ordering::SeqCst));
+            drop(thread.join().expect("no panic"));
+        }
     }
 }

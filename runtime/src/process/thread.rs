@@ -229,6 +229,8 @@ impl System {
         let stack = seat.stack();
         let start_with = Box::into_raw(Box::new(Start { seat, system, body, identity, started: started.clone() }));
         threads.live.fetch_add(1, Ordering::SeqCst);
+        // The thread does not go on before this is released.
+        let mut tid = lock(&started.tid);
         // SAFETY: the attributes are initialised before use, the stack is nobody else's until the thread has been joined,
         // and the thread takes over the box.
         let failed = unsafe {
@@ -251,12 +253,22 @@ impl System {
             lock(&threads.free).push(unused.seat);
             return Err(libc::EAGAIN);
         }
-        threads.made.store(1, Ordering::Relaxed);
-        let mut tid = lock(&started.tid);
+        if threads.made.swap(1, Ordering::Relaxed) == 0 {
+            self.take_back_library_signals();
+        }
         while *tid == 0 {
             tid = started.changed.wait(tid).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
         Ok(*tid)
+    }
+
+    /// The C library has installed handlers of its own for its thread making: puts the guest's dispositions back.
+    fn take_back_library_signals(&self) {
+        const LIBRARY_SIGNALS: [i32; 2] = [32, 33];
+        let actions = self.process.actions();
+        for signo in LIBRARY_SIGNALS {
+            signal::set_kernel_action(signo, &self.mirror(signo, &actions[signo as usize]));
+        }
     }
 
     /// The thread ends by itself; its asynchronous signals are blocked. Does what the guest can see of it. Was it the last
