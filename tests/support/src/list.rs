@@ -61,7 +61,7 @@ macro_rules! for_each_guest {
             threads_robust: "threads_robust.c" .flags(&["-pthread"]),
             threads_fork: "threads_fork.c" .flags(&["-pthread"]) .exits(13),
             threads_memory: "threads_memory.c" .flags(&["-pthread"]),
-            threads_code: "threads_code.c" .flags(&["-pthread"]),
+            threads_code: "threads_code.c" .args(&["15"]) .flags(&["-pthread"]),
             threads_stack: "threads_stack.c" .args(&["recover"]) .flags(&["-pthread"]),
             threads_stack_dies: "threads_stack.c" .flags(&["-pthread"]) .dies(11),
             threads_async: "threads_async.cpp" .flags(&["-pthread"]),
