@@ -106,7 +106,8 @@ fn build(code: Code) -> Entry {
     Entry {
         class,
         mxcsr: computes_in_floating_point(code),
-        x87: features.iter().any(|f| matches!(f, F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT)),
+        x87: code.mnemonic() == M::Wait
+            || features.iter().any(|f| matches!(f, F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT)),
         // Some hints that Intel reserves are undefined on AMD.
         supported: code.mnemonic() != M::Reservednop && support.iter().all(|s| *s == Some(true)),
     }

@@ -307,6 +307,13 @@ impl Dispatcher {
 
     /// Does what the interpreter stopped for, other than the selector's wishes.
     fn stopped<P>(&mut self, context: &mut ThreadContext, system: &mut System, stop: Stop<P>) -> Outcome {
+        if let Stop::Special { pc } | Stop::Trap { pc, .. } | Stop::Fault { pc, .. } = stop
+            && context.pending.load(Ordering::Relaxed) != 0
+        {
+            // The signal came first: the instruction is for later.
+            context.rip = pc;
+            return system.deliver_pending(context);
+        }
         match stop {
             Stop::Syscall => {
                 count(&self.peer.syscalls, 1);
@@ -329,7 +336,10 @@ impl Dispatcher {
                 };
                 system.raise(context, fault)
             }
-            Stop::Fault { pc, info } => system.raise(context, GuestFault::noted(pc, &info)),
+            Stop::Fault { pc, info } => {
+                let fault = GuestFault::noted(context, pc, &info);
+                system.raise(context, fault)
+            }
             Stop::Pending => system.deliver_pending(context),
             Stop::Policy(_) => Outcome::Continue,
             Stop::Broken(error) => {

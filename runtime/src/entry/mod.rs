@@ -220,6 +220,11 @@ pub fn window(host_rip: u64) -> Window {
     }
 }
 
+/// Whether this is where a call is made or has just returned: nothing faults there.
+pub fn is_at_call(host_rip: u64) -> bool {
+    window(host_rip) == Window::AtCall || host_rip == window_end()
+}
+
 /// Where a call continues that was made.
 pub fn window_end() -> u64 {
     dynasour_window_end as *const () as u64

@@ -95,7 +95,7 @@ impl System {
         Done::Value(0)
     }
 
-    /// `rt_sigpending`: the kernel's, and those of the five that wait here.
+    /// `rt_sigpending`: the kernel's, and those that were accepted and are held.
     pub(crate) fn rt_sigpending(&mut self, call: &Call) -> Done {
         let [out, size, ..] = call.args;
         if size > SET_SIZE {
@@ -204,7 +204,7 @@ impl System {
         }
     }
 
-    /// `rt_sigtimedwait`: the kernel's business, unless one of the five waits here.
+    /// `rt_sigtimedwait`: the kernel's business, unless what is wanted was accepted already.
     pub(crate) fn rt_sigtimedwait(&mut self, call: &Call) -> Done {
         let [set, out, _, size, ..] = call.args;
         if size != SET_SIZE {
@@ -214,20 +214,15 @@ impl System {
             Ok(wanted) => wanted,
             Err(errno) => return Done::error(errno),
         };
-        if self.signals.accepted() & FIVE & wanted == 0 {
-            return self.pass(call);
-        }
-        match self.signals.take(!(FIVE & wanted)) {
-            Some((signo, info)) => {
-                if out != 0
-                    && let Err(errno) = guest_write(out, &info.0)
-                {
-                    return Done::error(errno);
-                }
-                Done::Value(i64::from(signo))
-            }
+        // From here on one that is accepted keeps the call from being made, and is found when it is repeated.
+        self.signals.set_waiting(wanted);
+        let done = match self.signals.take(!wanted) {
+            Some((_, info)) if out != 0 && guest_write(out, &info.0).is_err() => Done::error(libc::EFAULT),
+            Some((signo, _)) => Done::Value(i64::from(signo)),
             None => self.pass(call),
-        }
+        };
+        self.signals.set_waiting(0);
+        done
     }
 
     /// `sigaltstack`: the guest's own; the kernel's is the host's.

@@ -6,7 +6,9 @@ use dynasour_guest::ThreadContext;
 
 use super::frame::{self, Contents, Returned};
 use super::xstate::{self, BadState};
-use super::{DEADLY, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa, set_kernel_mask, set_of};
+use super::{
+    DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa, set_kernel_mask, set_of,
+};
 use crate::entry::{self, Call};
 use crate::memory;
 use crate::syscall::{Done, Outcome, System};
@@ -204,7 +206,9 @@ impl System {
     /// Installs a mask for the guest unless a signal is pending already: then `false`, and nothing has happened.
     pub(crate) fn change_mask(&mut self, context: &ThreadContext, mask: SigSet) -> bool {
         let mask = mask & !UNBLOCKABLE;
-        let kernel = host_mask(mask);
+        // What was held comes before anything that the kernel would give us.
+        let lets_in_held = self.signals.accepted() & !FIVE & !mask != 0;
+        let kernel = if lets_in_held { !FIVE } else { host_mask(mask) };
         let call =
             Call::new(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&kernel) as u64, 0, 8]);
         // SAFETY: reads `kernel`; the five stay unblocked.

@@ -14,7 +14,7 @@ use dynasour_guest::ThreadContext;
 
 use dynasour_emitter::Diversion;
 
-use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, set_of};
+use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, precise, set_of};
 use crate::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
 
@@ -87,8 +87,10 @@ impl GuestFault {
         GuestFault::fetch(addr, &read)
     }
 
-    /// What the handler noted about a fault of an instruction that ran for the guest's instruction at `pc`.
-    pub fn noted(pc: u64, fault: &FaultInfo) -> GuestFault {
+    /// What the handler noted about a fault of an instruction that ran for the guest's instruction at `pc`, of which
+    /// `context` holds the state before it.
+    pub fn noted(context: &ThreadContext, pc: u64, fault: &FaultInfo) -> GuestFault {
+        let fault = &precise::of_guest(context, pc, *fault);
         let page_fault = fault.trapno == Self::PAGE_FAULT;
         // These name the instruction, which for the guest is its own.
         let names_pc = matches!(fault.signal, libc::SIGFPE | libc::SIGILL) && fault.code != 0x80;
@@ -162,17 +164,17 @@ pub unsafe extern "C" fn on_signal(
 ) {
     // SAFETY: the kernel passes valid pointers, and the GS base names this thread's context.
     let (info, frame, context) = unsafe { (&*info, &mut *frame, &*context) };
-    // The kernel's codes for faults are positive; signals that somebody sent have none.
-    if FIVE & set_of(signo) != 0 && info.code() > 0 {
-        synchronous(signo, info, frame);
-    } else {
-        // SAFETY: set before handlers were installed; the state lives as long as the context.
-        let state = unsafe { &*(context.signals as *const SignalState) };
+    // SAFETY: set before handlers were installed; the state lives as long as the context.
+    let state = unsafe { &*(context.signals as *const SignalState) };
+    // The kernel's codes for faults are positive; signals that somebody sent have none, unless he forges one.
+    let is_fault = FIVE & set_of(signo) != 0 && info.code() > 0;
+    if !is_fault || !synchronous(signo, info, frame, state) {
         asynchronous(signo, info, frame, context, state);
     }
 }
 
-fn synchronous(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t) {
+/// Sends a fault to where it is expected. `false`: nobody expects it, so it may be no fault at all.
+fn synchronous(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, state: &SignalState) -> bool {
     let regs = &mut frame.uc_mcontext.gregs;
     let rip = regs[libc::REG_RIP as usize] as u64;
     let mut landing = memory::fixup(rip).or_else(|| entry::fixup(rip));
@@ -191,7 +193,10 @@ fn synchronous(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t) {
         Some(landing) => {
             memory::note_fault(fault);
             regs[libc::REG_RIP as usize] = landing as i64;
+            true
         }
+        // A forged one is accepted. A fault of ours comes back at once, with nothing delivered in between.
+        None if entry::is_at_call(rip) || state.accepted() & set_of(signo) == 0 || !state.repeats(rip) => false,
         None => {
             report_internal_error(signo, rip, fault.addr);
             super::die(signo);
@@ -208,7 +213,7 @@ fn asynchronous(
 ) {
     state.accept(signo, info);
     if FIVE & set_of(signo) != 0 {
-        if state.effective_mask() & set_of(signo) != 0 {
+        if state.effective_mask() & !state.waiting() & set_of(signo) != 0 {
             return;
         }
     } else {

@@ -6,10 +6,12 @@
 //! * *asynchronous*: every other signal. Dispositions `SIG_DFL` and `SIG_IGN` are the kernel's own, so default actions, job
 //!   control and inheritance are the kernel's; a guest handler makes the kernel call ours. The guest's mask is mirrored.
 //! * *accepted*: the host handler has recorded the signal, but the guest has not seen it yet.
+//! * *held*: accepted and blocked: one of the five, or a signal that met a synchronous one whose handler blocks it.
 //!
 //! Invariants
 //! * After accepting an asynchronous signal every asynchronous signal stays blocked until the guest's frame is built: the
-//!   kernel queues and coalesces, and one record per signal number is enough.
+//!   kernel queues and coalesces, and one record per signal number is enough. An asynchronous signal that is held is
+//!   blocked in the kernel, too; a mask that lets it in is installed only after it has been delivered.
 //! * `ThreadContext::pending` is nonzero exactly when an accepted signal can be delivered under the mask in effect.
 //! * Host handlers run on the host's alternate stack with everything blocked and touch only [`SignalState`], the context
 //!   and the frame.
@@ -21,6 +23,7 @@ pub mod deliver;
 mod end_to_end;
 pub mod frame;
 mod handler;
+mod precise;
 pub mod xstate;
 
 use std::cell::UnsafeCell;
@@ -146,6 +149,10 @@ pub struct SignalState {
     /// The guest's mask as far as it decides whether one of the five can be delivered: during a call with a temporary
     /// mask, that one.
     effective_mask: AtomicU64,
+    /// Those of the five that a call is waiting for although they are blocked.
+    waiting: AtomicU64,
+    /// Where a fault happened last that nobody expected.
+    unexpected: AtomicU64,
     infos: UnsafeCell<[SigInfo; MAX_SIGNAL as usize]>,
 }
 
@@ -158,6 +165,8 @@ impl SignalState {
         Box::new(SignalState {
             accepted: AtomicU64::new(0),
             effective_mask: AtomicU64::new(mask),
+            waiting: AtomicU64::new(0),
+            unexpected: AtomicU64::new(0),
             infos: UnsafeCell::new([SigInfo([0; 128]); MAX_SIGNAL as usize]),
         })
     }
@@ -199,6 +208,21 @@ impl SignalState {
     /// The mask that decides about the five.
     pub fn effective_mask(&self) -> SigSet {
         self.effective_mask.load(Ordering::Relaxed)
+    }
+
+    /// Those of the five that a call is waiting for.
+    pub fn waiting(&self) -> SigSet {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// A call begins or ends that waits for these.
+    pub fn set_waiting(&self, signals: SigSet) {
+        self.waiting.store(signals & FIVE, Ordering::Relaxed);
+    }
+
+    /// Remembers where a fault happened that nobody expected. Was the last one there, too?
+    fn repeats(&self, host_rip: u64) -> bool {
+        self.unexpected.swap(host_rip, Ordering::Relaxed) == host_rip
     }
 
     /// Sets the mask that decides about the five.

@@ -41,6 +41,8 @@ macro_rules! for_each_guest {
             sigchld: "sigchld.c",
             signal_storm: "signal_storm.c",
             signal_state: "signal_state.c" .flags(&["-mno-red-zone"]),
+            signals_faults: "signals_faults.c" .flags(&["-mno-red-zone"]),
+            signals_calls: "signals_calls.c",
             job_control: "job_control.c",
             jobs: "jobs.sh" .exits(9),
             sigpipe: "sigpipe.c" .dies(13),

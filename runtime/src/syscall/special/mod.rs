@@ -69,7 +69,10 @@ impl System {
                 context.rip = next;
                 Outcome::Continue
             }
-            Err(Refused::Access) => self.raise(context, GuestFault::noted(pc, &memory::last_fault())),
+            Err(Refused::Access) => {
+                let fault = GuestFault::noted(context, pc, &memory::last_fault());
+                self.raise(context, fault)
+            }
             Err(Refused::Fault(fault)) => self.raise(context, fault),
             Err(Refused::Unsupported) => {
                 crate::process::complain(&format!("instruction not supported at {pc:#x}: {inst}"));
