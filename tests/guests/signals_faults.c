@@ -259,7 +259,7 @@ static void run(const struct kase *cases, int count, int rounds) {
 }
 
 int main(int argc, char **argv) {
-    long rounds = iterations(argc, argv, 24);
+    long rounds = iterations(argc, argv, 16);
     CHECK(mmap((void *)AREA, 7 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == (void *)AREA);
     int file = memfd_create("empty", 0);
     CHECK(mmap((void *)BUS, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == (void *)BUS);

@@ -48,6 +48,7 @@ pub struct AltStack {
     flags: u32,
 }
 
+/// None, as in a new thread.
 impl Default for AltStack {
     fn default() -> AltStack {
         AltStack { sp: 0, size: 0, flags: SS_DISABLE }
@@ -55,6 +56,11 @@ impl Default for AltStack {
 }
 
 impl AltStack {
+    /// None, as in a new process: its frames do not say that there is none.
+    pub fn of_new_process() -> AltStack {
+        AltStack { flags: 0, ..AltStack::default() }
+    }
+
     /// Whether `sp` is on the stack, whatever its flags.
     pub fn contains(&self, sp: u64) -> bool {
         sp > self.sp && sp - self.sp <= self.size

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
-use super::frame::{self, Contents, Returned};
+use super::frame::{self, Contents, RESUME_FLAG, Returned};
 use super::xstate::{self, BadState};
 use super::{
     DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa, set_kernel_mask, set_of,
@@ -17,8 +17,6 @@ use crate::syscall::{Done, Outcome, System};
 const RSP: usize = 4;
 /// Flags that a handler starts without: DF, RF, TF.
 const CLEARED_FLAGS: u64 = 0x400 | RESUME_FLAG | 0x100;
-/// RF: set in the rflags that a fault saves.
-const RESUME_FLAG: u64 = 0x10000;
 
 /// The frame could not be written, or there is no way back from it.
 struct NoFrame;
@@ -30,7 +28,8 @@ impl System {
         loop {
             context.pending.store(0, Ordering::Relaxed);
             while let Some((signo, info)) = self.signals.take(self.delivery_mask.unwrap_or(self.mask)) {
-                let outcome = self.deliver(context, signo, &info, context.rflags);
+                let rflags = context.rflags | std::mem::take(&mut self.resume_flag);
+                let outcome = self.deliver(context, signo, &info, rflags);
                 if outcome != Outcome::Continue {
                     return outcome;
                 }
@@ -174,11 +173,12 @@ impl System {
 
     /// `rt_sigreturn`: everything as the frame says, edited or not.
     pub(crate) fn sigreturn(&mut self, context: &mut ThreadContext) -> Done {
-        let bottom = context.gpr[RSP].wrapping_sub(8);
+        let sp = context.gpr[RSP];
+        let bottom = sp.wrapping_sub(8);
         let mut bytes = [0; frame::SIZE];
         let needed = frame::SIGINFO as usize;
         if memory::copy_in(bottom, &mut bytes[..needed]) != needed {
-            return Done::Outcome(self.force_segv(context, context.rflags));
+            return self.bad_frame(context);
         }
         let returned = Returned::parse(&bytes);
         if !self.change_mask(context, returned.mask) {
@@ -187,20 +187,31 @@ impl System {
         context.gpr = returned.gpr;
         context.rip = returned.rip;
         context.rflags = returned.rflags(context.rflags);
+        self.resume_flag = returned.resume_flag();
         let read = |address: u64, out: &mut [u8]| {
             if memory::copy_in(address, out) == out.len() { Ok(()) } else { Err(BadState) }
         };
         if xstate::restore(&mut context.xstate, returned.fpstate, read).is_err() {
-            return Done::Outcome(self.force_segv(context, context.rflags));
+            return self.bad_frame(context);
         }
-        // Like the kernel: a stack that cannot be installed is no reason to fail.
-        let _ = self.altstack.set(returned.stack, context.gpr[RSP]);
-        let selectors_are_ours =
-            returned.cs == frame::USER_CS && (!returned.strict_ss || returned.ss == frame::USER_DS);
-        if !selectors_are_ours {
+        // Like the kernel: a stack that cannot be installed, for one because the handler ran on it, is no reason to fail.
+        let _ = self.altstack.set(returned.stack, sp);
+        // What the processor says about a return to these selectors.
+        if returned.cs != frame::USER_CS {
+            const INDEX: u16 = !3;
+            return Done::Outcome(self.raise(context, GuestFault::protection((returned.cs & INDEX).into())));
+        }
+        if returned.strict_ss && returned.ss != frame::USER_DS {
             return Done::Outcome(self.raise(context, GuestFault::protection(0)));
         }
         Done::Registers
+    }
+
+    /// `rt_sigreturn` finds something wrong: it returns 0, to wherever it has got by then, and SIGSEGV comes.
+    fn bad_frame(&mut self, context: &mut ThreadContext) -> Done {
+        context.gpr[0] = 0;
+        let rflags = context.rflags | std::mem::take(&mut self.resume_flag);
+        Done::Outcome(self.force_segv(context, rflags))
     }
 
     /// Installs a mask for the guest unless a signal is pending already: then `false`, and nothing has happened.

@@ -53,10 +53,13 @@ pub const USER_CS: u16 = 0x33;
 /// See [`USER_CS`].
 pub const USER_DS: u16 = 0x2b;
 
+/// RF: set in the rflags that a fault saves.
+pub const RESUME_FLAG: u64 = 0x10000;
+
 /// Flags that returning from a signal may change (`FIX_EFLAGS`): AC, OF, DF, TF, SF, ZF, AF, PF, CF.
 ///
 /// The kernel restores RF too, but the next instruction clears it, so that nobody can see it: not even `syscall` puts it
-/// in r11. It must not stay in the context.
+/// in r11. It must not stay in the context, but a signal that comes with the return shows it in its frame.
 const RESTORABLE_FLAGS: u64 = 0x40000 | 0x800 | 0x400 | 0x100 | 0x80 | 0x40 | 0x10 | 4 | 1;
 
 /// What a frame holds besides the registers of the context.
@@ -158,6 +161,11 @@ impl Returned {
     /// rflags after the return, given those before.
     pub fn rflags(&self, before: u64) -> u64 {
         before & !RESTORABLE_FLAGS | self.eflags & RESTORABLE_FLAGS
+    }
+
+    /// RF, if the frame has it.
+    pub fn resume_flag(&self) -> u64 {
+        self.eflags & RESUME_FLAG
     }
 }
 

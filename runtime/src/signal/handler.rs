@@ -69,6 +69,9 @@ impl GuestFault {
     /// Instruction bytes at `addr` that cannot be fetched; `fault` is what reading them said.
     pub fn fetch(addr: u64, fault: &FaultInfo) -> GuestFault {
         const INSTRUCTION_FETCH: u64 = 1 << 4;
+        if fault.trapno == Self::PROTECTION {
+            return GuestFault::protection(0);
+        }
         GuestFault {
             signo: fault.signal,
             code: fault.code,
@@ -83,7 +86,13 @@ impl GuestFault {
     pub fn not_executable(addr: u64) -> GuestFault {
         const SEGV_ACCERR: i32 = 2;
         const PRESENT_USER: u64 = 1 | 1 << 2;
-        let read = FaultInfo { signal: libc::SIGSEGV, code: SEGV_ACCERR, error: PRESENT_USER, ..FaultInfo::default() };
+        let read = FaultInfo {
+            signal: libc::SIGSEGV,
+            code: SEGV_ACCERR,
+            trapno: Self::PAGE_FAULT,
+            error: PRESENT_USER,
+            ..FaultInfo::default()
+        };
         GuestFault::fetch(addr, &read)
     }
 

@@ -28,7 +28,9 @@ const SMALLEST: usize = 576;
 const LEGACY: usize = 512;
 /// x87 and SSE, the components of the legacy area.
 const LEGACY_FEATURES: u64 = 3;
-/// AVX: with SSE, what makes MXCSR part of a restore.
+/// SSE.
+const SSE_FEATURE: u64 = 1 << 1;
+/// AVX.
 const AVX: u64 = 1 << 2;
 /// Protection keys.
 const PKRU: u64 = 1 << 9;
@@ -173,8 +175,21 @@ pub fn reset(state: &mut XState) {
     }
 }
 
-/// Loads what a signal frame says at `address`. `read` copies guest memory and fails where it cannot be read.
+/// Loads what a signal frame says at `address`; after an error everything is initial. `read` copies guest memory and
+/// fails where it cannot be read.
 pub fn restore(
+    state: &mut XState,
+    address: u64,
+    read: impl Fn(u64, &mut [u8]) -> Result<(), BadState>,
+) -> Result<(), BadState> {
+    let restored = load(state, address, read);
+    if restored.is_err() {
+        reset(state);
+    }
+    restored
+}
+
+fn load(
     state: &mut XState,
     address: u64,
     read: impl Fn(u64, &mut [u8]) -> Result<(), BadState>,
@@ -210,9 +225,9 @@ pub fn restore(
             return Err(BadState);
         }
     }
-    let loads_mxcsr = wanted & (LEGACY_FEATURES & !1 | AVX) != 0;
+    // MXCSR is checked with either, but what is not wanted is then made initial, and MXCSR goes with SSE.
     let mxcsr = word32(&image, 24);
-    if loads_mxcsr && mxcsr & !layout.mxcsr_mask != 0 {
+    if wanted & (SSE_FEATURE | AVX) != 0 && mxcsr & !layout.mxcsr_mask != 0 {
         return Err(BadState);
     }
     reset(state);
@@ -222,7 +237,7 @@ pub fn restore(
             state.0[range.clone()].copy_from_slice(&image[range]);
         }
     }
-    if loads_mxcsr {
+    if wanted & SSE_FEATURE != 0 {
         state.0[24..28].copy_from_slice(&mxcsr.to_le_bytes());
     }
     if present & 2 != 0 {

@@ -147,6 +147,8 @@ pub struct System {
     pub(crate) altstack: AltStack,
     /// Error code, exception number and page fault address of the last fault.
     pub(crate) fault: (u64, u64, u64),
+    /// RF, between a return from a signal and the next guest instruction.
+    pub(crate) resume_flag: u64,
     pub(crate) segments: Segments,
     /// Arguments of an execve under way: they must outlive a vfork child that does not return from it.
     pub(crate) exec_arguments: Option<Arguments>,
@@ -164,8 +166,9 @@ impl System {
             signals: SignalState::new(inherited.mask),
             mask: inherited.mask,
             delivery_mask: None,
-            altstack: AltStack::default(),
+            altstack: AltStack::of_new_process(),
             fault: (0, 0, 0),
+            resume_flag: 0,
             segments: Segments::default(),
             exec_arguments: None,
             clear_at_end: 0,
@@ -210,7 +213,7 @@ impl System {
     /// What a vfork child starts with: copies of what the kernel copies. The address space stays one.
     pub(crate) fn for_vfork_child(&self, shared_actions: bool) -> Box<System> {
         let process = self.process.for_vfork_child(shared_actions);
-        Box::new(System { altstack: self.altstack, fault: self.fault, ..self.for_child(process) })
+        Box::new(System { altstack: self.altstack, ..self.for_child(process) })
     }
 
     /// What a new thread starts with.
@@ -225,7 +228,8 @@ impl System {
             mask: self.mask,
             delivery_mask: None,
             altstack: AltStack::default(),
-            fault: (0, 0, 0),
+            fault: self.fault,
+            resume_flag: 0,
             segments: self.segments,
             exec_arguments: None,
             clear_at_end: 0,
@@ -249,14 +253,21 @@ impl System {
                 context.gpr[1] = context.rip;
                 context.gpr[11] = context.rflags;
             }
-            Done::Restart => context.rip = context.rip.wrapping_sub(SYSCALL_LENGTH),
+            Done::Restart => {
+                // As after a call that the kernel starts again.
+                context.gpr[1] = context.rip;
+                context.gpr[11] = context.rflags;
+                context.rip = context.rip.wrapping_sub(SYSCALL_LENGTH);
+            }
             Done::Registers | Done::Outcome(Outcome::Continue) => {}
             Done::Outcome(outcome) => return outcome,
         }
-        match context.pending.load(Ordering::Relaxed) {
+        let outcome = match context.pending.load(Ordering::Relaxed) {
             0 => Outcome::Continue,
             _ => self.deliver_pending(context),
-        }
+        };
+        self.resume_flag = 0;
+        outcome
     }
 
     fn perform(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {
