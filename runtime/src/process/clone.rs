@@ -279,22 +279,31 @@ impl System {
     }
 
     fn fork(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
+        // A signal sent to the child must not be among those that it forgets, which are its parent's.
+        signal::set_kernel_mask(!0);
+        if context.pending.load(Ordering::Relaxed) != 0 {
+            // Everything stays blocked; delivering sets the mask.
+            return Done::Restart;
+        }
         let done = if self.process.threads().ever() {
-            self.fork_alone(context, engine, request)
+            self.fork_alone(engine, request)
         } else {
             self.fork_raw(request)
         };
         if done != Done::Value(0) {
+            signal::set_kernel_mask(signal::host_mask(self.mask));
             return done;
         }
         self.clear_at_end = request.identity().clear_at_end;
         self.forget_accepted(context);
+        signal::set_kernel_mask(!FIVE);
         self.forget_report();
         if request.flags & CLONE_CLEAR_SIGHAND != 0 {
             self.clear_handlers();
         }
         engine.after_fork_child();
         request.enter_child(context);
+        signal::set_kernel_mask(signal::host_mask(self.mask));
         Done::Registers
     }
 
@@ -305,12 +314,7 @@ impl System {
 
     /// Forks while other threads may be anywhere in the host: with every lock held, the C library's by its own fork, so that
     /// the child finds all of them free.
-    fn fork_alone(&self, context: &ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
-        signal::set_kernel_mask(!FIVE);
-        if context.pending.load(Ordering::Relaxed) != 0 {
-            // Delivering sets the mask.
-            return Done::Restart;
-        }
+    fn fork_alone(&self, engine: &mut dyn Engine, request: &Request) -> Done {
         let is_plain = request.flags & !PLAIN_FORK == 0 && request.flags & 0xff == libc::SIGCHLD as u64;
         let mut done = Done::Value(0);
         self.process.with_locks(|| {
@@ -336,7 +340,6 @@ impl System {
             Done::Value(pid) if pid > 0 && is_plain => write(parent_tid, pid),
             _ => {}
         }
-        signal::set_kernel_mask(signal::host_mask(self.mask));
         done
     }
 
@@ -375,7 +378,7 @@ impl System {
         child.system.attach(&mut child.context);
         child.start.context = &raw mut *child.context;
         // Until the child has its own context in GS no signal may come; and none may have been accepted.
-        signal::set_kernel_mask(!FIVE);
+        signal::set_kernel_mask(!0);
         if context.pending.load(Ordering::Relaxed) != 0 {
             // Everything stays blocked; delivering sets the mask.
             return Done::Restart;
