@@ -1,0 +1,282 @@
+//! A signal at every instruction around which control changes hands: the way into fragments and out of them, lookups, the fragments
+//! themselves, the window of a system call. A debugger places each signal exactly; the guest says whether it came, when, and whether
+//! its computation noticed.
+//!
+//! The guest computes between two *markers* (a system call that the debugger knows). One stretch between markers is
+//! single-stepped to learn which host instructions there are. Then, stretch by stretch, a hardware breakpoint stops at the next of
+//! them, the signal is sent and delivered there, and at the following marker the guest must have handled it: before its loop
+//! ended, without a wrong sum.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// The marker: `sched_yield` with this first argument; then signals handled, signals that came late, wrong sums.
+const MARK: u64 = 0x6d61_726b;
+/// Markers before the guest counts as warm.
+const WARM: usize = 30;
+/// So many host instructions of a stretch are looked at.
+const STEPS: usize = 40_000;
+
+const GUEST: &str = r#"
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static volatile uint64_t handled, late, wrong;
+static volatile int phase;
+static void on_signal(int signo) { (void)signo; handled++; late += phase == 2; }
+#define NOINLINE __attribute__((noinline))
+static NOINLINE uint64_t add(uint64_t x) { return x + 77; }
+static NOINLINE uint64_t shift(uint64_t x) { return x >> 3 ^ x; }
+static NOINLINE uint64_t multiply(uint64_t x) { return x * 0x9e3779b97f4a7c15; }
+static NOINLINE uint64_t negate(uint64_t x) { return -x; }
+static uint64_t (*volatile table[4])(uint64_t) = {add, shift, multiply, negate};
+static NOINLINE uint64_t work(long rounds) {
+    uint64_t a = 1, b = 2, sum = 0;
+    double x = 1;
+    phase = 1;
+    for (long i = 0; i < rounds; i++) {
+        a = a * 6364136223846793005 + 1442695040888963407;
+        b ^= b << 13, b ^= b >> 7, b ^= b << 17;
+        sum += table[a >> 62](b);
+        x = x * 0.75 + (double)(sum >> 40);
+        if ((a >> 50 & 31) == 3) sum ^= (uint64_t)x;
+    }
+    phase = 2;
+    return sum ^ (uint64_t)x;
+}
+int main(int argc, char **argv) {
+    long rounds = argc > 1 ? atol(argv[1]) : 1;
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGUSR1, &action, 0);
+    uint64_t expected = work(rounds);
+    for (;;) {
+        wrong += work(rounds) != expected;
+        phase = 0;
+        syscall(SYS_sched_yield, 0x6d61726b, handled, late, wrong);
+    }
+}
+"#;
+
+fn build() -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("windows");
+    fs::create_dir_all(&directory).expect("the target directory is writable");
+    let (source, program) = (directory.join("guest.c"), directory.join("guest"));
+    fs::write(&source, GUEST).expect("the target directory is writable");
+    let built = Command::new("cc").args(["-O1", "-o"]).arg(&program).arg(&source).status().expect("cc runs");
+    assert!(built.success(), "the guest does not build");
+    program
+}
+
+/// What the guest says at a marker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Said {
+    handled: u64,
+    late: u64,
+    wrong: u64,
+}
+
+/// Why the traced process stopped.
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    Marker(Said),
+    /// At a breakpoint or after a step.
+    Trap,
+    Signal(Signal),
+}
+
+/// A dynasour under a debugger.
+struct Traced {
+    pid: Pid,
+    in_call: bool,
+}
+
+impl Traced {
+    fn start(options: &[&str], guest: &Path, rounds: u32) -> Traced {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dynasour"));
+        command.arg("run").args(options).arg("--").arg(guest).arg(rounds.to_string()).stdout(Stdio::null());
+        // SAFETY: one system call.
+        unsafe { command.pre_exec(|| ptrace::traceme().map_err(io::Error::from)) };
+        let child = command.spawn().expect("dynasour starts");
+        let pid = Pid::from_raw(child.id() as i32);
+        assert!(matches!(waitpid(pid, None), Ok(WaitStatus::Stopped(_, Signal::SIGTRAP))), "ptrace is allowed here");
+        let options = ptrace::Options::PTRACE_O_EXITKILL | ptrace::Options::PTRACE_O_TRACESYSGOOD;
+        ptrace::setoptions(pid, options).expect("options of ptrace");
+        Traced { pid, in_call: false }
+    }
+
+    fn rip(&self) -> u64 {
+        ptrace::getregs(self.pid).expect("registers").rip
+    }
+
+    /// Goes on until something happens that is not one of the runtime's own system calls.
+    fn run(&mut self, mut signal: Option<Signal>) -> Event {
+        loop {
+            ptrace::syscall(self.pid, signal.take()).expect("the process goes on");
+            match waitpid(self.pid, None).expect("the process stops") {
+                WaitStatus::PtraceSyscall(_) => {
+                    self.in_call = !self.in_call;
+                    if let Some(said) = self.marker() {
+                        return Event::Marker(said);
+                    }
+                }
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => return Event::Trap,
+                WaitStatus::Stopped(_, signal) => return Event::Signal(signal),
+                other => panic!("the guest ended: {other:?}"),
+            }
+        }
+    }
+
+    /// Executes one instruction.
+    fn step(&mut self) -> Event {
+        ptrace::step(self.pid, None).expect("the process goes on");
+        match waitpid(self.pid, None).expect("the process stops") {
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => Event::Trap,
+            WaitStatus::Stopped(_, signal) => Event::Signal(signal),
+            other => panic!("the guest ended: {other:?}"),
+        }
+    }
+
+    /// At the entry of a marker's system call: what it says.
+    fn marker(&self) -> Option<Said> {
+        let regs = ptrace::getregs(self.pid).expect("registers");
+        let is_marker = self.in_call && regs.orig_rax == libc::SYS_sched_yield as u64 && regs.rdi == MARK;
+        is_marker.then_some(Said { handled: regs.rsi, late: regs.rdx, wrong: regs.r10 })
+    }
+
+    fn next_marker(&mut self) -> Said {
+        let mut signal = None;
+        loop {
+            match self.run(signal.take()) {
+                Event::Marker(said) => return said,
+                Event::Signal(other) => signal = Some(other),
+                Event::Trap => {}
+            }
+        }
+    }
+
+    /// What surrounds the system call at which the process stands.
+    fn call(&self) -> Range<u64> {
+        let rip = self.rip();
+        rip - 48..rip + 16
+    }
+
+    /// The code cache.
+    fn cache(&self) -> Range<u64> {
+        const CACHE_END: u64 = 0x4000_0000;
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).expect("the list of mappings");
+        let mut caches = maps
+            .lines()
+            .filter(|line| line.split(' ').nth(1) == Some("r-xs"))
+            .filter_map(|line| {
+                let (start, end) = line.split(' ').next()?.split_once('-')?;
+                Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
+            })
+            .filter(|range| range.end <= CACHE_END);
+        caches.next().unwrap_or_else(|| panic!("no code cache in {maps}"))
+    }
+
+    /// Stops before the instruction at `address` is executed; `None` takes the breakpoint away.
+    fn set_breakpoint(&self, address: Option<u64>) {
+        let register = |n: usize| (std::mem::offset_of!(libc::user, u_debugreg) + 8 * n) as ptrace::AddressType;
+        let set =
+            |n: usize, value: u64| ptrace::write_user(self.pid, register(n), value as i64).expect("a debug register");
+        set(7, 0);
+        if let Some(address) = address {
+            set(0, address);
+            set(7, 1);
+        }
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        let _ = kill(self.pid, Signal::SIGKILL);
+        let _ = waitpid(self.pid, None);
+    }
+}
+
+/// The host instructions of one stretch that lie in the code cache or around the marker's call.
+fn instructions(process: &mut Traced) -> Vec<u64> {
+    let places = [process.cache(), process.call()];
+    let (mut seen, mut found) = (HashSet::new(), Vec::new());
+    for _ in 0..STEPS {
+        match process.step() {
+            Event::Trap => {}
+            other => panic!("a step ended with {other:?}"),
+        }
+        let rip = process.rip();
+        if places.iter().any(|place| place.contains(&rip)) && seen.insert(rip) {
+            found.push(rip);
+        }
+    }
+    // Stepping has come to the end of the marker's call, or further.
+    process.in_call = false;
+    found
+}
+
+/// Sends a signal at each of the host instructions that `found` names. What is none is never hit.
+fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>, at_least: usize) {
+    let mut process = Traced::start(options, &build(), rounds);
+    for _ in 0..WARM {
+        process.next_marker();
+    }
+    let found = found(&mut process);
+    let mut said = process.next_marker();
+    let (mut tried, mut missed) = (0, 0);
+    for &rip in &found {
+        process.set_breakpoint(Some(rip));
+        match process.run(None) {
+            Event::Trap => {}
+            Event::Marker(now) => {
+                // This stretch went another way.
+                process.set_breakpoint(None);
+                said = now;
+                missed += 1;
+                continue;
+            }
+            Event::Signal(signal) => panic!("{signal} on the way to {rip:#x}"),
+        }
+        process.set_breakpoint(None);
+        assert_eq!(process.rip(), rip);
+        kill(process.pid, Signal::SIGUSR1).expect("the signal is sent");
+        assert_eq!(process.run(None), Event::Signal(Signal::SIGUSR1), "it arrives at {rip:#x}");
+        assert_eq!(process.rip(), rip, "nothing has been executed meanwhile");
+        let now = match process.run(Some(Signal::SIGUSR1)) {
+            Event::Marker(now) => now,
+            other => panic!("{other:?} at {:#x} after a signal at {rip:#x}", process.rip()),
+        };
+        let want = Said { handled: said.handled + 1, ..said };
+        // Before the marker's own call the signal comes first, and the marker is repeated with what it said already.
+        let now = if now == said { process.next_marker() } else { now };
+        assert_eq!(now, want, "after a signal at {rip:#x}");
+        said = now;
+        tried += 1;
+    }
+    println!("{options:?}: {tried} instructions, {missed} missed");
+    assert!(tried >= at_least, "only {tried} instructions, {missed} missed");
+    assert_eq!((said.late, said.wrong), (0, 0));
+}
+
+#[test]
+fn a_signal_at_every_instruction_of_traces() {
+    for options in [&["--tier", "dynamo"][..], &["--tier", "dynamo", "--threshold", "1"]] {
+        every_place(options, 5000, instructions, 100);
+    }
+}
+
+#[test]
+fn a_signal_at_every_instruction_of_a_call() {
+    every_place(&["--tier", "interp"], 2, |process| process.call().collect(), 8);
+}
