@@ -1,6 +1,6 @@
 //! Files of `/proc/self` that speak of the translator: `exe` leads to the guest's executable, `maps` lists its memory.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 use super::{Done, System, guest_write};
 use crate::entry::{self, Call};
@@ -36,25 +36,56 @@ fn own_file(path: &[u8], pid: u32, tid: u32) -> Option<Own> {
     own.then_some(file)
 }
 
-/// Which of this process's own files the string at `address` names.
-fn own_file_at(address: u64) -> Option<Own> {
+/// The path without empty components, `.` and `..`. In `/proc` the parent of a link's target is the link's.
+fn normalised(path: &[u8]) -> Vec<u8> {
+    let mut components: Vec<&[u8]> = Vec::new();
+    for component in path.split(|&byte| byte == b'/') {
+        match component {
+            b"" | b"." => {}
+            b".." => drop(components.pop()),
+            name => components.push(name),
+        }
+    }
+    components.iter().flat_map(|name| [b"/", *name]).flatten().copied().collect()
+}
+
+/// Where a link of `/proc` leads that says what a relative path starts from: the working directory or a descriptor.
+fn start_of_path(descriptor: i32) -> Option<Vec<u8>> {
+    let link = match descriptor {
+        libc::AT_FDCWD => c"/proc/self/cwd".to_owned(),
+        fd => CString::new(format!("/proc/self/fd/{fd}")).ok()?,
+    };
+    let mut target = [0; LONGEST];
+    let call = Call::new(libc::SYS_readlink, &[link.as_ptr() as u64, target.as_mut_ptr() as u64, LONGEST as u64]);
+    // SAFETY: writes `target`.
+    let length = usize::try_from(unsafe { entry::raw(&call) }).ok()?;
+    Some(target[..length].to_vec())
+}
+
+/// Which of this process's own files the string at `address` names, seen from the directory `descriptor`. An empty string
+/// means the descriptor itself where `empty` says so.
+fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<Own> {
     let mut bytes = [0; LONGEST];
-    let got = crate::memory::copy_in(address, &mut bytes[..6]);
-    if got < 6 || &bytes[..6] != b"/proc/" {
+    let got = crate::memory::copy_in(address, &mut bytes);
+    let path = CStr::from_bytes_until_nul(&bytes[..got]).ok()?.to_bytes();
+    let could_be = path.ends_with(b"exe") || path.ends_with(b"maps") || empty && path.is_empty();
+    if !could_be || path.first() == Some(&b'/') && !path.starts_with(b"/proc/") {
         return None;
     }
-    let got = crate::memory::copy_in(address, &mut bytes);
-    let path = CStr::from_bytes_until_nul(&bytes[..got]).ok()?;
+    let path = match path.first() {
+        Some(b'/') => path.to_vec(),
+        _ => [start_of_path(descriptor)?, b"/".to_vec(), path.to_vec()].concat(),
+    };
     // SAFETY: neither call has effects.
     let (pid, tid) = unsafe {
         (entry::raw(&Call::new(libc::SYS_getpid, &[])) as u32, entry::raw(&Call::new(libc::SYS_gettid, &[])) as u32)
     };
-    own_file(path.to_bytes(), pid, tid)
+    own_file(&normalised(&path), pid, tid)
 }
 
 /// Whether the string at `address` names this process's executable link.
 pub(crate) fn is_own_executable(address: u64) -> bool {
-    own_file_at(address) == Some(Own::Executable)
+    own_file_at(libc::AT_FDCWD, address, false) == Some(Own::Executable)
 }
 
 impl System {
@@ -72,7 +103,8 @@ impl System {
             libc::SYS_readlink => (0, false),
             _ => (1, false),
         };
-        match own_file_at(call.args[path]) {
+        let descriptor = if path == 0 { libc::AT_FDCWD } else { call.args[0] as i32 };
+        match own_file_at(descriptor, call.args[path], nr == libc::SYS_readlinkat) {
             Some(Own::Maps) => match nr {
                 libc::SYS_open => self.open_maps(call, call.args[1] as i32),
                 libc::SYS_openat => self.open_maps(call, call.args[2] as i32),
@@ -149,6 +181,29 @@ mod tests {
         }
         assert_eq!(own_file(b"/proc/self/mem", 42, 43), None);
         assert_eq!(own_file(b"/proc/exe", 42, 43), None);
+    }
+
+    #[test]
+    fn paths_are_made_absolute() {
+        assert_eq!(normalised(b"/proc//self/./fd/../exe"), b"/proc/self/exe");
+        assert_eq!(normalised(b"/../x/"), b"/x");
+        let seen_from = |directory: &CStr, path: &CStr| {
+            // SAFETY: opens and closes a directory.
+            let fd = unsafe { libc::open(directory.as_ptr(), libc::O_PATH | libc::O_NOFOLLOW) };
+            let own = own_file_at(fd, path.as_ptr() as u64, true);
+            // SAFETY: as above.
+            unsafe { libc::close(fd) };
+            own
+        };
+        let process = CString::new(format!("/proc/{}", std::process::id())).expect("no NUL");
+        assert_eq!(seen_from(&process, c"exe"), Some(Own::Executable));
+        assert_eq!(seen_from(&process, c"maps"), Some(Own::Maps));
+        assert_eq!(seen_from(&process, c"fd"), None);
+        assert_eq!(seen_from(c"/proc", c"self/../self/exe"), Some(Own::Executable));
+        assert_eq!(seen_from(c"/proc/self/exe", c""), Some(Own::Executable), "the link itself, opened");
+        assert_eq!(seen_from(c"/tmp", c"exe"), None);
+        assert_eq!(seen_from(c"/proc/1", c"exe"), None);
+        assert_eq!(own_file_at(-1, c"exe".as_ptr() as u64, false), None);
     }
 
     #[test]
