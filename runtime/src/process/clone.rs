@@ -137,6 +137,11 @@ impl Request {
         })
     }
 
+    /// One that the C library's fork can stand in for.
+    fn is_plain_fork(&self) -> bool {
+        self.flags & !PLAIN_FORK == 0 && self.flags & 0xff == libc::SIGCHLD as u64
+    }
+
     /// Makes the call with the guest's flags but without its stack and TLS, which are the context's business. `buffer`
     /// holds clone3's arguments and must live until the call is over.
     fn host_call(&self, stack: Option<(u64, u64)>, buffer: &mut [u64; ARGS_WORDS]) -> Call {
@@ -285,18 +290,28 @@ impl System {
             // Everything stays blocked; delivering sets the mask.
             return Done::Restart;
         }
-        let done = if self.process.threads().ever() {
-            self.fork_alone(engine, request)
-        } else {
-            self.fork_raw(request)
+        let threaded = self.process.threads().ever();
+        let alone = threaded && request.is_plain_fork();
+        let done = if threaded { self.fork_alone(engine, request) } else { self.fork_raw(request) };
+        // What the C library's fork does not do.
+        let [parent_tid, child_tid] = if alone { request.identity().write_to } else { [0; 2] };
+        let write = |place: u64, tid: i64| {
+            if place != 0 {
+                // Like the kernel: a bad address is the guest's affair.
+                let _ = guest_write(place, &(tid as i32).to_le_bytes());
+            }
         };
         if done != Done::Value(0) {
             signal::set_kernel_mask(signal::host_mask(self.mask));
+            if let Done::Value(pid @ 1..) = done {
+                write(parent_tid, pid);
+            }
             return done;
         }
         self.clear_at_end = request.identity().clear_at_end;
         self.forget_accepted(context);
         signal::set_kernel_mask(!FIVE);
+        write(child_tid, i64::from(std::process::id()));
         self.forget_report();
         if request.flags & CLONE_CLEAR_SIGHAND != 0 {
             self.clear_handlers();
@@ -315,7 +330,7 @@ impl System {
     /// Forks while other threads may be anywhere in the host: with every lock held, the C library's by its own fork, so that
     /// the child finds all of them free.
     fn fork_alone(&self, engine: &mut dyn Engine, request: &Request) -> Done {
-        let is_plain = request.flags & !PLAIN_FORK == 0 && request.flags & 0xff == libc::SIGCHLD as u64;
+        let is_plain = request.is_plain_fork();
         let mut done = Done::Value(0);
         self.process.with_locks(|| {
             engine.with_locks(&mut || {
@@ -323,22 +338,8 @@ impl System {
                 done = if is_plain { Done::Value(library_fork()) } else { self.fork_raw(request) };
             });
         });
-        let [parent_tid, child_tid] = request.identity().write_to;
-        let write = |place: u64, tid: i64| {
-            if place != 0 {
-                // Like the kernel: a bad address is the guest's affair.
-                let _ = guest_write(place, &(tid as i32).to_le_bytes());
-            }
-        };
-        match done {
-            Done::Value(0) => {
-                self.process.threads().after_fork_child();
-                if is_plain {
-                    write(child_tid, i64::from(std::process::id()));
-                }
-            }
-            Done::Value(pid) if pid > 0 && is_plain => write(parent_tid, pid),
-            _ => {}
+        if done == Done::Value(0) {
+            self.process.threads().after_fork_child();
         }
         done
     }
