@@ -272,7 +272,7 @@ fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>
 #[test]
 fn a_signal_at_every_instruction_of_traces() {
     for options in [&["--tier", "dynamo"][..], &["--tier", "dynamo", "--threshold", "1"]] {
-        every_place(options, 5000, instructions, 100);
+        every_place(options, 1500, instructions, 100);
     }
 }
 
