@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -98,6 +98,7 @@ enum Event {
 
 /// A dynasour under a debugger.
 struct Traced {
+    child: Child,
     pid: Pid,
     in_call: bool,
 }
@@ -113,7 +114,7 @@ impl Traced {
         assert!(matches!(waitpid(pid, None), Ok(WaitStatus::Stopped(_, Signal::SIGTRAP))), "ptrace is allowed here");
         let options = ptrace::Options::PTRACE_O_EXITKILL | ptrace::Options::PTRACE_O_TRACESYSGOOD;
         ptrace::setoptions(pid, options).expect("options of ptrace");
-        Traced { pid, in_call: false }
+        Traced { child, pid, in_call: false }
     }
 
     fn rip(&self) -> u64 {
@@ -202,8 +203,8 @@ impl Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        let _ = kill(self.pid, Signal::SIGKILL);
-        let _ = waitpid(self.pid, None);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

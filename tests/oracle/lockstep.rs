@@ -19,6 +19,7 @@ use dynasour_guest::space::{self, Brk};
 use dynasour_ir::Trap;
 use dynasour_runtime::interp::{self, GuestCode, Interp, Stop};
 use dynasour_runtime::memory;
+use dynasour_runtime::process::ThreadBody;
 use dynasour_runtime::signal::{FaultHooks, GuestFault};
 use dynasour_runtime::syscall::{Config, Engine, Inherited, Outcome, System};
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
@@ -89,6 +90,13 @@ impl Engine for NoEngine {
     fn run_vfork_child(&mut self, _: &mut ThreadContext, _: &mut System) -> ! {
         unreachable!("vfork is not among the system calls")
     }
+    fn vfork_child_gone(&mut self) {}
+    fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
+        None
+    }
+    fn with_locks(&mut self, f: &mut dyn FnMut()) {
+        f();
+    }
 }
 
 /// Loads `executable` into this process and runs it on both sides for at most `budget` steps. Belongs into a process of
@@ -131,7 +139,7 @@ impl Lockstep {
 
         let config = Config { executable: name, follow: None, reports: false, brk: Brk::new(0).map_err(setup)? };
         let mut system = Box::new(System::new(inherited, config));
-        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_| None };
+        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
         // SAFETY: context and system are boxed and live until this process, which runs one guest, ends its comparison.
         unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
         Ok(Lockstep {

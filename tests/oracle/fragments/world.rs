@@ -200,7 +200,7 @@ impl World {
         let config = Config { executable: c"/guest".to_owned(), follow: None, reports: false, brk };
         let mut system = Box::new(System::new(inherited, config));
         let mut native = State::new();
-        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: fragment_fault, accepted: |_| None };
+        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: fragment_fault, accepted: |_, _| None };
         // SAFETY: both are boxed and live as long as the process, which has one world.
         unsafe { system.start(&mut native.context, hooks) }.expect("memory for a stack");
         let interp = Interp::with_code(Box::new(ProgramCode));
