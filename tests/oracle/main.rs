@@ -180,6 +180,23 @@ fn fragments_equal_the_interpreter() {
 }
 
 #[test]
+fn copied_blocks_equal_the_interpreter() {
+    if std::env::var_os(INSIDE).is_none() {
+        let (agreed, _) = compare_outside("copied_blocks_equal_the_interpreter", Path::new("fragments"), None);
+        assert!(agreed, "a copied block differs, see above");
+        return;
+    }
+    let first = setting("DYNASOUR_FRAGMENTS_SEED", 1);
+    let cases = setting("DYNASOUR_FRAGMENTS_CASES", FRAGMENT_CASES);
+    let tally = fragments::copies::campaign(first, cases).unwrap_or_else(|report| panic!("{report}"));
+    println!("{tally:?}");
+    if cases >= FRAGMENT_CASES {
+        let kinds = [tally.ends, tally.faults, tally.exits, tally.indirect, tally.cuts];
+        assert!(u64::from(tally.runs) > cases && kinds.iter().all(|n| *n > 100), "{tally:?}");
+    }
+}
+
+#[test]
 fn fragments_that_were_wrong() {
     if std::env::var_os(INSIDE).is_none() {
         let (agreed, _) = compare_outside("fragments_that_were_wrong", Path::new("fragments"), None);

@@ -8,6 +8,7 @@
 //! `DYNASOUR_FRAGMENTS_SEED` and `DYNASOUR_FRAGMENTS_CASES` choose the cases; a failure prints everything and its seed. Should
 //! a fragment hang or crash instead, `DYNASOUR_FRAGMENTS_TRACE=1` prints each seed before it is tried.
 
+pub mod copies;
 mod grow;
 mod program;
 mod world;

@@ -274,6 +274,16 @@ impl World {
         Exit { id, kind: deopt.kind }
     }
 
+    /// Takes the arena into `self.native`, after code has run in it.
+    pub fn native_ran(&mut self) {
+        World::read_data(&mut self.native.data);
+    }
+
+    /// Takes the arena into `self.ours`, after interpretation.
+    pub fn interpreted_ran(&mut self) {
+        World::read_data(&mut self.ours.data);
+    }
+
     /// Interprets from `start` until the state is the one in `self.native`. If it never is: the differences at the pc that the
     /// fragment left to, where there were fewest.
     pub fn search(&mut self, start: &State) -> Result<usize, Vec<String>> {

@@ -1,0 +1,133 @@
+//! Copied blocks against the interpreter: the same random programs, from random states, run as blocks that link to each
+//! other until an instruction is left to the interpreter, or faults. The interpreter must come to the same place in the same
+//! state. Sometimes links are cut, as a signal cuts them, and the cache is flushed in the middle.
+
+use super::program::{Pools, Program};
+use super::world::{State, World};
+use dynasour_emitter::Left;
+use dynasour_emitter::copy::{BlockId, Copied};
+use dynasour_runtime::interp::Stop;
+use dynasour_testkit::code::Random;
+
+/// Runs of one program.
+const RUNS: u32 = 8;
+/// Programs between flushes.
+const FLUSH: u64 = 50;
+
+/// What a campaign met.
+#[derive(Default, Debug)]
+pub struct Tally {
+    pub programs: u32,
+    pub runs: u32,
+    pub ends: u32,
+    pub faults: u32,
+    pub exits: u32,
+    pub indirect: u32,
+    pub cuts: u32,
+    pub blocks: u64,
+}
+
+/// Compares `cases` programs from `first` on.
+///
+/// # Errors
+/// The report of the first difference.
+pub fn campaign(first: u64, cases: u64) -> Result<Tally, String> {
+    let pools = Pools::new();
+    let mut world = World::new();
+    let mut tally = Tally::default();
+    for seed in first..first + cases {
+        if std::env::var_os("DYNASOUR_FRAGMENTS_TRACE").is_some() {
+            eprintln!("seed {seed}");
+        }
+        let random = &mut Random(seed.wrapping_mul(0x9876_5432_1abc_def1) | 1);
+        let Some(program) = Program::random(&pools, random) else { continue };
+        world.load(&program);
+        // The bytes have changed: all blocks are stale.
+        world.emitter.flush_all();
+        tally.programs += 1;
+        for run in 0..RUNS {
+            let mut start = State::new();
+            start.random(program.heads[0], random);
+            if world.ends(&start) {
+                tally.runs += 1;
+                compare(&mut world, &start, random, &mut tally)
+                    .map_err(|report| format!("seed {seed}, run {run}: {report}\n{}", program.listing()))?;
+            }
+        }
+        if seed % FLUSH == 0 {
+            world.emitter.flush_all();
+        }
+    }
+    tally.blocks = world.emitter.copy_figures().blocks;
+    Ok(tally)
+}
+
+fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+    let code = world.code();
+    world.native.copy_from(start);
+    world.begin(start);
+    let mut indirect = false;
+    loop {
+        let pc = world.native.context.rip;
+        let entry = match world.emitter.copy(pc, &code) {
+            Ok(Copied::Entry(entry)) => entry,
+            Ok(Copied::Instruction | Copied::Writable) => {
+                tally.ends += 1;
+                break;
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        if indirect {
+            world.emitter.register_copy(pc);
+        }
+        let cut = if random.one_in(8) { world.emitter.block_at(entry) } else { None };
+        cut.iter().for_each(|block: &BlockId| world.emitter.unlink_block(*block));
+        // SAFETY: GS points to this context; the programs reach the arena only, or fault.
+        let left = unsafe { world.emitter.enter_copy(&mut *world.native.context, entry) };
+        if let Some(block) = cut {
+            world.emitter.relink_block(block);
+            tally.cuts += 1;
+        }
+        indirect = false;
+        let context = &mut *world.native.context;
+        match left {
+            Left::Block(link) => {
+                context.rip = world.emitter.copy_exit(link).ok_or("an exit that leads nowhere")?;
+                tally.exits += 1;
+            }
+            Left::Indirect => {
+                context.rip = context.next_pc;
+                indirect = true;
+                tally.indirect += 1;
+            }
+            Left::Fault => {
+                if !world.emitter.copy_state(context, &code) {
+                    return Err(format!("a fault at {:#x} in no block", context.fault_rip));
+                }
+                tally.faults += 1;
+                break;
+            }
+            Left::Exit(_) | Left::Aborted => return Err(format!("left by {left:?}")),
+        }
+    }
+    world.native_ran();
+    // The interpreter goes on until it stops, or is where the blocks gave up.
+    world.begin(start);
+    let end = world.native.context.rip;
+    let stopped = loop {
+        if let Some(stop) = world.interpret() {
+            break Some(stop);
+        }
+        let pc = world.ours.context.rip;
+        if pc == end && matches!(world.emitter.copy(pc, &code), Ok(Copied::Instruction)) {
+            break None;
+        }
+    };
+    if matches!(stopped, Some(Stop::Syscall)) {
+        // It is behind the instruction then.
+        world.ours.context.rip -= 2;
+    }
+    world.interpreted_ran();
+    let differences = world.native.differences(&world.ours);
+    if differences.is_empty() { Ok(()) } else { Err(format!("stopped by {stopped:?}\n{}", differences.join("\n"))) }
+}
