@@ -1,0 +1,316 @@
+//! Trace heads: counted while they run as blocks, and handed over to fragments.
+//!
+//! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it lead to its *counter*, a
+//! piece of code without a guest instruction that counts down a word of data memory and goes on to the block, all
+//! registers and flags in place; at zero it leaves, and again each time until the word is set. When the head has a
+//! fragment, its links lead there instead, and its block is only reached by who may not enter the fragment.
+//!
+//! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
+
+use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
+use crate::cache::{Cache, CacheError};
+use crate::emitter::{EmitError, Emitter};
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, fragment_at};
+use crate::mach::SiteKind;
+use dynasour_guest::context::offset;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters that there can be.
+const COUNTERS: usize = 1 << 16;
+
+/// Identifies a counter, until the next flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CounterId(pub u32);
+
+/// What a counter counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counted {
+    /// Executions of the head at this pc.
+    Head(u64),
+    /// Executions of this exit, which leads to the pc.
+    Exit(ExitId, u64),
+}
+
+/// The words that counters count in.
+pub(super) struct Words {
+    memory: *mut u64,
+}
+
+// SAFETY: the memory is only accessed through atomics, and by generated code with aligned accesses.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// Within reach of the cache's code; none if there is no room.
+    pub fn new(cache: &Range<u64>) -> Option<Words> {
+        const STEP: usize = 16 << 20;
+        const FARTHEST: u64 = 1 << 30;
+        let places = (cache.end..cache.end.saturating_add(FARTHEST)).step_by(STEP);
+        places.into_iter().find_map(|place| {
+            // SAFETY: a fresh mapping that replaces nothing.
+            let memory = unsafe {
+                let prot = libc::PROT_READ | libc::PROT_WRITE;
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+                libc::mmap(place as *mut libc::c_void, 8 * COUNTERS, prot, flags, -1, 0)
+            };
+            (memory as u64 == place).then_some(Words { memory: memory.cast() })
+        })
+    }
+
+    fn address(&self, n: usize) -> u64 {
+        self.memory as u64 + 8 * n as u64
+    }
+
+    fn set(&self, n: usize, value: u64) {
+        debug_assert!(n < COUNTERS);
+        // SAFETY: within the mapping, aligned, and only used atomically.
+        unsafe { AtomicU64::from_ptr(self.memory.add(n)) }.store(value, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: ours; generated code that knows the address is gone with the cache.
+        unsafe { libc::munmap(self.memory.cast(), 8 * COUNTERS) };
+    }
+}
+
+/// A counter.
+struct Counter {
+    counts: Counted,
+}
+
+/// What is known of heads.
+pub(super) struct Heads {
+    words: Option<Words>,
+    counters: Vec<Counter>,
+    /// Executions before a head is hot; 0 if nothing is counted.
+    threshold: u64,
+    /// Heads whose blocks have no counter yet.
+    pub found: Vec<u32>,
+}
+
+impl Heads {
+    pub fn new(cache: &Range<u64>) -> Heads {
+        Heads { words: Words::new(cache), counters: Vec::new(), threshold: 0, found: Vec::new() }
+    }
+
+    pub fn clear(&mut self) {
+        self.counters.clear();
+        self.found.clear();
+    }
+
+    pub fn are_counted(&self) -> bool {
+        self.threshold != 0
+    }
+}
+
+impl Blocks {
+    /// Makes a counter in front of the block of `place`. Returns its offset in the cache; none if no more can be made.
+    fn counter(
+        &mut self,
+        place: u32,
+        counts: Counted,
+        threshold: u64,
+        cache: &mut Cache,
+    ) -> Result<Option<u32>, CacheError> {
+        const FIELD: usize = 39;
+        let number = self.heads.counters.len();
+        let Some(words) = self.heads.words.as_ref().filter(|_| number < COUNTERS) else { return Ok(None) };
+        let word = words.address(number);
+        words.set(number, threshold);
+        let mut code = Vec::with_capacity(80);
+        let saved = (offset::STUB_SAVE as u32 + 8 * super::translate::SAVED_RCX as u32).to_le_bytes();
+        let save = |code: &mut Vec<u8>| code.extend([0x65, 0x48, 0x89, 0x0c, 0x25].iter().chain(&saved));
+        let restore = |code: &mut Vec<u8>| code.extend([0x65, 0x48, 0x8b, 0x0c, 0x25].iter().chain(&saved));
+        save(&mut code);
+        code.extend([0x48, 0x8b, 0x0d, 0, 0, 0, 0]);
+        let load = code.len();
+        // lea rcx, [rcx - 1]
+        code.extend([0x48, 0x8d, 0x49, 0xff]);
+        code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
+        let store = code.len();
+        // jrcxz over the way to the block
+        code.extend([0xe3, 14]);
+        restore(&mut code);
+        code.extend([0xe9, 0, 0, 0, 0]);
+        restore(&mut code);
+        debug_assert_eq!(code.len(), FIELD + 4 + 9);
+
+        let start = cache.alloc_hot_where(code.len() + STUB, |start| (start + FIELD as u64) % 8 <= 4)?;
+        let cold = cache.alloc_cold(STUB)?;
+        for end in [load, store] {
+            let relative = word.wrapping_sub(start + end as u64) as u32;
+            code[end - 4..end].copy_from_slice(&relative.to_le_bytes());
+        }
+        let first_link = self.links.len() as u32;
+        let start_offset = (start - self.base) as u32;
+        let link = Link {
+            field: start_offset + FIELD as u32,
+            out: (cold - self.base) as u32,
+            place: place | BODY,
+            next: NONE,
+        };
+        let relative = self.target(&link).wrapping_sub(start + FIELD as u64 + 4) as u32;
+        code[FIELD..FIELD + 4].copy_from_slice(&relative.to_le_bytes());
+        let hot = self.stub_bytes(start_offset + code.len() as u32, FIRST_COUNTER + number as u32);
+        code.extend(hot);
+        let out = self.stub_bytes(link.out, super::FIRST_LINK + first_link);
+        cache.write(start, &code);
+        cache.write(cold, &out);
+        self.links.push(link);
+        let pc = self.places[place as usize].pc;
+        self.blocks.push(Block { pc, start: start_offset, first_link, len: code.len() as u16, links: 1 });
+        self.heads.counters.push(Counter { counts });
+        Ok(Some(start_offset))
+    }
+
+    /// A link leads to this place backward, by a call or from a fragment.
+    pub(super) fn found_head(&mut self, place: u32) {
+        if !std::mem::replace(&mut self.places[place as usize].is_head, true) {
+            self.heads.found.push(place);
+        }
+    }
+
+    /// Gives the heads found lately their counters, as far as they have blocks.
+    pub(super) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) -> Result<(), CacheError> {
+        while let Some(place) = self.heads.found.pop() {
+            let Some(p) = self.places.get(place as usize) else { continue };
+            if p.block == 0 || p.entry != p.block {
+                // Without a block it is met again when it gets one.
+                continue;
+            }
+            if let Some(entry) = self.counter(place, Counted::Head(p.pc), self.heads.threshold, cache)? {
+                self.lead(place, entry, cache, fragments);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Emitter {
+    /// From now on heads are counted, and leave after `threshold` executions; 0 for never.
+    pub fn count_heads(&mut self, threshold: u64) {
+        self.blocks.heads.threshold = threshold;
+    }
+
+    /// What a counter counts.
+    pub fn counted(&self, counter: CounterId) -> Option<Counted> {
+        self.blocks.heads.counters.get(counter.0 as usize).map(|c| c.counts)
+    }
+
+    /// Lets a counter pass `n` - 1 more executions.
+    pub fn set_counter(&self, counter: CounterId, n: u64) {
+        let heads = &self.blocks.heads;
+        if let Some(words) = heads.words.as_ref().filter(|_| (counter.0 as usize) < heads.counters.len()) {
+            words.set(counter.0 as usize, n);
+        }
+    }
+
+    /// The head at `pc` is not counted any more: links lead to its block.
+    pub fn stop_counting(&mut self, pc: u64) {
+        let Some(place) = self.blocks.by_pc.get(&pc).copied() else { return };
+        let block = self.blocks.places[place as usize].block;
+        self.lead_place(place, block);
+    }
+
+    /// Links to the fragment's pc lead to it from now on.
+    pub fn lead_to(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
+        let f = self.fragment(fragment).ok_or(EmitError::Unknown)?;
+        let (pc, entry) = (f.pc, (f.entry - self.blocks.base) as u32);
+        let place = self.blocks.place(pc);
+        self.lead_place(place, entry);
+        Ok(())
+    }
+
+    fn lead_place(&mut self, place: u32, entry: u32) {
+        let Some(pc) = self.blocks.places.get(place as usize).filter(|p| p.entry != entry).map(|p| p.pc) else { return };
+        self.blocks.lead(place, entry, &self.cache, self.fragments());
+        // Indirect transfers find it again when they miss it.
+        self.forget_entry(pc);
+    }
+
+    /// Lets a trace's direct end continue where links to its target lead, now and later. The target is a head then.
+    pub fn link_end(&mut self, exit: ExitId) -> Result<(), EmitError> {
+        let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
+        let pc = e.target.ok_or(EmitError::Unknown)?;
+        let place = self.blocks.place(pc);
+        self.link_to(exit, place | FOREIGN)?;
+        if self.blocks.heads.are_counted() {
+            self.blocks.found_head(place);
+            self.blocks.count_found(&mut self.cache, &self.fragments)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a trace's end a link to `place`.
+    fn link_to(&mut self, exit: ExitId, place: u32) -> Result<(), EmitError> {
+        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
+        let (field, out) = (link.field, link.out);
+        let base = self.blocks.base;
+        let mut made = Link { field: (field - base) as u32, out: (out - base) as u32, place, next: NONE };
+        let known = self.blocks.links.iter().rev().any(|l| l.field == made.field);
+        if !known && place & BODY == 0 {
+            let number = self.blocks.links.len() as u32;
+            let head = &mut self.blocks.places[(place & !FOREIGN) as usize].links;
+            made.next = std::mem::replace(head, number);
+            self.blocks.links.push(made);
+        }
+        let target = self.blocks.target(&Link { field: 0, out: (out - base) as u32, place, next: NONE });
+        set_target(&self.fragments, field, target);
+        self.cache.patch_rel32(field, target);
+        Ok(())
+    }
+
+    /// Lets a guard's exit continue in a resolved stub, and from there where links to its target lead; without
+    /// `progress`, in the target's block, which must have been copied. With a threshold it is counted, in which case it
+    /// continues in the block, too. Returns the stub.
+    pub fn link_exit_to_copy(
+        &mut self,
+        exit: ExitId,
+        block: bool,
+        threshold: Option<u64>,
+    ) -> Result<FragmentId, EmitError> {
+        let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
+        let place = self.blocks.place(pc);
+        if (block || threshold.is_some()) && self.blocks.places[place as usize].block == 0 {
+            return Err(EmitError::Unknown);
+        }
+        let (stub, end) = self.resolved(exit, pc)?;
+        let counter = match threshold {
+            Some(n) => self.blocks.counter(place, Counted::Exit(exit, pc), n, &mut self.cache)?,
+            None => None,
+        };
+        match counter {
+            Some(entry) => {
+                let link = self.link_of(end).ok_or(EmitError::Unknown)?;
+                let (field, target) = (link.field, self.blocks.base + u64::from(entry));
+                set_target(&self.fragments, field, target);
+                self.cache.patch_rel32(field, target);
+            }
+            None => {
+                let body = if block || threshold.is_some() { BODY } else { 0 };
+                self.link_to(end, place | FOREIGN | body)?;
+            }
+        }
+        self.attach(exit, stub)?;
+        Ok(stub)
+    }
+
+    /// The code of the block at `pc`, whatever links to it lead to.
+    pub fn block_entry(&self, pc: u64) -> Option<u64> {
+        let place = &self.blocks.places[*self.blocks.by_pc.get(&pc)? as usize];
+        (place.block != 0).then(|| self.blocks.base + u64::from(place.block))
+    }
+}
+
+/// Tells the fragment that a patchable jump belongs to where it leads.
+pub(super) fn set_target(fragments: &[Fragment], field: u64, target: u64) {
+    let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
+    let link = fragment.and_then(|f| f.links.iter().find(|l| l.field == field));
+    if let Some(link) = link {
+        link.target.store(target, Ordering::Relaxed);
+    }
+}
