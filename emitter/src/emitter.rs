@@ -8,7 +8,7 @@
 //! [`Emitter::diversion`], [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
 
 use crate::cache::{Cache, CacheError};
-use crate::copy::{self, Blocks, LOADED, LinkId};
+use crate::copy::{self, Blocks, CounterId, LOADED, LinkId};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Homes, Surroundings, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
@@ -104,6 +104,8 @@ pub enum Left {
     Exit(ExitId),
     /// Through this exit of a copied block, in canonical state; see [`Emitter::copy_exit`].
     Block(LinkId),
+    /// A counter of the copy tier reached zero, in canonical state; see [`Emitter::counted`].
+    Hot(CounterId),
     /// Out of a copied block, in canonical state, to `next_pc`.
     Indirect,
     /// An instruction of a copied block faulted; see [`Emitter::copy_state`].
@@ -154,6 +156,7 @@ impl EntryPoint {
         match site as u32 {
             copy::INDIRECT => Left::Indirect,
             copy::FAULT => Left::Fault,
+            counter @ copy::FIRST_COUNTER.. => Left::Hot(CounterId(counter - copy::FIRST_COUNTER)),
             link @ copy::FIRST_LINK.. => Left::Block(LinkId(link - copy::FIRST_LINK)),
             exit => Left::Exit(ExitId(exit)),
         }
@@ -165,7 +168,7 @@ pub struct Emitter {
     pub(crate) cache: Cache,
     cpu: Cpu,
     pub(crate) stubs: Stubs,
-    fragments: Vec<Fragment>,
+    pub(crate) fragments: Vec<Fragment>,
     exits: Vec<Exit>,
     pub(crate) indirect: Indirect,
     pub(crate) blocks: Blocks,
@@ -534,7 +537,7 @@ impl Emitter {
         }
     }
 
-    fn link_of(&self, exit: ExitId) -> Option<&Link> {
+    pub(crate) fn link_of(&self, exit: ExitId) -> Option<&Link> {
         let e = self.exit(exit)?;
         let links = &self.fragments[e.fragment.0 as usize].links;
         match e.record {
@@ -570,12 +573,18 @@ impl Emitter {
     pub fn link_exit(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
         let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
         self.fragment(target).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
+        let (stub, end) = self.resolved(exit, pc)?;
+        self.link(end, target)?;
+        self.attach(exit, stub)?;
+        Ok(stub)
+    }
+
+    /// Compiles the resolved stub of an exit to `pc`; says what it is and its end.
+    pub(crate) fn resolved(&mut self, exit: ExitId, pc: u64) -> Result<(FragmentId, ExitId), EmitError> {
         let stub = self.resolve(exit, pc)?;
         let exits = self.fragments[stub.0 as usize].exits.clone();
         let end = exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End);
-        self.link(end.ok_or(EmitError::Unknown)?, target)?;
-        self.attach(exit, stub)?;
-        Ok(stub)
+        Ok((stub, end.ok_or(EmitError::Unknown)?))
     }
 
     /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a resolved stub.

@@ -7,14 +7,15 @@
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 
-use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
+use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, PLACE, STUB};
 use crate::cache::{Cache, CacheError};
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, fragment_at};
+use crate::fragment::{ExitId, Fragment, FragmentId, fragment_at};
+use crate::indirect::SAVE_RCX;
 use crate::mach::SiteKind;
 use dynasour_guest::context::offset;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Counters that there can be.
 const COUNTERS: usize = 1 << 16;
@@ -122,7 +123,7 @@ impl Blocks {
         let word = words.address(number);
         words.set(number, threshold);
         let mut code = Vec::with_capacity(80);
-        let saved = (offset::STUB_SAVE as u32 + 8 * super::translate::SAVED_RCX as u32).to_le_bytes();
+        let saved = (offset::STUB_SAVE as u32 + 8 * SAVE_RCX as u32).to_le_bytes();
         let save = |code: &mut Vec<u8>| code.extend([0x65, 0x48, 0x89, 0x0c, 0x25].iter().chain(&saved));
         let restore = |code: &mut Vec<u8>| code.extend([0x65, 0x48, 0x8b, 0x0c, 0x25].iter().chain(&saved));
         save(&mut code);
@@ -162,7 +163,14 @@ impl Blocks {
         cache.write(cold, &out);
         self.links.push(link);
         let pc = self.places[place as usize].pc;
-        self.blocks.push(Block { pc, start: start_offset, first_link, len: code.len() as u16, links: 1 });
+        self.blocks.push(Block {
+            pc,
+            start: start_offset,
+            len: code.len() as u16,
+            links: 1,
+            first_link,
+            unlinked: AtomicU32::new(0),
+        });
         self.heads.counters.push(Counter { counts });
         Ok(Some(start_offset))
     }
@@ -174,19 +182,18 @@ impl Blocks {
         }
     }
 
-    /// Gives the heads found lately their counters, as far as they have blocks.
-    pub(super) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) -> Result<(), CacheError> {
+    /// Gives the heads found lately their counters, as far as they have blocks. In a full cache they go uncounted.
+    pub(super) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) {
         while let Some(place) = self.heads.found.pop() {
             let Some(p) = self.places.get(place as usize) else { continue };
             if p.block == 0 || p.entry != p.block {
                 // Without a block it is met again when it gets one.
                 continue;
             }
-            if let Some(entry) = self.counter(place, Counted::Head(p.pc), self.heads.threshold, cache)? {
+            if let Ok(Some(entry)) = self.counter(place, Counted::Head(p.pc), self.heads.threshold, cache) {
                 self.lead(place, entry, cache, fragments);
             }
         }
-        Ok(())
     }
 }
 
@@ -226,10 +233,9 @@ impl Emitter {
     }
 
     fn lead_place(&mut self, place: u32, entry: u32) {
-        let Some(pc) = self.blocks.places.get(place as usize).filter(|p| p.entry != entry).map(|p| p.pc) else { return };
-        self.blocks.lead(place, entry, &self.cache, self.fragments());
-        // Indirect transfers find it again when they miss it.
-        self.forget_entry(pc);
+        if self.blocks.places.get(place as usize).is_some_and(|p| p.entry != entry) {
+            self.blocks.lead(place, entry, &self.cache, &self.fragments);
+        }
     }
 
     /// Lets a trace's direct end continue where links to its target lead, now and later. The target is a head then.
@@ -240,27 +246,28 @@ impl Emitter {
         self.link_to(exit, place | FOREIGN)?;
         if self.blocks.heads.are_counted() {
             self.blocks.found_head(place);
-            self.blocks.count_found(&mut self.cache, &self.fragments)?;
+            self.blocks.count_found(&mut self.cache, &self.fragments);
         }
         Ok(())
     }
 
-    /// Makes a trace's end a link to `place`.
+    /// Makes a trace's end a link to `place`, if something is there.
     fn link_to(&mut self, exit: ExitId, place: u32) -> Result<(), EmitError> {
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        let (field, out) = (link.field, link.out);
+        let (field, out, before) = (link.field, link.out, link.target());
         let base = self.blocks.base;
-        let mut made = Link { field: (field - base) as u32, out: (out - base) as u32, place, next: NONE };
-        let known = self.blocks.links.iter().rev().any(|l| l.field == made.field);
-        if !known && place & BODY == 0 {
-            let number = self.blocks.links.len() as u32;
-            let head = &mut self.blocks.places[(place & !FOREIGN) as usize].links;
-            made.next = std::mem::replace(head, number);
-            self.blocks.links.push(made);
+        let mut link = Link { field: (field - base) as u32, out: (out - base) as u32, place, next: NONE };
+        let target = self.blocks.target(&link);
+        if before == target || target == out {
+            return Ok(());
         }
-        let target = self.blocks.target(&Link { field: 0, out: (out - base) as u32, place, next: NONE });
-        set_target(&self.fragments, field, target);
-        self.cache.patch_rel32(field, target);
+        if before == out && place & BODY == 0 {
+            let number = self.blocks.links.len() as u32;
+            let first = &mut self.blocks.places[(place & PLACE) as usize].links;
+            link.next = std::mem::replace(first, number);
+            self.blocks.links.push(link);
+        }
+        set_target(&self.fragments, field, target, &self.cache);
         Ok(())
     }
 
@@ -287,8 +294,7 @@ impl Emitter {
             Some(entry) => {
                 let link = self.link_of(end).ok_or(EmitError::Unknown)?;
                 let (field, target) = (link.field, self.blocks.base + u64::from(entry));
-                set_target(&self.fragments, field, target);
-                self.cache.patch_rel32(field, target);
+                set_target(&self.fragments, field, target, &self.cache);
             }
             None => {
                 let body = if block || threshold.is_some() { BODY } else { 0 };
@@ -306,11 +312,14 @@ impl Emitter {
     }
 }
 
-/// Tells the fragment that a patchable jump belongs to where it leads.
-pub(super) fn set_target(fragments: &[Fragment], field: u64, target: u64) {
+/// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at all.
+pub(super) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
     let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
-    let link = fragment.and_then(|f| f.links.iter().find(|l| l.field == field));
-    if let Some(link) = link {
+    let Some(fragment) = fragment else { return };
+    if let Some(link) = fragment.links.iter().find(|l| l.field == field) {
         link.target.store(target, Ordering::Relaxed);
+        if fragment.unlinked.load(Ordering::Relaxed) == 0 {
+            cache.patch_rel32(field, target);
+        }
     }
 }

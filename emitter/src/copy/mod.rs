@@ -20,6 +20,7 @@
 //!
 //! and link 1 leads to the second block as soon as there is one.
 
+mod heads;
 mod state;
 mod stubs;
 mod translate;
@@ -27,23 +28,32 @@ mod translate;
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
 use crate::emitter::{Diversion, EmitError, Emitter, EntryPoint, Left};
+use crate::fragment::Fragment;
 use crate::indirect::{Displaced, Indirect, Source};
 use crate::stubs::{StubError, Stubs};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::Fetch;
+use heads::Heads;
+pub use heads::{Counted, CounterId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
-pub(crate) use stubs::{FAULT, FIRST_LINK, INDIRECT, LOADED};
+pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, INDIRECT, LOADED};
 use translate::{Leads, Referent, Translator};
 
 const PAGE_SHIFT: u32 = 12;
 /// No link, place or block.
 const NONE: u32 = u32::MAX;
 /// The place of links that go where `next_pc` says.
-const ANYWHERE: u32 = u32::MAX - 1;
+const ANYWHERE: u32 = u32::MAX;
+/// With a link's place: it leads to the block there, whatever the place's entry.
+const BODY: u32 = 1 << 30;
+/// With a link's place: it is a fragment's, which has to know where it leads.
+const FOREIGN: u32 = 1 << 29;
+/// The place of a link, without these.
+const PLACE: u32 = FOREIGN - 1;
 /// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
 const STUB: usize = 18;
 
@@ -77,6 +87,8 @@ struct Place {
     links: u32,
     /// Offset of its checked entry, 0 if there is none.
     checked: u32,
+    /// See [`heads`].
+    is_head: bool,
 }
 
 /// A patchable jump.
@@ -85,18 +97,20 @@ struct Link {
     field: u32,
     /// Offset of its stub.
     out: u32,
+    /// Its place, perhaps with [`BODY`] and [`FOREIGN`]; or [`ANYWHERE`].
     place: u32,
     /// The next link to the same place.
     next: u32,
 }
 
-/// A copied block.
+/// A copied block, or a counter before one.
 struct Block {
     pc: u64,
     /// Offset in the cache.
     start: u32,
-    len: u32,
-    /// Its first link; they end where the next block's begin.
+    len: u16,
+    /// How many links it has, and the first.
+    links: u16,
     first_link: u32,
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
     unlinked: AtomicU32,
@@ -130,6 +144,7 @@ pub(crate) struct Blocks {
     /// Guest pages that blocks were made from.
     pages: FxHashSet<u64>,
     last_page: u64,
+    heads: Heads,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
     /// How many blocks are unlinked.
@@ -152,6 +167,7 @@ impl Blocks {
             checks: Vec::new(),
             pages: FxHashSet::default(),
             last_page: u64::MAX,
+            heads: Heads::new(&cache.range()),
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
             figures: CopyFigures::default(),
@@ -168,6 +184,7 @@ impl Blocks {
         self.pages.clear();
         self.last_page = u64::MAX;
         self.unlinked.store(0, Ordering::Relaxed);
+        self.heads.clear();
     }
 
     /// In a forked child: generates the stubs anew.
@@ -180,7 +197,7 @@ impl Blocks {
 
     fn place(&mut self, pc: u64) -> u32 {
         *self.by_pc.entry(pc).or_insert_with(|| {
-            self.places.push(Place { pc, block: 0, entry: 0, links: NONE, checked: 0 });
+            self.places.push(Place { pc, block: 0, entry: 0, links: NONE, checked: 0, is_head: false });
             self.places.len() as u32 - 1
         })
     }
@@ -196,10 +213,13 @@ impl Blocks {
 
     /// Where a link leads while nothing wants out.
     fn target(&self, link: &Link) -> u64 {
-        match self.places.get(link.place as usize) {
-            None => self.base + u64::from(link.field) + 4,
-            Some(Place { entry: 0, .. }) => self.out(link),
-            Some(place) => self.base + u64::from(place.entry),
+        if link.place == ANYWHERE {
+            return self.base + u64::from(link.field) + 4;
+        }
+        let place = &self.places[(link.place & PLACE) as usize];
+        match if link.place & BODY != 0 { place.block } else { place.entry } {
+            0 => self.out(link),
+            entry => self.base + u64::from(entry),
         }
     }
 
@@ -208,18 +228,21 @@ impl Blocks {
     }
 
     fn links_of(&self, block: u32) -> Range<usize> {
-        let end = self.blocks.get(block as usize + 1).map_or(self.links.len(), |next| next.first_link as usize);
-        self.blocks.get(block as usize).map_or(0..0, |b| b.first_link as usize..end)
+        self.blocks.get(block as usize).map_or(0..0, |b| {
+            let first = b.first_link as usize;
+            first..first + usize::from(b.links)
+        })
     }
 
     fn at(&self, host_rip: u64) -> Option<u32> {
         let offset = u32::try_from(host_rip.wrapping_sub(self.base)).ok()?;
         let i = self.blocks.partition_point(|b| b.start <= offset).checked_sub(1)?;
-        (offset - self.blocks[i].start < self.blocks[i].len).then_some(i as u32)
+        (offset - self.blocks[i].start < u32::from(self.blocks[i].len)).then_some(i as u32)
     }
 
     /// Places the block that `translator` holds, and links it. The entry is not yet the place's.
     fn emit(&mut self, pc: u64, cache: &mut Cache) -> Result<u64, CacheError> {
+        let counted = self.heads.are_counted();
         let t = &mut self.translator.out;
         let fits = |start: u64| t.exits.iter().all(|e| (start + u64::from(e.field)) % 8 <= 4);
         let start = cache.alloc_hot_where(t.bytes.len(), fits)?;
@@ -247,8 +270,12 @@ impl Blocks {
                 }
                 Leads::To(to) => {
                     let out = (cold - self.base) as u32 + self.cold.len() as u32;
-                    self.stub(out, FIRST_LINK + number);
+                    let stub = self.stub_bytes(out, FIRST_LINK + number);
+                    self.cold.extend_from_slice(&stub);
                     let place = self.place(to);
+                    if counted && exit.may_be_head {
+                        self.found_head(place);
+                    }
                     let next = std::mem::replace(&mut self.places[place as usize].links, number);
                     Link { field, out, place, next }
                 }
@@ -267,7 +294,8 @@ impl Blocks {
         self.blocks.push(Block {
             pc,
             start: (start - self.base) as u32,
-            len: bytes.len() as u32,
+            len: bytes.len() as u16,
+            links: exits.len() as u16,
             first_link,
             unlinked: AtomicU32::new(0),
         });
@@ -279,14 +307,14 @@ impl Blocks {
         Ok(start)
     }
 
-    /// Appends a stub that will stand at offset `at`.
-    fn stub(&mut self, at: u32, site: u32) {
-        self.cold.extend_from_slice(&[0x65, 0x48, 0xc7, 0x04, 0x25]);
-        self.cold.extend_from_slice(&(offset::EXIT_SITE as u32).to_le_bytes());
-        self.cold.extend_from_slice(&site.to_le_bytes());
-        self.cold.push(0xe9);
+    /// A stub that will stand at offset `at`.
+    fn stub_bytes(&self, at: u32, site: u32) -> [u8; STUB] {
+        let mut stub = [0x65, 0x48, 0xc7, 0x04, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0xe9, 0, 0, 0, 0];
         let relative = self.leave.wrapping_sub(self.base + u64::from(at) + STUB as u64) as u32;
-        self.cold.extend_from_slice(&relative.to_le_bytes());
+        for (field, value) in [(5, offset::EXIT_SITE as u32), (9, site), (14, relative)] {
+            stub[field..field + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        stub
     }
 
     /// Makes the checked entry of a place: its jump to the place's code is a link like others.
@@ -307,9 +335,7 @@ impl Blocks {
         bytes.push(0xe9);
         let relative = self.target(&link).wrapping_sub(self.base + u64::from(field) + 4) as u32;
         bytes.extend_from_slice(&relative.to_le_bytes());
-        self.cold.clear();
-        self.stub(link.out, FIRST_LINK + number);
-        cache.write(cold, &self.cold);
+        cache.write(cold, &self.stub_bytes(link.out, FIRST_LINK + number));
         cache.write(start, &bytes);
         self.links.push(link);
         self.checks.push(((start - self.base) as u32, bytes.len() as u32));
@@ -318,23 +344,26 @@ impl Blocks {
     }
 
     /// Makes all links to a place lead to `entry`, an offset in the cache, 0 for nowhere.
-    fn lead(&mut self, place: u32, entry: u32, cache: &Cache) {
+    fn lead(&mut self, place: u32, entry: u32, cache: &Cache, fragments: &[Fragment]) {
         self.places[place as usize].entry = entry;
         let mut next = self.places[place as usize].links;
         let all_linked = self.unlinked.load(Ordering::Relaxed) == 0;
         while let Some(link) = self.links.get(next as usize) {
-            if all_linked || self.owner_is_linked(next) {
-                cache.patch_rel32(self.base + u64::from(link.field), self.target(link));
+            let field = self.base + u64::from(link.field);
+            let target = self.target(link);
+            if link.place & FOREIGN != 0 {
+                heads::set_target(fragments, field, target, cache);
+            } else if all_linked || self.owner_is_linked(field) {
+                cache.patch_rel32(field, target);
             }
             self.figures.links += u64::from(entry != 0);
             next = link.next;
         }
     }
 
-    /// Is the block that a link belongs to linked?
-    fn owner_is_linked(&self, link: u32) -> bool {
-        let owner = self.blocks.partition_point(|b| b.first_link <= link).checked_sub(1);
-        owner.is_none_or(|owner| self.blocks[owner].unlinked.load(Ordering::Relaxed) == 0)
+    /// Is the block that a field belongs to linked?
+    fn owner_is_linked(&self, field: u64) -> bool {
+        self.at(field).is_none_or(|owner| self.blocks[owner as usize].unlinked.load(Ordering::Relaxed) == 0)
     }
 
     fn unlink(&self, block: u32, cache: &Cache) {
@@ -352,7 +381,13 @@ impl Blocks {
         (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, cache));
     }
 
-    fn copy(&mut self, pc: u64, code: &dyn Fetch, cache: &mut Cache) -> Result<Copied, EmitError> {
+    fn copy(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        cache: &mut Cache,
+        fragments: &[Fragment],
+    ) -> Result<Copied, EmitError> {
         if let Some(place) = self.by_pc.get(&pc)
             && let entry @ 1.. = self.places[*place as usize].entry
         {
@@ -371,9 +406,16 @@ impl Blocks {
         let start = self.emit(pc, cache)?;
         let place = self.place(pc);
         let offset = (start - self.base) as u32;
-        self.places[place as usize].block = offset;
-        self.lead(place, offset, cache);
-        Ok(Copied::Entry(start))
+        let p = &mut self.places[place as usize];
+        p.block = offset;
+        if p.entry == 0 {
+            if p.is_head && self.heads.are_counted() {
+                self.heads.found.push(place);
+            }
+            self.lead(place, offset, cache, fragments);
+        }
+        self.count_found(cache, fragments);
+        Ok(Copied::Entry(self.base + u64::from(self.places[place as usize].entry)))
     }
 }
 
@@ -382,7 +424,7 @@ impl Emitter {
     /// [`Emitter::flush_all`] and try again.
     pub fn copy(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
         let mark = self.cache.mark();
-        let copied = self.blocks.copy(pc, code, &mut self.cache);
+        let copied = self.blocks.copy(pc, code, &mut self.cache, &self.fragments);
         copied.inspect_err(|_| self.cache.rewind(mark))
     }
 

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 /// The `exit_site` of exits of blocks: this plus the number of the link.
 pub(crate) const FIRST_LINK: u32 = 1 << 30;
+/// The `exit_site` of counters at zero: this plus the number of the counter.
+pub(crate) const FIRST_COUNTER: u32 = 0x6000_0000;
 /// The `exit_site` of an indirect transfer that found nothing.
 pub(crate) const INDIRECT: u32 = 0x7fff_fff0;
 /// The `exit_site` after a fault.
