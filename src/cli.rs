@@ -51,7 +51,7 @@ measured.")]
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// Executable forms of guest code: interp, dynamo (also compile hot traces), or copy (native copies of blocks)
+    /// Executable forms of guest code: interp, dynamo (also compile hot traces), copy (native copies of blocks), full (copies and traces)
     #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
     tier: Tier,
     /// Executions of a trace head before it is compiled

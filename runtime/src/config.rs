@@ -19,6 +19,8 @@ pub enum Tier {
     Dynamo,
     /// Blocks are copied at their first execution.
     Copy,
+    /// Blocks are copied, hot traces are recorded and run among them.
+    Full,
 }
 
 impl fmt::Display for Tier {
@@ -27,6 +29,7 @@ impl fmt::Display for Tier {
             Tier::Interp => "interp",
             Tier::Dynamo => "dynamo",
             Tier::Copy => "copy",
+            Tier::Full => "full",
         })
     }
 }
@@ -39,8 +42,8 @@ impl FromStr for Tier {
             "interp" => Ok(Tier::Interp),
             "dynamo" => Ok(Tier::Dynamo),
             "copy" => Ok(Tier::Copy),
-            "full" => Err(format!("tier '{s}' does not exist yet; use interp, dynamo or copy")),
-            _ => Err("expected interp, dynamo or copy".to_string()),
+            "full" => Ok(Tier::Full),
+            _ => Err("expected interp, dynamo, copy or full".to_string()),
         }
     }
 }

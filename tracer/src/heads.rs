@@ -41,6 +41,10 @@ pub enum Heat {
     },
 }
 
+fn index(pc: u64) -> usize {
+    (pc as usize ^ (pc >> 14) as usize) % SLOTS
+}
+
 /// Counters of trace heads.
 pub struct HeadTable {
     slots: Vec<Slot>,
@@ -71,7 +75,7 @@ impl HeadTable {
             }
             threshold = threshold.saturating_mul(1 << failures.min(16));
         }
-        let slot = &mut self.slots[(pc as usize ^ (pc >> 14) as usize) % SLOTS];
+        let slot = &mut self.slots[index(pc)];
         if slot.pc != pc {
             self.samples.remove(&slot.pc);
             *slot = Slot { pc, count: 0 };
@@ -100,6 +104,35 @@ impl HeadTable {
         slot.count = 0;
         self.samples.remove(&pc);
         Heat::Hot { stable }
+    }
+
+    /// The head at `pc` was executed `n` times without [`HeadTable::count`]. That does not make it hot: the last
+    /// executions are always counted, and sampled.
+    pub fn skip(&mut self, pc: u64, n: u64, policy: &dyn SpeculationPolicy) {
+        let most = self.threshold(pc, policy).saturating_sub(SAMPLES + 1);
+        let slot = &mut self.slots[index(pc)];
+        if slot.pc != pc {
+            self.samples.remove(&slot.pc);
+            *slot = Slot { pc, count: 0 };
+        }
+        if slot.count < most {
+            slot.count = u32::try_from(n).unwrap_or(u32::MAX).saturating_add(slot.count).min(most);
+        }
+    }
+
+    /// At which execution of the head at `pc` from now [`HeadTable::count`] must be called; none if it is given up.
+    pub fn due(&self, pc: u64, policy: &dyn SpeculationPolicy) -> Option<u64> {
+        if self.is_blacklisted(pc, policy) {
+            return None;
+        }
+        let slot = &self.slots[index(pc)];
+        let counted = if slot.pc == pc { slot.count } else { 0 };
+        Some(u64::from(self.threshold(pc, policy).saturating_sub(counted).saturating_sub(SAMPLES).max(1)))
+    }
+
+    fn threshold(&self, pc: u64, policy: &dyn SpeculationPolicy) -> u32 {
+        let failures = self.failures.get(&pc).copied().unwrap_or(0);
+        policy.head_threshold().saturating_mul(1 << failures.min(16))
     }
 
     /// Recording or compiling the head at `pc` failed: its threshold doubles, until it is given up.
@@ -133,6 +166,22 @@ mod tests {
             assert_eq!(heads.count(0x1000, &gpr, &policy), Heat::Cold);
         }
         assert_eq!(heads.count(0x1000, &gpr, &policy), Heat::Hot { stable: !2 });
+    }
+
+    #[test]
+    fn executions_counted_elsewhere_bring_the_samples_nearer() {
+        let policy = DefaultPolicy { head_threshold: 100 };
+        let mut heads = HeadTable::default();
+        let due = heads.due(0x1000, &policy).expect("not given up");
+        assert_eq!(due, 96);
+        heads.skip(0x1000, due - 1, &policy);
+        let counted = (1..).find(|_| heads.count(0x1000, &[5; 16], &policy) != Heat::Cold);
+        assert_eq!(counted, Some(SAMPLES + 1));
+        heads.penalise(0x1000);
+        assert_eq!(heads.due(0x1000, &policy), Some(196));
+        heads.skip(0x1000, 1 << 40, &policy);
+        assert_eq!(heads.due(0x1000, &policy), Some(1));
+        assert_eq!(heads.count(0x1000, &[5; 16], &policy), Heat::Cold);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it lead to its *counter*, a
 //! piece of code without a guest instruction that counts down a word of data memory and goes on to the block, all
-//! registers and flags in place; at zero it leaves, and again each time until the word is set. When the head has a
+//! registers and flags in place; at zero it leaves, and has to be set again. When the head has a
 //! fragment, its links lead there instead, and its block is only reached by who may not enter the fragment.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
@@ -81,6 +81,8 @@ impl Drop for Words {
 /// A counter.
 struct Counter {
     counts: Counted,
+    /// What it was set to last.
+    from: AtomicU64,
 }
 
 /// What is known of heads.
@@ -171,13 +173,15 @@ impl Blocks {
             first_link,
             unlinked: AtomicU32::new(0),
         });
-        self.heads.counters.push(Counter { counts });
+        self.heads.counters.push(Counter { counts, from: AtomicU64::new(threshold) });
         Ok(Some(start_offset))
     }
 
     /// A link leads to this place backward, by a call or from a fragment.
-    pub(super) fn found_head(&mut self, place: u32) {
-        if !std::mem::replace(&mut self.places[place as usize].is_head, true) {
+    pub(super) fn found_head(&mut self, place: u32, called: bool) {
+        let p = &mut self.places[place as usize];
+        p.is_called |= called && !p.is_head;
+        if !std::mem::replace(&mut p.is_head, true) {
             self.heads.found.push(place);
         }
     }
@@ -203,17 +207,23 @@ impl Emitter {
         self.blocks.heads.threshold = threshold;
     }
 
-    /// What a counter counts.
-    pub fn counted(&self, counter: CounterId) -> Option<Counted> {
-        self.blocks.heads.counters.get(counter.0 as usize).map(|c| c.counts)
+    /// What a counter counts, and what it was set to last.
+    pub fn counted(&self, counter: CounterId) -> Option<(Counted, u64)> {
+        self.blocks.heads.counters.get(counter.0 as usize).map(|c| (c.counts, c.from.load(Ordering::Relaxed)))
     }
 
-    /// Lets a counter pass `n` - 1 more executions.
+    /// Lets a counter leave at the `n`th execution from now. One that has left must be set again.
     pub fn set_counter(&self, counter: CounterId, n: u64) {
         let heads = &self.blocks.heads;
-        if let Some(words) = heads.words.as_ref().filter(|_| (counter.0 as usize) < heads.counters.len()) {
+        if let (Some(words), Some(c)) = (&heads.words, heads.counters.get(counter.0 as usize)) {
+            c.from.store(n, Ordering::Relaxed);
             words.set(counter.0 as usize, n);
         }
+    }
+
+    /// Is the place at `pc` a head because of a call?
+    pub fn is_called(&self, pc: u64) -> bool {
+        self.blocks.by_pc.get(&pc).is_some_and(|place| self.blocks.places[*place as usize].is_called)
     }
 
     /// The head at `pc` is not counted any more: links lead to its block.
@@ -245,7 +255,7 @@ impl Emitter {
         let place = self.blocks.place(pc);
         self.link_to(exit, place | FOREIGN)?;
         if self.blocks.heads.are_counted() {
-            self.blocks.found_head(place);
+            self.blocks.found_head(place, false);
             self.blocks.count_found(&mut self.cache, &self.fragments);
         }
         Ok(())

@@ -89,6 +89,8 @@ struct Place {
     checked: u32,
     /// See [`heads`].
     is_head: bool,
+    /// It was found by a call.
+    is_called: bool,
 }
 
 /// A patchable jump.
@@ -197,7 +199,7 @@ impl Blocks {
 
     fn place(&mut self, pc: u64) -> u32 {
         *self.by_pc.entry(pc).or_insert_with(|| {
-            self.places.push(Place { pc, block: 0, entry: 0, links: NONE, checked: 0, is_head: false });
+            self.places.push(Place { pc, block: 0, entry: 0, links: NONE, checked: 0, is_head: false, is_called: false });
             self.places.len() as u32 - 1
         })
     }
@@ -273,8 +275,9 @@ impl Blocks {
                     let stub = self.stub_bytes(out, FIRST_LINK + number);
                     self.cold.extend_from_slice(&stub);
                     let place = self.place(to);
-                    if counted && exit.may_be_head {
-                        self.found_head(place);
+                    match exit.head {
+                        Some(called) if counted => self.found_head(place, called),
+                        _ => {}
                     }
                     let next = std::mem::replace(&mut self.places[place as usize].links, number);
                     Link { field, out, place, next }
@@ -381,15 +384,18 @@ impl Blocks {
         (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, cache));
     }
 
+    /// The entry at `pc`, or its block, made now if need be.
     fn copy(
         &mut self,
         pc: u64,
+        want_block: bool,
         code: &dyn Fetch,
         cache: &mut Cache,
         fragments: &[Fragment],
     ) -> Result<Copied, EmitError> {
+        let found = |p: &Place| if want_block { p.block } else { p.entry };
         if let Some(place) = self.by_pc.get(&pc)
-            && let entry @ 1.. = self.places[*place as usize].entry
+            && let entry @ 1.. = found(&self.places[*place as usize])
         {
             return Ok(Copied::Entry(self.base + u64::from(entry)));
         }
@@ -415,7 +421,7 @@ impl Blocks {
             self.lead(place, offset, cache, fragments);
         }
         self.count_found(cache, fragments);
-        Ok(Copied::Entry(self.base + u64::from(self.places[place as usize].entry)))
+        Ok(Copied::Entry(self.base + u64::from(found(&self.places[place as usize]))))
     }
 }
 
@@ -423,8 +429,17 @@ impl Emitter {
     /// The code for the block at `pc`, copied now if need be. [`EmitError::is_full`] asks the caller to
     /// [`Emitter::flush_all`] and try again.
     pub fn copy(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
+        self.copied(pc, false, code)
+    }
+
+    /// As [`Emitter::copy`], but always the block itself, past counters and fragments.
+    pub fn copy_block(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
+        self.copied(pc, true, code)
+    }
+
+    fn copied(&mut self, pc: u64, want_block: bool, code: &dyn Fetch) -> Result<Copied, EmitError> {
         let mark = self.cache.mark();
-        let copied = self.blocks.copy(pc, code, &mut self.cache, &self.fragments);
+        let copied = self.blocks.copy(pc, want_block, code, &mut self.cache, &self.fragments);
         copied.inspect_err(|_| self.cache.rewind(mark))
     }
 

@@ -56,8 +56,8 @@ pub(super) enum Leads {
 pub(super) struct ExitJump {
     pub field: u32,
     pub leads: Leads,
-    /// It leads backward, or is a call.
-    pub may_be_head: bool,
+    /// It leads to a trace head: backward (false) or by a call (true).
+    pub head: Option<bool>,
 }
 
 /// A disp32 field that refers to memory.
@@ -192,14 +192,16 @@ impl Translator {
     fn exit(&mut self, opcode: &[u8], leads: Leads) {
         self.emit(opcode);
         let field = self.out.bytes.len() as u32;
-        self.out.exits.push(ExitJump { field, leads, may_be_head: false });
+        self.out.exits.push(ExitJump { field, leads, head: None });
         self.emit(&[0; 4]);
     }
 
-    /// The exit made last may lead to a trace head.
-    fn head_if(&mut self, may_be_head: bool) {
-        if let Some(exit) = self.out.exits.last_mut() {
-            exit.may_be_head = may_be_head;
+    /// The exit made last leads to a trace head if it leads backward.
+    fn head_if_backward(&mut self, from: u64) {
+        if let Some(exit) = self.out.exits.last_mut()
+            && matches!(exit.leads, Leads::To(to) if to <= from)
+        {
+            exit.head = Some(false);
         }
     }
 
@@ -223,7 +225,7 @@ impl Translator {
                     self.emit(&[5]);
                     self.exit(&[0xe9], Leads::To(inst.next_ip()));
                     self.exit(&[0xe9], Leads::To(inst.near_branch_target()));
-                    self.head_if(inst.near_branch_target() <= inst.ip());
+                    self.head_if_backward(inst.ip());
                     return Ok(Step::End);
                 }
                 _ => {}
@@ -232,7 +234,7 @@ impl Translator {
             if condition != ConditionCode::None && inst.is_jcc_short_or_near() {
                 // iced numbers conditions as the processor does, from 1.
                 self.exit(&[0x0f, 0x80 | (condition as u8 - 1)], Leads::To(inst.near_branch_target()));
-                self.head_if(inst.near_branch_target() <= inst.ip());
+                self.head_if_backward(inst.ip());
                 self.exit(&[0xe9], Leads::To(inst.next_ip()));
                 return Ok(Step::End);
             }
@@ -257,7 +259,10 @@ impl Translator {
                 return Ok(Step::Goto(target));
             }
             self.exit(&[0xe9], Leads::To(target));
-            self.head_if(inst.mnemonic() == M::Call || target <= inst.ip());
+            match self.out.exits.last_mut() {
+                Some(exit) if inst.mnemonic() == M::Call => exit.head = Some(true),
+                _ => self.head_if_backward(inst.ip()),
+            }
             return Ok(Step::End);
         }
         let rcx_is_saved = Some((1, SAVE_RCX));

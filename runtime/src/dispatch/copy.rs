@@ -1,56 +1,95 @@
-//! The copy tier: blocks of guest code as native code, and the interpreter for what cannot be copied.
+//! The copy tier and the full tier: blocks of guest code as native code, in the full tier with traces among them, and the
+//! interpreter for what cannot be copied and for recording.
 //!
-//! A stretch lasts until the runtime has to do something: a system call, a fault, a signal. Instructions that blocks
-//! leave out are interpreted one by one; code in pages that stores may change is interpreted until it is left.
+//! A stretch lasts until the runtime has to do something outside: a system call, a fault, a signal, a hot head.
+//! Instructions that blocks leave out are interpreted one by one; code in pages that stores may change is interpreted until
+//! it is left.
 
 use super::Dispatcher;
-use crate::interp::{BlockEntry, EdgeKind, Policy, Stop, Watch};
+use super::fragments::{Arrival, Came, Failure, Side};
+use crate::config::Tier;
+use crate::interp::Stop;
 use crate::process;
 use crate::signal;
 use crate::syscall::{Outcome, System};
 use dynasour_emitter::Left;
-use dynasour_emitter::copy::Copied;
+use dynasour_emitter::copy::{Copied, CounterId};
 use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::Fetch;
+use dynasour_tracer::HeadKind;
 use std::sync::atomic::Ordering;
 
-/// Stops the interpreter where code begins that can be copied.
-struct UntilCopyable;
-
-impl Policy for UntilCopyable {
-    type Stop = ();
-
-    fn watch(&self) -> Watch {
-        Watch::All
-    }
-
-    fn edge(&mut self, _: &ThreadContext, _: u64, to: &mut BlockEntry, _: EdgeKind) -> Option<()> {
-        (!to.writable).then_some(())
-    }
+/// Why a stretch of native code ended.
+enum Ended {
+    /// With this stop of the interpreter's.
+    Stopped(Stop<super::Selected>),
+    /// At a hot head.
+    Hot(CounterId, u64),
+    /// At a hot exit.
+    Side(Side),
+    /// For want of room.
+    Full,
+    /// Because there is no native code.
+    Gone,
+    /// Outside already: there is something to attend to.
+    Outside,
 }
 
 impl Dispatcher {
-    /// One stretch of the copy tier, from interpreting on.
+    /// One stretch of the copy tier or the full tier, from interpreting on.
     pub(super) fn copied(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+        let ended = self.run_copied(context);
+        if !matches!(ended, Ended::Outside) {
+            self.peer.leave();
+        }
+        match ended {
+            Ended::Stopped(Stop::Policy(selected)) => self.selected(context, selected),
+            Ended::Stopped(stop) => return self.stopped(context, system, stop),
+            Ended::Hot(counter, executions) => self.hot(context, counter, executions),
+            Ended::Side(side) => self.hot_side(context, side),
+            Ended::Full => self.overflowed(),
+            Ended::Outside | Ended::Gone => {}
+        }
+        Outcome::Continue
+    }
+
+    fn run_copied(&mut self, context: &mut ThreadContext) -> Ended {
         let code = self.interp.code();
-        let mut indirect = false;
         loop {
             if context.pending.load(Ordering::Relaxed) != 0 {
-                self.peer.leave();
-                return system.deliver_pending(context);
+                return Ended::Stopped(Stop::Pending);
             }
-            let Some(mut fragments) = self.machine.fragments() else { return Outcome::Continue };
-            let copied = match fragments.copy(context.rip, &*code, std::mem::take(&mut indirect)) {
-                Ok(copied) => copied,
-                Err(error) if error.is_full() => {
-                    drop(fragments);
-                    self.peer.leave();
-                    self.overflowed();
-                    return Outcome::Continue;
+            let Some(mut fragments) = self.machine.fragments() else { return Ended::Gone };
+            if self.machine.config.chaos.is_some()
+                && self.arrival != Arrival::WithoutProgress
+                && let Some(fragment) = fragments.first(context.rip)
+            {
+                // Nothing leads into fragments, whose guards are forced on the way in.
+                let Some(admission) = self.machine.admit() else {
+                    self.arrival = Arrival::WithoutProgress;
+                    continue;
+                };
+                let (entry, forced) = fragments.prepare_forced(fragment);
+                self.peer.visit();
+                drop(fragments);
+                // SAFETY: as below.
+                let left = unsafe { entry.run(context) };
+                if let Some(mut fragments) = self.machine.fragments() {
+                    fragments.restore(forced);
                 }
+                drop(admission);
+                match self.came(left, context, &*code) {
+                    Some(ended) => return ended,
+                    None => continue,
+                }
+            }
+            let copied = match fragments.arrive(context.rip, &*code, std::mem::take(&mut self.arrival)) {
+                Ok(copied) => copied,
+                Err(error) if error.is_full() => return Ended::Full,
                 // Nothing that cannot be interpreted.
                 Err(_) => Copied::Instruction,
             };
-            let stop = match copied {
+            match copied {
                 Copied::Entry(entry) => {
                     let way = fragments.way_to_copy(entry);
                     self.peer.visit();
@@ -58,44 +97,141 @@ impl Dispatcher {
                     // SAFETY: `context` is this thread's, and GS points to it; the code is not flushed while this thread
                     // is in the cache.
                     let left = unsafe { way.run(context) };
-                    let Some(mut fragments) = self.machine.fragments() else { return Outcome::Continue };
-                    indirect = fragments.left_copy(left, context);
-                    if left != Left::Fault {
-                        drop(fragments);
-                        if !self.peer.enter(context) {
-                            return Outcome::Continue;
-                        }
-                        continue;
+                    if let Some(ended) = self.came(left, context, &*code) {
+                        return ended;
                     }
-                    if !fragments.copy_state(context, &*code) {
-                        process::complain("internal error: a copied block faulted whose code has changed unnoticed");
-                        signal::die(libc::SIGABRT);
-                    }
-                    drop(fragments);
-                    if !self.peer.enter(context) {
-                        return Outcome::Continue;
-                    }
-                    self.interp.run_one(context)
                 }
                 Copied::Instruction => {
                     drop(fragments);
-                    self.interp.run_one(context)
+                    if let Some(stop) = self.interp.run_one(context) {
+                        return Ended::Stopped(stop.without_policy());
+                    }
                 }
                 Copied::Writable => {
                     drop(fragments);
-                    match self.interp.run(context, &mut UntilCopyable) {
-                        Stop::Policy(()) => continue,
-                        stop => {
-                            self.peer.leave();
-                            return self.stopped(context, system, stop);
-                        }
+                    match self.interp.run(context, &mut self.selector) {
+                        Stop::Policy(super::Selected::Fragment) => {}
+                        stop => return Ended::Stopped(stop),
                     }
                 }
-            };
-            if let Some(stop) = stop {
-                self.peer.leave();
-                return self.stopped(context, system, stop);
             }
         }
     }
+
+    /// Native code has left: makes the state exact, comes out of the cache, and does what can be done while interpreting.
+    fn came(&mut self, left: Left, context: &mut ThreadContext, code: &dyn Fetch) -> Option<Ended> {
+        let Some(mut fragments) = self.machine.fragments() else { return Some(Ended::Gone) };
+        let came = match fragments.came(left, context, &self.selector.policy) {
+            Ok(came) => came,
+            Err(error) => broken(&format!("leaving native code: {error}")),
+        };
+        if came == Came::Fault && !fragments.copy_state(context, code) {
+            broken("a copied block faulted whose code has changed unnoticed");
+        }
+        let dispatch = fragments.take_new_dispatch();
+        drop(fragments);
+        self.arrival = match came {
+            Came::On(arrival) => arrival,
+            // Whatever comes in between.
+            _ => Arrival::WithoutProgress,
+        };
+        if !self.peer.enter(context) {
+            return Some(Ended::Outside);
+        }
+        if let Some(head) = dispatch {
+            self.mark(head);
+        }
+        match came {
+            Came::On(_) => None,
+            Came::Fault | Came::Interpret => {
+                let stop = self.interp.run_one(context);
+                self.arrival = Arrival::Anyhow;
+                stop.map(|stop| Ended::Stopped(stop.without_policy()))
+            }
+            Came::Hot(counter, executions) => Some(Ended::Hot(counter, executions)),
+            Came::Side(side) => Some(Ended::Side(side)),
+            Came::Full => Some(Ended::Full),
+        }
+    }
+
+    /// The counter of the head at rip has left after so many executions, and leaves at each now.
+    fn hot(&mut self, context: &ThreadContext, counter: CounterId, executions: u64) {
+        let pc = context.rip;
+        // Whatever comes of it, the block is executed before the head is counted again.
+        self.arrival = Arrival::WithoutProgress;
+        let Some(mut fragments) = self.machine.fragments() else { return };
+        if fragments.first(pc).is_some() {
+            // Somebody else has made it since; or, under chaos, it is only entered from here.
+            if self.machine.config.chaos.is_some() {
+                self.arrival = Arrival::Anyhow;
+            }
+            fragments.lead_to_first(pc);
+            drop(fragments);
+            return self.mark(pc);
+        }
+        let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
+        drop(fragments);
+        let selector = &mut self.selector;
+        selector.heads.skip(pc, executions.saturating_sub(1), &selector.policy);
+        let traceable = match self.interp.entry(pc) {
+            Ok(entry) if selector.may_trace(entry) => Some(selector.arrive(context, entry, kind)),
+            _ => None,
+        };
+        match traceable {
+            Some(Some(selected)) => self.selected(context, selected),
+            Some(None) => {}
+            None => return self.give_up_head(pc),
+        }
+        self.set_counter(pc, counter);
+    }
+
+    /// Lets a head's counter leave when it has to be counted next.
+    fn set_counter(&mut self, pc: u64, counter: CounterId) {
+        match self.selector.heads.due(pc, &self.selector.policy) {
+            Some(due) => {
+                if let Some(fragments) = self.machine.fragments() {
+                    fragments.set_counter(counter, due);
+                }
+            }
+            None => self.give_up_head(pc),
+        }
+    }
+
+    fn give_up_head(&self, pc: u64) {
+        if let Some(mut fragments) = self.machine.fragments() {
+            fragments.stop_counting(pc);
+        }
+    }
+
+    /// The exit to rip is hot: its trace is recorded, if it may have one.
+    fn hot_side(&mut self, context: &ThreadContext, side: Side) {
+        self.arrival = Arrival::WithoutProgress;
+        let given_up = self.selector.heads.is_blacklisted(context.rip, &self.selector.policy);
+        match self.interp.entry(context.rip) {
+            Ok(entry) if !given_up && self.selector.may_trace(entry) => {
+                self.selector.start(entry.lifted(), HeadKind::Other, Vec::new());
+                self.side = Some(side);
+            }
+            _ => {
+                let full = self.machine.fragments().is_some_and(|mut f| f.give_up(side));
+                if full {
+                    self.failed(context.rip, Failure::Full);
+                }
+            }
+        }
+    }
+
+    /// How many executions of a head blocks count, before the runtime does.
+    pub(super) fn native_threshold(&self) -> u64 {
+        match self.machine.config.tier {
+            Tier::Full => self.selector.heads.due(u64::MAX, &self.selector.policy).unwrap_or(1),
+            _ => 0,
+        }
+    }
+}
+
+/// A broken invariant of ours.
+fn broken(what: &str) -> ! {
+    process::complain(&format!("internal error: {what}"));
+    signal::die(libc::SIGABRT);
 }

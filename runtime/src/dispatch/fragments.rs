@@ -22,10 +22,12 @@
 //!
 //! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
 
+mod mixed;
+
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::memory;
 use crate::stats::{DeoptReason, Stats};
-use dynasour_emitter::copy::{BlockId, Copied};
+use dynasour_emitter::copy::BlockId;
 use dynasour_emitter::{
     Config, Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
 };
@@ -39,6 +41,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use thiserror::Error;
+
+pub use mixed::{Arrival, Came};
 
 const PAGE_SHIFT: u32 = 12;
 
@@ -159,6 +163,8 @@ pub struct Fragments {
     generation: u64,
     /// Between [`Fragments::retire`] and [`Fragments::clear`].
     retired: bool,
+    /// See [`Fragments::count_heads`].
+    head_threshold: u64,
     /// What happened to fragments.
     pub stats: Stats,
 }
@@ -186,6 +192,7 @@ impl Fragments {
             log_code: config.log.contains(&Stage::Code),
             generation: 0,
             retired: false,
+            head_threshold: 0,
             stats: Stats::default(),
         })
     }
@@ -248,37 +255,9 @@ impl Fragments {
         }
     }
 
-    /// The code for the guest code at `pc`, copied now if need be; with `indirect`, indirect transfers will find it.
-    ///
-    /// # Errors
-    /// See [`Emitter::copy`].
-    pub fn copy(&mut self, pc: u64, code: &dyn Fetch, indirect: bool) -> Result<Copied, EmitError> {
-        if self.retired {
-            return Ok(Copied::Instruction);
-        }
-        let copied = self.emitter.copy(pc, code)?;
-        if indirect {
-            self.emitter.register_copy(pc)?;
-        }
-        Ok(copied)
-    }
-
-    /// The way to what [`Fragments::copy`] gave.
+    /// The way to what [`Fragments::arrive`] gave.
     pub fn way_to_copy(&self, entry: u64) -> EntryPoint {
         self.emitter.copy_entry_point(entry)
-    }
-
-    /// A thread has come out of copied blocks: says where to, with `rip` the guest's, and whether by an indirect transfer.
-    /// After [`Left::Fault`] see [`Fragments::copy_state`].
-    pub fn left_copy(&self, left: Left, context: &mut ThreadContext) -> bool {
-        self.link_again(context);
-        match left {
-            Left::Block(link) => context.rip = self.emitter.copy_exit(link).unwrap_or(context.rip),
-            Left::Indirect => context.rip = context.next_pc,
-            // Nothing ran, or a fragment left, of which the copy tier has none.
-            Left::Fault | Left::Aborted | Left::Exit(_) => {}
-        }
-        left == Left::Indirect
     }
 
     /// The guest's state after a fault in a block; see [`Emitter::copy_state`].
@@ -534,6 +513,9 @@ impl Fragments {
             self.regions.entry(path.head).or_default().fragments.push(id);
             if first && self.chaos.is_none() {
                 self.emitter.register_entry(path.head, id).expect("the fragment was compiled for this pc");
+                if self.head_threshold != 0 {
+                    self.emitter.lead_to(id).map_err(|_| Failure::Stale)?;
+                }
             }
         } else {
             *self.side_traces.entry(path.head).or_default() += 1;

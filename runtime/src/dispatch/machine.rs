@@ -46,7 +46,7 @@ impl Machine {
     pub fn new(config: &RunConfig, untraced: Range<u64>) -> Result<&'static Machine, FragmentError> {
         let fragments = match config.tier {
             Tier::Interp => None,
-            Tier::Dynamo | Tier::Copy => Some(Fragments::new(config)?),
+            Tier::Dynamo | Tier::Copy | Tier::Full => Some(Fragments::new(config)?),
         };
         let machine = Box::leak(Box::new(Machine {
             config: config.clone(),

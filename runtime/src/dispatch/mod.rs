@@ -31,7 +31,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_ir::Trap;
 use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, SpeculationPolicy};
 use footprint::Noted;
-use fragments::{After, Failure, FragmentError, Next, Side};
+use fragments::{After, Arrival, Failure, FragmentError, Next, Side};
 use peers::Peer;
 use select::{DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector};
 use std::ops::Range;
@@ -48,6 +48,8 @@ pub struct Dispatcher {
     selector: Selector,
     /// The exit for which a side trace is being recorded.
     side: Option<Side>,
+    /// How the guest came to where native code goes on.
+    arrival: Arrival,
 }
 
 impl Dispatcher {
@@ -60,8 +62,20 @@ impl Dispatcher {
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
-        let selector = Selector::new(machine.config.threshold, machine.untraced.clone());
-        Ok(Dispatcher { machine, peer, interp, selector, side: None })
+        let native = matches!(machine.config.tier, Tier::Copy | Tier::Full);
+        let selector = Selector::new(machine.config.threshold, machine.untraced.clone(), native);
+        let dispatcher =
+            Dispatcher { machine, peer, interp, selector, side: None, arrival: Arrival::default() };
+        dispatcher.count_heads();
+        Ok(dispatcher)
+    }
+
+    /// Tells native code when heads are hot.
+    fn count_heads(&self) {
+        let threshold = self.native_threshold();
+        if let Some(mut fragments) = self.machine.fragments() {
+            fragments.count_heads(threshold);
+        }
     }
 
     /// Runs the guest from `context` until its thread ends, and gives back its status. If it was the last one, the process
@@ -79,7 +93,8 @@ impl Dispatcher {
                         self.stopped(context, system, stop)
                     }
                     Tier::Dynamo => self.traced(context, system),
-                    Tier::Copy => self.copied(context, system),
+                    Tier::Full if self.selector.is_recording() => self.traced(context, system),
+                    Tier::Copy | Tier::Full => self.copied(context, system),
                 }
             };
             if let Some(status) = self.settle(outcome, system) {
@@ -100,7 +115,9 @@ impl Dispatcher {
     /// that, outside.
     fn traced(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let stop = self.interp.run(context, &mut self.selector);
-        if let Stop::Policy(Selected::Fragment) = stop {
+        if let Stop::Policy(Selected::Fragment) = stop
+            && self.machine.config.tier == Tier::Dynamo
+        {
             let after = self.fragments(context);
             self.peer.leave();
             self.after(context, after);
@@ -192,6 +209,7 @@ impl Dispatcher {
     fn overflowed(&mut self) {
         self.selector.policy.cache_overflowed();
         self.flush();
+        self.count_heads();
     }
 
     /// Runs fragments from `rip` on.
@@ -435,7 +453,9 @@ impl Engine for Dispatcher {
     }
 
     fn after_fork_child(&mut self) {
-        self.selector.rest();
+        if self.machine.config.tier == Tier::Dynamo {
+            self.selector.rest();
+        }
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());

@@ -67,12 +67,16 @@ pub struct Selector {
     resting: u32,
     /// Code in this range is never traced (the vDSO).
     untraced: std::ops::Range<u64>,
+    /// What is not recorded runs natively where it can, and is counted there.
+    native: bool,
 }
 
 impl Selector {
-    /// A selector that records heads after `threshold` executions, and nothing in `untraced`.
-    pub fn new(threshold: u32, untraced: std::ops::Range<u64>) -> Selector {
+    /// A selector that records heads after `threshold` executions, and nothing in `untraced`. With `native` the interpreter
+    /// only records, and runs what stores may change.
+    pub fn new(threshold: u32, untraced: std::ops::Range<u64>, native: bool) -> Selector {
         Selector {
+            native,
             policy: DefaultPolicy { head_threshold: threshold },
             heads: HeadTable::default(),
             active: None,
@@ -86,6 +90,24 @@ impl Selector {
     /// Starts recording at a block that is about to be executed.
     pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
         self.active = Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
+    }
+
+    /// Is a recording under way?
+    pub fn is_recording(&self) -> bool {
+        self.active.is_some()
+    }
+
+    /// May traces be made of this block?
+    pub fn may_trace(&self, block: &BlockEntry) -> bool {
+        !block.writable && !self.untraced.contains(&block.pc)
+    }
+
+    /// Counts the guest's arrival at a head that it reached natively.
+    pub fn arrive(&mut self, context: &ThreadContext, to: &BlockEntry, kind: HeadKind) -> Option<Selected> {
+        match self.again.take_if(|(head, _)| *head == to.pc) {
+            Some((_, stable)) => Some(Selected::Hot { kind, stable }),
+            None => self.count(context, to, kind),
+        }
     }
 
     /// The interpreter stopped before an instruction that the runtime does: a recording ends there.
@@ -156,7 +178,7 @@ impl Selector {
 
     /// Counts an execution of the trace head `to`, before which the guest stands.
     pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry, kind: HeadKind) -> Option<Selected> {
-        if to.writable || self.untraced.contains(&to.pc) {
+        if !self.may_trace(to) {
             return None;
         }
         if self.resting > 0 {
@@ -174,12 +196,15 @@ impl Policy for Selector {
     type Stop = Selected;
 
     fn watch(&self) -> Watch {
-        if self.active.is_some() { Watch::All } else { Watch::Heads }
+        if self.active.is_some() || self.native { Watch::All } else { Watch::Heads }
     }
 
     fn edge(&mut self, context: &ThreadContext, _from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
         if self.active.is_some() {
             return self.record(to);
+        }
+        if self.native {
+            return (!to.writable).then_some(Selected::Fragment);
         }
         if to.user != NO_FRAGMENT {
             return Some(Selected::Fragment);

@@ -86,6 +86,21 @@ pub enum Stop<P> {
     Broken(LowerError),
 }
 
+impl Stop<Infallible> {
+    /// The same for any policy.
+    pub fn without_policy<P>(self) -> Stop<P> {
+        match self {
+            Stop::Syscall => Stop::Syscall,
+            Stop::Special { pc } => Stop::Special { pc },
+            Stop::Trap { pc, trap } => Stop::Trap { pc, trap },
+            Stop::Fault { pc, info } => Stop::Fault { pc, info },
+            Stop::Pending => Stop::Pending,
+            Stop::Policy(never) => match never {},
+            Stop::Broken(error) => Stop::Broken(error),
+        }
+    }
+}
+
 /// What kind of edge is passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EdgeKind {

@@ -29,6 +29,10 @@ impl Mode {
             Mode::new("dynamo", "--tier dynamo --threshold 50"),
             Mode::new("copy", "--tier copy"),
             Mode::new("tiny-copy", "--tier copy --cache-size 65536"),
+            Mode::new("full", "--tier full --threshold 50"),
+            Mode::new("full-1", "--tier full --threshold 1"),
+            Mode::new("full-chaos", &format!("--tier full --threshold 2 --chaos 1/3,{seed}")),
+            Mode::new("tiny-full", "--tier full --threshold 2 --cache-size 65536"),
             Mode::new("threshold-1", "--tier dynamo --threshold 1"),
             Mode::new("chaos-all", "--tier dynamo --threshold 2 --chaos 1/1"),
             Mode::new("chaos-7", &format!("--tier dynamo --threshold 2 --chaos 1/7,{seed}")),
@@ -42,6 +46,7 @@ impl Mode {
             Mode::new("interp", "--tier interp"),
             Mode::new("dynamo", "--tier dynamo --threshold 50"),
             Mode::new("copy", "--tier copy"),
+            Mode::new("full", "--tier full --threshold 50"),
         ])
     }
 

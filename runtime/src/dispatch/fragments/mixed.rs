@@ -1,0 +1,270 @@
+//! Fragments among copied blocks: what the full tier does where native code has left.
+//!
+//! Links lead to *places* ([`dynasour_emitter::copy`]): to a fragment where there is one, else to a head's counter or to the
+//! block. So exits are linked early: the end of a trace at once, a guard's exit after a few times to a counter of its own
+//! and on to the block, until it is hot and gets a trace. The runtime is not entered in steady state.
+//!
+//! **Progress.** An exit that leads to its own fragment's pc, perhaps without an instruction having been executed, goes on
+//! in the block there, never in a fragment.
+
+use super::{FragmentError, Fragments, Side, perform};
+use crate::stats::DeoptReason;
+use dynasour_emitter::copy::{Copied, Counted, CounterId};
+use dynasour_emitter::{EmitError, ExitId, Left, SiteKind};
+use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::Fetch;
+use dynasour_tracer::SpeculationPolicy;
+
+/// So often a guard's exit comes to the runtime before it is linked to a counter.
+const RESOLVE: u32 = 16;
+
+/// How the guest came to where it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Arrival {
+    /// By the runtime, or by something that is linked by itself.
+    #[default]
+    Anyhow,
+    /// By an indirect transfer that did not find it.
+    Indirect,
+    /// By the end of a trace.
+    End(ExitId),
+    /// Perhaps without having executed an instruction: it goes on in the block, past counters and fragments.
+    WithoutProgress,
+}
+
+/// What happens where native code has left, with the guest's state exact.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    /// It goes on natively.
+    On(Arrival),
+    /// One instruction is interpreted, then it goes on.
+    Interpret,
+    /// An instruction of a block faulted: see [`Fragments::copy_state`].
+    Fault,
+    /// The head at rip was executed this many times.
+    Hot(CounterId, u64),
+    /// The exit is hot: record a side trace from rip.
+    Side(Side),
+    /// The cache is full.
+    Full,
+}
+
+impl Fragments {
+    /// Heads are hot after `threshold` executions; 0 if they are not counted.
+    pub fn count_heads(&mut self, threshold: u64) {
+        self.head_threshold = threshold;
+        self.emitter.count_heads(threshold);
+    }
+
+    /// The code for the guest code at `pc`, copied now if need be, and linked to how the guest came there.
+    ///
+    /// # Errors
+    /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
+    pub fn arrive(&mut self, pc: u64, code: &dyn Fetch, arrival: Arrival) -> Result<Copied, EmitError> {
+        if self.retired {
+            return Ok(Copied::Instruction);
+        }
+        if arrival == Arrival::WithoutProgress {
+            return self.emitter.copy_block(pc, code);
+        }
+        let copied = self.emitter.copy(pc, code)?;
+        if !matches!(copied, Copied::Entry(_)) {
+            return Ok(copied);
+        }
+        match arrival {
+            Arrival::Anyhow | Arrival::WithoutProgress => {}
+            Arrival::Indirect => self.emitter.register_copy(pc)?,
+            Arrival::End(exit) => {
+                self.emitter.link_end(exit)?;
+                self.stats.links += 1;
+            }
+        }
+        Ok(copied)
+    }
+
+    /// A thread has come out of native code: makes its state exact, links, says what next.
+    ///
+    /// # Errors
+    /// A broken invariant of ours.
+    pub fn came(
+        &mut self,
+        left: Left,
+        context: &mut ThreadContext,
+        policy: &dyn SpeculationPolicy,
+    ) -> Result<Came, FragmentError> {
+        self.link_again(context);
+        let exit = match left {
+            Left::Aborted => return Ok(Came::On(Arrival::Anyhow)),
+            Left::Fault => return Ok(Came::Fault),
+            Left::Block(link) => {
+                context.rip = self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
+                return Ok(Came::On(Arrival::Anyhow));
+            }
+            Left::Indirect => {
+                context.rip = context.next_pc;
+                return Ok(Came::On(Arrival::Indirect));
+            }
+            Left::Hot(counter) => {
+                let (counts, executions) = self.emitter.counted(counter).ok_or(EmitError::Unknown)?;
+                // Until somebody knows better it leaves each time.
+                self.emitter.set_counter(counter, 1);
+                match counts {
+                    Counted::Head(pc) => {
+                        context.rip = pc;
+                        return Ok(Came::Hot(counter, executions));
+                    }
+                    Counted::Exit(exit, pc) => {
+                        context.rip = pc;
+                        self.emitter.set_counter(counter, u64::from(policy.exit_threshold()));
+                        return Ok(self.hot_exit(exit, policy));
+                    }
+                }
+            }
+            Left::Exit(exit) => exit,
+        };
+        let deopt = self.emitter.deopt(exit, context)?;
+        deopt.stores.iter().for_each(perform);
+        if self.log_exits {
+            eprintln!("dynasour: left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
+        }
+        Ok(match deopt.kind {
+            SiteKind::End => {
+                self.stats.fragment_ends += 1;
+                Came::On(Arrival::End(exit))
+            }
+            SiteKind::EndIndirect => {
+                self.stats.fragment_ends += 1;
+                Came::On(Arrival::Indirect)
+            }
+            SiteKind::Guard => {
+                self.stats.deopt(DeoptReason::Guard);
+                self.guard_left(exit, context.rip, policy)
+            }
+            SiteKind::Fault => {
+                self.stats.deopt(DeoptReason::Fault);
+                Came::Interpret
+            }
+            SiteKind::Poll => {
+                self.stats.deopt(DeoptReason::Poll);
+                Came::On(self.after_exit(exit, context.rip))
+            }
+        })
+    }
+
+    /// How the guest goes on that left through `exit` to `pc`.
+    fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
+        let moved = self.emitter.exit(exit).is_none_or(|e| {
+            e.progress || self.emitter.fragment(e.fragment).is_none_or(|fragment| fragment.pc != pc)
+        });
+        if moved { Arrival::Anyhow } else { Arrival::WithoutProgress }
+    }
+
+    fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
+        let came = Came::On(self.after_exit(exit, pc));
+        if self.retired {
+            return came;
+        }
+        let threshold = policy.exit_threshold();
+        let indirect = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
+        let linkable = indirect || self.first(pc).is_some();
+        let copied = self.emitter.block_entry(pc).is_some();
+        let taken = self.taken.entry(exit).or_default();
+        *taken += 1;
+        if *taken >= threshold || *taken == RESOLVE && linkable {
+            *taken = 0;
+            return self.hot_exit(exit, policy);
+        }
+        if *taken != RESOLVE {
+            return came;
+        }
+        if !copied {
+            // It will have been when the exit is taken next.
+            *taken -= 1;
+            return came;
+        }
+        let linked = self.emitter.link_exit_to_copy(exit, true, Some(u64::from(threshold - RESOLVE)));
+        self.linked(exit, linked).unwrap_or(came)
+    }
+
+    /// An exit is worth a trace, or a link to one.
+    fn hot_exit(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
+        let Some(e) = self.emitter.exit(exit) else { return Came::On(Arrival::Anyhow) };
+        let (target, fragment, progress) = (e.target, e.fragment, e.progress);
+        let head = self.emitter.fragment(fragment).map(|f| f.pc);
+        if target.is_none() && self.loops.get(&fragment) == Some(&true) {
+            self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
+        }
+        let came = Came::On(if progress || target != head { Arrival::Anyhow } else { Arrival::WithoutProgress });
+        if self.retired {
+            return came;
+        }
+        let own = (!progress).then_some(fragment);
+        let linked = match target {
+            None => self.emitter.link_indirect_exit(exit),
+            Some(pc) => match self.successor(own, pc) {
+                Some(_) if progress || target != head => self.emitter.link_exit_to_copy(exit, false, None),
+                Some(next) => self.emitter.link_exit(exit, next),
+                None if self.is_full(pc, policy) => return self.settle_exit(exit).unwrap_or(came),
+                None => return Came::Side(Side { exit, pc, generation: self.generation }),
+            },
+        };
+        self.linked(exit, linked).unwrap_or(came)
+    }
+
+    /// No trace will be made for an exit: from now on it leads to where links to its target lead.
+    fn settle_exit(&mut self, exit: ExitId) -> Option<Came> {
+        let e = self.emitter.exit(exit)?;
+        let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
+        let block = !e.progress && e.target == head;
+        let linked = self.emitter.link_exit_to_copy(exit, block, None);
+        self.linked(exit, linked)
+    }
+
+    /// As [`Fragments::settle_exit`], for an exit of which the dispatcher knows that.
+    pub fn give_up(&mut self, side: Side) -> bool {
+        let current = !self.retired && side.generation == self.generation;
+        current && self.settle_exit(side.exit) == Some(Came::Full)
+    }
+
+    fn linked(&mut self, exit: ExitId, linked: Result<dynasour_emitter::FragmentId, EmitError>) -> Option<Came> {
+        match linked {
+            Ok(stub) => {
+                self.stats.stubs += 1;
+                if self.log_code {
+                    eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
+                }
+                None
+            }
+            // Without a stub (its stores need a register too many) the exit goes on to come here.
+            Err(error) => error.is_full().then_some(Came::Full),
+        }
+    }
+
+    /// A head's counter leaves after `n` executions.
+    pub fn set_counter(&self, counter: CounterId, n: u64) {
+        self.emitter.set_counter(counter, n);
+    }
+
+    /// Lets links lead to the fragment at `pc`.
+    pub fn lead_to_first(&mut self, pc: u64) {
+        if let Some(first) = self.first(pc)
+            && !self.retired
+            && self.chaos.is_none()
+        {
+            // It exists: nothing can go wrong.
+            let _ = self.emitter.lead_to(first);
+        }
+    }
+
+    /// A head is not worth counting any more.
+    pub fn stop_counting(&mut self, pc: u64) {
+        if !self.retired {
+            self.emitter.stop_counting(pc);
+        }
+    }
+
+    /// Is the head at `pc` one because it is called?
+    pub fn is_function(&self, pc: u64) -> bool {
+        self.emitter.is_called(pc)
+    }
+}
