@@ -3,7 +3,7 @@
 use crate::bench::BenchArgs;
 use crate::ir::IrArgs;
 use clap::{Args, Parser, Subcommand};
-use dynasour_runtime::config::{Chaos, HEAD_THRESHOLD, RunConfig, Stage, Tier, parse_pass};
+use dynasour_runtime::config::{Chaos, RunConfig, Stage, Tier, parse_pass};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -54,9 +54,9 @@ pub struct RunArgs {
     /// Executable forms of guest code: interp, dynamo (also compile hot traces), copy (native copies of blocks), full (copies and traces)
     #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
     tier: Tier,
-    /// Executions of a trace head before it is compiled
-    #[arg(long, default_value_t = HEAD_THRESHOLD, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    threshold: u32,
+    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, 20000 in full]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    threshold: Option<u32>,
     /// Bytes of the code cache; suffixes K and M
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     cache_size: usize,
@@ -121,7 +121,8 @@ impl RunArgs {
             child_options.push(value.into());
         };
         option("--tier", self.tier.to_string());
-        option("--threshold", self.threshold.to_string());
+        let threshold = self.threshold.unwrap_or(self.tier.head_threshold());
+        option("--threshold", threshold.to_string());
         option("--cache-size", self.cache_size.to_string());
         if let Some(chaos) = self.chaos {
             option("--chaos", chaos.to_string());
@@ -147,7 +148,7 @@ impl RunArgs {
         let mut command = self.command.into_iter();
         RunConfig {
             tier: self.tier,
-            threshold: self.threshold,
+            threshold,
             cache_size: self.cache_size,
             chaos: self.chaos,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),

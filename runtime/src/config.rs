@@ -23,6 +23,20 @@ pub enum Tier {
     Full,
 }
 
+/// As [`HEAD_THRESHOLD`] where what is not hot runs natively: compiling a trace then has to pay for itself by how much
+/// faster it is than copied blocks, which takes some ten thousand executions.
+pub const NATIVE_HEAD_THRESHOLD: u32 = 20_000;
+
+impl Tier {
+    /// Executions of a trace head before it is compiled, if the user does not say.
+    pub fn head_threshold(self) -> u32 {
+        match self {
+            Tier::Interp | Tier::Dynamo => HEAD_THRESHOLD,
+            Tier::Copy | Tier::Full => NATIVE_HEAD_THRESHOLD,
+        }
+    }
+}
+
 impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

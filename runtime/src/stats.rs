@@ -66,6 +66,14 @@ pub struct Stats {
     pub signals: u64,
     /// Guest blocks lifted for the interpreter.
     pub blocks: u64,
+    /// Guest blocks copied.
+    pub copied_blocks: u64,
+    /// Guest instructions in them.
+    pub copied_instructions: u64,
+    /// Bytes of their code.
+    pub copied_bytes: u64,
+    /// Links between them.
+    pub copied_links: u64,
 }
 
 impl Stats {
@@ -91,6 +99,10 @@ impl Stats {
             let _ = writeln!(out, "  {name:<28}{value:>14}");
         };
         row("blocks lifted", self.blocks.to_string());
+        row("blocks copied", self.copied_blocks.to_string());
+        row("  guest instructions", self.copied_instructions.to_string());
+        row("  code bytes", self.copied_bytes.to_string());
+        row("  links", self.copied_links.to_string());
         row("fragments", self.fragments.to_string());
         row("  of which loops", self.loop_fragments.to_string());
         row("  guest instructions", self.trace_instructions.to_string());

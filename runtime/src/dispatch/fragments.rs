@@ -575,7 +575,8 @@ impl Fragments {
         forced
     }
 
-    fn restore(&mut self, forced: Vec<ExitId>) {
+    /// Lets forced guards test again.
+    pub fn restore(&mut self, forced: Vec<ExitId>) {
         for exit in forced {
             self.emitter.force_guard(exit, false).expect("it was forced a moment ago");
         }

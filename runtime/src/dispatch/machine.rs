@@ -69,7 +69,7 @@ impl Machine {
 
     /// The statistics so far, of all threads.
     pub fn stats(&self) -> Stats {
-        let mut stats = self.fragments().map(|f| f.stats.clone()).unwrap_or_default();
+        let mut stats = self.fragments().map(|f| f.statistics()).unwrap_or_default();
         self.peers.for_each(|peer| {
             stats.syscalls += peer.syscalls.load(Ordering::Relaxed);
             stats.blocks += peer.blocks.load(Ordering::Relaxed);

@@ -8,9 +8,9 @@
 //! in the block there, never in a fragment.
 
 use super::{FragmentError, Fragments, Side, perform};
-use crate::stats::DeoptReason;
+use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::{Copied, Counted, CounterId};
-use dynasour_emitter::{EmitError, ExitId, Left, SiteKind};
+use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
@@ -56,6 +56,18 @@ impl Fragments {
         self.emitter.count_heads(threshold);
     }
 
+    /// What happened to fragments and blocks.
+    pub fn statistics(&self) -> Stats {
+        let copied = self.emitter.copy_figures();
+        Stats {
+            copied_blocks: copied.blocks,
+            copied_instructions: copied.instructions,
+            copied_bytes: copied.bytes,
+            copied_links: copied.links,
+            ..self.stats.clone()
+        }
+    }
+
     /// The code for the guest code at `pc`, copied now if need be, and linked to how the guest came there.
     ///
     /// # Errors
@@ -74,12 +86,21 @@ impl Fragments {
         match arrival {
             Arrival::Anyhow | Arrival::WithoutProgress => {}
             Arrival::Indirect => self.emitter.register_copy(pc)?,
+            Arrival::End(_) if self.chaos.is_some() => {}
             Arrival::End(exit) => {
                 self.emitter.link_end(exit)?;
                 self.stats.links += 1;
             }
         }
         Ok(copied)
+    }
+
+    /// The way into a fragment some of whose guards are forced, and which these are.
+    pub fn prepare_forced(&mut self, fragment: FragmentId) -> (EntryPoint, Vec<ExitId>) {
+        self.stats.fragment_entries += 1;
+        let forced = self.force(fragment);
+        let entry = self.emitter.fragment(fragment).map_or(0, |f| f.entry);
+        (self.emitter.copy_entry_point(entry), forced)
     }
 
     /// A thread has come out of native code: makes its state exact, links, says what next.
@@ -137,7 +158,8 @@ impl Fragments {
                 Came::On(Arrival::Indirect)
             }
             SiteKind::Guard => {
-                self.stats.deopt(DeoptReason::Guard);
+                let chaos = self.chaos.is_some();
+                self.stats.deopt(if chaos { DeoptReason::Chaos } else { DeoptReason::Guard });
                 self.guard_left(exit, context.rip, policy)
             }
             SiteKind::Fault => {
@@ -161,7 +183,7 @@ impl Fragments {
 
     fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
         let came = Came::On(self.after_exit(exit, pc));
-        if self.retired {
+        if self.retired || self.chaos.is_some() {
             return came;
         }
         let threshold = policy.exit_threshold();
@@ -226,7 +248,7 @@ impl Fragments {
         current && self.settle_exit(side.exit) == Some(Came::Full)
     }
 
-    fn linked(&mut self, exit: ExitId, linked: Result<dynasour_emitter::FragmentId, EmitError>) -> Option<Came> {
+    fn linked(&mut self, exit: ExitId, linked: Result<FragmentId, EmitError>) -> Option<Came> {
         match linked {
             Ok(stub) => {
                 self.stats.stubs += 1;
