@@ -199,7 +199,15 @@ impl Blocks {
 
     fn place(&mut self, pc: u64) -> u32 {
         *self.by_pc.entry(pc).or_insert_with(|| {
-            self.places.push(Place { pc, block: 0, entry: 0, links: NONE, checked: 0, is_head: false, is_called: false });
+            self.places.push(Place {
+                pc,
+                block: 0,
+                entry: 0,
+                links: NONE,
+                checked: 0,
+                is_head: false,
+                is_called: false,
+            });
             self.places.len() as u32 - 1
         })
     }

@@ -87,7 +87,7 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
             Err(error) => return Err(error.to_string()),
         };
         if indirect {
-            world.emitter.register_copy(pc);
+            world.emitter.register_copy(pc).map_err(|e| e.to_string())?;
         }
         let cut = if random.one_in(8) { world.emitter.block_at(entry) } else { None };
         cut.iter().for_each(|block: &BlockId| world.emitter.unlink_block(*block));
@@ -116,7 +116,7 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
                 tally.faults += 1;
                 break;
             }
-            Left::Exit(_) | Left::Aborted => return Err(format!("left by {left:?}")),
+            Left::Exit(_) | Left::Hot(_) | Left::Aborted => return Err(format!("left by {left:?}")),
         }
     }
     world.native_ran();

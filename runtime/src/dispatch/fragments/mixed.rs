@@ -175,9 +175,10 @@ impl Fragments {
 
     /// How the guest goes on that left through `exit` to `pc`.
     fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
-        let moved = self.emitter.exit(exit).is_none_or(|e| {
-            e.progress || self.emitter.fragment(e.fragment).is_none_or(|fragment| fragment.pc != pc)
-        });
+        let moved = self
+            .emitter
+            .exit(exit)
+            .is_none_or(|e| e.progress || self.emitter.fragment(e.fragment).is_none_or(|fragment| fragment.pc != pc));
         if moved { Arrival::Anyhow } else { Arrival::WithoutProgress }
     }
 
