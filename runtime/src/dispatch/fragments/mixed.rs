@@ -144,7 +144,7 @@ impl Fragments {
             Left::Exit(exit) => exit,
         };
         let deopt = self.emitter.deopt(exit, context)?;
-        deopt.stores.iter().for_each(perform);
+        deopt.stores.iter().try_for_each(perform)?;
         if self.log_exits {
             eprintln!("dynasour: left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
         }
