@@ -3,15 +3,15 @@
 //!
 //! `IR_SEEDS=from..to` runs other seeds, more of them or one.
 
-use dynasour_ir::eval::check::{Checked, Limits, check, run_base};
+use dynasour_ir::eval::check::{Limits, check, run_base};
 use dynasour_ir::eval::{Hooks, Leave, Machine, State};
-use dynasour_ir::opt::{OptOptions, PASSES, continuation, inject, inline, optimise_with};
+use dynasour_ir::opt::{OptOptions, continuation, inline, optimise_with};
+use dynasour_ir::random::cases::{agrees, passes};
 use dynasour_ir::random::program::Program;
 use dynasour_ir::random::trace::{Options, build_all};
-use dynasour_ir::random::{Rng, generate, shrink};
-use dynasour_ir::reach::Place;
+use dynasour_ir::random::{Rng, generate, shrink, whole};
 use dynasour_ir::verify::verify;
-use dynasour_ir::{AnchorId, BlockId, Fact, Inst, Op, Operand, Term, Ty, Value, Version};
+use dynasour_ir::{AnchorId, BlockId, Term};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -34,71 +34,21 @@ struct Seen {
     changes: BTreeMap<&'static str, usize>,
 }
 
-/// Adds assumptions at random places: that some value there is, or is not, or lies below, some number.
-fn assume_things(version: &mut Version, rng: &mut Rng) {
-    for _ in 0..rng.below(8) {
-        let block = BlockId(rng.below(version.blocks.len()) as u32);
-        let body = &version.blocks[block.index()];
-        let inst = rng.below(body.insts.len() + 1);
-        let earlier = body.insts[..inst].iter().flat_map(|i| i.defs.clone());
-        let (entry, params) = (version.blocks[0].params.clone(), body.params.clone());
-        let known: Vec<Value> =
-            earlier.chain(entry).chain(params).filter(|v| version.ty(*v).is_machine_int()).collect();
-        // What the guest's program holds all along is what can be hoisted.
-        let value = if rng.one_in(3) { version.blocks[0].params[rng.below(16)] } else { rng.pick(&known) };
-        let ty = version.ty(value);
-        let constant = Operand::Const(rng.interesting() & ty.mask());
-        let mut operands = [value.into(), constant];
-        if rng.one_in(3) {
-            operands.reverse();
-        }
-        let mut insts = Vec::new();
-        if rng.one_in(3) {
-            let masked = version.value(ty);
-            let mask = Operand::Const(rng.pick(&[1, 3, 7, 8, 0x18]));
-            insts.push(Inst::new(Op::And, ty, Some(masked), &[value.into(), mask]));
-            operands = [masked.into(), Operand::Const(0)];
-        }
-        let op = rng.pick(&[Op::Eq, Op::Ne, Op::Ne, Op::LtU, Op::LeU, Op::LtS, Op::LeS]);
-        let predicate = version.value(Ty::I1);
-        insts.push(Inst::new(op, ty, Some(predicate), &operands));
-        let place = Place { block, inst: inst + insts.len() };
-        version.blocks[block.index()].insts.splice(inst..inst, insts);
-        // No anchor may reach the place: then the predicate is merely computed.
-        inject(version, place, predicate.into());
-    }
-}
-
 fn check_program(program: &Program, seed: u64, seen: &mut Seen) -> Result<(), String> {
     let mut program = program.clone();
-    let mut rng = Rng::new(seed ^ 0x5eed);
-    let options = Options { peel: false, older_anchor: rng.below(4) };
-    let limit = 2 + rng.below(8);
-    let Some(original) = build_all(&mut program, Program::pc(0), "t1", limit, options, &mut rng) else { return Ok(()) };
-    verify(&original).map_err(|e| format!("built: {}\n{original}", e[0]))?;
+    let Some(case) = whole::case(&mut program, seed) else { return Ok(()) };
+    let original = &case.trace;
+    verify(original).map_err(|e| format!("built: {}\n{original}", e[0]))?;
     seen.branching += u64::from(original.blocks.iter().any(|b| matches!(b.term, Term::Branch { .. })));
     let mut version = original.clone();
-    if rng.one_in(2) {
-        version.context.facts.push(Fact::PrivateMemory);
-    }
-    assume_things(&mut version, &mut rng);
-    verify(&version).map_err(|e| format!("with assumptions: {}\n{version}", e[0]))?;
-    let original = version.clone();
-    let passes: Vec<&str> = (0..1 + rng.below(6)).map(|_| PASSES[rng.below(PASSES.len())].name).collect();
+    let passes = passes(&mut Rng::new(!seed));
     for name in &passes {
         let stats = optimise_with(&mut version, &[name], &OptOptions::default());
         stats.passes.iter().for_each(|p| *seen.changes.entry(p.name).or_default() += p.changes);
         verify(&version).map_err(|e| format!("after {name} of {passes:?}: {}\n{version}\nfrom\n{original}", e[0]))?;
     }
-    for _ in 0..3 {
-        let machine = generate::machine(&mut rng);
-        let state = generate::state(&mut rng);
-        match check(&mut program, &version, &state, &machine, LIMITS) {
-            Ok(Checked::Compared { evaluations, .. }) => seen.evaluations += evaluations,
-            Ok(Checked::ContextFails) => {}
-            Err(mismatch) => return Err(format!("after {passes:?}: {mismatch}\nfrom\n{original}")),
-        }
-    }
+    let wrong = |wrong| format!("after {passes:?}: {wrong}\nfrom\n{original}");
+    seen.evaluations += agrees(&mut program, &case, &version).map_err(wrong)?;
     Ok(())
 }
 

@@ -15,6 +15,7 @@
 
 use super::OptOptions;
 use super::facts::{Env, Facts};
+use super::side::{Side, holds};
 use crate::reach::{Cfg, Place, Reach};
 use crate::types::{AnchorId, Operand};
 use crate::version::Version;
@@ -30,7 +31,9 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let reach = Reach::new(version, &cfg);
     let mut anchors_at: Vec<Vec<(usize, AnchorId)>> = vec![Vec::new(); version.blocks.len()];
     for (i, position) in reach.positions.iter().enumerate() {
-        if let Some(Place { block, inst }) = *position {
+        let last = || reach.uses[i].iter().max().copied();
+        let place = if holds(Side::ConstantsPosition, false) { last() } else { *position };
+        if let Some(Place { block, inst }) = place {
             anchors_at[block.index()].push((inst, AnchorId(i as u32)));
         }
     }

@@ -25,6 +25,7 @@
 
 use super::OptOptions;
 use super::closed::close;
+use super::side::{Side, holds};
 use super::speculation::Assumption;
 use super::unreachable;
 use crate::op::Op;
@@ -190,7 +191,7 @@ impl<'a> Entry<'a> {
         for (loc, operand) in &self.at.varmap {
             let Some(mut held) = self.param(*loc) else { continue };
             let mut mapped = self.operand(*operand)?;
-            if mapped == held {
+            if holds(Side::ContinuationCheck, mapped == held) {
                 continue;
             }
             if loc.ty() == Ty::Flags {

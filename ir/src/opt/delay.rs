@@ -20,6 +20,7 @@
 //! successor gets the guard, because the branch itself may rest on it.
 
 use super::OptOptions;
+use super::side::{Side, holds};
 use crate::op::Op;
 use crate::reach::{Cfg, ends_reach};
 use crate::types::BlockId;
@@ -43,7 +44,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 /// May an assume move down over `inst`?
 fn passes(version: &Version, assume: &Inst, inst: &Inst) -> bool {
     let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
-    own && !ends_reach(version, inst) && inst.op != Op::Poll
+    let own = holds(Side::DelayAnchor, own);
+    own && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
 }
 
 /// Moves each assume of a block down as far as it goes; those that meet keep their order.
@@ -71,7 +73,7 @@ fn sink_within(version: &mut Version, block: BlockId) -> usize {
 
 /// Moves the assumes at the end of a block into its successors, or drops them before an exit.
 fn leave(version: &mut Version, cfg: &Cfg, block: BlockId) -> usize {
-    let own = |to: BlockId| cfg.preds[to.index()].len() == 1 && to != block;
+    let own = |to: BlockId| to != block && holds(Side::DelayOnlyEntry, cfg.preds[to.index()].len() == 1);
     let successors: Vec<BlockId> = version.blocks[block.index()].term.edges().map(|(to, _)| to).collect();
     let mut changes = 0;
     while let Some(last) = version.blocks[block.index()].insts.last().filter(|i| i.op == Op::Assume).cloned() {

@@ -13,6 +13,7 @@
 
 use super::bounds::Bounds;
 use super::known::Known;
+use super::side::{Side, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Cond, FlagOp, Op};
 use crate::reach::{Cfg, Place};
@@ -22,7 +23,7 @@ use smallvec::SmallVec;
 
 /// Definitions looked through when a value is asked for.
 const MAX_DEPTH: u32 = 4;
-/// Visits of a block after which growing sets are widened to everything.
+/// Visits of a block after which growing ranges are widened to everything. (Bits can only be lost 64 times.)
 const PATIENCE: u32 = 6;
 
 /// The state at a place; `None` for values not computed on the way there.
@@ -212,8 +213,8 @@ impl<'v> Facts<'v> {
         for (i, (new, old)) in next.iter_mut().zip(&*old).enumerate() {
             *new = match (*new, old) {
                 (Some(a), Some(b)) => {
-                    let joined = a.join(b);
-                    Some(if widen && joined != *b { Known::all(self.version.types[i]) } else { joined })
+                    let joined = if holds(Side::FactsJoin, a == *b) { *b } else { a.join(b) };
+                    Some(if widen && joined != *b { joined.widened(self.version.types[i]) } else { joined })
                 }
                 // Computed on one way only: whoever uses it computes it again first.
                 _ => None,

@@ -19,6 +19,7 @@
 
 use super::OptOptions;
 use super::shape::{ENTRY, Shape, normalise};
+use super::side::{Side, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -27,8 +28,8 @@ use crate::version::{DeferredStore, Inst, Term, Version};
 
 /// Runs the pass; returns how many stores wait now.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    let deferring = version.anchors.iter().any(|a| !a.stores.is_empty());
-    if version.is_base() || deferring || normalise(version) != Some(Shape::Linear) {
+    let fresh = version.anchors.iter().all(|a| a.stores.is_empty());
+    if version.is_base() || !fresh || normalise(version) != Some(Shape::Linear) {
         return 0;
     }
     let waiting = waiting(version);
@@ -56,15 +57,16 @@ fn waiting(version: &Version) -> Vec<usize> {
             Access::Read(size) | Access::Write(size) => Some(size),
         };
         let Some(here) = size.and_then(|size| addresses.locate(&values, inst, size)) else {
-            pending.clear();
+            pending.retain(|_| holds(Side::FramesBarrier, false));
             continue;
         };
-        pending.retain(|(_, location)| addresses.disjoint(location, &here));
+        pending.retain(|(_, location)| holds(Side::FramesDisjoint, addresses.disjoint(location, &here)));
         if inst.op != Op::Store {
             continue;
         }
-        let accessible = written.iter().any(|w| w.contains(&here));
-        if accessible && (version.context.private_memory() || is_return_address(version, &values, inst)) {
+        let accessible = holds(Side::FramesWritten, written.iter().any(|w| w.contains(&here)));
+        let unseen = version.context.private_memory() || is_return_address(version, &values, inst);
+        if accessible && holds(Side::FramesPrivate, unseen) {
             pending.push((i, here));
         }
         written.push(here);

@@ -15,6 +15,7 @@
 //! Where no anchor reaches but nothing has happened since the entry either, the entry itself is the place to go back to:
 //! every location that anchors name has the value of its entry parameter.
 
+use super::side::{Side, holds};
 use crate::op::Op;
 use crate::reach::{Cfg, Place, Reach, ends_reach};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
@@ -32,7 +33,10 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
         (Some(x), Some(y)) if cfg.place_dominates(x, y) => b,
         _ => a,
     };
-    if let Some(youngest) = reach.anchors_at(place).into_iter().reduce(later) {
+    let reaches = reach.anchors_at(place);
+    let used = (0..version.anchors.len() as u32).map(AnchorId).filter(|a| reach.positions[a.index()].is_some());
+    let near = used.filter(|a| holds(Side::InjectReach, reaches.contains(a)));
+    if let Some(youngest) = near.reduce(later) {
         return Some(youngest);
     }
     let named: Vec<Loc> = (0..Loc::SSA_COUNT)
@@ -42,7 +46,8 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
             used.flat_map(|(a, _)| &a.varmap).any(|(l, _)| l == loc)
         })
         .collect();
-    is_untouched(version, cfg, place).then(|| entry_anchor(version, &named))
+    let untouched = holds(Side::InjectUntouched, is_untouched(version, cfg, place));
+    untouched.then(|| entry_anchor(version, &named))
 }
 
 /// Adds `assume predicate` at `place`, falling back to the anchor that [`anchor_for`] finds. `None`, and no change, if the

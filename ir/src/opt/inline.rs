@@ -25,6 +25,7 @@
 //! Labels of the callee's anchors in other versions of *its* region are dropped: `base` is always right.
 
 use super::shape::rename;
+use super::side::{Side, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -65,7 +66,8 @@ pub fn inline(caller: &mut Version, block: BlockId, callee: &Version) -> Result<
     }
     let mut inlined = caller.clone();
     splice(&mut inlined, block, exit, callee);
-    if let Some(what) = disturbs(&inlined, caller.blocks.len(), &caller.anchors[exit.index()].stores) {
+    let disturbed = disturbs(&inlined, caller.blocks.len(), &caller.anchors[exit.index()].stores);
+    if let Some(what) = disturbed.filter(|_| !holds(Side::InlinePending, false)) {
         return Err(InlineError::Pending(what));
     }
     *caller = inlined;
@@ -201,7 +203,7 @@ fn check_context(caller: &mut Version, block: BlockId, exit: AnchorId, frame: &A
             Fact::PrivateMemory | Fact::MemEquals { .. } => continue,
         };
         let operand = in_frame(caller, frame, Loc::Gpr(gpr));
-        if operand.as_const().is_some_and(|c| (min..=max).contains(&c)) {
+        if holds(Side::InlineContext, operand.as_const().is_some_and(|c| (min..=max).contains(&c))) {
             continue;
         }
         let mut add = |op: Op, result: Ty, args: &[Operand]| -> Operand {

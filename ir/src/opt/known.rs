@@ -77,6 +77,11 @@ impl Known {
         both.reduced(ty)
     }
 
+    /// What is left when the range is given up.
+    pub(super) fn widened(&self, ty: Ty) -> Known {
+        Known::all(ty).with_bits(self.zeros, self.ones, ty)
+    }
+
     /// Those in the range.
     pub(super) fn within(&self, bounds: Bounds, ty: Ty) -> Known {
         self.meet(&Known { bounds, zeros: !ty.mask(), ones: 0 }, ty)

@@ -16,6 +16,7 @@
 use super::OptOptions;
 use super::inject::anchor_for;
 use super::loops::{Loop, is_steady, loops, make_preheaders};
+use super::side::{Side, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -64,7 +65,7 @@ fn hoist(version: &mut Version, cfg: &Cfg, l: &Loop) -> usize {
 
 /// The loads of a loop, by block and index, that run in every iteration and whose bytes nothing in it writes.
 fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
-    if !version.context.private_memory() {
+    if !holds(Side::LicmPrivate, version.context.private_memory()) {
         return Vec::new();
     }
     let defs = Defs::of(version);
@@ -75,7 +76,8 @@ fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
             match access(version, inst) {
                 Access::None | Access::ReadUnknown => {}
-                Access::Barrier => return Vec::new(),
+                Access::Barrier if !holds(Side::LicmBarrier, false) => return Vec::new(),
+                Access::Barrier => {}
                 Access::Read(size) => {
                     if inst.op == Op::Load
                         && l.always_runs(cfg, *block)
@@ -91,6 +93,6 @@ fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
             }
         }
     }
-    loads.retain(|(_, _, location)| writes.iter().all(|w| addresses.disjoint(w, location)));
+    loads.retain(|(_, _, location)| writes.iter().all(|w| holds(Side::LicmDisjoint, addresses.disjoint(w, location))));
     loads.into_iter().map(|(b, i, _)| (b, i)).collect()
 }

@@ -1,5 +1,6 @@
 //! Natural loops of a version, and the place before each where what does not change can be computed once.
 
+use super::side::{Side, holds};
 use crate::reach::{Cfg, Place, definitions};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Block, Term, Version};
@@ -40,7 +41,7 @@ impl Loop {
 
 /// Is an operand the same in every iteration?
 pub(super) fn is_steady(varying: &[bool], o: Operand) -> bool {
-    o.as_value().is_none_or(|v: Value| !varying[v.index()])
+    holds(Side::LoopsSteady, o.as_value().is_none_or(|v: Value| !varying[v.index()]))
 }
 
 /// Gives each loop that has none a preheader: an empty block that every edge from outside goes through.

@@ -20,6 +20,7 @@
 //! whoever passes the first comes to the second unless something else fails.
 
 use super::OptOptions;
+use super::side::{Side, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
@@ -58,7 +59,7 @@ fn merge_one(version: &mut Version, block: usize) -> bool {
     for (second, inst) in body.iter().enumerate().filter(|(_, i)| i.op == Op::Assume) {
         let Some((value, ty, says)) = meaning(&defs, inst.args[0]) else { continue };
         for (first, v, t, before) in &seen {
-            if (*v, *t) != (value, ty) {
+            if *t != ty || !holds(Side::MergeSameValue, *v == value) {
                 continue;
             }
             if let Some(both) = conjunction(*before, says, ty) {

@@ -57,6 +57,8 @@ mod merge;
 mod monitor;
 #[cfg(test)]
 mod mutations;
+#[cfg(test)]
+mod mutations_whole;
 mod params;
 mod peel;
 mod redundant;

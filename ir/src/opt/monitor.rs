@@ -19,6 +19,7 @@
 
 use super::OptOptions;
 use super::shape::rename;
+use super::side::{Side, holds};
 use crate::alias::{Access, Addresses, Location, Overlap, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -46,7 +47,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 /// The bytes of a load from a constant address.
 fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
     let mem = inst.mem.filter(|m| inst.op == Op::Load && m.seg.is_none())?;
-    let [Operand::Const(base), Operand::Const(index)] = inst.args[..] else { return None };
+    let number = |o: Operand| o.as_const().or_else(|| holds(Side::MonitorFixed, false).then_some(0));
+    let (base, index) = (number(*inst.args.first()?)?, number(*inst.args.get(1)?)?);
     let address = base.wrapping_add(index.wrapping_mul(u64::from(mem.scale))).wrapping_add(mem.disp as u64);
     Some((inst.ty, address))
 }

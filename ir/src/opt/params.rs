@@ -103,7 +103,7 @@ fn trivial(version: &mut Version) -> usize {
                 *slot = match *slot {
                     _ if *arg == Operand::Value(*param) => *slot,
                     Passed::Nothing => Passed::Always(*arg),
-                    Passed::Always(known) if known == *arg => *slot,
+                    Passed::Always(known) if holds(Side::ParamsTrivial, known == *arg) => *slot,
                     Passed::Always(_) | Passed::Several => Passed::Several,
                 };
             }

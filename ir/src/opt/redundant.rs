@@ -11,6 +11,7 @@
 
 use super::OptOptions;
 use super::facts::Facts;
+use super::side::{Side, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::reach::Cfg;
@@ -30,7 +31,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         facts.walk(*block, |place, env| {
             if let Some(inst) = version.blocks[block.index()].insts.get(place.inst)
                 && inst.op == Op::Assume
-                && facts.constant(env, inst.args[0]).is_some_and(|c| c != 0)
+                && holds(Side::RedundantKnown, facts.constant(env, inst.args[0]).is_some_and(|c| c != 0))
             {
                 gone[block.index()][place.inst] = true;
             }

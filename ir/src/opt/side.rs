@@ -60,6 +60,56 @@ sides! {
     SinkCovered,
     /// sink: the location was written before in this entry, so performing the store cannot fault.
     SinkWritten,
+    /// constants: what an anchor names is a constant only if it is at the anchor's position.
+    ConstantsPosition,
+    /// facts: where ways meet, only what holds on all of them.
+    FactsJoin,
+    /// params: of versions with branches: every edge passes the same operand.
+    ParamsTrivial,
+    /// redundant: the predicate is known to hold.
+    RedundantKnown,
+    /// inject: the anchor reaches the place.
+    InjectReach,
+    /// inject: nothing has happened since the entry whose anchor is used.
+    InjectUntouched,
+    /// hoist, licm: what moves out of a loop does not vary in it.
+    LoopsSteady,
+    /// licm: loads move only with `private_memory`.
+    LicmPrivate,
+    /// licm: nothing in the loop may write what the load reads.
+    LicmDisjoint,
+    /// licm: nor is there a write of unknown extent, a fence or a locked operation.
+    LicmBarrier,
+    /// merge: the guards speak of the same value.
+    MergeSameValue,
+    /// delay: no effect outside SSA is passed.
+    DelayEffect,
+    /// delay: no use of another anchor is passed.
+    DelayAnchor,
+    /// delay: a successor is entered from this block only.
+    DelayOnlyEntry,
+    /// frames: `private_memory`, or a return address.
+    FramesPrivate,
+    /// frames: no later access may touch what waits.
+    FramesDisjoint,
+    /// frames: nor one of unknown extent, a fence, a locked operation or an event.
+    FramesBarrier,
+    /// frames: the location was written before in this entry, so performing the store cannot fault.
+    FramesWritten,
+    /// inline: the callee's facts about registers are checked.
+    InlineContext,
+    /// inline: what the caller defers may wait through the callee.
+    InlinePending,
+    /// continuation: a location mapped to a constant holds it.
+    ContinuationCheck,
+    /// slots: resolving needs `private_memory`.
+    SlotsPrivate,
+    /// slots: every access is the slot or misses it.
+    SlotsAlone,
+    /// slots: nothing of unknown extent writes, no fence, locked operation or event.
+    SlotsBarrier,
+    /// monitor: the address is fixed.
+    MonitorFixed,
     /// alias oracle: accesses with different segments are not compared.
     AliasSegment,
     /// alias oracle: ranges at a constant distance do not overlap.

@@ -16,13 +16,14 @@
 //! knows of no alias guards.
 //!
 //! Side conditions: (a) `private_memory`; (b) every access of the version is the slot itself, with one type, or misses it by a
-//! known distance; there is no write of unknown extent, fence, locked operation or event; reads of unknown extent find the stores done; (c) the
-//! address is made of entry parameters; nothing has happened at the entry, whose anchor serves the first load: if that
-//! faults, `base` finds out whether the guest ever comes to it.
+//! known distance; there is no write of unknown extent, fence or locked operation (events and reads of unknown extent find the
+//! stores done); (c) the address is made of entry parameters; nothing has happened at the entry, whose anchor serves the
+//! first load: if that faults, `base` finds out whether the guest ever comes to it.
 
 use super::OptOptions;
 use super::inject::anchor_for;
 use super::shape::rename;
+use super::side::{Side, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -35,7 +36,7 @@ const MAX_SLOTS: usize = 16;
 
 /// Runs the pass; returns how many loads went.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if version.is_base() || version.blocks.is_empty() || !version.context.private_memory() {
+    if version.is_base() || version.blocks.is_empty() || !holds(Side::SlotsPrivate, version.context.private_memory()) {
         return 0;
     }
     let cfg = Cfg::new(version);
@@ -69,9 +70,14 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
     let mut others: Vec<Location> = Vec::new();
     for block in &cfg.order {
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
+            // Whoever sees an event finds the stores done, and private memory is not his to write.
+            if matches!(inst.op, Op::Print | Op::Read) {
+                continue;
+            }
             let size = match access(version, inst) {
                 Access::None | Access::ReadUnknown => continue,
-                Access::Barrier => return Vec::new(),
+                Access::Barrier if !holds(Side::SlotsBarrier, false) => return Vec::new(),
+                Access::Barrier => continue,
                 Access::Read(size) | Access::Write(size) => size,
             };
             let Some(here) = addresses.locate(&values, inst, size) else { return Vec::new() };
@@ -96,7 +102,7 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
     let alone = |slot: &Slot| {
         let same = |l: &Location, ty: Option<Ty>| *l == slot.location && ty == Some(slot.ty);
         let all = found.iter().map(|s| (s.location, Some(s.ty))).chain(others.iter().map(|l| (*l, None)));
-        all.into_iter().all(|(l, ty)| same(&l, ty) || addresses.disjoint(&l, &slot.location))
+        all.into_iter().all(|(l, ty)| same(&l, ty) || holds(Side::SlotsAlone, addresses.disjoint(&l, &slot.location)))
     };
     let alone: Vec<bool> = found.iter().map(alone).collect();
     let mut alone = alone.iter();

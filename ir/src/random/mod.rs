@@ -5,7 +5,7 @@
 //! * [`trace`]: the reference trace builder: records a path of `base` and turns it into a trace with no
 //!   optimisation at all. What it makes is equivalent to the program by construction, so a pass that breaks
 //!   something is found by [`crate::eval::check`];
-//! * [`cases`]: the property that passes must keep, over all of these;
+//! * [`cases`]: the property that passes must keep, over all of these; [`whole`]: whole programs as versions, with branches;
 //! * [`damage`]: versions with something wrong, for the verifier;
 //! * [`version`]: arbitrary well-formed versions that mean nothing, for the text form and for crashes.
 //!
@@ -17,6 +17,7 @@ pub mod generate;
 pub mod program;
 pub mod trace;
 pub mod version;
+pub mod whole;
 
 use program::{GuestInst, Program};
 
