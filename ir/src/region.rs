@@ -202,39 +202,26 @@ fn labels(version: &Version) -> impl Iterator<Item = (AnchorId, &Via)> {
     anchors.filter_map(|(i, a)| Some((AnchorId(i as u32), a.via.as_deref()?)))
 }
 
-/// Replaces an anchor's way through `middle` by the way from `middle`'s anchor on, under the anchor's map. False if
-/// the label is stale.
+/// Makes an anchor lead where `middle`'s anchor leads from the label on: under the anchor's map, to `middle`'s own label, or
+/// to `base`, whose state the anchor has in any case (with what it defers beyond `middle`). False if the label is stale.
 fn compose(anchor: &mut Anchor, middle: &Version) -> bool {
-    let Some(via) = anchor.via.take() else { return false };
-    let Some(next) = middle.anchors.get(via.anchor.index()) else {
-        anchor.via = Some(via);
-        return false;
-    };
+    let Some(via) = &anchor.via else { return false };
+    let Some(next) = middle.anchors.get(via.anchor.index()) else { return false };
     let map: FxHashMap<Value, Operand> = via.values.iter().copied().collect();
-    let mut next = next.clone();
-    let mut known = true;
-    Version::for_each_anchor_operand(&mut next, |o| {
-        if let Operand::Value(v) = *o {
-            match map.get(&v) {
-                Some(ours) => *o = *ours,
-                None => known = false,
-            }
-        }
+    let ours = |o: Operand| match o {
+        Operand::Value(v) => map.get(&v).copied(),
+        Operand::Const(_) => Some(o),
+    };
+    let label = next.via.as_ref().map(|next| {
+        let values: Option<Vec<(Value, Operand)>> = next.values.iter().map(|(v, o)| Some((*v, ours(*o)?))).collect();
+        Some(Box::new(Via { version: next.version.clone(), anchor: next.anchor, values: values? }))
     });
-    match known {
-        // Locations that only we write stay as they were mapped: in `middle` they are in place.
-        true => {
-            for (loc, operand) in &anchor.varmap {
-                if !next.varmap.iter().any(|(l, _)| l == loc) {
-                    next.varmap.push((*loc, *operand));
-                }
-            }
-            next.varmap.sort_by_key(|(loc, _)| *loc);
-            *anchor = next;
-        }
-        false => anchor.via = Some(via),
+    match label {
+        None => anchor.via = None,
+        Some(Some(label)) => anchor.via = Some(label),
+        Some(None) => return false,
     }
-    known
+    true
 }
 
 /// Checks every version by itself and the labels between them: the version and the anchor named exist and are in use,
