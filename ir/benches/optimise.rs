@@ -1,19 +1,21 @@
-//! Time of the optimiser's pipeline by the size of the trace, and where it goes.
+//! What the IR costs by the size of the trace: parsing, printing, verifying, each pass and the default pipeline, on traces of
+//! about 20, 200 and 2,000 IR instructions, linear and loops.
 //!
-//! `cargo bench -p dynasour-ir` prints, for traces of about 20, 200 and 500 guest instructions, linear and loops, the
-//! fastest of several runs and what each pass took in it. The traces look like `-O0` code: locals on the stack, an array
-//! written through a pointer, a comparison and a branch every ten instructions, every register in every varmap.
+//! `cargo bench -p dynasour-ir`, or one of it: `cargo bench -p dynasour-ir -- pipeline`. The traces look like `-O0` code: locals on
+//! the stack, an array written through a pointer, a comparison and a branch every ten guest instructions, every register
+//! in every varmap. Goal (issue 4): the pipeline on 200 instructions below 400 µs, growing no worse than n log n.
 
-use dynasour_ir::opt::{OptOptions, OptStats, PASSES, optimise};
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use dynasour_ir::opt::{OptOptions, PASSES, optimise};
+use dynasour_ir::text::version;
+use dynasour_ir::verify::verify;
 use dynasour_ir::{
     Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Inst, Loc, Mem, Op, Operand, Term, Ty,
     Version,
 };
-use std::time::{Duration, Instant};
+use std::hint::black_box;
+use std::time::Duration;
 
-const RUNS: usize = 30;
-/// Guest instructions of one unit.
-const UNIT: usize = 10;
 const RAX: usize = 0;
 const RDX: usize = 2;
 const RBP: usize = 5;
@@ -100,31 +102,42 @@ fn trace(units: usize, is_loop: bool) -> Version {
     version
 }
 
-/// The fastest of several runs, and what its passes took.
-fn best(version: &Version) -> (Duration, OptStats) {
-    let run = || {
-        let mut copy = version.clone();
-        let start = Instant::now();
-        let stats = optimise(&mut copy, &OptOptions::default());
-        (start.elapsed(), stats)
-    };
-    (0..RUNS).map(|_| run()).min_by_key(|(time, _)| *time).expect("at least one run")
+/// The trace with about so many instructions.
+fn sized(insts: usize, is_loop: bool) -> Version {
+    let count = |v: &Version| v.blocks.iter().map(|b| b.insts.len()).sum::<usize>();
+    let per_unit = count(&trace(2, is_loop)) - count(&trace(1, is_loop));
+    trace(insts.div_ceil(per_unit).max(1), is_loop)
 }
 
-fn main() {
-    println!("{:>6} {:>6} {:>9} {:>6}  µs of each pass", "guest", "shape", "IR", "µs");
-    for units in [2, 20, 50] {
-        for is_loop in [false, true] {
-            let version = trace(units, is_loop);
-            let (time, stats) = best(&version);
-            let share = |name: &str| {
-                stats.passes.iter().filter(|p| p.name == name).map(|p| p.time.as_secs_f64() * 1e6).sum::<f64>()
+fn costs(c: &mut Criterion) {
+    for (shape, is_loop) in [("linear", false), ("loop", true)] {
+        for insts in [20, 200, 2_000] {
+            let v = sized(insts, is_loop);
+            let text = v.to_string();
+            let mut group = c.benchmark_group(shape);
+            group.throughput(Throughput::Elements(insts as u64));
+            group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
+            let id = |name: &str| BenchmarkId::new(name, insts);
+            group.bench_function(id("print"), |b| b.iter(|| black_box(&v).to_string()));
+            group.bench_function(id("parse"), |b| b.iter(|| version(black_box(&text))));
+            group.bench_function(id("verify"), |b| b.iter(|| verify(black_box(&v))));
+            let options = OptOptions::default();
+            for pass in PASSES {
+                let run = |mut v: Version| {
+                    pass.run(&mut v, &options);
+                    v
+                };
+                group.bench_function(id(pass.name), |b| b.iter_batched(|| v.clone(), run, BatchSize::SmallInput));
+            }
+            let pipeline = |mut v: Version| {
+                optimise(&mut v, &options);
+                v
             };
-            let passes: Vec<String> = PASSES.iter().map(|p| format!("{} {:.0}", p.name, share(p.name))).collect();
-            let shape = if is_loop { "loop" } else { "linear" };
-            let after = stats.passes.last().map_or(0, |p| p.insts);
-            let (guest, micros) = (units * UNIT, time.as_secs_f64() * 1e6);
-            println!("{guest:>6} {shape:>6} {:>4}/{after:<4} {micros:>6.0}  {}", stats.insts_before, passes.join(", "));
+            group.bench_function(id("pipeline"), |b| b.iter_batched(|| v.clone(), pipeline, BatchSize::SmallInput));
+            group.finish();
         }
     }
 }
+
+criterion_group!(benches, costs);
+criterion_main!(benches);

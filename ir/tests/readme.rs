@@ -2,7 +2,7 @@
 
 use dynasour_ir::eval::check::{Checked, Limits, check};
 use dynasour_ir::eval::{ModelMachine, State};
-use dynasour_ir::text::{Region, regions, version};
+use dynasour_ir::text::{Region, file, version};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Gpr, Version};
 use std::collections::BTreeMap;
@@ -10,18 +10,21 @@ use std::collections::BTreeMap;
 fn programs() -> Vec<Region> {
     let page = include_str!("../README.md");
     let blocks = page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next());
-    blocks.flat_map(|text| regions(text).unwrap_or_else(|e| panic!("{e}\n{text}"))).collect()
+    blocks.flat_map(|text| file(text).unwrap_or_else(|e| panic!("{e}\n{text}")).regions).collect()
 }
 
 #[test]
 fn the_programs_verify_and_round_trip() {
     let programs = programs();
-    assert_eq!(programs.len(), 3);
+    assert_eq!(programs.len(), 4);
     for v in programs.iter().flat_map(|r| &r.versions) {
         assert_valid(v);
         assert_eq!(version(&v.to_string()).as_ref(), Ok(v));
     }
-    let printed: String = programs.iter().map(|r| r.to_string()).collect();
+    let page = include_str!("../README.md").split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let states = page.flat_map(|text| file(text).map(|f| f.setups).unwrap_or_default()).map(|s| s.to_string());
+    // The short form: lists of dead values help nobody to read.
+    let printed: String = programs.iter().map(|r| format!("{r:#}")).chain(states).collect();
     for line in include_str!("../README.md").split("```").filter_map(|b| b.strip_prefix("ir\n")).flat_map(str::lines) {
         assert!(printed.contains(line), "the printer writes this line in another way: {line}");
     }

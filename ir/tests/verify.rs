@@ -70,6 +70,10 @@ fn by_hand() {
     let mut v = parse(&base(""));
     v.blocks[0].insts.push(Inst::new(Op::Not, Ty::I64, Some(Value(7)), &[Operand::Const(1)]));
     breaks_version(&v, &["b0[2]: v7 does not exist [ssa]"]);
+    // Found by the fuzz target `verify`: an anchor that nothing uses named a value past the end of the table.
+    let mut v = parse(&trace("").replace("b0(", "anchor a1 = base.0x20 [rbp = 1]\n b0("));
+    v.anchors[1].varmap[0].1 = Operand::Value(Value(45));
+    breaks_version(&v, &["a1: v45 does not exist [varmap]"]);
 }
 
 #[test]

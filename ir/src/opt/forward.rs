@@ -122,23 +122,14 @@ impl Forward<'_> {
         }
     }
 
-    /// The slots known now whose address does not depend on the loop.
+    /// The slots known now. Their addresses are sums of the entry's values, so they stay the same in the loop.
     fn loop_invariant_slots(&self) -> Vec<Slot> {
-        let mut varies = vec![false; self.version.types.len()];
-        let body = &self.version.blocks[BODY];
-        body.params.iter().chain(body.insts.iter().flat_map(|i| &i.defs)).for_each(|v| varies[v.index()] = true);
         let touched = self.touched_in_body();
         let mut list: Vec<Slot> = Vec::new();
         for slot in self.slots.iter().rev() {
-            let steady = self.addresses.terms(&slot.location).iter().all(|(v, _)| !varies[v.index()]);
             let wanted = touched.iter().any(|l| slot.location.contains(l) || l.contains(&slot.location));
             let new = !list.iter().any(|s| s.location == slot.location);
-            if holds(Side::ForwardSteady, steady)
-                && wanted
-                && new
-                && slot.ty.is_machine_int()
-                && list.len() < MAX_CARRIED
-            {
+            if wanted && new && slot.ty.is_machine_int() && list.len() < MAX_CARRIED {
                 list.push(*slot);
             }
         }

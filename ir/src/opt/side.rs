@@ -38,9 +38,7 @@ sides! {
     ForwardKill,
     /// forward: fences and writes of unknown extent kill every slot.
     ForwardBarrier,
-    /// forward: a slot is carried around a loop only if its address stays the same.
-    ForwardSteady,
-    /// forward: and only if it is still known at the loop's end.
+    /// forward: a slot is carried around a loop only if it is still known at the loop's end.
     ForwardSurvives,
     /// flagparams: the same operation on both edges.
     FlagsSameOperation,
@@ -48,8 +46,6 @@ sides! {
     SinkPrivate,
     /// sink: nothing is deferred yet (the anchors' first uses say what was stored before them).
     SinkOnce,
-    /// sink: no anchor is shared by the loop and what is before it.
-    SinkSharedAnchors,
     /// sink: every other access of the loop misses a carried location.
     SinkCarriedDisjoint,
     /// sink: no access passes a store that waits to be overwritten, unless it misses it.

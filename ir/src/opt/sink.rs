@@ -47,10 +47,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         return 0;
     }
     let Some(shape) = normalise(version) else { return 0 };
-    // An anchor used in both blocks has two groups of stores before it.
-    if shape == Shape::Loop && !holds(Side::SinkSharedAnchors, !shares_anchors(version)) {
-        return 0;
-    }
+    // An anchor used in both blocks is no trouble: no store lies between its uses, so a loop that uses it has none.
     let overwritten = overwritten(version, shape);
     let mut sunk = 0;
     let mut gone: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
@@ -71,12 +68,6 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         block.insts.retain(|_| !*flags.next().unwrap_or(&false));
     }
     sunk
-}
-
-fn shares_anchors(version: &Version) -> bool {
-    let mut in_entry = vec![false; version.anchors.len()];
-    version.blocks[ENTRY].insts.iter().filter_map(|i| i.anchor).for_each(|a| in_entry[a.index()] = true);
-    version.blocks[BODY].insts.iter().filter_map(|i| i.anchor).any(|a| in_entry[a.index()])
 }
 
 /// The anchors of a block with the index of their first use (that of an exit is the block's length).

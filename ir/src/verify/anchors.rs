@@ -18,6 +18,13 @@ impl Checker<'_> {
             .enumerate()
             .filter_map(|(i, a)| Some((AnchorId(i as u32), a, reach.positions[i]?)))
             .collect();
+        // What nothing uses may be stale, but passes rename it with everything else.
+        for (i, anchor) in version.anchors.iter().enumerate().filter(|(i, _)| reach.positions[*i].is_none()) {
+            let values = anchor.operands().filter_map(|o| o.as_value());
+            for v in values.filter(|v| v.index() >= version.types.len()) {
+                self.error(Rule::Varmap, Where::Anchor(AnchorId(i as u32)), format!("{v} does not exist"));
+            }
+        }
         let defs = definitions(version);
         for (id, anchor, position) in &used {
             let before = self.errors.len();

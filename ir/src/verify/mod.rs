@@ -21,7 +21,7 @@
 //!   of unknown extent, no fence and no locked operation runs. (Rule (c), the page is accessible, is the
 //!   evaluator's to check: [`crate::eval::EvalError::DeferredStore`].)
 //!
-//! Anchors that nothing uses may hold stale operands: a pass that removes the last use need not clean up.
+//! Anchors that nothing uses may hold stale operands (of values that exist): a pass that removes the last use need not clean up.
 //! Unreachable blocks are checked for everything but dominance.
 
 mod anchors;
