@@ -16,11 +16,13 @@
 //!
 //! Side conditions: (1) nothing that ends reach is passed; (2) no other anchor's use is passed: what was computed on the
 //! strength of the guard may be wrong until it is checked, and that anchor's varmap would show it (uses of its own
-//! anchor are all right: its position comes first); (3) a successor is entered from this block only, and every
+//! anchor are all right: its position comes first); nor a memory access while stores wait in anchors, because
+//! the guard may be an alias guard; (3) a successor is entered from this block only, and every
 //! successor gets the guard, because the branch itself may rest on it.
 
 use super::OptOptions;
 use super::side::{Side, holds};
+use crate::alias::{Access, access};
 use crate::op::Op;
 use crate::reach::{Cfg, ends_reach};
 use crate::types::BlockId;
@@ -45,7 +47,10 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 fn passes(version: &Version, assume: &Inst, inst: &Inst) -> bool {
     let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
     let own = holds(Side::DelayAnchor, own);
-    own && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
+    // It may be what says that the access misses the stores that wait.
+    let deferring = version.anchors.iter().any(|a| !a.stores.is_empty());
+    let apart = holds(Side::DelayDeferred, !deferring || access(version, inst) == Access::None);
+    own && apart && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
 }
 
 /// Moves each assume of a block down as far as it goes; those that meet keep their order.

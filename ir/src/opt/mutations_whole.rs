@@ -34,6 +34,7 @@ pub(super) const SIDES: &[Side] = &[
     Side::MergeSameValue,
     Side::DelayEffect,
     Side::DelayAnchor,
+    Side::DelayDeferred,
     Side::DelayOnlyEntry,
     Side::FramesPrivate,
     Side::FramesDisjoint,
@@ -150,6 +151,7 @@ fn every_side_condition_is_needed() {
 /// Which random programs hardly ever need: [`witnesses`] has programs for them.
 const RARE: &[Side] = &[
     Side::LicmDisjoint,
+    Side::DelayDeferred,
     Side::InlineContext,
     Side::SlotsPrivate,
     Side::MonitorFixed,
@@ -209,6 +211,42 @@ region 0x1000 {
 }
 "#,
         passes: &["licm"],
+        rdi: ARRAY,
+    },
+    Witness {
+        side: Side::DelayDeferred,
+        source: r#"
+region 0x1000 {
+  version base {
+    b0:
+      at 0x1000
+      v0 = get.i64 rsp
+      store.i64 [v0 - 8], 5
+      at 0x1004
+      v1 = get.i64 rsp
+      store.i64 [v1 - 8], 7
+      at 0x1008
+      v2 = get.i64 rdi
+      v3 = load.i64 [v2]
+      put.i64 rax, v3
+      goto 0x100c
+  }
+  version t1 context private_memory {
+    anchor a0 = base.0x1000 [rax = v0]
+    anchor a1 = base.0x1008 [rax = v0] stores [store.i64 [v1 - 8], 7]
+    anchor a2 = base.0x100c [rax = v6] stores [store.i64 [v1 - 8], 7]
+    b0(v0: i64 = rax, v1: i64 = rsp, v2: i64 = rdi):
+      store.i64 [v1 - 8], 5 !a0
+      v3 = sub.i64 v2, v1
+      v4 = add.i64 v3, 15
+      v5 = le.u.i64 15, v4
+      assume v5 else a1
+      v6 = load.i64 [v2] !a1
+      exit a2
+  }
+}
+"#,
+        passes: &["delay"],
         rdi: ARRAY,
     },
     Witness {
@@ -331,7 +369,7 @@ impl Witness {
             machine.share(ARRAY);
         }
         let mut state = State::default();
-        (state.gpr[1], state.gpr[6], state.gpr[7]) = (8, ARRAY, self.rdi);
+        (state.gpr[1], state.gpr[4], state.gpr[6], state.gpr[7]) = (8, ARRAY + 0x100, ARRAY, self.rdi);
         // Repeating a load that a peer changes is nothing wrong, so there nothing is forced.
         let forced = if self.side == Side::SlotsPrivate { 0 } else { 16 };
         let limits = Limits { steps: 1_000, forced };

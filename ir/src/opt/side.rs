@@ -82,6 +82,8 @@ sides! {
     DelayEffect,
     /// delay: no use of another anchor is passed.
     DelayAnchor,
+    /// delay: no access is passed while stores wait, which an alias guard says that it misses.
+    DelayDeferred,
     /// delay: a successor is entered from this block only.
     DelayOnlyEntry,
     /// frames: `private_memory`, or a return address.
