@@ -492,7 +492,7 @@ impl Emitter {
     /// The guest pc that a block's exit leads to.
     pub fn copy_exit(&self, link: LinkId) -> Option<u64> {
         let place = self.blocks.links.get(link.0 as usize)?.place;
-        Some(self.blocks.places.get(place as usize)?.pc)
+        Some(self.blocks.places.get((place & PLACE) as usize)?.pc)
     }
 
     /// Figures about the copy tier.
