@@ -271,8 +271,8 @@ fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>
 }
 
 #[test]
-fn a_signal_at_every_instruction_of_traces() {
-    for options in [&["--tier", "dynamo"][..], &["--tier", "dynamo", "--threshold", "1"]] {
+fn a_signal_at_every_instruction_in_the_cache() {
+    for options in [&["--tier", "dynamo"][..], &["--tier", "dynamo", "--threshold", "1"], &["--tier", "copy"]] {
         every_place(options, 1500, instructions, 100);
     }
 }

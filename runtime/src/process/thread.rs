@@ -193,6 +193,8 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
     drop(started);
     signal::set_kernel_mask(signal::host_mask(system.mask));
     body.run(&mut seat.context, &mut system);
+    // The handler finds nothing here any more.
+    signal::set_kernel_mask(!0);
     let process = system.process.clone();
     drop(system);
     lock(&process.threads().free).push(seat);
