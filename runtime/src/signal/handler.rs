@@ -43,6 +43,8 @@ pub struct GuestFault {
 
 impl GuestFault {
     /// Exception numbers (Intel SDM vol. 3, 6.3.1).
+    const DEBUG: u64 = 1;
+    /// See [`GuestFault::DEBUG`].
     const BREAKPOINT: u64 = 3;
     const UNDEFINED: u64 = 6;
     const PROTECTION: u64 = 13;
@@ -64,6 +66,12 @@ impl GuestFault {
     pub fn breakpoint() -> GuestFault {
         let code = 0x80; // SI_KERNEL
         GuestFault { signo: libc::SIGTRAP, code, addr: 0, trapno: Self::BREAKPOINT, err: 0, cr2: None }
+    }
+
+    /// The trap behind an instruction that ran with TF set; rip is at the next one, `addr`.
+    pub fn single_step(addr: u64) -> GuestFault {
+        const TRAP_TRACE: i32 = 2;
+        GuestFault { signo: libc::SIGTRAP, code: TRAP_TRACE, addr, trapno: Self::DEBUG, err: 0, cr2: None }
     }
 
     /// Instruction bytes at `addr` that cannot be fetched; `fault` is what reading them said.

@@ -50,6 +50,7 @@ macro_rules! for_each_guest {
             signals_children: "signals_children.c",
             signals_terminal: "signals_terminal.c",
             signals_everything: "signals_everything.c",
+            signals_step: "signals_step.c" .flags(&["-mno-red-zone"]),
             signals_threads: "signals_threads.c" .flags(&["-pthread"]),
             job_control: "job_control.c",
             jobs: "jobs.sh" .exits(9),

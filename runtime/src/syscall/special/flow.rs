@@ -9,8 +9,8 @@ use crate::signal::frame::{USER_CS, USER_DS};
 
 /// CF, PF, AF, ZF, SF, OF
 const ARITHMETIC: u64 = 0x8d5;
-/// What user mode may change by `popf`: arithmetic flags, DF, NT, AC, ID. (TF as well, but it is not kept.)
-const POPPABLE: u64 = ARITHMETIC | 0x400 | 0x4000 | 0x40000 | 0x20_0000;
+/// What user mode may change by `popf`: arithmetic flags, TF, DF, NT, AC, ID.
+const POPPABLE: u64 = ARITHMETIC | 0x100 | 0x400 | 0x4000 | 0x40000 | 0x20_0000;
 /// RF and VM, which `pushf` stores as zero.
 const NOT_PUSHED: u64 = 0x10000 | 0x20000;
 

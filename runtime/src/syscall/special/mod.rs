@@ -2,7 +2,7 @@
 //! privileged flags, the XSAVE family, far transfers, interrupts. Each does here what processor and kernel would do
 //! with it in user mode; what is left over is refused with the signal of an undefined instruction.
 //!
-//! Not kept: TF (single-stepping oneself), and `int 0x80` (32-bit system calls).
+//! Not kept: `int 0x80` (32-bit system calls).
 
 mod flow;
 mod segment;

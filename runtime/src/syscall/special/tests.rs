@@ -58,7 +58,7 @@ fn flags_on_the_stack() {
 }
 
 /// What a popf of all ones sets.
-const POPPED: u64 = 0x8d5 | 0x400 | 0x4000 | 0x40000 | 0x200000;
+const POPPED: u64 = 0x8d5 | 0x100 | 0x400 | 0x4000 | 0x40000 | 0x200000;
 
 #[test]
 fn frames_and_returns() {
@@ -69,7 +69,7 @@ fn frames_and_returns() {
     assert_eq!((context.gpr[4], context.gpr[5], stack[7]), (base + 40, base + 56, 0x77));
     stack[..5].copy_from_slice(&[0x1000, 0x33, 0xad7, 0x2000, 0x2b]);
     let (context, _) = run(&[0x48, 0xcf], |c| c.gpr[4] = base); // iretq
-    assert_eq!((context.rip, context.gpr[4], context.rflags), (0x1000, 0x2000, 0xad7 & !0x100 | 0x202));
+    assert_eq!((context.rip, context.gpr[4], context.rflags), (0x1000, 0x2000, 0xad7 | 0x202));
     stack[1] = 0x23;
     let (_, outcome) = run(&[0x48, 0xcb], |c| c.gpr[4] = base); // retfq to 32-bit code
     assert_eq!(outcome, Outcome::Killed(libc::SIGSEGV));
