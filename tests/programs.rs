@@ -223,6 +223,46 @@ programs! {
         ["zstd", "--single-thread", "--no-asyncio", "-q", "-1", "words.txt"];
         ["zstd", "--single-thread", "--no-asyncio", "-q", "-dc", "words.txt.zst"];
     }
+    xz_threads: slow("xz-utils") {
+        ["xz", "-T2", "--block-size=4KiB", "-k0", "words.txt", "binary.bin"];
+        ["xz", "-T2", "-dc", "words.txt.xz"];
+    }
+    zstd_threads: slow("zstd") {
+        ["zstd", "-T2", "-q", "-1", "words.txt", "binary.bin"];
+        ["zstd", "-T2", "-q", "-dc", "words.txt.zst"];
+    }
+    // Fewer lines than these are sorted by one thread.
+    sort_threads: slow("coreutils bash") {
+        ["bash", "-c", "seq 131072 -1 1 | sort --parallel=2 -n | cksum"];
+    }
+    python_threads: slow("python3") {
+        ["python3", "-I", "-S", "-c", "
+import threading
+lock, done, out = threading.Lock(), threading.Condition(), []
+def work(n):
+    for i in range(20):
+        with lock: out.append(n * i)
+    with done:
+        left[0] -= 1
+        done.notify()
+left = [4]
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for t in threads: t.start()
+with done: done.wait_for(lambda: left[0] == 0, 60)
+for t in threads: t.join()
+threading.Timer(0.001, lambda: out.append(1000)).start()
+"];
+        ["python3", "-c", "
+import concurrent.futures, subprocess
+with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    print(sum(pool.map(lambda x: x * x, range(100))))
+    print(list(pool.map(lambda n: subprocess.run(['echo', str(n)], capture_output=True).stdout, range(3))))
+"];
+    }
+    pigz: slow("pigz") {
+        ["pigz", "-p2", "-b128", "-kn", "binary.bin", "words.txt"];
+        ["pigz", "-dc", "words.txt.gz"];
+    }
     git: slow("git") [".git/index"] {
         ["git", "-c", "init.defaultBranch=main", "init", "-q"];
         ["git", "config", "user.email", "a@example.org"];
@@ -236,6 +276,7 @@ programs! {
         ["git", "log", "--stat", "--format=%H %an %ad %s"];
         ["git", "show", "--format=fuller", "HEAD"];
         ["git", "status", "--short"];
+        ["git", "grep", "--threads=2", "-c", "e"];
         ["git", "checkout", "-q", "nothing"];
     }
     gcc: slow("gcc libc6-dev binutils") {
