@@ -6,8 +6,14 @@
 //! 1. signal actions ([`crate::process::Process::actions`])
 //! 2. the descriptor for the report ([`crate::process::Process::report`])
 //! 3. the guest's view of the address space ([`crate::process::Process::memory`])
-//! 4. what is known of guest code (the interpreters' executable ranges)
-//! 5. fragments
+//! 4. free seats of threads ([`crate::process::thread`])
+//! 5. resting dispatchers ([`crate::dispatch`])
+//! 6. fragments
+//! 7. which guest code was read
+//! 8. the list of threads, and what was posted to each
+//!
+//! A fork in a process with threads holds them all, so that the child finds them free; a new lock has a place here and in
+//! [`crate::process::Process::with_locks`] or [`crate::syscall::Engine::with_locks`].
 //!
 //! A signal handler takes the fragments' lock, and only when the interrupted instruction is in the code cache: a thread is
 //! never there with a lock.

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | signals, emulated and mirrored ([`crate::signal`]) | `rt_sig*`, `sigaltstack`, the masks of `ppoll`, `pselect6`, `epoll_pwait(2)`, `io_pgetevents` |
 //! | address space ([`memory`]) | `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`, `madvise`, `remap_file_pages`, `shmat`, `shmdt` |
-//! | processes ([`crate::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group` |
+//! | processes and threads ([`crate::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group`, `set_tid_address` |
 //! | the path of the executable ([`paths`]) | `open`, `stat`, `access`, `readlink` and their variants on `/proc/self/exe` |
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
