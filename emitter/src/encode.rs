@@ -433,7 +433,7 @@ impl Emit<'_> {
                 let inst = match location(allocs[usize::from(i)], self.first_slot) {
                     Place::Slot(s) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, slot(s))?,
                     Place::Reg(r) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, r64(r))?,
-                    Place::Operand(_) => return Ok(()),
+                    Place::Operand(_) | Place::Flags => return Ok(()),
                 };
                 self.put(&inst)?;
             }
@@ -613,7 +613,7 @@ fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u16) 
                     inst.try_set_op_kind(n, OpKind::Register)?;
                     inst.try_set_op_register(n, register(usize::from(r), *size))?;
                 }
-                Place::Operand(_) => {}
+                Place::Operand(_) | Place::Flags => {}
             },
             Opnd::Imm(i) => {
                 let kind = immediate_kind(code, n);

@@ -124,6 +124,8 @@ pub(crate) struct Lower<'a> {
     pub entry_gpr: [Option<VReg>; 16],
     /// The entry's flags in packed form, if demanded.
     pub entry_flags: Option<VReg>,
+    /// Records all of whose sites find the entry's flags still in the host's: those need not be captured for them.
+    pub before_flags: Vec<bool>,
     pub uses_vector: bool,
 }
 
@@ -185,6 +187,7 @@ impl<'a> Lower<'a> {
             keep_flags: false,
             entry_gpr: [None; 16],
             entry_flags: None,
+            before_flags: Vec::new(),
             uses_vector: false,
         };
         l.survey()?;
@@ -370,6 +373,8 @@ impl<'a> Lower<'a> {
             }
         }
         blocks.reverse();
+        self.keep_untouched_flags(&mut entry);
+        self.find_early_records(&entry);
         self.build_records()?;
         self.out = entry;
         self.entry();
@@ -383,6 +388,45 @@ impl<'a> Lower<'a> {
             touched: self.touched & !(1 << Gpr::RSP.number()),
             uses_vector: self.uses_vector,
         })
+    }
+
+    /// If nothing in a linear trace destroys the flags that it enters with but what restores them at its end, they stay
+    /// where they are. `entry` is backwards.
+    fn keep_untouched_flags(&mut self, entry: &mut Vec<MInst>) {
+        let mut destroyers = (0..entry.len()).filter(|i| entry[*i].destroys_flags());
+        let (Some(at), None, [_]) = (destroyers.next(), destroyers.next(), &self.v.blocks[..]) else { return };
+        let Some(packed) = self.flags_param().map_or(self.entry_flags, |p| self.vregs[p.index()]) else { return };
+        let restores = matches!(entry[at].kind, Kind::RestoreFlags) && entry[at].ops[0].vreg() == packed;
+        let uses = entry.iter().flat_map(|m| &m.ops).filter(|o| o.vreg() == packed).count();
+        if !restores || uses != 1 {
+            return;
+        }
+        entry.remove(at);
+        match self.flags_param() {
+            Some(p) => self.vregs[p.index()] = None,
+            None => self.entry_flags = None,
+        }
+    }
+
+    /// Finds the records whose sites all come before anything in the entry block destroys the flags. `entry` is backwards.
+    fn find_early_records(&mut self, entry: &[MInst]) {
+        let mut late = vec![true; self.sites.len()];
+        for m in entry.iter().rev() {
+            let destroys = m.destroys_flags();
+            if let Some(site) = m.site {
+                // What an original instruction leaves in the flags when it faults is its own business.
+                late[site.0 as usize] = destroys && matches!(m.kind, Kind::Native(..));
+            }
+            if destroys {
+                break;
+            }
+        }
+        self.before_flags = vec![true; self.records.len()];
+        for (site, late) in self.sites.iter().zip(late) {
+            if let Some(record) = site.record.filter(|_| late) {
+                self.before_flags[record] = false;
+            }
+        }
     }
 
     fn flush(&mut self) {
@@ -401,6 +445,7 @@ impl<'a> Lower<'a> {
             match (place, loc) {
                 (Some(Place::Reg(n)), _) => ops.push(RaOperand::reg_fixed_def(r, preg(usize::from(n)))),
                 (Some(Place::Slot(n)), _) => slots.push((r, n)),
+                (Some(Place::Flags), _) => self.entry_flags = Some(r),
                 (Some(Place::Operand(_)), _) => {}
                 (None, Loc::Gpr(g)) => self.entry_gpr[g.number()] = Some(r),
                 (None, _) => self.entry_flags = Some(r),
@@ -536,6 +581,15 @@ impl<'a> Lower<'a> {
             Some(Some(_)) => None,
             _ => self.v.entry_locs.get(n).copied(),
         }
+    }
+
+    /// The entry parameter that is the flags in the host's flags.
+    pub fn flags_param(&self) -> Option<Value> {
+        let n = (0..self.v.entry_locs.len()).find(|n| match self.entry_places.places.get(*n) {
+            Some(Some(place)) => *place == Place::Flags,
+            _ => self.v.entry_locs[*n] == Loc::Flags,
+        })?;
+        Some(self.v.blocks[0].params[n])
     }
 
     /// Is this the guest's stack pointer at entry, which stays in rsp?

@@ -131,7 +131,7 @@ impl Lower<'_> {
 
     /// The flags at entry in packed form.
     fn entry_packed_flags(&mut self) -> VReg {
-        if let Some(p) = self.entry_param(Loc::Flags) {
+        if let Some(p) = self.flags_param() {
             let r = self.vregs[p.index()].unwrap_or_else(|| self.fresh());
             self.vregs[p.index()] = Some(r);
             return r;
@@ -148,6 +148,7 @@ impl Lower<'_> {
             let mut builder = RecordBuilder::default();
             let in_place = self.raw_registers.remove(&index).unwrap_or_default();
             let raw = fixed_registers(&in_place);
+            builder.flags_in_place = self.before_flags[index];
             self.build_record(anchor, raw, &mut builder)?;
             // Behind the others, which the record knows by their position.
             builder.ops.extend(in_place);
@@ -206,7 +207,7 @@ impl Lower<'_> {
                 b.record.locations.push((Loc::Gpr(g), node));
             }
         }
-        if self.keep_flags && !flags_named {
+        if self.keep_flags && !flags_named && !b.flags_in_place {
             let r = self.entry_packed_flags();
             let node = b.leaf(r, Ty::Flags);
             b.record.locations.push((Loc::Flags, node));
@@ -246,6 +247,8 @@ impl Lower<'_> {
             b.push(Node::Leaf(Place::Reg(Gpr::RSP.number() as u8), Ty::I64))
         } else if let Some(r) = self.vregs[v.index()] {
             b.leaf(r, ty)
+        } else if b.flags_in_place && self.flags_param() == Some(v) {
+            b.push(Node::Leaf(Place::Flags, Ty::Flags))
         } else {
             match self.inst_of(v) {
                 Some(inst) if inst.op.is_pure() => {
@@ -287,6 +290,8 @@ struct RecordBuilder {
     record: Record,
     ops: Ops,
     known: FxHashMap<Value, u16>,
+    /// The entry's flags are still in the host's.
+    flags_in_place: bool,
     /// Value -> what it is in terms of a value that has a register: operation, type, value, constant.
     inverse: FxHashMap<Value, (Op, Ty, Value, u64)>,
 }

@@ -126,6 +126,9 @@ impl Lower<'_> {
         let size = Size::wide(ty);
         let lea = if size == Size::B8 { Code::Lea_r64_m } else { Code::Lea_r32_m };
         let pinned = self.resolve(a).as_value().is_some_and(|v| self.is_pinned(v));
+        if self.add_by_address(ty, a, b, d)? {
+            return Ok(());
+        }
         if let Some(c) = self.imm(b, ty)
             && self.lives_on(a)
         {
@@ -154,6 +157,66 @@ impl Lower<'_> {
             return Ok(());
         }
         self.commutative(Alu::Add, ty, a, b, d)
+    }
+
+    /// Selects `lea` where it does the work of several operations: `a + (b << n)`, with a constant or not.
+    fn add_by_address(&mut self, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<bool, LowerError> {
+        if !matches!(ty, Ty::I32 | Ty::I64) {
+            return Ok(false);
+        }
+        let scaled = |l: &Self, o: Operand| -> Option<(Operand, u8)> {
+            let v = l.resolve(o).as_value().filter(|v| l.vregs[v.index()].is_none() && l.hot_uses[v.index()] == 1)?;
+            let inst = l.inst_of(v).filter(|i| i.op == Op::Shl && i.ty == ty)?;
+            let count = l.resolve(inst.args[1]).as_const().filter(|c| (1..=3).contains(c))?;
+            let x = l.resolve(inst.args[0]);
+            x.as_value().filter(|x| !l.is_pinned(*x)).map(|_| (x, 1 << count))
+        };
+        let sum = |l: &Self, o: Operand| -> Option<(Operand, Operand)> {
+            let v = l.resolve(o).as_value().filter(|v| l.vregs[v.index()].is_none() && l.hot_uses[v.index()] == 1)?;
+            let inst = l.inst_of(v).filter(|i| i.op == Op::Add && i.ty == ty)?;
+            Some((inst.args[0], inst.args[1]))
+        };
+        // The constant, which may be this addition's or that of one of its operands.
+        let (mut a, mut b, mut disp) = (a, b, 0);
+        if let Some(c) = self.imm(b, ty) {
+            let Some(parts) = sum(self, a) else { return Ok(false) };
+            ((a, b), disp) = (parts, c);
+        } else if let Some((x, c)) = sum(self, a).or_else(|| sum(self, b))
+            && let Some(c) = self.imm(c, ty)
+        {
+            let other = if sum(self, a).is_some_and(|s| s.0 == x) { b } else { a };
+            (a, b, disp) = (x, other, c);
+        }
+        if scaled(self, b).is_none() {
+            (a, b) = (b, a);
+        }
+        let (index, scale) = match scaled(self, b) {
+            Some(found) => found,
+            None if disp != 0 => (b, 1),
+            None => return Ok(false),
+        };
+        let is_value = |l: &Self, o: Operand| l.resolve(o).as_value().is_some();
+        let (base, index) = (self.resolve(a), self.resolve(index));
+        let pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.is_pinned(v));
+        let (base, index) = if scale == 1 && pinned(self, index) { (index, base) } else { (base, index) };
+        if !is_value(self, base) || !is_value(self, index) || pinned(self, index) || i32::try_from(disp).is_err() {
+            return Ok(false);
+        }
+        let mut ops: Ops = smallvec![RaOperand::reg_def(d)];
+        let base = if pinned(self, base) {
+            AddrReg::Rsp
+        } else {
+            let r = self.reg(base)?;
+            ops.push(RaOperand::reg_use(r));
+            AddrReg::Op((ops.len() - 1) as u8)
+        };
+        let r = self.reg(index)?;
+        ops.push(RaOperand::reg_use(r));
+        let index = AddrReg::Op((ops.len() - 1) as u8);
+        let addr = Addr { base, index, scale, disp: disp as i32, seg: Register::None };
+        let (code, size) = if ty == Ty::I64 { (Code::Lea_r64_m, Size::B8) } else { (Code::Lea_r32_m, Size::B4) };
+        self.x86(code, &[Opnd::Op(0, size), Opnd::Mem(addr)], ops);
+        Ok(true)
     }
 
     /// Puts the operand to be overwritten first: not a constant, not a load, not what lives on.
@@ -249,6 +312,7 @@ impl Lower<'_> {
         let rotate = matches!(op, Shift::Rol | Shift::Ror);
         // Right shifts of narrow values need proper upper bits; rotates are done at the exact size.
         let size = if rotate { Size::of(ty) } else { Size::wide(ty) };
+        let keeps = self.lives_on(a);
         let a = match op {
             Shift::Shr => self.widened(a, ty, false)?,
             Shift::Sar => self.widened(a, ty, true)?,
@@ -261,6 +325,14 @@ impl Lower<'_> {
             };
             match c {
                 0 => self.copy(ty, d, a),
+                1..=3 if op == Shift::Shl && keeps => {
+                    let ops = smallvec![RaOperand::reg_def(d), RaOperand::reg_use(a)];
+                    let base = if c == 1 { AddrReg::Op(1) } else { AddrReg::None };
+                    let scale = if c == 1 { 1 } else { 1 << c };
+                    let addr = Addr { base, index: AddrReg::Op(1), scale, disp: 0, seg: Register::None };
+                    let code = if size == Size::B8 { Code::Lea_r64_m } else { Code::Lea_r32_m };
+                    self.x86(code, &[Opnd::Op(0, size), Opnd::Mem(addr)], ops);
+                }
                 _ => self.shift_by(op, size, d, a, c),
             }
             return Ok(());

@@ -7,7 +7,7 @@
 //! for its operands happens before it, what it moves for the successors after it, so the split block starts in
 //! exactly the state that a fault leaves.
 
-use crate::x86::Size;
+use crate::x86::{self, Size};
 use dynasour_ir::AnchorId;
 use iced_x86::{Code, Instruction, Register};
 use regalloc2::{Block, Inst, InstRange, Operand as RaOperand, PReg, PRegSet, RegClass, VReg};
@@ -145,6 +145,26 @@ pub struct MInst {
     pub clobbers: PRegSet,
     /// The site it is, if it may leave the fragment.
     pub site: Option<Site>,
+}
+
+impl MInst {
+    /// May it leave other flags behind than it found?
+    pub fn destroys_flags(&self) -> bool {
+        use iced_x86::Mnemonic as M;
+        match &self.kind {
+            Kind::X86(code, _) => {
+                let spares = matches!(
+                    code.mnemonic(),
+                    M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Lea | M::Not | M::Bswap | M::Shlx | M::Shrx | M::Sarx
+                );
+                !spares && !x86::SETCC.contains(code) && !x86::CMOVCC.iter().flatten().any(|c| c == code)
+            }
+            Kind::Native(original, _) => original.rflags_modified() != iced_x86::RflagsBits::NONE,
+            Kind::RestoreFlags => true,
+            Kind::Entry | Kind::Const(_) | Kind::CaptureFlags | Kind::Jcc(_) | Kind::Always | Kind::Poll => false,
+            Kind::Jump(_) | Kind::End(_) | Kind::Split(_) | Kind::Record(_) => false,
+        }
+    }
 }
 
 /// What kind of place a site is.

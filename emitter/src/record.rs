@@ -18,6 +18,8 @@ pub enum Place {
     Reg(u8),
     /// A spill slot: a word of `ThreadContext::scratch`.
     Slot(u16),
+    /// The host's flags, which nothing has destroyed yet.
+    Flags,
 }
 
 /// A node of a record.
@@ -112,12 +114,13 @@ impl Record {
         for node in &self.nodes {
             let v = match node {
                 Node::Const(c) => *c,
+                Node::Leaf(Place::Flags, _) => ctx.raw_flags & ARITH_FLAGS,
                 Node::Leaf(place, ty) => {
                     let raw = match *place {
                         Place::Reg(r) => ctx.raw[usize::from(r)],
                         Place::Slot(s) => ctx.scratch[usize::from(s)],
                         // Only drafts have these; `finish` replaced them.
-                        Place::Operand(_) => 0,
+                        Place::Operand(_) | Place::Flags => 0,
                     };
                     if *ty == Ty::Flags { unpack_flags(raw) } else { raw & ty.mask() }
                 }

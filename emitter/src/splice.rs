@@ -95,6 +95,7 @@ impl Prefix {
             Place::Reg(r) => u32::from(r),
             Place::Slot(s) => 1 << 16 | u32::from(s),
             Place::Operand(n) => 2 << 16 | u32::from(n),
+            Place::Flags => 3 << 16,
         };
         let flags = ty == Ty::Flags;
         let param = match self.by_place.get(&(number, flags)) {

@@ -228,6 +228,8 @@ struct Body<'v, 'w> {
     effect_since_start: bool,
     /// The latest anchor, if still in reach.
     reach: Option<AnchorId>,
+    /// The flags that the block began with.
+    first_flags: Operand,
 }
 
 impl<'v, 'w> Body<'v, 'w> {
@@ -240,6 +242,7 @@ impl<'v, 'w> Body<'v, 'w> {
             pc: 0,
             effect_since_start: false,
             reach: None,
+            first_flags: state[Loc::Flags.ssa_index().expect("flags are an SSA location")],
         }
     }
 
@@ -259,10 +262,21 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(anchor)
     }
 
+    /// The latest anchor, unless it wants the flags that the block began with although others have taken their place:
+    /// those would have to be kept as data, while the present ones are what some operation leaves.
     fn anchor_in_reach(&mut self) -> Result<AnchorId, BuildError> {
+        let flags = Loc::Flags.ssa_index().expect("flags are an SSA location");
+        let (first, now) = (self.first_flags, self.at_start[flags]);
+        let stale = |anchor: &Anchor| anchor.varmap.iter().any(|(loc, o)| *loc == Loc::Flags && *o == first);
         match self.reach {
-            Some(anchor) => Ok(anchor),
-            None => self.anchor_here(),
+            Some(anchor)
+                if self.effect_since_start
+                    || now == first
+                    || !stale(&self.builder.version.anchors[anchor.0 as usize]) =>
+            {
+                Ok(anchor)
+            }
+            _ => self.anchor_here(),
         }
     }
 
