@@ -1,21 +1,25 @@
-//! Any text is answered: with an error that names a place in it, or with regions that print as what parses to them.
+//! Any text is answered: with an error that names a place in it, or with a file that prints as what parses to it.
 #![no_main]
 
-use dynasour_ir::text::regions;
+use dynasour_ir::text::{file, regions};
 use dynasour_ir::verify::verify;
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| match regions(text) {
+fuzz_target!(|text: &str| match file(text) {
     Err(error) => {
         assert!(error.line >= 1 && error.column >= 1 && error.line <= text.lines().count() + 1, "{error}");
     }
-    Ok(regions_) => {
-        for region in &regions_ {
+    Ok(parsed) => {
+        for region in &parsed.regions {
             let printed = region.to_string();
             if region.versions.iter().all(|v| verify(v).is_ok()) {
                 let again = regions(&printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
                 assert_eq!(again[0].versions, region.versions, "{printed}");
             }
+        }
+        for setup in &parsed.setups {
+            let printed = setup.to_string();
+            assert_eq!(file(&printed).map(|f| f.setups), Ok(vec![setup.clone()]), "{printed}");
         }
     }
 });
