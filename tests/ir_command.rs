@@ -58,7 +58,7 @@ fn check_shows_each_broken_rule_at_its_line() {
         "operand 1: v6 is i64, i1 is expected",
         "[<stdin>:19:7]",
         "assume v6 else a1",
-        "^^^^^^^^^^^^^^^^^",
+        "^^^^^^^^|^^^^^^^^",
         "breaks the rule `type`",
         "1 operands, b1 has 2 parameters",
         "4 errors",
