@@ -17,6 +17,7 @@ mod lower_ops;
 mod mach;
 mod placement;
 pub mod record;
+mod rest;
 mod splice;
 pub mod stubs;
 mod x86;

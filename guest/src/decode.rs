@@ -19,13 +19,27 @@ pub trait Fetch {
     /// the next byte cannot be fetched.
     fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize;
 
-    /// What stands in `range`, or the right to fetch it, may have changed.
-    fn changed(&self, _range: Range<u64>) {}
-
-    /// May the bytes of `range` change without a call of [`Fetch::changed`]: by plain stores?
+    /// May the bytes of `range` change without anybody hearing of it: by plain stores?
     fn is_writable(&self, _range: Range<u64>) -> bool {
         false
     }
+
+    /// Sees to it, where that is possible, that nothing changes the bytes of `range` before everything made from them is
+    /// dropped.
+    fn watch(&self, range: Range<u64>) -> Watched {
+        if self.is_writable(range) { Watched::Impossible } else { Watched::Already }
+    }
+}
+
+/// What [`Fetch::watch`] has found or done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watched {
+    /// No store could change the bytes unnoticed.
+    Already,
+    /// From now on none can: what was fetched before may be old.
+    Now,
+    /// Stores may change the bytes at any time.
+    Impossible,
 }
 
 /// Code bytes held in a slice, as if mapped at `start`: for tests and tools.

@@ -17,6 +17,7 @@
 mod brk;
 #[cfg(test)]
 pub(crate) mod forked;
+mod mappings;
 mod maps;
 mod reservation;
 mod views;
@@ -31,6 +32,7 @@ use nix::errno::Errno;
 use nix::sys::mman::{self, MapFlags, ProtFlags};
 
 pub use brk::Brk;
+pub use mappings::{FileRange, Mapping, Mappings};
 pub use maps::{MapEntry, maps, parse_line};
 pub use reservation::Reservation;
 pub use views::Views;

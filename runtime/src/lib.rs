@@ -4,6 +4,7 @@ pub mod config;
 mod dispatch;
 pub mod entry;
 pub mod interp;
+pub mod invalidate;
 pub mod memory;
 pub mod process;
 pub mod signal;

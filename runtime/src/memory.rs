@@ -12,6 +12,8 @@
 use std::arch::asm;
 use std::cell::Cell;
 
+use crate::invalidate;
+
 /// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("guest memory access faulted")]
@@ -204,13 +206,23 @@ pub fn copy_in(addr: u64, buf: &mut [u8]) -> usize {
     buf.len() - unsafe { copy(addr, buf.as_mut_ptr() as u64, buf.len()) }
 }
 
-/// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be written.
+/// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be written. For the host's own
+/// stores: pages of code that are write-protected are opened.
 ///
 /// # Safety
 /// As for [`store`].
 pub unsafe fn copy_out(addr: u64, bytes: &[u8]) -> usize {
-    // SAFETY: `bytes` is valid for reading; the guest side may fault, which ends the copy.
-    bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
+    let mut rest = bytes;
+    loop {
+        let done = bytes.len() - rest.len();
+        // SAFETY: `rest` is valid for reading; the guest side may fault, which ends the copy.
+        let left = unsafe { copy(rest.as_ptr() as u64, addr.wrapping_add(done as u64), rest.len()) };
+        rest = &rest[rest.len() - left..];
+        // Code was made from the page: it is to be noticed that it changes.
+        if left == 0 || !invalidate::opened_for_host(&last_fault()) {
+            return bytes.len() - left;
+        }
+    }
 }
 
 /// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix.

@@ -3,6 +3,7 @@
 use crate::config::RunConfig;
 use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
+use crate::invalidate::{self, CodePages};
 use crate::process::{self, exec::Follow};
 use crate::signal::FaultHooks;
 use crate::syscall::{Config, Inherited, System};
@@ -14,6 +15,7 @@ use std::ffi::{CStr, CString, OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why a guest did not start. Nothing of it has been executed.
@@ -60,7 +62,9 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let argv: Vec<CString> = std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
     // After the guest's images, which may insist on their addresses; the code cache does not.
-    let machine = Machine::new(config, vdso_range()).map_err(setup)?;
+    let pages = Arc::new(CodePages::default());
+    invalidate::install(&pages);
+    let machine = Machine::new(config, vdso_range(), pages.clone()).map_err(setup)?;
     let mut dispatcher = Dispatcher::new(machine).map_err(setup)?;
 
     let mut system = System::new(
@@ -70,6 +74,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
             brk: loaded.brk.clone(),
             reports: config.stats || config.stats_json.is_some(),
+            pages,
         },
     );
     let mut context = ThreadContext::new();

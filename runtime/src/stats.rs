@@ -54,6 +54,10 @@ pub struct Stats {
     pub blacklisted: u64,
     /// Times the whole cache was dropped.
     pub flushes: u64,
+    /// Fragments that were put to rest because a page of theirs was touched.
+    pub rested: u64,
+    /// Of these, how many came back.
+    pub woken: u64,
     /// Guest instructions in all traces.
     pub trace_instructions: u64,
     /// Bytes of emitted code.
@@ -123,6 +127,8 @@ impl Stats {
         }
         row("heads given up", self.blacklisted.to_string());
         row("cache flushes", self.flushes.to_string());
+        row("fragments put to rest", self.rested.to_string());
+        row("  of which woken", self.woken.to_string());
         row("system calls", self.syscalls.to_string());
         row("signals delivered", self.signals.to_string());
         out

@@ -11,12 +11,13 @@
 //! 6. fragments
 //! 7. which guest code was read
 //! 8. the list of threads, and what was posted to each
+//! 9. what is known of guest code ([`crate::invalidate::CodePages`])
 //!
 //! A fork in a process with threads holds them all, so that the child finds them free; a new lock has a place here and in
 //! [`crate::process::Process::with_locks`] or [`crate::syscall::Engine::with_locks`].
 //!
 //! A signal handler takes the fragments' lock, and only when the interrupted instruction is in the code cache: a thread is
-//! never there with a lock.
+//! never there with a lock. The lock of the code pages is also taken after a fault of a store into guest memory.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

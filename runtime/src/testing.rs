@@ -4,6 +4,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::space::Brk;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::process::ThreadBody;
 use crate::signal::{FaultHooks, sa};
@@ -12,7 +13,8 @@ use crate::syscall::{Config, Engine, Inherited, Outcome, System};
 /// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
 pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
     let brk = Brk::new(0).expect("room for a break");
-    let config = Config { executable: c"/bin/guest".to_owned(), follow: None, brk, reports: false };
+    let executable = c"/bin/guest".to_owned();
+    let config = Config { executable, follow: None, brk, reports: false, pages: Arc::default() };
     (ThreadContext::new(), System::new(Inherited::record(), config))
 }
 

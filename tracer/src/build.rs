@@ -20,6 +20,9 @@
 //! writes state) the next one that needs an anchor makes a new one, at the start of its guest instruction. Every
 //! varmap names every location that the path writes anywhere, so it is total.
 //!
+//! Code that stores may change unnoticed is compared with what it was when it was recorded, block by block: such blocks end
+//! behind their first store, so no store goes unseen.
+//!
 //! Shapes. A path that came back to its head becomes `b0: jump b1(…)` and the loop `b1`, whose parameters are the
 //! written locations and whose first instruction is the `poll`; any other path is one block ending in `exit`.
 
@@ -27,7 +30,7 @@ use crate::policy::{RegisterUse, SpeculationPolicy};
 use crate::recorder::{AbortReason, Transfer};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{
-    Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, NativeId, Op, Operand,
+    Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
     Term, Ty, Version,
 };
 use std::rc::Rc;
@@ -300,8 +303,38 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(None)
     }
 
+    /// Assumes that the block at `pc` still stands there. Its bytes are read where it begins: whatever the path has stored
+    /// before, has been stored.
+    fn check(&mut self, pc: u64, bytes: &[u8]) -> Result<(), BuildError> {
+        self.pc = pc;
+        self.at_start = self.state;
+        self.effect_since_start = false;
+        let anchor = self.anchor_here()?;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (ty, len) = match rest.len() {
+                8.. => (Ty::I64, 8),
+                4.. => (Ty::I32, 4),
+                2.. => (Ty::I16, 2),
+                _ => (Ty::I8, 1),
+            };
+            let (these, others) = rest.split_at(len);
+            let expected = these.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            let address = Operand::Const(pc.wrapping_add((bytes.len() - rest.len()) as u64));
+            let found = self.builder.load(ty, Mem { seg: None, scale: 1, disp: 0 }, address, Operand::Const(0));
+            self.builder.insts.last_mut().expect("just built").anchor = Some(anchor);
+            let holds = self.builder.binary(Op::Eq, ty, found, Operand::Const(expected));
+            self.builder.assume(holds, anchor);
+            rest = others;
+        }
+        Ok(())
+    }
+
     /// Translates one block; gives the exit's anchor if the trace ends with it.
     fn step(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
+        if let Some(bytes) = &step.block.checked {
+            self.check(step.block.pc, bytes)?;
+        }
         let base = &step.block.version;
         let mut map: Vec<Option<Operand>> = vec![None; base.types.len()];
         let translate = |map: &[Option<Operand>], o: Operand| match o {

@@ -33,7 +33,7 @@ use crate::indirect::{Displaced, Indirect, Source};
 use crate::stubs::{StubError, Stubs};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
-use dynasour_guest::decode::Fetch;
+use dynasour_guest::decode::{Fetch, Watched};
 use heads::Heads;
 pub use heads::{Counted, CounterId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -410,8 +410,17 @@ impl Blocks {
         if !self.translator.translate(pc, code)? {
             return Ok(Copied::Instruction);
         }
-        if self.translator.out.sources.iter().any(|s| code.is_writable(s.clone())) {
-            return Ok(Copied::Writable);
+        let mut again = false;
+        for source in &self.translator.out.sources {
+            match code.watch(source.clone()) {
+                Watched::Already => {}
+                Watched::Now => again = true,
+                Watched::Impossible => return Ok(Copied::Writable),
+            }
+        }
+        if again {
+            // It may have changed before it was watched.
+            return self.copy(pc, want_block, code, cache, fragments);
         }
         let sources = std::mem::take(&mut self.translator.out.sources);
         sources.iter().for_each(|s| self.add_pages(s));

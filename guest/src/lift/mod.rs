@@ -41,6 +41,7 @@ use dynasour_ir::{Block, Builder, GuestTerm, Inst, Operand, Term, Trap, Ty, Vers
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind};
 use operand::Emit;
 use std::cell::RefCell;
+use std::sync::Arc;
 
 /// The most guest instructions that a block should have.
 pub const MAX_BLOCK: usize = 64;
@@ -59,6 +60,9 @@ pub struct LiftedBlock {
     pub version: Version,
     /// How many guest instructions it has, the one that ends it included.
     pub count: u32,
+    /// The bytes from `pc` on that it was made from, if stores may change them unnoticed: whatever lasts must compare them
+    /// before it does what this block says.
+    pub checked: Option<Arc<[u8]>>,
 }
 
 /// Lifts blocks; keeps what can be used again from one block to the next.
@@ -159,7 +163,7 @@ impl Lifter {
         };
         let insts = builder.insts;
         version.blocks.push(Block { params: Vec::new(), insts, term: Term::Guest(term) });
-        LiftedBlock { pc, end: here, version, count }
+        LiftedBlock { pc, end: here, version, count, checked: None }
     }
 
     fn lift(&mut self, builder: &mut Builder<'_>, inst: &Instruction) -> Flow {

@@ -4,13 +4,14 @@
 //! before the change is found out; whoever reads it afterwards notes it again.
 
 use crate::interp::ExecutableCode;
+use crate::invalidate::CodePages;
 use crate::sync::lock;
-use dynasour_guest::decode::Fetch;
+use dynasour_guest::decode::{Fetch, Watched};
 use rustc_hash::FxHashSet;
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 const PAGE_SHIFT: u32 = 12;
 
@@ -63,8 +64,8 @@ pub struct Noted {
 
 impl Noted {
     /// All executable memory.
-    pub fn new(footprint: &'static Footprint) -> Noted {
-        Noted { code: ExecutableCode::default(), footprint, last: Cell::new((u64::MAX, 0)) }
+    pub fn new(footprint: &'static Footprint, pages: Arc<CodePages>) -> Noted {
+        Noted { code: ExecutableCode::new(pages), footprint, last: Cell::new((u64::MAX, 0)) }
     }
 
     fn note(&self, range: Range<u64>) {
@@ -83,12 +84,12 @@ impl Fetch for Noted {
         self.code.fetch(addr, buf)
     }
 
-    fn changed(&self, range: Range<u64>) {
-        self.code.changed(range);
-    }
-
     fn is_writable(&self, range: Range<u64>) -> bool {
         self.code.is_writable(range)
+    }
+
+    fn watch(&self, range: Range<u64>) -> Watched {
+        self.code.watch(range)
     }
 }
 
@@ -99,7 +100,7 @@ mod tests {
     #[test]
     fn what_was_read_is_noted_until_it_is_forgotten() {
         let footprint: &'static Footprint = Box::leak(Box::default());
-        let code = Noted::new(footprint);
+        let code = Noted::new(footprint, Arc::default());
         let function = what_was_read_is_noted_until_it_is_forgotten as *const () as u64;
         let page = function >> PAGE_SHIFT << PAGE_SHIFT;
         for _ in 0..2 {

@@ -24,7 +24,9 @@
 
 mod mixed;
 
+use super::sources::{Role, Sources};
 use crate::config::{Chaos, RunConfig, Stage};
+use crate::invalidate::CodePages;
 use crate::memory;
 use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::BlockId;
@@ -38,13 +40,15 @@ use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use thiserror::Error;
 
 pub use mixed::{Arrival, Came};
 
-const PAGE_SHIFT: u32 = 12;
+/// Bytes of code that is never entered again, at which everything is dropped to get them back.
+const MOST_GARBAGE: u64 = 4 << 20;
 
 /// So many exits may have a trace of their own from one pc.
 const OWN_TRACES: u32 = 3;
@@ -143,10 +147,13 @@ pub struct Fragments {
     regions: FxHashMap<u64, Region>,
     /// How many exits have a trace of their own from this pc.
     side_traces: FxHashMap<u64, u32>,
+    /// Resolved stubs, and the exit each was made for.
+    stubs: FxHashMap<FragmentId, ExitId>,
     /// Times each unlinked exit was taken.
     taken: FxHashMap<ExitId, u32>,
-    /// Pages of guest code that fragments were made from.
-    pages: FxHashSet<u64>,
+    /// What fragments were made from.
+    sources: Sources,
+    pages: Arc<CodePages>,
     /// Loop fragments, and whether they go through an indirect jump.
     loops: FxHashMap<FragmentId, bool>,
     /// Heads of loops whose indirect jump keeps going elsewhere.
@@ -174,14 +181,16 @@ impl Fragments {
     ///
     /// # Errors
     /// This machine lacks something, or there is no memory.
-    pub fn new(config: &RunConfig) -> Result<Fragments, FragmentError> {
+    pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
         let emitter = Box::new(Emitter::new(Config { cache_size: config.cache_size })?);
         Ok(Fragments {
             emitter,
             regions: FxHashMap::default(),
             side_traces: FxHashMap::default(),
+            stubs: FxHashMap::default(),
             taken: FxHashMap::default(),
-            pages: FxHashSet::default(),
+            sources: Sources::default(),
+            pages,
             loops: FxHashMap::default(),
             dispatching: FxHashSet::default(),
             new_dispatch: None,
@@ -242,17 +251,110 @@ impl Fragments {
         }
     }
 
+    /// Code in `range` has changed or gone. None: nothing was made from it. `true`: everything must go, see
+    /// [`Fragments::retire`]. `false`: what was made from it rests ([`super::sources`]), or somebody else is retiring
+    /// everything; those inside come out.
+    pub fn touch(&mut self, range: &Range<u64>) -> Option<bool> {
+        // What is being compiled now may be made from it.
+        self.generation += 1;
+        if self.retired {
+            return Some(false);
+        }
+        if !self.is_made_from(range) {
+            return None;
+        }
+        // Links of blocks lead to places, not to fragments that could rest.
+        if self.head_threshold != 0 || self.emitter.is_copied_from(range) || self.sources.garbage() > MOST_GARBAGE {
+            return Some(self.retire());
+        }
+        let touched = self.sources.touch(range);
+        for &(id, role) in &touched {
+            if let Role::Region(pc) = role {
+                self.leave_region(pc, id);
+            }
+        }
+        if !touched.is_empty() {
+            let ids: Vec<FragmentId> = touched.into_iter().map(|(id, _)| id).collect();
+            self.emitter.put_to_rest(&ids);
+            self.stats.rested += ids.len() as u64;
+        }
+        Some(false)
+    }
+
     /// Was some fragment made from code in this range?
     pub fn is_made_from(&self, range: &Range<u64>) -> bool {
-        if self.emitter.is_copied_from(range) {
-            return true;
+        self.emitter.is_copied_from(range) || !self.sources.made_from(range).is_empty()
+    }
+
+    /// Takes `id` out of its region; what is entered there next is the next one, if any.
+    fn leave_region(&mut self, pc: u64, id: FragmentId) {
+        let Some(region) = self.regions.get_mut(&pc) else { return };
+        let was_first = region.fragments.first() == Some(&id);
+        region.fragments.retain(|other| *other != id);
+        let next = region.fragments.first().copied();
+        if next.is_none() {
+            self.regions.remove(&pc);
         }
-        let pages = range.start >> PAGE_SHIFT..=range.end.saturating_sub(1) >> PAGE_SHIFT;
-        if pages.end() - pages.start() > self.pages.len() as u64 {
-            self.pages.iter().any(|p| pages.contains(p))
-        } else {
-            pages.into_iter().any(|p| self.pages.contains(&p))
+        if was_first {
+            self.emitter.forget_entry(pc);
+            if let Some(next) = next {
+                self.register(pc, next);
+            }
         }
+    }
+
+    /// None of a region's fragments does: if they look for themselves whether their code is there, it has changed too often.
+    fn drop_changed(&mut self, pc: u64) {
+        let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
+        let changed: Vec<FragmentId> = all.into_iter().filter(|id| self.sources.is_checked(*id)).collect();
+        self.emitter.put_to_rest(&changed);
+        for id in changed {
+            self.leave_region(pc, id);
+            self.sources.drop_source(id);
+        }
+    }
+
+    /// Lets indirect jumps find a fragment.
+    fn register(&mut self, pc: u64, id: FragmentId) {
+        if self.chaos.is_none() {
+            self.emitter.register_entry(pc, id).expect("the fragment was compiled for this pc");
+        }
+    }
+
+    /// The fragments of a region that rest and whose code is what it was come back.
+    fn wake(&mut self, pc: u64) {
+        if !self.sources.rests(Role::Region(pc)) {
+            return;
+        }
+        let awake = self.sources.wake(Role::Region(pc), &self.pages);
+        if awake.is_empty() {
+            return;
+        }
+        awake.iter().for_each(|id| self.emitter.wake(*id));
+        self.stats.woken += awake.len() as u64;
+        let region = self.regions.entry(pc).or_default();
+        region.fragments.extend(awake);
+        // The oldest is the first.
+        region.fragments.sort_unstable();
+        let first = region.fragments[0];
+        self.register(pc, first);
+    }
+
+    /// The fragment that an exit had of its own, if it rests and can come back, is attached again.
+    fn wake_side(&mut self, exit: ExitId) -> bool {
+        if !self.sources.rests(Role::Side(exit)) {
+            return false;
+        }
+        let awake = self.sources.wake(Role::Side(exit), &self.pages);
+        self.stats.woken += awake.len() as u64;
+        // An exit has one at a time.
+        awake.last().is_some_and(|id| self.emitter.wake_attached(exit, *id).is_ok())
+    }
+
+    /// The fragment that is entered at `pc`, woken if it rests.
+    pub fn find(&mut self, pc: u64) -> Option<FragmentId> {
+        self.wake(pc);
+        self.first(pc)
     }
 
     /// The way to what [`Fragments::arrive`] gave.
@@ -265,11 +367,6 @@ impl Fragments {
         self.emitter.copy_state(context, code)
     }
 
-    /// As [`Fragments::is_made_from`], or somebody may still be in fragments that have been taken away.
-    pub fn has_any_from(&self, range: &Range<u64>) -> bool {
-        self.retired || self.is_made_from(range)
-    }
-
     /// From now on traces may not assume `private_memory`. Must existing fragments go?
     pub fn lose_private_memory(&mut self) -> bool {
         if !std::mem::replace(&mut self.private_memory, false) {
@@ -277,11 +374,6 @@ impl Fragments {
         }
         self.generation += 1;
         !self.regions.is_empty()
-    }
-
-    /// Guest code has changed somewhere: what is being compiled is not installed.
-    pub fn bump(&mut self) {
-        self.generation += 1;
     }
 
     /// Makes nothing lead into any fragment any more, and whoever is in one come out. When all are, somebody must
@@ -314,8 +406,9 @@ impl Fragments {
         self.generation += 1;
         self.regions.clear();
         self.side_traces.clear();
+        self.stubs.clear();
         self.taken.clear();
-        self.pages.clear();
+        self.sources.clear();
         self.loops.clear();
         self.dispatching.clear();
         self.new_dispatch = None;
@@ -353,9 +446,13 @@ impl Fragments {
             eprintln!("dynasour: {:?} left through {exit:?} ({:?}) to {:#x}", way.fragment, deopt.kind, context.rip);
         }
         Ok(Next::After(match deopt.kind {
+            SiteKind::End if self.stub_of(exit).is_some() => {
+                let origin = self.stub_of(exit).unwrap_or(exit);
+                return self.left_stub(exit, origin, context.rip);
+            }
             SiteKind::End | SiteKind::EndIndirect => {
                 self.stats.fragment_ends += 1;
-                let Some(next) = self.first(context.rip) else { return Ok(Next::After(After::CountHead)) };
+                let Some(next) = self.find(context.rip) else { return Ok(Next::After(After::CountHead)) };
                 if deopt.kind == SiteKind::End && self.chaos.is_none() {
                     self.emitter.link(exit, next)?;
                     self.stats.links += 1;
@@ -381,9 +478,35 @@ impl Fragments {
         }))
     }
 
+    /// The exit whose stub leaves by `exit`.
+    fn stub_of(&self, exit: ExitId) -> Option<ExitId> {
+        self.stubs.get(&self.emitter.exit(exit)?.fragment).copied()
+    }
+
+    /// The resolved stub of `origin` has left by `exit`, since what it led to rests: it leads to what `origin` may lead to
+    /// now, or not anywhere.
+    fn left_stub(&mut self, exit: ExitId, origin: ExitId, pc: u64) -> Result<Next, FragmentError> {
+        self.wake(pc);
+        let own = self.emitter.exit(origin).and_then(|e| (!e.progress).then_some(e.fragment));
+        Ok(match self.successor(own, pc) {
+            Some(next) => {
+                self.emitter.link(exit, next)?;
+                self.stats.links += 1;
+                Next::Enter(next)
+            }
+            None => {
+                self.emitter.unlink(origin)?;
+                Next::After(After::Interpret)
+            }
+        })
+    }
+
     /// A hot exit is linked to where it goes, or asks for a side trace from there.
     fn guard_failed(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Result<After, FragmentError> {
         if self.retired {
+            return Ok(After::Interpret);
+        }
+        if self.wake_side(exit) {
             return Ok(After::Interpret);
         }
         let taken = self.taken.entry(exit).or_default();
@@ -398,17 +521,24 @@ impl Fragments {
             let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
             self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
         }
+        if let Some(pc) = target {
+            self.wake(pc);
+        }
         let linked = match target {
             None => self.emitter.link_indirect_exit(exit),
             Some(pc) => match self.successor(own, pc) {
                 Some(next) => self.emitter.link_exit(exit, next),
-                None if self.is_full(pc, policy) => return Ok(After::Interpret),
+                None if self.is_full(pc, policy) => {
+                    self.drop_changed(pc);
+                    return Ok(After::Interpret);
+                }
                 None => return Ok(After::RecordSide(Side { exit, pc, generation: self.generation })),
             },
         };
         match linked {
             Ok(stub) => {
                 self.stats.stubs += 1;
+                self.stubs.insert(stub, exit);
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
                 }
@@ -424,15 +554,17 @@ impl Fragments {
     /// may have made none.
     fn successor(&self, own: Option<FragmentId>, pc: u64) -> Option<FragmentId> {
         let versions = &self.regions.get(&pc)?.fragments;
-        match versions.iter().position(|f| Some(*f) == own) {
-            Some(own) => versions.get(own + 1).copied(),
+        // A version that rests may be back before the exit is taken next.
+        match own.filter(|own| self.sources.role(*own) == Some(Role::Region(pc))) {
+            Some(own) => versions.iter().find(|version| **version > own).copied(),
             None => versions.first().copied(),
         }
     }
 
     /// May another exit to `pc` have a trace of its own?
     fn wants_own_trace(&self, pc: u64) -> bool {
-        !self.regions.contains_key(&pc) && self.side_traces.get(&pc).is_none_or(|n| *n < OWN_TRACES)
+        let has_region = self.regions.contains_key(&pc) || self.sources.rests(Role::Region(pc));
+        !has_region && self.side_traces.get(&pc).is_none_or(|n| *n < OWN_TRACES)
     }
 
     fn is_full(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
@@ -511,18 +643,14 @@ impl Fragments {
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         if shared {
             self.regions.entry(path.head).or_default().fragments.push(id);
-            if first && self.chaos.is_none() {
-                self.emitter.register_entry(path.head, id).expect("the fragment was compiled for this pc");
-                if self.head_threshold != 0 {
+            if first {
+                self.register(path.head, id);
+                if self.head_threshold != 0 && self.chaos.is_none() {
                     self.emitter.lead_to(id).map_err(|_| Failure::Stale)?;
                 }
             }
         } else {
             *self.side_traces.entry(path.head).or_default() += 1;
-        }
-        for step in &path.steps {
-            let last = step.block.end.saturating_sub(1).max(step.block.pc);
-            self.pages.extend(step.block.pc >> PAGE_SHIFT..=last >> PAGE_SHIFT);
         }
         if path.shape == TraceShape::Loop {
             self.loops.insert(id, path.jumps_indirectly());
@@ -530,9 +658,10 @@ impl Fragments {
         }
         self.stats.fragments += 1;
         self.stats.trace_instructions += path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
-        if let Some(f) = self.emitter.fragment(id) {
-            self.stats.code_bytes += (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start);
-        }
+        let size = self.emitter.fragment(id).map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
+        self.stats.code_bytes += size;
+        let role = plan.side.filter(|_| !shared).map_or(Role::Region(path.head), Role::Side);
+        self.sources.add(id, role, path, size);
         self.stats.compile_nanoseconds += plan.start.elapsed().as_nanos() as u64;
         Ok(())
     }

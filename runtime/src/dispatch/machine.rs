@@ -7,13 +7,14 @@ use super::fragments::{FragmentError, Fragments};
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, Resting};
 use crate::config::{RunConfig, Stage, Tier};
+use crate::invalidate::CodePages;
 use crate::stats::Stats;
 use crate::sync::lock;
 use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The machine, for signal handlers.
 static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(std::ptr::null_mut());
@@ -24,6 +25,8 @@ pub struct Machine {
     pub config: RunConfig,
     /// Code that is only interpreted (the vDSO).
     pub untraced: Range<u64>,
+    /// The guest's code.
+    pub pages: Arc<CodePages>,
     /// The guest's threads.
     pub peers: Peers,
     /// Guest code that somebody has read.
@@ -43,14 +46,19 @@ impl Machine {
     ///
     /// # Errors
     /// The code cache could not be made.
-    pub fn new(config: &RunConfig, untraced: Range<u64>) -> Result<&'static Machine, FragmentError> {
+    pub fn new(
+        config: &RunConfig,
+        untraced: Range<u64>,
+        pages: Arc<CodePages>,
+    ) -> Result<&'static Machine, FragmentError> {
         let fragments = match config.tier {
             Tier::Interp => None,
-            Tier::Dynamo | Tier::Copy | Tier::Full => Some(Fragments::new(config)?),
+            Tier::Dynamo | Tier::Copy | Tier::Full => Some(Fragments::new(config, pages.clone())?),
         };
         let machine = Box::leak(Box::new(Machine {
             config: config.clone(),
             untraced,
+            pages,
             peers: Peers::default(),
             footprint: Footprint::default(),
             resting: Mutex::new(Vec::new()),
@@ -92,13 +100,9 @@ impl Machine {
     /// Code in `range` has changed: the other threads forget their blocks made from it, and fragments made from it go. The
     /// caller is outside and holds no lock; its own blocks are its own affair.
     pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
-        let retired = self.fragments().map(|mut f| {
-            // What is being compiled now may be made from it.
-            f.bump();
-            f.has_any_from(range).then(|| f.retire())
-        });
+        let touched = self.fragments().and_then(|mut f| f.touch(range));
         self.peers.forget(own, range);
-        if let Some(Some(retired)) = retired {
+        if let Some(retired) = touched {
             // If somebody else is at it, others may still run what this change was about.
             self.peers.settle(own);
             if retired && let Some(mut fragments) = self.fragments() {
@@ -148,7 +152,7 @@ impl Machine {
     pub fn with_locks(&self, f: &mut dyn FnMut()) {
         let _resting = lock(&self.resting);
         let _fragments = self.fragments();
-        self.footprint.held(|| self.peers.held(f));
+        self.footprint.held(|| self.peers.held(&mut || self.pages.held(&mut *f)));
     }
 
     /// Writes a line about a stage that the user wants to see.

@@ -20,6 +20,7 @@ mod fragments;
 mod machine;
 mod peers;
 mod select;
+mod sources;
 
 use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop};
@@ -62,7 +63,7 @@ impl Dispatcher {
     /// # Errors
     /// No memory.
     pub fn new(machine: &'static Machine) -> Result<Self, FragmentError> {
-        let mut interp = Interp::with_code(Box::new(Noted::new(&machine.footprint)));
+        let mut interp = Interp::with_code(Box::new(Noted::new(&machine.footprint, machine.pages.clone())));
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
@@ -106,6 +107,7 @@ impl Dispatcher {
                 self.abandon(AbortReason::Signal);
                 return status;
             }
+            self.drop_written();
         }
     }
 
@@ -182,7 +184,7 @@ impl Dispatcher {
             Selected::Hot { kind, stable } => {
                 let pc = context.rip;
                 // Another thread may have been faster.
-                if self.machine.fragments().is_some_and(|f| f.first(pc).is_some()) {
+                if self.machine.fragments().is_some_and(|mut f| f.find(pc).is_some()) {
                     self.mark(pc);
                 } else if let Ok(entry) = self.interp.entry(pc) {
                     self.selector.start(entry.lifted(), kind, stable);
@@ -255,7 +257,7 @@ impl Dispatcher {
         // Who is not admitted interprets: whoever is may be waiting for what this thread does.
         let Some(_admission) = self.machine.admit() else { return Ok(After::Interpret) };
         let Some(mut fragments) = self.machine.fragments() else { return Ok(After::Nothing) };
-        let Some(mut fragment) = fragments.first(context.rip) else { return Ok(After::Nothing) };
+        let Some(mut fragment) = fragments.find(context.rip) else { return Ok(After::Nothing) };
         let mut visiting = false;
         loop {
             let way = fragments.prepare(fragment)?;
@@ -300,9 +302,7 @@ impl Dispatcher {
                 if self.selector.heads.is_blacklisted(context.rip, &self.selector.policy) {
                     return;
                 }
-                if let Ok(entry) = self.interp.entry(context.rip)
-                    && !entry.writable
-                {
+                if let Ok(entry) = self.interp.entry(context.rip) {
                     self.selector.start(entry.lifted(), HeadKind::Other, Vec::new());
                     self.side = Some(side);
                 }
@@ -382,6 +382,7 @@ impl Dispatcher {
                 };
                 system.raise(context, fault)
             }
+            Stop::Fault { info, .. } if self.machine.pages.opened_by_fault(&info) => self.repeat(context, system),
             Stop::Fault { pc, info } => {
                 let fault = GuestFault::noted(context, pc, &info);
                 system.raise(context, fault)
@@ -392,6 +393,27 @@ impl Dispatcher {
                 process::complain(&format!("internal error at guest pc {:#x}: {error}", context.rip));
                 Outcome::Killed(libc::SIGABRT)
             }
+        }
+    }
+
+    /// The instruction at rip wrote to a page of code that is open now: runs it again, by itself, since it may have changed
+    /// the next one.
+    fn repeat(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+        self.drop_written();
+        if !self.peer.enter(context) {
+            // It faults again, or does not, when it is tried next.
+            self.attend();
+            return Outcome::Continue;
+        }
+        let stop = self.interp.run_one(context);
+        self.peer.leave();
+        stop.map_or(Outcome::Continue, |stop| self.stopped(context, system, stop))
+    }
+
+    /// Drops what was made from pages that were opened for writing.
+    fn drop_written(&mut self) {
+        for range in self.machine.pages.take_written() {
+            self.invalidate(range);
         }
     }
 
@@ -475,6 +497,12 @@ impl Engine for Dispatcher {
     }
 
     fn private_memory_lost(&mut self) {
+        // If that is for a thread, it may guard pages while this one is in a system call.
+        self.machine.pages.set_threaded();
+        if matches!(self.machine.config.tier, Tier::Copy | Tier::Full) {
+            // Each page that is opened would cost all native code of all threads.
+            self.machine.pages.stop_guarding();
+        }
         if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
             self.flush();
         }
@@ -506,7 +534,7 @@ impl Engine for Dispatcher {
                 Outcome::Continue
             };
             match outcome {
-                Outcome::Continue => {}
+                Outcome::Continue => self.drop_written(),
                 Outcome::Exit(status) | Outcome::ThreadExit(status) => process::exit(status),
                 Outcome::Killed(signo) => signal::die(signo),
             }

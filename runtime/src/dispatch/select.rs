@@ -99,7 +99,8 @@ impl Selector {
 
     /// May traces be made of this block?
     pub fn may_trace(&self, block: &BlockEntry) -> bool {
-        !block.writable && !self.untraced.contains(&block.pc)
+        let untraceable = self.native && block.is_checked();
+        !untraceable && !self.untraced.contains(&block.pc)
     }
 
     /// Counts the guest's arrival at a head that it reached natively.
@@ -136,7 +137,8 @@ impl Selector {
         };
         let selected = match active.recorder.step(&active.block, to.pc, landing) {
             Recording::Continue if self.untraced.contains(&to.pc) => Selected::Aborted(head, AbortReason::Vdso),
-            Recording::Continue if to.writable => Selected::Aborted(head, AbortReason::WritableCode),
+            // Native code goes on in blocks where a trace leaves, and blocks do not look for themselves.
+            Recording::Continue if self.native && to.is_checked() => Selected::Aborted(head, AbortReason::WritableCode),
             Recording::Continue => {
                 active.block = to.lifted();
                 return None;
@@ -204,7 +206,7 @@ impl Policy for Selector {
             return self.record(to);
         }
         if self.native {
-            return (!to.writable).then_some(Selected::Fragment);
+            return (!to.is_checked()).then_some(Selected::Fragment);
         }
         if to.user != NO_FRAGMENT {
             return Some(Selected::Fragment);

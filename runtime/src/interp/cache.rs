@@ -1,20 +1,23 @@
 //! Blocks by pc: a hash map behind a small direct-mapped table, and links from block to block.
 //!
-//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. Links and the
-//! table are cleared when any block is dropped, so none ever dangles.
+//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. A block that is dropped
+//! is taken out of the table and of all links, which each block knows in both directions, so none ever dangles.
 
 use super::BlockRef;
 use super::code::{Code, CodeBytes};
-use super::lower::{End, LowerError, Lowered, Workspace, lower};
+use super::lower::{LowerError, Lowered, Workspace, lower};
 use super::native::{NativeError, NativePool};
-use dynasour_guest::decode::MAX_LENGTH;
-use dynasour_guest::lift::{Fetch, LiftedBlock, MAX_BLOCK, lift_block, recycle};
-use dynasour_ir::{Effects, Inst, Op};
+use dynasour_guest::decode::{MAX_LENGTH, Watched};
+use dynasour_guest::lift::{Bytes, Fetch, LiftedBlock, MAX_BLOCK, lift_block, recycle};
+use dynasour_ir::{Effects, GuestTerm, Inst, Op, Term};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use std::cell::OnceCell;
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What a policy sees of a block.
 pub struct BlockEntry {
@@ -24,9 +27,8 @@ pub struct BlockEntry {
     pub end: u64,
     /// How many guest instructions it has.
     pub count: u32,
-    /// Plain stores may change what it was made from; the interpreter then looks at each entry. Such a block's IR
-    /// must not be used for anything that lasts.
-    pub writable: bool,
+    /// What it was made from, if plain stores may change that: the interpreter then looks at each entry.
+    checked: Option<Arc<[u8]>>,
     /// Free for the policy: initially 0 (the dynamo mode keeps a trace head's counter here).
     pub counter: u32,
     /// Free for the policy: initially 0 (the dynamo mode keeps a fragment's number here).
@@ -36,10 +38,22 @@ pub struct BlockEntry {
 }
 
 impl BlockEntry {
+    /// Plain stores may change what it was made from.
+    pub fn is_checked(&self) -> bool {
+        self.checked.is_some()
+    }
+
     /// The block's IR. It is not kept when the block is made, since few blocks are ever recorded, but lifted again
     /// from guest memory at the first request.
     pub fn lifted(&self) -> Rc<LiftedBlock> {
-        self.lifted.get_or_init(|| Rc::new(lift_block(self.pc, &*self.code, self.count as usize))).clone()
+        let lift = || match &self.checked {
+            None => lift_block(self.pc, &*self.code, self.count as usize),
+            Some(bytes) => {
+                let lifted = lift_block(self.pc, &Bytes { start: self.pc, bytes }, self.count as usize);
+                LiftedBlock { checked: Some(bytes.clone()), ..lifted }
+            }
+        };
+        self.lifted.get_or_init(|| Rc::new(lift())).clone()
     }
 }
 
@@ -51,6 +65,8 @@ pub struct Block {
     pub start: *const Code,
     /// Where its direct edges led (the branch taken first); null if not known.
     pub links: [*const Block; 2],
+    /// The blocks that link to it.
+    linked_from: SmallVec<[BlockRef; 2]>,
     /// Its operations.
     pub lowered: Lowered,
     /// First guest byte behind those that made it what it is: [`BlockEntry::end`], unless it ends in a trap, which
@@ -88,12 +104,21 @@ impl Front {
         self.entries[Front::slot(pc)] = (pc, block.as_ptr());
     }
 
+    fn remove(&mut self, pc: u64) {
+        let entry = &mut self.entries[Front::slot(pc)];
+        if entry.0 == pc {
+            *entry = (0, std::ptr::null());
+        }
+    }
+
     fn clear(&mut self) {
         self.entries.fill((0, std::ptr::null()));
     }
 }
 
 const PAGE_SHIFT: u32 = 12;
+/// More `user` words of dropped blocks are not kept.
+const MOST_MARKS: usize = 1 << 14;
 const UNLINKED: [*const Block; 2] = [std::ptr::null(); 2];
 
 /// All blocks.
@@ -109,6 +134,8 @@ pub struct Cache {
     pages: FxHashMap<u64, Vec<u64>>,
     /// Counts the times when blocks were dropped.
     generation: u64,
+    /// The `user` words of blocks that were dropped, for those that take their place.
+    marks: FxHashMap<u64, u32>,
 }
 
 impl Cache {
@@ -123,6 +150,7 @@ impl Cache {
             front: Front::new(),
             pages: FxHashMap::default(),
             generation: 0,
+            marks: FxHashMap::default(),
         }
     }
 
@@ -162,7 +190,7 @@ impl Cache {
         let block = match self.blocks.get(&pc) {
             Some(block) => *block,
             None => {
-                let block = self.make(pc, MAX_BLOCK)?;
+                let block = self.make(pc, Purpose::Block)?;
                 self.blocks.insert(pc, block);
                 block
             }
@@ -176,7 +204,7 @@ impl Cache {
         if let Some(block) = self.singles.get(&pc) {
             return Ok(*block);
         }
-        let block = self.make(pc, 1)?;
+        let block = self.make(pc, Purpose::Single)?;
         self.singles.insert(pc, block);
         Ok(block)
     }
@@ -185,12 +213,16 @@ impl Cache {
     /// `block` may be dropped by this.
     pub fn successor(&mut self, mut block: BlockRef, link: Option<usize>, target: u64) -> Result<BlockRef, LowerError> {
         let generation = self.generation;
-        let next = self.block(target)?;
+        let mut next = self.block(target)?;
         if let Some(link) = link
             && generation == self.generation
         {
             // SAFETY: nothing was dropped meanwhile, and no other reference to the block exists.
-            unsafe { block.as_mut() }.links[link] = next.as_ptr();
+            let known = unsafe { std::mem::replace(&mut block.as_mut().links[link], next.as_ptr()) };
+            if known.is_null() {
+                // SAFETY: as above.
+                unsafe { next.as_mut() }.linked_from.push(block);
+            }
         }
         Ok(next)
     }
@@ -201,20 +233,36 @@ impl Cache {
         pc.wrapping_add(self.code.fetch(pc, &mut bytes) as u64)
     }
 
-    fn make(&mut self, pc: u64, max: usize) -> Result<BlockRef, LowerError> {
-        let mut max = max;
-        let (lifted, lowered, writable) = loop {
+    fn make(&mut self, pc: u64, purpose: Purpose) -> Result<BlockRef, LowerError> {
+        let mut max = match purpose {
+            Purpose::Block => MAX_BLOCK,
+            Purpose::Single => 1,
+        };
+        let (lifted, lowered, checked) = loop {
             let lifted = lift_block(pc, &*self.code, max);
-            let writable = self.code.is_writable(pc..lifted.end.max(pc));
+            let source = pc..depends_to(&lifted);
+            let writable = match purpose {
+                // It may be the very instruction that writes to its page.
+                Purpose::Single => self.code.is_writable(source.clone()),
+                Purpose::Block => match self.code.watch(source.clone()) {
+                    Watched::Already => false,
+                    Watched::Now => {
+                        recycle(lifted);
+                        continue;
+                    }
+                    Watched::Impossible => true,
+                },
+            };
             let until_store = if writable { count_until_store(&lifted) } else { lifted.count };
             if until_store < lifted.count {
                 // The store may change what follows.
                 max = until_store as usize;
                 continue;
             }
-            let bytes = if writable { Some(self.bytes(pc, &lifted)) } else { None };
+            let bytes = if writable { Some(self.bytes(source)) } else { None };
+            let checked = bytes.as_ref().map(|code| code.bytes.clone());
             match lower(&lifted.version, bytes, &mut self.natives, &mut self.work) {
-                Ok(lowered) => break (lifted, lowered, writable),
+                Ok(lowered) => break (lifted, lowered, checked),
                 Err(LowerError::TooLarge) if max > 1 => max /= 2,
                 Err(LowerError::Native(NativeError::Full)) if !self.natives_are_fresh() => self.clear(),
                 Err(error) => return Err(error),
@@ -224,16 +272,13 @@ impl Cache {
             pc,
             end: lifted.end,
             count: lifted.count,
-            writable,
+            checked,
             counter: 0,
-            user: 0,
+            user: if purpose == Purpose::Block { self.marks.remove(&pc).unwrap_or(0) } else { 0 },
             code: self.code.clone(),
             lifted: OnceCell::new(),
         };
-        let depends_to = match lowered.end {
-            End::Trap(at, _) => at.saturating_add(MAX_LENGTH as u64).max(lifted.end),
-            _ => lifted.end,
-        };
+        let depends_to = depends_to(&lifted);
         recycle(lifted);
         let first = pc >> PAGE_SHIFT;
         let last = depends_to.wrapping_sub(1).max(pc) >> PAGE_SHIFT;
@@ -247,24 +292,26 @@ impl Cache {
             entry,
             start: lowered.code.as_ptr(),
             links: UNLINKED,
+            linked_from: SmallVec::new(),
             lowered,
             depends_to,
         }))))
     }
 
-    fn bytes(&self, start: u64, lifted: &LiftedBlock) -> CodeBytes {
-        let mut bytes = vec![0; lifted.end.saturating_sub(start) as usize];
-        let len = self.code.fetch(start, &mut bytes);
+    fn bytes(&self, source: Range<u64>) -> CodeBytes {
+        let mut bytes = vec![0; (source.end - source.start) as usize];
+        let len = self.code.fetch(source.start, &mut bytes);
         bytes.truncate(len);
-        CodeBytes { start, bytes: bytes.into() }
+        CodeBytes { start: source.start, bytes: bytes.into() }
     }
 
     fn natives_are_fresh(&self) -> bool {
         self.blocks.is_empty() && self.singles.is_empty()
     }
 
-    /// Calls `f` on every entry.
+    /// Calls `f` on every entry, after which nothing is known of blocks that were dropped.
     pub fn for_each_entry(&mut self, mut f: impl FnMut(&mut BlockEntry)) {
+        self.marks.clear();
         for block in self.blocks.values_mut() {
             // SAFETY: blocks in the map are alive, and `&mut self` excludes other references.
             f(unsafe { &mut block.as_mut().entry });
@@ -276,7 +323,6 @@ impl Cache {
         if start >= end {
             return false;
         }
-        self.code.changed(start..end);
         let pages = (start >> PAGE_SHIFT)..=((end - 1) >> PAGE_SHIFT);
         let few = (pages.end() - pages.start()) < self.pages.len() as u64;
         let mut pcs: Vec<u64> = if few {
@@ -303,13 +349,35 @@ impl Cache {
             return false;
         }
         self.generation += 1;
-        self.front.clear();
-        for block in self.blocks.values_mut() {
-            // SAFETY: blocks in the map are alive; `&mut self` excludes other references.
-            unsafe { block.as_mut() }.links = UNLINKED;
-        }
         for block in dropped {
-            // SAFETY: it came from a box, is in no map or table any more, and no link leads to it.
+            // SAFETY: the block is alive, and `&mut self` excludes other references.
+            let (pc, user, links, linked_from) = unsafe {
+                let block = &mut *block.as_ptr();
+                (
+                    block.entry.pc,
+                    block.entry.user,
+                    std::mem::replace(&mut block.links, UNLINKED),
+                    std::mem::take(&mut block.linked_from),
+                )
+            };
+            self.front.remove(pc);
+            if user != 0 && self.marks.len() < MOST_MARKS {
+                self.marks.insert(pc, user);
+            }
+            for mut other in linked_from {
+                // SAFETY: who links to a living block is alive: see below.
+                let other = unsafe { other.as_mut() };
+                other
+                    .links
+                    .iter_mut()
+                    .filter(|link| std::ptr::eq(**link, block.as_ptr()))
+                    .for_each(|link| *link = std::ptr::null());
+            }
+            for mut other in links.into_iter().filter_map(|link| NonNull::new(link.cast_mut())) {
+                // SAFETY: links lead to living blocks: the loop above.
+                unsafe { other.as_mut() }.linked_from.retain(|from| *from != block);
+            }
+            // SAFETY: it came from a box, is in no map or table any more, and no link leads to it or names it.
             drop(unsafe { Box::from_raw(block.as_ptr()) });
         }
         true
@@ -334,6 +402,24 @@ impl Cache {
     /// What the kernel said; no block must be run then.
     pub fn unshare_after_fork(&mut self) -> io::Result<()> {
         self.natives.unshare_after_fork()
+    }
+}
+
+/// What a block is made for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// To be run again and again.
+    Block,
+    /// To be run once: one instruction.
+    Single,
+}
+
+/// One past the last byte that made a block what it is: its end, unless it ends in a trap, which other bytes behind could
+/// make an instruction.
+fn depends_to(lifted: &LiftedBlock) -> u64 {
+    match lifted.version.blocks.first().map(|block| &block.term) {
+        Some(Term::Guest(GuestTerm::Trap { pc, .. })) => pc.saturating_add(MAX_LENGTH as u64).max(lifted.end),
+        _ => lifted.end.max(lifted.pc),
     }
 }
 

@@ -21,6 +21,7 @@ use super::native::NativeOp;
 use crate::memory::{self, Width};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext, offset};
 use dynasour_ir::{Cond, Ty, semantics};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Runs one operation on the context's words.
@@ -144,7 +145,7 @@ pub struct CodeBytes {
     /// Where.
     pub start: u64,
     /// What was there.
-    pub bytes: Box<[u8]>,
+    pub bytes: Arc<[u8]>,
 }
 
 impl CodeBytes {

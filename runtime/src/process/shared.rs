@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::exec::Follow;
 use super::thread::Threads;
+use crate::invalidate::CodePages;
 use crate::signal::{MAX_SIGNAL, SigAction};
 use crate::sync::lock;
 use crate::syscall::memory::Memory;
@@ -20,6 +21,7 @@ pub(crate) struct Process {
     follow: Option<Arc<Follow>>,
     actions: Arc<Mutex<Actions>>,
     memory: Arc<Mutex<Memory>>,
+    pages: Arc<CodePages>,
     report: Mutex<Option<Report>>,
     is_first: AtomicBool,
     delivered: AtomicU64,
@@ -35,6 +37,7 @@ impl Process {
         follow: Option<Follow>,
         actions: Actions,
         memory: Memory,
+        pages: Arc<CodePages>,
         report: Option<Report>,
     ) -> Arc<Process> {
         Arc::new(Process {
@@ -42,6 +45,7 @@ impl Process {
             follow: follow.map(Arc::new),
             actions: Arc::new(Mutex::new(actions)),
             memory: Arc::new(Mutex::new(memory)),
+            pages,
             report: Mutex::new(report),
             is_first: AtomicBool::new(true),
             delivered: AtomicU64::new(0),
@@ -59,6 +63,7 @@ impl Process {
             follow: self.follow.clone(),
             actions,
             memory: self.memory.clone(),
+            pages: self.pages.clone(),
             report: Mutex::new(None),
             is_first: AtomicBool::new(false),
             delivered: AtomicU64::new(0),
@@ -108,6 +113,11 @@ impl Process {
     /// The guest's view of the address space.
     pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
         lock(&self.memory)
+    }
+
+    /// The address space's code pages.
+    pub(crate) fn pages(&self) -> &CodePages {
+        &self.pages
     }
 
     /// What is kept for the report at this process's end; none for children.

@@ -16,6 +16,7 @@ use dynasour_emitter::Diversion;
 
 use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, precise, set_of};
 use crate::entry::{self, Call, Window};
+use crate::invalidate;
 use crate::memory::{self, FaultInfo};
 
 /// `restart_syscall`: what the kernel puts into rax when it restarts a call that measures time.
@@ -185,13 +186,19 @@ pub unsafe extern "C" fn on_signal(
     let state = unsafe { &*(context.signals as *const SignalState) };
     // The kernel's codes for faults are positive; signals that somebody sent have none, unless he forges one.
     let is_fault = FIVE & set_of(signo) != 0 && info.code() > 0;
-    if !is_fault || !synchronous(signo, info, frame, state) {
+    if !is_fault || !synchronous(signo, info, frame, context, state) {
         asynchronous(signo, info, frame, context, state);
     }
 }
 
 /// Sends a fault to where it is expected. `false`: nobody expects it, so it may be no fault at all.
-fn synchronous(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, state: &SignalState) -> bool {
+fn synchronous(
+    signo: i32,
+    info: &SigInfo,
+    frame: &mut libc::ucontext_t,
+    context: &ThreadContext,
+    state: &SignalState,
+) -> bool {
     let regs = &mut frame.uc_mcontext.gregs;
     let rip = regs[libc::REG_RIP as usize] as u64;
     let mut landing = memory::fixup(rip).or_else(|| entry::fixup(rip));
@@ -210,6 +217,11 @@ fn synchronous(signo: i32, info: &SigInfo, frame: &mut libc::ucontext_t, state: 
         Some(landing) => {
             memory::note_fault(fault);
             regs[libc::REG_RIP as usize] = landing as i64;
+            true
+        }
+        // A store of a fragment's exit to memory that it has written before: code was translated from that page since.
+        None if invalidate::opened_for_host(&fault) => {
+            context.pending.store(1, Ordering::Relaxed);
             true
         }
         // A forged one is accepted. A fault of ours comes back at once, with nothing delivered in between.

@@ -1,14 +1,15 @@
 //! The guest's calls about its address space, which it shares with the host.
 //!
 //! * Ranges of the host's are *protected*: to the guest they are unmapped addresses that cannot be mapped.
-//! * The engine hears of every range whose contents, protection or existence may have changed.
+//! * The engine hears of every range whose contents, protection or existence may have changed, and so do the
+//!   [code pages](crate::invalidate), which must agree with the kernel about what is guarded.
 //! * A shared mapping that can be written ends the assumption `private_memory` (DESIGN 4).
 //! * What the dynamic linker maps goes low ([`dynasour_guest::space`]).
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use dynasour_guest::space::{self, Brk, USER_END, page_down, page_up};
+use dynasour_guest::space::{self, Brk, Mapping, USER_END, page_down, page_up};
 use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::{Done, Engine, System};
@@ -140,6 +141,7 @@ impl System {
             libc::SYS_munmap => self.munmap(engine, call, range),
             libc::SYS_mremap => self.mremap(engine, call),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect if refused => Done::error(libc::ENOMEM),
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => self.mprotect(engine, call, range),
             libc::SYS_madvise if refused => Done::error(libc::ENOMEM),
             libc::SYS_remap_file_pages if refused => Done::error(libc::EINVAL),
             libc::SYS_madvise if !changes_contents(call.args[2] as i32) => self.pass(call),
@@ -153,10 +155,38 @@ impl System {
     /// Performs the call and, unless it was not made, forgets code in `range`: even a call that fails may have
     /// changed a part.
     fn pass_and_invalidate(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        self.process.pages().open(range.clone());
         let done = self.pass(call);
         if done != Done::Restart && !range.is_empty() {
+            self.process.pages().forget(range.clone());
             engine.invalidate(range);
         }
+        done
+    }
+
+    fn mprotect(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        let prot = ProtFlags::from_bits_retain(call.args[2] as i32);
+        // Code that was there can still be executed, and changes less easily than before.
+        let spares_code =
+            prot - ProtFlags::PROT_READ == ProtFlags::PROT_EXEC && self.process.pages().knows(range.clone());
+        if !spares_code {
+            self.process.pages().open(range.clone());
+        }
+        let done = self.pass(call);
+        if done == Done::Restart || range.is_empty() {
+            return done;
+        }
+        let known = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
+        if done == Done::Value(0) && known.contains(prot) {
+            self.process.pages().protected(range.clone(), prot);
+            if spares_code {
+                return done;
+            }
+        } else {
+            self.process.pages().open(range.clone());
+            self.process.pages().forget(range.clone());
+        }
+        engine.invalidate(range);
         done
     }
 
@@ -166,7 +196,9 @@ impl System {
             (memory.brk.current(), memory.brk.set(wanted))
         };
         if now < before {
-            engine.invalidate(page_down(now)..page_up(before).unwrap_or(before));
+            let range = page_down(now)..page_up(before).unwrap_or(before);
+            self.process.pages().mapped(page_up(now).unwrap_or(now)..range.end, None);
+            engine.invalidate(range);
         }
         Done::Value(now as i64)
     }
@@ -205,15 +237,27 @@ impl System {
         if is_error(start) {
             // MAP_FIXED unmaps what was there before it finds out that it cannot map.
             if fixed & libc::MAP_FIXED != 0 {
-                engine.invalidate(pages(address, len));
+                let range = pages(address, len);
+                self.process.pages().open(range.clone());
+                self.process.pages().forget(range.clone());
+                engine.invalidate(range);
             }
             return done;
         }
+        let range = pages(start as u64, len);
+        let mapping = Mapping::anonymous(ProtFlags::from_bits_truncate(prot));
+        self.process.pages().mapped(range.clone(), (private && anonymous).then_some(mapping));
         if !private && (anonymous || prot & libc::PROT_WRITE != 0 || is_open_for_writing(fd)) {
             engine.private_memory_lost();
         }
+        if !anonymous && (prot & libc::PROT_EXEC != 0 || !private) && is_open_for_writing(fd) {
+            // Code of that file, here or mapped before, may change in ways that are not seen.
+            for code in inode_of(fd).map_or(Vec::new(), |inode| self.process.pages().file_may_change(inode)) {
+                engine.invalidate(code);
+            }
+        }
         if fixed != 0 || prot & libc::PROT_EXEC != 0 {
-            engine.invalidate(pages(start as u64, len));
+            engine.invalidate(range);
         }
         done
     }
@@ -231,8 +275,10 @@ impl System {
         let parts = self.process.memory().guest_parts(range);
         for part in parts {
             let own = Call::new(libc::SYS_munmap, &[part.start, part.end - part.start]);
+            self.process.pages().open(part.clone());
             // SAFETY: none of the range is the host's.
             let result = unsafe { entry::raw(&own) };
+            self.process.pages().forget(part.clone());
             engine.invalidate(part);
             if result < 0 {
                 return Done::Value(result);
@@ -254,7 +300,9 @@ impl System {
         if let Done::Value(start) = done {
             let moved_to = if is_error(start) && fixed { new } else { start as u64 };
             if fixed || !is_error(start) {
-                engine.invalidate(pages(moved_to, new_len));
+                let range = pages(moved_to, new_len);
+                self.process.pages().mapped(range.clone(), None);
+                engine.invalidate(range);
             }
         }
         done
@@ -270,6 +318,8 @@ impl System {
         if let Done::Value(start) = done
             && !is_error(start)
         {
+            // How far it reaches only the kernel knows; it was nobody's before.
+            self.process.pages().forget(start as u64..USER_END);
             engine.private_memory_lost();
         }
         done
@@ -302,6 +352,16 @@ fn is_open_for_writing(fd: i32) -> bool {
     // SAFETY: reads flags of a descriptor.
     let flags = unsafe { entry::raw(&Call::new(libc::SYS_fcntl, &[fd as u64, libc::F_GETFL as u64])) };
     is_error(flags) || flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// The inode of an open file.
+fn inode_of(fd: i32) -> Option<u64> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: fills `status` in, or fails.
+    unsafe {
+        let failed = entry::raw(&Call::new(libc::SYS_fstat, &[fd as u64, status.as_mut_ptr() as u64]));
+        (failed == 0).then(|| status.assume_init().st_ino)
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! | address space ([`memory`]) | `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`, `madvise`, `remap_file_pages`, `shmat`, `shmdt` |
 //! | processes and threads ([`crate::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group`, `set_tid_address` |
 //! | the path of the executable ([`paths`]) | `open`, `stat`, `access`, `readlink` and their variants on `/proc/self/exe` |
+//! | writes to `/proc/self/mem` ([`process_memory`]) | `write`, `pwrite64`, `writev`, `pwritev(2)` |
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
 //! | refused with ENOSYS | `rseq`, `seccomp`, `io_uring_setup`, `userfaultfd`, `modify_ldt`, `set_thread_area`, x32 calls |
@@ -17,6 +18,7 @@
 mod control;
 pub mod memory;
 pub mod paths;
+mod process_memory;
 pub(crate) mod report;
 pub mod special;
 
@@ -29,6 +31,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::space::Brk;
 
 use crate::entry::{self, Call};
+use crate::invalidate::CodePages;
 use crate::process::exec::{Arguments, Follow};
 use crate::process::{Process, ThreadBody};
 use crate::signal::altstack::AltStack;
@@ -110,6 +113,8 @@ pub struct Config {
     pub brk: Brk,
     /// Whether there is something to report when the process ends.
     pub reports: bool,
+    /// The address space's code pages.
+    pub pages: Arc<CodePages>,
 }
 
 /// What the process had before anything of ours changed it.
@@ -162,7 +167,7 @@ impl System {
         let report = config.reports.then(Report::new);
         let memory = Memory::new(config.brk);
         System {
-            process: Process::new(config.executable, config.follow, inherited.actions, memory, report),
+            process: Process::new(config.executable, config.follow, inherited.actions, memory, config.pages, report),
             signals: SignalState::new(inherited.mask),
             mask: inherited.mask,
             delivery_mask: None,
@@ -245,7 +250,10 @@ impl System {
         let done = if context.pending.load(Ordering::Relaxed) != 0 {
             Done::Restart
         } else {
-            self.perform(context, engine, &call)
+            let outputs = self.process.pages().pin(i64::from(call.nr as u32), &call.args);
+            let done = self.perform(context, engine, &call);
+            self.process.pages().unpin(&outputs);
+            done
         };
         match done {
             Done::Value(value) => {
@@ -323,6 +331,10 @@ impl System {
             | libc::SYS_faccessat2
             | libc::SYS_readlink
             | libc::SYS_readlinkat => self.path_call(nr, call),
+
+            libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
+                self.write_call(engine, nr, call)
+            }
 
             libc::SYS_close | libc::SYS_close_range | libc::SYS_dup2 | libc::SYS_dup3 => self.descriptor_call(nr, call),
             libc::SYS_kill | libc::SYS_tkill | libc::SYS_tgkill if self.is_own_end(nr, call) => {

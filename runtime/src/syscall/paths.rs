@@ -119,7 +119,12 @@ impl System {
                 call.args[path] = executable.as_ptr() as u64;
                 self.pass(&call)
             }
-            _ => self.pass(call),
+            _ => match nr {
+                libc::SYS_open => self.opened_file(self.pass(call), call.args[1] as i32),
+                libc::SYS_openat => self.opened_file(self.pass(call), call.args[2] as i32),
+                libc::SYS_openat2 => self.opened_file(self.pass(call), libc::O_RDWR),
+                _ => self.pass(call),
+            },
         }
     }
 
@@ -140,6 +145,7 @@ impl System {
             return self.pass(call);
         }
         let Ok(text) = std::fs::read("/proc/thread-self/maps") else { return self.pass(call) };
+        let text = self.process.pages().listing(&text);
         let text = self.process.memory().guest_maps(&text);
         if text.len() as u64 > file_size_limit() {
             return self.pass(call);

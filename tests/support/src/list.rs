@@ -126,6 +126,11 @@ macro_rules! for_each_guest {
             segment_overrides: "segment_overrides.c",
             refused: "refused.c",
             self_modifying: "self_modifying.c",
+            code_writes: "code_writes.c" .flags(&["-mno-red-zone"]),
+            code_many: "code_many.c" .args(&["1500"]),
+            code_many_flipping: "code_many.c" .args(&["500", "flip"]),
+            code_recycled: "code_recycled.c" .args(&["1000"]),
+            dlopen_loop: "dlopen_loop.c" .args(&["{dir}/libdlopen_loop.so", "40"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
             dlopen: "dlopen.c" .args(&["{dir}/libdlopen.so"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
             script: "script.sh" .args(&["one", "two words"]) .stdin(b"alpha beta gamma\ndelta\n") .exits(12),
             // Forms of executables, and what a program finds at its start.

@@ -15,6 +15,7 @@ use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
 pub use segment::Segments;
 
 use super::{Outcome, System};
+use crate::invalidate;
 use crate::memory::{self, Fault};
 use crate::signal::GuestFault;
 
@@ -204,15 +205,19 @@ fn load(address: u64, size: usize) -> Result<u64, Refused> {
 
 /// Writes 2, 4 or 8 bytes.
 fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
-    // SAFETY: the guest computed the address.
-    let done = unsafe {
-        match size {
-            2 => memory::store(address, value as u16),
-            4 => memory::store(address, value as u32),
-            _ => memory::store(address, value),
+    loop {
+        // SAFETY: the guest computed the address.
+        let done = unsafe {
+            match size {
+                2 => memory::store(address, value as u16),
+                4 => memory::store(address, value as u32),
+                _ => memory::store(address, value),
+            }
+        };
+        if done.is_ok() || !invalidate::opened_for_host(&memory::last_fault()) {
+            return done.map_err(Refused::from);
         }
-    };
-    done.map_err(Refused::from)
+    }
 }
 
 /// Pushes `size` bytes.

@@ -1,0 +1,113 @@
+//! `/proc/self/maps` as it would be without guards: pages get their right to be written back, and pieces that only guards
+//! keep apart are one line again.
+
+use std::ops::Range;
+
+use dynasour_guest::space::{self, PAGE};
+
+/// One line, taken apart: the columns behind the offset as they stand.
+struct Piece<'t> {
+    range: Range<u64>,
+    permissions: [u8; 4],
+    offset: u64,
+    rest: &'t [u8],
+    /// Does it lie beside, or consist of, guarded pages?
+    touched: bool,
+}
+
+impl Piece<'_> {
+    fn continues(&self, before: &Piece) -> bool {
+        let anonymous = self.rest.starts_with(b"00:00 0");
+        let offset = before.offset + (before.range.end - before.range.start);
+        before.range.end == self.range.start
+            && before.permissions == self.permissions
+            && before.rest == self.rest
+            && (anonymous || offset == self.offset)
+    }
+}
+
+/// `text` with what is `guarded` (addresses of pages, ascending) shown as the guest left it.
+pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
+    if guarded.is_empty() {
+        return text.to_vec();
+    }
+    let mut pieces: Vec<Piece> = Vec::new();
+    for line in text.split(|&byte| byte == b'\n') {
+        let mut columns = line.splitn(4, |&byte| byte == b' ');
+        let (Some(entry), Some(rest)) = (space::parse_line(line), columns.nth(3)) else { continue };
+        let Some(permissions) = line.split(|&byte| byte == b' ').nth(1).and_then(|p| p.first_chunk::<4>()) else {
+            continue;
+        };
+        let inside = &guarded[guarded.partition_point(|&page| page < entry.range.start)..];
+        let inside = &inside[..inside.partition_point(|&page| page < entry.range.end)];
+        let mut start = entry.range.start;
+        while start < entry.range.end {
+            let is_guarded = inside.binary_search(&start).is_ok();
+            let next = inside.iter().copied().find(|&page| page > start).unwrap_or(entry.range.end);
+            let end = if is_guarded { start + PAGE } else { next };
+            let mut permissions = *permissions;
+            if is_guarded {
+                permissions[1] = b'w';
+            }
+            let offset = entry.offset + if entry.inode != 0 { start - entry.range.start } else { 0 };
+            let piece = Piece { range: start..end, permissions, offset, rest, touched: is_guarded };
+            match pieces.last_mut() {
+                Some(last) if (last.touched || is_guarded) && piece.continues(last) => {
+                    last.range.end = end;
+                    last.touched = is_guarded;
+                }
+                _ => pieces.push(piece),
+            }
+            start = end;
+        }
+    }
+    let mut out = Vec::with_capacity(text.len());
+    for piece in pieces {
+        let permissions = String::from_utf8_lossy(&piece.permissions).into_owned();
+        let head = format!("{:08x}-{:08x} {permissions} {:08x} ", piece.range.start, piece.range.end, piece.offset);
+        out.extend_from_slice(head.as_bytes());
+        out.extend_from_slice(piece.rest);
+        out.push(b'\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str, guarded: &[u64]) -> String {
+        String::from_utf8(without_guards(text.as_bytes(), guarded)).expect("text")
+    }
+
+    #[test]
+    fn guarded_pages_join_their_neighbours() {
+        let text = "00001000-00002000 rwxp 00000000 00:00 0 \n\
+                    00002000-00003000 r-xp 00000000 00:00 0 \n\
+                    00003000-00005000 rwxp 00000000 00:00 0 \n";
+        assert_eq!(shown(text, &[0x2000]), "00001000-00005000 rwxp 00000000 00:00 0 \n");
+        assert_eq!(shown(text, &[]), text);
+        assert_eq!(shown(text, &[0x9000]), text);
+    }
+
+    #[test]
+    fn what_the_guest_keeps_apart_stays_apart() {
+        // The kernel has joined a guarded page with one that the guest may not write either.
+        let text = "00001000-00003000 r-xp 00000000 00:00 0 \n00003000-00004000 rwxp 00000000 00:00 0  [heap]\n";
+        assert_eq!(
+            shown(text, &[0x2000]),
+            "00001000-00002000 r-xp 00000000 00:00 0 \n00002000-00003000 rwxp 00000000 00:00 0 \n\
+             00003000-00004000 rwxp 00000000 00:00 0  [heap]\n"
+        );
+    }
+
+    #[test]
+    fn files_keep_their_offsets() {
+        let text =
+            "00001000-00004000 r-xp 00002000 fe:01 7   /lib/a b\n00004000-00005000 rwxp 00005000 fe:01 7   /lib/a b\n";
+        assert_eq!(
+            shown(text, &[0x2000, 0x3000]),
+            "00001000-00002000 r-xp 00002000 fe:01 7   /lib/a b\n00002000-00005000 rwxp 00003000 fe:01 7   /lib/a b\n"
+        );
+    }
+}

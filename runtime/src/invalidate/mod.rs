@@ -1,0 +1,364 @@
+//! Pages of guest code: what may be executed, what may change it, and how a change is noticed (DESIGN 7,
+//! "Self-modifying code").
+//!
+//! Code is translated once and executed often, so whatever changes it must be noticed first. How depends on the page:
+//!
+//! | page | who may change it | how it is noticed |
+//! | --- | --- | --- |
+//! | private, not writable | mprotect, mmap, munmap, … | by the call |
+//! | private, writable | stores, system calls that write memory | *guarded*: write-protected behind the guest's back |
+//! | shared, of a file open for writing, written too often | also other processes, other mappings | not at all: what is made from it compares its bytes |
+//!
+//! A **guard** is taken by [`CodePages::watch`] when code is made from the page and given back (*opened*) before
+//! anything is written: by the dispatcher after a fault ([`CodePages::opened_by_fault`]), which runs the store that
+//! faulted by itself, so that the very next instruction is fetched anew; by system calls before the kernel writes
+//! ([`outputs`]); by the host's own stores into guest memory (see [`crate::memory::copy_out`]). What was opened is
+//! *written*: whoever runs guest code next first drops everything made from it ([`CodePages::take_written`]).
+//!
+//! Protections that the guest asks about (`/proc/self/maps`, its own faults) are those that it set.
+//!
+//! Not noticed: a write(2) to a file of which code is mapped privately and which was not open for writing when it was
+//! mapped; writes by other processes (ptrace, process_vm_writev) to private pages.
+
+mod guards;
+mod handler;
+mod listing;
+pub mod outputs;
+
+pub use handler::{install, opened_for_host};
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use dynasour_guest::decode::Watched;
+use dynasour_guest::space::{self, Mapping, Mappings, PAGE, page_down, page_up};
+use nix::sys::mman::ProtFlags;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::memory::FaultInfo;
+use crate::sync::lock;
+use guards::Guards;
+use outputs::Outputs;
+
+/// A page that was opened so often is guarded no more: its code compares its bytes.
+const FLIPS: u32 = 64;
+
+/// The code pages of one address space.
+#[derive(Debug, Default)]
+pub struct CodePages {
+    state: Mutex<State>,
+    /// Is there something in [`State::written`]?
+    written: AtomicBool,
+    /// Are there, or were there, several threads?
+    threaded: AtomicBool,
+    /// Are pages guarded no more?
+    unguarded: AtomicBool,
+    /// Has the guest opened its memory as a file, to write to it?
+    written_as_file: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    mappings: Mappings,
+    guards: Guards,
+    /// How often guarded pages were opened.
+    flips: FxHashMap<u64, u32>,
+    /// Inodes of files whose contents may change by other ways than a private mapping of them.
+    unstable: FxHashSet<u64>,
+    /// Ranges that the kernel may be writing to: not to be guarded.
+    pinned: Vec<Range<u64>>,
+    /// Opened, and what was made from it not dropped yet.
+    written: Vec<Range<u64>>,
+    opened: u64,
+}
+
+/// How code may change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    /// Only by calls that the engine hears of.
+    ByCall,
+    /// Also by stores to that very page.
+    ByStore,
+    /// Also unseen.
+    Unseen,
+}
+
+impl State {
+    fn refresh(&mut self) {
+        // Nothing is known where /proc cannot be read.
+        let entries = space::maps().unwrap_or_default();
+        self.mappings.refresh(&entries, self.guards.pages());
+    }
+
+    fn change(&self, mapping: &Mapping) -> Change {
+        match mapping.file {
+            _ if mapping.shared => Change::Unseen,
+            Some(file) if self.unstable.contains(&file.inode) => Change::Unseen,
+            _ if mapping.is_writable() => Change::ByStore,
+            _ => Change::ByCall,
+        }
+    }
+
+    /// The worst that can happen to `range`.
+    fn change_of(&self, range: Range<u64>) -> Change {
+        let mut worst = Change::ByCall;
+        for (_, mapping) in self.mappings.parts(range) {
+            match self.change(&mapping) {
+                Change::ByCall => {}
+                Change::ByStore => worst = Change::ByStore,
+                Change::Unseen => return Change::Unseen,
+            }
+        }
+        worst
+    }
+
+    /// Guards the page unless it is or need not be. `None`: it cannot be.
+    fn guard(&mut self, page: u64) -> Option<Watched> {
+        if self.guards.contains(page) {
+            return Some(Watched::Already);
+        }
+        let Some(mapping) = self.mappings.at(page) else { return Some(Watched::Already) };
+        match self.change(&mapping) {
+            Change::ByCall => return Some(Watched::Already),
+            Change::ByStore => {}
+            Change::Unseen => return None,
+        }
+        let busy = self.pinned.iter().any(|pinned| pinned.start < page + PAGE && page < pinned.end);
+        if busy || self.flips.get(&page).is_some_and(|flips| *flips >= FLIPS) {
+            return None;
+        }
+        self.guards.take(page, mapping.prot).then_some(Watched::Now)
+    }
+
+    /// As [`State::open`], because of a write.
+    fn open_for_write(&mut self, range: Range<u64>) -> bool {
+        for page in self.guards.within(range.clone()) {
+            *self.flips.entry(page).or_default() += 1;
+        }
+        self.open(range)
+    }
+
+    /// Gives the guards in `range` back; what they covered is written from now on.
+    fn open(&mut self, range: Range<u64>) -> bool {
+        let pages: Vec<u64> = self.guards.within(range).collect();
+        for &page in &pages {
+            let prot = self.mappings.at(page).map_or(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, |m| m.prot);
+            self.guards.give_back(page, prot);
+            self.opened += 1;
+            match self.written.last_mut() {
+                Some(last) if last.end == page => last.end = page + PAGE,
+                _ => self.written.push(page..page + PAGE),
+            }
+        }
+        !pages.is_empty()
+    }
+}
+
+impl CodePages {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// How many of the bytes at `address`, `len` at most, may be fetched as instructions.
+    pub fn fetchable(&self, address: u64, len: usize) -> usize {
+        let mut state = self.state();
+        let wanted = address.saturating_add(len as u64);
+        let mut end = state.mappings.extent(address, Mapping::is_executable);
+        if end < wanted {
+            state.refresh();
+            end = state.mappings.extent(address, Mapping::is_executable);
+        }
+        (end.min(wanted) - address) as usize
+    }
+
+    /// May stores, or something unseen, change the bytes of `range` now?
+    pub fn may_change(&self, range: Range<u64>) -> bool {
+        let state = self.state();
+        let changing = state.mappings.parts(range).find(|(part, mapping)| match state.change(mapping) {
+            Change::ByCall => false,
+            Change::ByStore => pages(part.clone()).any(|page| !state.guards.contains(page)),
+            Change::Unseen => true,
+        });
+        changing.is_some()
+    }
+
+    /// Sees to it that no store changes `range` unnoticed.
+    pub fn watch(&self, range: Range<u64>) -> Watched {
+        let mut state = self.state();
+        match state.change_of(range.clone()) {
+            Change::ByCall => return Watched::Already,
+            Change::Unseen => return Watched::Impossible,
+            Change::ByStore if self.unguarded.load(Ordering::Relaxed) => return Watched::Impossible,
+            Change::ByStore => {}
+        }
+        let mut watched = Watched::Already;
+        for page in pages(range) {
+            match state.guard(page) {
+                None => return Watched::Impossible,
+                Some(Watched::Now) => watched = Watched::Now,
+                Some(_) => {}
+            }
+        }
+        watched
+    }
+
+    /// Was this fault only ours? Then the page is open now, and the store can be repeated.
+    pub fn opened_by_fault(&self, fault: &FaultInfo) -> bool {
+        const SEGV_ACCERR: i32 = 2;
+        const PAGE_FAULT: u64 = 14;
+        const WRITE: u64 = 1 << 1;
+        if (fault.signal, fault.code, fault.trapno) != (libc::SIGSEGV, SEGV_ACCERR, PAGE_FAULT)
+            || fault.error & WRITE == 0
+        {
+            return false;
+        }
+        let page = page_down(fault.addr);
+        let mut state = self.state();
+        if state.open_for_write(page..page + PAGE) {
+            self.written.store(true, Ordering::Release);
+            return true;
+        }
+        // Another thread may have opened it meanwhile.
+        let writable = |state: &State| state.mappings.at(page).is_some_and(|mapping| mapping.is_writable());
+        writable(&state) && {
+            state.refresh();
+            writable(&state)
+        }
+    }
+
+    /// Opens what is guarded in `range`: it is about to be written, or its guards are about to be lost. Was anything?
+    pub fn open(&self, range: Range<u64>) -> bool {
+        if guards::none() {
+            return false;
+        }
+        let opened = self.state().open(range);
+        if opened {
+            self.written.store(true, Ordering::Release);
+        }
+        opened
+    }
+
+    /// What was opened since the last call: whatever was made from it must be dropped before guest code runs.
+    pub fn take_written(&self) -> Vec<Range<u64>> {
+        if !self.written.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.state().written)
+    }
+
+    /// The kernel may be about to write to what the arguments of the call `nr` say: that is opened, and stays so until
+    /// [`CodePages::unpin`].
+    pub fn pin(&self, nr: i64, args: &[u64; 6]) -> Outputs {
+        // Only another thread can guard something while the call is made.
+        if guards::none() && !self.threaded.load(Ordering::Relaxed) {
+            return Outputs::new();
+        }
+        let ranges = outputs::outputs(nr, args);
+        let mut state = self.state();
+        for range in &ranges {
+            if state.open_for_write(range.clone()) {
+                self.written.store(true, Ordering::Release);
+            }
+            state.pinned.push(range.clone());
+        }
+        ranges
+    }
+
+    /// The kernel has written to these ranges.
+    pub fn unpin(&self, ranges: &[Range<u64>]) {
+        if ranges.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        for range in ranges {
+            if let Some(at) = state.pinned.iter().position(|pinned| pinned == range) {
+                state.pinned.swap_remove(at);
+            }
+        }
+    }
+
+    /// The guest has mapped something new to `range`: what it is, if that is known.
+    pub fn mapped(&self, range: Range<u64>, mapping: Option<Mapping>) {
+        let mut state = self.state();
+        state.guards.lose(range.clone());
+        state.flips.retain(|page, _| !range.contains(page));
+        match mapping {
+            Some(mapping) => state.mappings.set(range, mapping),
+            None => state.mappings.forget(range),
+        }
+    }
+
+    /// Is all of `range` known to be mapped?
+    pub fn knows(&self, range: Range<u64>) -> bool {
+        self.state().mappings.extent(range.start, |_| true) >= range.end
+    }
+
+    /// The guest has set the protection of `range`, guards included.
+    pub fn protected(&self, range: Range<u64>, prot: ProtFlags) {
+        let mut state = self.state();
+        state.guards.lose(range.clone());
+        state.mappings.set_protection(range, prot);
+    }
+
+    /// From now on nothing is known of `range` but what is guarded.
+    pub fn forget(&self, range: Range<u64>) {
+        self.state().mappings.forget(range);
+    }
+
+    /// The contents of this file may change by other ways than a private mapping. Where is code of it mapped?
+    pub fn file_may_change(&self, inode: u64) -> Vec<Range<u64>> {
+        let mut state = self.state();
+        if !state.unstable.insert(inode) {
+            return Vec::new();
+        }
+        let is_code = |m: &Mapping| m.is_executable() && m.file.is_some_and(|file| file.inode == inode);
+        state.mappings.parts(0..u64::MAX).filter(|(_, mapping)| is_code(mapping)).map(|(range, _)| range).collect()
+    }
+
+    /// `/proc/self/maps` with the protections that the guest set.
+    pub fn listing(&self, text: &[u8]) -> Vec<u8> {
+        let guarded: Vec<u64> = self.state().guards.pages().collect();
+        listing::without_guards(text, &guarded)
+    }
+
+    /// From now on the guest may write to its memory as a file.
+    pub fn set_written_as_file(&self) {
+        self.written_as_file.store(true, Ordering::Relaxed);
+    }
+
+    /// May the guest write to its memory as a file?
+    pub fn is_written_as_file(&self) -> bool {
+        self.written_as_file.load(Ordering::Relaxed)
+    }
+
+    /// From now on several threads run guest code.
+    pub fn set_threaded(&self) {
+        self.threaded.store(true, Ordering::Relaxed);
+    }
+
+    /// Calls `f` while nobody changes anything here.
+    pub fn held(&self, f: impl FnOnce()) {
+        let _state = self.state();
+        f();
+    }
+
+    /// From now on no page is guarded: code in pages that stores may change compares its bytes.
+    pub fn stop_guarding(&self) {
+        self.unguarded.store(true, Ordering::Relaxed);
+    }
+
+    /// How often guarded pages were opened.
+    pub fn opened(&self) -> u64 {
+        self.state().opened
+    }
+}
+
+/// The addresses of the pages with bytes in `range`.
+fn pages(range: Range<u64>) -> impl Iterator<Item = u64> {
+    let end = if range.is_empty() { range.start } else { page_up(range.end).unwrap_or(page_down(u64::MAX)) };
+    (page_down(range.start)..end).step_by(PAGE as usize)
+}
+
+#[cfg(test)]
+mod tests;
