@@ -33,6 +33,18 @@ const STACK_SIZE: u64 = 256 << 10;
 /// Differing words that a report lists.
 const MAX_WORDS: usize = 8;
 
+/// Makes the call that [`Native::start`] makes: whether a process has ever had an alternate stack shows in its signal frames.
+fn disable_alternate_stack(system: &mut System, context: &mut ThreadContext) {
+    let disabled = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+    let registers = context.gpr;
+    context.gpr[0] = libc::SYS_sigaltstack as u64;
+    context.gpr[6] = 0;
+    context.gpr[7] = &raw const disabled as u64;
+    system.syscall(context, &mut NoEngine);
+    assert_eq!(context.gpr[0], 0, "sigaltstack");
+    context.gpr = registers;
+}
+
 /// System calls that both sides can make independently with the same result.
 const SYSTEM_CALLS: [i64; 7] = [
     libc::SYS_write,
@@ -143,6 +155,7 @@ impl Lockstep {
         let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
         // SAFETY: context and system are boxed and live until this process, which runs one guest, ends its comparison.
         unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
+        disable_alternate_stack(&mut system, &mut context);
         Ok(Lockstep {
             interp: Interp::new(),
             area: vec![0; context.xstate.0.len()],

@@ -254,7 +254,10 @@ impl Fragments {
     /// Code in `range` has changed or gone. None: nothing was made from it. `true`: everything must go, see
     /// [`Fragments::retire`]. `false`: what was made from it rests ([`super::sources`]), or somebody else is retiring
     /// everything; those inside come out.
-    pub fn touch(&mut self, range: &Range<u64>) -> Option<bool> {
+    ///
+    /// With `others` in the cache everything goes: they are waited for, and whoever is in a fragment that stays linked may
+    /// never come out.
+    pub fn touch(&mut self, range: &Range<u64>, others: bool) -> Option<bool> {
         // What is being compiled now may be made from it.
         self.generation += 1;
         if self.retired {
@@ -264,7 +267,8 @@ impl Fragments {
             return None;
         }
         // Links of blocks lead to places, not to fragments that could rest.
-        if self.head_threshold != 0 || self.emitter.is_copied_from(range) || self.sources.garbage() > MOST_GARBAGE {
+        let native = self.head_threshold != 0 || self.emitter.is_copied_from(range);
+        if others || native || self.sources.garbage() > MOST_GARBAGE {
             return Some(self.retire());
         }
         let touched = self.sources.touch(range);
