@@ -255,9 +255,9 @@ impl Fragments {
     /// [`Fragments::retire`]. `false`: what was made from it rests ([`super::sources`]), or somebody else is retiring
     /// everything; those inside come out.
     ///
-    /// With `others` in the cache everything goes: they are waited for, and whoever is in a fragment that stays linked may
-    /// never come out.
-    pub fn touch(&mut self, range: &Range<u64>, others: bool) -> Option<bool> {
+    /// If the guest is `threaded`, everything goes: the others are waited for, and whoever is in a fragment that stays linked
+    /// may never come out; and what rests could be woken by one thread before the change that another is about to make.
+    pub fn touch(&mut self, range: &Range<u64>, threaded: bool) -> Option<bool> {
         // What is being compiled now may be made from it.
         self.generation += 1;
         if self.retired {
@@ -268,7 +268,7 @@ impl Fragments {
         }
         // Links of blocks lead to places, not to fragments that could rest.
         let native = self.head_threshold != 0 || self.emitter.is_copied_from(range);
-        if others || native || self.sources.garbage() > MOST_GARBAGE {
+        if threaded || native || self.sources.garbage() > MOST_GARBAGE {
             return Some(self.retire());
         }
         let touched = self.sources.touch(range);

@@ -100,8 +100,7 @@ impl Machine {
     /// Code in `range` has changed: the other threads forget their blocks made from it, and fragments made from it go. The
     /// caller is outside and holds no lock; its own blocks are its own affair.
     pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
-        // Nobody goes into the cache while we hold the lock.
-        let touched = self.fragments().and_then(|mut f| f.touch(range, self.peers.somebody_in_cache(own)));
+        let touched = self.fragments().and_then(|mut f| f.touch(range, self.pages.is_threaded()));
         self.peers.forget(own, range);
         if let Some(retired) = touched {
             // If somebody else is at it, others may still run what this change was about.

@@ -163,11 +163,6 @@ impl Peers {
         wait(&others, Place::Interpreting);
     }
 
-    /// Is a thread other than `own` in the cache? The caller has the fragments' lock, so none goes there meanwhile.
-    pub fn somebody_in_cache(&self, own: &Peer) -> bool {
-        self.others(own).iter().any(|peer| Place::of(peer.moves.load(Ordering::SeqCst)) == Place::Cache)
-    }
-
     fn others(&self, own: &Peer) -> Vec<Arc<Peer>> {
         lock(&self.all).iter().filter(|peer| !std::ptr::eq(&***peer, own)).cloned().collect()
     }

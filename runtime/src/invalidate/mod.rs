@@ -251,7 +251,7 @@ impl CodePages {
     /// [`CodePages::unpin`].
     pub fn pin(&self, nr: i64, args: &[u64; 6]) -> Outputs {
         // Only another thread can guard something while the call is made.
-        if guards::none() && !self.threaded.load(Ordering::Relaxed) {
+        if guards::none() && !self.is_threaded() {
             return Outputs::new();
         }
         let ranges = outputs::outputs(nr, args);
@@ -335,6 +335,11 @@ impl CodePages {
     /// From now on several threads run guest code.
     pub fn set_threaded(&self) {
         self.threaded.store(true, Ordering::Relaxed);
+    }
+
+    /// Do, or did, several threads run guest code?
+    pub fn is_threaded(&self) -> bool {
+        self.threaded.load(Ordering::Relaxed)
     }
 
     /// Calls `f` while nobody changes anything here.

@@ -154,8 +154,14 @@ impl System {
 
     /// Performs the call and, unless it was not made, forgets code in `range`: even a call that fails may have
     /// changed a part.
+    ///
+    /// With other threads, before the call, too: as soon as it is made one of them may get the same pages for other code,
+    /// and that it makes executable what it knows to be fresh invalidates nothing.
     fn pass_and_invalidate(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
         self.process.pages().open(range.clone());
+        if self.process.threads().ever() && !range.is_empty() {
+            engine.invalidate(range.clone());
+        }
         let done = self.pass(call);
         if done != Done::Restart && !range.is_empty() {
             self.process.pages().forget(range.clone());
