@@ -29,8 +29,8 @@ Examples:
   dynasour run --tier interp -- ./a.out        interpret everything
   dynasour run --chaos 1/100,7 -- ./a.out      make guards fail at random: the output must not change
 
-Exit status: the program's; 127 not found, 126 not runnable (or it creates a thread), 128+N if a shell would say so of signal N
-(we die of the same signal), 2 usage.")]
+Exit status: the program's; 127 not found, 126 not runnable, 128+N if a shell would say so of signal N (we die of the
+same signal), 2 usage.")]
     Run(RunArgs),
     /// Measure suites of workloads: native, tiers and other launchers side by side
     #[command(after_help = "\
