@@ -377,7 +377,8 @@ impl Fragments {
             return false;
         }
         self.generation += 1;
-        !self.regions.is_empty()
+        // Those that rest assume it, too, and could be woken.
+        !self.sources.is_empty()
     }
 
     /// Makes nothing lead into any fragment any more, and whoever is in one come out. When all are, somebody must

@@ -141,6 +141,11 @@ impl Sources {
         self.of.get(&fragment).map(|source| source.role)
     }
 
+    /// Are there no fragments, not even such that rest?
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
     /// Bytes of code that is never entered again.
     pub fn garbage(&self) -> u64 {
         self.garbage
