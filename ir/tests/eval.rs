@@ -71,7 +71,7 @@ fn a_fault_in_base_names_the_guest_instruction() {
         parse("base { b0:\n at 0x10\n put.i64 rcx, 1\n at 0x14\n v0 = load.i64 [0x1ffc]\n put.i64 rcx, 2\n goto 1 }");
     let mut s = State::default();
     // The access starts in the mapped page and ends behind it.
-    assert_eq!(go(&v, &mut s, &mut machine()), Ok(Leave::Fault { pc: 0x14, fault: Fault::Load(0x2003) }));
+    assert_eq!(go(&v, &mut s, &mut machine()), Ok(Leave::Fault { pc: 0x14, fault: Fault::Load(0x2000) }));
     assert_eq!(s.gpr[RCX.number()], 1);
 }
 
@@ -110,7 +110,7 @@ fn failed_assumptions_and_faults_fall_back() {
         left
     };
     assert_eq!(run_with(10, 0x1010), leave(0, Reason::Assume, 2, 0x10));
-    assert_eq!(run_with(1, 0x3000), leave(0, Reason::Fault(Fault::Load(0x3007)), 3, 0x10));
+    assert_eq!(run_with(1, 0x3000), leave(0, Reason::Fault(Fault::Load(0x3000)), 3, 0x10));
     // The load still fits the page, the store does not.
     assert_eq!(run_with(1, 0x1ff8), leave(0, Reason::Fault(Fault::Store(0x2000)), 4, 0x10));
     let mut protected = machine();

@@ -165,7 +165,7 @@ fn errors_name_line_column_and_expectation() {
         ("region 1 {\n  version t {\n    b1:\n", "line 3, column 5: expected block `b0` or `}`, found `b1`"),
         (
             "region 1 { version t { b0:\n  v0 = add.i64 1,\n",
-            "line 3, column 1: expected a value or a number, found the end of the text",
+            "line 3, column 1: expected a value or a number on the line of the `,`, found the end of the text",
         ),
         (
             "region 1 { version t { b0:\n  v0 = frob.i64 1\n",
