@@ -66,6 +66,15 @@ pub(crate) struct Selected {
 /// A value whose recomputation in a record takes more nodes than this is computed in the hot code instead.
 const MAX_TREE: u32 = 32;
 
+/// What the fault of a restartable native leaves in place: it says how far the instruction came.
+#[derive(Default)]
+pub struct LeftRaw {
+    /// Fixed uses of the registers.
+    pub registers: Ops,
+    /// Whether the host's flags are the guest's.
+    pub flags: bool,
+}
+
 pub(crate) struct Lower<'a> {
     pub v: &'a Version,
     pub cpu: Cpu,
@@ -114,8 +123,8 @@ pub(crate) struct Lower<'a> {
     /// The shared record of each anchor.
     /// One for guards, which may be linked, and one for faults and polls, which go to the runtime.
     pub record_of: Vec<[Option<usize>; 2]>,
-    /// Records of restartable natives: record index, fixed uses of the registers that are in place.
-    pub raw_registers: FxHashMap<usize, Ops>,
+    /// What is in place at the records of restartable natives, by record index.
+    pub left_raw: FxHashMap<usize, LeftRaw>,
     /// Guest registers with a location of their own in this fragment: bit n.
     pub touched: u16,
     /// The flags are written by no varmap but destroyed by emitted code, so they are kept from entry.
@@ -182,7 +191,7 @@ impl<'a> Lower<'a> {
             records: Vec::new(),
             record_ops: Vec::new(),
             record_of: vec![[None; 2]; v.anchors.len()],
-            raw_registers: FxHashMap::default(),
+            left_raw: FxHashMap::default(),
             touched: entry_places.occupied & !entry_places.saved_registers(),
             keep_flags: false,
             entry_gpr: [None; 16],

@@ -4,7 +4,7 @@
 //! moves, every touched register gets its value by a fixed use. A record, in contrast, only *names* where values
 //! are; it is built after selection, when it is known which values have registers.
 
-use crate::lower::{Lower, LowerError};
+use crate::lower::{LeftRaw, Lower, LowerError};
 use crate::mach::{Addr, End, EndRsp, Kind, Opnd, Ops, SiteDraft, SiteKind, preg};
 use crate::record::{Node, Place, Record, RecordStore};
 use crate::x86::Size;
@@ -146,12 +146,12 @@ impl Lower<'_> {
         for index in 0..self.records.len() {
             let anchor = self.records[index].0;
             let mut builder = RecordBuilder::default();
-            let in_place = self.raw_registers.remove(&index).unwrap_or_default();
-            let raw = fixed_registers(&in_place);
+            let LeftRaw { registers, flags } = self.left_raw.remove(&index).unwrap_or_default();
+            let raw = fixed_registers(&registers);
             builder.flags_in_place = self.before_flags[index];
-            self.build_record(anchor, raw, &mut builder)?;
+            self.build_record(anchor, raw, flags, &mut builder)?;
             // Behind the others, which the record knows by their position.
-            builder.ops.extend(in_place);
+            builder.ops.extend(registers);
             self.records[index].1 = builder.record;
             self.record_ops.push(builder.ops);
         }
@@ -179,11 +179,17 @@ impl Lower<'_> {
         }
     }
 
-    fn build_record(&mut self, anchor: AnchorId, raw: u16, b: &mut RecordBuilder) -> Result<(), LowerError> {
+    fn build_record(
+        &mut self,
+        anchor: AnchorId,
+        raw: u16,
+        raw_flags: bool,
+        b: &mut RecordBuilder,
+    ) -> Result<(), LowerError> {
         let a = &self.v.anchors[anchor.index()];
         b.record.target = self.node(a.target, Ty::I64, b)?;
         let mut named = raw;
-        let mut flags_named = false;
+        let mut flags_named = raw_flags;
         self.find_inverses(anchor, b);
         for &(loc, value) in &a.varmap {
             if let Loc::Gpr(g) = loc {
@@ -191,6 +197,9 @@ impl Lower<'_> {
                     continue;
                 }
                 named |= 1 << g.number();
+            }
+            if loc == Loc::Flags && raw_flags {
+                continue;
             }
             flags_named |= loc == Loc::Flags;
             let node = self.node(value, loc.ty(), b)?;

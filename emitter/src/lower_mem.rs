@@ -1,6 +1,6 @@
 //! Selection of addresses, loads, stores and original instructions.
 
-use crate::lower::{Def, Lower, LowerError};
+use crate::lower::{Def, LeftRaw, Lower, LowerError};
 use crate::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, SiteKind, preg};
 use crate::x86::{LOAD, STORE, STORE_IMM, Size};
 use dynasour_guest::context::offset;
@@ -301,10 +301,10 @@ impl Lower<'_> {
                     ));
                 }
                 let record = self.new_record(anchor);
-                // What the fault leaves in the registers must stay there until the record is read.
+                // What the fault leaves in registers and flags must stay there until the record is read.
                 let outputs = inst.defs.iter().zip(&native.gpr_out);
                 let raw = outputs.map(|(d, g)| RaOperand::reg_fixed_use(self.defined(*d), preg(g.number()))).collect();
-                self.raw_registers.insert(record, raw);
+                self.left_raw.insert(record, LeftRaw { registers: raw, flags: native.flags_out });
                 Some(self.site_with_record(SiteKind::Fault, anchor, record))
             }
             Some(anchor) => Some(self.site(SiteKind::Fault, anchor)),

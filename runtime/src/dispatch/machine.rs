@@ -31,6 +31,9 @@ pub struct Machine {
     pub peers: Peers,
     /// Guest code that somebody has read.
     pub footprint: Footprint,
+    /// Held while code is invalidated, until the last thread has forgotten it: whoever finds nothing left to forget knows
+    /// that nobody runs what was.
+    changes: Mutex<()>,
     /// Dispatchers of threads that have ended.
     resting: Mutex<Vec<Resting>>,
     /// The fragment side; none when everything is interpreted.
@@ -61,6 +64,7 @@ impl Machine {
             pages,
             peers: Peers::default(),
             footprint: Footprint::default(),
+            changes: Mutex::new(()),
             resting: Mutex::new(Vec::new()),
             cache: fragments.as_ref().map_or(0..0, Fragments::cache),
             fragments: fragments.map(Mutex::new),
@@ -73,6 +77,12 @@ impl Machine {
     /// The fragments, locked.
     pub fn fragments(&self) -> Option<MutexGuard<'_, Fragments>> {
         self.fragments.as_ref().map(lock)
+    }
+
+    /// The right to invalidate code. The caller is outside and holds no lock, so that whoever has the right need not wait for
+    /// it.
+    pub fn changes(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changes)
     }
 
     /// The statistics so far, of all threads.
@@ -150,6 +160,7 @@ impl Machine {
 
     /// Calls `f` with every lock held.
     pub fn with_locks(&self, f: &mut dyn FnMut()) {
+        let _changes = self.changes();
         let _resting = lock(&self.resting);
         let _fragments = self.fragments();
         self.footprint.held(|| self.peers.held(&mut || self.pages.held(&mut *f)));

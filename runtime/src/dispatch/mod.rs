@@ -412,8 +412,23 @@ impl Dispatcher {
 
     /// Drops what was made from pages that were opened for writing.
     fn drop_written(&mut self) {
+        if !self.machine.pages.is_written() {
+            return;
+        }
+        // If another thread is at it already, this one must not go on before that is done.
+        let _changes = self.machine.changes();
         for range in self.machine.pages.take_written() {
-            self.invalidate(range);
+            self.drop_code(range);
+        }
+        self.machine.pages.dropped_written();
+    }
+
+    /// Drops everything made from code in `range`, with the right to do so.
+    fn drop_code(&mut self, range: Range<u64>) {
+        let read = self.machine.footprint.forget(&range);
+        self.forget_blocks(&range);
+        if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
+            self.machine.invalidate(&self.peer, &range);
         }
     }
 
@@ -481,11 +496,8 @@ fn fetch_fault(addr: u64) -> GuestFault {
 
 impl Engine for Dispatcher {
     fn invalidate(&mut self, range: Range<u64>) {
-        let read = self.machine.footprint.forget(&range);
-        self.forget_blocks(&range);
-        if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
-            self.machine.invalidate(&self.peer, &range);
-        }
+        let _changes = self.machine.changes();
+        self.drop_code(range);
     }
 
     fn report(&mut self, system: &System) {

@@ -13,7 +13,8 @@
 //! anything is written: by the dispatcher after a fault ([`CodePages::opened_by_fault`]), which runs the store that
 //! faulted by itself, so that the very next instruction is fetched anew; by system calls before the kernel writes
 //! ([`outputs`]); by the host's own stores into guest memory (see [`crate::memory::copy_out`]). What was opened is
-//! *written*: whoever runs guest code next first drops everything made from it ([`CodePages::take_written`]).
+//! *written*: whoever runs guest code next first drops everything made from it ([`CodePages::take_written`]), or waits until
+//! another thread has.
 //!
 //! Protections that the guest asks about (`/proc/self/maps`, its own faults) are those that it set.
 //!
@@ -48,7 +49,7 @@ const FLIPS: u32 = 64;
 #[derive(Debug, Default)]
 pub struct CodePages {
     state: Mutex<State>,
-    /// Is there something in [`State::written`]?
+    /// Is there something in [`State::written`], or about to be dropped?
     written: AtomicBool,
     /// Are there, or were there, several threads?
     threaded: AtomicBool,
@@ -239,12 +240,23 @@ impl CodePages {
         opened
     }
 
-    /// What was opened since the last call: whatever was made from it must be dropped before guest code runs.
+    /// Was something opened and what was made from it not dropped yet? Then that has to be done before guest code runs.
+    pub fn is_written(&self) -> bool {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// What was opened since the last call: the caller drops whatever was made from it, and then says
+    /// [`CodePages::dropped_written`].
     pub fn take_written(&self) -> Vec<Range<u64>> {
-        if !self.written.swap(false, Ordering::Acquire) {
-            return Vec::new();
-        }
         std::mem::take(&mut self.state().written)
+    }
+
+    /// What was taken last has been dealt with.
+    pub fn dropped_written(&self) {
+        let state = self.state();
+        if state.written.is_empty() {
+            self.written.store(false, Ordering::Release);
+        }
     }
 
     /// The kernel may be about to write to what the arguments of the call `nr` say: that is opened, and stays so until

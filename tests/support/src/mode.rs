@@ -15,7 +15,8 @@ pub struct Mode {
 }
 
 impl Mode {
-    fn new(name: &'static str, flags: &str) -> Mode {
+    /// A mode with these flags, separated by spaces.
+    pub fn new(name: &'static str, flags: &str) -> Mode {
         Mode { name, flags: flags.split_whitespace().map(str::to_owned).collect() }
     }
 

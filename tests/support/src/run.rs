@@ -104,6 +104,11 @@ impl Invocation {
     ///
     /// A command that cannot be started counts as a run with status 127 and the system's message on stderr.
     pub fn run(&self) -> Outcome {
+        self.run_observed(self.limit, |_| {})
+    }
+
+    /// The same, with the process shown to `observe` again and again, this often.
+    pub fn run_observed(&self, period: Duration, mut observe: impl FnMut(u32)) -> Outcome {
         let start = Instant::now();
         let mut child = match self.spawn() {
             Ok(child) => child,
@@ -123,8 +128,9 @@ impl Invocation {
         // The pipes close when the last descendant is gone; then only the child itself has to be waited for.
         let mut open = 2;
         while open > 0 {
-            match finished.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match finished.recv_timeout(deadline.saturating_duration_since(Instant::now()).min(period)) {
                 Ok(()) => open -= 1,
+                Err(_) if Instant::now() < deadline => observe(child.id()),
                 Err(_) => break,
             }
         }

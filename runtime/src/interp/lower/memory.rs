@@ -1,8 +1,8 @@
 //! Loads, stores, natives: everything that can fault.
 
 use super::{LowerError, Lowerer};
-use crate::interp::code::{self, Code, Source};
-use crate::interp::flags::Form;
+use crate::interp::code::{self, Code, FlagState, Source};
+use crate::interp::flags::{Form, Kind};
 use crate::interp::native::{ARITHMETIC, NativeOp};
 use crate::interp::select;
 use dynasour_ir::{Effects, Inst, Mem, Native, Op, Operand, Segment, Ty, Value};
@@ -124,7 +124,10 @@ impl Lowerer<'_> {
             inputs.push(self.slot(operand)?);
         }
         let flags_def = native.flags_out.then(|| inst.defs.last().copied()).flatten();
-        let flags_wanted = flags_def.is_some_and(|v| self.work.last_use[v.index()].is_some());
+        let restartable = native.effects.contains(Effects::RESTARTABLE);
+        // What a fault in the middle leaves in the flags depends on the processor: it is taken from there.
+        let faults_with_flags = restartable && native.flags_out;
+        let flags_wanted = faults_with_flags || flags_def.is_some_and(|v| self.work.last_use[v.index()].is_some());
         let flags_read = native.inst.rflags_read() & ARITHMETIC != 0;
         let flags_in = if native.flags_in && (flags_wanted || flags_read) {
             let operand = next()?;
@@ -133,7 +136,6 @@ impl Lowerer<'_> {
         } else {
             None
         };
-        let restartable = native.effects.contains(Effects::RESTARTABLE);
         let mut outputs: SmallVec<[u16; 8]> = SmallVec::new();
         for (k, gpr) in native.gpr_out.iter().enumerate() {
             let v = *inst.defs.get(k).ok_or_else(bad)?;
@@ -154,6 +156,10 @@ impl Lowerer<'_> {
         self.tables.natives.push(Box::new(op));
         let table = self.tables.natives.last().map_or(0, |n| std::ptr::from_ref(&**n) as u64);
         self.emit_faulting(Code { run: code::native, imm: table, d: 0, a: addr, b: 0, c: 0 })?;
+        if faults_with_flags && let (Some(t), Some(site)) = (flags_out, self.work.sites.last_mut()) {
+            let zero = Source::Const(0);
+            site.flags = FlagState::Known(Kind::new(Form::Bits, Ty::I64), [Source::Slot(t), zero, zero]);
+        }
 
         for (k, d) in outputs.iter().enumerate() {
             self.place(inst.defs[k], *d, true);

@@ -61,7 +61,7 @@ pub struct Site {
     pub op: u32,
     /// The guest instruction.
     pub pc: u64,
-    /// Its flags before.
+    /// Its flags before, or what a fault in the middle leaves.
     pub flags: FlagState,
 }
 
