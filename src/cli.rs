@@ -3,7 +3,7 @@
 use crate::bench::BenchArgs;
 use crate::ir::IrArgs;
 use clap::{Args, Parser, Subcommand};
-use dynasour_runtime::config::{Chaos, RunConfig, Stage, Tier, parse_pass};
+use dynasour_runtime::config::{Chaos, Count, RunConfig, Stage, Tier, parse_pass};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -78,6 +78,12 @@ pub struct RunArgs {
     /// Compile only the traces numbered FIRST to LAST (they are numbered as made), for bisecting
     #[arg(long, value_name = "FIRST[-LAST]", value_parser = parse_range)]
     only_trace: Option<RangeInclusive<u32>>,
+    /// Count what fragments do, and write the census to FILE at the end (`explain` and `guards` read it)
+    #[arg(long, value_name = "FILE", hide = true)]
+    count: Option<PathBuf>,
+    /// With --count: the text of versions and native code, too
+    #[arg(long, requires = "count", hide = true)]
+    count_detail: bool,
     /// Run programs that the guest executes natively
     #[arg(long)]
     no_follow: bool,
@@ -145,6 +151,15 @@ impl RunArgs {
         if let Some(path) = &stats_json {
             own_options.extend(["--stats-json".into(), path.into()]);
         }
+        let count = self
+            .count
+            .map(|file| Count { file: std::path::absolute(&file).unwrap_or(file), detail: self.count_detail });
+        if let Some(count) = &count {
+            own_options.extend(["--count".into(), count.file.clone().into()]);
+            if count.detail {
+                own_options.push("--count-detail".into());
+            }
+        }
         let mut command = self.command.into_iter();
         RunConfig {
             tier: self.tier,
@@ -156,6 +171,7 @@ impl RunArgs {
             only_traces: self.only_trace,
             stats: self.stats,
             stats_json,
+            count,
             follow: !self.no_follow,
             argv0: self.argv0,
             program: command.next().expect("clap requires a program"),
@@ -209,7 +225,7 @@ mod tests {
     #[test]
     fn options_that_are_passed_on_mean_the_same() {
         let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --chaos 1/9,3 --log record,exit --only-trace 2-5 \
-                     --skip-pass dce,peel --stats --stats-json /x -- p";
+                     --skip-pass dce,peel --stats --stats-json /x --count /y --count-detail -- p";
         let first = run_config(words.split(' ').filter(|word| !word.is_empty()));
         let mut again = vec![OsString::from("dynasour"), "run".into()];
         again.extend(first.child_options.iter().chain(&first.own_options).cloned());

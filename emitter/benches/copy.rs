@@ -59,7 +59,7 @@ fn main() {
     let code = own_code();
     // `main` itself has hardly a direct exit.
     let first = run as *const () as u64;
-    let mut emitter = Emitter::new(Config { cache_size: 32 << 20 }).expect("a code cache");
+    let mut emitter = Emitter::new(Config { cache_size: 32 << 20, ..Config::default() }).expect("a code cache");
     let runs = (0..RUNS).map(|_| run(&mut emitter, &code, first));
     let (time, blocks, instructions) = runs.min().expect("there are runs");
     let per_block = time.as_nanos() as f64 / blocks as f64;

@@ -9,12 +9,13 @@
 
 use crate::cache::{Cache, CacheError};
 use crate::copy::{self, Blocks, CounterId, LOADED, LinkId};
+use crate::counting::{Counting, Tally};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Homes, Surroundings, Target, encode, location};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
 use crate::indirect::{Displaced, Indirect};
 use crate::lower::{LowerError, Selected, lower};
-use crate::mach::{MFunc, SiteKind, preg};
+use crate::mach::{MFunc, Site, SiteKind, preg};
 use crate::record::{PendingStore, Record};
 use crate::splice::{self, EntryPlaces};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
@@ -76,11 +77,13 @@ pub enum EntryState {
 pub struct Config {
     /// Bytes of code cache.
     pub cache_size: usize,
+    /// Do fragments count how often what runs? See [`crate::counting`].
+    pub count: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { cache_size: 64 << 20 }
+        Config { cache_size: 64 << 20, count: false }
     }
 }
 
@@ -173,6 +176,7 @@ pub struct Emitter {
     pub(crate) indirect: Indirect,
     pub(crate) blocks: Blocks,
     allocator: Allocator,
+    pub(crate) counting: Option<Counting>,
 }
 
 impl Emitter {
@@ -184,6 +188,7 @@ impl Emitter {
         let indirect = Indirect::new(&mut cache, stubs.leave_canonical)?;
         let blocks = Blocks::new(&mut cache, &cpu, &stubs, &indirect)?;
         cache.set_floor();
+        let counting = if config.count { Counting::new(&cache.range()) } else { None };
         Ok(Emitter {
             cache,
             cpu,
@@ -193,6 +198,7 @@ impl Emitter {
             indirect,
             blocks,
             allocator: Allocator::default(),
+            counting,
         })
     }
 
@@ -300,12 +306,14 @@ impl Emitter {
         }
         let first_site = self.exits.len() as u32;
         let checked = entry.is_canonical().then(|| self.indirect.checked_entry(version.region));
+        let words = self.counting.as_mut().and_then(|c| c.run(sites.len()));
         let around = Surroundings {
             first_slot: first_slot as u16,
             first_site: u64::from(first_site),
             indirect: &self.indirect,
             checked: checked.as_ref(),
             homes: &homes,
+            words,
         };
         let code = encode(&function, out, around)?;
         let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
@@ -323,6 +331,12 @@ impl Emitter {
             .filter_map(|(at, site)| Some((hot + u64::from(*at), address(function.split_of[site.0 as usize]?))))
             .collect();
         faults.sort_unstable();
+        let host = |site: Site| {
+            let guard = code.guards.iter().find(|g| g.1 == site).map(|g| g.0);
+            let at = guard.or_else(|| code.faults.iter().find(|f| f.1 == site).map(|f| f.0));
+            (at.map_or(0, |at| hot + u64::from(at)), function.split_of[site.0 as usize].map_or(0, address))
+        };
+        let tally = words.map(|run| Box::new(Tally::new(run, first_site, &sites, entry.added, host)));
         let id = FragmentId(self.fragments.len() as u32);
         let links = self.links(&code, hot, cold, first_site);
         let tails = code.tails.iter().map(|t| Tail {
@@ -367,6 +381,7 @@ impl Emitter {
             faults: faults.into(),
             links,
             tails,
+            tally,
             unlinked: AtomicU32::new(0),
         });
         Ok(id)
@@ -388,6 +403,7 @@ impl Emitter {
                 Target::LeaveRaw => self.stubs.leave_raw,
                 Target::LeaveCanonical => self.stubs.leave_canonical,
                 Target::Miss => self.indirect.miss(),
+                Target::Word(word) => self.counting.as_ref().map_or(0, |c| c.address(word)),
             };
             let (bytes, base) = if fixup.cold { (&mut cold_bytes, cold) } else { (&mut hot_bytes, hot) };
             let at = fixup.at as usize;

@@ -3,6 +3,7 @@
 //! Code is encoded position-independently: every relative jump is a [`Fixup`] that is resolved when the fragment
 //! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
 
+use crate::counting::{self, Run, What, Word};
 use crate::indirect::{Indirect, Piece, Source};
 use crate::mach::{Addr, AddrReg, End, EndRsp, Kind, MFunc, MInst, Opnd, Site};
 use crate::placement;
@@ -33,6 +34,8 @@ pub enum Target {
     LeaveCanonical,
     /// The miss stub of indirect jumps.
     Miss,
+    /// A word that is counted in.
+    Word(Word),
 }
 
 /// A rel32 field to resolve.
@@ -184,6 +187,8 @@ pub struct Surroundings<'a> {
     pub checked: Option<&'a Piece>,
     /// Where guest state is.
     pub homes: &'a Homes,
+    /// The words that it counts in, if it does.
+    pub words: Option<Run>,
 }
 
 /// Encodes an allocated function. Padding before the entry puts the loop, if there is one, where [`placement`] wants it.
@@ -204,7 +209,7 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
 
 /// Encodes with this much padding before the entry.
 fn encode_behind(padding: usize, f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
-    let Surroundings { first_slot, first_site, indirect, checked, homes } = around;
+    let Surroundings { first_slot, first_site, indirect, checked, homes, words } = around;
     let mut e = Emit {
         f,
         out,
@@ -216,6 +221,7 @@ fn encode_behind(padding: usize, f: &MFunc, out: &Output, around: Surroundings<'
         first_site,
         indirect,
         homes,
+        words,
         skipped: None,
     };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
@@ -252,6 +258,7 @@ struct Emit<'a> {
     first_site: u64,
     indirect: &'a Indirect,
     homes: &'a Homes,
+    words: Option<Run>,
     /// A block whose jump the guard before it does.
     skipped: Option<usize>,
 }
@@ -283,6 +290,9 @@ impl Emit<'_> {
 
     fn block(&mut self, b: usize) -> Result<(), IcedError> {
         self.r.blocks[b] = (self.in_cold, self.at());
+        if self.words.is_some() && self.is_loop_head(b) {
+            self.count(What::Iterations);
+        }
         for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
             match item {
                 InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to)?,
@@ -312,6 +322,7 @@ impl Emit<'_> {
                 for &(r, s) in &self.homes.save {
                     self.put(&Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(r))?)?;
                 }
+                self.count(What::Entered);
             }
             Kind::Poll => {}
             Kind::X86(code, operands) => {
@@ -328,6 +339,7 @@ impl Emit<'_> {
             Kind::CaptureFlags => self.section().bytes(&[0x9f, 0x0f, 0x90, 0xc0]),
             Kind::RestoreFlags => self.section().bytes(&[0x04, 0x7f, 0x9e]),
             Kind::Jcc(cc) => {
+                self.count_site(m.site, What::Executed);
                 let at = self.at();
                 if let Some((site, cold)) = m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?))) {
                     if let Some(head) = self.back_edge_after(block) {
@@ -344,6 +356,7 @@ impl Emit<'_> {
                 }
             }
             Kind::Always => {
+                self.count_site(m.site, What::Executed);
                 if let Some(cold) = m.site.and_then(|s| self.f.split_of[s.0 as usize]) {
                     self.jump(&[0xe9], Target::Block(cold), false);
                 }
@@ -360,6 +373,7 @@ impl Emit<'_> {
             }
             Kind::End(end) => self.end(end, allocs)?,
             Kind::Split(site) => {
+                self.count(What::Left(site.0));
                 self.store_site(self.first_site + u64::from(site.0))?;
             }
             Kind::Record(record) => {
@@ -387,6 +401,30 @@ impl Emit<'_> {
         match self.f.insts[i.index()].kind {
             Kind::Jump(to) => Some(self.f.block_of[to]).filter(|head| *head <= next),
             _ => None,
+        }
+    }
+
+    fn is_loop_head(&self, block: usize) -> bool {
+        let jumps_here = |b: usize| {
+            let last = self.f.block_insns(Block::new(b)).last();
+            matches!(self.f.insts[last.index()].kind, Kind::Jump(to) if self.f.block_of[to] == block)
+        };
+        (block..self.f.hot_blocks).any(jumps_here)
+    }
+
+    /// Adds one to a word, if this code counts. No register and no flag changes.
+    fn count(&mut self, what: What) {
+        let Some(run) = self.words else { return };
+        let (code, fields) = counting::code();
+        let start = self.at();
+        self.section().bytes(&code);
+        let target = Target::Word(run.word(what));
+        self.r.fixups.extend(fields.map(|field| Fixup { cold: self.in_cold, at: start + field as u32, target }));
+    }
+
+    fn count_site(&mut self, site: Option<Site>, what: fn(u32) -> What) {
+        if let Some(site) = site {
+            self.count(what(site.0));
         }
     }
 
@@ -420,6 +458,7 @@ impl Emit<'_> {
     }
 
     fn end(&mut self, end: &End, allocs: &[Allocation]) -> Result<(), IcedError> {
+        self.count(What::Executed(end.site));
         match end.rsp {
             EndRsp::Same => {}
             EndRsp::Plus(c) => {

@@ -1,5 +1,6 @@
 //! What is known about emitted code: fragments, their exits, links, and the tables that signal handlers read.
 
+use crate::counting::Tally;
 use crate::mach::SiteKind;
 use crate::record::Record;
 use dynasour_ir::AnchorId;
@@ -109,6 +110,8 @@ pub struct Fragment {
     /// All patchable jumps.
     pub(crate) links: Box<[Link]>,
     pub(crate) tails: Box<[Tail]>,
+    /// What it counts, if it does.
+    pub tally: Option<Box<Tally>>,
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
     pub(crate) unlinked: AtomicU32,
 }

@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod copy;
+pub mod counting;
 pub mod cpu;
 pub mod emitter;
 mod encode;
@@ -20,6 +21,7 @@ pub mod record;
 mod rest;
 mod splice;
 pub mod stubs;
+mod words;
 mod x86;
 
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};

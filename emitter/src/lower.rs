@@ -580,8 +580,13 @@ impl<'a> Lower<'a> {
         let progress = !self.v.anchors[anchor.index()].stores.is_empty()
             || self.first_effect[..self.block].iter().any(|e| e.is_some())
             || self.first_effect[self.block].is_some_and(|e| (e as usize) < self.pos);
-        self.sites.push(SiteDraft { kind, anchor, record: Some(record), progress });
+        self.sites.push(SiteDraft { kind, anchor, record: Some(record), progress, place: self.place() });
         Site((self.sites.len() - 1) as u32)
+    }
+
+    /// The instruction being selected.
+    pub fn place(&self) -> (u32, u32) {
+        (self.block as u32, self.pos as u32)
     }
 
     /// The guest location that an entry parameter is, unless it is a value that an exit left somewhere.

@@ -73,7 +73,7 @@ impl Lower<'_> {
             None => {}
         }
         let kind = if indirect { SiteKind::EndIndirect } else { SiteKind::End };
-        self.sites.push(SiteDraft { kind, anchor, record: None, progress: true });
+        self.sites.push(SiteDraft { kind, anchor, record: None, progress: true, place: self.place() });
         end.site = (self.sites.len() - 1) as u32;
         self.emit(Kind::End(Box::new(end)), ops, None);
         Ok(())

@@ -193,6 +193,8 @@ pub struct SiteDraft {
     pub record: Option<usize>,
     /// See [`crate::Exit::progress`].
     pub progress: bool,
+    /// The IR instruction: block and index; for a trace's end, the number of instructions.
+    pub place: (u32, u32),
 }
 
 /// A block of the machine-level graph.

@@ -21,6 +21,8 @@ pub(crate) struct EntryPlaces {
     pub first_slot: u32,
     /// Guest registers that the version never names, and the slots that their values stay in.
     pub saved: Vec<(u8, u16)>,
+    /// Instructions that stand in the entry block before those of the version that was to be compiled.
+    pub added: u32,
 }
 
 impl EntryPlaces {
@@ -130,6 +132,7 @@ impl Prefix {
 
     /// Makes `params` and `places` the entry of the version.
     fn finish(mut self, occupied: u16, first_slot: u32, body: Vec<Inst>) -> (Version, EntryPlaces) {
+        let added = self.insts.len() as u32;
         self.insts.extend(body);
         self.version.entry_locs.resize(self.params.len(), Loc::Df);
         let entry = &mut self.version.blocks[0];
@@ -140,7 +143,7 @@ impl Prefix {
             _ => None,
         });
         let saved = saved.collect();
-        (self.version, EntryPlaces { places: self.places, occupied, first_slot, saved })
+        (self.version, EntryPlaces { places: self.places, occupied, first_slot, saved, added })
     }
 }
 

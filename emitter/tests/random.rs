@@ -43,8 +43,8 @@ impl Hooks<ModelMachine> for Search<'_> {
 }
 
 impl World {
-    fn new() -> World {
-        World { bench: Bench::new(), areas: [Area::new(STACK - 4096, 8192), Area::new(ARRAY, 8192)] }
+    fn new(bench: Bench) -> World {
+        World { bench, areas: [Area::new(STACK - 4096, 8192), Area::new(ARRAY, 8192)] }
     }
 
     fn load(&mut self, machine: &ModelMachine) {
@@ -165,8 +165,8 @@ fn link_all(world: &mut World, guards: &[ExitId]) {
     }
 }
 
-fn campaign(seeds: std::ops::Range<u64>, length: u64) {
-    let mut world = World::new();
+fn campaign(bench: Bench, seeds: std::ops::Range<u64>, length: u64) {
+    let mut world = World::new(bench);
     for seed in seeds {
         let mut random = Random::new(seed);
         let (blocks, loops) = (1 + random.below(4), random.chance(70));
@@ -186,5 +186,6 @@ fn campaign(seeds: std::ops::Range<u64>, length: u64) {
 #[test]
 fn random_traces() {
     let first = first_seed();
-    campaign(first..first + programs(3000), 7);
+    campaign(Bench::new(), first..first + programs(3000), 7);
+    campaign(Bench::counting(), first..first + programs(3000) / 5, 7);
 }

@@ -24,6 +24,7 @@ pub mod text;
 pub mod types;
 pub mod verify;
 pub mod version;
+pub mod words;
 
 pub use builder::Builder;
 pub use op::{Cond, FlagOp, Op};

@@ -158,6 +158,15 @@ pub fn parse_pass(name: &str) -> Result<String, String> {
     }
 }
 
+/// A counting run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Count {
+    /// Where the [census](crate::census) goes.
+    pub file: PathBuf,
+    /// With the text of versions and native code?
+    pub detail: bool,
+}
+
 /// A run of one guest program.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -179,6 +188,8 @@ pub struct RunConfig {
     pub stats: bool,
     /// Write statistics as JSON to this file at the end.
     pub stats_json: Option<PathBuf>,
+    /// Fragments count how often what of them runs, and a census is written to a file at the end.
+    pub count: Option<Count>,
     /// Translate programs that the guest executes, too.
     pub follow: bool,
     /// The guest's argv\[0\], if it is not the program as named.

@@ -1,5 +1,6 @@
 //! The machine that runs: dispatcher, interpreter, deopt, system calls, signals
 
+pub mod census;
 pub mod config;
 mod dispatch;
 pub mod entry;

@@ -13,6 +13,7 @@ use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, Fragment, FragmentId, fragment_at};
 use crate::indirect::SAVE_RCX;
 use crate::mach::SiteKind;
+use crate::words::Words;
 use dynasour_guest::context::offset;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -31,51 +32,6 @@ pub enum Counted {
     Head(u64),
     /// Executions of this exit, which leads to the pc.
     Exit(ExitId, u64),
-}
-
-/// The words that counters count in.
-pub(super) struct Words {
-    memory: *mut u64,
-}
-
-// SAFETY: the memory is only accessed through atomics, and by generated code with aligned accesses.
-unsafe impl Send for Words {}
-// SAFETY: as above.
-unsafe impl Sync for Words {}
-
-impl Words {
-    /// Within reach of the cache's code; none if there is no room.
-    pub fn new(cache: &Range<u64>) -> Option<Words> {
-        const STEP: usize = 16 << 20;
-        const FARTHEST: u64 = 1 << 30;
-        let places = (cache.end..cache.end.saturating_add(FARTHEST)).step_by(STEP);
-        places.into_iter().find_map(|place| {
-            // SAFETY: a fresh mapping that replaces nothing.
-            let memory = unsafe {
-                let prot = libc::PROT_READ | libc::PROT_WRITE;
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-                libc::mmap(place as *mut libc::c_void, 8 * COUNTERS, prot, flags, -1, 0)
-            };
-            (memory as u64 == place).then_some(Words { memory: memory.cast() })
-        })
-    }
-
-    fn address(&self, n: usize) -> u64 {
-        self.memory as u64 + 8 * n as u64
-    }
-
-    fn set(&self, n: usize, value: u64) {
-        debug_assert!(n < COUNTERS);
-        // SAFETY: within the mapping, aligned, and only used atomically.
-        unsafe { AtomicU64::from_ptr(self.memory.add(n)) }.store(value, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Words {
-    fn drop(&mut self) {
-        // SAFETY: ours; generated code that knows the address is gone with the cache.
-        unsafe { libc::munmap(self.memory.cast(), 8 * COUNTERS) };
-    }
 }
 
 /// A counter.
@@ -97,7 +53,7 @@ pub(super) struct Heads {
 
 impl Heads {
     pub fn new(cache: &Range<u64>) -> Heads {
-        Heads { words: Words::new(cache), counters: Vec::new(), threshold: 0, found: Vec::new() }
+        Heads { words: Words::new(cache, COUNTERS), counters: Vec::new(), threshold: 0, found: Vec::new() }
     }
 
     pub fn clear(&mut self) {

@@ -73,8 +73,17 @@ impl Bench {
     }
 
     pub fn with_cache(cache_size: usize) -> Bench {
+        Bench::with(Config { cache_size, ..Config::default() })
+    }
+
+    /// Its fragments count.
+    pub fn counting() -> Bench {
+        Bench::with(Config { cache_size: 1 << 20, count: true })
+    }
+
+    fn with(config: Config) -> Bench {
         install_handlers();
-        let emitter = Box::new(Emitter::new(Config { cache_size }).unwrap());
+        let emitter = Box::new(Emitter::new(config).unwrap());
         let mut ctx = ThreadContext::new();
         ctx.fs_base = host_fs_base();
         // SAFETY: nothing else uses GS on this thread.

@@ -22,9 +22,13 @@
 //!
 //! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
 
+mod chaos;
+mod describe;
+mod ledger;
 mod mixed;
 
 use super::sources::{Role, Sources};
+use crate::census::CompileTimes;
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::invalidate::CodePages;
 use crate::memory;
@@ -38,6 +42,7 @@ use dynasour_guest::decode::Fetch;
 use dynasour_ir::opt::{self, OptOptions};
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
+use ledger::{Ledger, Made};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,6 +70,9 @@ pub enum FragmentError {
     /// A deferred store cannot be performed.
     #[error("the memory of a deferred store to {0:#x} is gone")]
     Store(u64),
+    /// No memory in reach of the code cache for what a counting run counts.
+    #[error("no memory for counters in reach of the code cache")]
+    Counters,
     /// From the interpreter.
     #[error("cannot map memory for the interpreter: {0}")]
     Memory(#[from] std::io::Error),
@@ -123,6 +131,10 @@ pub struct Plan {
     side: Option<ExitId>,
     generation: u64,
     start: Instant,
+    /// How long its parts have taken.
+    pub times: CompileTimes,
+    /// The version as built, if the book of a counting run wants it.
+    built: Option<String>,
 }
 
 /// Why a trace came to nothing.
@@ -172,6 +184,8 @@ pub struct Fragments {
     retired: bool,
     /// See [`Fragments::count_heads`].
     head_threshold: u64,
+    /// Of a counting run.
+    ledger: Option<Box<Ledger>>,
     /// What happened to fragments.
     pub stats: Stats,
 }
@@ -182,7 +196,10 @@ impl Fragments {
     /// # Errors
     /// This machine lacks something, or there is no memory.
     pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
-        let emitter = Box::new(Emitter::new(Config { cache_size: config.cache_size })?);
+        let emitter = Box::new(Emitter::new(Config { cache_size: config.cache_size, count: config.count.is_some() })?);
+        if config.count.is_some() && !emitter.is_counting() {
+            return Err(FragmentError::Counters);
+        }
         Ok(Fragments {
             emitter,
             regions: FxHashMap::default(),
@@ -202,6 +219,7 @@ impl Fragments {
             generation: 0,
             retired: false,
             head_threshold: 0,
+            ledger: config.count.as_ref().map(|_| Box::default()),
             stats: Stats::default(),
         })
     }
@@ -352,7 +370,9 @@ impl Fragments {
         let awake = self.sources.wake(Role::Side(exit), &self.pages);
         self.stats.woken += awake.len() as u64;
         // An exit has one at a time.
-        awake.last().is_some_and(|id| self.emitter.wake_attached(exit, *id).is_ok())
+        let Some(&id) = awake.last().filter(|id| self.emitter.wake_attached(exit, **id).is_ok()) else { return false };
+        self.note_attached(exit, id);
+        true
     }
 
     /// The fragment that is entered at `pc`, woken if it rests.
@@ -395,6 +415,7 @@ impl Fragments {
 
     /// Drops all fragments after [`Fragments::retire`]: every thread has been outside since.
     pub fn clear(&mut self) {
+        self.close_ledger();
         self.emitter.flush_all();
         self.generation += 1;
         self.retired = false;
@@ -402,6 +423,7 @@ impl Fragments {
 
     /// Fresh memory and no fragments, in a forked child.
     pub fn reset_after_fork(&mut self) -> Result<(), FragmentError> {
+        self.close_ledger();
         self.forget();
         self.retired = false;
         Ok(self.emitter.reset_after_fork()?)
@@ -443,6 +465,7 @@ impl Fragments {
         self.restore(way.forced);
         self.link_again(context);
         let Left::Exit(exit) = left else { return Ok(Next::After(After::Pending)) };
+        self.note_left(exit);
         let deopt = self.emitter.deopt(exit, context)?;
         for store in &deopt.stores {
             perform(store)?;
@@ -543,6 +566,7 @@ impl Fragments {
         match linked {
             Ok(stub) => {
                 self.stats.stubs += 1;
+                self.note_stub(stub, exit);
                 self.stubs.insert(stub, exit);
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
@@ -626,6 +650,8 @@ impl Fragments {
             side: side.map(|s| s.exit),
             generation: self.generation,
             start: Instant::now(),
+            times: CompileTimes::default(),
+            built: None,
         })
     }
 
@@ -633,11 +659,18 @@ impl Fragments {
     ///
     /// # Errors
     /// It came to nothing.
-    pub fn install(&mut self, plan: Plan, version: &Version, path: &Path, config: &RunConfig) -> Result<(), Failure> {
+    pub fn install(
+        &mut self,
+        mut plan: Plan,
+        version: &Version,
+        path: &Path,
+        config: &RunConfig,
+    ) -> Result<(), Failure> {
         let first = !self.regions.contains_key(&path.head);
         if plan.generation != self.generation || plan.first != first {
             return Err(Failure::Stale);
         }
+        let emitting = Instant::now();
         let (id, shared) = self.emit(version, plan.side).map_err(|error| match error {
             e if e.is_full() => Failure::Full,
             e => {
@@ -645,6 +678,9 @@ impl Fragments {
                 Failure::Refused(AbortReason::Emitter)
             }
         })?;
+        plan.times.emit = nanoseconds(emitting);
+        let (from, alias_guards) = (plan.side.filter(|_| !shared), plan.first);
+        self.note_made(id, Made { version, path, from, times: plan.times, built: plan.built, alias_guards });
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         if shared {
             self.regions.entry(path.head).or_default().fragments.push(id);
@@ -687,34 +723,6 @@ impl Fragments {
         }
         Ok((self.emitter.compile(version, EntryState::Canonical)?, true))
     }
-
-    /// Chaos: forces some guards of a fragment; gives back which.
-    fn force(&mut self, fragment: FragmentId) -> Vec<ExitId> {
-        let Some((chaos, random)) = &mut self.chaos else { return Vec::new() };
-        let exits = self.emitter.fragment(fragment).map_or(0..0, |f| f.exits.clone());
-        let mut forced = Vec::new();
-        for exit in exits.map(ExitId) {
-            if self.emitter.exit(exit).is_none_or(|e| e.kind != SiteKind::Guard) {
-                continue;
-            }
-            // xorshift64*
-            *random ^= *random >> 12;
-            *random ^= *random << 25;
-            *random ^= *random >> 27;
-            let draw = random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-            if draw % u64::from(chaos.one_in) == 0 && self.emitter.force_guard(exit, true).is_ok() {
-                forced.push(exit);
-            }
-        }
-        forced
-    }
-
-    /// Lets forced guards test again.
-    pub fn restore(&mut self, forced: Vec<ExitId>) {
-        for exit in forced {
-            self.emitter.force_guard(exit, false).expect("it was forced a moment ago");
-        }
-    }
 }
 
 impl Plan {
@@ -722,13 +730,23 @@ impl Plan {
     ///
     /// # Errors
     /// Why that cannot be done.
-    pub fn version(&self, path: &Path, config: &RunConfig, policy: &dyn SpeculationPolicy) -> Result<Version, Failure> {
+    pub fn version(
+        &mut self,
+        path: &Path,
+        config: &RunConfig,
+        policy: &dyn SpeculationPolicy,
+    ) -> Result<Version, Failure> {
         let context = Context { facts: self.facts.clone() };
+        let building = Instant::now();
         let mut version = build::build(path, &self.name, context, policy).map_err(|e| Failure::Refused(e.0))?;
+        self.times.build = nanoseconds(building);
+        self.built = config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
         let options =
             OptOptions { skip: config.skip_passes.clone(), alias_guards: self.first, ..OptOptions::default() };
+        let optimising = Instant::now();
         opt::optimise(&mut version, &options);
+        self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
         Ok(version)
     }
@@ -742,6 +760,10 @@ fn perform(store: &PendingStore) -> Result<(), FragmentError> {
     // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the exit.
     let done = unsafe { memory::copy_out(store.address, &bytes[..size]) };
     if done == size { Ok(()) } else { Err(FragmentError::Store(store.address)) }
+}
+
+fn nanoseconds(since: Instant) -> u64 {
+    since.elapsed().as_nanos() as u64
 }
 
 fn log(config: &RunConfig, stage: Stage, text: impl FnOnce() -> String) {

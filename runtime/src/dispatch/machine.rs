@@ -6,6 +6,7 @@ use super::footprint::Footprint;
 use super::fragments::{FragmentError, Fragments};
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, Resting};
+use crate::census::{self, Census};
 use crate::config::{RunConfig, Stage, Tier};
 use crate::invalidate::CodePages;
 use crate::stats::Stats;
@@ -94,6 +95,33 @@ impl Machine {
             stats.blacklisted += peer.blacklisted.load(Ordering::Relaxed);
         });
         stats
+    }
+
+    /// What a counting run has counted so far; none if it does not count.
+    pub fn census(&self) -> Option<Census> {
+        self.config.count.as_ref()?;
+        let (fragments, complete) = match self.fragments() {
+            Some(mut fragments) => fragments.counted()?,
+            None => (Vec::new(), true),
+        };
+        let stats = self.stats();
+        let mut threads = 0;
+        self.peers.for_each(|_| threads += 1);
+        let text = |s: &std::ffi::OsString| s.to_string_lossy().into_owned();
+        Some(Census {
+            schema: census::SCHEMA,
+            program: text(&self.config.program),
+            args: self.config.args.iter().map(text).collect(),
+            tier: self.config.tier.to_string(),
+            threshold: self.config.threshold,
+            skipped_passes: self.config.skip_passes.clone(),
+            exact: complete && threads == 1,
+            runtime_entries: stats.fragment_entries,
+            deopts: stats.deopts.iter().map(|(reason, n)| (reason.to_string(), *n)).collect(),
+            compile_ns: stats.compile_nanoseconds,
+            images: census::images(),
+            fragments,
+        })
     }
 
     /// Drops all fragments. The caller is outside and holds no lock.

@@ -209,7 +209,8 @@ impl Dispatcher {
     fn compile(&mut self, path: &Path) -> Result<(), Failure> {
         let (config, policy, side) = (&self.machine.config, &self.selector.policy, self.side.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
-        let plan = fragments.plan(path, side, config, policy)?;
+        let mut plan = fragments.plan(path, side, config, policy)?;
+        plan.times.record = self.selector.recording_nanoseconds();
         drop(fragments);
         if self.peer.is_posted() {
             // The path may be made from what has changed. (What changes from now on spoils the plan.)
@@ -464,6 +465,14 @@ impl Dispatcher {
             let json = serde_json::to_string_pretty(&stats).expect("statistics are plain data");
             if let Err(error) = std::fs::write(path, json + "\n") {
                 text = format!("dynasour: cannot write {}: {error}\n", path.display());
+            }
+        }
+        if let Some(count) = &config.count
+            && let Some(census) = self.machine.census()
+        {
+            let json = serde_json::to_vec(&census).expect("a census is plain data");
+            if let Err(error) = std::fs::write(&count.file, json) {
+                text.push_str(&format!("dynasour: cannot write {}: {error}\n", count.file.display()));
             }
         }
         if config.stats {

@@ -12,6 +12,7 @@ use dynasour_tracer::{
 };
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
+use std::time::Instant;
 
 /// No fragment starts at this block.
 pub const NO_FRAGMENT: u32 = 0;
@@ -59,6 +60,8 @@ pub struct Selector {
     /// Counters of trace heads.
     pub heads: HeadTable,
     active: Option<Active>,
+    /// When the last recording began.
+    started: Instant,
     /// A head whose recording left its loop: it is recorded again when it is reached next.
     again: Option<(u64, Vec<(Gpr, u64)>)>,
     /// How often a head was recorded again.
@@ -80,6 +83,7 @@ impl Selector {
             policy: DefaultPolicy { head_threshold: threshold },
             heads: HeadTable::default(),
             active: None,
+            started: Instant::now(),
             again: None,
             repeats: FxHashMap::default(),
             resting: 0,
@@ -89,7 +93,13 @@ impl Selector {
 
     /// Starts recording at a block that is about to be executed.
     pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
+        self.started = Instant::now();
         self.active = Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
+    }
+
+    /// Nanoseconds since the last recording began.
+    pub fn recording_nanoseconds(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
     }
 
     /// Is a recording under way?

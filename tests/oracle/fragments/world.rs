@@ -193,7 +193,8 @@ impl World {
             let got = unsafe { libc::mmap(start as *mut libc::c_void, size, prot, flags, -1, 0) };
             assert_eq!(got as u64, start, "{}", std::io::Error::last_os_error());
         }
-        let emitter = Emitter::new(EmitterConfig { cache_size: CACHE_SIZE }).expect("a code cache");
+        let emitter =
+            Emitter::new(EmitterConfig { cache_size: CACHE_SIZE, ..EmitterConfig::default() }).expect("a code cache");
         let emitter = Box::leak(Box::new(emitter));
         EMITTER.store(emitter, Ordering::Relaxed);
         let brk = Brk::new(0).expect("room for a break");

@@ -143,6 +143,7 @@ impl Fragments {
             }
             Left::Exit(exit) => exit,
         };
+        self.note_left(exit);
         let deopt = self.emitter.deopt(exit, context)?;
         deopt.stores.iter().try_for_each(perform)?;
         if self.log_exits {
@@ -253,6 +254,7 @@ impl Fragments {
         match linked {
             Ok(stub) => {
                 self.stats.stubs += 1;
+                self.note_stub(stub, exit);
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
                 }

@@ -1,0 +1,217 @@
+//! Counting: fragments that count how often each part of them runs, for who asks what guards cost and how often they fail.
+//!
+//! Under [`Config::count`](crate::Config::count) code is added that adds one to a word of data memory and spares all
+//! registers and flags:
+//!
+//! ```text
+//! mov gs:[save], rcx
+//! mov rcx, [word]
+//! lea rcx, [rcx + 1]
+//! mov [word], rcx
+//! mov rcx, gs:[save]
+//! ```
+//!
+//! It stands behind the entry (*entered*), at the head of a loop (*iterations*: arrivals there, from the entry and by the back
+//! edge), before the jump of each guard and at each trace end (*executed*), and in the cold code of each site before its record
+//! (*left*), where failures come through wherever they go on to. Without that setting no byte of the code is different.
+//!
+//! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
+
+use crate::emitter::Emitter;
+use crate::fragment::{ExitId, FragmentId, fragment_at};
+use crate::mach::{Site, SiteDraft, SiteKind};
+use crate::words::Words;
+use dynasour_guest::context::offset;
+use dynasour_ir::AnchorId;
+use std::ops::Range;
+
+/// Words that there can be; fragments beyond do not count.
+const WORDS: usize = 1 << 22;
+/// The word of `stub_save` that rcx is in meanwhile; nothing else uses it.
+const SAVE: usize = 7;
+
+/// A word that is counted in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word(u32);
+
+/// What of a fragment is counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    Entered,
+    Iterations,
+    Executed(u32),
+    Left(u32),
+}
+
+impl What {
+    fn index(self) -> u32 {
+        match self {
+            What::Entered => 0,
+            What::Iterations => 1,
+            What::Executed(site) => 2 + 2 * site,
+            What::Left(site) => 3 + 2 * site,
+        }
+    }
+}
+
+/// The words of one fragment: a run of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Run(u32);
+
+impl Run {
+    pub fn word(self, what: What) -> Word {
+        Word(self.0 + what.index())
+    }
+}
+
+/// A guard, safe point, possible fault or end of a fragment that counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CountedSite {
+    /// The exit it leaves by.
+    pub exit: ExitId,
+    /// What kind of place it is.
+    pub kind: SiteKind,
+    /// The anchor it leaves through.
+    pub anchor: AnchorId,
+    /// Its IR instruction in the version as given to the emitter: block and index; for an end, the number of instructions.
+    /// None where the emitter has put it before the version, to perform what an exit had deferred.
+    pub place: Option<(u32, u32)>,
+    /// Where the host's jump or faulting instruction is; 0 if there is none.
+    pub host: u64,
+    /// Where its cold code starts; 0 if there is none.
+    pub cold: u64,
+    /// Times that it was reached, of guards and ends.
+    pub executed: Word,
+    /// Times that control left there, except at ends.
+    pub left: Word,
+}
+
+/// What a fragment counts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tally {
+    /// Times that it was entered.
+    pub entered: Word,
+    /// Times that its loop's head was reached, if it has a loop.
+    pub iterations: Word,
+    /// Its sites, in the order of their exits.
+    pub sites: Vec<CountedSite>,
+}
+
+impl Tally {
+    /// What the words of a fragment mean, in whose version `added` instructions stand before those given to the emitter.
+    pub(crate) fn new(
+        run: Run,
+        first_site: u32,
+        sites: &[SiteDraft],
+        added: u32,
+        host: impl Fn(Site) -> (u64, u64),
+    ) -> Tally {
+        let site = |(n, draft): (u32, &SiteDraft)| {
+            let (host, cold) = host(Site(n));
+            CountedSite {
+                exit: ExitId(first_site + n),
+                kind: draft.kind,
+                anchor: draft.anchor,
+                place: match draft.place {
+                    (0, inst) => inst.checked_sub(added).map(|inst| (0, inst)),
+                    place => Some(place),
+                },
+                host,
+                cold,
+                executed: run.word(What::Executed(n)),
+                left: run.word(What::Left(n)),
+            }
+        };
+        Tally {
+            entered: run.word(What::Entered),
+            iterations: run.word(What::Iterations),
+            sites: (0..).zip(sites).map(site).collect(),
+        }
+    }
+}
+
+/// Where a link or an exit leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Destination {
+    /// To the runtime.
+    Runtime,
+    /// To a fragment.
+    Fragment(FragmentId),
+    /// To a copied block, perhaps by way of a counter.
+    Block,
+}
+
+/// The words of an emitter that counts.
+pub(crate) struct Counting {
+    words: Words,
+    used: usize,
+}
+
+impl Counting {
+    /// None if there is no room for the words.
+    pub fn new(cache: &Range<u64>) -> Option<Counting> {
+        Some(Counting { words: Words::new(cache, WORDS)?, used: 0 })
+    }
+
+    /// Words for a fragment with so many sites.
+    pub fn run(&mut self, sites: usize) -> Option<Run> {
+        let first = self.used;
+        let end = first + 2 + 2 * sites;
+        (end <= self.words.len()).then(|| {
+            self.used = end;
+            Run(first as u32)
+        })
+    }
+
+    pub fn address(&self, word: Word) -> u64 {
+        self.words.address(word.0 as usize)
+    }
+}
+
+/// The code that counts, and the offsets of its fields that are relative to their ends and lead to the word.
+pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
+    let saved = (offset::STUB_SAVE as u32 + 8 * SAVE as u32).to_le_bytes();
+    let mut code = Vec::with_capacity(36);
+    code.extend([0x65, 0x48, 0x89, 0x0c, 0x25]);
+    code.extend(saved);
+    code.extend([0x48, 0x8b, 0x0d, 0, 0, 0, 0]);
+    let load = code.len() - 4;
+    code.extend([0x48, 0x8d, 0x49, 0x01]);
+    code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
+    let store = code.len() - 4;
+    code.extend([0x65, 0x48, 0x8b, 0x0c, 0x25]);
+    code.extend(saved);
+    (code, [load, store])
+}
+
+impl Emitter {
+    /// Does it count?
+    pub fn is_counting(&self) -> bool {
+        self.counting.is_some()
+    }
+
+    /// What a word has counted; 0 if nothing is counted.
+    pub fn count(&self, word: Word) -> u64 {
+        self.counting.as_ref().map_or(0, |c| c.words.get(word.0 as usize))
+    }
+
+    /// The guards, this one included, that share this exit's way out.
+    pub fn sharing(&self, exit: ExitId) -> Vec<ExitId> {
+        let Some(e) = self.exit(exit) else { return Vec::new() };
+        let exits = self.fragment(e.fragment).map_or(0..0, |f| f.exits.clone());
+        let shares = |other: &ExitId| self.exit(*other).is_some_and(|o| o.record.is_some() && o.record == e.record);
+        exits.map(ExitId).filter(shares).collect()
+    }
+
+    /// Where an exit leads now.
+    pub fn destination(&self, exit: ExitId) -> Destination {
+        let Some(link) = self.link_of(exit) else { return Destination::Runtime };
+        let target = link.target();
+        match fragment_at(&self.fragments, target) {
+            _ if target == link.out => Destination::Runtime,
+            Some(id) => Destination::Fragment(id),
+            None if self.block_at(target).is_some() => Destination::Block,
+            None => Destination::Runtime,
+        }
+    }
+}
