@@ -648,6 +648,20 @@ impl Emitter {
         Ok(())
     }
 
+    /// Makes everything that is linked to one fragment lead to another of the same region.
+    pub fn redirect(&self, from: FragmentId, to: FragmentId) -> Result<(), EmitError> {
+        let from = self.fragment(from).ok_or(EmitError::Unknown)?;
+        let to = self.fragment(to).filter(|to| to.pc == from.pc).ok_or(EmitError::Unknown)?.entry;
+        for link in self.fragments.iter().flat_map(|f| f.links.iter()) {
+            // As above.
+            if link.target() == from.entry && (link.exit.is_some() || link.record.is_some()) {
+                link.target.store(to, Ordering::Relaxed);
+                self.cache.patch_rel32(link.field, to);
+            }
+        }
+        Ok(())
+    }
+
     /// Makes an exit leave to the runtime again.
     pub fn unlink(&self, exit: ExitId) -> Result<(), EmitError> {
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;

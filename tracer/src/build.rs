@@ -23,16 +23,22 @@
 //! Code that stores may change unnoticed is compared with what it was when it was recorded, block by block: such blocks end
 //! behind their first store, so no store goes unseen.
 //!
+//! Loops of interpreted programs ([`crate::guests`]) are built twice: the first time tells which values a dispatch depends
+//! on; the second time those are assumed to be what was observed as soon as they are there, and are constants from then on.
+//!
 //! Shapes. A path that came back to its head becomes `b0: jump b1(…)` and the loop `b1`, whose parameters are the
 //! written locations and whose first instruction is the `poll`; any other path is one block ending in `exit`.
 
+use crate::guests::{self, Definitions, GuestLoop};
+use crate::observe::Observation;
 use crate::policy::{RegisterUse, SpeculationPolicy};
 use crate::recorder::{AbortReason, Transfer};
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{
     Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
-    Term, Ty, Version,
+    Term, Ty, Value, Version,
 };
+use rustc_hash::FxHashSet;
 use std::rc::Rc;
 use thiserror::Error;
 
@@ -43,6 +49,8 @@ pub struct Step {
     pub block: Rc<LiftedBlock>,
     /// The pc after it.
     pub next: u64,
+    /// What it was seen to compute, if anybody looked.
+    pub observed: Option<Observation>,
 }
 
 /// What kind of trace a path makes.
@@ -65,12 +73,14 @@ pub struct Path {
     pub steps: Vec<Step>,
     /// Registers that held the same value at each sampled execution of the head.
     pub stable: Vec<(Gpr, u64)>,
+    /// It is a loop of the program that the guest interprets.
+    pub guest: Option<GuestLoop>,
 }
 
 impl Path {
-    /// Does the path go through an indirect jump, like that of a switch?
+    /// Does the path go through an indirect jump, like that of a switch, or an indirect call?
     pub fn jumps_indirectly(&self) -> bool {
-        self.steps.iter().any(|s| Transfer::of(&s.block, s.next) == Transfer::Indirect)
+        self.steps.iter().any(guests::dispatches)
     }
 }
 
@@ -83,6 +93,50 @@ type State = [Operand; Loc::SSA_COUNT];
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
 pub fn build(path: &Path, name: &str, context: Context, policy: &dyn SpeculationPolicy) -> Result<Version, BuildError> {
+    let Some(guest) = &path.guest else { return Ok(assemble(path, name, context, policy, &Origins::default())?.0) };
+    let (draft, notes) = assemble(path, name, context.clone(), policy, &Origins::default())?;
+    let body = draft.blocks.last().expect("every version has a block");
+    let locations = notes.parameters.iter().map(|(v, loc)| (*v, *loc));
+    let defs = Definitions::new(&body.insts, locations);
+    let is_dispatch = |step: &Step| {
+        let call = Transfer::of(&step.block, step.next) == Transfer::Call;
+        !call || step.block.pc == guest.dispatch
+    };
+    let jumps: Vec<Operand> = notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
+    let promoted = guests::promotions(&defs, &jumps, guest.stable);
+    let origins = notes.origins.into_iter().filter(|(v, _)| promoted.contains(v)).map(|(_, origin)| origin).collect();
+    Ok(assemble(path, name, context, policy, &origins)?.0)
+}
+
+/// The version of a linear path, and the targets of its indirect jumps and calls.
+pub(crate) fn with_targets(path: &Path, policy: &dyn SpeculationPolicy) -> Result<(Version, Vec<Operand>), BuildError> {
+    let (version, notes) = assemble(path, "greens", Context::default(), policy, &Origins::default())?;
+    let targets = notes.jumps.into_iter().map(|j| j.0).filter(|t| t.as_const().is_none()).collect();
+    Ok((version, targets))
+}
+
+/// Instructions of a path: index of the step, index in its block.
+type Origins = FxHashSet<(usize, usize)>;
+
+/// What assembling a version tells about it.
+#[derive(Debug, Default)]
+struct Notes {
+    /// The parameters of the block that the path became, and their locations.
+    parameters: Vec<(Value, Loc)>,
+    /// Targets of indirect jumps and calls, and the steps that end in them.
+    jumps: Vec<(Operand, usize)>,
+    /// Where loads and conditions come from.
+    origins: Vec<(Value, (usize, usize))>,
+}
+
+/// Builds the version, assuming that the results of the `promoted` instructions are what was observed.
+fn assemble(
+    path: &Path,
+    name: &str,
+    context: Context,
+    policy: &dyn SpeculationPolicy,
+    promoted: &Origins,
+) -> Result<(Version, Notes), BuildError> {
     let mut version = Version::new(name, path.head);
     version.context = context;
     let written = written_locations(path);
@@ -100,11 +154,13 @@ pub fn build(path: &Path, name: &str, context: Context, policy: &dyn Speculation
 
     let mut state = entry_state;
     let entry = speculate_registers(path, &mut version, &mut state, &written, policy);
+    let mut notes = Notes::default();
     match path.shape {
         TraceShape::Linear => {
-            let mut body = Body::new(&mut version, state, &written);
+            let mut body = Body::new(&mut version, state, &written, promoted);
             body.builder.insts = entry;
             let exit = body.path(path)?.expect("a linear path ends in an exit");
+            notes.jumps = body.jumps;
             let insts = body.builder.insts;
             version.blocks[0].insts = insts;
             version.blocks[0].term = Term::Exit(exit);
@@ -118,17 +174,28 @@ pub fn build(path: &Path, name: &str, context: Context, policy: &dyn Speculation
                 let v = version.value(Loc::from_ssa_index(index).ty());
                 state[index] = v.into();
                 params.push(v);
+                notes.parameters.push((v, Loc::from_ssa_index(index)));
             }
-            let mut body = Body::new(&mut version, state, &written);
+            let greens = path.guest.as_ref().map_or(&[][..], |g| &g.registers);
+            for (g, value) in greens {
+                state[g.number()] = Operand::Const(*value);
+            }
+            for index in (0..Loc::SSA_COUNT).filter(|&i| !written[i]) {
+                notes.parameters.extend(state[index].as_value().map(|v| (v, Loc::from_ssa_index(index))));
+            }
+            let mut body = Body::new(&mut version, state, &written, promoted);
             body.poll(path.head);
             let exit = body.path(path)?;
             debug_assert!(exit.is_none());
+            body.assume_greens(path.head, greens)?;
             let args = written_operands(&written, &body.state);
+            notes.jumps = body.jumps;
+            notes.origins = body.origins;
             let insts = body.builder.insts;
             version.blocks.push(Block { params, insts, term: Term::Jump { to: BlockId(1), args } });
         }
     }
-    Ok(version)
+    Ok((version, notes))
 }
 
 fn written_operands(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<Operand> {
@@ -193,11 +260,9 @@ fn speculate_registers(
     policy: &dyn SpeculationPolicy,
 ) -> Vec<Inst> {
     let uses = register_uses(path, written);
-    let chosen: Vec<_> = path
-        .stable
-        .iter()
-        .filter(|(g, value)| uses[g.number()].is_some_and(|u| policy.speculate_register(*g, *value, u)))
-        .collect();
+    let wanted = |g: &Gpr, value: u64| uses[g.number()].is_some_and(|u| policy.speculate_register(*g, value, u));
+    let stable = path.stable.iter().filter(|(g, value)| wanted(g, *value));
+    let chosen: Vec<_> = stable.chain(path.guest.iter().flat_map(|g| &g.registers)).collect();
     if chosen.is_empty() {
         return Vec::new();
     }
@@ -233,10 +298,15 @@ struct Body<'v, 'w> {
     reach: Option<AnchorId>,
     /// The flags that the block began with.
     first_flags: Operand,
+    /// The present step.
+    step: usize,
+    promoted: &'w Origins,
+    jumps: Vec<(Operand, usize)>,
+    origins: Vec<(Value, (usize, usize))>,
 }
 
 impl<'v, 'w> Body<'v, 'w> {
-    fn new(version: &'v mut Version, state: State, written: &'w [bool; Loc::SSA_COUNT]) -> Self {
+    fn new(version: &'v mut Version, state: State, written: &'w [bool; Loc::SSA_COUNT], promoted: &'w Origins) -> Self {
         Body {
             builder: Builder::new(version),
             written,
@@ -246,6 +316,10 @@ impl<'v, 'w> Body<'v, 'w> {
             effect_since_start: false,
             reach: None,
             first_flags: state[Loc::Flags.ssa_index().expect("flags are an SSA location")],
+            step: 0,
+            promoted,
+            jumps: Vec::new(),
+            origins: Vec::new(),
         }
     }
 
@@ -296,6 +370,7 @@ impl<'v, 'w> Body<'v, 'w> {
     fn path(&mut self, path: &Path) -> Result<Option<AnchorId>, BuildError> {
         for (index, step) in path.steps.iter().enumerate() {
             let last = index + 1 == path.steps.len();
+            self.step = index;
             if let Some(exit) = self.step(step, last && path.shape == TraceShape::Linear)? {
                 return Ok(Some(exit));
             }
@@ -341,7 +416,7 @@ impl<'v, 'w> Body<'v, 'w> {
             Operand::Const(_) => o,
             Operand::Value(v) => map[v.index()].expect("a base block defines before it uses"),
         };
-        for inst in base_insts(step) {
+        for (index, inst) in base_insts(step).iter().enumerate() {
             match inst.op {
                 Op::At => {
                     self.pc = inst.args[0].as_const().expect("at names a constant pc");
@@ -356,11 +431,64 @@ impl<'v, 'w> Body<'v, 'w> {
                     let index = loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
                     self.state[index] = translate(&map, inst.args[0]);
                 }
-                _ => self.instruction(base, inst, &mut map, translate)?,
+                _ => {
+                    self.instruction(base, inst, &mut map, translate)?;
+                    if let Some(observed) = &step.observed {
+                        self.promote(inst, index, observed, &mut map)?;
+                    }
+                }
             }
         }
         let Term::Guest(term) = &base.blocks[0].term else { unreachable!("base blocks end in guest control flow") };
         self.terminator(term, step.next, ends, |o| translate(&map, o))
+    }
+
+    /// Notes a value that was observed, or assumes that it is what was observed.
+    fn promote(
+        &mut self,
+        inst: &Inst,
+        index: usize,
+        observed: &Observation,
+        map: &mut [Option<Operand>],
+    ) -> Result<(), BuildError> {
+        let Some(def) = inst.def().filter(|_| inst.op == Op::Load || inst.op.is_pure()) else { return Ok(()) };
+        let (Some(Operand::Value(v)), Some(value)) = (map[def.index()], observed[def.index()]) else { return Ok(()) };
+        let ty = self.builder.version.ty(v);
+        if !matches!(ty, Ty::I1 | Ty::I8 | Ty::I16 | Ty::I32 | Ty::I64) {
+            return Ok(());
+        }
+        let origin = (self.step, index);
+        self.origins.push((v, origin));
+        if self.promoted.contains(&origin) {
+            // In the middle of an instruction that has had an effect there is no way back.
+            let Ok(anchor) = self.anchor_in_reach() else { return Ok(()) };
+            let holds = match (ty, value & 1) {
+                (Ty::I1, 1) => v.into(),
+                (Ty::I1, _) => self.negate(v.into()),
+                _ => self.builder.binary(Op::Eq, ty, v.into(), Operand::Const(value)),
+            };
+            self.builder.assume(holds, anchor);
+            map[def.index()] = Some(Operand::Const(value));
+        }
+        Ok(())
+    }
+
+    /// At the end of a loop: the greens are what they were at its head.
+    fn assume_greens(&mut self, head: u64, greens: &[(Gpr, u64)]) -> Result<(), BuildError> {
+        let state = self.state;
+        let mut anchor = None;
+        for (g, value) in greens {
+            match state[g.number()] {
+                Operand::Const(c) if c == *value => continue,
+                Operand::Const(_) => return Err(BuildError(AbortReason::Inconsistent)),
+                Operand::Value(_) => {}
+            }
+            let anchor = *anchor.get_or_insert_with(|| self.new_anchor(Operand::Const(head), &state));
+            let holds = self.builder.binary(Op::Eq, Ty::I64, state[g.number()], Operand::Const(*value));
+            self.builder.assume(holds, anchor);
+            self.state[g.number()] = Operand::Const(*value);
+        }
+        Ok(())
     }
 
     fn instruction(
@@ -416,8 +544,14 @@ impl<'v, 'w> Body<'v, 'w> {
             GuestTerm::Goto(target) | GuestTerm::Ret(target) | GuestTerm::Call { target, .. } => {
                 let target = translate(target);
                 let state = self.state;
+                if !matches!(term, GuestTerm::Ret(_)) {
+                    self.jumps.push((target, self.step));
+                }
                 if ends {
                     return Ok(Some(self.new_anchor(target, &state)));
+                }
+                if target.as_const().is_some_and(|c| c != next) {
+                    return Err(BuildError(AbortReason::Inconsistent));
                 }
                 if target.as_const().is_none() {
                     let anchor = self.new_anchor(target, &state);
@@ -427,6 +561,9 @@ impl<'v, 'w> Body<'v, 'w> {
             }
             GuestTerm::Branch { cond, taken, fall } => {
                 let cond = translate(cond);
+                if taken != fall && cond.as_const().is_some_and(|c| (c & 1 != 0) != (next == taken)) {
+                    return Err(BuildError(AbortReason::Inconsistent));
+                }
                 if taken != fall && cond.as_const().is_none() {
                     let holds = if next == taken { cond } else { self.negate(cond) };
                     let anchor = self.anchor_here()?;

@@ -9,10 +9,13 @@
 //! several calls, not a loop. The trace of a function that was hot by its calls ends where it returns, since the next
 //! call comes from elsewhere.
 //!
-//! A loop whose first indirect jump keeps going elsewhere (an interpreter's dispatch) is no place to end: traces go on
-//! through it and end at that jump, so that each opcode's handler has a dispatch of its own.
+//! A loop whose first indirect jump keeps going elsewhere (an interpreter's dispatch) is no place to end: the recording
+//! goes on through it in search of a loop of the program that is being interpreted ([`crate::guests`]). If there is none,
+//! the trace ends at that jump, so that each opcode's handler has a dispatch of its own.
 
 use crate::build::{Path, Step, TraceShape};
+use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
+use crate::observe::{Observation, Surroundings, observe};
 use crate::policy::SpeculationPolicy;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{GuestTerm, Term};
@@ -43,6 +46,10 @@ pub enum AbortReason {
     TooManyVersions,
     /// The user asked for other traces only.
     NotSelected,
+    /// A dispatch loop, but no loop of an interpreted program.
+    NoGuestLoop,
+    /// What was observed does not lead along the recorded path.
+    Inconsistent,
 }
 
 /// Why a recording ended in a trace.
@@ -60,6 +67,10 @@ pub enum EndReason {
     Return,
     /// The indirect jump of a dispatch loop.
     Dispatch,
+    /// The program that is being interpreted came round a loop.
+    GuestLoop,
+    /// The head of a dispatch loop, where traces of such loops begin.
+    DispatchHead,
 }
 
 /// What starts where control goes.
@@ -71,6 +82,8 @@ pub enum Landing {
     Loop,
     /// A loop's fragment whose indirect jump keeps going elsewhere.
     Dispatch,
+    /// Another fragment whose indirect jump does.
+    LinearDispatch,
 }
 
 /// Why a head is hot.
@@ -106,6 +119,38 @@ pub struct Recorder {
     limit: usize,
     /// The path has come through a dispatch loop's head.
     dispatching: bool,
+    /// The search for a loop of the interpreted program.
+    search: Option<Search>,
+    /// What the block computes that is being executed.
+    observation: Option<Observation>,
+}
+
+/// How far a search goes, in guest instructions.
+const SEARCH_LIMIT: usize = 8000;
+/// The longest loop of an interpreted program that becomes a trace, in guest instructions.
+const GUEST_LIMIT: usize = 2500;
+
+/// A search for a loop of an interpreted program.
+#[derive(Debug)]
+struct Search {
+    /// The dispatch loop's head.
+    head: u64,
+    passages: Vec<Passage>,
+    /// How many steps there were after the first dispatch, and the block that dispatched.
+    dispatched: Option<(usize, u64)>,
+    /// The head has traces of loops already.
+    has_loops: bool,
+}
+
+/// The path came to the head.
+#[derive(Debug)]
+struct Passage {
+    /// How many steps there were.
+    steps: usize,
+    /// How many instructions.
+    instructions: usize,
+    gpr: [u64; 16],
+    key: Option<Key>,
 }
 
 impl Recorder {
@@ -125,6 +170,8 @@ impl Recorder {
             limit: policy.max_instructions(),
             callees: Vec::new(),
             dispatching: false,
+            search: None,
+            observation: None,
         }
     }
 
@@ -136,18 +183,28 @@ impl Recorder {
     /// The interpreter ran `block` to its end and goes to `next`, where `landing` starts.
     pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, landing: Landing) -> Recording {
         self.instructions += block.count as usize;
-        self.steps.push(Step { block: Rc::clone(block), next });
+        self.steps.push(Step { block: Rc::clone(block), next, observed: self.observation.take() });
         let transfer = Transfer::of(block, next);
         let recursion = transfer == Transfer::Call && (next == self.head || self.callees.contains(&next));
         match transfer {
             Transfer::Call => self.callees.push(next),
             Transfer::Return if self.callees.pop().is_none() && self.kind == HeadKind::Function => {
+                if self.search.is_some() {
+                    return self.without_search();
+                }
                 return self.finish(TraceShape::Linear, EndReason::Return);
             }
             _ => {}
         }
+        if self.search.is_some() {
+            // Whoever searches says where it ends.
+            return Recording::Continue;
+        }
         if next == self.head && transfer != Transfer::Call {
             return self.finish(TraceShape::Loop, EndReason::Cycle);
+        }
+        if self.dispatching && self.steps.last().is_some_and(guests::dispatches) {
+            return self.finish(TraceShape::Linear, EndReason::Dispatch);
         }
         match transfer {
             Transfer::Call if recursion => return self.finish(TraceShape::Linear, EndReason::OtherHead),
@@ -155,7 +212,6 @@ impl Recorder {
             Transfer::Jump { backward } if backward || landing == Landing::Loop => {
                 return self.finish(TraceShape::Linear, EndReason::OtherHead);
             }
-            Transfer::Indirect if self.dispatching => return self.finish(TraceShape::Linear, EndReason::Dispatch),
             _ => {}
         }
         if self.instructions >= self.limit {
@@ -164,13 +220,131 @@ impl Recorder {
         Recording::Continue
     }
 
+    /// The same, going on through dispatch loops in search of loops of an interpreted program. `around` is the state at
+    /// `next`.
+    pub fn step_through(
+        &mut self,
+        block: &Rc<LiftedBlock>,
+        next: u64,
+        landing: Landing,
+        heads: &mut DispatchHeads,
+        around: &Surroundings<'_>,
+    ) -> Recording {
+        let arrives = Transfer::of(block, next) != Transfer::Call;
+        let dispatches = matches!(landing, Landing::Dispatch | Landing::LinearDispatch);
+        if self.search.is_none() && dispatches && arrives && heads.wants(next) {
+            let has_loops = heads.has_loops(next);
+            self.search = Some(Search { head: next, passages: Vec::new(), dispatched: None, has_loops });
+        }
+        let landing = match landing {
+            Landing::LinearDispatch => Landing::Ordinary,
+            landing => landing,
+        };
+        let recording = self.step(block, next, landing);
+        match (&recording, &self.search) {
+            (Recording::Continue, Some(search)) if search.head == next && arrives => self.passage(heads, around),
+            (Recording::Continue, Some(_)) => self.between(landing, heads),
+            _ => recording,
+        }
+    }
+
+    /// The block that is executed next, in this state.
+    pub fn prepare(&mut self, block: &LiftedBlock, around: &Surroundings<'_>) {
+        if self.search.is_some() {
+            self.observation = Some(observe(block, around));
+        }
+    }
+
+    /// The search has come to its head.
+    fn passage(&mut self, heads: &mut DispatchHeads, around: &Surroundings<'_>) -> Recording {
+        let Some(search) = &mut self.search else { return Recording::Continue };
+        let head = search.head;
+        let key = heads.key(head, around);
+        if key.as_ref().is_some_and(|k| heads.knows(head, k)) {
+            return self.finish(TraceShape::Linear, EndReason::DispatchHead);
+        }
+        let earlier = search.passages.iter().rposition(|p| p.key.is_some() && p.key == key);
+        if let (Some(earlier), Some(key)) = (earlier, &key) {
+            let from = &search.passages[earlier];
+            let (steps, instructions) = (from.steps, self.instructions - from.instructions);
+            if instructions > GUEST_LIMIT || !heads.add(head, key.clone()) {
+                return self.search_failed(heads);
+            }
+            let differing = |p: &Passage| (0..16).filter(|&g| p.gpr[g] != around.gpr[g]).fold(0, |set, g| set | 1 << g);
+            let stable = !search.passages.iter().map(differing).fold(0u16, |set, d| set | d);
+            let registers = heads.greens(head).iter().zip(key).filter_map(|(green, value)| match green {
+                Green::Register(g) => Some((*g, *value)),
+                Green::Slot(..) => None,
+            });
+            let dispatch = search.dispatched.map_or(0, |(_, pc)| pc);
+            let guest = GuestLoop { registers: registers.collect(), stable, dispatch };
+            let steps = self.steps.split_off(steps);
+            let path = Path { head, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: Some(guest) };
+            return Recording::Done(path, EndReason::GuestLoop);
+        }
+        let (steps, instructions) = (self.steps.len(), self.instructions);
+        search.passages.push(Passage { steps, instructions, gpr: *around.gpr, key });
+        Recording::Continue
+    }
+
+    /// The search goes on in a handler.
+    fn between(&mut self, landing: Landing, heads: &mut DispatchHeads) -> Recording {
+        let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else { return Recording::Continue };
+        if guests::dispatches(step) {
+            search.dispatched.get_or_insert((self.steps.len(), step.block.pc));
+            if search.passages.len() > 1 && heads.greens(search.head).is_empty() {
+                let first = &search.passages[0];
+                let greens = guests::find_greens(&self.steps[first.steps..], &first.gpr);
+                if greens.is_empty() {
+                    return self.search_failed(heads);
+                }
+                heads.set_greens(search.head, greens);
+            }
+        }
+        let into_loop =
+            landing == Landing::Loop && matches!(Transfer::of(&step.block, step.next), Transfer::Jump { .. });
+        if into_loop || self.instructions > SEARCH_LIMIT {
+            return self.search_failed(heads);
+        }
+        Recording::Continue
+    }
+
+    /// There is no loop of an interpreted program here.
+    fn search_failed(&mut self, heads: &mut DispatchHeads) -> Recording {
+        if let Some(search) = &self.search
+            && !search.has_loops
+        {
+            heads.fail(search.head, false);
+        }
+        self.without_search()
+    }
+
+    /// What there is of the path without a search.
+    fn without_search(&mut self) -> Recording {
+        let Some(search) = self.search.take() else { return Recording::Continue };
+        let first = search.passages.first().map_or(0, |p| p.steps);
+        if self.head == search.head || first == 0 {
+            return Recording::Aborted(AbortReason::NoGuestLoop);
+        }
+        // Where there are loops already, their traces are found at the head.
+        let (steps, reason) = match search.dispatched {
+            Some((steps, _)) if !search.has_loops => (steps, EndReason::Dispatch),
+            _ => (first, EndReason::DispatchHead),
+        };
+        self.steps.truncate(steps);
+        self.finish(TraceShape::Linear, reason)
+    }
+
     /// The interpreter ran `block` up to an instruction that the runtime must do.
     pub fn runtime_instruction(&mut self, block: &Rc<LiftedBlock>) -> Recording {
         if block.count <= 1 && self.steps.is_empty() {
             return Recording::Aborted(AbortReason::NothingToTrace);
         }
+        if self.search.is_some() {
+            return self.without_search();
+        }
         if block.count > 1 {
-            self.steps.push(Step { block: Rc::clone(block), next: block.pc });
+            self.steps.push(Step { block: Rc::clone(block), next: block.pc, observed: None });
         }
         self.finish(TraceShape::Linear, EndReason::Runtime)
     }
@@ -181,6 +355,7 @@ impl Recorder {
             shape,
             steps: std::mem::take(&mut self.steps),
             stable: std::mem::take(&mut self.stable),
+            guest: None,
         };
         Recording::Done(path, reason)
     }

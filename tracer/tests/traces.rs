@@ -289,8 +289,13 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
         a.syscall()
     });
     let block = program.lifted(CODE).expect("a block");
-    let path =
-        Path { head: CODE, shape: TraceShape::Linear, steps: vec![Step { block, next: CODE }], stable: Vec::new() };
+    let path = Path {
+        head: CODE,
+        shape: TraceShape::Linear,
+        steps: vec![Step { block, next: CODE, observed: None }],
+        stable: Vec::new(),
+        guest: None,
+    };
     let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).expect("the path is built");
     let restartable =
         |i: &&Inst| i.native.is_some_and(|n| version.natives[n.index()].effects.contains(Effects::RESTARTABLE));

@@ -166,8 +166,12 @@ pub struct Fragments {
     /// What fragments were made from.
     sources: Sources,
     pages: Arc<CodePages>,
-    /// Loop fragments, and whether they go through an indirect jump.
-    loops: FxHashMap<FragmentId, bool>,
+    /// Loop fragments.
+    loops: FxHashSet<FragmentId>,
+    /// Fragments of regions that go through an indirect jump or call.
+    indirect: FxHashSet<FragmentId>,
+    /// Fragments of loops of an interpreted program.
+    guest_loops: FxHashSet<FragmentId>,
     /// Heads of loops whose indirect jump keeps going elsewhere.
     dispatching: FxHashSet<u64>,
     /// The last of these, if nobody has been told yet.
@@ -208,7 +212,9 @@ impl Fragments {
             taken: FxHashMap::default(),
             sources: Sources::default(),
             pages,
-            loops: FxHashMap::default(),
+            loops: FxHashSet::default(),
+            indirect: FxHashSet::default(),
+            guest_loops: FxHashSet::default(),
             dispatching: FxHashSet::default(),
             new_dispatch: None,
             private_memory: true,
@@ -354,12 +360,19 @@ impl Fragments {
         }
         awake.iter().for_each(|id| self.emitter.wake(*id));
         self.stats.woken += awake.len() as u64;
-        let region = self.regions.entry(pc).or_default();
-        region.fragments.extend(awake);
-        // The oldest is the first.
-        region.fragments.sort_unstable();
-        let first = region.fragments[0];
+        let mut all = self.regions.remove(&pc).unwrap_or_default();
+        all.fragments.extend(awake);
+        all.fragments.sort_unstable_by_key(|id| self.rank(*id));
+        let first = all.fragments[0];
+        self.regions.insert(pc, all);
         self.register(pc, first);
+    }
+
+    /// The order in which a region's fragments are tried: loops of an interpreted program first, for their entries test
+    /// where in that program it is, the newest first; then the others, the oldest first.
+    fn rank(&self, id: FragmentId) -> (bool, i64) {
+        let age = i64::from(id.0);
+        if self.guest_loops.contains(&id) { (false, -age) } else { (true, age) }
     }
 
     /// The fragment that an exit had of its own, if it rests and can come back, is attached again.
@@ -437,6 +450,8 @@ impl Fragments {
         self.taken.clear();
         self.sources.clear();
         self.loops.clear();
+        self.indirect.clear();
+        self.guest_loops.clear();
         self.dispatching.clear();
         self.new_dispatch = None;
     }
@@ -545,7 +560,7 @@ impl Fragments {
         *taken = 0;
         let Some(e) = self.emitter.exit(exit) else { return Ok(After::Interpret) };
         let (target, own) = (e.target, (!e.progress).then_some(e.fragment));
-        if target.is_none() && self.loops.get(&e.fragment) == Some(&true) {
+        if target.is_none() && self.indirect.contains(&e.fragment) {
             let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
             self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
         }
@@ -585,7 +600,7 @@ impl Fragments {
         let versions = &self.regions.get(&pc)?.fragments;
         // A version that rests may be back before the exit is taken next.
         match own.filter(|own| self.sources.role(*own) == Some(Role::Region(pc))) {
-            Some(own) => versions.iter().find(|version| **version > own).copied(),
+            Some(own) => versions.iter().find(|version| self.rank(**version) > self.rank(own)).copied(),
             None => versions.first().copied(),
         }
     }
@@ -607,10 +622,12 @@ impl Fragments {
 
     /// Does a fragment start at `pc`, and if so, what kind?
     pub fn at(&self, pc: u64) -> Option<Landing> {
-        Some(match self.loops.get(&self.first(pc)?) {
-            None => Landing::Ordinary,
-            Some(_) if self.dispatching.contains(&pc) => Landing::Dispatch,
-            Some(_) => Landing::Loop,
+        let is_loop = self.loops.contains(&self.first(pc)?);
+        Some(match (is_loop, self.dispatching.contains(&pc)) {
+            (true, true) => Landing::Dispatch,
+            (true, false) => Landing::Loop,
+            (false, true) => Landing::LinearDispatch,
+            (false, false) => Landing::Ordinary,
         })
     }
 
@@ -634,7 +651,8 @@ impl Fragments {
         if self.retired {
             return Err(Failure::Stale);
         }
-        if self.is_full(path.head, policy) {
+        // Loops of an interpreted program are counted by the recorder.
+        if path.guest.is_none() && self.is_full(path.head, policy) {
             return Err(Failure::Refused(AbortReason::TooManyVersions));
         }
         let side = side.filter(|s| s.pc == path.head && s.generation == self.generation && self.wants_own_trace(s.pc));
@@ -679,12 +697,23 @@ impl Fragments {
             }
         })?;
         plan.times.emit = nanoseconds(emitting);
-        let (from, alias_guards) = (plan.side.filter(|_| !shared), plan.first);
+        let (from, alias_guards) = (plan.side.filter(|_| !shared), plan.first || path.guest.is_some());
         self.note_made(id, Made { version, path, from, times: plan.times, built: plan.built, alias_guards });
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         if shared {
-            self.regions.entry(path.head).or_default().fragments.push(id);
-            if first {
+            let guest = path.guest.is_some();
+            let versions = &mut self.regions.entry(path.head).or_default().fragments;
+            if !guest {
+                versions.push(id);
+            } else {
+                // It is tried before the others, which its failing entry goes on to.
+                if let Some(first) = versions.first() {
+                    self.emitter.redirect(*first, id).expect("both are fragments");
+                }
+                versions.insert(0, id);
+                self.guest_loops.insert(id);
+            }
+            if first || guest {
                 self.register(path.head, id);
                 if self.head_threshold != 0 && self.chaos.is_none() {
                     self.emitter.lead_to(id).map_err(|_| Failure::Stale)?;
@@ -693,8 +722,11 @@ impl Fragments {
         } else {
             *self.side_traces.entry(path.head).or_default() += 1;
         }
+        if shared && path.jumps_indirectly() {
+            self.indirect.insert(id);
+        }
         if path.shape == TraceShape::Loop {
-            self.loops.insert(id, path.jumps_indirectly());
+            self.loops.insert(id);
             self.stats.loop_fragments += 1;
         }
         self.stats.fragments += 1;
@@ -742,8 +774,8 @@ impl Plan {
         self.times.build = nanoseconds(building);
         self.built = config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
-        let options =
-            OptOptions { skip: config.skip_passes.clone(), alias_guards: self.first, ..OptOptions::default() };
+        let alias_guards = self.first || path.guest.is_some();
+        let options = OptOptions { skip: config.skip_passes.clone(), alias_guards, ..OptOptions::default() };
         let optimising = Instant::now();
         opt::optimise(&mut version, &options);
         self.times.optimise = nanoseconds(optimising);

@@ -35,7 +35,9 @@ use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, SpeculationPolicy};
 use footprint::Noted;
 use fragments::{After, Arrival, Failure, FragmentError, Next, Side};
 use peers::Peer;
-use select::{DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector};
+use select::{
+    DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector,
+};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -198,7 +200,12 @@ impl Dispatcher {
                 }
                 match self.compile(&path) {
                     Ok(()) => self.mark(path.head),
-                    Err(failure) => self.failed(path.head, failure),
+                    Err(failure) => {
+                        if path.guest.is_some() {
+                            self.selector.dispatch.fail(path.head, true);
+                        }
+                        self.failed(path.head, failure);
+                    }
                 }
             }
             Selected::Aborted(head, reason) => self.failed(head, Failure::Refused(reason)),
@@ -318,7 +325,11 @@ impl Dispatcher {
             Some(Landing::Ordinary) => LINEAR_FRAGMENT,
             Some(Landing::Loop) => LOOP_FRAGMENT,
             Some(Landing::Dispatch) => DISPATCH_FRAGMENT,
+            Some(Landing::LinearDispatch) => LINEAR_DISPATCH_FRAGMENT,
         };
+        if user == NO_FRAGMENT {
+            self.selector.dispatch.forget(pc);
+        }
         if let Ok(entry) = self.interp.entry(pc) {
             entry.user = user;
         }
@@ -329,6 +340,7 @@ impl Dispatcher {
         self.abandon(AbortReason::Flushed);
         self.machine.flush(&self.peer);
         // Other threads find out when they enter one.
+        self.selector.dispatch.clear();
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
     }
 
@@ -533,6 +545,7 @@ impl Engine for Dispatcher {
         if self.machine.config.tier == Tier::Dynamo {
             self.selector.rest();
         }
+        self.selector.dispatch.clear();
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());

@@ -4,11 +4,13 @@
 //! recording is under way, fragments are not entered: the path goes through them.
 
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
+use crate::memory;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{Gpr, GuestTerm, Term};
 use dynasour_tracer::{
-    AbortReason, DefaultPolicy, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Recorder, Recording, TraceShape,
+    AbortReason, DefaultPolicy, DispatchHeads, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Recorder,
+    Recording, Surroundings, TraceShape,
 };
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
@@ -22,6 +24,8 @@ pub const LINEAR_FRAGMENT: u32 = 1;
 pub const LOOP_FRAGMENT: u32 = 2;
 /// A loop fragment starts at this block whose indirect jump keeps going elsewhere.
 pub const DISPATCH_FRAGMENT: u32 = 3;
+/// Another fragment starts at this block whose indirect jump does.
+pub const LINEAR_DISPATCH_FRAGMENT: u32 = 4;
 
 /// How many heads' worth of executions a forked child leaves uncounted.
 const RESTING_HEADS: u32 = 64;
@@ -59,6 +63,8 @@ pub struct Selector {
     pub policy: DefaultPolicy,
     /// Counters of trace heads.
     pub heads: HeadTable,
+    /// What is known of dispatch loops.
+    pub dispatch: DispatchHeads,
     active: Option<Active>,
     /// When the last recording began.
     started: Instant,
@@ -82,6 +88,7 @@ impl Selector {
             native,
             policy: DefaultPolicy { head_threshold: threshold },
             heads: HeadTable::default(),
+            dispatch: DispatchHeads::default(),
             active: None,
             started: Instant::now(),
             again: None,
@@ -137,20 +144,24 @@ impl Selector {
         self.active.take().map(|a| a.recorder.head())
     }
 
-    fn record(&mut self, to: &BlockEntry) -> Option<Selected> {
+    fn record(&mut self, context: &ThreadContext, to: &BlockEntry) -> Option<Selected> {
         let active = self.active.as_mut()?;
         let head = active.recorder.head();
         let landing = match to.user {
             LOOP_FRAGMENT => Landing::Loop,
             DISPATCH_FRAGMENT => Landing::Dispatch,
+            LINEAR_DISPATCH_FRAGMENT => Landing::LinearDispatch,
             _ => Landing::Ordinary,
         };
-        let selected = match active.recorder.step(&active.block, to.pc, landing) {
+        let around = surroundings(context);
+        let stepped = active.recorder.step_through(&active.block, to.pc, landing, &mut self.dispatch, &around);
+        let selected = match stepped {
             Recording::Continue if self.untraced.contains(&to.pc) => Selected::Aborted(head, AbortReason::Vdso),
             // Native code goes on in blocks where a trace leaves, and blocks do not look for themselves.
             Recording::Continue if self.native && to.is_checked() => Selected::Aborted(head, AbortReason::WritableCode),
             Recording::Continue => {
                 active.block = to.lifted();
+                active.recorder.prepare(&active.block, &around);
                 return None;
             }
             Recording::Done(path, _) if self.is_last_iteration(&path) => {
@@ -204,6 +215,17 @@ impl Selector {
     }
 }
 
+/// What a recording may look at.
+fn surroundings(context: &ThreadContext) -> Surroundings<'_> {
+    let read = &|address: u64, size: u32| {
+        let mut bytes = [0; 8];
+        let wanted = bytes.get_mut(..size as usize)?;
+        (memory::copy_in(address, wanted) == size as usize).then(|| u64::from_le_bytes(bytes))
+    };
+    let segments = [context.fs_base, context.gs_base];
+    Surroundings { gpr: &context.gpr, rflags: context.rflags, segments, read }
+}
+
 impl Policy for Selector {
     type Stop = Selected;
 
@@ -211,9 +233,13 @@ impl Policy for Selector {
         if self.active.is_some() || self.native { Watch::All } else { Watch::Heads }
     }
 
-    fn edge(&mut self, context: &ThreadContext, _from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
+    fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
         if self.active.is_some() {
-            return self.record(to);
+            return self.record(context, to);
+        }
+        if to.user >= DISPATCH_FRAGMENT && self.dispatch.wants_now(to.pc) {
+            self.start(to.lifted(), HeadKind::Other, Vec::new());
+            return None;
         }
         if self.native {
             return (!to.is_checked()).then_some(Selected::Fragment);
@@ -229,6 +255,8 @@ impl Policy for Selector {
         match kind {
             EdgeKind::Taken { backward: true } => self.count(context, to, HeadKind::Other),
             EdgeKind::Call => self.count(context, to, HeadKind::Function),
+            // As in an interpreter whose every handler dispatches.
+            EdgeKind::Indirect if to.pc <= from => self.count(context, to, HeadKind::Other),
             _ => None,
         }
     }

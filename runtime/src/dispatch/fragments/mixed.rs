@@ -215,7 +215,7 @@ impl Fragments {
         let Some(e) = self.emitter.exit(exit) else { return Came::On(Arrival::Anyhow) };
         let (target, fragment, progress) = (e.target, e.fragment, e.progress);
         let head = self.emitter.fragment(fragment).map(|f| f.pc);
-        if target.is_none() && self.loops.get(&fragment) == Some(&true) {
+        if target.is_none() && self.indirect.contains(&fragment) {
             self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
         }
         let came = Came::On(if progress || target != head { Arrival::Anyhow } else { Arrival::WithoutProgress });

@@ -1,0 +1,154 @@
+//! Recordings through the dispatch loop of an interpreter follow the loop of its program.
+
+use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
+use dynasour_ir::eval::{Leave, Machine, ModelMachine, NoHooks, State, run};
+use dynasour_ir::opt::{OptOptions, optimise};
+use dynasour_ir::verify::assert_valid;
+use dynasour_ir::{Context, Op};
+use dynasour_tracer::{
+    DefaultPolicy, DispatchHeads, EndReason, HeadKind, Landing, Path, Recorder, Recording, Surroundings, TraceShape,
+    build,
+};
+use iced_x86::code_asm::*;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+const CODE: u64 = 0x40_0000;
+const PROGRAM: u64 = 0x10_0000;
+const TABLE: u64 = 0x10_1000;
+const STACK: u64 = 0x7f_0000;
+
+/// An interpreter: rbx is its program counter, rdi its accumulator, rsi a count. Bytes 0: add 3, 1: double, 2: back to the
+/// start of the program while the count lasts, 3: leave.
+struct Interpreter {
+    bytes: Vec<u8>,
+    head: u64,
+    machine: ModelMachine,
+}
+
+impl Interpreter {
+    fn new(program: &[u8]) -> Interpreter {
+        let mut a = CodeAssembler::new(64).unwrap();
+        let [mut head, mut add_three, mut double, mut again, mut leave] = std::array::from_fn(|_| a.create_label());
+        (|| {
+            a.set_label(&mut head)?;
+            a.movzx(eax, byte_ptr(rbx))?;
+            a.add(rbx, 1)?;
+            a.jmp(qword_ptr(rdx + rax * 8))?;
+            a.set_label(&mut add_three)?;
+            a.add(rdi, 3)?;
+            a.jmp(head)?;
+            a.set_label(&mut double)?;
+            a.add(rdi, rdi)?;
+            a.jmp(head)?;
+            a.set_label(&mut again)?;
+            a.sub(rsi, 1)?;
+            a.mov(rcx, PROGRAM)?;
+            a.cmovnz(rbx, rcx)?;
+            a.jmp(head)?;
+            a.set_label(&mut leave)?;
+            a.syscall()
+        })()
+        .unwrap();
+        let options = iced_x86::BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let result = a.assemble_options(CODE, options).unwrap();
+        let at = |l: &CodeLabel| result.label_ip(l).unwrap();
+        let mut machine = ModelMachine::new();
+        machine.map(PROGRAM, 0x2000);
+        machine.map(STACK - 0x1000, 0x2000);
+        machine.write(PROGRAM, program);
+        for (i, l) in [&add_three, &double, &again, &leave].into_iter().enumerate() {
+            machine.write(TABLE + 8 * i as u64, &at(l).to_le_bytes());
+        }
+        let head = at(&head);
+        Interpreter { bytes: result.inner.code_buffer, head, machine }
+    }
+
+    fn block(&self, pc: u64) -> Rc<LiftedBlock> {
+        Rc::new(lift_block(pc, &Bytes { start: CODE, bytes: &self.bytes }, MAX_BLOCK))
+    }
+
+    /// Records from the head on until the recorder is done.
+    fn record(&mut self, state: &mut State, heads: &mut DispatchHeads) -> Result<(Path, EndReason), String> {
+        let policy = DefaultPolicy::default();
+        let mut recorder = Recorder::new(self.head, HeadKind::Other, Vec::new(), &policy);
+        let mut block = self.block(self.head);
+        loop {
+            let leave = run(&block.version, state, &mut self.machine, &mut NoHooks, &mut 10_000).unwrap();
+            let Leave::Goto(next) = leave else { return Err(format!("{:?}", recorder.runtime_instruction(&block))) };
+            let following = self.block(next);
+            let machine = RefCell::new(&mut self.machine);
+            let read = |address: u64, size: u32| machine.borrow_mut().load(address, size).ok();
+            let around = Surroundings { gpr: &state.gpr, rflags: state.flags, segments: [0; 2], read: &read };
+            let landing = if next == self.head { Landing::Dispatch } else { Landing::Ordinary };
+            match recorder.step_through(&block, next, landing, heads, &around) {
+                Recording::Continue => {}
+                Recording::Done(path, end) => return Ok((path, end)),
+                Recording::Aborted(reason) => return Err(format!("{reason:?}")),
+            }
+            recorder.prepare(&following, &around);
+            block = following;
+        }
+    }
+}
+
+fn state() -> State {
+    let mut s = State::default();
+    s.gpr[3] = PROGRAM;
+    s.gpr[2] = TABLE;
+    s.gpr[6] = 1000;
+    s.gpr[4] = STACK;
+    s
+}
+
+#[test]
+fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
+    let mut interpreter = Interpreter::new(&[0, 0, 1, 0, 2, 3]);
+    let mut heads = DispatchHeads::default();
+    let (path, end) = interpreter.record(&mut state(), &mut heads).unwrap();
+    assert_eq!((end, path.shape, path.head), (EndReason::GuestLoop, TraceShape::Loop, interpreter.head));
+    // Five instructions of the program: a dispatch and a handler each.
+    assert_eq!(path.steps.len(), 10);
+    let guest = path.guest.as_ref().unwrap();
+    assert!(guest.registers.iter().any(|(g, _)| g.number() == 3), "{guest:?}");
+    let mut version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap();
+    assert_valid(&version);
+    optimise(&mut version, &OptOptions::default());
+    assert_valid(&version);
+    let body = &version.blocks.last().unwrap().insts;
+    // What is loaded is compared with constants; no target is computed.
+    let loads: Vec<_> = body.iter().filter(|i| i.op == Op::Load).collect();
+    assert!(loads.iter().all(|l| l.args[0].as_const().is_some()), "{version}");
+    // Each iteration: five opcodes, three table entries (or five), and which way `again` goes.
+    let guards = body.iter().filter(|i| i.op == Op::Assume).count();
+    assert!(guards <= 11, "{guards} guards\n{version}");
+}
+
+#[test]
+fn a_known_loop_is_where_other_recordings_end() {
+    let mut interpreter = Interpreter::new(&[0, 1, 2, 3]);
+    let mut heads = DispatchHeads::default();
+    let (first, end) = interpreter.record(&mut state(), &mut heads).unwrap();
+    assert_eq!(end, EndReason::GuestLoop);
+    let (second, end) = interpreter.record(&mut state(), &mut heads).unwrap();
+    assert_eq!((end, second.shape), (EndReason::DispatchHead, TraceShape::Linear));
+    assert!(second.guest.is_none() && first.guest.is_some());
+    // Once that trace is gone, the loop is found again.
+    heads.fail(interpreter.head, true);
+    let (_, end) = interpreter.record(&mut state(), &mut heads).unwrap();
+    assert_eq!(end, EndReason::GuestLoop);
+}
+
+#[test]
+fn a_program_without_a_loop_is_given_up() {
+    let mut program = vec![0; 0x1000];
+    program[0xfff] = 3;
+    let mut interpreter = Interpreter::new(&program);
+    let mut heads = DispatchHeads::default();
+    for _ in 0..2 {
+        assert!(heads.wants(interpreter.head));
+        let failed = interpreter.record(&mut state(), &mut heads).unwrap_err();
+        assert!(failed.contains("NoGuestLoop"), "{failed}");
+    }
+    assert!(!heads.wants(interpreter.head));
+}
