@@ -3,7 +3,7 @@
 use crate::bench::BenchArgs;
 use crate::ir::IrArgs;
 use clap::{Args, Parser, Subcommand};
-use dynasour_runtime::config::{Chaos, Count, RunConfig, Stage, Tier, parse_pass};
+use dynasour_runtime::config::{Chaos, Count, RunConfig, Stage, Tier, parse_pass, parse_trace_pass};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -72,6 +72,9 @@ pub struct RunArgs {
     /// Show stages on stderr: record, trace, opt, code, exit, syscall, signal
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
+    /// Run these optimiser passes, in this order, instead of the default pipeline (`dynasour ir opt --list` lists them)
+    #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_trace_pass)]
+    passes: Option<Vec<String>>,
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
@@ -133,6 +136,9 @@ impl RunArgs {
         if let Some(chaos) = self.chaos {
             option("--chaos", chaos.to_string());
         }
+        if let Some(passes) = &self.passes {
+            option("--passes", passes.join(","));
+        }
         if !self.skip_pass.is_empty() {
             option("--skip-pass", self.skip_pass.join(","));
         }
@@ -167,6 +173,7 @@ impl RunArgs {
             cache_size: self.cache_size,
             chaos: self.chaos,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
+            passes: self.passes,
             skip_passes: self.skip_pass,
             only_traces: self.only_trace,
             stats: self.stats,
@@ -225,7 +232,7 @@ mod tests {
     #[test]
     fn options_that_are_passed_on_mean_the_same() {
         let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --chaos 1/9,3 --log record,exit --only-trace 2-5 \
-                     --skip-pass dce,peel --stats --stats-json /x --count /y --count-detail -- p";
+                     --passes simplify,licm,dce --skip-pass dce,peel --stats --stats-json /x --count /y --count-detail -- p";
         let first = run_config(words.split(' ').filter(|word| !word.is_empty()));
         let mut again = vec![OsString::from("dynasour"), "run".into()];
         again.extend(first.child_options.iter().chain(&first.own_options).cloned());

@@ -7,6 +7,8 @@
 //!   memory 0x10000: i64 3, 4
 //!   memory 0x20000: zero 4096
 //!   read_only 0x10000
+//!   shared 0x20000
+//!   answer 0x20008 after 100
 //!   input 1, 2, 3
 //! }
 //! ```
@@ -43,6 +45,15 @@ pub enum Setting {
     },
     /// `read_only ADDRESS`: the page there
     ReadOnly(u64),
+    /// `shared ADDRESS`: a peer writes to the page there too ([`ModelMachine::share`])
+    Shared(u64),
+    /// `answer ADDRESS after LOADS`: a peer sets the byte there when it has been loaded so often ([`ModelMachine::answer`])
+    Answer {
+        /// Of the byte.
+        address: u64,
+        /// Loads of it by the program.
+        after: u32,
+    },
     /// `input VALUE, …`
     Input(Vec<u64>),
 }
@@ -69,6 +80,8 @@ impl Setting {
             }
             Setting::Zero { address, size } => machine.map(*address, *size),
             Setting::ReadOnly(address) => machine.protect(*address),
+            Setting::Shared(address) => machine.share(*address),
+            Setting::Answer { address, after } => machine.answer(*address, *after),
             Setting::Input(values) => machine.input.extend(values),
         }
     }
@@ -100,6 +113,8 @@ impl fmt::Display for Setting {
             }
             Setting::Zero { address, size } => write!(f, "memory {address:#x}: zero {size}"),
             Setting::ReadOnly(address) => write!(f, "read_only {address:#x}"),
+            Setting::Shared(address) => write!(f, "shared {address:#x}"),
+            Setting::Answer { address, after } => write!(f, "answer {address:#x} after {after}"),
             Setting::Input(values) => {
                 f.write_str("input ")?;
                 list(f, values)

@@ -167,6 +167,19 @@ pub struct Count {
     pub detail: bool,
 }
 
+/// Checks the name of an optimiser pass that traces can go through.
+///
+/// # Errors
+/// As [`parse_pass`]; or the pass makes what only the evaluator runs.
+pub fn parse_trace_pass(name: &str) -> Result<String, String> {
+    match opt::pass(name) {
+        Some(pass) if pass.evaluator_only => {
+            Err(format!("{name} makes traces that only the evaluator runs: see `dynasour ir opt`"))
+        }
+        _ => parse_pass(name),
+    }
+}
+
 /// A run of one guest program.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -180,6 +193,8 @@ pub struct RunConfig {
     pub chaos: Option<Chaos>,
     /// Stages written to stderr.
     pub log: BTreeSet<Stage>,
+    /// The optimiser passes in the order to run them, instead of the default pipeline.
+    pub passes: Option<Vec<String>>,
     /// Names of optimiser passes that are not run.
     pub skip_passes: Vec<String>,
     /// Optimise only the traces with these numbers; others stay interpreted. For bisecting.
@@ -224,6 +239,8 @@ mod tests {
             assert_eq!(parse_pass(pass.name).as_deref(), Ok(pass.name));
         }
         assert!(parse_pass("nothing").is_err_and(|message| message.contains(opt::PASSES[0].name)));
+        assert!(parse_trace_pass("nothing").is_err() && parse_trace_pass("licm").is_ok());
+        assert!(parse_trace_pass("monitor").is_err_and(|message| message.contains("evaluator")));
     }
 
     #[test]

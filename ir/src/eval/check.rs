@@ -6,6 +6,8 @@
 //! leaving: the end of the trace, a failed assumption, a fault (whose anchor is earlier; `base` replays up to it),
 //! and, for *assumption transparency*, every anchor that is taken although nothing failed.
 //!
+//! A version that never leaves where `base` comes to an end is not equivalent either.
+//!
 //! Used by the passes' tests on a [`super::ModelMachine`] and by `--verify-traces` on the live state at entry.
 
 use super::{EvalError, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run};
@@ -222,7 +224,12 @@ pub fn check<M: Comparable>(
         let leave = leave.map_err(|e| mismatch(None, e.to_string()))?;
         let pc = match leave {
             Leave::Anchor { pc, .. } | Leave::Goto(pc) => pc,
-            Leave::Budget => return Ok((hooks.seen, false)),
+            Leave::Budget => {
+                return match base_ends(code, version.region, entry, machine, limits.steps / HASTE) {
+                    false => Ok((hooks.seen, false)),
+                    true => Err(mismatch(Some(leave), "base comes to its end, the version goes on and on".to_string())),
+                };
+            }
             Leave::Syscall { .. } | Leave::Special { .. } | Leave::Trap { .. } | Leave::Fault { .. } => {
                 return same_end(code, version, entry, machine, &leave, (&state, &after))
                     .map(|()| (hooks.seen, true))
@@ -246,6 +253,15 @@ pub fn check<M: Comparable>(
         evaluations += 1;
     }
     Ok(Checked::Compared { evaluations, opportunities })
+}
+
+/// A version executes hardly more instructions than `base` does (what guards it adds); so many times more it never does.
+const HASTE: u64 = 8;
+
+/// Does the program end, from this state, within `steps`?
+fn base_ends<M: Comparable>(code: &mut dyn Code, pc: u64, entry: &State, machine: &M, steps: u64) -> bool {
+    let (mut state, mut machine, mut budget) = (entry.clone(), machine.clone(), steps);
+    !matches!(run_base(code, pc, &mut state, &mut machine, &mut NoHooks, &mut budget), Ok(Leave::Budget))
 }
 
 /// A `base` version that ends in something else than a pc: the program must end the same way.
@@ -272,8 +288,8 @@ fn same_end<M: Comparable>(
 }
 
 /// Do two versions of one region leave in the same way from this state? For `diff` and for passes that may not
-/// even move an exit. Reasons and anchors' numbers may differ; pc, state and machine may not. Where one does not
-/// leave within `steps`, nothing is said.
+/// even move an exit. Reasons and anchors' numbers may differ; pc, state and machine may not. Where both do not leave within
+/// `steps`, nothing is said; one that does not leave even in many times the steps never does.
 pub fn same_result<M: Comparable>(
     one: &Version,
     two: &Version,
@@ -281,14 +297,17 @@ pub fn same_result<M: Comparable>(
     machine: &M,
     steps: u64,
 ) -> Result<(), String> {
-    let go = |version: &Version| {
+    let go = |version: &Version, steps: u64| {
         let (mut state, mut after, mut budget) = (entry.clone(), machine.clone(), steps);
         let leave = run(version, &mut state, &mut after, &mut NoHooks, &mut budget);
         leave.map(|l| (l, state, after)).map_err(|e| format!("{}: {e}", version.name))
     };
-    let (first, second) = (go(one)?, go(two)?);
-    if first.0 == Leave::Budget || second.0 == Leave::Budget {
-        return Ok(());
+    let (mut first, mut second) = (go(one, steps)?, go(two, steps)?);
+    match (first.0 == Leave::Budget, second.0 == Leave::Budget) {
+        (true, true) => return Ok(()),
+        (true, false) => first = go(one, steps.saturating_mul(HASTE))?,
+        (false, true) => second = go(two, steps.saturating_mul(HASTE))?,
+        (false, false) => {}
     }
     let pc = |leave: &Leave| match leave {
         Leave::Anchor { pc, .. } | Leave::Goto(pc) => Some(*pc),

@@ -9,6 +9,7 @@ use crate::semantics::ARITH_FLAGS;
 use crate::types::{Loc, Ty};
 use crate::version::{Effects, Native, Segment};
 use rustc_hash::FxHasher;
+use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -90,6 +91,8 @@ pub struct ModelMachine {
     pub input: VecDeque<u64>,
     /// Pages that a peer writes too, see [`ModelMachine::share`].
     shared: Option<Box<Shared>>,
+    /// A byte that a peer sets, see [`ModelMachine::answer`].
+    answer: Option<Answer>,
     /// Every address is accessible, and this decides what is in memory that nothing has written.
     boundless: Option<u64>,
 }
@@ -102,6 +105,14 @@ struct Shared {
     ours: BTreeSet<u64>,
     /// Our stores in order, for the peer sees them: address, size, value.
     stores: Vec<(u64, u32, u64)>,
+}
+
+/// A peer that answers who waits for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Answer {
+    address: u64,
+    /// After so many more of our loads of the byte.
+    after: u32,
 }
 
 impl PartialEq for ModelMachine {
@@ -157,6 +168,30 @@ impl ModelMachine {
     /// how often and in which order a program accesses memory.
     pub fn share(&mut self, address: u64) {
         self.shared.get_or_insert_default().pages.insert(address / PAGE);
+    }
+
+    /// Lets a peer set the byte at `address` to 1 when we have loaded it `after` times: whoever waits for that must go on
+    /// looking.
+    pub fn answer(&mut self, address: u64, after: u32) {
+        self.answer = Some(Answer { address, after });
+    }
+
+    /// Does somebody else write to memory too?
+    pub fn has_peer(&self) -> bool {
+        self.shared.is_some() || self.answer.is_some()
+    }
+
+    /// Counts a load of the byte that the peer answers at.
+    fn waited(&mut self, address: u64, size: u32) {
+        let Some(answer) = &mut self.answer else { return };
+        if answer.address.wrapping_sub(address) >= u64::from(size) || answer.after == 0 {
+            return;
+        }
+        answer.after -= 1;
+        if answer.after == 0 {
+            let address = answer.address;
+            self.write(address, &[1]);
+        }
     }
 
     /// The peer's turn after we have read a byte.
@@ -282,6 +317,7 @@ impl Machine for ModelMachine {
         if self.shared.is_some() {
             (0..u64::from(size)).for_each(|i| self.peer(address.wrapping_add(i)));
         }
+        self.waited(address, size);
         Ok(value)
     }
 
@@ -346,6 +382,13 @@ impl Machine for ModelMachine {
                 }
             }
         }
+        // Nobody knows where it accesses memory: here, wherever its registers point.
+        let unknown = native.effects.contains(Effects::UNKNOWN_EXTENT);
+        let pointers: SmallVec<[u64; 4]> =
+            inputs.iter().take(native.gpr_in.len()).filter(|_| unknown).copied().collect();
+        if native.effects.contains(Effects::READ) {
+            pointers.iter().for_each(|at| self.load(*at, 8).ok().hash(&mut hasher));
+        }
         // The address itself is an input only of what computes with it (lea, bt on memory…), not of an access.
         if memory.is_none() {
             address.hash(&mut hasher);
@@ -361,6 +404,12 @@ impl Machine for ModelMachine {
             }
             for i in 0..size {
                 self.store(start.wrapping_add(i), 1, nth(i) >> 32)?;
+            }
+        }
+        if native.effects.contains(Effects::WRITE) {
+            for (i, at) in pointers.iter().enumerate() {
+                // What cannot be written it leaves alone.
+                let _ = self.store(*at, 8, nth(3000 + i as u64));
             }
         }
         for (i, output) in outputs.iter_mut().enumerate() {

@@ -16,8 +16,9 @@
 //! always right (Lemma 5.7). It implies both, so the second, which it dominates, is redundant.
 //!
 //! Side conditions: the merged predicate is exactly the conjunction (it must imply the second, which is removed), and
-//! speaks of the value that the first one speaks of, which is available there. What pays: both in one block, so that
-//! whoever passes the first comes to the second unless something else fails.
+//! speaks of the value that the first one speaks of, which is available there; no store waits in an anchor, because either guard
+//! may be what says that an access misses it, in the one form that the alias oracle reads. What pays: both in one block, so
+//! that whoever passes the first comes to the second unless something else fails.
 
 use super::OptOptions;
 use super::side::{Side, holds};
@@ -28,7 +29,8 @@ use crate::version::{Inst, Version};
 
 /// Runs the pass; returns how many assumes went.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if version.is_base() {
+    let nothing_waits = version.anchors.iter().all(|a| a.stores.is_empty());
+    if version.is_base() || !holds(Side::MergeNothingWaits, nothing_waits) {
         return 0;
     }
     let mut merged = 0;

@@ -1,66 +1,64 @@
 //! Every side condition of the passes is needed, and its loss is noticed: each is switched off in turn, and programs run
 //! through the passes until the verifier or the checker complains.
 //!
-//! Most show in random programs. The others have a witness, `tests/mutations/NAME.ir`: versions, the passes to run, and
-//! states in which the version does something else without the condition (and the same with it).
+//! Most show in random programs ([`super::mutations_hunt`]). The others have a witness, `tests/mutations/NAME.ir`: its first
+//! line names the passes to run; if it has the guest's `base` blocks the version is compared with them, every anchor taken,
+//! else with what it was before. With the condition nothing is wrong from any `state` of the file, without it something is.
 
+use super::mutations_hunt::{by_continuation, by_inlining, by_passes};
 use super::side::Side;
 use super::side::tests::without;
-use super::{OptOptions, pass};
-use crate::eval::check::same_result;
-use crate::random::cases::{Wrong, agrees, case, optimised, passes};
-use crate::random::{Rng, generate};
+use super::{OptOptions, inline, pass};
+use crate::eval::check::{Limits, check, same_result};
+use crate::random::cases::Wrong;
 use crate::text::{File, file};
+use crate::types::BlockId;
 use crate::verify::{assert_valid, verify};
 use crate::version::Version;
+use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Those of passes over any control flow are [`super::mutations_whole`]'s.
-fn is_ours(side: &Side) -> bool {
-    !super::mutations_whole::SIDES.contains(side)
-}
 
 /// Random programs that a side condition may take to be missed.
 const PROGRAMS: u64 = 1_000;
 
-/// What the evaluator cannot see.
-const UNSEEN: &[Side] = &[
-    // It needs somebody else's store between two rounds of a loop; the machine's peer acts only after we read.
-    Side::ForwardPrivateLoop,
-];
-
-/// The first complaint, with the number of programs it took.
+/// The first complaint in random programs, with the number of programs it took.
 fn hunt(side: Side) -> Option<(u64, Wrong)> {
-    for seed in 0..PROGRAMS {
-        let mut program = generate::program(&mut Rng::new(seed));
-        for head in generate::heads(&program) {
-            let Some(case) = case(&mut program, head, seed) else { continue };
-            let passes = passes(&mut Rng::new(!seed ^ head));
-            let (version, hits) = without(side, || optimised(&case, &passes));
-            if hits == 0 {
-                continue;
-            }
-            if let Err(wrong) = version.and_then(|version| agrees(&mut program, &case, &version)) {
-                return Some((seed + 1, wrong));
-            }
-        }
-    }
-    None
+    let attempt: fn(Side, u64) -> Result<(), Wrong> = match side {
+        Side::ContinuationCheck => by_continuation,
+        Side::InlineContext | Side::InlinePending => by_inlining,
+        _ => by_passes,
+    };
+    (0..PROGRAMS).find_map(|seed| Some((seed + 1, attempt(side, seed).err()?)))
 }
 
-/// The first complaint about a version of the witness after the passes that its first line names.
+/// The first complaint about the traces of a witness after the passes that its first line names; `inline` puts the second in
+/// place of the first one's exit.
 fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
-    for original in file.regions.iter().flat_map(|r| &r.versions) {
-        assert_valid(original);
-        let mut version: Version = original.clone();
+    let versions = || file.regions.iter().flat_map(|r| &r.versions).cloned();
+    versions().for_each(|v| assert_valid(&v));
+    let mut guest: BTreeMap<u64, Version> = versions().filter(Version::is_base).map(|v| (v.region, v)).collect();
+    let mut originals: Vec<Version> = versions().filter(|v| !v.is_base()).collect();
+    let callee = names.contains(&"inline").then(|| originals.remove(1));
+    for original in &originals {
+        let mut version = original.clone();
         for name in names {
-            let pass = pass(name).unwrap_or_else(|| panic!("there is no pass {name}"));
-            pass.run(&mut version, &OptOptions::default());
+            match (&callee, pass(name)) {
+                (Some(callee), None) => inline(&mut version, BlockId(0), callee).expect("it can be inlined"),
+                (_, pass) => {
+                    pass.unwrap_or_else(|| panic!("there is no pass {name}")).run(&mut version, &OptOptions::default());
+                }
+            }
             verify(&version).map_err(|e| Wrong::Verifier(e[0].to_string()))?;
         }
         for setup in &file.setups {
             let (state, machine) = setup.build();
-            same_result(original, &version, &state, &machine, 10_000).map_err(Wrong::Checker)?;
+            if guest.is_empty() {
+                same_result(original, &version, &state, &machine, 10_000).map_err(Wrong::Checker)?;
+                continue;
+            }
+            // Repeating a load that a peer changes is nothing wrong, so there nothing is forced.
+            let limits = Limits { steps: 1_000, forced: if machine.has_peer() { 0 } else { 16 } };
+            check(&mut guest, &version, &state, &machine, limits).map_err(|m| Wrong::Checker(m.to_string()))?;
         }
     }
     Ok(())
@@ -72,6 +70,7 @@ fn witness(side: Side, path: &Path) -> Option<Wrong> {
     let names = text.lines().next().and_then(|l| l.strip_prefix("; passes: ")).expect("the first line names passes");
     let names: Vec<&str> = names.split(',').collect();
     let file = file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    assert!(!file.setups.is_empty(), "{}: there is no state to try", path.display());
     if let Err(wrong) = judge(&file, &names) {
         panic!("{}: with the condition: {wrong}", path.display());
     }
@@ -84,16 +83,14 @@ fn witness(side: Side, path: &Path) -> Option<Wrong> {
 fn every_side_condition_is_needed() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mutations");
     let mut missed = Vec::new();
-    for side in Side::ALL.iter().filter(|side| is_ours(side) && !UNSEEN.contains(side)) {
+    for side in Side::ALL {
         let path = directory.join(format!("{side:?}.ir"));
         let noticed = if path.exists() { witness(*side, &path).map(|wrong| (0, wrong)) } else { hunt(*side) };
         match noticed {
             Some((programs, wrong)) => {
                 let who = if matches!(wrong, Wrong::Verifier(_)) { "verifier" } else { "checker" };
-                println!(
-                    "{side:?}: the {who}, {}",
-                    if programs == 0 { "witness".into() } else { format!("program {programs}") }
-                );
+                let how = if programs == 0 { "witness".to_string() } else { format!("program {programs}") };
+                println!("{side:?}: the {who}, {how}");
             }
             None => missed.push(side),
         }

@@ -78,6 +78,8 @@ sides! {
     LicmBarrier,
     /// merge: the guards speak of the same value.
     MergeSameValue,
+    /// merge: no store waits, which one of the guards may say that an access misses.
+    MergeNothingWaits,
     /// delay: no effect outside SSA is passed.
     DelayEffect,
     /// delay: no use of another anchor is passed.

@@ -79,7 +79,7 @@ fn straight(rng: &mut Rng) -> GuestInst {
         24 => GuestInst::Print(any_source(rng)),
         _ => {
             let kinds = [NativeKind::Pure, NativeKind::Vector, NativeKind::NoRepeat, NativeKind::VectorLoad];
-            let rare = [NativeKind::VectorStore, NativeKind::Fence];
+            let rare = [NativeKind::VectorStore, NativeKind::Fence, NativeKind::Scan, NativeKind::Fill];
             GuestInst::Native(if rng.one_in(3) { rng.pick(&rare) } else { rng.pick(&kinds) })
         }
     }

@@ -69,6 +69,10 @@ pub enum NativeKind {
     VectorStore,
     /// A fence (`mfence`).
     Fence,
+    /// Reads nobody knows where (`lodsd`, whose pointer the small guest leaves alone).
+    Scan,
+    /// Writes nobody knows where (`stosd`, likewise).
+    Fill,
 }
 
 /// What a [`NativeKind`] looks like.
@@ -115,6 +119,19 @@ impl NativeKind {
                 ..none
             },
             NativeKind::Fence => NativeShape { bytes: &[0x0f, 0xae, 0xf0], effects: Effects::FENCE, ..none },
+            NativeKind::Scan => NativeShape {
+                bytes: &[0xad],
+                gpr_in: &[Gpr::RSI],
+                gpr_out: &ACCUMULATORS[..1],
+                effects: Effects::READ | Effects::UNKNOWN_EXTENT,
+                ..none
+            },
+            NativeKind::Fill => NativeShape {
+                bytes: &[0xab],
+                gpr_in: &[Gpr::RAX, Gpr::RDI],
+                effects: Effects::WRITE | Effects::UNKNOWN_EXTENT,
+                ..none
+            },
         }
     }
 }

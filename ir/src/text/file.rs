@@ -1,7 +1,8 @@
 //! Whole files: regions and states, and where each part of them stands.
 
 use super::lex::{Position, Token};
-use super::parse::{Parse, Parser, loc_of};
+use super::names::loc_of;
+use super::parse::{Parse, Parser};
 use super::{ParseError, Region};
 use crate::setup::{MAX_ZERO, Setting, Setup};
 use crate::verify::Where;
@@ -87,7 +88,7 @@ impl Parser<'_> {
         }
         self.expect("{")?;
         while !self.eat("}") {
-            setup.settings.push(self.setting("a register, `memory`, `read_only`, `input` or `}`")?);
+            setup.settings.push(self.setting("a register, `memory`, `read_only`, `shared`, `answer`, `input` or `}`")?);
         }
         Ok(setup)
     }
@@ -114,6 +115,14 @@ impl Parser<'_> {
         }
         if self.eat_word("read_only") {
             return Ok(Setting::ReadOnly(self.number("an address")?));
+        }
+        if self.eat_word("shared") {
+            return Ok(Setting::Shared(self.number("an address")?));
+        }
+        if self.eat_word("answer") {
+            let address = self.number("an address")?;
+            self.expect_word("after")?;
+            return Ok(Setting::Answer { address, after: self.small("a number of loads")? });
         }
         if self.eat_word("input") {
             return Ok(Setting::Input(self.values(u64::MAX)?));

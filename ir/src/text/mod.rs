@@ -9,7 +9,9 @@
 //! `;` starts a comment; the printer uses comments only for what can be derived (disassembly).
 
 mod file;
+mod insts;
 mod lex;
+mod names;
 mod parse;
 mod print;
 

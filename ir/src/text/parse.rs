@@ -1,4 +1,5 @@
-//! Parsing the text form: recursive descent over tokens, one function a nonterminal of `ir/README.md`.
+//! Parsing the text form: recursive descent over tokens, one function a nonterminal of `ir/README.md`. Here are tokens, regions,
+//! versions, natives and anchors; blocks and what is in them are in [`super::insts`].
 //!
 //! Newlines matter in one place: an instruction ends with its line (`poll` and a native may have no operands, so
 //! nothing else says where they end). Values may be numbered freely below [`MAX_VALUES`]; numbers that nothing
@@ -7,19 +8,14 @@
 
 use super::ParseError;
 use super::file::Spots;
+use super::insts::{narrow, narrow_constants};
 use super::lex::{Position, Token, tokens};
-use super::print::effect_of;
-use crate::op::{ArgTy, Cond, FlagOp, Op, ResultTy};
+use super::names::{byte_of, effect_of, gpr_of, loc_of, numbered, ty_of};
 use crate::region::Region;
-use crate::types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
-use crate::version::{
-    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap,
-    Version, Via,
-};
+use crate::types::{AnchorId, BlockId, Gpr, Loc, Operand, Ty, Value};
+use crate::version::{Anchor, Context, DeferredStore, Edge, Effects, Fact, Native, Version, Via};
 use iced_x86::{Decoder, DecoderOptions};
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::sync::LazyLock;
 
 /// Value numbers in a text are below this, so that a short text cannot ask for much memory.
 pub const MAX_VALUES: u32 = 1 << 20;
@@ -52,16 +48,6 @@ pub fn version(text: &str) -> Result<Version, ParseError> {
     }
 }
 
-/// Operations by name, `get` and `put` excepted (they are followed by a location).
-static OPS: LazyLock<FxHashMap<String, Op>> = LazyLock::new(|| {
-    let widths = [Ty::I1, Ty::I8, Ty::I16, Ty::I32];
-    let plain = Op::PLAIN.into_iter();
-    let extensions = widths.into_iter().flat_map(|ty| [Op::Zext(ty), Op::Sext(ty)]);
-    let conditions = Cond::ALL.into_iter().map(Op::Cond);
-    let flags = FlagOp::TABLE.iter().map(|(op, _, _)| Op::Flags(*op));
-    plain.chain(extensions).chain(conditions).chain(flags).map(|op| (op.to_string(), op)).collect()
-});
-
 pub(super) struct Parser<'t> {
     tokens: Vec<(Token<'t>, Position)>,
     next: usize,
@@ -90,7 +76,7 @@ impl<'t> Parser<'t> {
     }
 
     /// Is the next token on the line of the last one taken?
-    fn same_line(&self) -> bool {
+    pub(super) fn same_line(&self) -> bool {
         let last = self.next.checked_sub(1).map(|i| self.tokens[i].1.line);
         self.peek() != Token::End && last == Some(self.position().line)
     }
@@ -139,7 +125,7 @@ impl<'t> Parser<'t> {
     }
 
     /// A number that fits `T`.
-    fn small<T: TryFrom<u64>>(&mut self, expected: &str) -> Parse<T> {
+    pub(super) fn small<T: TryFrom<u64>>(&mut self, expected: &str) -> Parse<T> {
         let at = self.position();
         let n = self.number(expected)?;
         T::try_from(n).map_err(|_| ParseError::at(at, expected, format!("{n}")))
@@ -156,7 +142,11 @@ impl<'t> Parser<'t> {
         Ok(if negative { n.wrapping_neg() } else { n })
     }
 
-    fn list<T>(&mut self, close: &'static str, mut item: impl FnMut(&mut Self) -> Parse<T>) -> Parse<Vec<T>> {
+    pub(super) fn list<T>(
+        &mut self,
+        close: &'static str,
+        mut item: impl FnMut(&mut Self) -> Parse<T>,
+    ) -> Parse<Vec<T>> {
         let mut out = Vec::new();
         if self.eat(close) {
             return Ok(out);
@@ -173,11 +163,11 @@ impl<'t> Parser<'t> {
     }
 
     /// `prefix` and a decimal number without leading zeros, as one word.
-    fn numbered(&mut self, prefix: char, expected: &str) -> Parse<u32> {
+    pub(super) fn numbered(&mut self, prefix: char, expected: &str) -> Parse<u32> {
         self.word(expected, |w| numbered(w, prefix))
     }
 
-    fn value(&mut self) -> Parse<Value> {
+    pub(super) fn value(&mut self) -> Parse<Value> {
         let at = self.position();
         let number = self.numbered('v', "a value such as `v0`")?;
         if number >= MAX_VALUES {
@@ -188,15 +178,15 @@ impl<'t> Parser<'t> {
         Ok(Value(number))
     }
 
-    fn define(&mut self, v: Value, ty: Ty) {
+    pub(super) fn define(&mut self, v: Value, ty: Ty) {
         self.types[v.index()].get_or_insert(ty);
     }
 
-    fn is_value(token: Token<'_>) -> bool {
+    pub(super) fn is_value(token: Token<'_>) -> bool {
         matches!(token, Token::Word(w) if numbered(w, 'v').is_some())
     }
 
-    fn operand(&mut self) -> Parse<Operand> {
+    pub(super) fn operand(&mut self) -> Parse<Operand> {
         match self.peek() {
             t if Self::is_value(t) => Ok(Operand::Value(self.value()?)),
             Token::Number(_) | Token::Punct("-") => Ok(Operand::Const(self.constant("a number")?)),
@@ -208,11 +198,11 @@ impl<'t> Parser<'t> {
         self.word("a type", ty_of)
     }
 
-    fn loc(&mut self) -> Parse<Loc> {
+    pub(super) fn loc(&mut self) -> Parse<Loc> {
         self.word("a guest location such as `rax` or `rflags`", loc_of)
     }
 
-    fn anchor_id(&mut self) -> Parse<AnchorId> {
+    pub(super) fn anchor_id(&mut self) -> Parse<AnchorId> {
         self.numbered('a', "an anchor such as `a0`").map(AnchorId)
     }
 
@@ -454,7 +444,7 @@ impl<'t> Parser<'t> {
         Ok(Via { version, anchor, values })
     }
 
-    fn edge(&mut self) -> Parse<Edge> {
+    pub(super) fn edge(&mut self) -> Parse<Edge> {
         let to = BlockId(self.numbered('b', "a block such as `b1`")?);
         self.expect("(")?;
         Ok(Edge { to, args: self.list(")", Self::operand)? })
@@ -468,306 +458,4 @@ impl<'t> Parser<'t> {
         self.expect(",")?;
         Ok(DeferredStore { ty, mem, args: [base, index, self.operand()?] })
     }
-
-    // Blocks.
-
-    fn block(&mut self, version: &mut Version, spots: &mut Spots) -> Parse<Block> {
-        spots.blocks.push(self.position());
-        spots.insts.push(Vec::new());
-        let index = version.blocks.len();
-        let expected = format!("block `b{index}` or `}}`");
-        self.word(&expected, |w| numbered(w, 'b').filter(|n| *n as usize == index))?;
-        let mut params = Vec::new();
-        if self.eat("(") {
-            params = self.list(")", |p| {
-                let v = p.value()?;
-                p.expect(":")?;
-                let ty = p.ty()?;
-                p.define(v, ty);
-                if index == 0 && p.eat("=") {
-                    version.entry_locs.push(p.loc()?);
-                }
-                Ok(v)
-            })?;
-        }
-        self.expect(":")?;
-        let mut insts = Vec::new();
-        loop {
-            spots.insts[index].push(self.position());
-            if let Some(term) = self.term()? {
-                return Ok(Block { params, insts, term });
-            }
-            insts.push(self.inst(version)?);
-            if self.same_line() {
-                return self.fail("the end of the line");
-            }
-        }
-    }
-
-    fn pc(&mut self) -> Parse<u64> {
-        self.number("a guest pc")
-    }
-
-    /// A terminator, if there is one here.
-    fn term(&mut self) -> Parse<Option<Term>> {
-        let Token::Word(word) = self.peek() else { return Ok(None) };
-        let parse: fn(&mut Self) -> Parse<Term> = match word {
-            "jump" => |p| p.edge().map(|Edge { to, args }| Term::Jump { to, args }),
-            "exit" => |p| Ok(Term::Exit(p.anchor_id()?)),
-            "goto" => |p| Ok(Term::Guest(GuestTerm::Goto(p.operand()?))),
-            "branch" => |p| {
-                let cond = p.operand()?;
-                p.expect_word("then")?;
-                if matches!(p.peek(), Token::Word(_)) {
-                    let then = p.edge()?;
-                    p.expect_word("else")?;
-                    return Ok(Term::Branch { cond, then, otherwise: p.edge()? });
-                }
-                let taken = p.number("a guest pc or a block")?;
-                p.expect_word("else")?;
-                Ok(Term::Guest(GuestTerm::Branch { cond, taken, fall: p.pc()? }))
-            },
-            "call" => |p| {
-                let target = p.operand()?;
-                p.expect_word("return")?;
-                Ok(Term::Guest(GuestTerm::Call { target, ret: p.pc()? }))
-            },
-            "ret" => |p| Ok(Term::Guest(GuestTerm::Ret(p.operand()?))),
-            "syscall" => |p| {
-                p.expect_word("next")?;
-                Ok(Term::Guest(GuestTerm::Syscall { next: p.pc()? }))
-            },
-            "special" => |p| Ok(Term::Guest(GuestTerm::Special { pc: p.pc()? })),
-            "trap" => |p| {
-                let trap = p.word("a trap: undefined, protection, breakpoint or fetch", trap_of)?;
-                Ok(Term::Guest(GuestTerm::Trap { pc: p.pc()?, trap }))
-            },
-            _ => return Ok(None),
-        };
-        self.next += 1;
-        parse(self).map(Some)
-    }
-
-    /// `seg:[base + index*scale + disp]`
-    fn address(&mut self) -> Parse<(Mem, Operand, Operand)> {
-        let mut mem = Mem::disp(0);
-        if let Token::Word(word @ ("fs" | "gs")) = self.peek() {
-            self.next += 1;
-            mem.seg = Some(if word == "fs" { Segment::Fs } else { Segment::Gs });
-            self.expect(":")?;
-        }
-        self.expect("[")?;
-        let (mut base, mut index, mut terms) = (None, None, 0);
-        loop {
-            let negative = self.eat("-");
-            let at = self.position();
-            let operand = match self.peek() {
-                _ if negative => None,
-                t if Self::is_value(t) => Some(Operand::Value(self.value()?)),
-                Token::Punct("#") => {
-                    self.next += 1;
-                    Some(Operand::Const(self.constant("a number")?))
-                }
-                _ => None,
-            };
-            match operand {
-                Some(operand) if self.eat("*") => {
-                    mem.scale = self.small("a scale: 1, 2, 4 or 8")?;
-                    if index.replace(operand).is_some() {
-                        return Err(ParseError::at(at, "one index", "another"));
-                    }
-                }
-                Some(operand) => {
-                    if terms > 0 {
-                        return Err(ParseError::at(at, "an index with its scale, or a number", operand.to_string()));
-                    }
-                    base = Some(operand);
-                }
-                None => {
-                    mem.disp = self.displacement(negative)?;
-                    self.expect("]")?;
-                    break;
-                }
-            }
-            terms += 1;
-            if self.eat("]") {
-                break;
-            }
-            if self.peek() != Token::Punct("-") && !self.eat("+") {
-                return self.fail("`+`, `-` or `]`");
-            }
-        }
-        let none = Operand::Const(0);
-        Ok((mem, base.unwrap_or(none), index.unwrap_or(none)))
-    }
-
-    fn displacement(&mut self, negative: bool) -> Parse<i64> {
-        let at = self.position();
-        let n = self.number("a value, `#` and a constant, or a displacement")?;
-        let limit = i64::MAX as u64 + u64::from(negative);
-        if n > limit {
-            return Err(ParseError::at(at, "a displacement of 64 bits", format!("{n:#x}")));
-        }
-        Ok(if negative { n.wrapping_neg() as i64 } else { n as i64 })
-    }
-
-    /// An operation with its type suffix.
-    fn op(&mut self) -> Parse<(Op, Ty)> {
-        let at = self.position();
-        let mut name = self.word("an instruction or a terminator", Some)?.to_string();
-        while self.same_line() && self.eat(".") {
-            name.push('.');
-            name.push_str(self.word("the rest of the operation's name", Some)?);
-        }
-        let unknown = |expected: &str| ParseError::at(at, expected, format!("`{name}`"));
-        if let Some(op) = OPS.get(&name) {
-            return if op.is_typed() { Err(unknown("a type suffix such as `.i64`")) } else { Ok((*op, Ty::I64)) };
-        }
-        let (stem, suffix) = name.rsplit_once('.').ok_or_else(|| unknown("an operation"))?;
-        let ty = ty_of(suffix).ok_or_else(|| unknown("an operation"))?;
-        match stem {
-            "get" => Ok((Op::Get(self.loc()?), ty)),
-            "put" => {
-                let loc = self.loc()?;
-                self.expect(",")?;
-                Ok((Op::Put(loc), ty))
-            }
-            _ => match OPS.get(stem) {
-                Some(op) if op.is_typed() => Ok((*op, ty)),
-                Some(_) => Err(unknown("no type suffix")),
-                None => Err(unknown("an operation")),
-            },
-        }
-    }
-
-    fn inst(&mut self, version: &Version) -> Parse<Inst> {
-        let mut defs: SmallVec<[Value; 1]> = SmallVec::new();
-        if Self::is_value(self.peek()) {
-            defs.push(self.value()?);
-            while self.eat(",") {
-                defs.push(self.value()?);
-            }
-            self.expect("=")?;
-        }
-        let (op, ty) = self.op()?;
-        let mut inst = Inst::new(op, ty, None, &[]);
-        if op == Op::Native {
-            inst.native = Some(NativeId(self.numbered('n', "a native such as `n0`")?));
-        }
-        let mut more = self.same_line();
-        if more && matches!(self.peek(), Token::Punct("[") | Token::Word("fs" | "gs")) {
-            let (mem, base, index) = self.address()?;
-            inst.mem = Some(mem);
-            inst.args.extend([base, index]);
-            more = self.eat(",");
-        } else if more {
-            let starts = Self::is_value(self.peek()) || matches!(self.peek(), Token::Number(_) | Token::Punct("-"));
-            more = starts;
-        }
-        while more {
-            inst.args.push(self.operand()?);
-            more = self.eat(",");
-            if more && !self.same_line() {
-                return self.fail("a value or a number on the line of the `,`");
-            }
-        }
-        if self.same_line() {
-            let fallback = matches!(op, Op::Assume | Op::Poll);
-            if fallback && self.eat_word("else") || !fallback && self.eat("!") {
-                inst.anchor = Some(self.anchor_id()?);
-            }
-        }
-        for (i, def) in defs.iter().enumerate() {
-            self.define(*def, result_ty(version, &inst, i));
-        }
-        inst.defs = defs;
-        Ok(inst)
-    }
-}
-
-/// The type of the i-th result of an instruction; i64 where there should be none.
-fn result_ty(version: &Version, inst: &Inst, i: usize) -> Ty {
-    match inst.op.signature().1 {
-        ResultTy::Same => inst.ty,
-        ResultTy::Is(ty) => ty,
-        ResultTy::None => match inst.native.and_then(|n| version.natives.get(n.index())) {
-            Some(native) if native.flags_out && i == native.gpr_out.len() => Ty::Flags,
-            _ => Ty::I64,
-        },
-    }
-}
-
-/// `c`, unless it is the sign extension of a value of type `ty`: then that value.
-fn narrow(operand: &mut Operand, ty: Ty) {
-    if let Operand::Const(c) = operand
-        && ty.sext(*c & ty.mask()) as u64 == *c
-    {
-        *c &= ty.mask();
-    }
-}
-
-fn narrow_constants(version: &mut Version) {
-    let types = &version.types;
-    let param_types: Vec<Vec<Ty>> =
-        version.blocks.iter().map(|b| b.params.iter().map(|v| types[v.index()]).collect()).collect();
-    for block in &mut version.blocks {
-        for inst in &mut block.insts {
-            let ty = inst.ty;
-            for (operand, arg) in inst.args.iter_mut().zip(inst.op.signature().0) {
-                narrow(operand, if let ArgTy::Is(ty) = arg { *ty } else { ty });
-            }
-        }
-        for (to, args) in block.term.edges_mut() {
-            let types = param_types.get(to.index()).into_iter().flatten();
-            args.iter_mut().zip(types).for_each(|(operand, ty)| narrow(operand, *ty));
-        }
-    }
-    for store in version.anchors.iter_mut().flat_map(|a| &mut a.stores) {
-        narrow(&mut store.args[2], store.ty);
-    }
-}
-
-fn numbered(word: &str, prefix: char) -> Option<u32> {
-    let digits = word.strip_prefix(prefix)?;
-    let canonical = digits == "0" || !digits.starts_with('0');
-    let digits = Some(digits).filter(|d| canonical && !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))?;
-    digits.parse().ok()
-}
-
-fn ty_of(word: &str) -> Option<Ty> {
-    Ty::ALL.into_iter().find(|t| t.name() == word)
-}
-
-fn gpr_of(word: &str) -> Option<Gpr> {
-    Gpr::all().find(|g| g.name() == word)
-}
-
-pub(super) fn loc_of(word: &str) -> Option<Loc> {
-    let index = |prefix: &str, limit: u8| {
-        let digits = word.strip_prefix(prefix)?;
-        let n: u8 = digits.parse().ok()?;
-        (n < limit && n.to_string() == digits).then_some(n)
-    };
-    let named = match word {
-        "rflags" => Some(Loc::Flags),
-        "x87" => Some(Loc::X87),
-        "mxcsr" => Some(Loc::Mxcsr),
-        "df" => Some(Loc::Df),
-        "fsbase" => Some(Loc::FsBase),
-        "gsbase" => Some(Loc::GsBase),
-        _ => None,
-    };
-    named
-        .or_else(|| gpr_of(word).map(Loc::Gpr))
-        .or_else(|| index("zmm", 32).map(Loc::Vec))
-        .or_else(|| index("k", 8).map(Loc::Mask))
-}
-
-fn trap_of(word: &str) -> Option<Trap> {
-    Trap::ALL.into_iter().find(|t| t.name() == word)
-}
-
-fn byte_of(text: &str) -> Option<u8> {
-    let hex = text.len() == 2 && text.bytes().all(|b| b.is_ascii_hexdigit());
-    if hex { u8::from_str_radix(text, 16).ok() } else { None }
 }

@@ -775,7 +775,8 @@ impl Plan {
         self.built = config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
         let alias_guards = self.first || path.guest.is_some();
-        let options = OptOptions { skip: config.skip_passes.clone(), alias_guards, ..OptOptions::default() };
+        let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
+        let options = OptOptions { passes, skip, alias_guards, ..OptOptions::default() };
         let optimising = Instant::now();
         opt::optimise(&mut version, &options);
         self.times.optimise = nanoseconds(optimising);
