@@ -18,7 +18,7 @@
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
 
 use crate::emitter::Emitter;
-use crate::fragment::{ExitId, FragmentId, fragment_at};
+use crate::fragment::{ExitId, FragmentId, Link, fragment_at};
 use crate::mach::{Site, SiteDraft, SiteKind};
 use crate::words::Words;
 use dynasour_guest::context::offset;
@@ -205,11 +205,11 @@ impl Emitter {
 
     /// Where an exit leads now.
     pub fn destination(&self, exit: ExitId) -> Destination {
-        let Some(link) = self.link_of(exit) else { return Destination::Runtime };
-        let target = link.target();
+        let leads = |link: &&Link| link.target() != link.out;
+        let link = self.borrowed_link(exit).filter(leads).or(self.link_of(exit).filter(leads));
+        let Some(target) = link.map(Link::target) else { return Destination::Runtime };
         match fragment_at(&self.fragments, target) {
-            _ if target == link.out => Destination::Runtime,
-            Some(id) => Destination::Fragment(id),
+            Some(id) => Destination::Fragment(self.fragments[id.0 as usize].passage_to.unwrap_or(id)),
             None if self.block_at(target).is_some() => Destination::Block,
             None => Destination::Runtime,
         }

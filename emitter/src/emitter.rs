@@ -12,8 +12,9 @@ use crate::copy::{self, Blocks, CounterId, LOADED, LinkId};
 use crate::counting::{Counting, Tally};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Homes, Surroundings, Target, encode, location};
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Link, Tail, fragment_at};
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail, fragment_at};
 use crate::indirect::{Displaced, Indirect};
+use crate::links::Way;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, Site, SiteKind, preg};
 use crate::record::{PendingStore, Record};
@@ -22,9 +23,10 @@ use crate::stubs::{self, ABORTED, StubError, Stubs};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
 use dynasour_ir::{Gpr, Version};
 use regalloc2::{Algorithm, Edit, Function, MachineEnv, Output, PReg, RegAllocError, RegallocOptions};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU32;
 
 /// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else refuses this version.
 #[derive(thiserror::Error, Debug)]
@@ -172,7 +174,8 @@ pub struct Emitter {
     cpu: Cpu,
     pub(crate) stubs: Stubs,
     pub(crate) fragments: Vec<Fragment>,
-    exits: Vec<Exit>,
+    pub(crate) exits: Vec<Exit>,
+    pub(crate) passages: FxHashMap<Way, FragmentId>,
     pub(crate) indirect: Indirect,
     pub(crate) blocks: Blocks,
     allocator: Allocator,
@@ -195,6 +198,7 @@ impl Emitter {
             stubs,
             fragments: Vec::new(),
             exits: Vec::new(),
+            passages: FxHashMap::default(),
             indirect,
             blocks,
             allocator: Allocator::default(),
@@ -235,31 +239,44 @@ impl Emitter {
     /// Compiles a trace. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`] and try again.
     pub fn compile(&mut self, version: &Version, entry: EntryState) -> Result<FragmentId, EmitError> {
         match entry {
-            EntryState::Canonical => self.compile_at(version, &EntryPlaces::default()),
+            EntryState::Canonical => self.compile_at(version, &EntryPlaces::default(), false),
             EntryState::FromExit(exit) => {
                 let (fragment, record) = self.warm_record(exit)?;
+                let live = fragment.extended_live;
                 let (version, places) = splice::side_trace(version, record, fragment.touched, fragment.end_of_slots);
-                self.compile_at(&version, &places)
+                self.compile_at(&version, &places, live)
             }
         }
     }
 
     /// The fragment and record of a guard's exit.
-    fn warm_record(&self, exit: ExitId) -> Result<(&Fragment, &Record), EmitError> {
+    pub(crate) fn warm_record(&self, exit: ExitId) -> Result<(&Fragment, &Record), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
         let fragment = self.fragment(e.fragment).ok_or(EmitError::Unknown)?;
         let record = e.record.and_then(|r| fragment.records.get(r as usize)).ok_or(EmitError::Unknown)?;
         Ok((fragment, record))
     }
 
-    fn compile_at(&mut self, version: &Version, entry: &EntryPlaces) -> Result<FragmentId, EmitError> {
+    /// Compiles for a state at entry; `live` says that the extended state is loaded then.
+    pub(crate) fn compile_at(
+        &mut self,
+        version: &Version,
+        entry: &EntryPlaces,
+        live: bool,
+    ) -> Result<FragmentId, EmitError> {
         let selected = lower(version, self.cpu, entry)?;
-        self.finish(version, selected, entry)
+        self.finish(version, selected, entry, live)
     }
 
-    fn finish(&mut self, version: &Version, selected: Selected, entry: &EntryPlaces) -> Result<FragmentId, EmitError> {
+    fn finish(
+        &mut self,
+        version: &Version,
+        selected: Selected,
+        entry: &EntryPlaces,
+        live: bool,
+    ) -> Result<FragmentId, EmitError> {
         let Selected { blocks, sites, mut records, record_ops, num_vregs, touched, uses_vector } = selected;
-        let first_slot = entry.first_slot;
+        let first_slot = entry.first_slot.max(REGISTER_SLOTS);
         let function = MFunc::new(blocks, &sites, record_ops, num_vregs);
         let env = MachineEnv {
             preferred_regs_by_class: [registers(touched), Vec::new(), Vec::new()],
@@ -278,18 +295,17 @@ impl Emitter {
             Err(cause) if cfg!(debug_assertions) => panic::resume_unwind(cause),
             Err(_) => return Err(EmitError::Allocator),
         };
-        let mut end_of_slots = first_slot + out.num_spillslots as u32;
+        let end_of_slots = first_slot + out.num_spillslots as u32;
         // Borrowed registers are saved at entry and in their slots ever after.
         let mut homes = Homes {
-            extended: uses_vector.then_some(self.cpu.xstate_mask),
+            extended: (uses_vector && !live).then_some(self.cpu.xstate_mask),
             save: SmallVec::new(),
             restore: SmallVec::from_slice(&entry.saved),
         };
         let borrowed = used_registers(out) & !touched & !entry.saved_registers();
         for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
-            homes.save.push((r, end_of_slots as u16));
-            homes.restore.push((r, end_of_slots as u16));
-            end_of_slots += 1;
+            homes.save.push((r, u16::from(r)));
+            homes.restore.push((r, u16::from(r)));
         }
         if end_of_slots as usize > SCRATCH_WORDS {
             return Err(EmitError::Slots(end_of_slots as usize));
@@ -377,6 +393,11 @@ impl Emitter {
             hot_moves,
             uses_vector,
             touched: touched | borrowed | entry.saved_registers(),
+            saves: homes.save,
+            restores: homes.restore,
+            inside: (hot + u64::from(code.inside.0), hot + u64::from(code.inside.1)),
+            passage_to: None,
+            extended_live: live || uses_vector,
             records: records.into_iter().map(|(_, r)| r).collect(),
             faults: faults.into(),
             links,
@@ -388,7 +409,7 @@ impl Emitter {
     }
 
     /// Finds room for encoded code, resolves its jumps and copies it into the cache.
-    fn place(&mut self, code: &Encoded) -> Result<(u64, u64), EmitError> {
+    pub(crate) fn place(&mut self, code: &Encoded) -> Result<(u64, u64), EmitError> {
         let hot = self.cache.alloc_hot(code.hot.len(), code.alignment)?;
         let cold = self.cache.alloc_cold(code.cold.len())?;
         let (mut hot_bytes, mut cold_bytes) = (code.hot.clone(), code.cold.clone());
@@ -400,6 +421,10 @@ impl Emitter {
                 }
                 Target::Unlinked(site) => cold + u64::from(code.unlinked_stub(site)),
                 Target::Hot(at) => hot + u64::from(at),
+                Target::Restored(site) => {
+                    let end = code.ends.iter().find(|e| e.site == site).and_then(|e| e.borrowed);
+                    cold + end.map_or(0, |(_, at)| u64::from(at))
+                }
                 Target::LeaveRaw => self.stubs.leave_raw,
                 Target::LeaveCanonical => self.stubs.leave_canonical,
                 Target::Miss => self.indirect.miss(),
@@ -413,45 +438,6 @@ impl Emitter {
         self.cache.write(hot, &hot_bytes);
         self.cache.write(cold, &cold_bytes);
         Ok((hot, cold))
-    }
-
-    /// The patchable jumps of a fragment: back edges, trace ends, records.
-    fn links(&self, code: &Encoded, hot: u64, cold: u64, first_site: u32) -> Box<[Link]> {
-        let mut links = Vec::with_capacity(code.back_edges.len() + code.ends.len() + code.records.len());
-        for (at, block) in &code.back_edges {
-            let head = hot + u64::from(code.blocks[*block].1);
-            // A loop without a poll cannot be left on request.
-            let landing = code.polls.iter().find(|p| p.2 == *block).map_or(head, |p| cold + u64::from(p.1));
-            links.push(Link {
-                exit: None,
-                record: None,
-                field: hot + u64::from(*at),
-                out: landing,
-                target: AtomicU64::new(head),
-            });
-        }
-        for (site, at, tail) in &code.ends {
-            let stub = cold + u64::from(code.unlinked_stub(*site));
-            // An indirect end goes to its own lookup, a direct one to whom it is linked.
-            let target = tail.map_or(stub, |tail| hot + u64::from(tail));
-            links.push(Link {
-                exit: Some(ExitId(first_site + site)),
-                record: None,
-                field: hot + u64::from(*at),
-                out: stub,
-                target: AtomicU64::new(target),
-            });
-        }
-        for (record, at) in &code.records {
-            links.push(Link {
-                exit: None,
-                record: Some(*record as u32),
-                field: cold + u64::from(*at),
-                out: self.stubs.leave_raw,
-                target: AtomicU64::new(self.stubs.leave_raw),
-            });
-        }
-        links.into()
     }
 
     /// Where to enter a fragment, for a thread that does not have the emitter while it is there.
@@ -497,15 +483,6 @@ impl Emitter {
         }
     }
 
-    /// Makes whoever is in a fragment leave at its next back edge or end, into the runtime, until as many have called
-    /// [`Emitter::relink`]. Async-signal-safe.
-    pub fn unlink_for_signal(&self, fragment: FragmentId) {
-        if let Some(f) = self.fragment(fragment) {
-            f.unlinked.fetch_add(1, Ordering::Relaxed);
-            f.links.iter().for_each(|l| self.cache.patch_rel32(l.field, l.out));
-        }
-    }
-
     /// Makes every thread that is in some fragment leave soon, for good: nothing leads from fragment to fragment any more.
     /// What is left to do then is [`Emitter::flush_all`], when all are out.
     pub fn retire_all(&mut self) {
@@ -536,140 +513,6 @@ impl Emitter {
         Some(Diversion { rip: tail.out, displaced })
     }
 
-    /// Undoes [`Emitter::unlink_for_signal`]. Async-signal-safe.
-    pub fn relink(&self, fragment: FragmentId) {
-        if let Some(f) = self.fragment(fragment)
-            && f.unlinked.fetch_sub(1, Ordering::Relaxed) == 1
-        {
-            f.links.iter().for_each(|l| self.cache.patch_rel32(l.field, l.target()));
-        }
-    }
-
-    /// Sets where a link of `fragment` leads, from when the fragment is linked at all.
-    fn set_link(&self, fragment: FragmentId, link: &Link, target: u64) {
-        link.target.store(target, Ordering::Relaxed);
-        if self.fragments[fragment.0 as usize].unlinked.load(Ordering::Relaxed) == 0 {
-            self.cache.patch_rel32(link.field, target);
-        }
-    }
-
-    pub(crate) fn link_of(&self, exit: ExitId) -> Option<&Link> {
-        let e = self.exit(exit)?;
-        let links = &self.fragments[e.fragment.0 as usize].links;
-        match e.record {
-            None => links.iter().find(|l| l.exit == Some(exit)),
-            Some(r) => links.iter().find(|l| l.record == Some(r)),
-        }
-    }
-
-    /// Lets a trace's direct end continue in `target`, whose region is the end's target pc.
-    pub fn link(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
-        let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
-        let f = self.fragment(target).filter(|f| Some(f.pc) == e.target).ok_or(EmitError::Unknown)?;
-        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        self.set_link(e.fragment, link, f.entry);
-        Ok(())
-    }
-
-    /// Makes a guard's exit (and every other guard's that shares its anchor) go to `target`, which was compiled from
-    /// this exit's state.
-    pub fn attach(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
-        let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
-        let entry = self.fragment(target).ok_or(EmitError::Unknown)?.entry;
-        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        self.set_link(e.fragment, link, entry);
-        Ok(())
-    }
-
-    /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by a resolved stub.
-    /// Returns the stub, a fragment of its own. Deferred stores are performed there.
-    ///
-    /// The caller sees to progress ([`Exit::progress`]): if the exit's target is its own fragment's pc, `target` must not
-    /// lead back to it.
-    pub fn link_exit(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
-        let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
-        self.fragment(target).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
-        let (stub, end) = self.resolved(exit, pc)?;
-        self.link(end, target)?;
-        self.attach(exit, stub)?;
-        Ok(stub)
-    }
-
-    /// Compiles the resolved stub of an exit to `pc`; says what it is and its end.
-    pub(crate) fn resolved(&mut self, exit: ExitId, pc: u64) -> Result<(FragmentId, ExitId), EmitError> {
-        let stub = self.resolve(exit, pc)?;
-        let exits = self.fragments[stub.0 as usize].exits.clone();
-        let end = exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End);
-        Ok((stub, end.ok_or(EmitError::Unknown)?))
-    }
-
-    /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a resolved stub.
-    pub fn link_indirect_exit(&mut self, exit: ExitId) -> Result<FragmentId, EmitError> {
-        let e = self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
-        let pc = self.fragment(e.fragment).ok_or(EmitError::Unknown)?.pc;
-        let stub = self.resolve(exit, pc)?;
-        self.attach(exit, stub)?;
-        Ok(stub)
-    }
-
-    /// Compiles the resolved stub of an exit.
-    fn resolve(&mut self, exit: ExitId, pc: u64) -> Result<FragmentId, EmitError> {
-        let (fragment, record) = self.warm_record(exit)?;
-        let (version, places) = splice::stub(pc, record, fragment.touched, fragment.end_of_slots);
-        self.compile_at(&version, &places)
-    }
-
-    /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces it.
-    pub fn register_entry(&mut self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
-        let f = self.fragment(fragment).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
-        let checked = f.checked.ok_or(EmitError::Unknown)?;
-        self.indirect.insert(pc, checked);
-        Ok(())
-    }
-
-    /// Indirect trace ends to `pc` go to the runtime again.
-    pub fn forget_entry(&mut self, pc: u64) {
-        self.indirect.remove(pc);
-    }
-
-    /// Makes nothing lead into a fragment any more: links, exits and the lookup table. It stays allocated until the
-    /// next flush, and whoever is inside may finish.
-    pub fn invalidate(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
-        let pc = self.fragment(fragment).ok_or(EmitError::Unknown)?.pc;
-        self.indirect.remove(pc);
-        let f = &self.fragments[fragment.0 as usize];
-        for link in self.fragments.iter().flat_map(|f| f.links.iter()) {
-            // A fragment's own back edge is no link into it from outside.
-            if link.target() == f.entry && (link.exit.is_some() || link.record.is_some()) {
-                link.target.store(link.out, Ordering::Relaxed);
-                self.cache.patch_rel32(link.field, link.out);
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes everything that is linked to one fragment lead to another of the same region.
-    pub fn redirect(&self, from: FragmentId, to: FragmentId) -> Result<(), EmitError> {
-        let from = self.fragment(from).ok_or(EmitError::Unknown)?;
-        let to = self.fragment(to).filter(|to| to.pc == from.pc).ok_or(EmitError::Unknown)?.entry;
-        for link in self.fragments.iter().flat_map(|f| f.links.iter()) {
-            // As above.
-            if link.target() == from.entry && (link.exit.is_some() || link.record.is_some()) {
-                link.target.store(to, Ordering::Relaxed);
-                self.cache.patch_rel32(link.field, to);
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes an exit leave to the runtime again.
-    pub fn unlink(&self, exit: ExitId) -> Result<(), EmitError> {
-        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        link.target.store(link.out, Ordering::Relaxed);
-        self.cache.patch_rel32(link.field, link.out);
-        Ok(())
-    }
-
     /// Makes a guard fail always (`on`), or lets it test again: `jcc rel32` <-> `nop; jmp rel32`, or a back edge that
     /// leads out. For chaos runs; no thread may be executing the fragment.
     pub fn force_guard(&self, exit: ExitId, on: bool) -> Result<(), EmitError> {
@@ -686,6 +529,7 @@ impl Emitter {
     pub fn flush_all(&mut self) {
         self.fragments.clear();
         self.exits.clear();
+        self.passages.clear();
         self.indirect.clear();
         self.blocks.clear();
         self.cache.flush();
@@ -695,6 +539,7 @@ impl Emitter {
     pub fn reset_after_fork(&mut self) -> Result<(), EmitError> {
         self.fragments.clear();
         self.exits.clear();
+        self.passages.clear();
         self.cache.replace_after_fork()?;
         self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
         self.indirect.reset_after_fork(&mut self.cache, self.stubs.leave_canonical)?;
@@ -703,6 +548,9 @@ impl Emitter {
         Ok(())
     }
 }
+
+/// The first spill slots are those of the registers by number.
+const REGISTER_SLOTS: u32 = 16;
 
 /// All general registers but the stack pointer, which stays the guest's.
 const ALLOCATABLE: u16 = !(1 << 4);

@@ -28,6 +28,8 @@ pub enum Target {
     Unlinked(u32),
     /// An offset in the fragment's hot code.
     Hot(u32),
+    /// The code behind a trace end that gives back what the fragment borrowed.
+    Restored(u32),
     /// The stub that leaves with raw registers.
     LeaveRaw,
     /// The stub that leaves with canonical registers.
@@ -61,6 +63,8 @@ pub struct Encoded {
     /// In the hot code: the offset of the checked entry, and of the entry behind it. The same if there is no checked one.
     /// Before it is padding.
     pub entry: (u32, u32),
+    /// In the hot code: the offset behind what saves registers, and the one behind what loads the extended state.
+    pub inside: (u32, u32),
     /// Relative jumps.
     pub fixups: Vec<Fixup>,
     /// Offset of each machine block: (in cold code, offset).
@@ -71,9 +75,8 @@ pub struct Encoded {
     pub guards: Vec<(u32, Site, bool)>,
     /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead to.
     pub back_edges: Vec<(u32, usize)>,
-    /// For each trace end: site, offset of the rel32 field of its jump in the hot code, and for an indirect one the
-    /// offset of its tail.
-    pub ends: Vec<(u32, u32, Option<u32>)>,
+    /// The trace ends.
+    pub ends: Vec<EncodedEnd>,
     /// For each record: offset of the rel32 field of its jump in the cold code.
     pub records: Vec<(usize, u32)>,
     /// For each poll: its site, the offset of its landing in the cold code, and its block.
@@ -82,6 +85,25 @@ pub struct Encoded {
     pub unlinked: Vec<(u32, u32)>,
     /// The tails of indirect trace ends.
     pub tails: Vec<EncodedTail>,
+}
+
+/// A trace end.
+///
+/// A direct one of a fragment that borrows registers has two jumps: in the hot code one that may lead to who knows the
+/// registers to be in their slots, else to cold code that gives them back and jumps on in canonical state.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EncodedEnd {
+    /// Its site.
+    pub site: u32,
+    /// In the hot code: offset of the rel32 field of the jump with registers in their slots, and in the cold code the
+    /// offset of what gives them back.
+    pub borrowed: Option<(u32, u32)>,
+    /// Is the jump in canonical state in the cold code?
+    pub cold: bool,
+    /// Offset of that jump's rel32 field.
+    pub at: u32,
+    /// In the hot code: the offset of an indirect end's tail.
+    pub tail: Option<u32>,
 }
 
 /// A tail ([`crate::indirect`]) in the hot code, by offsets.
@@ -241,7 +263,7 @@ fn encode_behind(padding: usize, f: &MFunc, out: &Output, around: Surroundings<'
         e.block(b)?;
     }
     e.poll_landings()?;
-    e.unlinked_stubs();
+    e.unlinked_stubs()?;
     e.r.hot = e.hot.finish();
     e.r.cold = e.cold.finish();
     Ok(e.r)
@@ -316,12 +338,14 @@ impl Emit<'_> {
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
         match &m.kind {
             Kind::Entry => {
+                for &(r, s) in &self.homes.save {
+                    self.put(&save(r, s)?)?;
+                }
+                self.r.inside.0 = self.at();
                 if let Some(components) = self.homes.extended {
                     self.load_extended(components)?;
                 }
-                for &(r, s) in &self.homes.save {
-                    self.put(&Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(r))?)?;
-                }
+                self.r.inside.1 = self.at();
                 self.count(What::Entered);
             }
             Kind::Poll => {}
@@ -480,8 +504,17 @@ impl Emit<'_> {
         for (r, c) in &end.consts {
             self.constant_register(*r, *c)?;
         }
-        for &(r, s) in &self.homes.restore {
-            self.put(&Instruction::with2(Code::Mov_r64_rm64, r64(r), slot(s))?)?;
+        if end.indirect {
+            self.homes.restore.iter().try_for_each(|&(r, s)| self.put(&restore(r, s)?))?;
+        } else if !self.homes.restore.is_empty() {
+            let at = self.jump(&[0xe9], Target::Restored(end.site), true);
+            self.r.ends.push(EncodedEnd {
+                site: end.site,
+                borrowed: Some((at, 0)),
+                cold: true,
+                ..EncodedEnd::default()
+            });
+            return Ok(());
         }
         let at = self.jump(&[0xe9], Target::Unlinked(end.site), true);
         let tail = if end.indirect {
@@ -492,7 +525,7 @@ impl Emit<'_> {
         } else {
             None
         };
-        self.r.ends.push((end.site, at, tail));
+        self.r.ends.push(EncodedEnd { site: end.site, at, tail, ..EncodedEnd::default() });
         Ok(())
     }
 
@@ -553,7 +586,9 @@ impl Emit<'_> {
             let (Kind::Poll, Some(site)) = (&f.insts[poll.index()].kind, f.insts[poll.index()].site) else {
                 continue;
             };
-            let Some(split) = f.split_of[site.0 as usize] else { continue };
+            // Nothing leads back to the poll of a loop that turned out not to be one, which may be in the entry block.
+            let is_head = self.r.back_edges.iter().any(|(_, head)| *head == b);
+            let Some(split) = f.split_of[site.0 as usize].filter(|_| is_head) else { continue };
             let landing = self.at();
             self.r.polls.push((site, landing, b));
             for item in self.out.block_insts_and_edits(f, Block::new(b)) {
@@ -568,16 +603,65 @@ impl Emit<'_> {
         Ok(())
     }
 
-    fn unlinked_stubs(&mut self) {
-        for (site, ..) in self.r.ends.clone() {
+    /// The way out to the runtime of each trace end, and before it what gives borrowed registers back.
+    fn unlinked_stubs(&mut self) -> Result<(), IcedError> {
+        for n in 0..self.r.ends.len() {
+            let site = self.r.ends[n].site;
+            if let Some((_, restored)) = &mut self.r.ends[n].borrowed {
+                *restored = self.cold.len as u32;
+                self.homes.restore.iter().try_for_each(|&(r, s)| self.put(&restore(r, s)?))?;
+                self.r.ends[n].at = self.jump(&[0xe9], Target::Unlinked(site), true);
+            }
             let at = self.at();
             self.r.unlinked.push((site, at));
-            // Cannot fail: a plain store of an immediate.
-            let stored = self.store_site(self.first_site + u64::from(site));
-            debug_assert!(stored.is_ok());
+            self.store_site(self.first_site + u64::from(site))?;
             self.jump(&[0xe9], Target::LeaveCanonical, false);
         }
+        Ok(())
     }
+}
+
+/// A passage between two fragments: gives registers back that the first has borrowed, saves those that the second
+/// borrows, and goes on. Its only exit is site `site`; whoever leaves there wants all of `saved` back.
+pub fn passage(
+    give_back: &[(u8, u16)],
+    borrow: &[(u8, u16)],
+    saved: &[(u8, u16)],
+    site: u64,
+) -> Result<Encoded, IcedError> {
+    let (mut hot, mut cold) = (Section::new(), Section::new());
+    give_back.iter().try_for_each(|&(r, s)| hot.put(&restore(r, s)?))?;
+    borrow.iter().try_for_each(|&(r, s)| hot.put(&save(r, s)?))?;
+    hot.align_field(1);
+    hot.bytes(&[0xe9, 0, 0, 0, 0]);
+    saved.iter().try_for_each(|&(r, s)| cold.put(&restore(r, s)?))?;
+    cold.align_field(1);
+    cold.bytes(&[0xe9, 0, 0, 0, 0]);
+    let out = cold.len as u32;
+    cold.put(&Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), site as i32)?)?;
+    cold.bytes(&[0xe9, 0, 0, 0, 0]);
+    let field = (hot.len - 4) as u32;
+    Ok(Encoded {
+        fixups: vec![
+            Fixup { cold: false, at: field, target: Target::Restored(0) },
+            Fixup { cold: true, at: out - 4, target: Target::Unlinked(0) },
+            Fixup { cold: true, at: (cold.len - 4) as u32, target: Target::LeaveCanonical },
+        ],
+        hot: hot.finish(),
+        cold: cold.finish(),
+        alignment: ENTRY_ALIGNMENT,
+        ends: vec![EncodedEnd { site: 0, borrowed: Some((field, 0)), cold: true, at: out - 4, tail: None }],
+        unlinked: vec![(0, out)],
+        ..Encoded::default()
+    })
+}
+
+fn save(r: u8, s: u16) -> Result<Instruction, IcedError> {
+    Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(r))
+}
+
+fn restore(r: u8, s: u16) -> Result<Instruction, IcedError> {
+    Instruction::with2(Code::Mov_r64_rm64, r64(r), slot(s))
 }
 
 fn r64(r: u8) -> Register {

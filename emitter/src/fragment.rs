@@ -4,6 +4,7 @@ use crate::counting::Tally;
 use crate::mach::SiteKind;
 use crate::record::Record;
 use dynasour_ir::AnchorId;
+use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -45,13 +46,23 @@ pub(crate) enum GuardJump {
     BackEdge(u64, u64, u64),
 }
 
+/// Which jump of its fragment a link is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LinkKind {
+    /// To the head of a loop inside.
+    BackEdge,
+    /// Of this trace end, in canonical state.
+    End(ExitId),
+    /// Of this trace end, where the borrowed registers are still in their slots.
+    Borrowed(ExitId),
+    /// Of this record, in the state that it describes.
+    Record(u32),
+}
+
 /// A patchable jump: its rel32 field, where it goes on a request to leave, and where it goes otherwise.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// The exit it belongs to, if any.
-    pub exit: Option<ExitId>,
-    /// The record it belongs to, if any.
-    pub record: Option<u32>,
+    pub kind: LinkKind,
     /// Address of the rel32 field.
     pub field: u64,
     /// Where it goes when unlinked.
@@ -104,6 +115,17 @@ pub struct Fragment {
     pub uses_vector: bool,
     /// Host registers whose contents at exits are the fragment's own: bit n is register n.
     pub touched: u16,
+    /// The borrowed registers that it saves at entry, with their slots. Every register has a slot of its own for that, so
+    /// that what one fragment saved the next may leave there.
+    pub(crate) saves: Borrowed,
+    /// The registers whose guest values are in slots at its direct ends.
+    pub(crate) restores: Borrowed,
+    /// Where it is entered with its registers saved already, and where with the extended state loaded, too.
+    pub(crate) inside: (u64, u64),
+    /// It is a passage, and belongs to this fragment.
+    pub(crate) passage_to: Option<FragmentId>,
+    /// Is the extended state certainly in the processor at its exits?
+    pub(crate) extended_live: bool,
     pub(crate) records: Vec<Record>,
     /// Host address of a faulting instruction -> cold address, sorted.
     pub(crate) faults: Box<[(u64, u64)]>,
@@ -115,6 +137,9 @@ pub struct Fragment {
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
     pub(crate) unlinked: AtomicU32,
 }
+
+/// Guest registers and the slots that hold their values.
+pub(crate) type Borrowed = SmallVec<[(u8, u16); 8]>;
 
 impl Fragment {
     /// The cold code that a fault of the instruction at `host_rip` continues at. Async-signal-safe.

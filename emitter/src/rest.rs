@@ -6,20 +6,11 @@
 
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, FragmentId};
-use rustc_hash::FxHashSet;
-use std::sync::atomic::Ordering;
 
 impl Emitter {
     /// Makes nothing lead to these fragments any more but the table of indirect jumps ([`Emitter::forget_entry`]).
     pub fn put_to_rest(&mut self, ids: &[FragmentId]) {
-        let entries: FxHashSet<u64> = ids.iter().filter_map(|id| self.fragment(*id)).map(|f| f.entry).collect();
-        for link in self.fragments().iter().flat_map(|f| f.links.iter()) {
-            // A fragment's own back edge is no link into it from outside.
-            if (link.exit.is_some() || link.record.is_some()) && entries.contains(&link.target()) {
-                link.target.store(link.out, Ordering::Relaxed);
-                self.cache().patch_rel32(link.field, link.out);
-            }
-        }
+        self.sever(ids);
         for &id in ids {
             self.unlink_for_signal(id);
         }

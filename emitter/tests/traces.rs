@@ -2,7 +2,7 @@
 
 mod harness;
 
-use dynasour_emitter::EntryState;
+use dynasour_emitter::{EntryState, FragmentId, SiteKind};
 use dynasour_ir::Gpr;
 use dynasour_ir::eval::State;
 use dynasour_ir::text::version;
@@ -84,7 +84,7 @@ fn a_loop_over_memory() {
     // A page fault leaves through the anchor, with the state of the iteration.
     let before = state(&[(Gpr::RAX, 1), (Gpr::RCX, 0), (Gpr::RDI, area.start + 4096 - 40)], 0);
     let out = bench.run(f, &before);
-    assert_eq!(out.deopt.kind, dynasour_emitter::SiteKind::Fault);
+    assert_eq!(out.deopt.kind, SiteKind::Fault);
     assert_eq!(out.state.gpr[1], 10);
 }
 
@@ -172,7 +172,7 @@ fn linked_ends_and_indirect_ends() {
     let third = bench.compile(&adder(0x3000, "0x4000"));
     let before = state(&[(Gpr::RAX, 0x1ff0), (Gpr::RDX, 0x10)], 0x8d5);
     let out = bench.run(first, &before);
-    assert_eq!(out.deopt.kind, dynasour_emitter::SiteKind::EndIndirect);
+    assert_eq!(out.deopt.kind, SiteKind::EndIndirect);
     assert_eq!((out.pc, out.state.gpr[0]), (0x2000, 0x2000));
     bench.emitter.register_entry(0x2000, second).unwrap();
     let out = bench.run(first, &before);
@@ -193,6 +193,73 @@ fn linked_ends_and_indirect_ends() {
     assert_eq!(bench.run(first, &before).pc, 0x2000);
     bench.emitter.relink(first);
     assert_eq!(bench.run(first, &before).pc, 0x4000);
+}
+
+/// Combines rax and rdx by way of `n` values that are live at once, and ends at `target`.
+fn busy(pc: u64, target: u64, n: u32) -> dynasour_ir::Version {
+    let values: String =
+        (0..n).map(|i| format!("v{} = mul.i64 v{}, v1\n", 10 + i, if i == 0 { 0 } else { 9 + i })).collect();
+    let sums: String = (0..n).map(|i| format!("v{} = xor.i64 v{}, v{}\n", 40 + i, 39 + i, 9 + n - i)).collect();
+    version(&format!(
+        "region {pc:#x} {{ version t1 {{
+    anchor a0 = base.{target:#x} [rax = v{}]
+    b0(v0: i64 = rax, v1: i64 = rdx):
+      {values} v39 = add.i64 v0, v1
+      {sums} exit a0
+  }} }}",
+        39 + n
+    ))
+    .unwrap()
+}
+
+#[test]
+fn what_leads_into_a_fragment_by_a_passage_is_taken_away_with_the_rest() {
+    let mut bench = Bench::new();
+    let [first, same, other] = [(0x1000, 0x2000, 4), (0x2000, 0x3000, 4), (0x3000, 0x4000, 8)]
+        .map(|(pc, target, n)| bench.compile(&busy(pc, target, n)));
+    let before = state(&[(Gpr::RAX, 3), (Gpr::RDX, 5)], 0x8d5);
+    let passages = |b: &Bench| b.emitter.fragments().iter().filter(|f| f.version == "passage").count();
+    // Each on its own, then linked: behind the saves, and by a passage.
+    let one = bench.run(first, &before);
+    let two = bench.run(same, &one.state);
+    let three = bench.run(other, &two.state);
+    bench.emitter.link(one.deopt.exit, same).unwrap();
+    assert_eq!((bench.run(first, &before).state, passages(&bench)), (two.state.clone(), 0));
+    bench.emitter.link(two.deopt.exit, other).unwrap();
+    assert_eq!((bench.run(first, &before), passages(&bench)), (three.clone(), 1));
+    // Whoever is asked to come out of the passage does.
+    let passage = FragmentId(bench.emitter.fragments().len() as u32 - 1);
+    bench.emitter.unlink_for_signal(passage);
+    let out = bench.run(first, &before);
+    assert_eq!((out.deopt.kind, out.pc, out.state), (SiteKind::Poll, 0x3000, two.state.clone()));
+    bench.emitter.relink(passage);
+    // Resting, woken, linked again by the same passage, and gone.
+    for _ in 0..2 {
+        bench.emitter.put_to_rest(&[other]);
+        assert_eq!(bench.run(first, &before), two);
+        bench.emitter.wake(other);
+        assert_eq!(bench.run(first, &before), two);
+        bench.emitter.link(two.deopt.exit, other).unwrap();
+        assert_eq!((bench.run(first, &before), passages(&bench)), (three.clone(), 1));
+    }
+    bench.emitter.invalidate(other).unwrap();
+    assert_eq!(bench.run(first, &before), two);
+    bench.emitter.invalidate(same).unwrap();
+    assert_eq!(bench.run(first, &before), one);
+}
+
+#[test]
+fn a_poll_in_the_entry_block_does_not_move_the_entries() {
+    let mut bench = Bench::new();
+    let text = busy(0x2000, 0x3000, 4).to_string().replace("rdx):\n", "rdx):\n      poll else a1\n");
+    let text = text.replacen("    b0(", "    anchor a1 = base.0x2000 [rax = v0]\n    b0(", 1);
+    let first = bench.compile(&busy(0x1000, 0x2000, 4));
+    let polling = bench.compile(&version(&text).unwrap());
+    let before = state(&[(Gpr::RAX, 3), (Gpr::RDX, 5)], 0x8d5);
+    let one = bench.run(first, &before);
+    let two = bench.run(polling, &one.state);
+    bench.emitter.link(one.deopt.exit, polling).unwrap();
+    assert_eq!(bench.run(first, &before), two);
 }
 
 /// Doubles xmm0 and ends at `target`.
@@ -244,7 +311,7 @@ fn a_signal_gets_a_loop_out_at_its_poll() {
     bench.emitter.unlink_for_signal(f);
     let before = state(&[(Gpr::RCX, u64::MAX)], 0);
     let out = bench.run(f, &before);
-    assert_eq!(out.deopt.kind, dynasour_emitter::SiteKind::Poll);
+    assert_eq!(out.deopt.kind, SiteKind::Poll);
     assert_eq!((out.pc, out.state.gpr[1]), (0x1000, u64::MAX - 1));
     assert_eq!(out.state.flags & 0x40, 0);
     bench.emitter.relink(f);
@@ -365,12 +432,12 @@ fn a_poll_behind_flags_of_its_loop() {
     let f = bench.compile(&flags_before_the_poll("v7 = add.i64 v6, 1"));
     bench.emitter.unlink_for_signal(f);
     let out = bench.run(f, &state(&[(Gpr::RCX, 6), (Gpr::RDX, 0)], 0));
-    assert_eq!((out.deopt.kind, out.pc), (dynasour_emitter::SiteKind::Poll, 0x1000));
+    assert_eq!((out.deopt.kind, out.pc), (SiteKind::Poll, 0x1000));
     assert_eq!((out.state.gpr[1], out.state.gpr[2], out.state.flags & 0x40), (5, 1, 0x40));
     // The loop itself looks at them: who leaves at the poll makes them on the way.
     let f = bench.compile(&flags_before_the_poll("v9 = flagbits v3\n      v7 = add.i64 v6, v9"));
     bench.emitter.unlink_for_signal(f);
     let out = bench.run(f, &state(&[(Gpr::RCX, 6), (Gpr::RDX, 0)], 0));
-    assert_eq!((out.deopt.kind, out.pc), (dynasour_emitter::SiteKind::Poll, 0x1000));
+    assert_eq!((out.deopt.kind, out.pc), (SiteKind::Poll, 0x1000));
     assert_eq!((out.state.gpr[1], out.state.gpr[2], out.state.flags & 0x40), (5, 0, 0x40));
 }

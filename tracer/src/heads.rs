@@ -51,6 +51,7 @@ pub struct HeadTable {
     /// By pc; only of heads in `slots`.
     samples: FxHashMap<u64, Sample>,
     failures: FxHashMap<u64, u32>,
+    postponed: FxHashMap<u64, u32>,
 }
 
 impl Default for HeadTable {
@@ -59,6 +60,7 @@ impl Default for HeadTable {
             slots: vec![Slot { pc: 0, count: 0 }; SLOTS],
             samples: FxHashMap::default(),
             failures: FxHashMap::default(),
+            postponed: FxHashMap::default(),
         }
     }
 }
@@ -66,15 +68,10 @@ impl Default for HeadTable {
 impl HeadTable {
     /// Counts one execution of the head at `pc` with registers `gpr`.
     pub fn count(&mut self, pc: u64, gpr: &[u64; 16], policy: &dyn SpeculationPolicy) -> Heat {
-        let mut threshold = policy.head_threshold();
-        if !self.failures.is_empty()
-            && let Some(&failures) = self.failures.get(&pc)
-        {
-            if failures >= policy.max_failures() {
-                return Heat::Cold;
-            }
-            threshold = threshold.saturating_mul(1 << failures.min(16));
+        if self.is_blacklisted(pc, policy) {
+            return Heat::Cold;
         }
+        let threshold = self.threshold(pc, policy);
         let slot = &mut self.slots[index(pc)];
         if slot.pc != pc {
             self.samples.remove(&slot.pc);
@@ -103,6 +100,7 @@ impl HeadTable {
         }
         slot.count = 0;
         self.samples.remove(&pc);
+        self.postponed.remove(&pc);
         Heat::Hot { stable }
     }
 
@@ -132,7 +130,18 @@ impl HeadTable {
 
     fn threshold(&self, pc: u64, policy: &dyn SpeculationPolicy) -> u32 {
         let failures = self.failures.get(&pc).copied().unwrap_or(0);
-        policy.head_threshold().saturating_mul(1 << failures.min(16))
+        let factor = self.postponed.get(&pc).copied().unwrap_or(1);
+        policy.head_threshold().saturating_mul(1 << failures.min(16)).saturating_mul(factor)
+    }
+
+    /// Multiplies the threshold of the head at `pc` until it has become hot once more.
+    pub fn postpone(&mut self, pc: u64, factor: u32) {
+        self.postponed.insert(pc, factor.max(1));
+    }
+
+    /// Has the head been postponed and not become hot since?
+    pub fn is_postponed(&self, pc: u64) -> bool {
+        self.postponed.contains_key(&pc)
     }
 
     /// Recording or compiling the head at `pc` failed: its threshold doubles, until it is given up.
@@ -166,6 +175,16 @@ mod tests {
             assert_eq!(heads.count(0x1000, &gpr, &policy), Heat::Cold);
         }
         assert_eq!(heads.count(0x1000, &gpr, &policy), Heat::Hot { stable: !2 });
+    }
+
+    #[test]
+    fn a_postponed_head_becomes_hot_later_once() {
+        let policy = DefaultPolicy { head_threshold: 10 };
+        let mut heads = HeadTable::default();
+        heads.postpone(0x1000, 3);
+        let mut executions = || (1..).find(|_| heads.count(0x1000, &[0; 16], &policy) != Heat::Cold);
+        assert_eq!((executions(), executions()), (Some(30), Some(10)));
+        assert!(!heads.is_postponed(0x1000));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! * [`guests`]: interpreters as guests: traces along the loops of the program that the guest interprets.
 //! * [`observe`]: what a block is about to compute.
 //! * [`build`]: from a recorded path to a trace version whose every speculation is an `assume`.
+//! * [`trips`]: loops so short and regular that they are unrolled into the traces around them.
 //! * [`policy`]: the numbers and choices a study may swap.
 
 pub mod build;
@@ -13,6 +14,7 @@ pub mod heads;
 pub mod observe;
 pub mod policy;
 pub mod recorder;
+pub mod trips;
 
 pub use build::{BuildError, Path, Step, TraceShape};
 pub use guests::{DispatchHeads, GuestLoop};
@@ -20,3 +22,4 @@ pub use heads::{HeadTable, Heat};
 pub use observe::Surroundings;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
+pub use trips::{Probe, Verdict};

@@ -9,6 +9,9 @@
 //! several calls, not a loop. The trace of a function that was hot by its calls ends where it returns, since the next
 //! call comes from elsewhere.
 //!
+//! Loops that always run the same few times ([`crate::trips`]) are followed to their end, so that the trace holds all
+//! their iterations.
+//!
 //! A loop whose first indirect jump keeps going elsewhere (an interpreter's dispatch) is no place to end: the recording
 //! goes on through it in search of a loop of the program that is being interpreted ([`crate::guests`]). If there is none,
 //! the trace ends at that jump, so that each opcode's handler has a dispatch of its own.
@@ -17,6 +20,7 @@ use crate::build::{Path, Step, TraceShape};
 use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
 use crate::observe::{Observation, Surroundings, observe};
 use crate::policy::SpeculationPolicy;
+use crate::trips;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{GuestTerm, Term};
 use std::rc::Rc;
@@ -84,6 +88,8 @@ pub enum Landing {
     Dispatch,
     /// Another fragment whose indirect jump does.
     LinearDispatch,
+    /// A short loop, which the recording goes through.
+    Short,
 }
 
 /// Why a head is hot.
@@ -209,6 +215,7 @@ impl Recorder {
         match transfer {
             Transfer::Call if recursion => return self.finish(TraceShape::Linear, EndReason::OtherHead),
             Transfer::Jump { .. } if landing == Landing::Dispatch => self.dispatching = true,
+            Transfer::Jump { .. } if landing == Landing::Short && self.may_pass(next) => {}
             Transfer::Jump { backward } if backward || landing == Landing::Loop => {
                 return self.finish(TraceShape::Linear, EndReason::OtherHead);
             }
@@ -333,6 +340,11 @@ impl Recorder {
         };
         self.steps.truncate(steps);
         self.finish(TraceShape::Linear, reason)
+    }
+
+    /// Has the path come to the short loop at `head` less often than two runs of it would?
+    fn may_pass(&self, head: u64) -> bool {
+        self.steps.iter().filter(|s| s.next == head).count() <= 2 * trips::MOST_TRIPS as usize
     }
 
     /// The interpreter ran `block` up to an instruction that the runtime must do.

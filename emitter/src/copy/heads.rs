@@ -10,7 +10,7 @@
 use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, PLACE, STUB};
 use crate::cache::{Cache, CacheError};
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{ExitId, Fragment, FragmentId, fragment_at};
+use crate::fragment::{ExitId, Fragment, FragmentId, LinkKind, fragment_at};
 use crate::indirect::SAVE_RCX;
 use crate::mach::SiteKind;
 use crate::words::Words;
@@ -195,13 +195,30 @@ impl Emitter {
         let (pc, entry) = (f.pc, (f.entry - self.blocks.base) as u32);
         let place = self.blocks.place(pc);
         self.lead_place(place, entry);
-        Ok(())
+        let ends: Vec<ExitId> = self.ends_to(place).collect();
+        ends.into_iter().try_for_each(|end| self.enter_borrowed(end, fragment))
     }
 
     fn lead_place(&mut self, place: u32, entry: u32) {
         if self.blocks.places.get(place as usize).is_some_and(|p| p.entry != entry) {
             self.blocks.lead(place, entry, &self.cache, &self.fragments);
+            self.ends_to(place).for_each(|end| self.unlink_borrowed(end));
         }
+    }
+
+    /// The ends of traces that are links to a place.
+    fn ends_to(&self, place: u32) -> impl Iterator<Item = ExitId> {
+        let links = &self.blocks.links;
+        let first = links.get(self.blocks.places[place as usize].links as usize);
+        let all = std::iter::successors(first, |link| links.get(link.next as usize));
+        let fields = all.filter(|link| link.place & FOREIGN != 0).map(|link| self.blocks.base + u64::from(link.field));
+        fields.filter_map(|field| {
+            let owner = self.fragment(self.fragment_at(field)?)?;
+            owner.links.iter().find(|link| link.field == field).and_then(|link| match link.kind {
+                LinkKind::End(exit) => Some(exit),
+                _ => None,
+            })
+        })
     }
 
     /// Lets a trace's direct end continue where links to its target lead, now and later. The target is a head then.
@@ -234,7 +251,15 @@ impl Emitter {
             self.blocks.links.push(link);
         }
         set_target(&self.fragments, field, target, &self.cache);
-        Ok(())
+        match self.fragment_at(target) {
+            Some(fragment) => self.enter_borrowed(exit, fragment),
+            None => Ok(()),
+        }
+    }
+
+    /// [`Emitter::link_borrowed`]; in a full cache the end goes on in canonical state.
+    fn enter_borrowed(&mut self, end: ExitId, fragment: FragmentId) -> Result<(), EmitError> {
+        self.link_borrowed(end, fragment).or_else(|error| if error.is_full() { Ok(()) } else { Err(error) })
     }
 
     /// Lets a guard's exit continue in a resolved stub, and from there where links to its target lead; without

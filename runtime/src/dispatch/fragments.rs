@@ -497,8 +497,11 @@ impl Fragments {
                 self.stats.fragment_ends += 1;
                 let Some(next) = self.find(context.rip) else { return Ok(Next::After(After::CountHead)) };
                 if deopt.kind == SiteKind::End && self.chaos.is_none() {
-                    self.emitter.link(exit, next)?;
-                    self.stats.links += 1;
+                    match self.emitter.link(exit, next) {
+                        Ok(()) => self.stats.links += 1,
+                        Err(error) if error.is_full() => return Ok(Next::After(After::Flush)),
+                        Err(error) => return Err(error.into()),
+                    }
                 }
                 return Ok(Next::Enter(next));
             }

@@ -322,7 +322,7 @@ impl Dispatcher {
     fn mark(&mut self, pc: u64) {
         let user = match self.machine.fragments().and_then(|f| f.at(pc)) {
             None => NO_FRAGMENT,
-            Some(Landing::Ordinary) => LINEAR_FRAGMENT,
+            Some(Landing::Ordinary | Landing::Short) => LINEAR_FRAGMENT,
             Some(Landing::Loop) => LOOP_FRAGMENT,
             Some(Landing::Dispatch) => DISPATCH_FRAGMENT,
             Some(Landing::LinearDispatch) => LINEAR_DISPATCH_FRAGMENT,

@@ -9,10 +9,10 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{Gpr, GuestTerm, Term};
 use dynasour_tracer::{
-    AbortReason, DefaultPolicy, DispatchHeads, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Recorder,
-    Recording, Surroundings, TraceShape,
+    AbortReason, DefaultPolicy, DispatchHeads, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Probe, Recorder,
+    Recording, Surroundings, TraceShape, Verdict,
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -68,6 +68,10 @@ pub struct Selector {
     active: Option<Active>,
     /// When the last recording began.
     started: Instant,
+    /// A recorded loop whose runs are being watched before it is compiled.
+    probe: Option<Probe>,
+    /// Heads of loops that have been watched.
+    watched: FxHashSet<u64>,
     /// A head whose recording left its loop: it is recorded again when it is reached next.
     again: Option<(u64, Vec<(Gpr, u64)>)>,
     /// How often a head was recorded again.
@@ -91,6 +95,8 @@ impl Selector {
             dispatch: DispatchHeads::default(),
             active: None,
             started: Instant::now(),
+            probe: None,
+            watched: FxHashSet::default(),
             again: None,
             repeats: FxHashMap::default(),
             resting: 0,
@@ -109,9 +115,9 @@ impl Selector {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Is a recording under way?
+    /// Is a recording, or the watching of a recorded loop, under way?
     pub fn is_recording(&self) -> bool {
-        self.active.is_some()
+        self.active.is_some() || self.probe.is_some()
     }
 
     /// May traces be made of this block?
@@ -130,6 +136,9 @@ impl Selector {
 
     /// The interpreter stopped before an instruction that the runtime does: a recording ends there.
     pub fn runtime_instruction(&mut self) -> Option<Selected> {
+        if self.probe.is_some() {
+            return self.conclude(Verdict::Long);
+        }
         let mut active = self.active.take()?;
         let head = active.recorder.head();
         Some(match active.recorder.runtime_instruction(&active.block) {
@@ -141,13 +150,15 @@ impl Selector {
 
     /// Gives up the recording under way, if there is one; says where it started.
     pub fn abandon(&mut self) -> Option<u64> {
-        self.active.take().map(|a| a.recorder.head())
+        let probe = self.probe.take().map(|p| p.head());
+        self.active.take().map(|a| a.recorder.head()).or(probe)
     }
 
     fn record(&mut self, context: &ThreadContext, to: &BlockEntry) -> Option<Selected> {
         let active = self.active.as_mut()?;
         let head = active.recorder.head();
         let landing = match to.user {
+            NO_FRAGMENT if self.heads.is_postponed(to.pc) => Landing::Short,
             LOOP_FRAGMENT => Landing::Loop,
             DISPATCH_FRAGMENT => Landing::Dispatch,
             LINEAR_DISPATCH_FRAGMENT => Landing::LinearDispatch,
@@ -169,11 +180,36 @@ impl Selector {
                 self.again = Some((head, path.stable));
                 return None;
             }
-            Recording::Done(path, end) => Selected::Recorded(path, end),
+            Recording::Done(path, end) if self.watched.contains(&head) => Selected::Recorded(path, end),
+            Recording::Done(path, end) => match Probe::new(path, end) {
+                Ok(probe) => {
+                    self.active = None;
+                    self.probe = Some(probe);
+                    return None;
+                }
+                Err(recording) => Selected::Recorded(recording.0, recording.1),
+            },
             Recording::Aborted(reason) => Selected::Aborted(head, reason),
         };
         self.active = None;
         Some(selected)
+    }
+
+    /// What a probe knows decides whether its loop is compiled now. A short one is left alone for as many executions as the
+    /// loop around it needs to become hot.
+    fn conclude(&mut self, verdict: Verdict) -> Option<Selected> {
+        let probe = self.probe.take()?;
+        self.watched.insert(probe.head());
+        match verdict {
+            Verdict::Short(trips) => {
+                self.heads.postpone(probe.head(), trips + 2);
+                None
+            }
+            Verdict::Watch | Verdict::Long => {
+                let (path, end) = probe.into_recording();
+                Some(Selected::Recorded(path, end))
+            }
+        }
     }
 
     /// Leaves the first executions of heads uncounted, in a forked child: most execute another program or end before
@@ -230,12 +266,18 @@ impl Policy for Selector {
     type Stop = Selected;
 
     fn watch(&self) -> Watch {
-        if self.active.is_some() || self.native { Watch::All } else { Watch::Heads }
+        if self.is_recording() || self.native { Watch::All } else { Watch::Heads }
     }
 
     fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
         if self.active.is_some() {
             return self.record(context, to);
+        }
+        if let Some(probe) = &mut self.probe {
+            return match probe.arrive(to.pc) {
+                Verdict::Watch => None,
+                verdict => self.conclude(verdict),
+            };
         }
         if to.user >= DISPATCH_FRAGMENT && self.dispatch.wants_now(to.pc) {
             self.start(to.lifted(), HeadKind::Other, Vec::new());

@@ -1,0 +1,162 @@
+//! Short inner loops that always run the same number of times.
+//!
+//! A fragment for such a loop spends its time on being entered and left. It is better unrolled into the traces of the
+//! loop around it, all of whose guards then hold. So before the first trace of a small loop is compiled, the interpreter
+//! watches a few of its runs ([`Probe`]); if all are short and equally long, the loop's head is left alone for as many
+//! executions as the loop around it needs to become hot ([`crate::heads::HeadTable::postpone`]), and recordings go
+//! through it.
+//!
+//! ```text
+//! do { for (k = 0; k < 3; k++) sum += d[k]; } while (…)      runs of 3, 3, 3: the outer loop's trace holds all three
+//! ```
+
+use crate::build::{Path, TraceShape};
+use crate::recorder::{EndReason, Transfer};
+use std::ops::Range;
+
+/// Runs that are watched.
+const RUNS: u32 = 3;
+/// Most iterations of a short loop.
+pub(crate) const MOST_TRIPS: u32 = 12;
+/// Most guest instructions of a whole run.
+const MOST_INSTRUCTIONS: usize = 150;
+/// Blocks that are watched at most.
+const PATIENCE: u32 = 4000;
+
+/// What a probe knows after another block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Not enough yet.
+    Watch,
+    /// All runs had this many iterations.
+    Short(u32),
+    /// The loop is worth a fragment.
+    Long,
+}
+
+/// Watches the runs of a loop whose trace has been recorded.
+#[derive(Debug)]
+pub struct Probe {
+    path: Path,
+    end: EndReason,
+    /// The loop's code.
+    code: Range<u64>,
+    instructions: usize,
+    inside: bool,
+    /// Has the present run been seen from its beginning?
+    whole: bool,
+    trips: u32,
+    /// Runs seen and their length.
+    runs: u32,
+    length: u32,
+    patience: u32,
+}
+
+impl Probe {
+    /// A probe for a recorded loop, or the recording if it is not one that could be short.
+    ///
+    /// # Errors
+    /// The path and why it ended.
+    pub fn new(path: Path, end: EndReason) -> Result<Probe, Box<(Path, EndReason)>> {
+        let instructions: usize = path.steps.iter().map(|s| s.block.count as usize).sum();
+        let plain = path.steps.iter().all(|s| matches!(Transfer::of(&s.block, s.next), Transfer::Jump { .. }));
+        if path.shape != TraceShape::Loop || !plain || 2 * instructions > MOST_INSTRUCTIONS {
+            return Err(Box::new((path, end)));
+        }
+        let start = path.steps.iter().map(|s| s.block.pc).min().unwrap_or(path.head);
+        let stop = path.steps.iter().map(|s| s.block.end).max().unwrap_or(path.head);
+        Ok(Probe {
+            path,
+            end,
+            code: start..stop,
+            instructions,
+            inside: true,
+            whole: false,
+            trips: 0,
+            runs: 0,
+            length: 0,
+            patience: PATIENCE,
+        })
+    }
+
+    /// The loop's head.
+    pub fn head(&self) -> u64 {
+        self.path.head
+    }
+
+    /// The recording, for compiling after all.
+    pub fn into_recording(self) -> (Path, EndReason) {
+        (self.path, self.end)
+    }
+
+    /// The block at `pc` comes next.
+    pub fn arrive(&mut self, pc: u64) -> Verdict {
+        self.patience -= 1;
+        if pc == self.path.head {
+            if self.inside {
+                self.trips += 1;
+            } else {
+                (self.inside, self.whole, self.trips) = (true, true, 1);
+            }
+        } else if self.inside && !self.code.contains(&pc) {
+            self.inside = false;
+            if self.whole {
+                if self.runs > 0 && self.length != self.trips {
+                    return Verdict::Long;
+                }
+                self.length = self.trips;
+                self.runs += 1;
+            }
+        }
+        let length = self.trips as usize * self.instructions;
+        if self.trips > MOST_TRIPS || length > MOST_INSTRUCTIONS || self.patience == 0 {
+            Verdict::Long
+        } else if self.runs == RUNS {
+            Verdict::Short(self.length)
+        } else {
+            Verdict::Watch
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::Step;
+    use dynasour_guest::lift::{Bytes, MAX_BLOCK, lift_block};
+    use std::rc::Rc;
+
+    const HEAD: u64 = 0x1000;
+    const AFTER: u64 = 0x1004;
+
+    /// `dec eax; jne` back.
+    fn probe() -> Probe {
+        let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
+        let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
+        let steps = vec![Step { block, next: HEAD }];
+        let path = Path { head: HEAD, shape: TraceShape::Loop, steps, stable: Vec::new() };
+        Probe::new(path, EndReason::Cycle).expect("a small loop is watched")
+    }
+
+    /// The rest of a run, then runs of these lengths.
+    fn verdict(lengths: &[usize]) -> Verdict {
+        let mut probe = probe();
+        let runs = lengths.iter().flat_map(|n| std::iter::repeat_n(HEAD, *n).chain([AFTER, 0x2000]));
+        for pc in [HEAD, AFTER].into_iter().chain(runs) {
+            let verdict = probe.arrive(pc);
+            if verdict != Verdict::Watch {
+                return verdict;
+            }
+        }
+        Verdict::Watch
+    }
+
+    #[test]
+    fn short_and_regular_loops_are_told_from_others() {
+        assert_eq!(verdict(&[3, 3]), Verdict::Watch);
+        assert_eq!(verdict(&[3, 3, 3]), Verdict::Short(3));
+        assert_eq!(verdict(&[3, 3, 4]), Verdict::Long);
+        assert_eq!(verdict(&[13]), Verdict::Long);
+        assert_eq!(verdict(&[12, 12, 12]), Verdict::Short(12));
+    }
+}
