@@ -8,6 +8,7 @@ pub mod emitter;
 mod encode;
 pub mod fragment;
 pub mod indirect;
+mod instruction;
 mod links;
 mod listing;
 mod lookup;
