@@ -431,11 +431,7 @@ impl Fragments {
                 self.stats.fragment_ends += 1;
                 let Some(next) = self.find(context.rip) else { return Ok(Next::After(After::CountHead)) };
                 if deopt.kind == SiteKind::End && self.chaos.is_none() {
-                    match self.emitter.link(exit, next) {
-                        Ok(()) => self.stats.links += 1,
-                        Err(error) if error.is_full() => return Ok(Next::After(After::Flush)),
-                        Err(error) => return Err(error.into()),
-                    }
+                    return self.link_and_enter(exit, next);
                 }
                 return Ok(Next::Enter(next));
             }
@@ -468,17 +464,24 @@ impl Fragments {
     fn left_stub(&mut self, exit: ExitId, origin: ExitId, pc: u64) -> Result<Next, FragmentError> {
         self.wake(pc);
         let own = self.emitter.exit(origin).and_then(|e| (!e.progress).then_some(e.fragment));
-        Ok(match self.successor(own, pc) {
-            Some(next) => {
-                self.emitter.link(exit, next)?;
-                self.stats.links += 1;
-                Next::Enter(next)
-            }
+        match self.successor(own, pc) {
+            Some(next) => self.link_and_enter(exit, next),
             None => {
                 self.emitter.unlink(origin)?;
-                Next::After(After::Interpret)
+                Ok(Next::After(After::Interpret))
             }
-        })
+        }
+    }
+
+    /// The end `exit` leads to `next` from now on, which is entered.
+    fn link_and_enter(&mut self, exit: ExitId, next: FragmentId) -> Result<Next, FragmentError> {
+        match self.emitter.link(exit, next) {
+            Ok(()) => self.stats.links += 1,
+            // No room for a passage.
+            Err(error) if error.is_full() => return Ok(Next::After(After::Flush)),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Next::Enter(next))
     }
 
     /// A hot exit is linked to where it goes, or asks for a side trace from there.
