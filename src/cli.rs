@@ -1,9 +1,12 @@
 //! The command line.
 
 use crate::bench::BenchArgs;
+use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
 use clap::{Args, Parser, Subcommand};
-use dynasour_runtime::config::{Chaos, Count, RunConfig, Stage, Tier, parse_pass, parse_trace_pass};
+use dynasour_runtime::config::{
+    Chaos, Count, Placement, RunConfig, Stage, Tier, parse_pass, parse_trace_pass, placement,
+};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -43,6 +46,25 @@ Examples:
 A row whose output or exit status is not native's says DIFFERS, and the exit status is 1. Exit status 2: nothing was
 measured.")]
     Bench(BenchArgs),
+    /// Compare guard placements on one program, or measure what a deoptimisation costs
+    #[command(after_help = "\
+Examples:
+  dynasour guards -- ./a.out 1000
+  dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
+  dynasour guards --chaos-sweep -- ./a.out 1000
+
+Policies:
+  eager         each guard where its branch was, in every iteration
+  anchored      below the latest anchor that reaches, at the first use
+  hoisted       predicates that do not vary in a loop are checked before it
+  merged        guards of one value, then all guards of one anchor, become one
+  control-only  as default, but nothing is assumed about values
+  default       one iteration peeled: what it checked need not be checked in the loop
+  combined      as default, then one guard for all on one anchor
+
+The program runs many times and must print the same each time. Exit status: 1 if a run differs from native, 2 if nothing
+was measured.")]
+    Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
     Ir(IrArgs),
@@ -60,6 +82,9 @@ pub struct RunArgs {
     /// Bytes of the code cache; suffixes K and M
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     cache_size: usize,
+    /// What traces assume and where their guards stand: eager, anchored, hoisted, merged, control-only, default, combined
+    #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY", value_parser = placement::placement)]
+    policy: &'static dyn Placement,
     /// Make each guard fail with probability 1/N, to test deoptimisation
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
@@ -133,6 +158,7 @@ impl RunArgs {
         let threshold = self.threshold.unwrap_or(self.tier.head_threshold());
         option("--threshold", threshold.to_string());
         option("--cache-size", self.cache_size.to_string());
+        option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
             option("--chaos", chaos.to_string());
         }
@@ -171,6 +197,7 @@ impl RunArgs {
             tier: self.tier,
             threshold,
             cache_size: self.cache_size,
+            placement: self.policy,
             chaos: self.chaos,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),
             passes: self.passes,
@@ -231,7 +258,7 @@ mod tests {
 
     #[test]
     fn options_that_are_passed_on_mean_the_same() {
-        let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --chaos 1/9,3 --log record,exit --only-trace 2-5 \
+        let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged --chaos 1/9,3 --log record,exit --only-trace 2-5 \
                      --passes simplify,licm,dce --skip-pass dce,peel --stats --stats-json /x --count /y --count-detail -- p";
         let first = run_config(words.split(' ').filter(|word| !word.is_empty()));
         let mut again = vec![OsString::from("dynasour"), "run".into()];

@@ -316,9 +316,16 @@ impl Addresses {
         })
     }
 
-    /// Learns from a passed predicate, if it is an alias guard.
+    /// Learns from a passed predicate, if it is an alias guard or a conjunction with some.
     pub(crate) fn learn(&mut self, values: &Values, predicate: Operand) {
-        let Some(Expr { op, ty: Ty::I64, args: [a, b, _] }) = values.defs.get(predicate) else { return };
+        let Some(Expr { op, ty, args: [a, b, _] }) = values.defs.get(predicate) else { return };
+        if (op, ty) == (Op::And, Ty::I1) {
+            self.learn(values, a);
+            return self.learn(values, b);
+        }
+        if ty != Ty::I64 {
+            return;
+        }
         let (n, x) = match (op, a, b) {
             (Op::LeU, Operand::Const(n), x) => (n, x),
             (Op::LtU, Operand::Const(n), x) if n < u64::MAX => (n + 1, x),

@@ -24,6 +24,8 @@ pub struct Census {
     pub tier: String,
     /// Executions of a head before it was recorded.
     pub threshold: u32,
+    /// Name of the guard placement.
+    pub policy: String,
     /// Optimiser passes that were left out.
     pub skipped_passes: Vec<String>,
     /// Is every number exact?

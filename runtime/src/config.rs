@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 pub use dynasour_tracer::HEAD_THRESHOLD;
+pub use dynasour_tracer::placement::{self, Placement};
 
 /// Which executable forms of guest code are used (DESIGN section 8).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -189,6 +190,8 @@ pub struct RunConfig {
     pub threshold: u32,
     /// Bytes of the code cache.
     pub cache_size: usize,
+    /// What traces assume and where their guards stand.
+    pub placement: &'static dyn Placement,
     /// Forced deoptimisation.
     pub chaos: Option<Chaos>,
     /// Stages written to stderr.

@@ -5,11 +5,11 @@
 //! another output or status than native is no measurement: its row says so.
 
 mod inputs;
-mod measure;
-mod plan;
-mod report;
+pub mod measure;
+pub mod plan;
+pub mod report;
 mod suite;
-mod summary;
+pub mod summary;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -71,7 +71,7 @@ pub struct BenchArgs {
 
 /// Which time counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Clock {
+pub enum Clock {
     /// From start to end.
     Wall,
     /// Processor time, user and system.
@@ -154,7 +154,8 @@ fn read_report(path: &Path) -> Result<Report> {
     serde_json::from_str(&text).with_context(|| format!("{} is not what --save writes", path.display()))
 }
 
-fn progress() -> ProgressBar {
+/// A bar without a length yet.
+pub fn progress() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {msg}") {
         bar.set_style(style);

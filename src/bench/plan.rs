@@ -160,7 +160,10 @@ impl Workshop<'_> {
 }
 
 /// The file of a program, as a shell would find it.
-fn find(program: &str) -> Result<PathBuf> {
+///
+/// # Errors
+/// There is none.
+pub fn find(program: &str) -> Result<PathBuf> {
     let path = image::resolve_command(OsStr::new(program), std::env::var_os("PATH").as_deref())?;
     ensure!(path.is_file(), "{program} is not there");
     Ok(path)

@@ -14,7 +14,8 @@
 //!   branch cond.e v2 → 0x60 | 0x46          assume cond.ne v8 else a2
 //! ```
 //!
-//! Anchors. A branch is guarded on an anchor at its own pc, so that a failed guard replays one instruction. An
+//! Anchors. A branch is guarded on an anchor at its own pc, so that a failed guard replays one instruction (unless the
+//! [placement](crate::placement) shares anchors). An
 //! indirect jump is guarded on an anchor *behind* it, whose target is the jump's own: right whether or not the guess
 //! was, and possible even where the instruction has pushed a return address. What may fault takes the latest anchor still in reach; after an effect (a store, a native that
 //! writes state) the next one that needs an anchor makes a new one, at the start of its guest instruction. Every
@@ -31,6 +32,7 @@
 
 use crate::guests::{self, Definitions, GuestLoop};
 use crate::observe::Observation;
+use crate::placement::BranchAnchor;
 use crate::policy::{RegisterUse, SpeculationPolicy};
 use crate::recorder::{AbortReason, Transfer};
 use dynasour_guest::lift::LiftedBlock;
@@ -158,6 +160,7 @@ fn assemble(
     match path.shape {
         TraceShape::Linear => {
             let mut body = Body::new(&mut version, state, &written, promoted);
+            body.branch_anchor = policy.placement().branch_anchor();
             body.builder.insts = entry;
             let exit = body.path(path)?.expect("a linear path ends in an exit");
             notes.jumps = body.jumps;
@@ -184,6 +187,7 @@ fn assemble(
                 notes.parameters.extend(state[index].as_value().map(|v| (v, Loc::from_ssa_index(index))));
             }
             let mut body = Body::new(&mut version, state, &written, promoted);
+            body.branch_anchor = policy.placement().branch_anchor();
             body.poll(path.head);
             let exit = body.path(path)?;
             debug_assert!(exit.is_none());
@@ -260,7 +264,8 @@ fn speculate_registers(
     policy: &dyn SpeculationPolicy,
 ) -> Vec<Inst> {
     let uses = register_uses(path, written);
-    let wanted = |g: &Gpr, value: u64| uses[g.number()].is_some_and(|u| policy.speculate_register(*g, value, u));
+    let wanted =
+        |g: &Gpr, value: u64| uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u));
     let stable = path.stable.iter().filter(|(g, value)| wanted(g, *value));
     let chosen: Vec<_> = stable.chain(path.guest.iter().flat_map(|g| &g.registers)).collect();
     if chosen.is_empty() {
@@ -303,6 +308,8 @@ struct Body<'v, 'w> {
     promoted: &'w Origins,
     jumps: Vec<(Operand, usize)>,
     origins: Vec<(Value, (usize, usize))>,
+    /// What guards of branches fall back to.
+    branch_anchor: BranchAnchor,
 }
 
 impl<'v, 'w> Body<'v, 'w> {
@@ -320,6 +327,7 @@ impl<'v, 'w> Body<'v, 'w> {
             promoted,
             jumps: Vec::new(),
             origins: Vec::new(),
+            branch_anchor: BranchAnchor::Own,
         }
     }
 
@@ -566,7 +574,10 @@ impl<'v, 'w> Body<'v, 'w> {
                 }
                 if taken != fall && cond.as_const().is_none() {
                     let holds = if next == taken { cond } else { self.negate(cond) };
-                    let anchor = self.anchor_here()?;
+                    let anchor = match self.branch_anchor {
+                        BranchAnchor::Own => self.anchor_here()?,
+                        BranchAnchor::InReach => self.anchor_in_reach()?,
+                    };
                     self.builder.assume(holds, anchor);
                 }
                 if ends {

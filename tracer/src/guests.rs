@@ -66,16 +66,22 @@ pub struct DispatchHeads {
     heads: FxHashMap<u64, Head>,
     failures: u32,
     found: u32,
+    off: bool,
 }
 
 impl DispatchHeads {
+    /// Nothing is known yet; with `search` false, nothing will be.
+    pub fn new(search: bool) -> DispatchHeads {
+        DispatchHeads { off: !search, ..DispatchHeads::default() }
+    }
+
     /// Should a recording that passes `head` go on in search of a loop?
     pub fn wants(&self, head: u64) -> bool {
         self.may_search() && self.heads.get(&head).is_none_or(|h| h.failures < MAX_FAILURES)
     }
 
     fn may_search(&self) -> bool {
-        self.failures < FREE_FAILURES * (1 + self.found)
+        !self.off && self.failures < FREE_FAILURES * (1 + self.found)
     }
 
     /// Should a recording begin at `head` now?

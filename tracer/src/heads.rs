@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_head_becomes_hot_at_the_threshold_and_knows_its_stable_registers() {
-        let policy = DefaultPolicy { head_threshold: 10 };
+        let policy = DefaultPolicy { head_threshold: 10, ..DefaultPolicy::default() };
         let mut heads = HeadTable::default();
         let mut gpr = [7u64; 16];
         for i in 1..10 {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn executions_counted_elsewhere_bring_the_samples_nearer() {
-        let policy = DefaultPolicy { head_threshold: 100 };
+        let policy = DefaultPolicy { head_threshold: 100, ..DefaultPolicy::default() };
         let mut heads = HeadTable::default();
         let due = heads.due(0x1000, &policy).expect("not given up");
         assert_eq!(due, 96);
@@ -205,14 +205,14 @@ mod tests {
 
     #[test]
     fn threshold_one_is_hot_at_once_without_speculation() {
-        let policy = DefaultPolicy { head_threshold: 1 };
+        let policy = DefaultPolicy { head_threshold: 1, ..DefaultPolicy::default() };
         let mut heads = HeadTable::default();
         assert_eq!(heads.count(0x1000, &[0; 16], &policy), Heat::Hot { stable: 0 });
     }
 
     #[test]
     fn failures_double_the_threshold_and_then_blacklist() {
-        let policy = DefaultPolicy { head_threshold: 2 };
+        let policy = DefaultPolicy { head_threshold: 2, ..DefaultPolicy::default() };
         let mut heads = HeadTable::default();
         heads.penalise(0x40);
         let hot_after = (1..).find(|_| heads.count(0x40, &[0; 16], &policy) != Heat::Cold);

@@ -6,12 +6,14 @@
 //! * [`observe`]: what a block is about to compute.
 //! * [`build`]: from a recorded path to a trace version whose every speculation is an `assume`.
 //! * [`trips`]: loops so short and regular that they are unrolled into the traces around them.
+//! * [`placement`]: which assumptions a trace makes and where their guards stand.
 //! * [`policy`]: the numbers and choices a study may swap.
 
 pub mod build;
 pub mod guests;
 pub mod heads;
 pub mod observe;
+pub mod placement;
 pub mod policy;
 pub mod recorder;
 pub mod trips;
@@ -20,6 +22,7 @@ pub use build::{BuildError, Path, Step, TraceShape};
 pub use guests::{DispatchHeads, GuestLoop};
 pub use heads::{HeadTable, Heat};
 pub use observe::Surroundings;
+pub use placement::Placement;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
 pub use trips::{Probe, Verdict};

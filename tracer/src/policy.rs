@@ -1,6 +1,6 @@
 //! The choices of the trace selector, behind one trait so that a study can swap them.
 
-use dynasour_ir::Gpr;
+use crate::placement::{self, Placement};
 
 /// Thresholds, limits, and what to speculate on.
 pub trait SpeculationPolicy {
@@ -18,8 +18,8 @@ pub trait SpeculationPolicy {
     /// The code cache overflowed and was flushed: a cache too small for the program's hot code must not make it spend
     /// its time on compiling, so traces become dearer.
     fn cache_overflowed(&mut self);
-    /// Should a register that held `value` over the sampled head executions be assumed to hold it at entry?
-    fn speculate_register(&self, gpr: Gpr, value: u64, use_: RegisterUse) -> bool;
+    /// What is assumed and where the guards stand.
+    fn placement(&self) -> &'static dyn Placement;
 }
 
 /// What a trace does with a register that it reads before writing.
@@ -40,11 +40,13 @@ pub const HEAD_THRESHOLD: u32 = 1000;
 pub struct DefaultPolicy {
     /// See [`SpeculationPolicy::head_threshold`].
     pub head_threshold: u32,
+    /// See [`SpeculationPolicy::placement`].
+    pub placement: &'static dyn Placement,
 }
 
 impl Default for DefaultPolicy {
     fn default() -> DefaultPolicy {
-        DefaultPolicy { head_threshold: HEAD_THRESHOLD }
+        DefaultPolicy { head_threshold: HEAD_THRESHOLD, placement: placement::DEFAULT }
     }
 }
 
@@ -75,10 +77,8 @@ impl SpeculationPolicy for DefaultPolicy {
         self.head_threshold = self.head_threshold.saturating_add(self.head_threshold / 4).saturating_add(1);
     }
 
-    fn speculate_register(&self, _gpr: Gpr, value: u64, use_: RegisterUse) -> bool {
-        // A guard at the loop's entry buys immediate operands inside: worth it for values that become shift
-        // counts or factors, not for addresses, which differ from call to call.
-        !use_.written && use_.expensive && value < 1 << 16
+    fn placement(&self) -> &'static dyn Placement {
+        self.placement
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn overflows_raise_the_thresholds_geometrically() {
-        let mut policy = DefaultPolicy { head_threshold: 1 };
+        let mut policy = DefaultPolicy { head_threshold: 1, ..DefaultPolicy::default() };
         for _ in 0..30 {
             policy.cache_overflowed();
         }

@@ -24,12 +24,12 @@ use super::OptOptions;
 use super::side::{Side, holds};
 use crate::alias::{Access, access};
 use crate::op::Op;
-use crate::reach::{Cfg, ends_reach};
+use crate::reach::{Cfg, ends_reach, may_fault};
 use crate::types::BlockId;
 use crate::version::{Inst, Term, Version};
 
 /// Runs the pass; returns how many assumes moved or went.
-pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
+pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if version.is_base() || version.blocks.is_empty() {
         return 0;
     }
@@ -37,24 +37,25 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut changes = 0;
     // In dominance order, so that what has moved into a block moves on from there.
     for block in &cfg.order {
-        changes += sink_within(version, *block);
+        changes += sink_within(version, *block, options);
         changes += leave(version, &cfg, *block);
     }
     changes
 }
 
 /// May an assume move down over `inst`?
-fn passes(version: &Version, assume: &Inst, inst: &Inst) -> bool {
+fn passes(version: &Version, assume: &Inst, inst: &Inst, options: &OptOptions) -> bool {
     let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
     let own = holds(Side::DelayAnchor, own);
     // It may be what says that the access misses the stores that wait.
     let deferring = version.anchors.iter().any(|a| !a.stores.is_empty());
     let apart = holds(Side::DelayDeferred, !deferring || access(version, inst) == Access::None);
-    own && apart && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
+    let harmless = options.delay_past_faults || !may_fault(version, inst);
+    harmless && own && apart && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
 }
 
 /// Moves each assume of a block down as far as it goes; those that meet keep their order.
-fn sink_within(version: &mut Version, block: BlockId) -> usize {
+fn sink_within(version: &mut Version, block: BlockId, options: &OptOptions) -> usize {
     let mut insts = std::mem::take(&mut version.blocks[block.index()].insts);
     let mut moved = 0;
     for i in (0..insts.len()).rev() {
@@ -65,7 +66,7 @@ fn sink_within(version: &mut Version, block: BlockId) -> usize {
         // Passing another assume of the same anchor changes nothing, so stop there.
         while let Some(next) = insts.get(at + 1)
             && next.op != Op::Assume
-            && passes(version, &insts[at], next)
+            && passes(version, &insts[at], next, options)
         {
             insts.swap(at, at + 1);
             at += 1;

@@ -21,6 +21,7 @@
 //! | `licm` (`loops`, `inject`) | `licm` | operations and loads that do not vary move out of loops |
 //! | `merge` | `merge` | two guards of one value become one that implies both |
 //! | `delay` | `delay` | guards move down to the ways that need them |
+//! | `conjoin` | `conjoin` | guards in a row on one anchor become one |
 //! | `frames` | `frames` | stores wait in the anchors behind them: frames of inlined calls |
 //! | `slots` | `slots` | what stack slots hold becomes SSA values, with parameters where ways meet |
 //! | `monitor` | `monitor` | guards on memory become facts that writes break |
@@ -30,10 +31,11 @@
 //! | `inline` | | another region's version in place of the exit that leads there |
 //!
 //! The first eight and `merge` make up the pipeline of recorded traces, which have no branches ([`PIPELINE`]); the others work
-//! on any control flow. What pays was measured on 2,251 traces of python3 with 22,205 guards behind the first eight
-//! (131 µs a trace): `merge` takes away 1,278 of them at 5 µs a trace. `constants` takes 73 µs to find 4,788 constant
-//! operands, nine in ten of them in varmaps, where they save nothing on the hot path: 0.2 % of the instructions go, and 104
-//! guards. `redundant`, `hoist`, `licm` and `slots` find next to nothing: peeling and value numbering have done their work.
+//! on any control flow, and other placements of guards use some of them (`dynasour_tracer::placement`). What pays was
+//! measured on 2,251 traces of python3 with 22,205 guards behind the first eight (131 µs a trace): `merge` takes away 1,278 of
+//! them at 5 µs a trace. `constants` takes 73 µs to find 4,788 constant operands, nine in ten of them in varmaps, where they
+//! save nothing on the hot path: 0.2 % of the instructions go, and 104 guards. `redundant`, `hoist`, `licm` and `slots` find
+//! next to nothing: peeling and value numbering have done their work.
 //!
 //! `base` versions are left alone.
 
@@ -42,6 +44,7 @@ mod alias;
 mod bounds;
 mod closed;
 mod conditions;
+mod conjoin;
 mod constants;
 mod continuation;
 mod dce;
@@ -100,11 +103,21 @@ pub struct OptOptions<'a> {
     pub peel_limit: usize,
     /// May the pipeline add guards against aliasing?
     pub alias_guards: bool,
+    /// May `delay` move guards down past what may fault on their own anchor? Then what a guard was to prevent may happen:
+    /// that is right, but dearer than a guard that fails.
+    pub delay_past_faults: bool,
 }
 
 impl Default for OptOptions<'_> {
     fn default() -> Self {
-        OptOptions { passes: None, skip: Vec::new(), after_pass: None, peel_limit: 1500, alias_guards: true }
+        OptOptions {
+            passes: None,
+            skip: Vec::new(),
+            after_pass: None,
+            peel_limit: 1500,
+            alias_guards: true,
+            delay_past_faults: true,
+        }
     }
 }
 
@@ -133,21 +146,34 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "simplify",
         about: "rewrite rules, value numbering, facts from guards",
-        again_after: &["peel", "alias", "forward", "params"],
+        again_after: &["peel", "alias", "forward", "params", "licm", "hoist", "merge"],
         evaluator_only: false,
         run: simplify::run,
     },
     Pass {
         name: "params",
         about: "invariant and duplicate parameters of loops",
-        again_after: &["simplify", "peel", "forward", "flagparams", "sink"],
+        again_after: &["simplify", "peel", "forward", "flagparams", "sink", "licm"],
         evaluator_only: false,
         run: params::run,
     },
     Pass {
         name: "dce",
         about: "dead code, dead flags, dead parameters, unused anchors",
-        again_after: &["simplify", "params", "peel", "alias", "forward", "flagparams", "sink", "merge"],
+        again_after: &[
+            "simplify",
+            "params",
+            "peel",
+            "alias",
+            "forward",
+            "flagparams",
+            "sink",
+            "licm",
+            "hoist",
+            "merge",
+            "redundant",
+            "conjoin",
+        ],
         evaluator_only: false,
         run: dce::run,
     },
@@ -234,6 +260,13 @@ pub const PASSES: &[Pass] = &[
         again_after: &[],
         evaluator_only: false,
         run: delay::run,
+    },
+    Pass {
+        name: "conjoin",
+        about: "guards in a row on one anchor become one",
+        again_after: &[],
+        evaluator_only: false,
+        run: conjoin::run,
     },
     Pass {
         name: "frames",
@@ -328,16 +361,22 @@ impl OptStats {
     }
 }
 
-/// Runs the pipeline of the options on a trace. `base` versions are left as they are; names that no pass has are ignored.
+/// Runs the default pipeline on a trace, unless the options name other passes.
+pub fn optimise(version: &mut Version, options: &OptOptions) -> OptStats {
+    run_pipeline(version, PIPELINE, options)
+}
+
+/// Runs the passes of a pipeline in order, unless the options name other ones. `base` versions are left as they are; names
+/// that no pass has are ignored.
 ///
 /// A pass that stands in the pipeline again is left out if nothing has changed that could give it work.
-pub fn optimise(version: &mut Version, options: &OptOptions) -> OptStats {
+pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptions) -> OptStats {
     let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
     if version.is_base() {
         return stats;
     }
     let chosen: Option<Vec<&str>> = options.passes.as_ref().map(|names| names.iter().map(String::as_str).collect());
-    for pass in chosen.as_deref().unwrap_or(PIPELINE).iter().filter_map(|n| pass(n)) {
+    for pass in chosen.as_deref().unwrap_or(pipeline).iter().filter_map(|n| pass(n)) {
         let before = stats.passes.iter().rposition(|p| p.name == pass.name);
         let changed = |since: &[PassStat]| since.iter().any(|p| p.changes > 0 && pass.again_after.contains(&p.name));
         if before.is_none_or(|i| changed(&stats.passes[i + 1..])) {

@@ -88,6 +88,8 @@ sides! {
     DelayDeferred,
     /// delay: a successor is entered from this block only.
     DelayOnlyEntry,
+    /// conjoin: the guards fall back to the same anchor.
+    ConjoinAnchor,
     /// frames: `private_memory`, or a return address.
     FramesPrivate,
     /// frames: no later access may touch what waits.

@@ -40,7 +40,7 @@ use dynasour_emitter::{
 };
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
-use dynasour_ir::opt::{self, OptOptions};
+use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
 use ledger::{Ledger, Made};
@@ -718,7 +718,7 @@ impl Plan {
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let options = OptOptions { passes, skip, alias_guards, ..OptOptions::default() };
         let optimising = Instant::now();
-        opt::optimise(&mut version, &options);
+        policy.placement().optimise(&mut version, &options);
         self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
         Ok(version)

@@ -114,6 +114,7 @@ impl Machine {
             args: self.config.args.iter().map(text).collect(),
             tier: self.config.tier.to_string(),
             threshold: self.config.threshold,
+            policy: self.config.placement.name().to_string(),
             skipped_passes: self.config.skip_passes.clone(),
             exact: complete && threads == 1,
             runtime_entries: stats.fragment_entries,

@@ -70,7 +70,7 @@ impl Dispatcher {
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
         let native = matches!(machine.config.tier, Tier::Copy | Tier::Full);
-        let selector = Selector::new(machine.config.threshold, machine.untraced.clone(), native);
+        let selector = Selector::new(&machine.config, machine.untraced.clone(), native);
         let dispatcher = Dispatcher { machine, peer, interp, selector, side: None, arrival: Arrival::default() };
         dispatcher.count_heads();
         Ok(dispatcher)

@@ -3,6 +3,7 @@
 //! A block's `user` word says what is known of its pc: no fragment, a linear one, a loop, a dispatch loop. While a
 //! recording is under way, fragments are not entered: the path goes through them.
 
+use crate::config::RunConfig;
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use crate::memory;
 use dynasour_guest::ThreadContext;
@@ -85,14 +86,14 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// A selector that records heads after `threshold` executions, and nothing in `untraced`. With `native` the interpreter
-    /// only records, and runs what stores may change.
-    pub fn new(threshold: u32, untraced: std::ops::Range<u64>, native: bool) -> Selector {
+    /// A selector that records heads as `config` says, and nothing in `untraced`. With `native` the interpreter only
+    /// records, and runs what stores may change.
+    pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>, native: bool) -> Selector {
         Selector {
             native,
-            policy: DefaultPolicy { head_threshold: threshold },
+            policy: DefaultPolicy { head_threshold: config.threshold, placement: config.placement },
             heads: HeadTable::default(),
-            dispatch: DispatchHeads::default(),
+            dispatch: DispatchHeads::new(config.placement.speculate_guest_loops()),
             active: None,
             started: Instant::now(),
             probe: None,

@@ -1,0 +1,151 @@
+//! The policies side by side.
+//!
+//! Each policy has one counting run. Then come rounds: natively, then once under each policy, each round beginning with
+//! another one. The cost of a deoptimisation is what a run takes longer in which every tenth guard is made to fail, by the
+//! number of guards that were; both that run and the one it is compared with have the machinery of `--chaos`, which
+//! links nothing.
+
+use crate::bench::measure::Sample;
+use crate::bench::summary::{Ratio, median};
+use crate::guards::counts::Counts;
+use crate::guards::report::{Report, Row};
+use crate::guards::{Run, Session};
+use anyhow::{Context, Result, bail};
+use dynasour_runtime::census::Census;
+use dynasour_runtime::config::{Placement, placement};
+
+/// Guards fail once in so many executions of their traces when the cost of a failure is measured.
+const COSTLY: &str = "1/10";
+/// Chaos that does not happen.
+pub const NEVER: &str = "1/4294967295";
+/// Rounds in which that is measured.
+const COST_ROUNDS: u32 = 3;
+/// With fewer deoptimisations than this, what they take drowns in the noise.
+const ENOUGH_DEOPTS: u64 = 500;
+
+/// Measures; also whether all runs agreed with native.
+///
+/// # Errors
+/// Nothing was measured, and why.
+pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
+    let policies = chosen(&session.args.policies);
+    let (runs, costs) =
+        (session.args.runs, if session.args.no_deopt_cost { 0 } else { session.args.runs.min(COST_ROUNDS) });
+    let each = 1 + u64::from(runs) + 2 * u64::from(costs);
+    session.bar.set_length(2 + u64::from(runs) + policies.len() as u64 * each);
+    let mut rows: Vec<Row> = policies.iter().map(|p| Row::new(p.name(), p.about())).collect();
+    for row in &mut rows {
+        count(session, expected, row)?;
+    }
+    let measured = || rows.iter().filter(|row| row.trouble.is_none());
+    if measured().count() > 0 && measured().all(|row| row.counts.traces == 0) {
+        bail!("{}", session.never_hot(expected));
+    }
+    let mut native = Vec::new();
+    for round in 0..runs as usize {
+        session.bar.set_message("native");
+        native.push(session.clock(&session.run_once(&session.guest)?));
+        for i in 0..rows.len() {
+            let place = (round + i) % rows.len();
+            time(session, expected, &mut rows[place])?;
+        }
+    }
+    for round in 0..costs as usize {
+        for i in 0..rows.len() {
+            let place = (round + i) % rows.len();
+            cost(session, expected, &mut rows[place])?;
+        }
+    }
+    let base = rows.iter().find(|row| row.policy == placement::DEFAULT.name() && row.trouble.is_none());
+    let base = base.map(|row| row.times.clone());
+    for row in &mut rows {
+        row.seconds = Ratio::of(&row.times, &vec![1.0; row.times.len()]);
+        row.to_native = Ratio::of(&row.times, &native);
+        row.to_default = base.as_ref().and_then(|base| Ratio::of(&row.times, base));
+        row.deopt_ns = Ratio::of(&row.deopt_costs, &vec![1.0; row.deopt_costs.len()]);
+        row.compile_ms = median(&row.compile_times);
+    }
+    let report = Report::new(session, median(&native), rows);
+    let text = if session.args.json {
+        serde_json::to_string_pretty(&report).context("results")? + "\n"
+    } else if session.args.csv {
+        report.csv()
+    } else {
+        report.table()
+    };
+    Ok((text, report.all_agree()))
+}
+
+/// The policies that were asked for, each once.
+fn chosen(asked: &[&'static dyn Placement]) -> Vec<&'static dyn Placement> {
+    let asked = if asked.is_empty() { placement::PLACEMENTS } else { asked };
+    let mut chosen: Vec<&'static dyn Placement> = Vec::new();
+    for placement in asked {
+        if chosen.iter().all(|known| known.name() != placement.name()) {
+            chosen.push(*placement);
+        }
+    }
+    chosen
+}
+
+/// Runs the program under a policy, unless it has gone wrong before.
+fn under(session: &Session, expected: &Sample, row: &mut Row, options: &[&str]) -> Result<Option<Run>> {
+    session.bar.set_message(row.policy.clone());
+    if row.trouble.is_some() {
+        session.bar.inc(1);
+        return Ok(None);
+    }
+    let options: Vec<&str> = ["--policy", &row.policy].into_iter().chain(options.iter().copied()).collect();
+    match session.run_with(&options, expected)? {
+        Ok(run) => Ok(Some(run)),
+        Err(trouble) => {
+            row.trouble = Some(trouble);
+            Ok(None)
+        }
+    }
+}
+
+fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
+    let file = session.scratch.path().join("census.json");
+    let _ = std::fs::remove_file(&file);
+    let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
+    if under(session, expected, row, &["--count", name])?.is_some() {
+        let text = std::fs::read(&file).context("the counting run left no counts")?;
+        let census: Census = serde_json::from_slice(&text).context("the counting run's counts")?;
+        row.counts = Counts::of(&census);
+    }
+    Ok(())
+}
+
+fn time(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
+    if let Some(Run { sample, stats }) = under(session, expected, row, &[])? {
+        row.times.push(session.clock(&sample));
+        row.compile_times.push(stats.compile_nanoseconds as f64 / 1e6);
+        row.code_bytes = stats.code_bytes;
+    }
+    Ok(())
+}
+
+fn cost(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
+    let Some(without) = under(session, expected, row, &["--chaos", NEVER])? else { return Ok(()) };
+    let Some(with) = under(session, expected, row, &["--chaos", COSTLY])? else { return Ok(()) };
+    let more = with.stats.all_deopts().saturating_sub(without.stats.all_deopts());
+    if more >= ENOUGH_DEOPTS {
+        let longer = session.clock(&with.sample) - session.clock(&without.sample);
+        row.deopt_costs.push(longer * 1e9 / more as f64);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_policy_is_measured_once() {
+        let names = |asked: &[&'static dyn Placement]| -> Vec<_> { chosen(asked).iter().map(|p| p.name()).collect() };
+        assert_eq!(names(&[]).len(), placement::PLACEMENTS.len());
+        let [eager, merged] = ["eager", "merged"].map(|name| placement::placement(name).expect("known"));
+        assert_eq!(names(&[merged, eager, merged]), ["merged", "eager"]);
+    }
+}

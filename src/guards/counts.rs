@@ -1,0 +1,72 @@
+//! The census of a counting run, in the numbers that policies are compared by.
+
+use dynasour_runtime::census::{Census, Kind, To};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What the guards of one run did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Traces made, side traces included.
+    pub traces: u64,
+    /// Guards in their code.
+    pub guards: u64,
+    /// Of these, in loops.
+    pub guards_in_loops: u64,
+    /// Times that a guard was executed.
+    pub executed: u64,
+    /// Times that one did not hold.
+    pub failed: u64,
+    /// Of those, how often control came to the runtime; the others went on in another trace.
+    pub left: u64,
+    /// By what they check.
+    pub kinds: BTreeMap<String, KindCounts>,
+    /// Times that control came to the runtime before the end of a trace, by reason.
+    pub deopts: BTreeMap<String, u64>,
+    /// Is every number exact? (They are not where several threads ran one trace at once.)
+    pub exact: bool,
+}
+
+/// The guards of one kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindCounts {
+    /// In the code of traces.
+    pub guards: u64,
+    /// Times executed.
+    pub executed: u64,
+    /// Times failed.
+    pub failed: u64,
+}
+
+impl Counts {
+    /// Of a census.
+    pub fn of(census: &Census) -> Counts {
+        let mut counts = Counts { deopts: census.deopts.clone(), exact: census.exact, ..Counts::default() };
+        for fragment in census.fragments.iter().filter(|f| f.kind != Kind::Stub) {
+            counts.traces += 1;
+            for guard in &fragment.guards {
+                let name = serde_json::to_value(guard.kind).ok().and_then(|v| v.as_str().map(str::to_string));
+                let kind = counts.kinds.entry(name.unwrap_or_default()).or_default();
+                kind.guards += 1;
+                kind.executed += guard.executed;
+                kind.failed += guard.failed;
+                counts.guards += 1;
+                counts.guards_in_loops += u64::from(guard.in_loop);
+                counts.executed += guard.executed;
+                counts.failed += guard.failed;
+                counts.left += guard.went.iter().filter(|w| w.to == To::Runtime).map(|w| w.times).sum::<u64>();
+            }
+        }
+        counts
+    }
+
+    /// Guards in the code of a trace, on average.
+    pub fn guards_per_trace(&self) -> f64 {
+        if self.traces == 0 { 0.0 } else { self.guards as f64 / self.traces as f64 }
+    }
+
+    /// Times that control came to the runtime before the end of a trace.
+    pub fn all_deopts(&self) -> u64 {
+        self.deopts.values().sum()
+    }
+}

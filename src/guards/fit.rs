@@ -1,0 +1,104 @@
+//! A straight line through measurements, and how fast this processor ticks.
+
+use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, StudentsT};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Something measured with its 95 % interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// The value.
+    pub value: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+impl Estimate {
+    /// The same in another unit.
+    pub fn scaled(self, factor: f64) -> Estimate {
+        Estimate { value: self.value * factor, low: self.low * factor, high: self.high * factor }
+    }
+}
+
+/// `y = intercept + slope * x` by least squares.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// At x = 0.
+    pub intercept: f64,
+    /// Per unit of x, with Student's interval.
+    pub slope: Estimate,
+    /// The part of the variance of y that the line explains.
+    pub r_squared: f64,
+    /// How many points.
+    pub points: usize,
+}
+
+impl Line {
+    /// Through at least three points that do not all have one x.
+    pub fn through(points: &[(f64, f64)]) -> Option<Line> {
+        let n = points.len() as f64;
+        let mean = |f: fn(&(f64, f64)) -> f64| points.iter().map(f).sum::<f64>() / n;
+        let (x_mean, y_mean) = (mean(|p| p.0), mean(|p| p.1));
+        let sum = |f: &dyn Fn(f64, f64) -> f64| points.iter().map(|(x, y)| f(x - x_mean, y - y_mean)).sum::<f64>();
+        let (xx, xy, yy) = (sum(&|x, _| x * x), sum(&|x, y| x * y), sum(&|_, y| y * y));
+        if points.len() < 3 || xx <= 0.0 {
+            return None;
+        }
+        let slope = xy / xx;
+        let residual = sum(&|x, y| (y - slope * x).powi(2));
+        let freedom = n - 2.0;
+        let quantile = StudentsT::new(0.0, 1.0, freedom).ok()?.inverse_cdf(0.975);
+        let half = quantile * (residual / freedom / xx).sqrt();
+        Some(Line {
+            intercept: y_mean - slope * x_mean,
+            slope: Estimate { value: slope, low: slope - half, high: slope + half },
+            r_squared: if yy > 0.0 { 1.0 - residual / yy } else { 1.0 },
+            points: points.len(),
+        })
+    }
+}
+
+/// Core cycles per nanosecond under load: a chain of multiplications (3 cycles) and exclusive ors (1 cycle), each of
+/// which waits for the one before. The best of several tries, because nothing makes it faster than it is.
+pub fn cycles_per_nanosecond() -> f64 {
+    const LENGTH: u64 = 1_000_000;
+    let once = || {
+        let mut x: u64 = black_box(3);
+        let start = Instant::now();
+        for _ in 0..LENGTH {
+            x = x.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ 0x14;
+        }
+        black_box(x);
+        start.elapsed()
+    };
+    let best = (0..40).map(|_| once()).min().unwrap_or(Duration::from_millis(1));
+    4.0 * LENGTH as f64 / best.as_nanos().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_fitted_with_an_interval_that_holds_the_truth() {
+        // Residuals +1, -1, … around y = 5 + 2 x: numbers checked by hand.
+        let points: Vec<(f64, f64)> =
+            (0..8).map(|i| (f64::from(i), 5.0 + 2.0 * f64::from(i) + if i % 2 == 0 { 1.0 } else { -1.0 })).collect();
+        let line = Line::through(&points).expect("points");
+        assert!((line.slope.value - (2.0 - 4.0 / 42.0)).abs() < 1e-9, "{line:?}");
+        assert!(line.slope.low < 2.0 && 2.0 < line.slope.high && line.r_squared > 0.9, "{line:?}");
+        assert_eq!(Line::through(&points[..2]), None);
+        assert_eq!(Line::through(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
+        let exact = Line::through(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]).expect("points");
+        assert_eq!((exact.intercept, exact.slope.value, exact.r_squared), (1.0, 2.0, 1.0));
+    }
+
+    #[test]
+    fn processors_tick_between_a_tenth_and_ten_times_a_nanosecond() {
+        let cycles = cycles_per_nanosecond();
+        assert!((0.1..10.0).contains(&cycles), "{cycles}");
+    }
+}

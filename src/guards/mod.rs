@@ -1,0 +1,269 @@
+//! `dynasour guards`: one program under several guard placements, and what a deoptimisation costs.
+//!
+//! Counts come from a counting run of each policy, times from runs that count nothing: every round runs the program
+//! natively and once under each policy, so that what disturbs the machine disturbs all of them. A run that shows another
+//! output or status than native is no measurement: its row says so.
+
+mod compare;
+mod counts;
+mod fit;
+mod report;
+mod sweep;
+
+use crate::bench::Clock;
+use crate::bench::measure::{Invocation, Sample};
+use crate::bench::{plan, progress};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use dynasour_runtime::config::{Placement, Tier, placement};
+use indicatif::ProgressBar;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Options of `guards`.
+#[derive(Args, Debug)]
+pub struct GuardsArgs {
+    /// Policies to compare; all if not given
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',', value_parser = placement::placement)]
+    policies: Vec<&'static dyn Placement>,
+    /// Rounds; medians are shown
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Instead: slowdown against the rate at which guards fail, and what one deoptimisation costs
+    #[arg(long)]
+    chaos_sweep: bool,
+    /// Rates of the sweep: each guard fails with probability 1/N
+    #[arg(long, value_name = "N,...", value_delimiter = ',', requires = "chaos_sweep",
+          default_values_t = sweep::RATES, value_parser = clap::value_parser!(u32).range(1..))]
+    rates: Vec<u32>,
+    /// dynamo or full
+    #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
+    tier: Tier,
+    /// Executions of a trace head before it is compiled [default: the tier's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    threshold: Option<u32>,
+    /// The time that counts
+    #[arg(long, value_enum, default_value_t = Clock::Cpu)]
+    clock: Clock,
+    /// The program's standard input [default: /dev/null]
+    #[arg(long, value_name = "FILE")]
+    stdin: Option<PathBuf>,
+    /// Do not measure what a deoptimisation costs under each policy
+    #[arg(long)]
+    no_deopt_cost: bool,
+    /// Seconds after which a run is killed
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    limit: u64,
+    /// Print JSON instead of a table
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// Print comma-separated values instead of a table
+    #[arg(long)]
+    csv: bool,
+    /// Write what is printed to FILE, too
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Overwrite what --save names
+    #[arg(long, requires = "save")]
+    force: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
+    command: Vec<OsString>,
+}
+
+/// Runs the command; the exit status is 1 if some run differs from native.
+///
+/// # Errors
+/// Nothing was measured, and why.
+pub fn run(args: &GuardsArgs) -> Result<i32> {
+    if let Some(save) = args.save.as_ref().filter(|save| !args.force && save.exists()) {
+        bail!("{} exists; --force overwrites it", save.display());
+    }
+    ensure!(
+        matches!(args.tier, Tier::Dynamo | Tier::Full),
+        "the tier {} makes no traces, so it has no guards",
+        args.tier
+    );
+    let session = Session::new(args)?;
+    let expected = session.expected()?;
+    let (text, agree) =
+        if args.chaos_sweep { sweep::run(&session, &expected)? } else { compare::run(&session, &expected)? };
+    session.bar.finish_and_clear();
+    if let Some(save) = &args.save {
+        std::fs::write(save, &text).with_context(|| format!("cannot write {}", save.display()))?;
+    }
+    print!("{text}");
+    Ok(i32::from(!agree))
+}
+
+/// The part of `--stats-json` that is used here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+struct RunStats {
+    fragments: u64,
+    fragment_entries: u64,
+    deopts: BTreeMap<String, u64>,
+    code_bytes: u64,
+    compile_nanoseconds: u64,
+}
+
+impl RunStats {
+    fn all_deopts(&self) -> u64 {
+        self.deopts.values().sum()
+    }
+}
+
+/// A run under dynasour that showed what the program shows natively.
+struct Run {
+    sample: Sample,
+    stats: RunStats,
+}
+
+/// One study under way.
+struct Session<'a> {
+    args: &'a GuardsArgs,
+    own: PathBuf,
+    /// For statistics and counts.
+    scratch: tempfile::TempDir,
+    guest: Invocation,
+    bar: ProgressBar,
+}
+
+impl<'a> Session<'a> {
+    fn new(args: &'a GuardsArgs) -> Result<Session<'a>> {
+        plan::find(&args.command[0].to_string_lossy())?;
+        if let Some(stdin) = &args.stdin {
+            std::fs::File::open(stdin).with_context(|| format!("cannot read {}", stdin.display()))?;
+        }
+        Ok(Session {
+            args,
+            own: std::env::current_exe().context("cannot find this program")?,
+            scratch: tempfile::tempdir().context("cannot make a temporary directory")?,
+            guest: Invocation { words: args.command.clone(), stdin: args.stdin.clone() },
+            bar: progress(),
+        })
+    }
+
+    fn program(&self) -> String {
+        self.guest.words[0].to_string_lossy().into_owned()
+    }
+
+    fn threshold(&self) -> u32 {
+        self.args.threshold.unwrap_or(self.args.tier.head_threshold())
+    }
+
+    fn clock(&self, sample: &Sample) -> f64 {
+        match self.args.clock {
+            Clock::Wall => sample.wall,
+            Clock::Cpu => sample.cpu,
+        }
+    }
+
+    fn run_once(&self, run: &Invocation) -> Result<Sample> {
+        let sample = run.run(Path::new("."), Duration::from_secs(self.args.limit))?;
+        self.bar.inc(1);
+        Ok(sample)
+    }
+
+    /// What the program shows natively, twice the same.
+    fn expected(&self) -> Result<Sample> {
+        self.bar.set_message("native");
+        let (first, second) = (self.run_once(&self.guest)?, self.run_once(&self.guest)?);
+        let program = self.program();
+        for sample in [&first, &second] {
+            ensure!(!sample.timed_out, "{program}: natively over {} s", self.args.limit);
+        }
+        if first.status != second.status {
+            bail!(
+                "{program}: two native runs end differently ({}, {}): nothing can be compared",
+                first.status,
+                second.status
+            );
+        }
+        if let Some(at) = difference(&first.stdout, &second.stdout) {
+            bail!("{program}: two native runs print different things (from byte {at} on): nothing can be compared");
+        }
+        if !first.status.success() {
+            self.bar.suspend(|| {
+                eprintln!("dynasour: {program}: ends natively with {}; measured nonetheless", first.status)
+            });
+        }
+        Ok(first)
+    }
+
+    /// The program under dynasour with these options, and where its statistics go.
+    fn launch(&self, options: &[&str]) -> (Invocation, PathBuf) {
+        let stats = self.scratch.path().join("stats.json");
+        let threshold = self.threshold().to_string();
+        let fixed = ["run", "--tier", &self.args.tier.to_string(), "--threshold", &threshold].map(OsString::from);
+        let words = [OsString::from(&self.own)]
+            .into_iter()
+            .chain(fixed)
+            .chain(options.iter().map(OsString::from))
+            .chain(["--stats-json".into(), stats.clone().into(), "--".into()])
+            .chain(self.guest.words.iter().cloned())
+            .collect();
+        (Invocation { words, stdin: self.guest.stdin.clone() }, stats)
+    }
+
+    /// Runs the program with these options of `run`; or says what went wrong.
+    fn run_with(&self, options: &[&str], expected: &Sample) -> Result<Result<Run, String>> {
+        let (invocation, file) = self.launch(options);
+        let _ = std::fs::remove_file(&file);
+        let sample = self.run_once(&invocation)?;
+        if let Some(trouble) = trouble(&sample, expected, self.args.limit) {
+            let line = invocation.line();
+            self.bar.suspend(|| eprintln!("dynasour: {}: {trouble}: {line}", options.join(" ")));
+            return Ok(Err(trouble));
+        }
+        let stats = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        Ok(stats.map(|stats| Run { sample, stats }).ok_or_else(|| "no statistics".to_string()))
+    }
+
+    /// The message for a program in which nothing is hot.
+    fn never_hot(&self, expected: &Sample) -> String {
+        format!(
+            "{} never gets hot: no trace was made in a run of {:.2} s natively (--threshold {}), so there are no guards; a \
+             longer input, or a lower --threshold, may help",
+            self.program(),
+            expected.wall,
+            self.threshold()
+        )
+    }
+}
+
+/// What is wrong with a run, if anything.
+fn trouble(sample: &Sample, expected: &Sample, limit: u64) -> Option<String> {
+    if sample.timed_out {
+        return Some(format!("over {limit} s"));
+    }
+    if sample.status != expected.status {
+        return Some(match sample.status.signal() {
+            Some(signal) => format!("SIGNAL {signal}"),
+            None => format!("STATUS {}", sample.status.code().unwrap_or(-1)),
+        });
+    }
+    (sample.stdout != expected.stdout).then(|| "DIFFERS".to_string())
+}
+
+/// The first byte at which two outputs differ.
+fn difference(a: &[u8], b: &[u8]) -> Option<usize> {
+    let common = a.iter().zip(b).position(|(a, b)| a != b);
+    common.or_else(|| (a.len() != b.len()).then_some(a.len().min(b.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_found() {
+        assert_eq!(difference(b"abc", b"abc"), None);
+        assert_eq!(difference(b"abc", b"abd"), Some(2));
+        assert_eq!(difference(b"abc", b"ab"), Some(2));
+        assert_eq!(difference(b"", b"x"), Some(0));
+    }
+}

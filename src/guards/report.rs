@@ -1,0 +1,322 @@
+//! What a comparison of policies says: for people, for scripts.
+
+use crate::bench::report::aligned;
+use crate::bench::summary::Ratio;
+use crate::guards::Session;
+use crate::guards::counts::Counts;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+/// What `--json` prints.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    /// Of the program that measured.
+    pub version: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// The tier.
+    pub tier: String,
+    /// Executions of a head before it is compiled.
+    pub threshold: u32,
+    /// `wall` or `cpu`.
+    pub clock: String,
+    /// Median seconds natively.
+    pub native: Option<f64>,
+    /// One for each policy.
+    pub policies: Vec<Row>,
+}
+
+/// One policy.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name.
+    pub policy: String,
+    /// What it is.
+    pub about: String,
+    /// What went wrong: `DIFFERS`, a signal, a status, a timeout.
+    pub trouble: Option<String>,
+    /// From the counting run.
+    pub counts: Counts,
+    /// Bytes of traces' code, without counters.
+    pub code_bytes: u64,
+    /// Median milliseconds of building, optimising and emitting.
+    pub compile_ms: Option<f64>,
+    /// Of each timed run.
+    pub compile_times: Vec<f64>,
+    /// Seconds of each timed run.
+    pub times: Vec<f64>,
+    /// Their median.
+    pub seconds: Option<Ratio>,
+    /// Against native.
+    pub to_native: Option<Ratio>,
+    /// Against the policy `default`.
+    pub to_default: Option<Ratio>,
+    /// Nanoseconds that one deoptimisation costs: each round's.
+    pub deopt_costs: Vec<f64>,
+    /// Their median.
+    pub deopt_ns: Option<Ratio>,
+}
+
+impl Row {
+    /// A policy of which nothing is known yet.
+    pub fn new(policy: &str, about: &str) -> Row {
+        Row {
+            policy: policy.to_string(),
+            about: about.to_string(),
+            trouble: None,
+            counts: Counts::default(),
+            code_bytes: 0,
+            compile_ms: None,
+            compile_times: Vec::new(),
+            times: Vec::new(),
+            seconds: None,
+            to_native: None,
+            to_default: None,
+            deopt_costs: Vec::new(),
+            deopt_ns: None,
+        }
+    }
+}
+
+impl Report {
+    /// Of what a session has measured.
+    pub fn new(session: &Session, native: Option<f64>, policies: Vec<Row>) -> Report {
+        let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
+        Report {
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            command: session.guest.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            tier: session.args.tier.to_string(),
+            threshold: session.threshold(),
+            clock: clock.map_or_else(String::new, |v| v.get_name().to_string()),
+            native,
+            policies,
+        }
+    }
+
+    /// Did every run agree with native?
+    pub fn all_agree(&self) -> bool {
+        self.policies.iter().all(|row| row.trouble.is_none())
+    }
+
+    /// The kinds of guards that any policy has.
+    fn kinds(&self) -> BTreeSet<&str> {
+        self.policies.iter().flat_map(|row| row.counts.kinds.keys().map(String::as_str)).collect()
+    }
+
+    /// Two tables: what each policy does and takes, and its guards by kind.
+    pub fn table(&self) -> String {
+        let head = "policy,traces,guards,/trace,executed,failed,deopts,ns each,code KiB,compile ms,seconds,95 %,/ native,/ default";
+        let mut lines: Vec<Vec<String>> = vec![head.split(',').map(str::to_string).collect()];
+        lines.extend(self.policies.iter().map(Self::line));
+        let kinds = self.kinds();
+        let mut by_kind: Vec<Vec<String>> = vec![vec!["executed / failed".to_string()]];
+        by_kind[0].extend(kinds.iter().map(|kind| kind.to_string()));
+        for row in self.policies.iter().filter(|row| row.trouble.is_none()) {
+            let mut line = vec![row.policy.clone()];
+            line.extend(kinds.iter().map(|kind| match row.counts.kinds.get(*kind) {
+                Some(k) => format!("{} / {}", short(k.executed), short(k.failed)),
+                None => "-".to_string(),
+            }));
+            by_kind.push(line);
+        }
+        let native = self.native.map_or("-".to_string(), |s| format!("{s:.3}"));
+        let mut out = format!(
+            "{}\n{} time, natively {native} s; --tier {} --threshold {}\n\n",
+            self.command.join(" "),
+            self.clock,
+            self.tier,
+            self.threshold
+        );
+        out += &aligned(&lines);
+        out.push('\n');
+        out += &aligned(&by_kind);
+        if self.policies.iter().any(|row| row.trouble.is_none() && !row.counts.exact) {
+            out += "\ncounts are not exact: threads ran one trace at once\n";
+        }
+        out
+    }
+
+    fn line(row: &Row) -> Vec<String> {
+        let mut line = vec![row.policy.clone()];
+        if let Some(trouble) = &row.trouble {
+            line.push(trouble.clone());
+            return line;
+        }
+        let counts = &row.counts;
+        let shown = |value: Option<f64>, digits: usize| value.map_or("-".to_string(), |v| format!("{v:.digits$}"));
+        line.extend([
+            counts.traces.to_string(),
+            counts.guards.to_string(),
+            format!("{:.1}", counts.guards_per_trace()),
+            short(counts.executed),
+            short(counts.failed),
+            short(counts.all_deopts()),
+            shown(row.deopt_ns.map(|r| r.median), 0),
+            format!("{:.1}", row.code_bytes as f64 / 1024.0),
+            shown(row.compile_ms, 1),
+            shown(row.seconds.map(|r| r.median), 3),
+            row.seconds.map_or(String::new(), |r| format!("{:.3}-{:.3}", r.low, r.high)),
+            shown(row.to_native.map(|r| r.median), 2),
+            shown(row.to_default.map(|r| r.median), 3),
+        ]);
+        line
+    }
+
+    /// One line for each policy; times in seconds, intervals of 95 %.
+    pub fn csv(&self) -> String {
+        const KINDS: [&str; 6] = ["branch", "target", "value", "alias", "code", "mixed"];
+        let mut out = String::from(
+            "program,policy,trouble,traces,guards,guards_in_loops,guards_per_trace,executed,failed,left,deopts,deopt_ns,\
+             deopt_ns_low,deopt_ns_high,code_bytes,compile_ms,seconds,seconds_low,seconds_high,native_seconds,to_native,\
+             to_native_low,to_native_high,to_default,to_default_low,to_default_high",
+        );
+        for kind in KINDS {
+            let _ = write!(out, ",{kind}_executed,{kind}_failed");
+        }
+        out.push('\n');
+        for row in &self.policies {
+            let c = &row.counts;
+            let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.6}"));
+            let ratio = |r: Option<Ratio>| [r.map(|r| r.median), r.map(|r| r.low), r.map(|r| r.high)].map(number);
+            let mut cells = vec![
+                field(&self.command.join(" ")),
+                row.policy.clone(),
+                row.trouble.clone().unwrap_or_default(),
+                c.traces.to_string(),
+                c.guards.to_string(),
+                c.guards_in_loops.to_string(),
+                format!("{:.3}", c.guards_per_trace()),
+                c.executed.to_string(),
+                c.failed.to_string(),
+                c.left.to_string(),
+                c.all_deopts().to_string(),
+            ];
+            cells.extend(ratio(row.deopt_ns));
+            cells.extend([row.code_bytes.to_string(), number(row.compile_ms)]);
+            cells.extend(ratio(row.seconds));
+            cells.push(number(self.native));
+            cells.extend(ratio(row.to_native));
+            cells.extend(ratio(row.to_default));
+            for kind in KINDS {
+                let k = c.kinds.get(kind).copied().unwrap_or_default();
+                cells.extend([k.executed.to_string(), k.failed.to_string()]);
+            }
+            out += &cells.join(",");
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// A field of comma-separated values.
+pub fn field(text: &str) -> String {
+    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_string() }
+}
+
+/// A count in at most five characters: 1234, 12.3k, 4.56M.
+pub fn short(count: u64) -> String {
+    let scaled = |unit: f64, suffix: char| {
+        let v = count as f64 / unit;
+        let digits = if v < 9.995 { 2 } else { usize::from(v < 99.95) };
+        format!("{v:.digits$}{suffix}")
+    };
+    match count {
+        0..10_000 => count.to_string(),
+        10_000..1_000_000 => scaled(1e3, 'k'),
+        1_000_000..1_000_000_000 => scaled(1e6, 'M'),
+        _ => scaled(1e9, 'G'),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guards::counts::KindCounts;
+
+    #[test]
+    fn counts_are_short() {
+        let cases = [
+            (0, "0"),
+            (9_999, "9999"),
+            (10_000, "10.0k"),
+            (123_456, "123k"),
+            (1_234_567, "1.23M"),
+            (99_960_000, "100M"),
+        ];
+        for (count, text) in cases {
+            assert_eq!(short(count), text);
+        }
+        assert_eq!(field("a b"), "a b");
+        assert_eq!(field("say \"x\", y"), "\"say \"\"x\"\", y\"");
+    }
+
+    fn report() -> Report {
+        let ratio = |median: f64| Some(Ratio { median, low: median - 0.01, high: median + 0.01 });
+        let kind = KindCounts { guards: 10, executed: 20_000, failed: 3 };
+        let counts = Counts {
+            traces: 4,
+            guards: 10,
+            guards_in_loops: 6,
+            executed: 20_000,
+            failed: 3,
+            left: 2,
+            kinds: [("branch".to_string(), kind)].into(),
+            deopts: [("guard".to_string(), 2)].into(),
+            exact: true,
+        };
+        let good = Row {
+            counts,
+            code_bytes: 2048,
+            compile_ms: Some(1.5),
+            seconds: ratio(0.5),
+            to_native: ratio(1.25),
+            to_default: ratio(1.0),
+            deopt_ns: ratio(900.0),
+            ..Row::new("default", "x")
+        };
+        let bad = Row { trouble: Some("DIFFERS".to_string()), ..Row::new("eager", "y") };
+        Report {
+            version: String::new(),
+            command: vec!["prog".to_string(), "a,b".to_string()],
+            tier: "dynamo".to_string(),
+            threshold: 1000,
+            clock: "cpu".to_string(),
+            native: Some(0.4),
+            policies: vec![good, bad],
+        }
+    }
+
+    #[test]
+    fn tables_say_all() {
+        let expected = "\
+prog a,b
+cpu time, natively 0.400 s; --tier dynamo --threshold 1000
+
+policy    traces  guards  /trace  executed  failed  deopts  ns each  code KiB  compile ms  seconds         95 %  / native  / default
+default        4      10     2.5     20.0k       3       2      900       2.0         1.5    0.500  0.490-0.510      1.25      1.000
+eager    DIFFERS
+
+executed / failed     branch
+default            20.0k / 3
+";
+        assert_eq!(report().table(), expected);
+        assert!(!report().all_agree());
+    }
+
+    #[test]
+    fn values_stand_under_their_names() {
+        let csv = report().csv();
+        let lines: Vec<Vec<&str>> =
+            csv.lines().map(|l| l.trim_start_matches("\"prog a,b\",").split(',').collect()).collect();
+        let value = |name: &str| lines[1][lines[0].iter().position(|n| *n == name).expect("a column") - 1];
+        assert_eq!(
+            (value("policy"), value("failed"), value("deopt_ns"), value("branch_executed")),
+            ("default", "3", "900.000000", "20000")
+        );
+        assert!(lines.iter().skip(1).all(|l| l.len() + 1 == lines[0].len()), "{csv}");
+        let read: Report =
+            serde_json::from_str(&serde_json::to_string(&report()).expect("plain data")).expect("the same form");
+        assert_eq!(read.table(), report().table());
+    }
+}

@@ -1,0 +1,235 @@
+//! Slowdown against the rate at which guards fail, and what one deoptimisation costs.
+//!
+//! Under `--chaos 1/N` each guard of a fragment is made to fail with probability 1/N at each entry of the fragment. Nothing is
+//! linked then, because every fragment must be entered from the runtime; so what rates are compared with is a run
+//! with that machinery in which nothing is made to fail. What the machinery itself costs is shown beside it.
+//!
+//! The cost is the slope of a line through all runs, processor seconds against deoptimisations. It has everything in it that
+//! follows from one: leaving, rebuilding the guest's state, interpreting up to where the next fragment begins, entering
+//! it.
+
+use crate::bench::measure::Sample;
+use crate::bench::report::aligned;
+use crate::bench::summary::{Ratio, median};
+use crate::guards::compare::NEVER;
+use crate::guards::fit::{Estimate, Line, cycles_per_nanosecond};
+use crate::guards::report::{field, short};
+use crate::guards::{Run, Session};
+use anyhow::{Context, Result, bail, ensure};
+use dynasour_runtime::config::placement;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// The rates that are tried unless the user says otherwise: 1 in so many.
+pub const RATES: [u32; 6] = [10, 100, 1_000, 10_000, 100_000, 1_000_000];
+
+/// With fewer deoptimisations than this at the highest rate, no cost can be told.
+const ENOUGH_DEOPTS: f64 = 500.0;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize, Deserialize)]
+struct Curve {
+    version: String,
+    command: Vec<String>,
+    policy: String,
+    tier: String,
+    threshold: u32,
+    clock: String,
+    /// As users run it: fragments linked, nothing made to fail.
+    linked: Point,
+    /// Fragments not linked, nothing made to fail.
+    unlinked: Point,
+    /// One for each rate.
+    rates: Vec<Point>,
+    /// Seconds against deoptimisations.
+    line: Option<Line>,
+    /// What a deoptimisation costs, in nanoseconds and in core cycles.
+    deopt_ns: Option<Estimate>,
+    deopt_cycles: Option<Estimate>,
+    cycles_per_nanosecond: f64,
+}
+
+/// One rate.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Point {
+    /// 1 in so many; none if nothing is made to fail.
+    one_in: Option<u32>,
+    /// Seconds of each run.
+    times: Vec<f64>,
+    /// Deoptimisations of each run.
+    deopts: Vec<u64>,
+    /// Entries of fragments of each run.
+    entries: Vec<u64>,
+    /// Median seconds.
+    seconds: Option<Ratio>,
+    /// Against `unlinked`.
+    slowdown: Option<Ratio>,
+    /// What went wrong.
+    trouble: Option<String>,
+}
+
+impl Point {
+    fn add(&mut self, session: &Session, run: &Run) {
+        self.times.push(session.clock(&run.sample));
+        self.deopts.push(run.stats.all_deopts());
+        self.entries.push(run.stats.fragment_entries);
+    }
+
+    fn typical(counts: &[u64]) -> u64 {
+        median(&counts.iter().map(|c| *c as f64).collect::<Vec<_>>()).map_or(0, |m| m as u64)
+    }
+
+    fn finish(&mut self, base: &[f64]) {
+        self.seconds = Ratio::of(&self.times, &vec![1.0; self.times.len()]);
+        self.slowdown = Ratio::of(&self.times, base);
+    }
+}
+
+/// Measures; also whether all runs agreed with native.
+///
+/// # Errors
+/// Nothing was measured, and why.
+pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
+    let policy = match session.args.policies[..] {
+        [] => placement::DEFAULT,
+        [one] => one,
+        _ => bail!("--chaos-sweep takes one policy"),
+    };
+    let rates = &session.args.rates;
+    session.bar.set_length(2 + u64::from(session.args.runs) * (rates.len() as u64 + 2));
+    let mut points: Vec<Point> = [None, None].into_iter().chain(rates.iter().copied().map(Some)).map(point).collect();
+    for _ in 0..session.args.runs {
+        for (i, point) in points.iter_mut().enumerate() {
+            if point.trouble.is_some() {
+                session.bar.inc(1);
+                continue;
+            }
+            let chaos = point.one_in.map_or(NEVER.to_string(), |n| format!("1/{n},{}", 1 + point.times.len()));
+            session.bar.set_message(if i == 0 { "linked".to_string() } else { format!("chaos {chaos}") });
+            let words = ["--policy", policy.name(), "--chaos", &chaos];
+            match session.run_with(if i == 0 { &words[..2] } else { &words }, expected)? {
+                Ok(run) => {
+                    ensure!(run.stats.fragments > 0, "{}", session.never_hot(expected));
+                    point.add(session, &run);
+                }
+                Err(trouble) => point.trouble = Some(trouble),
+            }
+        }
+    }
+    let agree = points.iter().all(|p| p.trouble.is_none());
+    let mut points = points.into_iter();
+    let (linked, unlinked) = (points.next().unwrap_or_default(), points.next().unwrap_or_default());
+    let curve = Curve::new(session, policy.name(), linked, unlinked, points.collect());
+    let text = if session.args.json {
+        serde_json::to_string_pretty(&curve).context("results")? + "\n"
+    } else if session.args.csv {
+        curve.csv()
+    } else {
+        curve.table()
+    };
+    Ok((text, agree))
+}
+
+fn point(one_in: Option<u32>) -> Point {
+    Point { one_in, ..Point::default() }
+}
+
+impl Curve {
+    fn new(session: &Session, policy: &str, mut linked: Point, mut unlinked: Point, mut rates: Vec<Point>) -> Curve {
+        let base = unlinked.times.clone();
+        [&mut linked, &mut unlinked].into_iter().chain(&mut rates).for_each(|p| p.finish(&base));
+        let runs = |p: &Point| p.deopts.iter().map(|d| *d as f64).zip(p.times.iter().copied()).collect::<Vec<_>>();
+        let all: Vec<(f64, f64)> = std::iter::once(&unlinked).chain(&rates).flat_map(runs).collect();
+        let most = all.iter().map(|p| p.0).fold(0.0, f64::max);
+        let line = Line::through(&all).filter(|_| most >= ENOUGH_DEOPTS);
+        let cycles = cycles_per_nanosecond();
+        let deopt_ns = line.map(|line| line.slope.scaled(1e9));
+        let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
+        Curve {
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            command: session.guest.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            policy: policy.to_string(),
+            tier: session.args.tier.to_string(),
+            threshold: session.threshold(),
+            clock: clock.map_or_else(String::new, |v| v.get_name().to_string()),
+            linked,
+            unlinked,
+            rates,
+            line,
+            deopt_ns,
+            deopt_cycles: deopt_ns.map(|ns| ns.scaled(cycles)),
+            cycles_per_nanosecond: cycles,
+        }
+    }
+
+    /// Each point with what its row is called.
+    fn rows(&self) -> Vec<(String, &Point)> {
+        let rate = |p: &Point| p.one_in.map_or("-".to_string(), |n| format!("1/{n}"));
+        let fixed = [("linked".to_string(), &self.linked), ("none".to_string(), &self.unlinked)];
+        fixed.into_iter().chain(self.rates.iter().map(|p| (rate(p), p))).collect()
+    }
+
+    fn table(&self) -> String {
+        let mut lines: Vec<Vec<String>> =
+            vec![["rate", "deopts", "entries", "seconds", "95 %", "slowdown", "95 %"].map(str::to_string).to_vec()];
+        for (name, point) in self.rows() {
+            let mut line = vec![name];
+            if let Some(trouble) = &point.trouble {
+                line.push(trouble.clone());
+                lines.push(line);
+                continue;
+            }
+            line.extend([short(Point::typical(&point.deopts)), short(Point::typical(&point.entries))]);
+            for (ratio, digits) in [(point.seconds, 3), (point.slowdown, 2)] {
+                line.push(ratio.map_or("-".to_string(), |r| format!("{:.digits$}", r.median)));
+                line.push(ratio.map_or(String::new(), |r| format!("{:.digits$}-{:.digits$}", r.low, r.high)));
+            }
+            lines.push(line);
+        }
+        let mut out = format!(
+            "{}\npolicy {}; {} time; --tier {} --threshold {}\n\n",
+            self.command.join(" "),
+            self.policy,
+            self.clock,
+            self.tier,
+            self.threshold
+        );
+        out += &aligned(&lines);
+        out +=
+            "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail (slowdowns are against this)\n";
+        match (self.line, self.deopt_ns, self.deopt_cycles) {
+            (Some(line), Some(ns), Some(cycles)) => {
+                let _ = writeln!(
+                    out,
+                    "a deoptimisation costs {:.0} ns ({:.0}-{:.0}), {:.0} cycles ({:.0}-{:.0}) at {:.2} GHz: least squares \
+                     over {} runs, 95 %, r2 = {:.3}",
+                    ns.value,
+                    ns.low,
+                    ns.high,
+                    cycles.value,
+                    cycles.low,
+                    cycles.high,
+                    self.cycles_per_nanosecond,
+                    line.points,
+                    line.r_squared
+                );
+            }
+            _ => out += "too few deoptimisations to tell what one costs: a longer run or higher rates may help\n",
+        }
+        out
+    }
+
+    /// One line for each run, so that others may fit what they like.
+    fn csv(&self) -> String {
+        let mut out = String::from("program,policy,rate,run,deopts,entries,seconds\n");
+        for (name, point) in self.rows() {
+            for (i, ((deopts, entries), seconds)) in
+                point.deopts.iter().zip(&point.entries).zip(&point.times).enumerate()
+            {
+                let program = field(&self.command.join(" "));
+                let _ = writeln!(out, "{program},{},{name},{},{deopts},{entries},{seconds:.6}", self.policy, i + 1);
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,291 @@
+//! Guard placement: which assumptions a trace makes, and where their guards stand.
+//!
+//! A recorded path takes many things for granted. A [`Placement`] says what is assumed besides the directions of branches,
+//! which anchor a branch's guard falls back to, and which passes then move, merge or remove guards. All placements run
+//! the same programs with the same results; what differs is how many guards are executed, what they cost, and how
+//! much is done again when one fails. `dynasour guards` measures that.
+//!
+//! ```text
+//!                 guest                    eager                    anchored                 hoisted
+//! loop head:      mov  (%rdi),%rax         poll else a0             poll else a0             v5 = le.u v1, v2
+//!                 cmp  %rsi,%rdx           v7 = load [v0] !a0       v7 = load [v0] !a0       assume v5 else a9
+//!                 ja   out                 v5 = le.u v1, v2         v5 = le.u v1, v2         loop: poll else a0
+//!                 add  %rcx,%rax           assume v5 else a2        v8 = add v7, v3          v7 = load [v0] !a0
+//!                 mov  %rax,(%rdi)         v8 = add v7, v3          assume v5 else a0        v8 = add v7, v3
+//!                                          store [v0], v8 !a2       store [v0], v8 !a0       store [v0], v8 !a0
+//! ```
+//!
+//! | placement | assumes | guards stand | branches fall back to |
+//! | --- | --- | --- | --- |
+//! | `eager` | stable registers | where the branch was, in every iteration | the branch itself |
+//! | `anchored` | the same | before the first thing that depends on them | the latest anchor that reaches |
+//! | `hoisted` | the same | before the loop if they do not vary in it | the branch itself, or the loop's entry |
+//! | `merged` | the same | one for all on one anchor | the latest anchor that reaches |
+//! | `control-only` | nothing | as `default` | the branch itself |
+//! | `default` | stable registers, stores that miss slots | the first iteration apart, so that what it checked is known | the branch itself |
+//! | `combined` | as `default` | as `default`, then as `merged` | the latest anchor that reaches |
+//!
+//! "Nothing" is nothing about values: that a path is taken is always assumed. All others also assume the values that drive
+//! the dispatch of an interpreter, in traces of its program's loops.
+
+use crate::policy::RegisterUse;
+use dynasour_ir::opt::{self, OptOptions, OptStats};
+use dynasour_ir::{Gpr, Version};
+use std::fmt;
+
+/// Which anchor the guard of a conditional branch falls back to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BranchAnchor {
+    /// One of its own, at the branch: a failed guard repeats one instruction.
+    Own,
+    /// The latest that reaches the branch: guards share anchors, and a failed one repeats what came since.
+    InReach,
+}
+
+/// A way to choose assumptions and to place their guards. The answers must not change between calls.
+pub trait Placement: Sync {
+    /// What `--policy` calls it.
+    fn name(&self) -> &'static str;
+
+    /// One line for people.
+    fn about(&self) -> &'static str;
+
+    /// Should a register that held `value` over the sampled head executions be assumed to hold it at entry?
+    fn speculate_register(&self, _gpr: Gpr, value: u64, use_: RegisterUse) -> bool {
+        // A guard at the loop's entry buys immediate operands inside: worth it for values that become shift
+        // counts or factors, not for addresses, which differ from call to call.
+        !use_.written && use_.expensive && value < 1 << 16
+    }
+
+    /// May passes assume that stores through pointers miss the loop's slots?
+    fn speculate_aliasing(&self) -> bool {
+        true
+    }
+
+    /// May loops of interpreted programs ([`crate::guests`]) assume the values that drive their dispatch?
+    fn speculate_guest_loops(&self) -> bool {
+        true
+    }
+
+    /// What the trace builder makes the guards of branches fall back to.
+    fn branch_anchor(&self) -> BranchAnchor {
+        BranchAnchor::Own
+    }
+
+    /// The passes that a built trace goes through, in order.
+    fn passes(&self) -> &'static [&'static str];
+
+    /// Optimises a built trace. `options` are the run's; a placement only takes liberties away.
+    fn optimise(&self, version: &mut Version, options: &OptOptions) -> OptStats {
+        let mut options = options.clone();
+        options.alias_guards &= self.speculate_aliasing();
+        // A guard's first use is also what may fault unless the guard holds.
+        options.delay_past_faults = false;
+        opt::run_pipeline(version, self.passes(), &options)
+    }
+}
+
+impl fmt::Debug for dyn Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What one iteration says by itself: nothing moves from one iteration to another.
+macro_rules! one_iteration {
+    ($($then:literal),*) => {
+        &["simplify", "params", "forward", "simplify", "params", "dce", $($then,)* "sink", "flagparams", "params", "dce"]
+    };
+}
+
+/// See the table of the module.
+pub struct Eager;
+
+impl Placement for Eager {
+    fn name(&self) -> &'static str {
+        "eager"
+    }
+
+    fn about(&self) -> &'static str {
+        "each guard where its branch was, in every iteration"
+    }
+
+    fn passes(&self) -> &'static [&'static str] {
+        one_iteration!()
+    }
+}
+
+/// See the table of the module.
+pub struct Anchored;
+
+impl Placement for Anchored {
+    fn name(&self) -> &'static str {
+        "anchored"
+    }
+
+    fn about(&self) -> &'static str {
+        "below the latest anchor that reaches, at the first use"
+    }
+
+    fn branch_anchor(&self) -> BranchAnchor {
+        BranchAnchor::InReach
+    }
+
+    fn passes(&self) -> &'static [&'static str] {
+        &["simplify", "params", "forward", "simplify", "params", "dce", "sink", "flagparams", "params", "dce", "delay"]
+    }
+}
+
+/// See the table of the module.
+pub struct Hoisted;
+
+impl Placement for Hoisted {
+    fn name(&self) -> &'static str {
+        "hoisted"
+    }
+
+    fn about(&self) -> &'static str {
+        "predicates that do not vary in a loop are checked before it"
+    }
+
+    fn passes(&self) -> &'static [&'static str] {
+        one_iteration!("licm", "hoist", "simplify", "params", "dce")
+    }
+}
+
+/// `delay` puts guards of one anchor in a row, which `conjoin` makes one.
+const MERGE: &[&str] = &[
+    "simplify",
+    "params",
+    "forward",
+    "simplify",
+    "params",
+    "dce",
+    "redundant",
+    "merge",
+    "simplify",
+    "dce",
+    "sink",
+    "flagparams",
+    "params",
+    "dce",
+    "delay",
+    "conjoin",
+];
+
+/// See the table of the module.
+pub struct Merged;
+
+impl Placement for Merged {
+    fn name(&self) -> &'static str {
+        "merged"
+    }
+
+    fn about(&self) -> &'static str {
+        "guards of one value, then all guards of one anchor, become one"
+    }
+
+    fn branch_anchor(&self) -> BranchAnchor {
+        BranchAnchor::InReach
+    }
+
+    fn passes(&self) -> &'static [&'static str] {
+        MERGE
+    }
+}
+
+/// See the table of the module.
+pub struct ControlOnly;
+
+impl Placement for ControlOnly {
+    fn name(&self) -> &'static str {
+        "control-only"
+    }
+
+    fn about(&self) -> &'static str {
+        "as default, but nothing is assumed about values"
+    }
+
+    fn speculate_register(&self, _gpr: Gpr, _value: u64, _use: RegisterUse) -> bool {
+        false
+    }
+
+    fn speculate_aliasing(&self) -> bool {
+        false
+    }
+
+    fn speculate_guest_loops(&self) -> bool {
+        false
+    }
+
+    fn passes(&self) -> &'static [&'static str] {
+        opt::PIPELINE
+    }
+}
+
+/// See the table of the module.
+pub struct Peeled;
+
+impl Placement for Peeled {
+    fn name(&self) -> &'static str {
+        "default"
+    }
+
+    fn about(&self) -> &'static str {
+        "one iteration peeled: what it checked need not be checked in the loop"
+    }
+
+    fn passes(&self) -> &'static [&'static str] {
+        opt::PIPELINE
+    }
+}
+
+/// See the table of the module.
+pub struct Combined;
+
+impl Placement for Combined {
+    fn name(&self) -> &'static str {
+        "combined"
+    }
+
+    fn about(&self) -> &'static str {
+        "as default, then one guard for all on one anchor"
+    }
+
+    fn branch_anchor(&self) -> BranchAnchor {
+        BranchAnchor::InReach
+    }
+
+    fn passes(&self) -> &'static [&'static str] {
+        &COMBINED
+    }
+}
+
+/// The default pipeline, and the end of [`MERGE`].
+const COMBINED: [&str; opt::PIPELINE.len() + 2] = {
+    let mut all = ["delay"; opt::PIPELINE.len() + 2];
+    let mut i = 0;
+    while i < opt::PIPELINE.len() {
+        all[i] = opt::PIPELINE[i];
+        i += 1;
+    }
+    all[i + 1] = "conjoin";
+    all
+};
+
+/// Every placement, in the order of the table.
+pub const PLACEMENTS: &[&dyn Placement] = &[&Eager, &Anchored, &Hoisted, &Merged, &ControlOnly, &Peeled, &Combined];
+
+/// What is used unless the user says otherwise.
+pub const DEFAULT: &dyn Placement = &Peeled;
+
+/// The placement with this name.
+///
+/// # Errors
+/// There is none: a message with all names.
+pub fn placement(name: &str) -> Result<&'static dyn Placement, String> {
+    PLACEMENTS.iter().find(|p| p.name() == name).copied().ok_or_else(|| {
+        let names: Vec<_> = PLACEMENTS.iter().map(|p| p.name()).collect();
+        format!("unknown policy; expected one of {}", names.join(", "))
+    })
+}
