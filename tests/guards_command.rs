@@ -1,0 +1,178 @@
+//! `dynasour guards`: what it prints, what it writes, and what it refuses.
+
+use dynasour_testkit::run::{Invocation, Outcome, Status};
+use dynasour_testkit::{build, list, scratch};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+const POLICIES: [&str; 7] = ["eager", "anchored", "hoisted", "merged", "control-only", "default", "combined"];
+
+fn directory(name: &str) -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guards_command").join(name);
+    scratch::fresh(&directory).expect("a scratch directory");
+    directory
+}
+
+/// A guest of the matrix with hot loops.
+fn sorting() -> String {
+    let guest = list::guest("sorting_unoptimised").expect("a guest of the list");
+    let built = build::build(guest, Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("it builds");
+    built.executable.into_os_string().into_string().expect("UTF-8")
+}
+
+fn guards(directory: &Path, words: &[&str]) -> Outcome {
+    let path = ("PATH".into(), std::env::var_os("PATH").expect("a PATH"));
+    let mut run = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory).args(["guards"]).args(words);
+    run.environment.retain(|(name, _)| name != "PATH");
+    run.environment.push(path);
+    run.run()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn script(directory: &Path, body: &str) -> String {
+    let path = directory.join("program");
+    fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("made executable");
+    path.into_os_string().into_string().expect("UTF-8")
+}
+
+#[track_caller]
+fn refused(outcome: &Outcome, words: &[&str]) {
+    let message = text(&outcome.stderr);
+    assert_eq!(outcome.status, Status::Exited(2), "{message}");
+    assert_eq!(text(&outcome.stdout), "");
+    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+}
+
+#[test]
+fn every_policy_is_counted_and_timed() {
+    let directory = directory("all");
+    let program = sorting();
+    let words = ["--runs", "2", "--threshold", "50", "--json", "--", &program, "400"];
+    let outcome = guards(&directory, &words);
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    let report: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
+    let rows = report["policies"].as_array().expect("rows");
+    let names: Vec<&str> = rows.iter().filter_map(|r| r["policy"].as_str()).collect();
+    assert_eq!(names, POLICIES);
+    let number = |policy: &str, pointer: &str| -> f64 {
+        let row = rows.iter().find(|r| r["policy"] == policy).expect("a row");
+        row.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{policy} {pointer}: {row}"))
+    };
+    for policy in POLICIES {
+        let count = |name: &str| number(policy, &format!("/counts/{name}"));
+        assert!(count("traces") >= 5.0 && count("guards") >= count("traces"), "{policy}");
+        assert!(count("executed") > count("failed") && count("failed") >= count("left"), "{policy}");
+        let row = rows.iter().find(|r| r["policy"] == policy).expect("a row");
+        let kinds = row["counts"]["kinds"].as_object().expect("kinds");
+        let sum = |what: &str| kinds.values().filter_map(|k| k[what].as_f64()).sum::<f64>();
+        assert_eq!((sum("executed"), sum("failed")), (count("executed"), count("failed")), "{policy}");
+        assert_eq!(row["times"].as_array().map(Vec::len), Some(2));
+        assert!(number(policy, "/seconds/median") > 0.0 && number(policy, "/compile_ms") > 0.0);
+        assert!(number(policy, "/code_bytes") > 1000.0 && number(policy, "/to_native/median") > 0.0);
+    }
+    assert_eq!(number("default", "/to_default/median"), 1.0);
+    let executed = |policy: &str| number(policy, "/counts/executed");
+    assert!(executed("merged") < executed("eager") && executed("combined") < executed("default"), "{report}");
+    assert!(executed("default") < executed("eager"), "{report}");
+    // Nothing about values.
+    let row = rows.iter().find(|r| r["policy"] == "control-only").expect("a row");
+    assert!(row.pointer("/counts/kinds/alias").is_none() && row.pointer("/counts/kinds/value").is_none(), "{row}");
+}
+
+#[test]
+fn tables_and_values_are_printed_and_saved() {
+    let directory = directory("forms");
+    let program = sorting();
+    let head = ["--runs", "1", "--threshold", "50", "--policies", "eager,default"];
+    let with = |more: &[&str]| guards(&directory, &[&head, more, &["--no-deopt-cost", "--", &program, "300"]].concat());
+    let table = with(&[]);
+    let shown = text(&table.stdout);
+    assert_eq!(table.status, Status::Exited(0), "{}", text(&table.stderr));
+    let rows = |policy: &str| shown.lines().filter(|l| l.split_whitespace().next() == Some(policy)).count();
+    assert_eq!((rows("eager"), rows("default"), rows("merged")), (2, 2, 0), "{shown}");
+    let csv = with(&["--csv", "--save", "study.csv"]);
+    assert_eq!(csv.status, Status::Exited(0), "{}", text(&csv.stderr));
+    assert_eq!(fs::read(directory.join("study.csv")).expect("saved"), csv.stdout);
+    let columns: Vec<usize> = text(&csv.stdout).lines().map(|l| l.split(',').count()).collect();
+    assert!(columns.len() == 3 && columns.iter().all(|n| *n == columns[0] && *n > 30), "{columns:?}");
+    refused(&with(&["--csv", "--save", "study.csv"]), &["study.csv exists", "--force"]);
+    assert_eq!(with(&["--csv", "--save", "study.csv", "--force"]).status, Status::Exited(0));
+    refused(&with(&["--csv", "--json"]), &["--csv", "--json"]);
+}
+
+#[test]
+fn the_sweep_finds_what_a_deoptimisation_costs() {
+    let directory = directory("sweep");
+    let program = sorting();
+    let head = ["--chaos-sweep", "--runs", "2", "--threshold", "50", "--rates", "3,30,1000000"];
+    let outcome = guards(&directory, &[&head[..], &["--json", "--", &program, "400"]].concat());
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    let curve: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
+    let deopts: Vec<f64> =
+        curve["rates"].as_array().expect("rates").iter().map(|p| p["deopts"][0].as_f64().expect("a count")).collect();
+    assert!(deopts.len() == 3 && deopts[0] > deopts[1] && deopts[1] > deopts[2], "{deopts:?}");
+    let number = |pointer: &str| curve.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
+    let (low, ns, high) = (number("/deopt_ns/low"), number("/deopt_ns/value"), number("/deopt_ns/high"));
+    assert!(low < ns && ns < high && ns > 10.0 && ns < 1e6, "{curve}");
+    let cycles = ns * number("/cycles_per_nanosecond");
+    assert!((number("/deopt_cycles/value") / cycles - 1.0).abs() < 1e-9, "{curve}");
+    let table = guards(&directory, &[&head[..], &["--", &program, "400"]].concat());
+    let shown = text(&table.stdout);
+    assert!(shown.contains("1/30 ") && shown.contains("a deoptimisation costs"), "{shown}");
+    refused(&guards(&directory, &["--chaos-sweep", "--policies", "eager,merged", "--", &program]), &["one policy"]);
+    refused(&guards(&directory, &["--rates", "3", "--", &program]), &["--chaos-sweep"]);
+}
+
+#[test]
+fn unknown_policies_and_programs_are_refused() {
+    let directory = directory("unknown");
+    let message = guards(&directory, &["--policies", "eager,lazy", "--", "/bin/true"]);
+    refused(&message, &["lazy"]);
+    refused(&message, &POLICIES);
+    refused(&guards(&directory, &["--", "no-such-program"]), &["no-such-program"]);
+    refused(&guards(&directory, &["--tier", "copy", "--", "/bin/true"]), &["copy", "no guards"]);
+    refused(&guards(&directory, &["--stdin", "nothing", "--", "/bin/true"]), &["nothing"]);
+    refused(&guards(&directory, &["--runs", "0", "--", "/bin/true"]), &["--runs"]);
+}
+
+#[test]
+fn programs_without_hot_code_say_so() {
+    let directory = directory("cold");
+    refused(&guards(&directory, &["--runs", "1", "--", "/bin/true"]), &["/bin/true never gets hot", "--threshold"]);
+    let words = ["--chaos-sweep", "--runs", "1", "--rates", "10", "--", "/bin/true"];
+    refused(&guards(&directory, &words), &["/bin/true never gets hot"]);
+}
+
+#[test]
+fn programs_that_do_not_repeat_are_refused_and_failing_ones_are_named() {
+    let directory = directory("repeat");
+    let changing = script(&directory, "echo x >> counter; wc -c < counter");
+    refused(&guards(&directory, &["--", &changing]), &["two native runs print different things", "byte 0"]);
+    let ending = script(&directory, "echo x >> lines; exit $(wc -l < lines)");
+    refused(&guards(&directory, &["--", &ending]), &["two native runs end differently"]);
+    let failing = script(&directory, "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; exit 3");
+    let words = ["--runs", "1", "--threshold", "50", "--no-deopt-cost", "--policies", "eager", "--", &failing];
+    let outcome = guards(&directory, &words);
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    assert!(text(&outcome.stderr).contains("ends natively with exit status: 3"), "{}", text(&outcome.stderr));
+}
+
+/// A program that notices what it runs under: it prints something else when not started directly.
+#[test]
+fn runs_that_differ_from_native_are_rows_that_say_so() {
+    let directory = directory("differs");
+    // Twice natively, then something else.
+    let body = "echo x >> runs; if [ $(wc -l < runs) -gt 2 ]; then echo other; else echo same; fi";
+    let program = script(&directory, body);
+    let outcome = guards(&directory, &["--runs", "1", "--policies", "eager,merged", "--", &program]);
+    let shown = text(&outcome.stdout);
+    assert_eq!(outcome.status, Status::Exited(1), "{shown}{}", text(&outcome.stderr));
+    assert_eq!(shown.matches("DIFFERS").count(), 2, "{shown}");
+    assert!(text(&outcome.stderr).contains("--policy eager"), "{}", text(&outcome.stderr));
+}
