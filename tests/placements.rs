@@ -36,7 +36,6 @@ guests! {
     exceptions
     hashing
     string_instructions
-    floating_unoptimised
     self_modifying
     signals_faults
     threads

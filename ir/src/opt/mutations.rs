@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Random programs that a side condition may take to be missed.
-const PROGRAMS: u64 = 1_000;
+const PROGRAMS: u64 = 4_000;
 
 /// The first complaint in random programs, with the number of programs it took.
 fn hunt(side: Side) -> Option<(u64, Wrong)> {
