@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const POLICIES: [&str; 7] = ["eager", "anchored", "hoisted", "merged", "control-only", "default", "combined"];
 
@@ -15,11 +16,40 @@ fn directory(name: &str) -> PathBuf {
     directory
 }
 
-/// A guest of the matrix with hot loops.
-fn sorting() -> String {
-    let guest = list::guest("sorting_unoptimised").expect("a guest of the list");
+/// A guest of the matrix.
+fn guest(name: &str) -> String {
+    let guest = list::guest(name).expect("a guest of the list");
     let built = build::build(guest, Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("it builds");
     built.executable.into_os_string().into_string().expect("UTF-8")
+}
+
+/// A loop of three guards: one does not vary in it, and there is no access between them.
+const LOOP: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+static long table[256];
+__attribute__((noinline)) static long work(long n, long mode, unsigned long limit) {
+    long sum = 0;
+    for (long i = 0; i < n; i++) {
+        unsigned long at = i & 255;
+        if (mode == 8) table[at] ^= i;
+        sum += at * (at ^ i);
+        if (at >= limit) table[0]++;
+    }
+    return sum;
+}
+int main(int argc, char **argv) {
+    printf("%ld\n", work(atol(argv[1]), argc + 5, 256 + (unsigned long)argc));
+    return 0;
+}
+"#;
+
+fn three_guards(directory: &Path) -> String {
+    let (source, program) = (directory.join("loop.c"), directory.join("loop"));
+    fs::write(&source, LOOP).expect("written");
+    let status = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status().expect("cc");
+    assert!(status.success());
+    program.into_os_string().into_string().expect("UTF-8")
 }
 
 fn guards(directory: &Path, words: &[&str]) -> Outcome {
@@ -52,8 +82,8 @@ fn refused(outcome: &Outcome, words: &[&str]) {
 #[test]
 fn every_policy_is_counted_and_timed() {
     let directory = directory("all");
-    let program = sorting();
-    let words = ["--runs", "2", "--threshold", "50", "--json", "--", &program, "400"];
+    let program = three_guards(&directory);
+    let words = ["--runs", "2", "--threshold", "50", "--json", "--", &program, "300000"];
     let outcome = guards(&directory, &words);
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
     let report: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
@@ -66,7 +96,7 @@ fn every_policy_is_counted_and_timed() {
     };
     for policy in POLICIES {
         let count = |name: &str| number(policy, &format!("/counts/{name}"));
-        assert!(count("traces") >= 5.0 && count("guards") >= count("traces"), "{policy}");
+        assert!(count("traces") >= 1.0 && count("guards") >= 2.0, "{policy}");
         assert!(count("executed") > count("failed") && count("failed") >= count("left"), "{policy}");
         let row = rows.iter().find(|r| r["policy"] == policy).expect("a row");
         let kinds = row["counts"]["kinds"].as_object().expect("kinds");
@@ -74,12 +104,15 @@ fn every_policy_is_counted_and_timed() {
         assert_eq!((sum("executed"), sum("failed")), (count("executed"), count("failed")), "{policy}");
         assert_eq!(row["times"].as_array().map(Vec::len), Some(2));
         assert!(number(policy, "/seconds/median") > 0.0 && number(policy, "/compile_ms") > 0.0);
-        assert!(number(policy, "/code_bytes") > 1000.0 && number(policy, "/to_native/median") > 0.0);
+        assert!(number(policy, "/code_bytes") > 100.0 && number(policy, "/to_native/median") > 0.0);
     }
     assert_eq!(number("default", "/to_default/median"), 1.0);
     let executed = |policy: &str| number(policy, "/counts/executed");
-    assert!(executed("merged") < executed("eager") && executed("combined") < executed("default"), "{report}");
-    assert!(executed("default") < executed("eager"), "{report}");
+    // Guards in each iteration.
+    for (policy, expected) in POLICIES.iter().zip([3.0, 3.0, 2.0, 1.0, 2.0, 2.0, 1.0]) {
+        let each = executed(policy) / 300_000.0;
+        assert!((expected..expected + 0.2).contains(&each), "{policy}: {each}");
+    }
     // Nothing about values.
     let row = rows.iter().find(|r| r["policy"] == "control-only").expect("a row");
     assert!(row.pointer("/counts/kinds/alias").is_none() && row.pointer("/counts/kinds/value").is_none(), "{row}");
@@ -88,7 +121,7 @@ fn every_policy_is_counted_and_timed() {
 #[test]
 fn tables_and_values_are_printed_and_saved() {
     let directory = directory("forms");
-    let program = sorting();
+    let program = guest("sorting_unoptimised");
     let head = ["--runs", "1", "--threshold", "50", "--policies", "eager,default"];
     let with = |more: &[&str]| guards(&directory, &[&head, more, &["--no-deopt-cost", "--", &program, "300"]].concat());
     let table = with(&[]);
@@ -109,7 +142,7 @@ fn tables_and_values_are_printed_and_saved() {
 #[test]
 fn the_sweep_finds_what_a_deoptimisation_costs() {
     let directory = directory("sweep");
-    let program = sorting();
+    let program = guest("sorting_unoptimised");
     let head = ["--chaos-sweep", "--runs", "2", "--threshold", "50", "--rates", "3,30,1000000"];
     let outcome = guards(&directory, &[&head[..], &["--json", "--", &program, "400"]].concat());
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
@@ -144,9 +177,15 @@ fn unknown_policies_and_programs_are_refused() {
 #[test]
 fn programs_without_hot_code_say_so() {
     let directory = directory("cold");
-    refused(&guards(&directory, &["--runs", "1", "--", "/bin/true"]), &["/bin/true never gets hot", "--threshold"]);
-    let words = ["--chaos-sweep", "--runs", "1", "--rates", "10", "--", "/bin/true"];
-    refused(&guards(&directory, &words), &["/bin/true never gets hot"]);
+    let hello = guest("asm_hello");
+    refused(&guards(&directory, &["--runs", "1", "--", &hello]), &["asm_hello never gets hot", "--threshold"]);
+    let words = ["--chaos-sweep", "--runs", "1", "--rates", "10", "--", &hello];
+    refused(&guards(&directory, &words), &["asm_hello never gets hot"]);
+    // The loader has hot loops, but there is nothing to measure.
+    let words = ["--runs", "1", "--no-deopt-cost", "--policies", "default", "--", "/bin/true"];
+    let outcome = guards(&directory, &words);
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    assert!(text(&outcome.stderr).contains("mostly start-up"), "{}", text(&outcome.stderr));
 }
 
 #[test]

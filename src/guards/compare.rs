@@ -21,7 +21,7 @@ pub const NEVER: &str = "1/4294967295";
 /// Rounds in which that is measured.
 const COST_ROUNDS: u32 = 3;
 /// With fewer deoptimisations than this, what they take drowns in the noise.
-const ENOUGH_DEOPTS: u64 = 500;
+const ENOUGH_DEOPTS: u64 = 5_000;
 
 /// Measures; also whether all runs agreed with native.
 ///

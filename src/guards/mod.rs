@@ -100,6 +100,9 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     Ok(i32::from(!agree))
 }
 
+/// Programs that take fewer seconds than this hardly come to their hot code.
+const START_UP: f64 = 0.02;
+
 /// The part of `--stats-json` that is used here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 struct RunStats {
@@ -186,6 +189,12 @@ impl<'a> Session<'a> {
         if let Some(at) = difference(&first.stdout, &second.stdout) {
             bail!("{program}: two native runs print different things (from byte {at} on): nothing can be compared");
         }
+        if first.cpu < START_UP {
+            self.bar.suspend(|| {
+                let milliseconds = first.cpu * 1e3;
+                eprintln!("dynasour: {program}: {milliseconds:.0} ms natively: what is measured is mostly start-up");
+            });
+        }
         if !first.status.success() {
             self.bar.suspend(|| {
                 eprintln!("dynasour: {program}: ends natively with {}; measured nonetheless", first.status)
@@ -226,10 +235,10 @@ impl<'a> Session<'a> {
     /// The message for a program in which nothing is hot.
     fn never_hot(&self, expected: &Sample) -> String {
         format!(
-            "{} never gets hot: no trace was made in a run of {:.2} s natively (--threshold {}), so there are no guards; a \
+            "{} never gets hot: no trace was made in a run of {:.3} s natively (--threshold {}), so there are no guards; a \
              longer input, or a lower --threshold, may help",
             self.program(),
-            expected.wall,
+            expected.cpu,
             self.threshold()
         )
     }
