@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_postponed_head_becomes_hot_later_once() {
-        let policy = DefaultPolicy { head_threshold: 10 };
+        let policy = DefaultPolicy { head_threshold: 10, ..DefaultPolicy::default() };
         let mut heads = HeadTable::default();
         heads.postpone(0x1000, 3);
         let mut executions = || (1..).find(|_| heads.count(0x1000, &[0; 16], &policy) != Heat::Cold);
