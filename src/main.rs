@@ -15,6 +15,9 @@ use clap::Parser;
 use cli::{Cli, Command};
 use std::ffi::c_int;
 
+#[global_allocator]
+static HEAP: dynasour_runtime::heap::Heap = dynasour_runtime::heap::Heap;
+
 /// A command that could not do its work.
 const FAILED: c_int = 2;
 

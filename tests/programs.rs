@@ -1,5 +1,5 @@
-//! Real programs of a Debian system: identical to native under the interpreter and under `dynamo`, quick ones under random
-//! deoptimisation too. Files that they leave are compared.
+//! Real programs of a Debian system, threaded ones and just-in-time compilers among them: identical to native in all tiers (large
+//! ones not in the interpreter), quick ones under random deoptimisation too. Files that they leave are compared.
 //!
 //! A program that is not installed is skipped with a message; with `DYNASOUR_REQUIRE_PROGRAMS=1`, as in CI, that is a failure.
 
@@ -262,6 +262,19 @@ with concurrent.futures.ThreadPoolExecutor(3) as pool:
     pigz: slow("pigz") {
         ["pigz", "-p2", "-b128", "-kn", "binary.bin", "words.txt"];
         ["pigz", "-dc", "words.txt.gz"];
+    }
+    luajit: slow("luajit") {
+        ["luajit", "jit.lua"];
+        ["luajit", "-joff", "jit.lua"];
+    }
+    node: large("nodejs") {
+        ["node", "jit.js"];
+        ["node", "-e", "throw new RangeError('not caught')"];
+    }
+    java: large("openjdk-17-jdk-headless") [".hotspot"] {
+        ["javac", "-J-XX:+UseSerialGC", "-J-XX:-UsePerfData", "Jit.java"];
+        ["java", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-cp", ".", "Jit"];
+        ["java", "-XX:-UsePerfData", "Nothing"];
     }
     git: slow("git") [".git/index"] {
         ["git", "-c", "init.defaultBranch=main", "init", "-q"];

@@ -68,6 +68,12 @@ impl Cache {
         self.rx as u64..(self.rx + self.size) as u64
     }
 
+    /// The addresses of both views.
+    pub fn memory(&self) -> [std::ops::Range<u64>; 2] {
+        let writable = self.rw as u64;
+        [self.range(), writable..writable + self.size as u64]
+    }
+
     /// Bytes of hot and of cold code in use (stubs count as hot).
     pub fn used(&self) -> (usize, usize) {
         (self.hot, self.size - self.cold)

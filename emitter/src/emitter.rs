@@ -222,6 +222,12 @@ impl Emitter {
         &self.cache
     }
 
+    /// All memory of the emitter's: the guest must not map over it.
+    pub fn memory(&self) -> Vec<std::ops::Range<u64>> {
+        let tables = self.indirect.memory();
+        self.cache.memory().into_iter().chain(tables).chain(self.blocks.memory()).collect()
+    }
+
     /// All fragments since the last flush, by id.
     pub fn fragments(&self) -> &[Fragment] {
         &self.fragments

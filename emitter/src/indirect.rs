@@ -286,6 +286,11 @@ impl Indirect {
         Ok(())
     }
 
+    /// The addresses of the tables.
+    pub(crate) fn memory(&self) -> [std::ops::Range<u64>; 2] {
+        self.lookup.memory()
+    }
+
     /// The miss stub: where a checked entry that is not meant leads, with the site in `exit_site`, the target in
     /// `next_pc` and rcx in its place in `stub_save`.
     pub fn miss(&self) -> u64 {

@@ -83,6 +83,12 @@ impl Lookup {
         self.second as u64
     }
 
+    /// The addresses of both tables.
+    pub fn memory(&self) -> [Range<u64>; 2] {
+        let range = |start: *mut u64, bytes: usize| start as u64..start as u64 + bytes as u64;
+        [range(self.first, FIRST_BYTES), range(self.second, SECOND_BYTES)]
+    }
+
     fn first_word(&self, i: usize) -> &AtomicU64 {
         assert!(i < SLOTS);
         // SAFETY: within the mapping, aligned, and only used atomically.

@@ -36,6 +36,11 @@ impl Words {
         self.len
     }
 
+    /// The addresses of all.
+    pub fn range(&self) -> Range<u64> {
+        self.address(0)..self.address(self.len)
+    }
+
     /// Where word `n` is.
     pub fn address(&self, n: usize) -> u64 {
         self.memory as u64 + 8 * n as u64

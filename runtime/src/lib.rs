@@ -4,6 +4,7 @@ pub mod census;
 pub mod config;
 mod dispatch;
 pub mod entry;
+pub mod heap;
 pub mod interp;
 pub mod invalidate;
 pub mod memory;

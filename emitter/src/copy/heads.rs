@@ -52,6 +52,11 @@ pub(super) struct Heads {
 }
 
 impl Heads {
+    /// The addresses of the counters.
+    pub fn memory(&self) -> Option<Range<u64>> {
+        self.words.as_ref().map(Words::range)
+    }
+
     pub fn new(cache: &Range<u64>) -> Heads {
         Heads { words: Words::new(cache, COUNTERS), counters: Vec::new(), threshold: 0, found: Vec::new() }
     }

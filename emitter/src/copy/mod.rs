@@ -155,6 +155,11 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
+    /// The addresses of the heads' counters.
+    pub fn memory(&self) -> Option<Range<u64>> {
+        self.heads.memory()
+    }
+
     /// Nothing copied; generates the stubs.
     pub fn new(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, indirect: &Indirect) -> Result<Blocks, StubError> {
         Ok(Blocks {

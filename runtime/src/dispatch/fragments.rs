@@ -27,6 +27,7 @@ mod describe;
 mod ledger;
 mod mixed;
 mod resting;
+mod room;
 
 use super::sources::{Role, Sources};
 use crate::census::CompileTimes;
@@ -36,7 +37,7 @@ use crate::memory;
 use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::BlockId;
 use dynasour_emitter::{
-    Config, Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
+    Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
 };
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
@@ -201,12 +202,12 @@ impl Fragments {
     /// # Errors
     /// This machine lacks something, or there is no memory.
     pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
-        let emitter = Box::new(Emitter::new(Config { cache_size: config.cache_size, count: config.count.is_some() })?);
+        let emitter = room::emitter(config.cache_size, config.count.is_some())?;
         if config.count.is_some() && !emitter.is_counting() {
             return Err(FragmentError::Counters);
         }
         Ok(Fragments {
-            emitter,
+            emitter: Box::new(emitter),
             regions: FxHashMap::default(),
             side_traces: FxHashMap::default(),
             stubs: FxHashMap::default(),
@@ -231,7 +232,7 @@ impl Fragments {
         })
     }
 
-    /// The addresses of the code cache, which never change.
+    /// The addresses of the code cache.
     pub fn cache(&self) -> Range<u64> {
         self.emitter.cache().range()
     }

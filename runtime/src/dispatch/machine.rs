@@ -11,10 +11,12 @@ use crate::config::{RunConfig, Stage, Tier};
 use crate::invalidate::CodePages;
 use crate::stats::Stats;
 use crate::sync::lock;
+use crate::syscall::memory::Moved;
 use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
+use dynasour_guest::space::PAGE;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The machine, for signal handlers.
@@ -39,8 +41,8 @@ pub struct Machine {
     resting: Mutex<Vec<Resting>>,
     /// The fragment side; none when everything is interpreted.
     fragments: Option<Mutex<Fragments>>,
-    /// The addresses of the code cache.
-    cache: Range<u64>,
+    /// The addresses of the code cache; see [`packed`].
+    cache: AtomicU64,
     /// Under chaos: somebody is in a fragment, some of whose guards are forced.
     forced: AtomicBool,
 }
@@ -67,7 +69,7 @@ impl Machine {
             footprint: Footprint::default(),
             changes: Mutex::new(()),
             resting: Mutex::new(Vec::new()),
-            cache: fragments.as_ref().map_or(0..0, Fragments::cache),
+            cache: AtomicU64::new(fragments.as_ref().map_or(0, |f| packed(&f.cache()))),
             fragments: fragments.map(Mutex::new),
             forced: AtomicBool::new(false),
         }));
@@ -150,6 +152,24 @@ impl Machine {
         }
     }
 
+    /// The guest wants `range` to itself: if something of the emitter's is there, it goes elsewhere. The caller is outside and
+    /// holds no lock.
+    pub fn make_room(&self, own: &Peer, range: &Range<u64>) -> Option<Moved> {
+        let _changes = self.changes();
+        if !self.fragments()?.could_leave(range) {
+            return None;
+        }
+        // Somebody who drops everything is soon done.
+        while !self.fragments()?.retire() {
+            std::thread::yield_now();
+        }
+        self.peers.settle(own);
+        let mut fragments = self.fragments()?;
+        let moved = fragments.leave_room(range).ok()?;
+        self.cache.store(packed(&fragments.cache()), Ordering::Release);
+        Some(moved)
+    }
+
     /// Under chaos, the right to run fragments, whose guards only one thread at a time may force. Without chaos
     /// everybody has it.
     pub fn admit(&self) -> Option<Admission<'_>> {
@@ -216,11 +236,23 @@ impl Drop for Admission<'_> {
     }
 }
 
+const CACHE_PAGES: u32 = 20;
+
+/// The addresses of a code cache in one word: its first page above the number of its pages.
+fn packed(cache: &Range<u64>) -> u64 {
+    (cache.start / PAGE) << CACHE_PAGES | (cache.end - cache.start) / PAGE
+}
+
+fn unpacked(cache: u64) -> Range<u64> {
+    let start = (cache >> CACHE_PAGES) * PAGE;
+    start..start + (cache & ((1 << CACHE_PAGES) - 1)) * PAGE
+}
+
 /// The fragments, for a handler that interrupted `host_rip`: if that is in the code cache, where no thread holds a lock.
 fn in_handler(host_rip: u64) -> Option<MutexGuard<'static, Fragments>> {
     // SAFETY: null or the machine, which lives as long as the process.
     let machine = unsafe { MACHINE.load(Ordering::Acquire).as_ref() }?;
-    if machine.cache.contains(&host_rip) { machine.fragments() } else { None }
+    if unpacked(machine.cache.load(Ordering::Acquire)).contains(&host_rip) { machine.fragments() } else { None }
 }
 
 /// Where a fault of a fragment's own continues. Async-signal-safe.

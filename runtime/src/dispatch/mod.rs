@@ -27,6 +27,7 @@ use crate::interp::{Interp, NoPolicy, Stop};
 use crate::memory;
 use crate::process::{self, ThreadBody};
 use crate::signal::{self, GuestFault};
+use crate::syscall::memory::Moved;
 use crate::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
@@ -519,6 +520,15 @@ impl Engine for Dispatcher {
     fn invalidate(&mut self, range: Range<u64>) {
         let _changes = self.machine.changes();
         self.drop_code(range);
+    }
+
+    fn make_room(&mut self, range: &Range<u64>) -> Option<Moved> {
+        self.abandon(AbortReason::Flushed);
+        let moved = self.machine.make_room(&self.peer, range);
+        if moved.is_some() {
+            self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
+        }
+        moved
     }
 
     fn report(&mut self, system: &System) {

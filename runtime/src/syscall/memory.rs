@@ -1,6 +1,7 @@
 //! The guest's calls about its address space, which it shares with the host.
 //!
-//! * Ranges of the host's are *protected*: to the guest they are unmapped addresses that cannot be mapped.
+//! * Ranges of the host's are *protected*: to the guest they are unmapped addresses that cannot be mapped. The code cache and
+//!   its tables, which lie where programs with a layout of their own map, make room instead ([`Engine::make_room`]).
 //! * The engine hears of every range whose contents, protection or existence may have changed, and so do the
 //!   [code pages](crate::invalidate), which must agree with the kernel about what is guarded.
 //! * A shared mapping that can be written ends the assumption `private_memory` (DESIGN 4).
@@ -20,6 +21,15 @@ const HEAP_ROOM: u64 = 4 << 30;
 
 /// Room below the host's stack, which grows.
 const STACK_ROOM: u64 = 16 << 20;
+
+/// Memory of the host's that has gone elsewhere.
+#[derive(Debug)]
+pub struct Moved {
+    /// The ranges that it left: they are free.
+    pub from: Vec<Range<u64>>,
+    /// The ranges that it took instead.
+    pub to: Vec<Range<u64>>,
+}
 
 /// The guest's view of the address space.
 pub(crate) struct Memory {
@@ -47,6 +57,14 @@ impl Memory {
             }
         }
         self.protected = merged;
+    }
+
+    fn unprotect(&mut self, range: &Range<u64>) {
+        let outside = |own: Range<u64>| {
+            let parts = [own.start..own.end.min(range.start), own.start.max(range.end)..own.end];
+            parts.into_iter().filter(|part| part.start < part.end)
+        };
+        self.protected = self.protected.drain(..).flat_map(outside).collect();
     }
 
     fn is_protected(&self, range: &Range<u64>) -> bool {
@@ -129,6 +147,18 @@ impl System {
             self.protect(start.saturating_sub(below)..end.saturating_add(above));
         }
         Ok(())
+    }
+
+    /// Has the host nothing in `range`, or nothing any more? The guest is about to map there.
+    fn is_free(&mut self, engine: &mut dyn Engine, range: &Range<u64>) -> bool {
+        if !self.process.memory().is_protected(range) {
+            return true;
+        }
+        let Some(moved) = engine.make_room(range) else { return false };
+        let mut memory = self.process.memory();
+        moved.from.iter().for_each(|left| memory.unprotect(left));
+        moved.to.into_iter().for_each(|taken| memory.protect(taken));
+        !memory.is_protected(range)
     }
 
     pub(super) fn memory_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
@@ -215,7 +245,11 @@ impl System {
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
         let anonymous = flags & libc::MAP_ANONYMOUS != 0;
         let private = flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
-        let refused = self.process.memory().is_protected(&pages(address, len));
+        let range = pages(address, len);
+        let refused = match fixed {
+            0 => self.process.memory().is_protected(&range),
+            _ => page_down(address) == address && !self.is_free(engine, &range),
+        };
         match fixed {
             0 => {}
             libc::MAP_FIXED if refused => return Done::error(libc::ENOMEM),
@@ -299,7 +333,7 @@ impl System {
         if self.process.memory().is_protected(&pages(old, old_len.max(1))) {
             return Done::error(libc::EFAULT);
         }
-        if fixed && self.process.memory().is_protected(&pages(new, new_len)) {
+        if fixed && page_down(new) == new && !self.is_free(engine, &pages(new, new_len)) {
             return Done::error(libc::ENOMEM);
         }
         let done = self.pass_and_invalidate(engine, call, pages(old, old_len));
@@ -390,6 +424,16 @@ mod tests {
         assert!(memory.is_protected(&(0x2fff..0x3000)));
         assert!(!memory.is_protected(&(0x3000..0x5000)));
         assert!(!memory.is_protected(&(0x7000..0x8000)));
+    }
+
+    #[test]
+    fn what_is_left_is_protected_no_more() {
+        let mut memory = memory(&[0x1000..0x5000, 0x7000..0x9000]);
+        memory.unprotect(&(0x2000..0x3000));
+        memory.unprotect(&(0x6000..0x8000));
+        assert_eq!(memory.protected, [0x1000..0x2000, 0x3000..0x5000, 0x8000..0x9000]);
+        memory.unprotect(&(0..0x9000));
+        assert!(memory.protected.is_empty());
     }
 
     #[test]

@@ -37,7 +37,7 @@ use crate::process::{Process, ThreadBody};
 use crate::signal::altstack::AltStack;
 use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
 
-use memory::Memory;
+use memory::{Memory, Moved};
 use report::Report;
 use special::Segments;
 
@@ -45,6 +45,11 @@ use special::Segments;
 pub trait Engine {
     /// Code in `range` may have changed or gone: forget everything made from it.
     fn invalidate(&mut self, range: Range<u64>);
+
+    /// The guest wants `range` to itself. If memory of the engine's is there that can be elsewhere, it is from now on.
+    fn make_room(&mut self, _range: &Range<u64>) -> Option<Moved> {
+        None
+    }
 
     /// The process is about to become one that is not translated: the last chance to report.
     fn report(&mut self, system: &System);

@@ -123,6 +123,8 @@ macro_rules! for_each_guest {
             gaps: "gaps.c",
             gaps_static: "gaps.c" .flags(&["-static"]),
             gaps_high: "gaps.c" .flags(&["-static", "-Wl,-Ttext-segment=0x3f000000"]),
+            fixed_mappings: "fixed_mappings.c" .flags(&["-pthread"]),
+            fixed_mappings_threads: "fixed_mappings.c" .args(&["3"]) .flags(&["-pthread"]),
             clone_flags: "clone_flags.c",
             exec_errors: "exec_errors.c",
             tls: "tls.c",

@@ -50,6 +50,11 @@ impl Mode {
         ])
     }
 
+    /// The tiers that make native code.
+    pub fn native_tiers() -> Vec<Mode> {
+        Mode::tiers().into_iter().filter(|mode| mode.name != "interp").collect()
+    }
+
     /// The tiers and random anchors, for real programs that run quickly.
     pub fn tiers_and_chaos() -> Vec<Mode> {
         let mut modes = Mode::tiers();

@@ -38,21 +38,26 @@ pub struct Program {
     pub packages: &'static str,
     /// Commands in their order.
     pub steps: &'static [Step],
-    /// Whether it is fast enough to run under random deoptimisation too.
-    pub quick: bool,
+    /// The modes that it is quick enough for.
+    pub modes: fn() -> Vec<Mode>,
     /// Beginnings of relative paths that are not compared, because they record times or inode numbers.
     pub ignored: &'static [&'static str],
 }
 
 impl Program {
-    /// A test that runs under both tiers and under random deoptimisation.
+    /// A test that runs in all tiers and under random deoptimisation.
     pub const fn quick(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
-        Program { name, packages, steps, quick: true, ignored: &[] }
+        Program { name, packages, steps, modes: Mode::tiers_and_chaos, ignored: &[] }
     }
 
-    /// A test that runs under both tiers only.
+    /// A test that runs in all tiers only.
     pub const fn slow(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
-        Program { quick: false, ..Program::quick(name, packages, steps) }
+        Program { modes: Mode::tiers, ..Program::quick(name, packages, steps) }
+    }
+
+    /// A test that is not run by the interpreter alone.
+    pub const fn large(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
+        Program { modes: Mode::native_tiers, ..Program::quick(name, packages, steps) }
     }
 
     /// Leaves paths with these beginnings out of the comparison.
@@ -76,7 +81,7 @@ impl Lab {
     /// # Errors
     /// A report of the modes that differ, or of what could not be prepared.
     pub fn compare_program(&self, program: &Program) -> Result<Verdict, String> {
-        let modes = if program.quick { Mode::tiers_and_chaos() } else { Mode::tiers() };
+        let modes = (program.modes)();
         for step in program.steps {
             if !step.words[0].contains('/') && find(step.words[0]).is_none() {
                 let message = format!(
@@ -192,6 +197,9 @@ pub fn prepare(directory: &Path) -> std::io::Result<()> {
     fs::write(directory.join("part.c"), PART_C)?;
     fs::write(directory.join("Makefile"), MAKEFILE)?;
     fs::write(directory.join("script.sh"), SCRIPT)?;
+    fs::write(directory.join("jit.lua"), JIT_LUA)?;
+    fs::write(directory.join("jit.js"), JIT_JS)?;
+    fs::write(directory.join("Jit.java"), JIT_JAVA)?;
     fs::write(
         directory.join("hello.bc"),
         "x = 0\nfor (i = 1; i <= 200; i++) x = (x * 31 + i) % 65537\nx\n2 ^ 100\nquit\n",
@@ -274,4 +282,67 @@ END
 set -- a b c; shift; echo "$# $*"
 false || echo "or"; ! true || echo "not printed"
 exit 5
+"#;
+
+const JIT_LUA: &str = r#"-- Loops that are compiled, guards that fail, tables that are collected, coroutines, strings.
+local sum = 0
+for i = 1, 300000 do sum = (sum * 31 + i % 7) % 1000003 end
+print(sum)
+local function kind(i) if i % 100 == 99 then return "rare" elseif i % 2 == 0 then return 2 else return 1.5 end end
+local numbers, strings = 0, 0
+for i = 1, 20000 do
+    local k = kind(i)
+    if type(k) == "number" then numbers = numbers + k else strings = strings + #k end
+end
+print(numbers, strings)
+local parts = {}
+for i = 1, 5000 do parts[#parts + 1] = ("%x"):format(i * 7919 % 10007) end
+table.sort(parts)
+print(#table.concat(parts), parts[1], parts[#parts])
+local squares = coroutine.wrap(function() for i = 1, 1000 do coroutine.yield(i * i) end end)
+local total = 0
+for i = 1, 1000 do total = total + squares() end
+print(total, pcall(error, "message"), pcall(string.rep))
+os.exit(4)
+"#;
+
+const JIT_JS: &str = r#"// Functions that are compiled and deoptimised, garbage, exceptions, a worker, timers.
+const { Worker, isMainThread, parentPort } = require('worker_threads');
+function hot(o, n) { let s = 0; for (let i = 0; i < n; i++) s = (s * 31 + o.x + i) | 0; return s; }
+if (!isMainThread) {
+    parentPort.postMessage(hot({ x: 3 }, 30000));
+} else {
+    let s = hot({ x: 1 }, 100000);
+    for (const o of [{ x: 2 }, { y: 1, x: 0.5 }, { x: '7' }, { x: 1n === 1 ? 0 : 4 }]) s ^= hot(o, 20000);
+    console.log(s);
+    let kept = [];
+    for (let i = 0; i < 60000; i++) kept[i % 100] = { text: 'n' + i, list: [i, i * 2] };
+    console.log(kept.reduce((t, k) => t + k.list[1] + k.text.length, 0));
+    const thrown = n => { if (n === 0) throw new Error('deep'); return thrown(n - 1) + 1; };
+    try { thrown(2000); } catch (e) { console.log(e.message); }
+    console.log('a-b-c'.replace(/(\w)-(\w)/, '$2+$1'), JSON.stringify({ k: [1.5, null] }), Math.sin(1), 2n ** 70n);
+    const worker = new Worker(__filename);
+    worker.on('message', m => console.log('worker', m));
+    worker.on('exit', c => setTimeout(() => { console.log('ended', c); process.exit(5); }, 1));
+}
+"#;
+
+const JIT_JAVA: &str = r#"import java.util.concurrent.*;
+
+class Jit {
+    static int hot(int x) { int s = 0; for (int i = 0; i < 1000; i++) s = s * 31 + (i ^ x); return s; }
+
+    public static void main(String[] arguments) throws Exception {
+        int sum = 0;
+        for (int i = 0; i < 2000; i++) sum += hot(i);
+        System.out.println(sum);
+        ExecutorService pool = Executors.newFixedThreadPool(2);
+        Future<Integer> first = pool.submit(() -> hot(1)), second = pool.submit(() -> hot(2));
+        System.out.println(first.get() + " " + second.get());
+        pool.shutdown();
+        // Found out by a fault.
+        try { ((Object) null).toString(); } catch (NullPointerException e) { System.out.println("caught"); }
+        System.exit(3);
+    }
+}
 "#;

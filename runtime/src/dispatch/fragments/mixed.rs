@@ -60,10 +60,10 @@ impl Fragments {
     pub fn statistics(&self) -> Stats {
         let copied = self.emitter.copy_figures();
         Stats {
-            copied_blocks: copied.blocks,
-            copied_instructions: copied.instructions,
-            copied_bytes: copied.bytes,
-            copied_links: copied.links,
+            copied_blocks: self.stats.copied_blocks + copied.blocks,
+            copied_instructions: self.stats.copied_instructions + copied.instructions,
+            copied_bytes: self.stats.copied_bytes + copied.bytes,
+            copied_links: self.stats.copied_links + copied.links,
             ..self.stats.clone()
         }
     }
