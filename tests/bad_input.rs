@@ -17,7 +17,7 @@ use dynasour_testkit::run::{self, Invocation, Outcome, Status};
 use dynasour_testkit::{build, list, scratch};
 
 const DYNASOUR: &str = env!("CARGO_BIN_EXE_dynasour");
-const TIERS: [&str; 2] = ["interp", "dynamo"];
+const TIERS: [&str; 4] = ["interp", "dynamo", "copy", "full"];
 
 /// An empty directory of this test's own.
 fn directory(name: &str) -> PathBuf {

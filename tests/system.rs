@@ -8,8 +8,8 @@ use dynasour_testkit::run::{self, Invocation, Outcome, Status};
 use dynasour_testkit::scratch;
 use dynasour_testkit::{Lab, build, list};
 
-/// Both tiers behave alike here; statistics exist in each.
-const TIERS: [&str; 2] = ["interp", "dynamo"];
+/// All tiers behave alike here; statistics exist in each.
+const TIERS: [&str; 4] = ["interp", "dynamo", "copy", "full"];
 
 fn temporary(name: &str) -> PathBuf {
     run::disable_core_dumps();
@@ -189,6 +189,28 @@ fn limits_of_the_guest_are_not_the_translators() {
         for tier in TIERS {
             let outcome = translated(&directory, tier, &[], &command);
             assert_eq!(native.difference(&outcome), None, "{tier}: {script}");
+        }
+    }
+}
+
+/// With too little memory for the translator there is a line that says so, never a crash.
+#[test]
+fn limits_of_memory_are_named() {
+    let directory = temporary("memory_limits");
+    for limit in ["-d 2000", "-d 5000", "-d 10000", "-v 60000", "-v 100000", "-v 150000", "-v 200000"] {
+        for tier in ["interp", "dynamo", "copy", "full"] {
+            let dynasour = env!("CARGO_BIN_EXE_dynasour");
+            let script = format!("ulimit {limit}; exec {dynasour} run --tier {tier} -- /bin/echo here");
+            let outcome = Invocation::new("/bin/bash", &directory).args(["-c", &script]).run();
+            let line = String::from_utf8_lossy(&outcome.stderr);
+            match outcome.status {
+                Status::Exited(0) => assert_eq!((&outcome.stdout[..], &*line), (&b"here\n"[..], ""), "{script}"),
+                Status::Exited(126) => assert!(
+                    line.starts_with("dynasour: ") && line.lines().count() == 1 && outcome.stdout.is_empty(),
+                    "{script}: {line}"
+                ),
+                _ => panic!("{script}: {}\n{}", outcome.status, outcome.excerpt()),
+            }
         }
     }
 }

@@ -340,7 +340,8 @@ static void *body(void *argument) {
     if (timer_settime(self->timer, 0, &often, NULL) != 0) fail("timer_settime");
     self->latest = now();
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    while (!stop) {
+    // However little time there is, each thread has its turns.
+    while (!stop || self->turns < 3 || *(volatile long *)&self->expirations == 0) {
         const struct operation *operation = choose(&self->random);
         __atomic_store_n(&self->operation, operation->name, __ATOMIC_RELAXED);
         operation->perform(&self->random);
@@ -349,7 +350,7 @@ static void *body(void *argument) {
     // The last expiration: it tells of all up to a moment that is not before this one.
     __atomic_store_n(&self->operation, "the last expiration", __ATOMIC_RELAXED);
     long due = (now() - self->latest) / self->period;
-    while (self->expirations < due) sched_yield();
+    while (*(volatile long *)&self->expirations < due) sched_yield();
     pthread_sigmask(SIG_BLOCK, &timer, NULL);
     timer_settime(self->timer, 0, &never, NULL);
     timer_delete(self->timer);
