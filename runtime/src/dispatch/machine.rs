@@ -240,7 +240,7 @@ const CACHE_PAGES: u32 = 20;
 
 /// The addresses of a code cache in one word: its first page above the number of its pages.
 fn packed(cache: &Range<u64>) -> u64 {
-    (cache.start / PAGE) << CACHE_PAGES | (cache.end - cache.start) / PAGE
+    ((cache.start / PAGE) << CACHE_PAGES) | ((cache.end - cache.start) / PAGE)
 }
 
 fn unpacked(cache: u64) -> Range<u64> {

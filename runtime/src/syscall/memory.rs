@@ -4,7 +4,8 @@
 //!   its tables, which lie where programs with a layout of their own map, make room instead ([`Engine::make_room`]).
 //! * The engine hears of every range whose contents, protection or existence may have changed, and so do the
 //!   [code pages](crate::invalidate), which must agree with the kernel about what is guarded.
-//! * A shared mapping that can be written ends the assumption `private_memory` (DESIGN 4).
+//! * A shared mapping whose contents somebody may change ends the assumption `private_memory` (DESIGN 4); see
+//!   [`is_plain`]. So do `shmat`, the first thread ([`crate::process`]), and `io_setup`, whose ring the kernel writes.
 //! * What the dynamic linker maps goes low ([`dynasour_guest::space`]).
 
 use std::ops::Range;
@@ -287,7 +288,8 @@ impl System {
         let range = pages(start as u64, len);
         let mapping = Mapping::anonymous(ProtFlags::from_bits_truncate(prot));
         self.process.pages().mapped(range.clone(), (private && anonymous).then_some(mapping));
-        if !private && (anonymous || prot & libc::PROT_WRITE != 0 || is_open_for_writing(fd)) {
+        let changes = anonymous || prot & libc::PROT_WRITE != 0 || is_open_for_writing(fd) || !is_plain(fd);
+        if !private && changes {
             engine.private_memory_lost();
         }
         if !anonymous && (prot & libc::PROT_EXEC != 0 || !private) && is_open_for_writing(fd) {
@@ -394,13 +396,31 @@ fn is_open_for_writing(fd: i32) -> bool {
     is_error(flags) || flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
 }
 
+/// Is this a file on a disk? Such a file, mapped for reading only by a descriptor for reading only, is taken for one that
+/// nobody writes: so are the tables of the C library that most programs map. Memory of other processes and devices is no
+/// such file.
+fn is_plain(fd: i32) -> bool {
+    const IN_MEMORY: [i64; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, 0x8584_58f6 /* RAMFS_MAGIC */];
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: fills `system` in, or fails.
+    let on_disk = unsafe {
+        let failed = entry::raw(&Call::new(libc::SYS_fstatfs, &[fd as u64, system.as_mut_ptr() as u64]));
+        failed == 0 && !IN_MEMORY.contains(&system.assume_init().f_type)
+    };
+    on_disk && status_of(fd).is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG)
+}
+
 /// The inode of an open file.
 fn inode_of(fd: i32) -> Option<u64> {
+    status_of(fd).map(|status| status.st_ino)
+}
+
+fn status_of(fd: i32) -> Option<libc::stat> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: fills `status` in, or fails.
     unsafe {
         let failed = entry::raw(&Call::new(libc::SYS_fstat, &[fd as u64, status.as_mut_ptr() as u64]));
-        (failed == 0).then(|| status.assume_init().st_ino)
+        (failed == 0).then(|| status.assume_init())
     }
 }
 

@@ -314,6 +314,12 @@ impl System {
             | libc::SYS_shmat
             | libc::SYS_shmdt => self.memory_call(engine, nr, call),
 
+            libc::SYS_io_setup => {
+                let done = self.pass(call);
+                engine.private_memory_lost();
+                done
+            }
+
             libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
                 self.clone_call(context, engine, call)
             }

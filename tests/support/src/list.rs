@@ -125,6 +125,7 @@ macro_rules! for_each_guest {
             gaps_high: "gaps.c" .flags(&["-static", "-Wl,-Ttext-segment=0x3f000000"]),
             fixed_mappings: "fixed_mappings.c" .flags(&["-pthread"]),
             fixed_mappings_threads: "fixed_mappings.c" .args(&["3"]) .flags(&["-pthread"]),
+            shared_memory: "shared_memory.c" .flags(&["-pthread"]) .args(&["{dir}/shared_memory.tmp"]),
             clone_flags: "clone_flags.c",
             exec_errors: "exec_errors.c",
             tls: "tls.c",
