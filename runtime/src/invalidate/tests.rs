@@ -59,7 +59,8 @@ fn a_page_that_is_written_often_is_guarded_no_more() {
     assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible);
     assert_eq!(pages.watch(range.start + PAGE..range.end), Watched::Now);
     // Until something else is mapped there.
-    pages.mapped(range.clone(), Some(Mapping::anonymous(ProtFlags::all())));
+    let all = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
+    pages.mapped(range.clone(), Some(Mapping::anonymous(all)));
     assert_eq!(pages.watch(range.start..range.start + 1), Watched::Now);
 }
 
