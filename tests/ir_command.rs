@@ -253,3 +253,56 @@ fn bad_input_is_answered() {
         );
     }
 }
+
+/// The programs of `ir/README.md`, in files of their own: the sum in one region, and the countdown.
+fn files_of_the_page(page: &str, directory: &Path) {
+    let blocks: Vec<&str> = page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let versions = |block: &str| -> String {
+        let open = block.find('{').expect("a region") + 1;
+        block[open..block.rfind('}').expect("its end")].to_string()
+    };
+    let head = &blocks[0][..=blocks[0].find('{').expect("a region")];
+    std::fs::write(directory.join("sum.ir"), format!("{head}{}{}}}\n", versions(blocks[1]), versions(blocks[0])))
+        .unwrap();
+    std::fs::write(directory.join("countdown.ir"), blocks[3]).unwrap();
+}
+
+/// Every command that `ir/README.md` shows prints what stands there.
+#[test]
+fn the_page_shows_what_the_commands_print() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ir/README.md")).unwrap();
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ir_page");
+    std::fs::create_dir_all(&directory).unwrap();
+    files_of_the_page(&page, &directory);
+    let mut shown: Vec<(&str, String)> = Vec::new();
+    let mut lines = page.lines().peekable();
+    while let Some(line) = lines.next() {
+        let Some(command) = line.strip_prefix("    $ ") else { continue };
+        let mut output = String::new();
+        while let Some(more) = lines.next_if(|l| l.starts_with("    ") && !l.starts_with("    $ ")) {
+            output.push_str(&more[4..]);
+            output.push('\n');
+        }
+        shown.push((command, output));
+    }
+    assert!(shown.len() >= 6, "{shown:?}");
+    for (command, output) in shown {
+        let dynasour = format!("'{}'", env!("CARGO_BIN_EXE_dynasour"));
+        let script = command.replace("dynasour ir", &format!("{dynasour} ir"));
+        let ran = Command::new("sh").args(["-c", &script]).current_dir(&directory).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&ran.stderr), "", "{command}");
+        assert_eq!(String::from_utf8_lossy(&ran.stdout), output, "{command}");
+    }
+}
+
+#[test]
+fn versions_of_a_region_stand_in_one() {
+    let twice = b"region 1 { version base { b0: at 1 goto 2 } }\nregion 1 {\n version t1 {\n anchor a0 = base.2 []\n b0:\n exit a0\n } }";
+    let twice = String::from_utf8_lossy(twice).replace("b0: at 1 goto", "b0:\nat 1\ngoto");
+    let (status, _, err) = dynasour(&["check", "-"], twice.as_bytes());
+    assert_eq!(status, 1);
+    assert!(err.contains("there is a region 0x1 already") && err.contains("[<stdin>:6:2]"), "{err}");
+    let (status, _, err) =
+        dynasour(&["diff", "-", "base", "t1"], b"region 1 { version t1 { anchor a0 = base.2 []\n b0:\n exit a0\n } }");
+    assert_eq!((status, err.as_str()), (2, "dynasour: region 0x1 has no version base\n"));
+}

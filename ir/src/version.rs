@@ -366,6 +366,14 @@ impl Context {
         })
     }
 
+    /// An address that a fact about memory is about.
+    pub fn watched(&self) -> Option<u64> {
+        self.facts.iter().find_map(|fact| match fact {
+            Fact::MemEquals { address, .. } => Some(*address),
+            Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => None,
+        })
+    }
+
     /// May the passes use `private_memory`?
     pub fn private_memory(&self) -> bool {
         self.facts.contains(&Fact::PrivateMemory)
@@ -379,6 +387,9 @@ pub struct Version {
     pub name: String,
     /// The guest pc of the region.
     pub region: u64,
+    /// Has a pass used what holds only because control came from the entry (guards passed, facts of the context, loads)? Then
+    /// it cannot be entered elsewhere: [`crate::opt::continuation`] takes *fresh* versions only.
+    pub optimised: bool,
     /// What must hold on entry.
     pub context: Context,
     /// The type of each value.
@@ -399,6 +410,7 @@ impl Version {
         Version {
             name: name.to_string(),
             region,
+            optimised: false,
             context: Context::default(),
             types: Vec::new(),
             blocks: Vec::new(),

@@ -1,6 +1,8 @@
 //! What the verifier says of versions that the text form cannot express, built by hand; and of every effect of natives.
 //! Everything else is in `tests/verify/*.ir` (`verify_files.rs`).
 
+use dynasour_ir::eval::check::{Limits, check};
+use dynasour_ir::eval::{ModelMachine, State};
 use dynasour_ir::text::version;
 use dynasour_ir::verify::verify;
 use dynasour_ir::{BlockId, Effects, Gpr, Inst, Loc, Op, Operand, Ty, Value, Version};
@@ -110,4 +112,36 @@ fn verify_answers_for_numbers_out_of_range() {
     let mut v = parse(&trace("poll else a0"));
     v.anchors[0].varmap[0] = (Loc::Gpr(Gpr::RAX), Operand::Value(Value(u32::MAX)));
     breaks_version(&v, &["a0: rax: v4294967295 does not exist [varmap]"]);
+}
+
+/// What no verifier of single versions can know (the header of `verify` says so): *when* a deferred store was due. One text
+/// is right for the program that loads first and stores then, and wrong for the one that stores first: an anchor defers
+/// a store that its pass has moved past an access *before* the anchor's position. The checker, which has the program, tells them
+/// apart.
+#[test]
+fn when_a_deferred_store_was_due_is_not_in_the_text() {
+    let trace = version(
+        "region 0x10 { version t1 context private_memory {
+            anchor a0 = base.0x10 [rax = v0]
+            anchor a1 = base.0x18 [rax = v2] stores [store.i64 [v1 - 8], 7]
+            b0(v0: i64 = rax, v1: i64 = rsp):
+              v2 = load.i64 [v1 - 8] !a0
+              exit a1
+        } }",
+    )
+    .unwrap();
+    assert_eq!(errors(&trace), [""; 0]);
+    let load = "v0 = get.i64 rsp\n v1 = load.i64 [v0 - 8]\n put.i64 rax, v1";
+    let store = "v2 = get.i64 rsp\n store.i64 [v2 - 8], 7";
+    let agrees = |first: &str, second: &str| {
+        let base = parse(&format!("base {{ b0:\n at 0x10\n {first}\n at 0x14\n {second}\n goto 0x18 }}"));
+        let mut guest = std::collections::BTreeMap::from([(0x10, base)]);
+        let mut machine = ModelMachine::new();
+        machine.map(0x1000, 4096);
+        let mut state = State::default();
+        state.gpr[Gpr::RSP.number()] = 0x1100;
+        check(&mut guest, &trace, &state, &machine, Limits::default()).is_ok()
+    };
+    assert!(agrees(load, store), "the load comes first");
+    assert!(!agrees(store, load), "the store comes first");
 }

@@ -4,7 +4,7 @@ use super::args::DiffArgs;
 use super::eval::{choice, setup, start_pc};
 use super::source::Source;
 use super::{WRONG, out, plural, refuse};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use dynasour_ir::eval::program::{EventSpot, Outcome, Program, ProgramError, Route, difference, run_program};
 use dynasour_ir::eval::{Leave, ModelMachine, State};
 use dynasour_ir::random::{Rng, generate};
@@ -39,6 +39,12 @@ pub(super) fn run(args: &DiffArgs) -> Result<c_int> {
         Err(problems) => return Ok(refuse(&source, &problems)),
     };
     let pc = start_pc(&file, &args.start)?;
+    for name in [&args.one, &args.two] {
+        let has = |name: &str| file.regions.iter().any(|r| r.pc == pc && r.version(name).is_some());
+        if !has(name) && !has("base") {
+            bail!("region {pc:#x} has no version {name}");
+        }
+    }
     let route = |name: &str| choice(&file, Some(name)).map(|choice| Route { choice, follow: args.follow, force: None });
     let routes = [route(&args.one)?, route(&args.two)?];
     let starts = starts(&file, args)?;

@@ -123,7 +123,12 @@ impl Problem {
 /// Every broken rule of a file.
 fn problems(file: &File) -> Vec<Problem> {
     let mut out = Vec::new();
-    for (region, spots) in file.regions.iter().zip(&file.spots) {
+    for (i, (region, spots)) in file.regions.iter().zip(&file.spots).enumerate() {
+        if file.regions[..i].iter().any(|r| r.pc == region.pc) {
+            let at = spots.first().map_or(Position { line: 1, column: 1 }, |first| first.version);
+            let what = format!("there is a region {:#x} already: all its versions stand in one", region.pc);
+            out.push(Problem::region(&what, at));
+        }
         let spots_of = |name: &str| region.versions.iter().rposition(|v| v.name == name).and_then(|i| spots.get(i));
         for broken in verify_region(region).err().unwrap_or_default() {
             let (name, at) = match &broken {

@@ -133,6 +133,29 @@ pub enum Leave {
     Budget,
 }
 
+impl fmt::Display for Leave {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Leave::Anchor { anchor, reason, place, pc } => {
+                let why = match reason {
+                    Reason::End => "its end".to_string(),
+                    Reason::Assume => "a failed assumption".to_string(),
+                    Reason::Fault(fault) => fault.to_string(),
+                    Reason::Forced => "force".to_string(),
+                };
+                write!(f, "through {anchor} at {place} to {pc:#x} ({why})")
+            }
+            Leave::Goto(pc) => write!(f, "to {pc:#x}"),
+            Leave::Syscall { next } => write!(f, "system call before {next:#x}"),
+            Leave::Special { pc } => write!(f, "special instruction at {pc:#x}"),
+            Leave::Trap { pc, trap } => write!(f, "trap {trap} at {pc:#x}"),
+            Leave::Fault { pc, fault } => write!(f, "fault at {pc:#x}: {fault}"),
+            Leave::Stopped { pc } => write!(f, "stopped at {pc:#x}"),
+            Leave::Budget => f.write_str("out of steps"),
+        }
+    }
+}
+
 /// What cannot happen to a version that keeps the rules.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EvalError {
@@ -394,6 +417,12 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         let written = address.zip(native.mem_size).filter(|_| native.effects.contains(Effects::WRITE));
         if let Some((address, size)) = written
             && self.version.context.broken_by_write(address, size).is_some()
+        {
+            return self.fault(inst, Fault::Watched(address), place).map(Some);
+        }
+        // Where it writes nobody knows: it may be there.
+        if native.effects.contains(Effects::WRITE | Effects::UNKNOWN_EXTENT)
+            && let Some(address) = self.version.context.watched()
         {
             return self.fault(inst, Fault::Watched(address), place).map(Some);
         }

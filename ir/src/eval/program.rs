@@ -123,22 +123,7 @@ impl fmt::Display for Visit {
         write!(f, "{:#x} {}: ", self.pc, self.version)?;
         match &self.leave {
             None => f.write_str("by a label"),
-            Some(Leave::Anchor { anchor, reason, place, pc }) => {
-                let why = match reason {
-                    Reason::End => "its end".to_string(),
-                    Reason::Assume => "a failed assumption".to_string(),
-                    Reason::Fault(fault) => fault.to_string(),
-                    Reason::Forced => "force".to_string(),
-                };
-                write!(f, "through {anchor} at {place} to {pc:#x} ({why})")
-            }
-            Some(Leave::Goto(pc)) => write!(f, "to {pc:#x}"),
-            Some(Leave::Syscall { next }) => write!(f, "system call before {next:#x}"),
-            Some(Leave::Special { pc }) => write!(f, "special instruction at {pc:#x}"),
-            Some(Leave::Trap { pc, trap }) => write!(f, "trap {trap} at {pc:#x}"),
-            Some(Leave::Fault { pc, fault }) => write!(f, "fault at {pc:#x}: {fault}"),
-            Some(Leave::Stopped { pc }) => write!(f, "stopped at {pc:#x}"),
-            Some(Leave::Budget) => f.write_str("out of steps"),
+            Some(leave) => leave.fmt(f),
         }
     }
 }
@@ -322,10 +307,13 @@ pub fn difference<M: Comparable>(one: &Outcome<M>, two: &Outcome<M>) -> Option<S
         return Some(what);
     }
     if !same_end {
-        return Some(format!("the end: {:?} and {:?}", one.end, two.end));
+        return Some(format!("the end: {} and {}", one.end, two.end));
     }
     one.state.difference(&two.state)
 }
+
+/// What is not at its end in so many times the steps in which `base` is never will be.
+const HASTE: u64 = 8;
 
 /// What [`check_program`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -365,10 +353,17 @@ pub fn check_program<M: Comparable>(
     entry: (&State, &M),
     (steps, forks): (u64, u64),
 ) -> Result<Checked, Diverged> {
-    let go = |route: &Route| run_program(program, pc, route, entry.0.clone(), entry.1.clone(), steps);
-    let base = go(&Route { choice: Choice::Base, ..Route::default() })?;
+    let go = |route: &Route, steps| run_program(program, pc, route, entry.0.clone(), entry.1.clone(), steps);
+    let base = go(&Route { choice: Choice::Base, ..Route::default() }, steps)?;
     let compare = |route: &Route| -> Result<u64, Diverged> {
-        let outcome = go(route)?;
+        let mut outcome = go(route, steps)?;
+        if outcome.end == Leave::Budget && base.end != Leave::Budget {
+            outcome = go(route, steps.saturating_mul(HASTE))?;
+            if outcome.end == Leave::Budget {
+                let what = format!("base comes to its end ({}), this goes on and on", base.end);
+                return Err(Diverged::Run { route: route.clone(), what });
+            }
+        }
         match difference(&base, &outcome) {
             None => Ok(outcome.opportunities),
             Some(what) => Err(Diverged::Run { route: route.clone(), what }),

@@ -18,10 +18,11 @@
 //! on entry by guards that fall back to that very state: a location mapped to a constant holds it, two
 //! locations mapped to one value are equal.
 //!
-//! Side conditions: the version has not been optimised on what holds only of its own entry (facts of its context, values
-//! passed to its loop, guards before the anchor): the state that enters here need not have passed there. So continuations
-//! are made of fresh versions, and their own assumptions are injected afterwards; the old context is dropped except for what is
-//! monitored. No store waits at the anchor.
+//! Side conditions: the version has not been optimised on what holds only because control came from its own entry (facts of
+//! its context, guards before the anchor, what a load found): the state that enters here need not have passed there. Passes
+//! that use such things mark what they change ([`Version::optimised`]), so continuations are made of fresh versions,
+//! and their own assumptions are injected afterwards; the old context is dropped except for what is monitored. No store
+//! waits at the anchor.
 
 use super::OptOptions;
 use super::closed::close;
@@ -40,6 +41,9 @@ pub enum ContinuationError {
     /// Nothing uses the anchor, or there is no such anchor.
     #[error("{0} is not in use")]
     NoAnchor(AnchorId),
+    /// Its code relies on how control came there from its own entry.
+    #[error("{0} is optimised: only a fresh version can be entered in the middle")]
+    Optimised(String),
     /// The anchor's target is not a constant.
     #[error("{0} leads to no fixed place")]
     NoRegion(AnchorId),
@@ -63,6 +67,9 @@ pub(super) fn continue_under(
     name: &str,
     assumptions: &[Assumption],
 ) -> Result<Version, ContinuationError> {
+    if !holds(Side::ContinuationFresh, !version.optimised) {
+        return Err(ContinuationError::Optimised(version.name.clone()));
+    }
     let cfg = Cfg::new(version);
     let place = Reach::new(version, &cfg).positions.get(anchor.index()).copied().flatten();
     let place = place.ok_or(ContinuationError::NoAnchor(anchor))?;

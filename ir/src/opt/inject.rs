@@ -12,17 +12,19 @@
 //! b2: assume eq.i64 v1, 1 else a0                    injected here: checked on this way only
 //! ```
 //!
-//! Where no anchor reaches but nothing has happened since the entry either, the entry itself is the place to go back to:
-//! every location that anchors name has the value of its entry parameter.
+//! Where no anchor reaches, at the end of a block that jumps, the state is the one at the start of the block it jumps to. An
+//! anchor there, its operands renamed from parameters to arguments, is one here: so a loop that begins with its poll always has
+//! an anchor before it. Where nothing has happened since the entry, the entry itself is the place to go back to: every
+//! location that anchors name has the value of its entry parameter.
 
 use super::side::{Side, holds};
 use crate::op::Op;
 use crate::reach::{Cfg, Place, Reach, ends_reach};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
-use crate::version::{Anchor, Inst, Version};
+use crate::version::{Anchor, Inst, Term, Version};
 
-/// An anchor that reaches `place`: of several the one that begins last, which repeats least. If there is none and nothing
-/// has happened since the entry, a new anchor at the entry.
+/// An anchor that reaches `place`: of several the one that begins last, which repeats least. If there is none: a new anchor
+/// with the state at the start of the block that `place` jumps to, or, if nothing has happened since, with that at the entry.
 pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<AnchorId> {
     if !cfg.is_reachable(place.block) {
         return None;
@@ -38,6 +40,9 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
     let near = used.filter(|a| holds(Side::InjectReach, reaches.contains(a)));
     if let Some(youngest) = near.reduce(later) {
         return Some(youngest);
+    }
+    if let Some(next) = next_block_anchor(version, cfg, &reach, place) {
+        return Some(version.anchor(next));
     }
     let named: Vec<Loc> = (0..Loc::SSA_COUNT)
         .map(Loc::from_ssa_index)
@@ -70,6 +75,34 @@ pub fn inject(version: &mut Version, place: Place, predicate: Operand) -> Option
     assume.anchor = Some(anchor);
     version.blocks[place.block.index()].insts.insert(place.inst, assume);
     Some(anchor)
+}
+
+/// At the end of a block that jumps: the first anchor of the block it jumps to, in terms of what is known here.
+fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) -> Option<Anchor> {
+    let from = &version.blocks[place.block.index()];
+    let Term::Jump { to, args } = &from.term else { return None };
+    if place.inst != from.insts.len() {
+        return None;
+    }
+    let next = &version.blocks[to.index()];
+    let begins = |a: &usize| reach.positions[*a].filter(|p| p.block == *to).map(|p| p.inst);
+    let (inst, first) = (0..version.anchors.len()).filter_map(|a| Some((begins(&a)?, a))).min()?;
+    let quiet = !next.insts[..inst].iter().any(|inst| ends_reach(version, inst));
+    if !holds(Side::InjectHeader, quiet) {
+        return None;
+    }
+    let defs = crate::reach::definitions(version);
+    let mut known = true;
+    let mut here = |o: &mut Operand| {
+        let Operand::Value(v) = *o else { return };
+        match next.params.iter().position(|p| *p == v) {
+            Some(i) => *o = args[i],
+            None => known &= defs[v.index()].is_some_and(|def| crate::reach::available(cfg, def, place)),
+        }
+    };
+    let mut anchor = Anchor { via: None, ..version.anchors[first].clone() };
+    Version::for_each_anchor_operand(&mut anchor, &mut here);
+    known.then_some(anchor)
 }
 
 /// Has nothing outside SSA happened on any way from the entry to `place`?

@@ -129,6 +129,8 @@ pub struct Pass {
     pub about: &'static str,
     /// The pipeline runs it again only if one of these passes has changed something since.
     again_after: &'static [&'static str],
+    /// Does it use what holds only because control came from the version's entry? See [`Version::optimised`].
+    from_entry: bool,
     /// Is it for the evaluator only? (What it makes asks for more than `dynasour run` has.)
     pub evaluator_only: bool,
     run: fn(&mut Version, &OptOptions) -> usize,
@@ -137,7 +139,9 @@ pub struct Pass {
 impl Pass {
     /// Runs the pass; returns how many changes it made.
     pub fn run(&self, version: &mut Version, options: &OptOptions) -> usize {
-        (self.run)(version, options)
+        let changes = (self.run)(version, options);
+        version.optimised |= self.from_entry && changes > 0;
+        changes
     }
 }
 
@@ -147,6 +151,7 @@ pub const PASSES: &[Pass] = &[
         name: "simplify",
         about: "rewrite rules, value numbering, facts from guards",
         again_after: &["peel", "alias", "forward", "params", "licm", "hoist", "merge"],
+        from_entry: true,
         evaluator_only: false,
         run: simplify::run,
     },
@@ -154,6 +159,7 @@ pub const PASSES: &[Pass] = &[
         name: "params",
         about: "invariant and duplicate parameters of loops",
         again_after: &["simplify", "peel", "forward", "flagparams", "sink", "licm"],
+        from_entry: false,
         evaluator_only: false,
         run: params::run,
     },
@@ -174,6 +180,7 @@ pub const PASSES: &[Pass] = &[
             "redundant",
             "conjoin",
         ],
+        from_entry: false,
         evaluator_only: false,
         run: dce::run,
     },
@@ -181,6 +188,7 @@ pub const PASSES: &[Pass] = &[
         name: "alias",
         about: "guards that stores through pointers miss the loop's slots",
         again_after: &["simplify", "peel", "forward"],
+        from_entry: false,
         evaluator_only: false,
         run: alias::run,
     },
@@ -188,6 +196,7 @@ pub const PASSES: &[Pass] = &[
         name: "forward",
         about: "loads replaced by what memory is known to hold",
         again_after: &["simplify", "peel", "alias"],
+        from_entry: true,
         evaluator_only: false,
         run: forward::run,
     },
@@ -195,6 +204,7 @@ pub const PASSES: &[Pass] = &[
         name: "flagparams",
         about: "loop-carried flags become loop-carried operands",
         again_after: &[],
+        from_entry: false,
         evaluator_only: false,
         run: flagparams::run,
     },
@@ -202,6 +212,7 @@ pub const PASSES: &[Pass] = &[
         name: "sink",
         about: "dead stores move into the varmaps of the exits",
         again_after: &["forward"],
+        from_entry: false,
         evaluator_only: false,
         run: sink::run,
     },
@@ -209,6 +220,7 @@ pub const PASSES: &[Pass] = &[
         name: "peel",
         about: "one iteration of a loop before the loop",
         again_after: &["peel"],
+        from_entry: false,
         evaluator_only: false,
         run: peel::run,
     },
@@ -216,6 +228,7 @@ pub const PASSES: &[Pass] = &[
         name: "constants",
         about: "speculative constant propagation over any control flow",
         again_after: &[],
+        from_entry: true,
         evaluator_only: false,
         run: constants::run,
     },
@@ -223,6 +236,7 @@ pub const PASSES: &[Pass] = &[
         name: "unreachable",
         about: "branches on constants, failed guards, unreachable blocks",
         again_after: &[],
+        from_entry: false,
         evaluator_only: false,
         run: unreachable::run,
     },
@@ -230,6 +244,7 @@ pub const PASSES: &[Pass] = &[
         name: "redundant",
         about: "assumes whose predicate is known to hold",
         again_after: &[],
+        from_entry: true,
         evaluator_only: false,
         run: redundant::run,
     },
@@ -237,6 +252,7 @@ pub const PASSES: &[Pass] = &[
         name: "hoist",
         about: "predicates that do not vary move out of loops",
         again_after: &[],
+        from_entry: true,
         evaluator_only: false,
         run: hoist::run,
     },
@@ -244,6 +260,7 @@ pub const PASSES: &[Pass] = &[
         name: "licm",
         about: "what does not vary moves out of loops",
         again_after: &[],
+        from_entry: true,
         evaluator_only: false,
         run: licm::run,
     },
@@ -251,6 +268,7 @@ pub const PASSES: &[Pass] = &[
         name: "merge",
         about: "two guards of one value become one",
         again_after: &[],
+        from_entry: true,
         evaluator_only: false,
         run: merge::run,
     },
@@ -258,6 +276,7 @@ pub const PASSES: &[Pass] = &[
         name: "delay",
         about: "guards move down to the ways that need them",
         again_after: &[],
+        from_entry: false,
         evaluator_only: false,
         run: delay::run,
     },
@@ -265,6 +284,7 @@ pub const PASSES: &[Pass] = &[
         name: "conjoin",
         about: "guards in a row on one anchor become one",
         again_after: &[],
+        from_entry: false,
         evaluator_only: false,
         run: conjoin::run,
     },
@@ -272,6 +292,7 @@ pub const PASSES: &[Pass] = &[
         name: "frames",
         about: "stores wait in the anchors behind them",
         again_after: &[],
+        from_entry: false,
         evaluator_only: false,
         run: frames::run,
     },
@@ -279,6 +300,7 @@ pub const PASSES: &[Pass] = &[
         name: "slots",
         about: "what stack slots hold becomes SSA values",
         again_after: &[],
+        from_entry: true,
         evaluator_only: false,
         run: slots::run,
     },
@@ -286,6 +308,7 @@ pub const PASSES: &[Pass] = &[
         name: "monitor",
         about: "guards on memory become facts that writes break",
         again_after: &[],
+        from_entry: false,
         evaluator_only: true,
         run: monitor::run,
     },

@@ -24,7 +24,7 @@ const PROGRAMS: u64 = 4_000;
 /// The first complaint in random programs, with the number of programs it took.
 fn hunt(side: Side) -> Option<(u64, Wrong)> {
     let attempt: fn(Side, u64) -> Result<(), Wrong> = match side {
-        Side::ContinuationCheck => by_continuation,
+        Side::ContinuationCheck | Side::ContinuationFresh => by_continuation,
         Side::InlineContext | Side::InlinePending => by_inlining,
         _ => by_passes,
     };

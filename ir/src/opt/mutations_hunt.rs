@@ -42,8 +42,9 @@ pub(super) fn by_continuation(side: Side, seed: u64) -> Result<(), Wrong> {
     let mut rng = Rng::new(seed);
     let options = Options { peel: false, older_anchor: 0 };
     let Some(mut original) = build_all(&mut program, Program::pc(0), "t1", 8, options, &mut rng) else { return Ok(()) };
-    // What is constant in a varmap is what has to be checked.
-    optimise_with(&mut original, &["simplify", "constants"], &OptOptions::default());
+    if side == Side::ContinuationFresh {
+        optimise_with(&mut original, &["simplify", "constants"], &OptOptions::default());
+    }
     for anchor in (0..original.anchors.len() as u32).map(AnchorId) {
         let (made, hits) = without(side, || continuation(&original, anchor, "c1"));
         let Ok(version) = made else { continue };

@@ -68,6 +68,8 @@ sides! {
     InjectReach,
     /// inject: nothing has happened since the entry whose anchor is used.
     InjectUntouched,
+    /// inject: nothing happens between the start of a block and the anchor whose state there the block's predecessor takes.
+    InjectHeader,
     /// hoist, licm: what moves out of a loop does not vary in it.
     LoopsSteady,
     /// licm: loads move only with `private_memory`.
@@ -102,6 +104,8 @@ sides! {
     InlineContext,
     /// inline: what the caller defers may wait through the callee.
     InlinePending,
+    /// continuation: the version has not been optimised on how control comes to the anchor.
+    ContinuationFresh,
     /// continuation: a location mapped to a constant holds it.
     ContinuationCheck,
     /// slots: resolving needs `private_memory`.

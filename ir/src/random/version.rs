@@ -39,6 +39,7 @@ pub fn trace(rng: &mut Rng) -> Version {
     let mut m = Maker::new(rng, "t1");
     m.named = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).filter(|_| m.rng.one_in(2)).collect();
     m.version.context = m.context();
+    m.version.optimised = m.rng.one_in(4);
     let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).filter(|_| !m.rng.one_in(3));
     m.version.entry_locs = locs.collect();
     let mut params: Vec<Value> = m.version.entry_locs.clone().iter().map(|l| m.version.value(l.ty())).collect();

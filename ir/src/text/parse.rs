@@ -235,6 +235,7 @@ impl<'t> Parser<'t> {
         let name = self.word("the version's name", Some)?;
         let mut version = Version::new(name, region);
         self.types.clear();
+        version.optimised = self.eat_word("optimised");
         if self.eat_word("context") {
             version.context = self.context()?;
         }

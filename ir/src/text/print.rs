@@ -378,6 +378,9 @@ impl Version {
     /// The version without the region around it.
     fn fmt_version(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "  version {}", self.name)?;
+        if self.optimised {
+            f.write_str(" optimised")?;
+        }
         if !self.context.facts.is_empty() {
             write!(f, " context {}", self.context)?;
         }

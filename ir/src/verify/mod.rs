@@ -19,7 +19,10 @@
 //! * **deferred** Deferred stores (DESIGN section 4): (a) a return address pushed on the stack, unless
 //!   `private_memory` holds; (b) while one is pending, every access is known not to touch its bytes, and nothing
 //!   of unknown extent, no fence and no locked operation runs. (Rule (c), the page is accessible, is the
-//!   evaluator's to check: [`crate::eval::EvalError::DeferredStore`].)
+//!   evaluator's to check: [`crate::eval::EvalError::DeferredStore`].) *Pending* is from the anchor's position on. When the
+//!   store was due before that is not in a version: one text can be right for the program that loads a slot and then
+//!   stores to it, and wrong for the one that stores first (`tests/verify.rs` has both). So a pass that defers stores looks
+//!   at the accesses between the store and the anchor itself, and only the checker, which has the program, looks after it.
 //!
 //! Anchors that nothing uses may hold stale operands (of values that exist): a pass that removes the last use need not clean up.
 //! Unreachable blocks are checked for everything but dominance.
