@@ -257,13 +257,11 @@ fn bad_input_is_answered() {
 /// The programs of `ir/README.md`, in files of their own: the sum in one region, and the countdown.
 fn files_of_the_page(page: &str, directory: &Path) {
     let blocks: Vec<&str> = page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    let versions = |block: &str| -> String {
-        let open = block.find('{').expect("a region") + 1;
-        block[open..block.rfind('}').expect("its end")].to_string()
-    };
-    let head = &blocks[0][..=blocks[0].find('{').expect("a region")];
-    std::fs::write(directory.join("sum.ir"), format!("{head}{}{}}}\n", versions(blocks[1]), versions(blocks[0])))
-        .unwrap();
+    let (base, trace) = (blocks[0], blocks[1]);
+    // `region … {` of the first, then the versions of both.
+    let open = base.find("region").and_then(|at| Some(at + base[at..].find('{')?)).expect("a region") + 1;
+    let versions = &trace[trace.find('{').expect("a region") + 1..trace.rfind('}').expect("its end")];
+    std::fs::write(directory.join("sum.ir"), format!("{}{versions}{}", &base[..open], &base[open..])).unwrap();
     std::fs::write(directory.join("countdown.ir"), blocks[3]).unwrap();
 }
 
@@ -301,7 +299,7 @@ fn versions_of_a_region_stand_in_one() {
     let twice = String::from_utf8_lossy(twice).replace("b0: at 1 goto", "b0:\nat 1\ngoto");
     let (status, _, err) = dynasour(&["check", "-"], twice.as_bytes());
     assert_eq!(status, 1);
-    assert!(err.contains("there is a region 0x1 already") && err.contains("[<stdin>:6:2]"), "{err}");
+    assert!(err.contains("there is a region 0x1 already") && err.contains("[<stdin>:5:2]"), "{err}");
     let (status, _, err) =
         dynasour(&["diff", "-", "base", "t1"], b"region 1 { version t1 { anchor a0 = base.2 []\n b0:\n exit a0\n } }");
     assert_eq!((status, err.as_str()), (2, "dynasour: region 0x1 has no version base\n"));

@@ -141,9 +141,26 @@ struct Search<'a, M> {
     pc: u64,
     state: &'a State,
     machine: &'a M,
-    /// The candidate at this pc with the fewest differing locations: how many, and which.
-    closest: Option<(usize, String)>,
+    /// The candidate at this pc with the fewest differing locations.
+    closest: Option<Candidate>,
     visits: u64,
+}
+
+/// A state that `base` passes and that is not the one looked for.
+struct Candidate {
+    /// Location, what it holds in `base`, what it should.
+    differing: Vec<(Loc, u64, u64)>,
+    /// What differs in the machine, if the locations agree.
+    machine: Option<String>,
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (loc, base, version)) in self.differing.iter().enumerate() {
+            write!(f, "{}{loc}: base {base:#x}, version {version:#x}", if i > 0 { "; " } else { "" })?;
+        }
+        self.machine.iter().try_for_each(|what| write!(f, "base and version: {what}"))
+    }
 }
 
 impl<M: Comparable> Search<'_, M> {
@@ -152,19 +169,17 @@ impl<M: Comparable> Search<'_, M> {
             return false;
         }
         self.visits += 1;
-        let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
-        let differing: Vec<Loc> = locs.filter(|l| state.get(*l) != self.state.get(*l)).collect();
-        let memory = if differing.is_empty() { machine.difference(self.machine) } else { None };
-        if differing.is_empty() && memory.is_none() {
+        let differs = |loc: &Loc| state.get(*loc) != self.state.get(*loc);
+        let differing = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).filter(differs);
+        let count = differing.clone().count();
+        let found = if count == 0 { machine.difference(self.machine) } else { None };
+        if count == 0 && found.is_none() {
             return true;
         }
-        if self.closest.as_ref().is_none_or(|(count, _)| differing.len() < *count) {
-            let values = differing.iter().map(|l| {
-                let value = |s: &State| s.get(*l).unwrap_or(0);
-                format!("{l}: base {:#x}, version {:#x}", value(state), value(self.state))
-            });
-            let all: Vec<String> = values.chain(memory.map(|m| format!("base and version: {m}"))).collect();
-            self.closest = Some((differing.len(), all.join("; ")));
+        if self.closest.as_ref().is_none_or(|closest| count < closest.differing.len()) {
+            let value = |s: &State, loc| s.get(loc).unwrap_or(0);
+            let differing = differing.map(|loc| (loc, value(state, loc), value(self.state, loc))).collect();
+            self.closest = Some(Candidate { differing, machine: found });
         }
         false
     }
@@ -194,8 +209,8 @@ fn passes_through<M: Comparable>(
         _ => {}
     }
     Err(match search.closest {
-        Some((_, what)) => format!(
-            "base passes {:#x} {} times, never in this state; the nearest differs in: {what} (base then: {leave:?})",
+        Some(nearest) => format!(
+            "base passes {:#x} {} times, never in this state; the nearest differs in: {nearest} (base then: {leave:?})",
             to.0, search.visits
         ),
         None => format!("base never comes to {:#x} (base then: {leave:?})", to.0),
