@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::bench::BenchArgs;
+use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
 use clap::{Args, Parser, Subcommand};
@@ -46,6 +47,25 @@ Examples:
 A row whose output or exit status is not native's says DIFFERS, and the exit status is 1. Exit status 2: nothing was
 measured.")]
     Bench(BenchArgs),
+    /// Show the hottest regions of a run: guest code, traces, guards and what became of them
+    #[command(after_help = "\
+Examples:
+  dynasour explain ./a.out                        the three hottest regions, whole
+  dynasour explain --at work ./a.out 1000000      the traces that pass the function work
+  dynasour explain --at 0x401136 --show guards,native ./a.out
+  dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | jq '.regions[0].symbol'
+
+The program runs once, with counters in its traces. What it writes to its standard output comes on our standard error; if it
+executes other programs, the last one is explained, and children are not. For each version of a region:
+  recorded path   guest instructions as they were recorded, each block with the number of times that it ran
+  guards          what was assumed (rcx@loop: rcx at the loop's head; rcx@entry: at the entry), how often that was checked and failed,
+                  and where failures went: the interpreter, or a side trace (t13) that was made for them
+  anchors         the guest's state that a failing guard restores, and the stores that are performed only then
+  changed by P    what each pass of the optimiser did to the IR, as a difference; ir/README.md explains the notation
+  native code     what was emitted, with guards, loop heads, spills and ways out marked
+
+Exit status: 0, also if nothing got hot, which is said; 2 if there is nothing to explain.")]
+    Explain(ExplainArgs),
     /// Compare guard placements on one program, or measure what a deoptimisation costs
     #[command(after_help = "\
 Examples:

@@ -8,6 +8,7 @@
 
 mod bench;
 mod cli;
+mod explain;
 mod guards;
 mod ir;
 
@@ -45,6 +46,7 @@ fn run(cli: Cli) -> c_int {
             }
         },
         Command::Bench(args) => bench::run(&args).unwrap_or_else(failed),
+        Command::Explain(args) => explain::run(&args).unwrap_or_else(failed),
         Command::Guards(args) => guards::run(&args).unwrap_or_else(failed),
         Command::Ir(args) => ir::run(&args).unwrap_or_else(failed),
     }

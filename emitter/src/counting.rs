@@ -184,6 +184,14 @@ pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
     (code, [load, store])
 }
 
+/// The length of the code that counts, if `bytes` start with it.
+pub fn length_at(bytes: &[u8]) -> Option<usize> {
+    let (code, fields) = code();
+    let is_field = |at: usize| fields.iter().any(|field| (*field..field + 4).contains(&at));
+    let same = bytes.len() >= code.len() && (0..code.len()).all(|at| is_field(at) || code[at] == bytes[at]);
+    same.then_some(code.len())
+}
+
 impl Emitter {
     /// Does it count?
     pub fn is_counting(&self) -> bool {

@@ -158,6 +158,8 @@ pub struct Step {
     pub transfer: Transfer,
     /// Where it went.
     pub next: u64,
+    /// Its bytes in hexadecimal, with details.
+    pub code: Option<String>,
 }
 
 /// Sizes of native code.
@@ -316,9 +318,16 @@ pub fn images() -> Vec<Image> {
     let maps = space::maps().unwrap_or_default();
     let image = |map: space::MapEntry| {
         let executable = map.prot.contains(ProtFlags::PROT_EXEC);
-        let path = map.path.filter(|path| executable && path.as_encoded_bytes().starts_with(b"/") && own != *path)?;
-        let path = path.to_string_lossy().into_owned();
+        let path = map.path.filter(|path| executable && own != *path)?.to_string_lossy().into_owned();
+        if !path.starts_with('/') || path.ends_with(" (deleted)") {
+            return None;
+        }
         Some(Image { path, start: map.range.start, end: map.range.end, offset: map.offset })
     };
     maps.into_iter().filter_map(image).collect()
+}
+
+/// The length of the code that counts, if `code` starts with it.
+pub fn counter_length(code: &[u8]) -> Option<usize> {
+    dynasour_emitter::counting::length_at(code)
 }

@@ -6,12 +6,14 @@
 //! them uses, too, while a recorded branch has an anchor of its own. What is left is a branch.
 
 use crate::census::{Anchor, Guard, GuardKind, Step, Transfer};
+use crate::memory;
 use dynasour_ir::words::Words;
 use dynasour_ir::{BlockId, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Version};
 use dynasour_tracer::{Path, Step as Recorded};
+use std::fmt::Write;
 
 /// The blocks of a path.
-pub fn steps(path: &Path) -> Vec<Step> {
+pub fn steps(path: &Path, with_code: bool) -> Vec<Step> {
     let step = |step: &Recorded| Step {
         pc: step.block.pc,
         last: last(step),
@@ -19,8 +21,25 @@ pub fn steps(path: &Path) -> Vec<Step> {
         instructions: step.block.count,
         transfer: transfer(step),
         next: step.next,
+        code: with_code.then(|| code(step)),
     };
     path.steps.iter().map(step).collect()
+}
+
+/// The bytes of a block.
+fn code(step: &Recorded) -> String {
+    let mut bytes = vec![0; step.block.end.saturating_sub(step.block.pc) as usize];
+    let len = memory::copy_in(step.block.pc, &mut bytes);
+    hex(&bytes[..len])
+}
+
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    let mut hex = String::with_capacity(2 * bytes.len());
+    for b in bytes {
+        let _ = write!(hex, "{b:02x}");
+    }
+    hex
 }
 
 /// The last instruction of a block.

@@ -5,7 +5,7 @@
 //! linked to one fragment after another, so each change of a link notes what its guards had counted until then.
 
 use super::Fragments;
-use super::describe::{guard, steps};
+use super::describe::{guard, hex, steps};
 use crate::census::{Code, CodeBytes, CompileTimes, Detail, End, Fragment, From, Kind, To, Went};
 use dynasour_emitter::counting::{CountedSite, Destination, Tally};
 use dynasour_emitter::{Emitter, ExitId, FragmentId, SiteKind};
@@ -13,7 +13,6 @@ use dynasour_ir::Version;
 use dynasour_ir::words::Words;
 use dynasour_tracer::{Path, TraceShape};
 use rustc_hash::FxHashMap;
-use std::fmt::Write;
 
 /// What there is to say of a new fragment beside what the emitter knows.
 pub struct Made<'a> {
@@ -80,7 +79,7 @@ impl Ledger {
         };
         let Some(entry) = self.entry(emitter, id, kind, made.from) else { return };
         entry.fragment.name = made.version.name.clone();
-        entry.fragment.path = steps(made.path);
+        entry.fragment.path = steps(made.path, made.built.is_some());
         entry.fragment.guest_instructions = made.path.steps.iter().map(|s| u64::from(s.block.count)).sum();
         entry.fragment.compile_ns = made.times;
         let words = Words::new(made.version);
@@ -225,11 +224,7 @@ impl Ledger {
             let ends = ends.collect();
             let code = |range: &std::ops::Range<u64>| {
                 let bytes = emitter.cache().read(range.start, (range.end - range.start) as usize);
-                let mut hex = String::with_capacity(2 * bytes.len());
-                for b in bytes {
-                    let _ = write!(hex, "{b:02x}");
-                }
-                Code { at: range.start, hex }
+                Code { at: range.start, hex: hex(bytes) }
             };
             let emitted = emitter.fragment(entry.emitted);
             let entry = &mut self.entries[number];

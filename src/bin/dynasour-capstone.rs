@@ -1,0 +1,37 @@
+//! Disassembles for `dynasour explain`, with capstone.
+//!
+//! A program of its own, since capstone's tables would cost every start of `dynasour` a millisecond. Each line of its input is a
+//! pc in hexadecimal, a blank, and bytes in hexadecimal; for each it writes a line for each instruction, its length, a tab, and
+//! its text, and then an empty line. Bytes that are no instruction end an answer.
+
+use capstone::arch::x86::{ArchMode, ArchSyntax};
+use capstone::prelude::*;
+use std::io::{BufRead, Write};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let disassembler = Capstone::new().x86().mode(ArchMode::Mode64).syntax(ArchSyntax::Intel).build();
+    let Ok(disassembler) = disassembler else { return ExitCode::FAILURE };
+    let mut out = std::io::stdout().lock();
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let (pc, code) = line.split_once(' ').unwrap_or((&line, ""));
+        let (Ok(pc), Some(code)) = (u64::from_str_radix(pc, 16), unhex(code)) else { return ExitCode::FAILURE };
+        let mut answer = String::new();
+        if let Ok(all) = disassembler.disasm_all(&code, pc) {
+            for inst in all.iter() {
+                let text = format!("{} {}", inst.mnemonic().unwrap_or(""), inst.op_str().unwrap_or(""));
+                answer.push_str(&format!("{}\t{}\n", inst.bytes().len(), text.trim_end()));
+            }
+        }
+        answer.push('\n');
+        if out.write_all(answer.as_bytes()).and_then(|()| out.flush()).is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect();
+    digits.map(|digits| digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}

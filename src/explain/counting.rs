@@ -1,0 +1,76 @@
+//! Counting runs: a program under `dynasour run --count`, and what that wrote.
+//!
+//! The guest's standard output goes to our standard error, so that the report can be piped; its standard input is ours.
+
+use anyhow::{Context, Result, bail, ensure};
+use dynasour_runtime::census::{Census, SCHEMA};
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// Statuses of `dynasour run` that mean that nothing ran, unless a census was written.
+const NOT_RUN: [i32; 3] = [2, 126, 127];
+
+/// What to run, and how.
+pub struct Plan<'a> {
+    /// Options of `run` besides those for counting.
+    pub options: Vec<OsString>,
+    /// With the text of versions and native code?
+    pub detail: bool,
+    /// Throw the guest's output away?
+    pub discard: bool,
+    /// The program and its arguments.
+    pub command: &'a [OsString],
+}
+
+/// A census and how the guest ended.
+pub struct Counted {
+    /// What was counted.
+    pub census: Census,
+    /// How it ended.
+    pub status: ExitStatus,
+}
+
+impl Plan<'_> {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// It could not be run, or ended without a census.
+    pub fn run(&self) -> Result<Counted> {
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
+        let file = directory.path().join("census.json");
+        let mut command = Command::new(own);
+        command.arg("run").args(&self.options).arg("--count").arg(&file);
+        if self.detail {
+            command.arg("--count-detail");
+        }
+        command.arg("--").args(self.command);
+        if self.discard {
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+        } else {
+            command.stdout(Stdio::from(std::io::stderr()));
+        }
+        let status = command.status().context("cannot run this program")?;
+        let bytes = match std::fs::read(&file) {
+            Ok(bytes) => bytes,
+            // It has said why.
+            Err(_) if status.code().is_some_and(|code| NOT_RUN.contains(&code)) => {
+                bail!("{} was not run", self.command[0].display())
+            }
+            Err(error) => bail!("{} wrote no counts ({error}); it {}", self.command[0].display(), ended(status)),
+        };
+        let census: Census = serde_json::from_slice(&bytes).context("the census is damaged")?;
+        ensure!(census.schema == SCHEMA, "the census has form {}, not {SCHEMA}", census.schema);
+        Ok(Counted { census, status })
+    }
+}
+
+/// How a process ended, in words.
+pub fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".to_string(),
+    }
+}

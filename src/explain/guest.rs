@@ -1,0 +1,120 @@
+//! The guest's side: the recorded blocks, disassembled, with symbols and how often they ran.
+
+use super::disassembly::Disassembler;
+use super::heat;
+use super::symbols::Symbols;
+use dynasour_runtime::census::{Fragment, Step, Transfer};
+use serde::Serialize;
+
+/// A recorded block.
+#[derive(Serialize, Debug)]
+pub struct Block {
+    /// Its first instruction.
+    pub pc: u64,
+    /// That in symbols.
+    pub symbol: String,
+    /// Times that it was executed in this version.
+    pub executed: u64,
+    /// Its instructions.
+    pub instructions: Vec<Instruction>,
+    /// How control left it.
+    pub transfer: Transfer,
+    /// Where it went.
+    pub next: u64,
+}
+
+/// A guest instruction.
+#[derive(Serialize, Debug)]
+pub struct Instruction {
+    /// Where it is.
+    pub pc: u64,
+    /// Its bytes in hexadecimal.
+    pub bytes: String,
+    /// As text.
+    pub text: String,
+    /// Where its target or operand is, in symbols, if it names one.
+    pub note: Option<String>,
+    /// Guards that are about it.
+    pub guards: Vec<u32>,
+}
+
+/// The path of a fragment.
+pub fn path(fragment: &Fragment, symbols: &Symbols, disassembler: &mut Disassembler) -> Vec<Block> {
+    let blocks = fragment.path.iter().zip(heat::executions(fragment));
+    blocks
+        .map(|(step, executed)| Block {
+            pc: step.pc,
+            symbol: symbols.name(step.pc),
+            executed,
+            instructions: instructions(disassembler, fragment, step, symbols),
+            transfer: step.transfer,
+            next: step.next,
+        })
+        .collect()
+}
+
+fn instructions(by: &mut Disassembler, fragment: &Fragment, step: &Step, symbols: &Symbols) -> Vec<Instruction> {
+    let bytes = step.code.as_deref().map_or(Vec::new(), unhex);
+    let mut at = 0;
+    let mut out = Vec::new();
+    for (len, text) in by.instructions(step.pc, &bytes) {
+        let pc = step.pc + at as u64;
+        let guards = fragment.guards.iter().filter(|g| g.pc == pc).map(|g| g.index).collect();
+        let note = target(&text, pc + len as u64).map(|target| symbols.name(target)).filter(|n| !n.starts_with("0x"));
+        out.push(Instruction { pc, bytes: hex(&bytes[at..at + len]), text, note, guards });
+        at += len;
+    }
+    out
+}
+
+/// The address that an instruction names: of a direct transfer, or relative to the next instruction.
+fn target(text: &str, next: u64) -> Option<u64> {
+    let (mnemonic, operands) = text.split_once(' ')?;
+    if let Some(at) = operands.find("[rip ") {
+        let rest = &operands[at + 5..operands[at..].find(']').map(|end| at + end)?];
+        let (sign, digits) = rest.split_once(' ')?;
+        let offset = number(digits)?;
+        return Some(if sign == "-" { next.wrapping_sub(offset) } else { next.wrapping_add(offset) });
+    }
+    let transfers = mnemonic.starts_with('j') || mnemonic == "call" || mnemonic.starts_with("loop");
+    if transfers { number(operands) } else { None }
+}
+
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Bytes from hexadecimal; what is none ends them.
+pub fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.chars().map_while(|c| c.to_digit(16)).map(|d| d as u8).collect();
+    digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_found_in_text() {
+        assert_eq!(target("jne 0x1150", 0), Some(0x1150));
+        assert_eq!(target("call qword ptr [rip + 0x2fe2]", 0x1000), Some(0x3fe2));
+        assert_eq!(target("lea rax, [rip - 0x10]", 0x1000), Some(0xff0));
+        assert_eq!(target("mov eax, 5", 0), None);
+        assert_eq!(target("jmp rax", 0), None);
+        assert_eq!(target("ret", 0), None);
+    }
+
+    #[test]
+    fn hexadecimal_goes_both_ways() {
+        assert_eq!(unhex(&hex(&[0, 0x7f, 0xff])), [0, 0x7f, 0xff]);
+        assert_eq!(unhex("0fz1"), [0x0f]);
+    }
+}

@@ -1,0 +1,77 @@
+//! Which regions are hot: guest instructions executed in traces, from the counts of their guards.
+//!
+//! A path runs as a whole until a guard fails, so the counts of guards say how often each recorded block was executed: a
+//! block that ends in a guarded branch as often as that guard, what lies between as often as the guard before it held.
+//! A fragment belongs to the region of the fragment whose exit it was made for, and so on up to one that stands for itself.
+
+use dynasour_runtime::census::{Fragment, GuardKind};
+use std::collections::HashMap;
+
+/// Executions of each block of a fragment's path.
+pub fn executions(fragment: &Fragment) -> Vec<u64> {
+    let peeled = fragment.guards.iter().any(|g| !g.in_loop && g.kind == GuardKind::Branch);
+    let mut running = match fragment.iterations {
+        // One iteration of a loop may stand before the loop.
+        Some(n) if peeled => n + fragment.entered,
+        Some(n) => n,
+        None => fragment.entered,
+    };
+    let count = |step: &dynasour_runtime::census::Step| {
+        let of_step = |g: &&dynasour_runtime::census::Guard| g.pc == step.last && g.kind != GuardKind::Alias;
+        let (mut executed, mut failed, mut any) = (0, 0, false);
+        for guard in fragment.guards.iter().filter(of_step) {
+            (executed, failed, any) = (executed + guard.executed, failed + guard.failed, true);
+        }
+        if any {
+            running = executed;
+        }
+        let here = running;
+        running -= failed.min(running);
+        here
+    };
+    fragment.path.iter().map(count).collect()
+}
+
+/// Guest instructions that a fragment has executed.
+pub fn instructions(fragment: &Fragment) -> u64 {
+    let steps = fragment.path.iter().zip(executions(fragment));
+    steps.map(|(step, n)| n * u64::from(step.instructions)).sum()
+}
+
+/// A region and its versions.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Where it starts.
+    pub pc: u64,
+    /// Guest instructions executed in it.
+    pub instructions: u64,
+    /// Its fragments, stubs left out, each with its instructions; as they were made.
+    pub versions: Vec<(u32, u64)>,
+}
+
+/// The regions of a run, the hottest first.
+pub fn regions(fragments: &[Fragment]) -> Vec<Region> {
+    let mut by_pc: HashMap<u64, Region> = HashMap::new();
+    for fragment in fragments.iter().filter(|f| !f.path.is_empty()) {
+        let pc = root(fragments, fragment).pc;
+        let region = by_pc.entry(pc).or_insert(Region { pc, instructions: 0, versions: Vec::new() });
+        let n = instructions(fragment);
+        region.instructions += n;
+        region.versions.push((fragment.id, n));
+    }
+    let mut regions: Vec<Region> = by_pc.into_values().collect();
+    regions.sort_by_key(|r| (std::cmp::Reverse(r.instructions), r.pc));
+    regions
+}
+
+/// The fragment that one belongs to in the end.
+fn root<'a>(fragments: &'a [Fragment], of: &'a Fragment) -> &'a Fragment {
+    let mut root = of;
+    // Each was made after the one it was made for.
+    while let Some(from) = root.from.as_ref().and_then(|from| fragments.get(from.fragment as usize))
+        && from.id < root.id
+    {
+        root = from;
+    }
+    root
+}

@@ -1,0 +1,78 @@
+//! `--at`: from what somebody typed to fragments.
+
+use super::symbols::Symbols;
+use anyhow::{Result, bail};
+use dynasour_runtime::census::{Census, Fragment};
+use std::ops::Range;
+
+/// How many near matches are listed.
+const MOST: usize = 6;
+
+/// The fragments that `place` means: those whose path passes a pc or a function, or the one with this name.
+///
+/// # Errors
+/// There are none; the message lists what is near.
+pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<u32>> {
+    let (name, offset) = match place.rsplit_once("+0x").map(|(name, hex)| (name, u64::from_str_radix(hex, 16))) {
+        Some((name, Ok(offset))) => (name, Some(offset)),
+        _ => (place, None),
+    };
+    let ranges: Vec<Range<u64>> = if let Some(pc) = pc(place) {
+        vec![pc..pc + 1]
+    } else {
+        let of = |s: &super::symbols::Symbol| match offset {
+            Some(offset) => s.start + offset..s.start + offset + 1,
+            None => s.start..s.end,
+        };
+        symbols.named(name).into_iter().map(of).collect()
+    };
+    if ranges.is_empty() {
+        let version = census.fragments.iter().find(|f| f.name == place && !f.path.is_empty());
+        return match version {
+            Some(f) => Ok(vec![f.id]),
+            None => bail!("no function or version is called {place}{}", near_names(place, census, symbols)),
+        };
+    }
+    let hits = |f: &&Fragment| f.path.iter().any(|s| ranges.iter().any(|r| s.pc < r.end && r.start < s.end));
+    let found: Vec<u32> = census.fragments.iter().filter(hits).map(|f| f.id).collect();
+    if found.is_empty() {
+        let at = ranges[0].start;
+        bail!("no trace passes {place} ({}){}", symbols.name(at), near_traces(at, census, symbols));
+    }
+    Ok(found)
+}
+
+/// A number is a pc.
+fn pc(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn near_names(name: &str, census: &Census, symbols: &Symbols) -> String {
+    let near = symbols.near(name, MOST);
+    if !near.is_empty() {
+        return format!("; near: {}", near.join(", "));
+    }
+    let mut hot: Vec<&str> = Vec::new();
+    for fragment in census.fragments.iter().filter(|f| !f.path.is_empty()) {
+        if let Some(symbol) = symbols.at(fragment.pc)
+            && !hot.contains(&symbol.name.as_str())
+        {
+            hot.push(&symbol.name);
+        }
+    }
+    hot.truncate(MOST);
+    if hot.is_empty() { String::new() } else { format!("; traces were made in {}", hot.join(", ")) }
+}
+
+/// The traces that start next to a pc.
+fn near_traces(at: u64, census: &Census, symbols: &Symbols) -> String {
+    let mut starts: Vec<u64> = census.fragments.iter().filter(|f| !f.path.is_empty()).map(|f| f.pc).collect();
+    starts.sort_by_key(|pc| pc.abs_diff(at));
+    starts.dedup();
+    starts.truncate(MOST);
+    let names: Vec<String> = starts.iter().map(|pc| format!("{pc:#x} ({})", symbols.name(*pc))).collect();
+    if names.is_empty() { String::new() } else { format!("; the nearest start at {}", names.join(", ")) }
+}

@@ -1,0 +1,147 @@
+//! `dynasour explain`: the hottest regions of a run, and what became of them.
+//!
+//! The program runs once under `run --count --count-detail` ([`counting`]); the census of that run is joined with the symbols of
+//! what was mapped ([`symbols`]) to what there is to say ([`model`]), and shown as text ([`text`]) or JSON.
+//!
+//! Exit status: 0, explained (or nothing got hot, which is said); 2, there is nothing to explain, and why. How the guest ended
+//! is said, but does not become ours.
+
+mod counting;
+mod disassembly;
+mod guest;
+mod heat;
+mod locate;
+mod model;
+mod native;
+mod paint;
+mod passes;
+mod symbols;
+mod text;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use counting::{Counted, Plan, ended};
+use dynasour_runtime::config::{Tier, parse_pass};
+use model::{Explanation, Wanted};
+use paint::{Paint, When};
+use std::ffi::{OsString, c_int};
+use std::io::Write;
+use std::path::PathBuf;
+use symbols::Symbols;
+use text::{Part, Reporter, number};
+
+/// Options of `explain`.
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    /// Explain what traces pass a function (its symbol, or SYMBOL+0xOFFSET), a guest pc (a number), or one version (its name: t12)
+    #[arg(long, value_name = "SYMBOL|PC")]
+    at: Option<String>,
+    /// How many regions to show, the hottest first
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "at")]
+    top: u32,
+    /// Which parts of a version to show
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...",
+          default_values_t = [Part::Path, Part::Guards, Part::Anchors, Part::Passes, Part::Ir, Part::Native])]
+    show: Vec<Part>,
+    /// Everything as JSON
+    #[arg(long)]
+    json: bool,
+    /// Write to FILE instead of standard output
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Overwrite what --output names
+    #[arg(long)]
+    force: bool,
+    /// Use colours
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
+    color: When,
+    /// Throw away what the program writes to its standard output and error, instead of passing both on to standard error
+    #[arg(long)]
+    discard_output: bool,
+    /// Tier to run under: dynamo or full
+    #[arg(long, value_name = "TIER", default_value_t = Tier::Dynamo, value_parser = parse_tier)]
+    tier: Tier,
+    /// Executions of a trace head before it is compiled, as for `run`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    threshold: Option<u32>,
+    /// Do not run these optimiser passes
+    #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
+    skip_pass: Vec<String>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
+    command: Vec<OsString>,
+}
+
+fn parse_tier(text: &str) -> Result<Tier, String> {
+    match text.parse() {
+        Ok(tier @ (Tier::Dynamo | Tier::Full)) => Ok(tier),
+        Ok(_) | Err(_) => Err("expected dynamo or full, which make traces".to_string()),
+    }
+}
+
+/// Does what the command line asks for; the exit status.
+///
+/// # Errors
+/// There is nothing to explain, and why.
+pub fn run(args: &ExplainArgs) -> Result<c_int> {
+    if let Some(output) = &args.output {
+        ensure!(args.force || !output.exists(), "{} exists; --force overwrites it", output.display());
+    }
+    let own = |word: &&OsString| ["--at", "--top", "--json", "--show"].iter().any(|option| **word == *option);
+    if let Some(option) = args.command.iter().skip(1).find(own) {
+        let program = args.command[0].display();
+        eprintln!("dynasour: {} stands behind {program} and goes to it; options of ours come first", option.display());
+    }
+    let counted = count(args)?;
+    let census = &counted.census;
+    let symbols = Symbols::read(&census.images);
+    let program = args.command[0].display();
+    if !counted.status.success() {
+        eprintln!("dynasour: {program} {}", ended(counted.status));
+    }
+    let wanted = match &args.at {
+        Some(place) if !census.fragments.is_empty() => Wanted::These(locate::fragments(place, census, &symbols)?),
+        _ => Wanted::Hottest(args.top as usize),
+    };
+    let explanation = model::explain(&counted, &symbols, &wanted);
+    let text = if args.json {
+        serde_json::to_string_pretty(&explanation).context("an explanation")? + "\n"
+    } else if explanation.regions.is_empty() {
+        cold(&explanation)
+    } else {
+        let mut parts = args.show.clone();
+        parts.sort();
+        parts.dedup();
+        let paint = Paint::new(args.color, args.output.is_some());
+        Reporter { paint, census, symbols: &symbols, parts: &parts }.report(&explanation)
+    };
+    match &args.output {
+        Some(file) => std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?,
+        None => {
+            // Who closes it early has seen enough.
+            let mut stdout = std::io::stdout().lock();
+            let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        }
+    }
+    Ok(0)
+}
+
+fn count(args: &ExplainArgs) -> Result<Counted> {
+    let mut options: Vec<OsString> = vec!["--tier".into(), args.tier.to_string().into()];
+    if let Some(threshold) = args.threshold {
+        options.extend(["--threshold".into(), threshold.to_string().into()]);
+    }
+    if !args.skip_pass.is_empty() {
+        options.extend(["--skip-pass".into(), args.skip_pass.join(",").into()]);
+    }
+    Plan { options, detail: true, discard: args.discard_output, command: &args.command }.run()
+}
+
+/// What to say of a program that never got hot.
+fn cold(e: &Explanation) -> String {
+    format!(
+        "{} never got hot: no loop or function of it was executed {} times, so no trace was made.\nA lower --threshold makes traces earlier; a program that executes others is explained as the last of them.\n",
+        e.program,
+        number(e.threshold.into())
+    )
+}

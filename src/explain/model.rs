@@ -1,0 +1,260 @@
+//! What `explain` knows about a run: everything that the report and its JSON show.
+
+use super::counting::Counted;
+use super::disassembly::Disassembler;
+use super::guest::{self, Block};
+use super::heat::{self, Region as Hot};
+use super::native::{self, Line};
+use super::passes::{self, Change};
+use super::symbols::Symbols;
+use dynasour_runtime::census::{Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Kind, To, Went};
+use serde::Serialize;
+use std::os::unix::process::ExitStatusExt;
+
+/// The form of the JSON.
+const SCHEMA: u32 = 1;
+
+/// A version has at least this share of its region's instructions to be shown whole unasked.
+const WORTH_SHOWING: f64 = 0.05;
+
+/// A run, explained.
+#[derive(Serialize, Debug)]
+pub struct Explanation {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The program as given.
+    pub program: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Its exit status, unless a signal ended it.
+    pub status: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// The tier it ran under.
+    pub tier: String,
+    /// Executions of a head before it was recorded.
+    pub threshold: u32,
+    /// Are the counts exact?
+    pub exact: bool,
+    /// Guest instructions executed in traces.
+    pub instructions: u64,
+    /// Traces made, stubs left out.
+    pub traces: usize,
+    /// Regions with traces.
+    pub regions_in_all: usize,
+    /// The regions that were asked for, the hottest first.
+    pub regions: Vec<Region>,
+}
+
+/// A region.
+#[derive(Serialize, Debug)]
+pub struct Region {
+    /// Where it starts.
+    pub pc: u64,
+    /// That in symbols.
+    pub symbol: String,
+    /// Guest instructions executed in its traces.
+    pub instructions: u64,
+    /// Their share of all that traces executed.
+    pub share: f64,
+    /// Its traces, in the order in which they were made.
+    pub versions: Vec<Version>,
+}
+
+/// A version of a region.
+#[derive(Serialize, Debug)]
+pub struct Version {
+    /// The number of its fragment in the run.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// What it was made for.
+    pub kind: Kind,
+    /// Where it starts.
+    pub pc: u64,
+    /// That in symbols.
+    pub symbol: String,
+    /// The fragment and guards whose exit it was made for.
+    pub from: Option<From>,
+    /// Guest instructions executed in it.
+    pub instructions: u64,
+    /// Their share of the region's.
+    pub share: f64,
+    /// Guest instructions on its path.
+    pub guest_instructions: u64,
+    /// Times that it was entered.
+    pub entered: u64,
+    /// Arrivals at its loop's head.
+    pub iterations: Option<u64>,
+    /// Guards executed and failed, all together.
+    pub executed: u64,
+    /// See [`Version::executed`].
+    pub failed: u64,
+    /// Bytes of native code.
+    pub code_bytes: CodeBytes,
+    /// Spill slots it uses.
+    pub spill_slots: u32,
+    /// Moves that the register allocator inserted on the path.
+    pub moves: u32,
+    /// Nanoseconds it took to make.
+    pub compile_ns: CompileTimes,
+    /// Times that it was left at its safe point.
+    pub polls: u64,
+    /// Times that it was left by a fault.
+    pub faults: u64,
+    /// Was it dropped before the end of the run?
+    pub dropped: bool,
+    /// Where its path ends.
+    pub ends: Vec<End>,
+    /// Everything else, if it is shown whole.
+    pub body: Option<Body>,
+}
+
+/// A version in full.
+#[derive(Serialize, Debug)]
+pub struct Body {
+    /// The recorded path.
+    pub path: Vec<Block>,
+    /// Its guards.
+    pub guards: Vec<Guard>,
+    /// The IR as built.
+    pub built: String,
+    /// The IR after each pass that changed it.
+    pub passes: Vec<Change>,
+    /// The IR that was emitted.
+    pub optimised: String,
+    /// The native code, counters left out.
+    pub native: Vec<Line>,
+}
+
+/// Which part of a run is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// The hottest regions, so many of them.
+    Hottest(usize),
+    /// These fragments, whole.
+    These(Vec<u32>),
+}
+
+/// Explains a run.
+pub fn explain(counted: &Counted, symbols: &Symbols, wanted: &Wanted) -> Explanation {
+    let census = &counted.census;
+    let hot = heat::regions(&census.fragments);
+    let instructions: u64 = hot.iter().map(|r| r.instructions).sum();
+    let (traces, regions_in_all) = (hot.iter().map(|r| r.versions.len()).sum(), hot.len());
+    let chosen: Vec<&Hot> = match wanted {
+        Wanted::Hottest(n) => hot.iter().take(*n).collect(),
+        Wanted::These(ids) => hot.iter().filter(|r| r.versions.iter().any(|(id, _)| ids.contains(id))).collect(),
+    };
+    let mut maker = Maker { census, symbols, disassembler: Disassembler::new() };
+    let mut regions = Vec::new();
+    for region in chosen {
+        let mut versions = Vec::new();
+        for &(id, n) in &region.versions {
+            let share = n as f64 / region.instructions.max(1) as f64;
+            let whole = match wanted {
+                Wanted::Hottest(_) => share >= WORTH_SHOWING,
+                Wanted::These(ids) => ids.contains(&id),
+            };
+            versions.push(maker.version(&census.fragments[id as usize], n, share, whole));
+        }
+        regions.push(Region {
+            pc: region.pc,
+            symbol: symbols.name(region.pc),
+            instructions: region.instructions,
+            share: region.instructions as f64 / instructions.max(1) as f64,
+            versions,
+        });
+    }
+    Explanation {
+        schema: SCHEMA,
+        program: census.program.clone(),
+        args: census.args.clone(),
+        status: counted.status.code(),
+        signal: counted.status.signal(),
+        tier: census.tier.clone(),
+        threshold: census.threshold,
+        exact: census.exact,
+        instructions,
+        traces,
+        regions_in_all,
+        regions,
+    }
+}
+
+struct Maker<'a> {
+    census: &'a Census,
+    symbols: &'a Symbols,
+    disassembler: Disassembler,
+}
+
+impl Maker<'_> {
+    fn version(&mut self, fragment: &Fragment, instructions: u64, share: f64, whole: bool) -> Version {
+        let f = fragment.clone();
+        Version {
+            id: f.id,
+            name: f.name,
+            kind: f.kind,
+            pc: f.pc,
+            symbol: self.symbols.name(f.pc),
+            from: f.from,
+            instructions,
+            share,
+            guest_instructions: f.guest_instructions,
+            entered: f.entered,
+            iterations: f.iterations,
+            executed: f.guards.iter().map(|g| g.executed).sum(),
+            failed: f.guards.iter().map(|g| g.failed).sum(),
+            code_bytes: f.code_bytes,
+            spill_slots: f.spill_slots,
+            moves: f.moves,
+            compile_ns: f.compile_ns,
+            polls: f.polls,
+            faults: f.faults,
+            dropped: f.dropped,
+            ends: f.ends.into_iter().map(|end| self.end(end)).collect(),
+            body: whole.then(|| self.body(fragment)),
+        }
+    }
+
+    /// Exits that lead to a stub go where it goes.
+    fn end(&self, mut end: End) -> End {
+        end.went = self.through_stubs(&end.went);
+        end
+    }
+
+    fn through_stubs(&self, went: &[Went]) -> Vec<Went> {
+        let mut out: Vec<Went> = Vec::new();
+        for w in went {
+            let stub = match w.to {
+                To::Fragment { fragment } => self.census.fragments.get(fragment as usize),
+                To::Runtime | To::Block { .. } => None,
+            };
+            // What several exits send through one stub cannot be told apart behind it; it has one end.
+            let behind = stub.filter(|f| f.kind == Kind::Stub).and_then(|f| match &f.ends[..] {
+                [End { went, .. }] => went.iter().max_by_key(|w| w.times).map(|w| w.to),
+                _ => None,
+            });
+            let to = behind.unwrap_or(w.to);
+            match out.iter_mut().find(|o| o.to == to) {
+                Some(o) => o.times += w.times,
+                None => out.push(Went { to, times: w.times }),
+            }
+        }
+        out
+    }
+
+    fn body(&mut self, fragment: &Fragment) -> Body {
+        let detail = fragment.detail.as_ref();
+        let mut guards = fragment.guards.clone();
+        guards.iter_mut().for_each(|g| g.went = self.through_stubs(&g.went));
+        Body {
+            path: guest::path(fragment, self.symbols, &mut self.disassembler),
+            guards,
+            built: detail.map_or(String::new(), |d| d.built.clone()),
+            passes: detail.map_or(Vec::new(), |d| passes::changes(d, &self.census.skipped_passes)),
+            optimised: detail.map_or(String::new(), |d| d.optimised.clone()),
+            native: native::lines(self.census, fragment),
+        }
+    }
+}

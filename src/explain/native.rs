@@ -1,0 +1,215 @@
+//! The native code of a version, with what each instruction is for: guards, exits, spills, ways out.
+//!
+//! The code that counts is left out, so what is shown is what runs when nothing is counted (at other addresses).
+
+use super::guest::{hex, unhex};
+use dynasour_guest::context::{SCRATCH_WORDS, offset};
+use dynasour_runtime::census::{Census, Code, Detail, Fragment, Kind, counter_length};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Formatter, Instruction, NasmFormatter, OpKind, Register};
+use serde::Serialize;
+
+/// One host instruction.
+#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// Its address.
+    pub at: u64,
+    /// Off the path?
+    pub cold: bool,
+    /// Its bytes in hexadecimal.
+    pub bytes: String,
+    /// As text.
+    pub text: String,
+    /// What is to be said of it.
+    pub marks: Vec<Mark>,
+}
+
+/// What an instruction is for.
+#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+#[serde(tag = "mark", rename_all = "kebab-case")]
+pub enum Mark {
+    /// The jump of a guard.
+    Guard {
+        /// Which.
+        guard: u32,
+    },
+    /// The way out of a guard begins.
+    Exit {
+        /// Which.
+        guard: u32,
+    },
+    /// A back edge leads here.
+    LoopHead,
+    /// A value goes to a spill slot.
+    Spill {
+        /// Which.
+        slot: u64,
+    },
+    /// A value comes from a spill slot.
+    Reload {
+        /// Which.
+        slot: u64,
+    },
+    /// A field of the thread's context.
+    Context {
+        /// Its name.
+        field: &'static str,
+    },
+    /// Control leaves the fragment.
+    Leaves {
+        /// For where.
+        to: String,
+    },
+}
+
+/// The code of a fragment, the path first; nothing if the run did not keep it.
+pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
+    let Some(detail) = &fragment.detail else { return Vec::new() };
+    let mut lines = Vec::new();
+    let reader = Reader { census, fragment, detail };
+    let skipped = detail.entry.saturating_sub(detail.hot.at) as usize;
+    reader.section(&detail.hot, skipped, false, &mut lines);
+    reader.section(&detail.cold, 0, true, &mut lines);
+    // Back edges show where loops begin.
+    let heads: Vec<u64> = lines.iter().filter_map(|l| back_edge(&l.bytes, l.at)).collect();
+    let hot = detail.entry..detail.hot.at + detail.hot.hex.len() as u64 / 2;
+    for head in heads.into_iter().filter(|head| hot.contains(head)) {
+        // A counter stands there.
+        if let Some(line) = lines.iter_mut().filter(|l| !l.cold).find(|l| l.at >= head)
+            && !line.marks.contains(&Mark::LoopHead)
+        {
+            line.marks.insert(0, Mark::LoopHead);
+        }
+    }
+    lines
+}
+
+/// The target of a jump backwards.
+fn back_edge(bytes: &str, at: u64) -> Option<u64> {
+    let bytes = unhex(bytes);
+    let inst = Decoder::with_ip(64, &bytes, at, DecoderOptions::NONE).decode();
+    let jumps = matches!(inst.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
+    Some(inst.near_branch_target()).filter(|target| jumps && *target < at && *target != 0)
+}
+
+struct Reader<'a> {
+    census: &'a Census,
+    fragment: &'a Fragment,
+    detail: &'a Detail,
+}
+
+impl Reader<'_> {
+    fn section(&self, code: &Code, skip: usize, cold: bool, lines: &mut Vec<Line>) {
+        let bytes = unhex(&code.hex);
+        let mut formatter = NasmFormatter::new();
+        let options = formatter.options_mut();
+        options.set_space_after_operand_separator(true);
+        options.set_space_between_memory_add_operators(true);
+        options.set_hex_prefix("0x");
+        options.set_hex_suffix("");
+        options.set_uppercase_hex(false);
+        options.set_branch_leading_zeros(false);
+        options.set_show_branch_size(false);
+        let mut at = skip;
+        // What marks a counter that is left out is said of what follows.
+        let mut pending = Vec::new();
+        while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+            let address = code.at + at as u64;
+            if cold {
+                let exits = self.fragment.guards.iter().filter(|g| g.host.1 == address);
+                pending.extend(exits.map(|g| Mark::Exit { guard: g.index }));
+            }
+            if let Some(len) = counter_length(rest) {
+                at += len;
+                continue;
+            }
+            let inst = Decoder::with_ip(64, rest, address, DecoderOptions::NONE).decode();
+            let len = inst.len().clamp(1, rest.len());
+            at += len;
+            // Between instructions there are no-operations that align, and after jumps breakpoints.
+            if matches!(inst.mnemonic(), iced_x86::Mnemonic::Nop | iced_x86::Mnemonic::Int3) {
+                continue;
+            }
+            let mut text = String::new();
+            formatter.format(&inst, &mut text);
+            let mut marks = std::mem::take(&mut pending);
+            let guards = self.fragment.guards.iter().filter(|g| g.host.0 == address);
+            marks.extend(guards.map(|g| Mark::Guard { guard: g.index }));
+            marks.extend(context(&inst));
+            marks.extend(self.leaves(&inst));
+            lines.push(Line { at: address, cold, bytes: hex(&rest[..len]), text, marks });
+        }
+    }
+
+    fn leaves(&self, inst: &Instruction) -> Option<Mark> {
+        let jumps = matches!(inst.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
+        let target = Some(inst.near_branch_target()).filter(|t| jumps && *t != 0)?;
+        let within = |code: &Code| (code.at..code.at + code.hex.len() as u64 / 2).contains(&target);
+        if within(&self.detail.hot) || within(&self.detail.cold) {
+            return None;
+        }
+        // Of fragments that stood at one place, the one that is there still.
+        let mut others = self.census.fragments.iter().filter(|f| f.dropped == self.fragment.dropped);
+        let holds = |f: &&Fragment| {
+            let hot = f.detail.as_ref().map(|d| &d.hot);
+            hot.is_some_and(|hot| (hot.at..hot.at + hot.hex.len() as u64 / 2).contains(&target))
+        };
+        let to = match others.find(holds) {
+            Some(f) if f.kind == Kind::Stub => format!("stub {}", f.id),
+            Some(f) => f.name.clone(),
+            None => "the runtime or a copied block".to_string(),
+        };
+        Some(Mark::Leaves { to })
+    }
+}
+
+/// What an access to the thread's context is.
+fn context(inst: &Instruction) -> Option<Mark> {
+    let has_memory = (0..inst.op_count()).any(|n| inst.op_kind(n) == OpKind::Memory);
+    if !has_memory || inst.memory_segment() != Register::GS {
+        return None;
+    }
+    let at = inst.memory_displacement64();
+    let slots = offset::SCRATCH as u64..(offset::SCRATCH + 8 * SCRATCH_WORDS) as u64;
+    if slots.contains(&at) {
+        let slot = (at - slots.start) / 8;
+        let stores = inst.op_kind(0) == OpKind::Memory && inst.mnemonic() == iced_x86::Mnemonic::Mov;
+        return Some(if stores { Mark::Spill { slot } } else { Mark::Reload { slot } });
+    }
+    let fields = [
+        (offset::EXIT_SITE, "number of the exit"),
+        (offset::NEXT_PC, "where an indirect jump goes"),
+        (offset::EXTENDED_AWAY, "is the vector state in memory?"),
+    ];
+    let field = fields.iter().find(|(field, _)| *field as u64 == at).map(|(_, name)| *name);
+    Some(Mark::Context { field: field.unwrap_or("the thread's context") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(bytes: &[u8]) -> Instruction {
+        Decoder::with_ip(64, bytes, 0x1000, DecoderOptions::NONE).decode()
+    }
+
+    #[test]
+    fn spills_and_reloads_are_told_apart() {
+        let field = (offset::SCRATCH as u32 + 8 * 3).to_le_bytes();
+        let access = |opcode: u8| {
+            let mut bytes = vec![0x65, 0x48, opcode, 0x04, 0x25];
+            bytes.extend(field);
+            decoded(&bytes)
+        };
+        assert_eq!(context(&access(0x89)), Some(Mark::Spill { slot: 3 }));
+        assert_eq!(context(&access(0x8b)), Some(Mark::Reload { slot: 3 }));
+        assert_eq!(context(&access(0x3b)), Some(Mark::Reload { slot: 3 }));
+        assert_eq!(context(&decoded(&[0x48, 0x89, 0xc8])), None);
+    }
+
+    #[test]
+    fn back_edges_lead_backwards() {
+        assert_eq!(back_edge("0f85f6ffffff", 0x1000), Some(0xffc));
+        assert_eq!(back_edge("0f8510000000", 0x1000), None);
+        assert_eq!(back_edge("90", 0x1000), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! The IR before and after each pass: the version as built goes through the optimiser once more, here.
+//!
+//! That gives what the run's own optimiser gave, for it is a function of the version and its options; if it ever does not
+//! (the run used another pipeline), only the version as built and the one that was emitted are shown.
+
+use dynasour_ir::opt::{OptOptions, optimise};
+use dynasour_ir::text;
+use dynasour_runtime::census::Detail;
+use serde::Serialize;
+use std::cell::RefCell;
+
+/// What one pass made of the version.
+#[derive(Serialize, Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The pass.
+    pub pass: String,
+    /// The version before it.
+    pub before: String,
+    /// The version after it.
+    pub after: String,
+}
+
+/// The passes that changed the version, in order; none if they cannot be repeated.
+pub fn changes(detail: &Detail, skipped: &[String]) -> Vec<Change> {
+    let Ok(mut version) = text::version(&detail.built) else { return Vec::new() };
+    let last = RefCell::new(version.to_string());
+    let changes = RefCell::new(Vec::new());
+    let after_pass = |pass: &str, version: &dynasour_ir::Version| {
+        let after = version.to_string();
+        let before = last.replace(after.clone());
+        if before != after {
+            changes.borrow_mut().push(Change { pass: pass.to_string(), before, after });
+        }
+    };
+    let options = OptOptions {
+        skip: skipped.to_vec(),
+        alias_guards: detail.alias_guards,
+        after_pass: Some(&after_pass),
+        ..OptOptions::default()
+    };
+    optimise(&mut version, &options);
+    let same = last.borrow().as_str() == detail.optimised;
+    if same { changes.into_inner() } else { Vec::new() }
+}
+
+/// A line of two texts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Edit<'a> {
+    /// In both.
+    Same(&'a str),
+    /// Only in the first.
+    Gone(&'a str),
+    /// Only in the second.
+    New(&'a str),
+}
+
+/// The lines of two texts, by a longest common subsequence.
+pub fn difference<'a>(before: &'a str, after: &'a str) -> Vec<Edit<'a>> {
+    let (a, b): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
+    let head = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+    let tail = a[head..].iter().rev().zip(b[head..].iter().rev()).take_while(|(x, y)| x == y).count();
+    let (inner_a, inner_b) = (&a[head..a.len() - tail], &b[head..b.len() - tail]);
+    let mut longest = vec![vec![0u32; inner_b.len() + 1]; inner_a.len() + 1];
+    for (i, x) in inner_a.iter().enumerate().rev() {
+        for (j, y) in inner_b.iter().enumerate().rev() {
+            longest[i][j] = if x == y { longest[i + 1][j + 1] + 1 } else { longest[i + 1][j].max(longest[i][j + 1]) };
+        }
+    }
+    let mut out: Vec<Edit<'_>> = a[..head].iter().map(|line| Edit::Same(line)).collect();
+    let (mut i, mut j) = (0, 0);
+    while i < inner_a.len() || j < inner_b.len() {
+        if i < inner_a.len() && j < inner_b.len() && inner_a[i] == inner_b[j] {
+            out.push(Edit::Same(inner_a[i]));
+            (i, j) = (i + 1, j + 1);
+        } else if j == inner_b.len() || i < inner_a.len() && longest[i + 1][j] >= longest[i][j + 1] {
+            out.push(Edit::Gone(inner_a[i]));
+            i += 1;
+        } else {
+            out.push(Edit::New(inner_b[j]));
+            j += 1;
+        }
+    }
+    out.extend(a[a.len() - tail..].iter().map(|line| Edit::Same(line)));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_keep_what_is_common() {
+        let edits = difference("a\nb\nc\nd", "a\nc\nx\nd");
+        assert_eq!(edits, [Edit::Same("a"), Edit::Gone("b"), Edit::Same("c"), Edit::New("x"), Edit::Same("d")]);
+        assert_eq!(difference("", "x"), [Edit::New("x")]);
+        assert!(difference("a\nb", "a\nb").iter().all(|e| matches!(e, Edit::Same(_))));
+    }
+}

@@ -1,0 +1,190 @@
+//! Names for guest addresses: the symbol tables of what was mapped.
+//!
+//! A place is written `symbol+0x1c`, or `libfoo.so+0x1234` where a file says nothing better (its offset then counts from
+//! where the file is mapped). Names that nearly are what somebody typed can be asked for.
+
+use dynasour_runtime::census::Image;
+use goblin::elf::Elf;
+use goblin::elf::program_header::PT_LOAD;
+use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// A symbol without a size is believed to go on for at most this many bytes.
+const UNSIZED: u64 = 4096;
+
+/// A function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// Its name as in the file.
+    pub name: String,
+    /// Its first address.
+    pub start: u64,
+    /// The one behind its last.
+    pub end: u64,
+}
+
+struct Mapped {
+    name: String,
+    start: u64,
+    end: u64,
+    bias: u64,
+}
+
+/// All symbols of a run.
+#[derive(Default)]
+pub struct Symbols {
+    images: Vec<Mapped>,
+    /// By address.
+    all: Vec<Symbol>,
+    by_name: HashMap<String, Vec<usize>>,
+}
+
+impl Symbols {
+    /// Reads the files that are still there.
+    pub fn read(images: &[Image]) -> Symbols {
+        let mut symbols = Symbols::default();
+        for image in images {
+            symbols.add(image);
+        }
+        symbols.finish();
+        symbols
+    }
+
+    fn add(&mut self, image: &Image) {
+        let path = Path::new(&image.path);
+        let name = path.file_name().map_or(image.path.clone(), |n| n.to_string_lossy().into_owned());
+        let bytes = std::fs::read(path).unwrap_or_default();
+        let elf = Elf::parse(&bytes).ok();
+        let loaded = elf.as_ref().and_then(|elf| {
+            let holds = |offset: u64, size: u64| (offset & !0xfff..offset + size).contains(&image.offset);
+            let header = elf.program_headers.iter().find(|p| p.p_type == PT_LOAD && holds(p.p_offset, p.p_filesz))?;
+            Some(image.start.wrapping_sub(image.offset.wrapping_sub(header.p_offset).wrapping_add(header.p_vaddr)))
+        });
+        let bias = loaded.unwrap_or(image.start.wrapping_sub(image.offset));
+        self.images.push(Mapped { name, start: image.start, end: image.end, bias });
+        let (Some(elf), true) = (elf, loaded.is_some()) else { return };
+        let tables = elf.syms.iter().map(|s| (s, &elf.strtab)).chain(elf.dynsyms.iter().map(|s| (s, &elf.dynstrtab)));
+        for (symbol, strings) in tables {
+            let start = symbol.st_value.wrapping_add(bias);
+            let is_function = matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC) && symbol.st_shndx != 0;
+            if !is_function || !(image.start..image.end).contains(&start) {
+                continue;
+            }
+            if let Some(name) = strings.get_at(symbol.st_name).filter(|name| !name.is_empty()) {
+                self.all.push(Symbol { name: name.to_string(), start, end: start + symbol.st_size });
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        // Of several names for one place the first in the file that is not decorated is the one people know.
+        self.all.sort_by(|a, b| {
+            let rank = |s: &Symbol| (s.start, s.name.starts_with('_'), s.name.len());
+            rank(a).cmp(&rank(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        self.all.dedup_by(|a, b| a.start == b.start && a.name == b.name);
+        for n in 0..self.all.len() {
+            let next = self.all[n + 1..].iter().find(|s| s.start > self.all[n].start).map_or(u64::MAX, |s| s.start);
+            let symbol = &mut self.all[n];
+            if symbol.end == symbol.start {
+                symbol.end = next.min(symbol.start + UNSIZED);
+            }
+        }
+        for (n, symbol) in self.all.iter().enumerate() {
+            self.by_name.entry(symbol.name.clone()).or_default().push(n);
+        }
+    }
+
+    /// The function that an address is in.
+    pub fn at(&self, pc: u64) -> Option<&Symbol> {
+        let behind = self.all.partition_point(|s| s.start <= pc);
+        let start = self.all[..behind].iter().rev().find(|s| pc < s.end)?.start;
+        // The best of its names is the first.
+        let first = self.all.partition_point(|s| s.start < start);
+        self.all[first..].iter().find(|s| pc < s.end)
+    }
+
+    /// An address for people.
+    pub fn name(&self, pc: u64) -> String {
+        if let Some(symbol) = self.at(pc) {
+            return match pc - symbol.start {
+                0 => symbol.name.clone(),
+                offset => format!("{}+{offset:#x}", symbol.name),
+            };
+        }
+        match self.images.iter().find(|image| (image.start..image.end).contains(&pc)) {
+            Some(image) => format!("{}+{:#x}", image.name, pc.wrapping_sub(image.bias)),
+            None => format!("{pc:#x}"),
+        }
+    }
+
+    /// The functions of this name.
+    pub fn named(&self, name: &str) -> Vec<&Symbol> {
+        self.by_name.get(name).map_or(Vec::new(), |all| all.iter().map(|n| &self.all[*n]).collect())
+    }
+
+    /// Names that are nearly this one, the nearest first.
+    pub fn near(&self, name: &str, most: usize) -> Vec<&str> {
+        let lower = name.to_lowercase();
+        let mut near: Vec<(usize, &str)> = self
+            .by_name
+            .keys()
+            .filter_map(|known| {
+                let distance = strsim::damerau_levenshtein(&lower, &known.to_lowercase());
+                let contains = name.len() >= 3 && known.to_lowercase().contains(&lower);
+                let close = distance <= 1 + name.len() / 4 || contains;
+                close.then_some((distance, known.as_str()))
+            })
+            .collect();
+        near.sort_unstable();
+        near.into_iter().take(most).map(|(_, name)| name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn symbols(all: &[(&str, u64, u64)]) -> Symbols {
+        let mut symbols = Symbols {
+            images: vec![Mapped { name: "prog".into(), start: 0x1000, end: 0x9000, bias: 0x1000 }],
+            ..Symbols::default()
+        };
+        let all = all.iter().map(|(name, start, size)| Symbol {
+            name: (*name).to_string(),
+            start: *start,
+            end: start + size,
+        });
+        symbols.all.extend(all);
+        symbols.finish();
+        symbols
+    }
+
+    #[test]
+    fn addresses_get_the_name_people_know() {
+        let s = symbols(&[("__memcpy_internal", 0x2000, 0x40), ("memcpy", 0x2000, 0x40), ("outer", 0x3000, 0x100)]);
+        assert_eq!(s.name(0x2000), "memcpy");
+        assert_eq!(s.name(0x203f), "memcpy+0x3f");
+        assert_eq!(s.name(0x2040), "prog+0x1040");
+        assert_eq!(s.name(0x30ff), "outer+0xff");
+        assert_eq!(s.name(0xa000), "0xa000");
+        assert_eq!(s.named("outer").len(), 1);
+        assert!(s.named("inner").is_empty());
+    }
+
+    #[test]
+    fn symbols_without_size_end_at_the_next() {
+        let s = symbols(&[("first", 0x2000, 0), ("second", 0x2010, 0)]);
+        assert_eq!((s.name(0x200f), s.name(0x2010)), ("first+0xf".into(), "second".into()));
+        assert_eq!(s.name(0x2010 + UNSIZED), "prog+0x2010");
+    }
+
+    #[test]
+    fn slips_of_the_pen_find_their_name() {
+        let s = symbols(&[("work", 0x2000, 8), ("network_open", 0x2010, 8), ("main", 0x2020, 8)]);
+        assert_eq!(s.near("wrok", 5), ["work"]);
+        assert_eq!(s.near("work", 5), ["work", "network_open"]);
+        assert!(s.near("xyzzy_plugh", 5).is_empty());
+    }
+}

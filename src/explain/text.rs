@@ -1,0 +1,480 @@
+//! The report for people.
+
+use super::guest::Block;
+use super::model::{Body, Explanation, Region, Version};
+use super::native::{Line, Mark};
+use super::paint::{Paint, Style};
+use super::passes::{Edit, difference};
+use super::symbols::Symbols;
+use dynasour_runtime::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
+use std::fmt::Write;
+
+/// Lines of IR that are shown around a change.
+const AROUND: usize = 2;
+
+/// Which parts of a version are shown.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, clap::ValueEnum)]
+pub enum Part {
+    /// The recorded path in guest instructions
+    Path,
+    /// The guards: what they check, how often they failed, where that went
+    Guards,
+    /// What each anchor restores
+    Anchors,
+    /// What each pass of the optimiser changed
+    Passes,
+    /// The IR as built and as emitted
+    Ir,
+    /// The native code
+    Native,
+}
+
+/// Writes reports.
+pub struct Reporter<'a> {
+    pub paint: Paint,
+    pub census: &'a Census,
+    pub symbols: &'a Symbols,
+    pub parts: &'a [Part],
+}
+
+/// A number with separators: 1,234,567.
+pub fn number(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+fn percent(part: u64, of: u64) -> String {
+    match (part, of) {
+        (_, 0) => "-".to_string(),
+        (0, _) => "never".to_string(),
+        _ => {
+            let share = 100.0 * part as f64 / of as f64;
+            if share < 0.1 { format!("{share:.3} %") } else { format!("{share:.1} %") }
+        }
+    }
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Loop => "loop",
+        Kind::Linear => "linear trace",
+        Kind::Side => "side trace",
+        Kind::SideLoop => "loop of an exit",
+        Kind::Stub => "stub",
+    }
+}
+
+fn guard_kind(kind: GuardKind) -> &'static str {
+    match kind {
+        GuardKind::Branch => "branch",
+        GuardKind::Target => "target",
+        GuardKind::Value => "value",
+        GuardKind::Alias => "alias",
+        GuardKind::Code => "code",
+        GuardKind::Mixed => "mixed",
+    }
+}
+
+impl Reporter<'_> {
+    /// The whole report.
+    pub fn report(&self, e: &Explanation) -> String {
+        let mut out = String::new();
+        let p = &self.paint;
+        let command: Vec<&str> = std::iter::once(&e.program).chain(&e.args).map(String::as_str).collect();
+        let _ = writeln!(
+            out,
+            "{} under --tier {}, heads hot after {} executions: {} in {}, {} guest instructions executed in them{}",
+            p.text(Style::Title, &command.join(" ")),
+            e.tier,
+            number(e.threshold.into()),
+            plural(e.traces as u64, "trace"),
+            plural(e.regions_in_all as u64, "region"),
+            number(e.instructions),
+            if e.exact { "" } else { " (several threads: counts are approximate)" }
+        );
+        for (rank, region) in e.regions.iter().enumerate() {
+            self.region(&mut out, rank, region);
+        }
+        out
+    }
+
+    fn region(&self, out: &mut String, rank: usize, region: &Region) {
+        let p = &self.paint;
+        let title = format!("region {} at {:#x}", region.symbol, region.pc);
+        let _ = writeln!(
+            out,
+            "\n{} {}   {} guest instructions, {:.1} % of all in traces",
+            p.text(Style::Title, &format!("#{}", rank + 1)),
+            p.text(Style::Title, &title),
+            number(region.instructions),
+            100.0 * region.share
+        );
+        for version in &region.versions {
+            let _ = writeln!(out, "   {}", self.brief(version));
+        }
+        for version in region.versions.iter().filter(|v| v.body.is_some()) {
+            self.version(out, version);
+        }
+        let hidden = region.versions.iter().filter(|v| v.body.is_none()).count();
+        if hidden > 0 {
+            let _ = writeln!(out, "\n  {} not shown whole; --at NAME shows one", plural(hidden as u64, "version"));
+        }
+    }
+
+    fn brief(&self, v: &Version) -> String {
+        let from = v.from.as_ref().map_or(String::new(), |from| {
+            let guards: Vec<String> = from.guards.iter().map(|g| format!("g{g}")).collect();
+            format!(" of {} {}", self.fragment(from.fragment), guards.join(", "))
+        });
+        let loops = v.iterations.map_or(String::new(), |n| format!(", {} iterations", number(n)));
+        format!(
+            "{:<5} {}{from} at {}: {:.1} % of the region, entered {} times{loops}, guards failed {} of {} times",
+            v.name,
+            kind(v.kind),
+            v.symbol,
+            100.0 * v.share,
+            number(v.entered),
+            number(v.failed),
+            number(v.executed)
+        )
+    }
+
+    /// The name of a fragment.
+    fn fragment(&self, id: u32) -> String {
+        match self.census.fragments.get(id as usize) {
+            Some(f) if f.kind == Kind::Stub => format!("stub {id}"),
+            Some(f) => f.name.clone(),
+            None => format!("fragment {id}"),
+        }
+    }
+
+    fn version(&self, out: &mut String, v: &Version) {
+        let Some(body) = &v.body else { return };
+        let p = &self.paint;
+        let _ = writeln!(
+            out,
+            "\n{}",
+            p.text(Style::Title, &format!("  {} ({}) at {} {:#x}", v.name, kind(v.kind), v.symbol, v.pc))
+        );
+        let t = v.compile_ns;
+        let _ = writeln!(
+            out,
+            "  {} guest instructions -> {} + {} bytes of code (with counters), {}, {}; recorded in {}, built in {}, optimised in {}, emitted in {}{}",
+            v.guest_instructions,
+            v.code_bytes.hot,
+            v.code_bytes.cold,
+            plural(v.spill_slots.into(), "spill slot"),
+            plural(v.moves.into(), "allocator's move"),
+            micros(t.record),
+            micros(t.build),
+            micros(t.optimise),
+            micros(t.emit),
+            if v.dropped { "; dropped before the end of the run" } else { "" }
+        );
+        for end in &v.ends {
+            let to = end.target.map_or("wherever an indirect jump goes".to_string(), |t| self.place(t));
+            let _ = writeln!(out, "  its path ended {} times, at {to}{}", number(end.executed), self.went(&end.went));
+        }
+        if v.polls + v.faults > 0 {
+            let _ = writeln!(out, "  left {} times for a signal, {} times by a fault", v.polls, v.faults);
+        }
+        for part in self.parts {
+            match part {
+                Part::Path => self.path(out, v, body),
+                Part::Guards => self.guards(out, body),
+                Part::Anchors => self.anchors(out, body),
+                Part::Passes => self.passes(out, body),
+                Part::Ir => self.ir(out, body),
+                Part::Native => self.native(out, body),
+            }
+        }
+    }
+
+    fn heading(&self, out: &mut String, text: &str) {
+        let _ = writeln!(out, "\n  {}", self.paint.text(Style::Heading, text));
+    }
+
+    fn place(&self, pc: u64) -> String {
+        format!("{} {pc:#x}", self.symbols.name(pc))
+    }
+
+    fn went(&self, went: &[Went]) -> String {
+        if went.is_empty() {
+            return String::new();
+        }
+        let mut went = went.to_vec();
+        went.sort_by_key(|w| std::cmp::Reverse(w.times));
+        let to = |w: &Went| {
+            let to = match w.to {
+                To::Runtime => "the interpreter".to_string(),
+                To::Fragment { fragment } => self.fragment(fragment),
+                To::Block { pc } => format!("the copied block {pc:#x}"),
+            };
+            format!("{to} {}", number(w.times))
+        };
+        format!(" -> {}", went.iter().map(to).collect::<Vec<_>>().join(", "))
+    }
+
+    fn path(&self, out: &mut String, v: &Version, body: &Body) {
+        self.heading(out, "recorded path");
+        let mut function = String::new();
+        for block in &body.path {
+            self.block(out, block, body, &mut function);
+        }
+        match v.kind {
+            Kind::Loop | Kind::SideLoop => {
+                let _ = writeln!(out, "      back to {:#x}", v.pc);
+            }
+            Kind::Linear | Kind::Side | Kind::Stub => {
+                if let Some(last) = body.path.last() {
+                    let _ = writeln!(out, "      ends, on to {}", self.place(last.next));
+                }
+            }
+        }
+    }
+
+    fn block(&self, out: &mut String, block: &Block, body: &Body, function: &mut String) {
+        let p = &self.paint;
+        let name = self.symbols.at(block.pc).map_or(block.symbol.clone(), |s| s.name.clone());
+        if name != *function {
+            let _ = writeln!(out, "    {}", p.text(Style::Symbol, &format!("{name}:")));
+            *function = name;
+        }
+        for (n, inst) in block.instructions.iter().enumerate() {
+            let times = if n == 0 { number(block.executed) } else { String::new() };
+            let note = inst.note.as_ref().map_or(String::new(), |note| format!("  ; {note}"));
+            let _ = writeln!(
+                out,
+                "    {} {:>10x}  {}{}",
+                p.text(Style::Count, &format!("{times:>14}")),
+                inst.pc,
+                inst.text,
+                p.text(Style::Note, &note)
+            );
+            for guard in inst.guards.iter().filter_map(|g| body.guards.get(*g as usize)) {
+                let _ = writeln!(out, "    {:>14} {:>10}  {}", "", "", p.text(Style::Guard, &self.line_of(guard)));
+            }
+        }
+    }
+
+    fn line_of(&self, g: &Guard) -> String {
+        let place = if g.in_loop { "" } else { ", before the loop" };
+        let place = if g.place.0 == 0 && !g.in_loop && self.is_linear(g) { "" } else { place };
+        format!(
+            "g{} assumes {}: checked {}, failed {} ({}){}{place}",
+            g.index,
+            g.words,
+            number(g.executed),
+            number(g.failed),
+            percent(g.failed, g.executed),
+            self.went(&g.went)
+        )
+    }
+
+    fn is_linear(&self, guard: &Guard) -> bool {
+        let of = |f: &&dynasour_runtime::census::Fragment| f.guards.iter().any(|g| g.host == guard.host && g == guard);
+        self.census.fragments.iter().find(of).is_none_or(|f| f.iterations.is_none())
+    }
+
+    fn guards(&self, out: &mut String, body: &Body) {
+        if body.guards.is_empty() {
+            self.heading(out, "no guards");
+            return;
+        }
+        self.heading(out, "guards");
+        let p = &self.paint;
+        let _ = writeln!(out, "    {:<4} {:<7} {:>14} {:>14} {:>9}  predicate", "", "kind", "checked", "failed", "");
+        for g in &body.guards {
+            let style = if g.failed > 0 { Style::Guard } else { Style::Plain };
+            let row = format!(
+                "    g{:<3} {:<7} {:>14} {:>14} {:>9}  {}",
+                g.index,
+                guard_kind(g.kind),
+                number(g.executed),
+                number(g.failed),
+                percent(g.failed, g.executed),
+                g.words
+            );
+            let _ = writeln!(out, "{}", p.text(style, &row));
+            let about = format!("      {} -> falls back to {}", self.place(g.pc), g.anchor.name);
+            let _ = writeln!(out, "{}", p.text(Style::Note, &format!("{about}{}", self.went_words(g))));
+        }
+    }
+
+    fn went_words(&self, g: &Guard) -> String {
+        if g.went.is_empty() { String::new() } else { format!("; failures went{}", self.went(&g.went)) }
+    }
+
+    fn anchors(&self, out: &mut String, body: &Body) {
+        let mut shown: Vec<&str> = Vec::new();
+        for g in &body.guards {
+            if shown.contains(&g.anchor.name.as_str()) {
+                continue;
+            }
+            if shown.is_empty() {
+                self.heading(out, "anchors: what the guest's state is when a guard fails");
+            }
+            shown.push(&g.anchor.name);
+            let of = body.guards.iter().filter(|o| o.anchor.name == g.anchor.name);
+            let of: Vec<String> = of.map(|o| format!("g{}", o.index)).collect();
+            let target = g.anchor.target.map_or("a computed pc".to_string(), |t| self.place(t));
+            let title = format!("    {} of {}: on to {target}", g.anchor.name, of.join(", "));
+            let _ = writeln!(out, "{}", self.paint.text(Style::Symbol, &title));
+            for line in in_words(&g.anchor) {
+                let _ = writeln!(out, "      {line}");
+            }
+        }
+    }
+
+    fn passes(&self, out: &mut String, body: &Body) {
+        if body.passes.is_empty() {
+            self.heading(out, "passes: not repeated here (the run used another pipeline, or nothing changed)");
+            return;
+        }
+        let p = &self.paint;
+        for change in &body.passes {
+            self.heading(out, &format!("changed by {}", change.pass));
+            let edits = difference(&change.before, &change.after);
+            let changed: Vec<usize> = (0..edits.len()).filter(|n| !matches!(edits[*n], Edit::Same(_))).collect();
+            let mut last = None;
+            for (n, edit) in edits.iter().enumerate() {
+                let next = changed.partition_point(|c| *c < n);
+                let near =
+                    changed.get(next).is_some_and(|c| c - n <= AROUND) || next > 0 && n - changed[next - 1] <= AROUND;
+                if !near {
+                    continue;
+                }
+                if last.is_some_and(|last| last + 1 != n) {
+                    let _ = writeln!(out, "    ...");
+                }
+                last = Some(n);
+                let _ = match edit {
+                    Edit::Same(line) => writeln!(out, "     {line}"),
+                    Edit::Gone(line) => writeln!(out, "    {}", p.text(Style::Gone, &format!("-{line}"))),
+                    Edit::New(line) => writeln!(out, "    {}", p.text(Style::New, &format!("+{line}"))),
+                };
+            }
+        }
+    }
+
+    fn ir(&self, out: &mut String, body: &Body) {
+        for (title, text) in [("IR as built", &body.built), ("IR as emitted", &body.optimised)] {
+            self.heading(out, title);
+            for line in text.lines() {
+                let _ = writeln!(out, "    {line}");
+            }
+        }
+    }
+
+    fn native(&self, out: &mut String, body: &Body) {
+        self.heading(out, "native code");
+        let mut cold = false;
+        for line in &body.native {
+            if line.cold && !cold {
+                self.heading(out, "native code of exits");
+                cold = true;
+            }
+            self.native_line(out, line);
+        }
+    }
+
+    fn native_line(&self, out: &mut String, line: &Line) {
+        let p = &self.paint;
+        for mark in &line.marks {
+            match mark {
+                Mark::LoopHead => {
+                    let _ = writeln!(out, "    {}", p.text(Style::Symbol, "loop:"));
+                }
+                Mark::Exit { guard } => {
+                    let _ = writeln!(out, "    {}", p.text(Style::Guard, &format!("g{guard} failed:")));
+                }
+                Mark::Guard { .. }
+                | Mark::Spill { .. }
+                | Mark::Reload { .. }
+                | Mark::Context { .. }
+                | Mark::Leaves { .. } => {}
+            }
+        }
+        let notes: Vec<String> = line.marks.iter().filter_map(note).collect();
+        let guard = line.marks.iter().any(|m| matches!(m, Mark::Guard { .. }));
+        let text = format!("{:>10x}  {}", line.at, line.text);
+        let text = if guard { p.text(Style::Guard, &text) } else { text };
+        let note = if notes.is_empty() { String::new() } else { format!("  ; {}", notes.join(", ")) };
+        let _ = writeln!(out, "    {text}{}", p.text(Style::Note, &note));
+    }
+}
+
+fn note(mark: &Mark) -> Option<String> {
+    match mark {
+        Mark::Guard { guard } => Some(format!("guard g{guard}")),
+        Mark::Spill { slot } => Some(format!("spilled to slot {slot}")),
+        Mark::Reload { slot } => Some(format!("from slot {slot}")),
+        Mark::Context { field } => Some((*field).to_string()),
+        Mark::Leaves { to } => Some(format!("leaves for {to}")),
+        Mark::LoopHead | Mark::Exit { .. } => None,
+    }
+}
+
+/// An anchor's varmap, what has not changed put together.
+fn in_words(anchor: &Anchor) -> Vec<String> {
+    let (mut entry, mut head, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    for word in &anchor.words {
+        match word.split_once(" = ") {
+            Some((loc, value)) if value == format!("{loc}@entry") => entry.push(loc),
+            Some((loc, value)) if value == format!("{loc}@loop") => head.push(loc),
+            _ => rest.push(word.clone()),
+        }
+    }
+    for (same, since) in [(head, "the loop's head"), (entry, "the entry")] {
+        if !same.is_empty() {
+            rest.push(format!("as at {since}: {}", same.join(", ")));
+        }
+    }
+    rest.push("everything else is in place".to_string());
+    rest
+}
+
+fn plural(n: u64, what: &str) -> String {
+    match n {
+        1 => format!("1 {what}"),
+        _ => format!("{} {what}s", number(n)),
+    }
+}
+
+fn micros(ns: u64) -> String {
+    format!("{:.0} µs", ns as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!([number(0), number(999), number(1_000), number(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([percent(0, 5), percent(1, 2), percent(1, 100_000)], ["never", "50.0 %", "0.001 %"]);
+        assert_eq!(percent(0, 0), "-");
+    }
+
+    #[test]
+    fn anchors_gather_what_has_not_changed() {
+        let anchor = Anchor {
+            name: "a1".into(),
+            target: Some(1),
+            text: String::new(),
+            words: ["rax = rax@entry", "rcx = rcx@loop + 1", "rdx = rdx@loop", "rbx = rbx@entry"]
+                .map(str::to_string)
+                .to_vec(),
+            stores: 0,
+        };
+        let words = in_words(&anchor);
+        assert_eq!(words[..3], ["rcx = rcx@loop + 1", "as at the loop's head: rdx", "as at the entry: rax, rbx"]);
+    }
+}
