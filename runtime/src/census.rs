@@ -26,6 +26,8 @@ pub struct Census {
     pub threshold: u32,
     /// Name of the guard placement.
     pub policy: String,
+    /// Optimiser passes that were run instead of the default ones.
+    pub passes: Option<Vec<String>>,
     /// Optimiser passes that were left out.
     pub skipped_passes: Vec<String>,
     /// Is every number exact?

@@ -18,7 +18,7 @@ pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<
         _ => (place, None),
     };
     let ranges: Vec<Range<u64>> = if let Some(pc) = pc(place) {
-        vec![pc..pc + 1]
+        std::iter::once(pc..pc + 1).collect()
     } else {
         let of = |s: &super::symbols::Symbol| match offset {
             Some(offset) => s.start + offset..s.start + offset + 1,

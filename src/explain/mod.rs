@@ -21,7 +21,7 @@ mod text;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use counting::{Counted, Plan, ended};
-use dynasour_runtime::config::{Tier, parse_pass};
+use dynasour_runtime::config::{Placement, Tier, parse_pass, placement};
 use model::{Explanation, Wanted};
 use paint::{Paint, When};
 use std::ffi::{OsString, c_int};
@@ -64,6 +64,9 @@ pub struct ExplainArgs {
     /// Executions of a trace head before it is compiled, as for `run`
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
+    /// Guard placement, as for `run`; `dynasour guards --help` lists them
+    #[arg(long, value_name = "NAME", value_parser = placement::placement, default_value = "default")]
+    policy: &'static dyn Placement,
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
@@ -128,6 +131,7 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
 
 fn count(args: &ExplainArgs) -> Result<Counted> {
     let mut options: Vec<OsString> = vec!["--tier".into(), args.tier.to_string().into()];
+    options.extend(["--policy".into(), args.policy.name().into()]);
     if let Some(threshold) = args.threshold {
         options.extend(["--threshold".into(), threshold.to_string().into()]);
     }

@@ -252,7 +252,7 @@ impl Maker<'_> {
             path: guest::path(fragment, self.symbols, &mut self.disassembler),
             guards,
             built: detail.map_or(String::new(), |d| d.built.clone()),
-            passes: detail.map_or(Vec::new(), |d| passes::changes(d, &self.census.skipped_passes)),
+            passes: detail.map_or(Vec::new(), |d| passes::changes(d, self.census)),
             optimised: detail.map_or(String::new(), |d| d.optimised.clone()),
             native: native::lines(self.census, fragment),
         }

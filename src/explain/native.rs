@@ -156,7 +156,8 @@ impl Reader<'_> {
         let to = match others.find(holds) {
             Some(f) if f.kind == Kind::Stub => format!("stub {}", f.id),
             Some(f) => f.name.clone(),
-            None => "the runtime or a copied block".to_string(),
+            None if self.census.tier == "full" => "the runtime or a copied block".to_string(),
+            None => "the runtime".to_string(),
         };
         Some(Mark::Leaves { to })
     }

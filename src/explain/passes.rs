@@ -3,9 +3,10 @@
 //! That gives what the run's own optimiser gave, for it is a function of the version and its options; if it ever does not
 //! (the run used another pipeline), only the version as built and the one that was emitted are shown.
 
-use dynasour_ir::opt::{OptOptions, optimise};
+use dynasour_ir::opt::OptOptions;
 use dynasour_ir::text;
-use dynasour_runtime::census::Detail;
+use dynasour_runtime::census::{Census, Detail};
+use dynasour_runtime::config::placement;
 use serde::Serialize;
 use std::cell::RefCell;
 
@@ -21,7 +22,7 @@ pub struct Change {
 }
 
 /// The passes that changed the version, in order; none if they cannot be repeated.
-pub fn changes(detail: &Detail, skipped: &[String]) -> Vec<Change> {
+pub fn changes(detail: &Detail, census: &Census) -> Vec<Change> {
     let Ok(mut version) = text::version(&detail.built) else { return Vec::new() };
     let last = RefCell::new(version.to_string());
     let changes = RefCell::new(Vec::new());
@@ -33,12 +34,14 @@ pub fn changes(detail: &Detail, skipped: &[String]) -> Vec<Change> {
         }
     };
     let options = OptOptions {
-        skip: skipped.to_vec(),
+        passes: census.passes.clone(),
+        skip: census.skipped_passes.clone(),
         alias_guards: detail.alias_guards,
         after_pass: Some(&after_pass),
         ..OptOptions::default()
     };
-    optimise(&mut version, &options);
+    let Ok(placement) = placement::placement(&census.policy) else { return Vec::new() };
+    placement.optimise(&mut version, &options);
     let same = last.borrow().as_str() == detail.optimised;
     if same { changes.into_inner() } else { Vec::new() }
 }

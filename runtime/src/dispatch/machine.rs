@@ -117,6 +117,7 @@ impl Machine {
             tier: self.config.tier.to_string(),
             threshold: self.config.threshold,
             policy: self.config.placement.name().to_string(),
+            passes: self.config.passes.clone(),
             skipped_passes: self.config.skip_passes.clone(),
             exact: complete && threads == 1,
             runtime_entries: stats.fragment_entries,

@@ -1,0 +1,299 @@
+//! `dynasour explain`: its counts reconcile with what the guest does, its report has all parts, and bad input is answered.
+
+use dynasour_testkit::run::{Invocation, Outcome, Status};
+use dynasour_testkit::scratch;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the guest prints for 1,000,000 iterations.
+const RESULT: &str = "500000480000";
+
+fn directory(name: &str) -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("explain_command").join(name);
+    scratch::fresh(&directory).expect("a scratch directory");
+    directory
+}
+
+/// The guest: a loop with a branch that is taken every 1,000 iterations.
+fn guest(directory: &Path, level: &str) -> String {
+    let file = directory.join(format!("thousand{level}"));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/explain/thousand.c");
+    let status = Command::new("cc").arg(level).arg("-o").arg(&file).arg(source).status().expect("a C compiler");
+    assert!(status.success());
+    file.into_os_string().into_string().expect("UTF-8")
+}
+
+fn explain(directory: &Path, words: &[&str]) -> Outcome {
+    Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory).args(["explain"]).args(words).run()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn json(directory: &Path, words: &[&str]) -> Value {
+    let outcome = explain(directory, words);
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    serde_json::from_slice(&outcome.stdout).expect("JSON and nothing else")
+}
+
+#[track_caller]
+fn refused(outcome: &Outcome, words: &[&str]) {
+    let message = text(&outcome.stderr);
+    assert_eq!(outcome.status, Status::Exited(2), "{message}");
+    assert_eq!(text(&outcome.stdout), "");
+    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+}
+
+fn array<'v>(value: &'v Value, name: &str) -> &'v [Value] {
+    value[name].as_array().unwrap_or_else(|| panic!("{name} is an array"))
+}
+
+#[track_caller]
+fn count(value: &Value, name: &str) -> u64 {
+    value[name].as_u64().unwrap_or_else(|| panic!("{name} is a number"))
+}
+
+fn sum(values: &[Value], name: &str) -> u64 {
+    values.iter().map(|v| count(v, name)).sum()
+}
+
+/// What holds of any version that is shown whole.
+fn reconcile(version: &Value) {
+    let guards = array(&version["body"], "guards");
+    for guard in guards {
+        let (executed, failed) = (count(guard, "executed"), count(guard, "failed"));
+        assert!(failed <= executed, "{guard}");
+        assert_eq!(sum(array(guard, "went"), "times"), failed, "{guard}");
+    }
+    // What a guard lets pass comes to the next.
+    let (before, inside): (Vec<Value>, Vec<Value>) = guards.iter().cloned().partition(|g| g["in_loop"] == false);
+    for part in [&before, &inside] {
+        for pair in part.windows(2) {
+            assert_eq!(count(&pair[1], "executed"), count(&pair[0], "executed") - count(&pair[0], "failed"));
+        }
+    }
+    if let (Some(iterations), Some(first), Some(last)) = (version["iterations"].as_u64(), inside.first(), inside.last())
+    {
+        let came = count(version, "entered") - sum(&before, "failed");
+        let back = count(last, "executed") - count(last, "failed");
+        assert_eq!((iterations, iterations - count(version, "polls")), (came + back, count(first, "executed")));
+    }
+}
+
+/// The loop of `work`, and the side trace of its rare branch.
+fn work(explanation: &Value) -> (&Value, &Value) {
+    let regions = array(explanation, "regions");
+    let region = regions.iter().find(|r| r["symbol"].as_str().is_some_and(|s| s.starts_with("work")));
+    let versions = array(region.expect("work is hot"), "versions");
+    let looping = versions.iter().find(|v| v["kind"] == "loop").expect("it has a loop");
+    let side = versions.iter().find(|v| v["kind"] == "side").expect("its branch has a trace");
+    (looping, side)
+}
+
+fn counts_are_exact(level: &str, tier: &str) {
+    let directory = directory(&format!("exact{level}{tier}"));
+    let guest = guest(&directory, level);
+    let words = ["--json", "--at", "work", "--tier", tier, "--threshold", "100", "--", &guest, "1000000"];
+    let explanation = json(&directory, &words);
+    assert_eq!((&explanation["exact"], &explanation["status"]), (&Value::Bool(true), &Value::from(0)));
+    for version in array(&explanation, "regions").iter().flat_map(|r| array(r, "versions")) {
+        if !version["body"].is_null() {
+            reconcile(version);
+        }
+    }
+    let (looping, side) = work(&explanation);
+    // Of the branch that is taken every 1,000 iterations each one was, except that none was due before the loop was hot.
+    let rare = |g: &&Value| count(g, "failed") > 10;
+    let guards: Vec<Value> = array(&looping["body"], "guards").iter().filter(rare).cloned().collect();
+    let pc = count(guards.first().expect("a guard fails"), "pc");
+    assert!(guards.iter().all(|g| count(g, "pc") == pc && g["kind"] == "branch"), "{guards:?}");
+    assert_eq!(sum(&guards, "failed"), 1000);
+    let all = array(&looping["body"], "guards").iter().filter(|g| count(g, "pc") == pc);
+    let checked: u64 = all.map(|g| count(g, "executed")).sum();
+    assert!((999_000..1_000_000).contains(&checked), "{checked} of 1,000,000 iterations");
+    // All failures but the first few went to the side trace, which went back to the loop.
+    let to_side = |g: &Value| -> u64 {
+        let to = array(g, "went").iter().filter(|w| w["fragment"] == side["id"]);
+        to.map(|w| count(w, "times")).sum()
+    };
+    assert_eq!(guards.iter().map(to_side).sum::<u64>(), count(side, "entered"));
+    assert!((900..1000).contains(&count(side, "entered")), "{side}");
+    assert_eq!(side["from"]["fragment"], looping["id"]);
+}
+
+#[test]
+fn counts_are_exact_without_optimisation() {
+    counts_are_exact("-O0", "dynamo");
+}
+
+#[test]
+fn counts_are_exact_with_optimisation() {
+    counts_are_exact("-O2", "dynamo");
+}
+
+#[test]
+fn counts_are_exact_among_copied_blocks() {
+    counts_are_exact("-O2", "full");
+}
+
+#[test]
+fn the_report_has_all_its_parts() {
+    let directory = directory("report");
+    let guest = guest(&directory, "-O0");
+    let outcome = explain(&directory, &["--threshold", "100", "--top", "1", "--", &guest, "1000000"]);
+    let report = text(&outcome.stdout);
+    assert_eq!(outcome.status, Status::Exited(0), "{report}");
+    assert!(text(&outcome.stderr).contains(RESULT), "the guest's output is on standard error");
+    assert!(!report.contains(RESULT) && !report.contains('\u{1b}'));
+    for part in [
+        "#1 region work",
+        "recorded path",
+        "work:",
+        "assumes",
+        "guards",
+        "anchors: what the guest's state is",
+        "on to work+",
+        "rflags = flags.",
+        "then stores i64 [rbp@entry - 16]",
+        "changed by simplify",
+        "changed by sink",
+        "\n    +",
+        "\n    -",
+        "IR as built",
+        "IR as emitted",
+        "native code\n",
+        "loop:",
+        "; guard g",
+        " failed:",
+        "leaves for t",
+    ] {
+        assert!(report.contains(part), "{part} is missing in\n{report}");
+    }
+    // No counter is shown, and each guard has its jump.
+    let versions = report.matches("native code\n").count();
+    assert!(versions >= 1 && !report.contains("the thread's context"), "{report}");
+
+    let some = explain(&directory, &["--threshold", "100", "--show", "guards", "--color", "always", "--", &guest]);
+    let some = text(&some.stdout);
+    assert!(some.contains("\u{1b}[") && some.contains("predicate") && !some.contains("native code"), "{some}");
+}
+
+#[test]
+fn json_has_what_the_report_has() {
+    let directory = directory("json");
+    let guest = guest(&directory, "-O2");
+    let explanation = json(&directory, &["--json", "--discard-output", "--threshold", "100", "--", &guest, "200000"]);
+    assert_eq!((&explanation["schema"], &explanation["tier"]), (&Value::from(1), &Value::from("dynamo")));
+    assert_eq!(array(&explanation, "args"), ["200000"]);
+    let region = &array(&explanation, "regions")[0];
+    assert!(region["share"].as_f64().is_some_and(|share| share > 0.5 && share <= 1.0));
+    let version = &array(region, "versions")[0];
+    for name in ["name", "kind", "pc", "symbol", "entered", "executed", "failed", "code_bytes", "compile_ns", "ends"] {
+        assert!(!version[name].is_null(), "{name}");
+    }
+    let body = &version["body"];
+    let instructions: Vec<&Value> = array(body, "path").iter().flat_map(|b| array(b, "instructions")).collect();
+    assert_eq!(instructions.len() as u64, count(version, "guest_instructions"));
+    assert!(instructions.iter().any(|i| i["text"].as_str().is_some_and(|t| t.starts_with("imul rax"))));
+    assert!(instructions.iter().any(|i| !array(i, "guards").is_empty()));
+    let passes = array(body, "passes");
+    assert_eq!((&passes[0]["before"], &passes[passes.len() - 1]["after"]), (&body["built"], &body["optimised"]));
+    assert!(passes.windows(2).all(|pair| pair[0]["after"] == pair[1]["before"]));
+    let native = array(body, "native");
+    let marks = |name: &str| {
+        let all = native.iter().flat_map(|line| array(line, "marks"));
+        all.filter(|m| m["mark"] == name).count()
+    };
+    let guards = array(body, "guards");
+    assert_eq!((marks("guard"), marks("exit"), marks("loop-head")), (guards.len(), guards.len(), 1));
+    for guard in guards {
+        assert!(guard["anchor"]["text"].as_str().is_some_and(|t| t.starts_with("anchor a")));
+        assert!(!array(&guard["anchor"], "words").is_empty());
+        assert!(guard["words"].is_string() && guard["predicate"].is_string());
+    }
+}
+
+#[test]
+fn places_that_are_not_there_list_what_is_near() {
+    let directory = directory("places");
+    let guest = guest(&directory, "-O0");
+    let at = |place: &str| explain(&directory, &["--discard-output", "--threshold", "100", "--at", place, &guest]);
+    refused(&at("wrok"), &["no function or version is called wrok", "near:", "work"]);
+    refused(&at("qqqqqqqqqqqqqqqq"), &["is called qqqqqqqqqqqqqqqq", "traces were made in", "work"]);
+    refused(&at("0x12"), &["no trace passes 0x12", "the nearest start at 0x", "work"]);
+    refused(&at("main"), &["no trace passes main (main)", "nearest", "work"]);
+    refused(&at("t9999"), &["no function or version is called t9999"]);
+
+    let by_name = text(&at("work").stdout);
+    let pc = by_name.lines().find_map(|l| l.strip_prefix("#1 region work")?.split(" at ").nth(1)).expect("a region");
+    let pc = pc.split(' ').next().expect("a pc");
+    let by_pc = text(&at(pc).stdout);
+    assert!(by_pc.contains(&format!("at {pc} ")), "{by_pc}");
+    assert!(text(&at("t1").stdout).contains("  t1 ("));
+}
+
+#[test]
+fn what_cannot_be_explained_is_said() {
+    let directory = directory("bad");
+    let path = ("PATH".into(), std::env::var_os("PATH").expect("a PATH"));
+    let cold = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory).args([
+        "explain",
+        "--threshold",
+        "1000000000",
+        "--at",
+        "main",
+        "/bin/true",
+    ]);
+    let outcome = cold.run();
+    assert_eq!(outcome.status, Status::Exited(0));
+    assert!(text(&outcome.stdout).contains("/bin/true never got hot"), "{}", text(&outcome.stdout));
+    assert_eq!(
+        array(&json(&directory, &["--json", "--threshold", "1000000000", "/bin/true"]), "regions"),
+        [] as [Value; 0]
+    );
+
+    refused(&explain(&directory, &["/nonexistent/program"]), &["/nonexistent/program", "was not run"]);
+    refused(&explain(&directory, &["--tier", "interp", "/bin/true"]), &["expected dynamo or full"]);
+    refused(&explain(&directory, &["--top", "0", "/bin/true"]), &["--top"]);
+    refused(&explain(&directory, &["--skip-pass", "nothing", "/bin/true"]), &["unknown pass"]);
+    refused(&explain(&directory, &[]), &["PROG"]);
+
+    // A guest that fails is explained all the same, and an option that stands too late is noticed.
+    let mut failing = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory).args([
+        "explain",
+        "--threshold",
+        "20",
+        "sh",
+        "-c",
+        "i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; kill -9 $$",
+        "--top",
+    ]);
+    failing.environment.retain(|(name, _)| name != "PATH");
+    failing.environment.push(path);
+    let outcome = failing.run();
+    assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
+    let said = text(&outcome.stderr);
+    assert!(said.contains("killed by signal 9") && said.contains("--top stands behind sh"), "{said}");
+    assert!(text(&outcome.stdout).contains("#1 region"));
+}
+
+#[test]
+fn nothing_is_overwritten() {
+    let directory = directory("overwrite");
+    let guest = guest(&directory, "-O2");
+    let file = directory.join("report");
+    fs::write(&file, "mine").expect("written");
+    let name = file.to_str().expect("UTF-8");
+    let outcome = explain(&directory, &["--output", name, &guest]);
+    refused(&outcome, &[name, "--force"]);
+    assert!(!text(&outcome.stderr).contains(RESULT), "nothing ran");
+    assert_eq!(fs::read_to_string(&file).expect("readable"), "mine");
+    let outcome = explain(&directory, &["--force", "--output", name, &guest]);
+    assert_eq!((outcome.status, text(&outcome.stdout)), (Status::Exited(0), String::new()));
+    assert!(fs::read_to_string(&file).expect("readable").contains("#1 region work"));
+    refused(&explain(&directory, &["--output", "/nonexistent/x", &guest]), &["cannot write /nonexistent/x"]);
+}
