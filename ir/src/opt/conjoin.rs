@@ -13,9 +13,7 @@
 //! Which of them failed does not matter to the anchor: control leaves in one state. It does matter to who looks at how
 //! often guards fail, and to side traces, which now start from one exit. Put guards in a row first, with `delay`.
 //!
-//! Side conditions: the anchor is the same (nothing stands between the two, so the first may be checked where the second is);
-//! no store waits in an anchor, because either guard may be what says that an access misses it, in the one form that the
-//! alias oracle reads.
+//! Side condition: the anchor is the same. Nothing stands between the two, so the first may be checked where the second is.
 
 use super::OptOptions;
 use super::side::{Side, holds};
@@ -26,8 +24,7 @@ use crate::version::{Inst, Version};
 
 /// Runs the pass; returns how many assumes went.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    let nothing_waits = version.anchors.iter().all(|a| a.stores.is_empty());
-    if version.is_base() || !holds(Side::ConjoinNothingWaits, nothing_waits) {
+    if version.is_base() {
         return 0;
     }
     let mut defs = Defs::of(version);

@@ -92,8 +92,6 @@ sides! {
     DelayOnlyEntry,
     /// conjoin: the guards fall back to the same anchor.
     ConjoinAnchor,
-    /// conjoin: no store waits, which one of the guards may say that an access misses.
-    ConjoinNothingWaits,
     /// frames: `private_memory`, or a return address.
     FramesPrivate,
     /// frames: no later access may touch what waits.
