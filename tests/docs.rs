@@ -1,0 +1,65 @@
+//! What docs/ says can be done: options exist, links lead somewhere, and the study's page has the tables of its data.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
+}
+
+fn pages() -> Vec<(PathBuf, String)> {
+    let entries = fs::read_dir(docs()).expect("docs/").map(|e| e.expect("readable").path());
+    let pages = entries.filter(|p| p.extension().is_some_and(|e| e == "md"));
+    pages.map(|p| (p.clone(), fs::read_to_string(&p).expect("text"))).collect()
+}
+
+#[test]
+fn options_exist() {
+    let commands = [vec!["run"], vec!["bench"], vec!["explain"], vec!["guards"], vec!["ir", "opt"], vec!["ir", "diff"]];
+    let help: String = commands
+        .iter()
+        .map(|command| {
+            let output = Command::new(env!("CARGO_BIN_EXE_dynasour")).args(command).arg("--help").output();
+            String::from_utf8(output.expect("it runs").stdout).expect("text")
+        })
+        .collect();
+    let known: Vec<&str> = help.split(|c: char| !c.is_ascii_lowercase() && c != '-').collect();
+    let mut seen = 0;
+    for (page, text) in pages() {
+        for line in text.lines().filter(|l| !l.contains("cargo ") && !l.contains("docs/data/make")) {
+            let words = line.split(|c: char| !c.is_ascii_lowercase() && c != '-');
+            for option in words.filter(|w| w.starts_with("--") && w.len() > 3 && !w.starts_with("---")) {
+                assert!(known.contains(&option), "{}: there is no option {option}: {line}", page.display());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 30, "{seen}");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut seen = 0;
+    for (page, text) in pages() {
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = docs().join(link.split('#').next().unwrap_or(link));
+            assert!(link.starts_with("http") || target.exists(), "{}: {link}", page.display());
+            seen += 1;
+        }
+    }
+    assert!(seen >= 5, "{seen}");
+}
+
+#[test]
+fn the_study_shows_its_data() {
+    let output = Command::new(docs().join("data/make")).arg("--tables").output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tables = String::from_utf8(output.stdout).expect("text");
+    let page = fs::read_to_string(docs().join("placement-study.md")).expect("the page");
+    let rows: Vec<&str> = tables.lines().filter(|l| l.starts_with("| ")).collect();
+    assert!(rows.len() >= 25, "{tables}");
+    for row in rows {
+        assert!(page.contains(row), "the page does not have the row {row}");
+    }
+}
