@@ -1,5 +1,5 @@
 //! Real programs of a Debian system, threaded ones and just-in-time compilers among them: identical to native in all tiers (large
-//! ones not in the interpreter), quick ones under random deoptimisation too. Files that they leave are compared.
+//! ones in `copy` and `full`), quick ones under random deoptimisation too. Files that they leave are compared.
 //!
 //! A program that is not installed is skipped with a message; with `DYNASOUR_REQUIRE_PROGRAMS=1`, as in CI, that is a failure.
 
@@ -16,12 +16,12 @@ fn check(program: &Program) {
 }
 
 macro_rules! programs {
-    ($($name:ident: $kind:ident($packages:literal) $([$($ignored:literal),*])? { $($words:expr $(, < $input:literal)?;)* })*) => {
+    ($($name:ident: $kind:ident($packages:literal) $([$($ignored:literal),*])? { $($words:expr $(, < $input:literal)? $(, $how:ident)?;)* })*) => {
         $(
             #[test]
             fn $name() {
                 const PROGRAM: Program =
-                    Program::$kind(stringify!($name), $packages, &[$(run(&$words)$(.input($input))?,)*])
+                    Program::$kind(stringify!($name), $packages, &[$(run(&$words)$(.input($input))?$(.$how())?,)*])
                         $(.ignore(&[$($ignored),*]))?;
                 check(&PROGRAM);
             }
@@ -272,9 +272,8 @@ with concurrent.futures.ThreadPoolExecutor(3) as pool:
         ["node", "-e", "throw new RangeError('not caught')"];
     }
     java: large("openjdk-17-jdk-headless") [".hotspot"] {
-        ["javac", "-J-XX:+UseSerialGC", "-J-XX:-UsePerfData", "Jit.java"];
+        ["javac", "Jit.java"], prepares;
         ["java", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-cp", ".", "Jit"];
-        ["java", "-XX:-UsePerfData", "Nothing"];
     }
     git: slow("git") [".git/index"] {
         ["git", "-c", "init.defaultBranch=main", "init", "-q"];

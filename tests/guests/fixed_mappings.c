@@ -10,8 +10,8 @@
 
 #define PAGE 4096UL
 #define FIRST 0x20000000UL
-#define LAST 0x7f000000UL
-#define STEP 0x01000000UL
+#define LAST 0x7e000000UL
+#define STEP 0x02000000UL
 
 static volatile int stop;
 

@@ -50,9 +50,14 @@ impl Mode {
         ])
     }
 
-    /// The tiers that make native code.
+    /// The tiers that run cold code natively, as users get them, for programs that are large; `dynamo`, which takes a minute for
+    /// each, is there for who asks for it by name.
     pub fn native_tiers() -> Vec<Mode> {
-        Mode::tiers().into_iter().filter(|mode| mode.name != "interp").collect()
+        let mut modes = vec![Mode::new("copy", "--tier copy"), Mode::new("full", "--tier full")];
+        if std::env::var_os("DYNASOUR_MODES").is_some() {
+            modes.push(Mode::new("dynamo", "--tier dynamo"));
+        }
+        selected(modes)
     }
 
     /// The tiers and random anchors, for real programs that run quickly.

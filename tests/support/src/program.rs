@@ -15,17 +15,24 @@ pub struct Step {
     pub words: &'static [&'static str],
     /// File of the scratch directory that is standard input; empty for none.
     pub input: &'static str,
+    /// It prepares the others and is never translated.
+    pub prepares: bool,
 }
 
 /// A command without input.
 pub const fn run(words: &'static [&'static str]) -> Step {
-    Step { words, input: "" }
+    Step { words, input: "", prepares: false }
 }
 
 impl Step {
     /// Takes standard input from a file of the scratch directory.
     pub const fn input(self, input: &'static str) -> Step {
         Step { input, ..self }
+    }
+
+    /// Runs natively everywhere: its work is what the others begin with.
+    pub const fn prepares(self) -> Step {
+        Step { prepares: true, ..self }
     }
 }
 
@@ -55,7 +62,7 @@ impl Program {
         Program { modes: Mode::tiers, ..Program::quick(name, packages, steps) }
     }
 
-    /// A test that is not run by the interpreter alone.
+    /// A test that only tiers run which do not interpret what is cold; see [`Mode::native_tiers`].
     pub const fn large(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
         Program { modes: Mode::native_tiers, ..Program::quick(name, packages, steps) }
     }
@@ -141,7 +148,11 @@ fn session(
 ) -> Result<(Vec<Outcome>, Tree), String> {
     scratch::fresh(directory)?;
     prepare(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-    let outcomes = program.steps.iter().map(|step| execute(invocation(step, directory))).collect();
+    let run = |step: &Step| {
+        let invocation = invocation(step, directory);
+        if step.prepares { run_native(&invocation) } else { execute(invocation) }
+    };
+    let outcomes = program.steps.iter().map(run).collect();
     let ignored = |path: &Path| program.ignored.iter().any(|beginning| path.starts_with(beginning));
     Ok((outcomes, scratch::snapshot(directory, &ignored)?))
 }
