@@ -384,7 +384,7 @@ static void stopped(int handled, int call) {
     if (pid == 0) {
         struct sigaction action = {.sa_handler = on_tick, .sa_flags = SA_RESTART};
         if (handled) sigaction(SIGCONT, &action, NULL);
-        struct timespec time = {0, 200000000}, start, end;
+        struct timespec time = {0, 500000000}, start, end;
         ticks = release_at = 0;
         long r;
         clock_gettime(CLOCK_MONOTONIC, &start);
@@ -392,18 +392,18 @@ static void stopped(int handled, int call) {
         if (call == 0) {
             r = result(syscall(SYS_nanosleep, &time, &time));
         } else if (call == 1) {
-            r = result(poll(NULL, 0, 200));
+            r = result(poll(NULL, 0, 500));
         } else if (call == 2) {
             word = 0;
             r = result(syscall(SYS_futex, &word, FUTEX_WAIT, 0, &time, NULL, 0));
         } else {
-            r = result(select(0, NULL, NULL, NULL, &(struct timeval){0, 200000}));
+            r = result(select(0, NULL, NULL, NULL, &(struct timeval){0, 500000}));
         }
         clock_gettime(CLOCK_MONOTONIC, &end);
         long elapsed = (end.tv_sec - start.tv_sec) * 1000 + (end.tv_nsec - start.tv_nsec) / 1000000;
         /* Ended by the handler, or after the whole time. */
         if (r == -EINTR) _exit(handled && ticks > 0 ? 1 : 2);
-        _exit(elapsed >= 199 ? (r == (call == 2 ? -ETIMEDOUT : 0) ? 3 : 4) : 5);
+        _exit(elapsed >= 499 ? (r == (call == 2 ? -ETIMEDOUT : 0) ? 3 : 4) : 5);
     }
     char byte;
     CHECK(read(ready[0], &byte, 1) == 1);
