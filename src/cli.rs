@@ -82,8 +82,8 @@ Policies:
   default       one iteration peeled: what it checked need not be checked in the loop
   combined      as default, then one guard for all on one anchor
 
-The program runs many times and must print the same each time. Exit status: 1 if a run differs from native, 2 if nothing
-was measured.")]
+The program runs many times and must print the same each time. Counts are of the process that is started, and of the
+last program it executes. Exit status: 1 if a run differs from native, 2 if nothing was measured.")]
     Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]

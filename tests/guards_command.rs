@@ -137,6 +137,13 @@ fn tables_and_values_are_printed_and_saved() {
     refused(&with(&["--csv", "--save", "study.csv"]), &["study.csv exists", "--force"]);
     assert_eq!(with(&["--csv", "--save", "study.csv", "--force"]).status, Status::Exited(0));
     refused(&with(&["--csv", "--json"]), &["--csv", "--json"]);
+    refused(&with(&["--save", "nowhere/study"]), &["nowhere is no directory"]);
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a full device");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynasour"));
+    let output =
+        command.arg("guards").args(head).args(["--no-deopt-cost", "--", &program, "300"]).stdout(full).output();
+    let output = output.expect("it runs");
+    assert!(output.status.code() == Some(2) && text(&output.stderr).contains("cannot write the results"), "{output:?}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ use indicatif::ProgressBar;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -83,6 +84,10 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     if let Some(save) = args.save.as_ref().filter(|save| !args.force && save.exists()) {
         bail!("{} exists; --force overwrites it", save.display());
     }
+    if let Some(parent) = args.save.as_ref().and_then(|save| save.parent()) {
+        let there = parent.as_os_str().is_empty() || parent.is_dir();
+        ensure!(there, "cannot save there: {} is no directory", parent.display());
+    }
     ensure!(
         matches!(args.tier, Tier::Dynamo | Tier::Full),
         "the tier {} makes no traces, so it has no guards",
@@ -96,7 +101,8 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     if let Some(save) = &args.save {
         std::fs::write(save, &text).with_context(|| format!("cannot write {}", save.display()))?;
     }
-    print!("{text}");
+    let mut stdout = std::io::stdout();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write the results")?;
     Ok(i32::from(!agree))
 }
 
