@@ -226,28 +226,44 @@ impl Emitter {
         Ok(stub)
     }
 
+    /// As [`Emitter::link_exit`], for an exit whose target is computed: when it is not where `target` starts, the stub
+    /// leaves by a guard of its own, in the exit's state.
+    pub fn link_exit_if(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
+        self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
+        let pc = self.fragment(target).ok_or(EmitError::Unknown)?.pc;
+        let stub = self.resolve(exit, pc, Some(pc))?;
+        let end = self.end_of(stub)?;
+        self.link(end, target)?;
+        self.attach(exit, stub)?;
+        Ok(stub)
+    }
+
     /// Compiles the resolved stub of an exit to `pc`; says what it is and its end.
     pub(crate) fn resolved(&mut self, exit: ExitId, pc: u64) -> Result<(FragmentId, ExitId), EmitError> {
-        let stub = self.resolve(exit, pc)?;
+        let stub = self.resolve(exit, pc, None)?;
+        Ok((stub, self.end_of(stub)?))
+    }
+
+    /// The direct end of a stub.
+    fn end_of(&self, stub: FragmentId) -> Result<ExitId, EmitError> {
         let exits = self.fragments[stub.0 as usize].exits.clone();
-        let end = exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End);
-        Ok((stub, end.ok_or(EmitError::Unknown)?))
+        exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End).ok_or(EmitError::Unknown)
     }
 
     /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a resolved stub.
     pub fn link_indirect_exit(&mut self, exit: ExitId) -> Result<FragmentId, EmitError> {
         let e = self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
         let pc = self.fragment(e.fragment).ok_or(EmitError::Unknown)?.pc;
-        let stub = self.resolve(exit, pc)?;
+        let stub = self.resolve(exit, pc, None)?;
         self.attach(exit, stub)?;
         Ok(stub)
     }
 
-    /// Compiles the resolved stub of an exit.
-    fn resolve(&mut self, exit: ExitId, pc: u64) -> Result<FragmentId, EmitError> {
+    /// Compiles the resolved stub of an exit; see [`splice::stub`].
+    fn resolve(&mut self, exit: ExitId, pc: u64, only: Option<u64>) -> Result<FragmentId, EmitError> {
         let (fragment, record) = self.warm_record(exit)?;
         let live = fragment.extended_live;
-        let (version, places) = splice::stub(pc, record, fragment.touched, fragment.end_of_slots);
+        let (version, places) = splice::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
         self.compile_at(&version, &places, live)
     }
 

@@ -147,10 +147,25 @@ impl Prefix {
     }
 }
 
-/// The version that brings an exit's state into canonical state and ends at the exit's target.
-pub(crate) fn stub(region: u64, record: &Record, occupied: u16, first_slot: u32) -> (Version, EntryPlaces) {
+/// The version that brings an exit's state into canonical state and ends at the exit's target. If that is computed and
+/// `only` says where the stub may go, it leaves in the exit's own state when it is another.
+pub(crate) fn stub(
+    region: u64,
+    record: &Record,
+    only: Option<u64>,
+    occupied: u16,
+    first_slot: u32,
+) -> (Version, EntryPlaces) {
     let mut p = Prefix::new(Version::new("stub", region), record, in_slots(record).collect());
-    let anchor = p.anchor(record);
+    let mut anchor = p.anchor(record);
+    if let Some(pc) = only {
+        let target = std::mem::replace(&mut anchor.target, Operand::Const(pc));
+        let other = p.version.anchor(Anchor { target, ..anchor.clone() });
+        let is_meant = p.push(Op::Eq, Ty::I64, Ty::I1, &[target, Operand::Const(pc)]);
+        let mut guard = Inst::new(Op::Assume, Ty::I1, None, &[is_meant]);
+        guard.anchor = Some(other);
+        p.insts.push(guard);
+    }
     let end = p.version.anchor(anchor);
     p.version.blocks.push(Block { params: Vec::new(), insts: Vec::new(), term: Term::Exit(end) });
     p.finish(occupied, first_slot, Vec::new())

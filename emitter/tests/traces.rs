@@ -249,6 +249,52 @@ fn what_leads_into_a_fragment_by_a_passage_is_taken_away_with_the_rest() {
 }
 
 #[test]
+fn computed_targets_are_told_apart_by_stubs() {
+    let stack = Area::new(0x6500_0000, 4096);
+    let v = version(
+        "region 0x1000 { version t1 context private_memory {
+    anchor a0 = base.0x5000 [rax = v2, rflags = v4]
+    anchor a1 = base.v1 [rax = v2, rflags = v4] stores [store.i64 [v5 - 8], v2]
+    anchor a2 = base.0x1000 [rax = v0, rflags = v7]
+    b0(v0: i64 = rax, v1: i64 = rdx, v5: i64 = rsp, v7: flags = rflags):
+      v6 = load.i64 [v5 - 8] !a2
+      v2 = mul.i64 v0, 3
+      v4 = flags.sub.i64 v2, 7
+      v3 = eq.i64 v1, 0x5000
+      assume v3 else a1
+      exit a0
+  } }",
+    )
+    .unwrap();
+    assert_valid(&v);
+    let mut bench = Bench::new();
+    let first = bench.compile(&v);
+    let at = |pc: u64| state(&[(Gpr::RAX, 3), (Gpr::RDX, pc), (Gpr::RSP, stack.start + 64)], 0x8d5);
+    let targets = [0x2000, 0x3000];
+    let alone = targets.map(|pc| bench.run(first, &at(pc)));
+    let elsewhere = bench.run(first, &at(0x4000));
+    let mut exit = alone[0].deopt.exit;
+    let behind = targets.map(|pc| bench.compile(&adder(pc, "0x7000")));
+    for n in 0..2 {
+        // What no stub is for leaves as it did before, by an exit of the last stub.
+        for pc in &targets[n..] {
+            let (out, stands) = (bench.run(first, &at(*pc)), bench.run(first, &at(0x4000)));
+            assert_eq!((out.pc, out.deopt.exit, out.deopt.stores.len()), (*pc, exit, 1));
+            assert_eq!((stands.pc, stands.state), (0x4000, elsewhere.state.clone()));
+        }
+        bench.emitter.link_exit_if(exit, behind[n]).unwrap();
+        exit = bench.run(first, &at(0x4000)).deopt.exit;
+        assert!(bench.emitter.exit(exit).is_some_and(|e| e.kind == SiteKind::Guard && e.target.is_none()));
+    }
+    for (n, pc) in targets.into_iter().enumerate() {
+        let expected = bench.run(behind[n], &alone[n].state);
+        let out = bench.run(first, &at(pc));
+        assert_eq!((out.pc, out.state, out.deopt.exit), (0x7000, expected.state, expected.deopt.exit));
+        assert_eq!(stack.bytes()[56..64], 9u64.to_le_bytes());
+    }
+}
+
+#[test]
 fn a_poll_in_the_entry_block_does_not_move_the_entries() {
     let mut bench = Bench::new();
     let text = busy(0x2000, 0x3000, 4).to_string().replace("rdx):\n", "rdx):\n      poll else a1\n");

@@ -22,6 +22,7 @@
 //!
 //! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
 
+mod aims;
 mod chaos;
 mod describe;
 mod ledger;
@@ -35,6 +36,7 @@ use crate::config::{Chaos, RunConfig, Stage};
 use crate::invalidate::CodePages;
 use crate::memory;
 use crate::stats::{DeoptReason, Stats};
+use aims::Aims;
 use dynasour_emitter::copy::BlockId;
 use dynasour_emitter::{
     Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
@@ -165,6 +167,8 @@ pub struct Fragments {
     stubs: FxHashMap<FragmentId, ExitId>,
     /// Times each unlinked exit was taken.
     taken: FxHashMap<ExitId, u32>,
+    /// Where exits with computed targets have gone.
+    aims: Aims,
     /// What fragments were made from.
     sources: Sources,
     pages: Arc<CodePages>,
@@ -212,6 +216,7 @@ impl Fragments {
             side_traces: FxHashMap::default(),
             stubs: FxHashMap::default(),
             taken: FxHashMap::default(),
+            aims: Aims::default(),
             sources: Sources::default(),
             pages,
             loops: FxHashSet::default(),
@@ -383,6 +388,7 @@ impl Fragments {
         self.side_traces.clear();
         self.stubs.clear();
         self.taken.clear();
+        self.aims.clear();
         self.sources.clear();
         self.loops.clear();
         self.indirect.clear();
@@ -442,7 +448,7 @@ impl Fragments {
             }
             SiteKind::Guard => {
                 self.stats.deopt(DeoptReason::Guard);
-                self.guard_failed(exit, policy)?
+                self.guard_failed(exit, context.rip, policy)?
             }
             SiteKind::Fault => {
                 self.stats.deopt(DeoptReason::Fault);
@@ -486,21 +492,25 @@ impl Fragments {
     }
 
     /// A hot exit is linked to where it goes, or asks for a side trace from there.
-    fn guard_failed(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Result<After, FragmentError> {
+    fn guard_failed(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Result<After, FragmentError> {
         if self.retired {
             return Ok(After::Interpret);
         }
         if self.wake_side(exit) {
             return Ok(After::Interpret);
         }
-        let taken = self.taken.entry(exit).or_default();
-        *taken += 1;
-        if *taken < policy.exit_threshold() {
-            return Ok(After::Interpret);
-        }
-        *taken = 0;
         let Some(e) = self.emitter.exit(exit) else { return Ok(After::Interpret) };
         let (target, own) = (e.target, (!e.progress).then_some(e.fragment));
+        let taken = self.taken.entry(exit).or_default();
+        *taken += 1;
+        let times = *taken;
+        if target.is_none() {
+            self.aims.went(exit, pc);
+        }
+        if times < policy.exit_threshold() {
+            return Ok(After::Interpret);
+        }
+        self.taken.insert(exit, 0);
         if target.is_none() && self.indirect.contains(&e.fragment) {
             let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
             self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
@@ -509,7 +519,7 @@ impl Fragments {
             self.wake(pc);
         }
         let linked = match target {
-            None => self.emitter.link_indirect_exit(exit),
+            None => self.link_computed(exit, own, times),
             Some(pc) => match self.successor(own, pc) {
                 Some(next) => self.emitter.link_exit(exit, next),
                 None if self.is_full(pc, policy) => {
