@@ -114,6 +114,9 @@ pub struct RunArgs {
     /// Write statistics as JSON to FILE at the end
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
+    /// Write /tmp/perf-PID.map at the end, so that `perf report` names traces and copied blocks by guest symbol
+    #[arg(long)]
+    perf_map: bool,
     /// Show stages on stderr: record, trace, opt, code, exit, syscall, signal
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
@@ -200,6 +203,9 @@ impl RunArgs {
         if self.stats {
             own_options.push("--stats".into());
         }
+        if self.perf_map {
+            own_options.push("--perf-map".into());
+        }
         if let Some(path) = &stats_json {
             own_options.extend(["--stats-json".into(), path.into()]);
         }
@@ -225,6 +231,7 @@ impl RunArgs {
             only_traces: self.only_trace,
             stats: self.stats,
             stats_json,
+            perf_map: self.perf_map,
             count,
             follow: !self.no_follow,
             argv0: self.argv0,
@@ -279,7 +286,7 @@ mod tests {
     #[test]
     fn options_that_are_passed_on_mean_the_same() {
         let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged --chaos 1/9,3 --log record,exit --only-trace 2-5 \
-                     --passes simplify,licm,dce --skip-pass dce,peel --stats --stats-json /x --count /y --count-detail -- p";
+                     --passes simplify,licm,dce --skip-pass dce,peel --stats --stats-json /x --perf-map --count /y --count-detail -- p";
         let first = run_config(words.split(' ').filter(|word| !word.is_empty()));
         let mut again = vec![OsString::from("dynasour"), "run".into()];
         again.extend(first.child_options.iter().chain(&first.own_options).cloned());

@@ -5,5 +5,6 @@ pub mod decode;
 pub mod image;
 pub mod lift;
 pub mod space;
+pub mod symbols;
 
 pub use context::ThreadContext;

@@ -5,6 +5,7 @@
 //! `failed`.
 
 use dynasour_guest::space;
+use dynasour_guest::symbols::MappedFile;
 use nix::sys::mman::ProtFlags;
 use serde::{Deserialize, Serialize};
 
@@ -312,6 +313,12 @@ pub struct Code {
     pub at: u64,
     /// In hexadecimal.
     pub hex: String,
+}
+
+impl std::convert::From<Image> for MappedFile {
+    fn from(image: Image) -> MappedFile {
+        MappedFile { path: image.path.into(), start: image.start, end: image.end, offset: image.offset }
+    }
 }
 
 /// What is mapped from files and executable now, the translator itself left out.

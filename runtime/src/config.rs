@@ -206,6 +206,8 @@ pub struct RunConfig {
     pub stats: bool,
     /// Write statistics as JSON to this file at the end.
     pub stats_json: Option<PathBuf>,
+    /// Name the code in the cache for `perf`, in /tmp/perf-PID.map.
+    pub perf_map: bool,
     /// Fragments count how often what of them runs, and a census is written to a file at the end.
     pub count: Option<Count>,
     /// Translate programs that the guest executes, too.

@@ -5,6 +5,7 @@ use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
 use crate::invalidate::{self, CodePages};
 use crate::process::{self, exec::Follow};
+use crate::profile;
 use crate::signal::FaultHooks;
 use crate::syscall::{Config, Inherited, System};
 use dynasour_guest::ThreadContext;
@@ -65,6 +66,9 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let pages = Arc::new(CodePages::default());
     invalidate::install(&pages);
     let machine = Machine::new(config, vdso_range(), pages.clone()).map_err(setup)?;
+    if config.stats || config.stats_json.is_some() {
+        profile::enable();
+    }
     let mut dispatcher = Dispatcher::new(machine).map_err(setup)?;
 
     let mut system = System::new(
@@ -73,7 +77,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             executable: c_string(loaded.exe_path.as_os_str()),
             follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
             brk: loaded.brk.clone(),
-            reports: config.stats || config.stats_json.is_some() || config.count.is_some(),
+            reports: config.stats || config.stats_json.is_some() || config.count.is_some() || config.perf_map,
             pages,
         },
     );

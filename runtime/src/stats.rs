@@ -1,5 +1,6 @@
 //! What happened during a run, for `--stats` and `--stats-json`.
 
+use crate::profile::Phase;
 use dynasour_tracer::{AbortReason, EndReason};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -64,6 +65,11 @@ pub struct Stats {
     pub code_bytes: u64,
     /// Nanoseconds building, optimising and emitting traces.
     pub compile_nanoseconds: u64,
+    /// Nanoseconds that the guest's threads spent in each phase, on the clock on the wall.
+    pub time_nanoseconds: BTreeMap<&'static str, u64>,
+    /// Samples of processor time in native code, where traces run among copied blocks: in traces, in blocks, in
+    /// between.
+    pub native_samples: BTreeMap<&'static str, u64>,
     /// System calls.
     pub syscalls: u64,
     /// Signals delivered to guest handlers.
@@ -131,6 +137,35 @@ impl Stats {
         row("  of which woken", self.woken.to_string());
         row("system calls", self.syscalls.to_string());
         row("signals delivered", self.signals.to_string());
+        out.push_str(&self.times());
+        out
+    }
+
+    /// Where the time went.
+    fn times(&self) -> String {
+        let all: u64 = self.time_nanoseconds.values().sum();
+        let mut out = String::new();
+        if all == 0 {
+            return out;
+        }
+        let _ = writeln!(out, "time of its threads (ms)");
+        let mut line = |name: &str, ns: f64| {
+            let _ = writeln!(out, "  {name:<28}{:>14.1} {:>5.1} %", ns / 1e6, 100.0 * ns / all as f64);
+        };
+        let samples: u64 = self.native_samples.values().sum();
+        let mut times: Vec<_> = self.time_nanoseconds.iter().collect();
+        times.sort_by_key(|(_, ns)| std::cmp::Reverse(**ns));
+        for (name, ns) in times {
+            line(name, *ns as f64);
+            if *name == Phase::Native.name() && samples > 0 {
+                for (part, n) in &self.native_samples {
+                    line(&format!("  {part}"), *ns as f64 * *n as f64 / samples as f64);
+                }
+            }
+        }
+        if samples > 0 {
+            let _ = writeln!(out, "  native time is divided by {samples} samples");
+        }
         out
     }
 }

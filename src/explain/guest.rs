@@ -2,7 +2,7 @@
 
 use super::disassembly::Disassembler;
 use super::heat;
-use super::symbols::Symbols;
+use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::census::{Fragment, Step, Transfer};
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! `--at`: from what somebody typed to fragments.
 
-use super::symbols::Symbols;
 use anyhow::{Result, bail};
+use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::census::{Census, Fragment};
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<
     let ranges: Vec<Range<u64>> = if let Some(pc) = pc(place) {
         std::iter::once(pc..pc + 1).collect()
     } else {
-        let of = |s: &super::symbols::Symbol| match offset {
+        let of = |s: &dynasour_guest::symbols::Symbol| match offset {
             Some(offset) => s.start + offset..s.start + offset + 1,
             None => s.start..s.end,
         };
@@ -51,7 +51,7 @@ fn pc(text: &str) -> Option<u64> {
 }
 
 fn near_names(name: &str, census: &Census, symbols: &Symbols) -> String {
-    let near = symbols.near(name, MOST);
+    let near = near(name, symbols);
     if !near.is_empty() {
         return format!("; near: {}", near.join(", "));
     }
@@ -75,4 +75,18 @@ fn near_traces(at: u64, census: &Census, symbols: &Symbols) -> String {
     starts.truncate(MOST);
     let names: Vec<String> = starts.iter().map(|pc| format!("{pc:#x} ({})", symbols.name(*pc))).collect();
     if names.is_empty() { String::new() } else { format!("; the nearest start at {}", names.join(", ")) }
+}
+
+/// The names that are nearly this one, the nearest first.
+fn near<'s>(name: &str, symbols: &'s Symbols) -> Vec<&'s str> {
+    let lower = name.to_lowercase();
+    let distance = |known: &'s str| {
+        let low = known.to_lowercase();
+        let distance = strsim::damerau_levenshtein(&lower, &low);
+        let close = distance <= 1 + name.len() / 4 || name.len() >= 3 && low.contains(&lower);
+        close.then_some((distance, known))
+    };
+    let mut near: Vec<(usize, &str)> = symbols.names().filter_map(distance).collect();
+    near.sort_unstable();
+    near.into_iter().take(MOST).map(|(_, name)| name).collect()
 }

@@ -1,7 +1,7 @@
 //! `dynasour explain`: the hottest regions of a run, and what became of them.
 //!
 //! The program runs once under `run --count --count-detail` ([`counting`]); the census of that run is joined with the symbols of
-//! what was mapped ([`symbols`]) to what there is to say ([`model`]), and shown as text ([`text`]) or JSON.
+//! what was mapped ([`dynasour_guest::symbols`]) to what there is to say ([`model`]), and shown as text ([`text`]) or JSON.
 //!
 //! Exit status: 0, explained (or nothing got hot, which is said); 2, there is nothing to explain, and why. How the guest ended
 //! is said, but does not become ours.
@@ -15,19 +15,18 @@ mod model;
 mod native;
 mod paint;
 mod passes;
-mod symbols;
 mod text;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use counting::{Counted, Plan, ended};
+use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::config::{Placement, Tier, parse_pass, placement};
 use model::{Explanation, Wanted};
 use paint::{Paint, When};
 use std::ffi::{OsString, c_int};
 use std::io::Write;
 use std::path::PathBuf;
-use symbols::Symbols;
 use text::{Part, Reporter, number};
 
 /// Options of `explain`.
@@ -97,7 +96,7 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
     }
     let counted = count(args)?;
     let census = &counted.census;
-    let symbols = Symbols::read(&census.images);
+    let symbols = Symbols::read(census.images.iter().cloned().map(Into::into));
     let program = args.command[0].display();
     if !counted.status.success() {
         eprintln!("dynasour: {program} {}", ended(counted.status));

@@ -6,7 +6,7 @@ use super::guest::{self, Block};
 use super::heat::{self, Region as Hot};
 use super::native::{self, Line};
 use super::passes::{self, Change};
-use super::symbols::Symbols;
+use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::census::{Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Kind, To, Went};
 use serde::Serialize;
 use std::os::unix::process::ExitStatusExt;

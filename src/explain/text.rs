@@ -5,7 +5,7 @@ use super::model::{Body, Explanation, Region, Version};
 use super::native::{Line, Mark};
 use super::paint::{Paint, Style};
 use super::passes::{Edit, difference};
-use super::symbols::Symbols;
+use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
 use std::fmt::Write;
 

@@ -519,6 +519,14 @@ impl Emitter {
         self.blocks.at(host_rip).map(BlockId)
     }
 
+    /// The guest pc and the host code of each block, counters among them.
+    pub fn all_blocks(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
+        self.blocks.blocks.iter().map(|b| {
+            let start = self.blocks.base + u64::from(b.start);
+            (b.pc, start..start + u64::from(b.len))
+        })
+    }
+
     /// Makes whoever is in a block leave at its end, into the runtime, until as many have called
     /// [`Emitter::relink_block`]. Async-signal-safe.
     pub fn unlink_block(&self, block: BlockId) {

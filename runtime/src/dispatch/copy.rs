@@ -10,6 +10,7 @@ use super::fragments::{Arrival, Came, Failure, Side};
 use crate::config::Tier;
 use crate::interp::Stop;
 use crate::process;
+use crate::profile::{Phase, during};
 use crate::signal;
 use crate::syscall::{Outcome, System};
 use dynasour_emitter::Left;
@@ -73,7 +74,7 @@ impl Dispatcher {
                 self.peer.visit();
                 drop(fragments);
                 // SAFETY: as below.
-                let left = unsafe { entry.run(context) };
+                let left = during(Phase::Native, || unsafe { entry.run(context) });
                 if let Some(mut fragments) = self.machine.fragments() {
                     fragments.restore(forced);
                 }
@@ -83,7 +84,8 @@ impl Dispatcher {
                     None => continue,
                 }
             }
-            let copied = match fragments.arrive(context.rip, &*code, std::mem::take(&mut self.arrival)) {
+            let arrival = std::mem::take(&mut self.arrival);
+            let copied = match during(Phase::Translate, || fragments.arrive(context.rip, &*code, arrival)) {
                 Ok(copied) => copied,
                 Err(error) if error.is_full() => return Ended::Full,
                 // Nothing that cannot be interpreted.
@@ -96,20 +98,20 @@ impl Dispatcher {
                     drop(fragments);
                     // SAFETY: `context` is this thread's, and GS points to it; the code is not flushed while this thread
                     // is in the cache.
-                    let left = unsafe { way.run(context) };
+                    let left = during(Phase::Native, || unsafe { way.run(context) });
                     if let Some(ended) = self.came(left, context, &*code) {
                         return ended;
                     }
                 }
                 Copied::Instruction => {
                     drop(fragments);
-                    if let Some(stop) = self.interp.run_one(context) {
+                    if let Some(stop) = during(Phase::Interpret, || self.interp.run_one(context)) {
                         return Ended::Stopped(stop.without_policy());
                     }
                 }
                 Copied::Writable => {
                     drop(fragments);
-                    match self.interp.run(context, &mut self.selector) {
+                    match during(Phase::Interpret, || self.interp.run(context, &mut self.selector)) {
                         Stop::Policy(super::Selected::Fragment) => {}
                         stop => return Ended::Stopped(stop),
                     }
@@ -144,7 +146,7 @@ impl Dispatcher {
         match came {
             Came::On(_) => None,
             Came::Fault | Came::Interpret => {
-                let stop = self.interp.run_one(context);
+                let stop = during(Phase::Interpret, || self.interp.run_one(context));
                 self.arrival = Arrival::Anyhow;
                 stop.map(|stop| Ended::Stopped(stop.without_policy()))
             }

@@ -35,6 +35,8 @@ use crate::census::CompileTimes;
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::invalidate::CodePages;
 use crate::memory;
+use crate::perf_map::Piece;
+use crate::profile::{Phase, during};
 use crate::stats::{DeoptReason, Stats};
 use aims::Aims;
 use dynasour_emitter::copy::BlockId;
@@ -196,6 +198,8 @@ pub struct Fragments {
     head_threshold: u64,
     /// Of a counting run.
     ledger: Option<Box<Ledger>>,
+    /// Code that is gone, if it is to be named at the end.
+    pieces: Option<Vec<Piece>>,
     /// What happened to fragments.
     pub stats: Stats,
 }
@@ -232,6 +236,7 @@ impl Fragments {
             generation: 0,
             retired: false,
             head_threshold: 0,
+            pieces: config.perf_map.then(Vec::new),
             ledger: config.count.as_ref().map(|_| Box::default()),
             stats: Stats::default(),
         })
@@ -721,7 +726,8 @@ impl Plan {
     ) -> Result<Version, Failure> {
         let context = Context { facts: self.facts.clone() };
         let building = Instant::now();
-        let mut version = build::build(path, &self.name, context, policy).map_err(|e| Failure::Refused(e.0))?;
+        let built = during(Phase::Record, || build::build(path, &self.name, context, policy));
+        let mut version = built.map_err(|e| Failure::Refused(e.0))?;
         self.times.build = nanoseconds(building);
         self.built = config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
@@ -729,7 +735,7 @@ impl Plan {
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let options = OptOptions { passes, skip, alias_guards, ..OptOptions::default() };
         let optimising = Instant::now();
-        policy.placement().optimise(&mut version, &options);
+        during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
         self.times.optimise = nanoseconds(optimising);
         log(config, Stage::Opt, || version.to_string());
         Ok(version)

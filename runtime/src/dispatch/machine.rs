@@ -9,6 +9,7 @@ use super::{Dispatcher, Resting};
 use crate::census::{self, Census};
 use crate::config::{RunConfig, Stage, Tier};
 use crate::invalidate::CodePages;
+use crate::profile::{self, Phase};
 use crate::stats::Stats;
 use crate::sync::lock;
 use crate::syscall::memory::Moved;
@@ -91,11 +92,26 @@ impl Machine {
     /// The statistics so far, of all threads.
     pub fn stats(&self) -> Stats {
         let mut stats = self.fragments().map(|f| f.statistics()).unwrap_or_default();
+        let mut ticks = [0; Phase::COUNTED.len()];
+        let mut samples = Vec::new();
         self.peers.for_each(|peer| {
+            for (n, (phase, _)) in Phase::COUNTED.iter().enumerate() {
+                ticks[n] += peer.clock.spent(*phase);
+            }
+            peer.for_each_sample(|pc| samples.push(pc));
             stats.syscalls += peer.syscalls.load(Ordering::Relaxed);
             stats.blocks += peer.blocks.load(Ordering::Relaxed);
             stats.blacklisted += peer.blacklisted.load(Ordering::Relaxed);
         });
+        if profile::is_enabled() {
+            let time = |n: usize| profile::time(ticks[n]).as_nanos() as u64;
+            stats.time_nanoseconds = (0..ticks.len()).map(|n| (Phase::COUNTED[n].1, time(n))).collect();
+            if let Some(fragments) = self.fragments() {
+                for part in samples.into_iter().filter_map(|pc| fragments.part_of(pc)) {
+                    *stats.native_samples.entry(part).or_default() += 1;
+                }
+            }
+        }
         stats
     }
 

@@ -25,7 +25,9 @@ mod sources;
 use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop};
 use crate::memory;
+use crate::perf_map;
 use crate::process::{self, ThreadBody};
+use crate::profile::{self, Phase, during};
 use crate::signal::{self, GuestFault};
 use crate::syscall::memory::Moved;
 use crate::syscall::{Engine, Outcome, System};
@@ -88,6 +90,10 @@ impl Dispatcher {
     /// Runs the guest from `context` until its thread ends, and gives back its status. If it was the last one, the process
     /// ends instead.
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> i32 {
+        let _attention = profile::attend(&self.peer.clock);
+        if self.machine.config.tier == Tier::Full {
+            self.peer.sample();
+        }
         loop {
             let outcome = if !self.peer.enter(context) {
                 self.attend();
@@ -97,7 +103,7 @@ impl Dispatcher {
             } else {
                 match self.machine.config.tier {
                     Tier::Interp => {
-                        let stop = self.interp.run(context, &mut NoPolicy);
+                        let stop = during(Phase::Interpret, || self.interp.run(context, &mut NoPolicy));
                         self.peer.leave();
                         self.stopped(context, system, stop)
                     }
@@ -147,7 +153,8 @@ impl Dispatcher {
     /// One stretch with fragments, from interpreting on: interpret until the selector or the runtime wants something, and do
     /// that, outside.
     fn traced(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
-        let stop = self.interp.run(context, &mut self.selector);
+        let phase = if self.selector.is_recording() { Phase::Record } else { Phase::Interpret };
+        let stop = during(phase, || self.interp.run(context, &mut self.selector));
         if let Stop::Policy(Selected::Fragment) = stop
             && self.machine.config.tier == Tier::Dynamo
         {
@@ -226,7 +233,7 @@ impl Dispatcher {
         }
         let version = plan.version(path, config, policy)?;
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
-        fragments.install(plan, &version, path, config)
+        during(Phase::Emit, || fragments.install(plan, &version, path, config))
     }
 
     fn failed(&mut self, head: u64, failure: Failure) {
@@ -277,7 +284,7 @@ impl Dispatcher {
             drop(fragments);
             // SAFETY: `context` is this thread's, and GS points to it; the fragment is not flushed while this thread is
             // in the cache.
-            let left = unsafe { way.entry.run(context) };
+            let left = during(Phase::Native, || unsafe { way.entry.run(context) });
             let Some(again) = self.machine.fragments() else { return Ok(After::Nothing) };
             fragments = again;
             match fragments.left(way, left, context, &self.selector.policy)? {
@@ -381,9 +388,9 @@ impl Dispatcher {
                     let g = &context.gpr;
                     eprintln!("dynasour: syscall {} ({:#x}, {:#x}, {:#x})", g[0], g[7], g[6], g[2]);
                 }
-                system.syscall(context, self)
+                during(Phase::Syscall, || system.syscall(context, self))
             }
-            Stop::Special { pc } => system.special(context, pc),
+            Stop::Special { pc } => during(Phase::Syscall, || system.special(context, pc)),
             Stop::Trap { pc, trap } => {
                 let fault = match trap {
                     Trap::Undefined => GuestFault::undefined(pc),
@@ -487,6 +494,11 @@ impl Dispatcher {
             if let Err(error) = std::fs::write(&count.file, json) {
                 text.push_str(&format!("dynasour: cannot write {}: {error}\n", count.file.display()));
             }
+        }
+        if config.perf_map
+            && let Some(Err(error)) = self.machine.fragments().and_then(|mut f| f.pieces().map(perf_map::write))
+        {
+            text.push_str(&format!("dynasour: cannot write {}: {error}\n", perf_map::path().display()));
         }
         if config.stats {
             text.push_str(&stats.table());

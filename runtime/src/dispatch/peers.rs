@@ -10,6 +10,8 @@
 //! if there is anything goes outside again to attend to it: so either the poster sees it interpret and waits, or it sees what
 //! was posted. Who waits is outside and holds no lock: two that wait do not wait for each other.
 
+use crate::profile::sampling::Samples;
+use crate::profile::{self, Clock};
 use crate::sync::lock;
 use dynasour_guest::ThreadContext;
 use std::ops::Range;
@@ -58,9 +60,24 @@ pub struct Peer {
     pub blocks: AtomicU64,
     /// See [`Peer::blocks`].
     pub blacklisted: AtomicU64,
+    /// Where its time goes.
+    pub clock: Arc<Clock>,
+    samples: Mutex<Vec<Samples>>,
 }
 
 impl Peer {
+    /// This thread is sampled from now on, if runs are timed.
+    pub fn sample(&self) {
+        if profile::is_enabled() {
+            lock(&self.samples).extend(Samples::start());
+        }
+    }
+
+    /// Calls `f` with each sample.
+    pub fn for_each_sample(&self, mut f: impl FnMut(u64)) {
+        lock(&self.samples).iter().for_each(|samples| samples.for_each(&mut f));
+    }
+
     fn place(&self) -> Place {
         Place::of(self.moves.load(Ordering::Relaxed))
     }

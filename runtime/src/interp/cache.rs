@@ -7,6 +7,7 @@ use super::BlockRef;
 use super::code::{Code, CodeBytes};
 use super::lower::{LowerError, Lowered, Workspace, lower};
 use super::native::{NativeError, NativePool};
+use crate::profile::{Phase, during};
 use dynasour_guest::decode::{MAX_LENGTH, Watched};
 use dynasour_guest::lift::{Bytes, Fetch, LiftedBlock, MAX_BLOCK, lift_block, recycle};
 use dynasour_ir::{Effects, GuestTerm, Inst, Op, Term};
@@ -234,6 +235,10 @@ impl Cache {
     }
 
     fn make(&mut self, pc: u64, purpose: Purpose) -> Result<BlockRef, LowerError> {
+        during(Phase::Translate, || self.translate(pc, purpose))
+    }
+
+    fn translate(&mut self, pc: u64, purpose: Purpose) -> Result<BlockRef, LowerError> {
         let mut max = match purpose {
             Purpose::Block => MAX_BLOCK,
             Purpose::Single => 1,

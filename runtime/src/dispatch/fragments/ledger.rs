@@ -7,6 +7,7 @@
 use super::Fragments;
 use super::describe::{guard, hex, steps};
 use crate::census::{Code, CodeBytes, CompileTimes, Detail, End, Fragment, From, Kind, To, Went};
+use crate::perf_map::Piece;
 use dynasour_emitter::counting::{CountedSite, Destination, Tally};
 use dynasour_emitter::{Emitter, ExitId, FragmentId, SiteKind};
 use dynasour_ir::Version;
@@ -329,9 +330,31 @@ impl Fragments {
 
     /// All ids are about to be given up.
     pub(super) fn close_ledger(&mut self) {
+        self.note_pieces();
         if let Some(ledger) = &mut self.ledger {
             ledger.close(&self.emitter);
         }
+    }
+
+    /// All code there is, and was before the last flush, if anybody wants to know.
+    pub fn pieces(&mut self) -> Option<&[Piece]> {
+        self.note_pieces();
+        self.pieces.as_deref()
+    }
+
+    fn note_pieces(&mut self) {
+        let Some(pieces) = &mut self.pieces else { return };
+        for f in self.emitter.fragments() {
+            let piece = |code: &std::ops::Range<u64>, cold| Piece {
+                code: code.clone(),
+                what: f.version.clone(),
+                pc: f.pc,
+                cold,
+            };
+            pieces.extend([piece(&f.hot, false), piece(&f.cold, true)]);
+        }
+        let copied = self.emitter.all_blocks();
+        pieces.extend(copied.map(|(pc, code)| Piece { code, what: "copy".to_string(), pc, cold: false }));
     }
 
     /// The fragments of a counting run, and whether none is missing.

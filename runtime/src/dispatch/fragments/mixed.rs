@@ -56,6 +56,18 @@ impl Fragments {
         self.emitter.count_heads(threshold);
     }
 
+    /// Which part of native code a host address is in, if in any.
+    pub fn part_of(&self, host_rip: u64) -> Option<&'static str> {
+        if !self.cache().contains(&host_rip) {
+            return None;
+        }
+        Some(match self.emitter.fragment_at(host_rip) {
+            Some(_) => "in traces",
+            None if self.emitter.block_at(host_rip).is_some() => "in copied blocks",
+            None => "in lookups and entries",
+        })
+    }
+
     /// What happened to fragments and blocks.
     pub fn statistics(&self) -> Stats {
         let copied = self.emitter.copy_figures();

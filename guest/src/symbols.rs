@@ -1,17 +1,29 @@
 //! Names for guest addresses: the symbol tables of what was mapped.
 //!
 //! A place is written `symbol+0x1c`, or `libfoo.so+0x1234` where a file says nothing better (its offset then counts from
-//! where the file is mapped). Names that nearly are what somebody typed can be asked for.
+//! where the file is mapped).
 
-use dynasour_runtime::census::Image;
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// A symbol without a size is believed to go on for at most this many bytes.
 const UNSIZED: u64 = 4096;
+
+/// Executable memory mapped from a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Where the mapping starts.
+    pub start: u64,
+    /// Where it ends.
+    pub end: u64,
+    /// Where in the file it starts.
+    pub offset: u64,
+}
 
 /// A function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,19 +54,16 @@ pub struct Symbols {
 
 impl Symbols {
     /// Reads the files that are still there.
-    pub fn read(images: &[Image]) -> Symbols {
+    pub fn read(images: impl IntoIterator<Item = MappedFile>) -> Symbols {
         let mut symbols = Symbols::default();
-        for image in images {
-            symbols.add(image);
-        }
+        images.into_iter().for_each(|image| symbols.add(&image));
         symbols.finish();
         symbols
     }
 
-    fn add(&mut self, image: &Image) {
-        let path = Path::new(&image.path);
-        let name = path.file_name().map_or(image.path.clone(), |n| n.to_string_lossy().into_owned());
-        let bytes = std::fs::read(path).unwrap_or_default();
+    fn add(&mut self, image: &MappedFile) {
+        let name = image.path.file_name().unwrap_or(image.path.as_os_str()).to_string_lossy().into_owned();
+        let bytes = std::fs::read(&image.path).unwrap_or_default();
         let elf = Elf::parse(&bytes).ok();
         let loaded = elf.as_ref().and_then(|elf| {
             let holds = |offset: u64, size: u64| (offset & !0xfff..offset + size).contains(&image.offset);
@@ -124,21 +133,9 @@ impl Symbols {
         self.by_name.get(name).map_or(Vec::new(), |all| all.iter().map(|n| &self.all[*n]).collect())
     }
 
-    /// Names that are nearly this one, the nearest first.
-    pub fn near(&self, name: &str, most: usize) -> Vec<&str> {
-        let lower = name.to_lowercase();
-        let mut near: Vec<(usize, &str)> = self
-            .by_name
-            .keys()
-            .filter_map(|known| {
-                let distance = strsim::damerau_levenshtein(&lower, &known.to_lowercase());
-                let contains = name.len() >= 3 && known.to_lowercase().contains(&lower);
-                let close = distance <= 1 + name.len() / 4 || contains;
-                close.then_some((distance, known.as_str()))
-            })
-            .collect();
-        near.sort_unstable();
-        near.into_iter().take(most).map(|(_, name)| name).collect()
+    /// All names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
     }
 }
 
@@ -178,13 +175,5 @@ mod tests {
         let s = symbols(&[("first", 0x2000, 0), ("second", 0x2010, 0)]);
         assert_eq!((s.name(0x200f), s.name(0x2010)), ("first+0xf".into(), "second".into()));
         assert_eq!(s.name(0x2010 + UNSIZED), "prog+0x2010");
-    }
-
-    #[test]
-    fn slips_of_the_pen_find_their_name() {
-        let s = symbols(&[("work", 0x2000, 8), ("network_open", 0x2010, 8), ("main", 0x2020, 8)]);
-        assert_eq!(s.near("wrok", 5), ["work"]);
-        assert_eq!(s.near("work", 5), ["work", "network_open"]);
-        assert!(s.near("xyzzy_plugh", 5).is_empty());
     }
 }
