@@ -246,6 +246,30 @@ static void frames_beside_code(void) {
     CHECK(sigaltstack(&stack, NULL) == 0);
 }
 
+/* A file whose code is mapped privately is written to: by a descriptor that comes later, and by one that was there before. */
+static void through_file(const char *path) {
+    uint8_t bytes[6];
+    for (int before = 0; before < 2; before++) {
+        unlink(path);
+        int writes = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0700), reads = open(path, O_RDONLY | O_CLOEXEC);
+        CHECK(writes >= 0 && reads >= 0 && ftruncate(writes, PAGE) == 0);
+        constant(bytes, 1);
+        CHECK(pwrite(writes, bytes, 6, 64) == 6);
+        if (!before) close(writes);
+        uint8_t *mapped = mmap(NULL, PAGE, PROT_READ | PROT_EXEC, MAP_PRIVATE, reads, 0);
+        CHECK(mapped != MAP_FAILED);
+        for (int i = 0; i < 200; i++) CHECK(call(mapped + 64, 0, 0) == 1);
+        if (!before) writes = open(path, O_WRONLY | O_CLOEXEC);
+        for (uint32_t i = 2; i < 20; i++) {
+            constant(bytes, i);
+            CHECK(pwrite(writes, bytes, 6, 64) == 6);
+            for (int j = 0; j < 60; j++) CHECK(call(mapped + 64, 0, 0) == i);
+        }
+        CHECK(munmap(mapped, PAGE) == 0 && unlink(path) == 0);
+        close(writes), close(reads);
+    }
+}
+
 /* What a child writes is the child's. */
 static void forked(void) {
     uint8_t *at = code + PAGE;
@@ -315,6 +339,7 @@ int main(int argc, char **argv) {
     stack_beside_code(), puts("stack beside code");
     kernel(), puts("by the kernel");
     through_mem(), puts("through /proc/self/mem");
+    through_file(argc > 1 ? argv[1] : "code_writes.tmp"), puts("through a file");
     protections(), puts("protections");
     frames_beside_code(), puts("signal frames");
     forked(), puts("forked");
@@ -322,8 +347,8 @@ int main(int argc, char **argv) {
     on_the_stack(), puts("on the stack");
     printf("%016lx\n", (unsigned long)sum);
     fflush(stdout);
-    if (argc == 1) {
-        execv("/proc/self/exe", (char *[]){argv[0], "again", NULL});
+    if (argc < 3) {
+        execv("/proc/self/exe", (char *[]){argv[0], argc > 1 ? argv[1] : "code_writes.tmp", "again", NULL});
         CHECK(!"executed");
     }
     return 0;

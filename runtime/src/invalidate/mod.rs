@@ -18,8 +18,8 @@
 //!
 //! Protections that the guest asks about (`/proc/self/maps`, its own faults) are those that it set.
 //!
-//! Not noticed: a write(2) to a file of which code is mapped privately and which was not open for writing when it was
-//! mapped; writes by other processes (ptrace, process_vm_writev) to private pages.
+//! Not noticed: what other processes write to files of which code is mapped privately, or to private pages (ptrace,
+//! process_vm_writev).
 
 mod guards;
 mod handler;
@@ -318,14 +318,19 @@ impl CodePages {
         self.state().mappings.forget(range);
     }
 
+    /// Is code of this file mapped?
+    pub fn has_code_of(&self, inode: u64) -> bool {
+        self.state().mappings.parts(0..u64::MAX).any(|(_, mapping)| is_code_of(&mapping, inode))
+    }
+
     /// The contents of this file may change by other ways than a private mapping. Where is code of it mapped?
     pub fn file_may_change(&self, inode: u64) -> Vec<Range<u64>> {
         let mut state = self.state();
         if !state.unstable.insert(inode) {
             return Vec::new();
         }
-        let is_code = |m: &Mapping| m.is_executable() && m.file.is_some_and(|file| file.inode == inode);
-        state.mappings.parts(0..u64::MAX).filter(|(_, mapping)| is_code(mapping)).map(|(range, _)| range).collect()
+        let code = state.mappings.parts(0..u64::MAX).filter(|(_, mapping)| is_code_of(mapping, inode));
+        code.map(|(range, _)| range).collect()
     }
 
     /// `/proc/self/maps` with the protections that the guest set.
@@ -369,6 +374,10 @@ impl CodePages {
     pub fn opened(&self) -> u64 {
         self.state().opened
     }
+}
+
+fn is_code_of(mapping: &Mapping, inode: u64) -> bool {
+    mapping.is_executable() && mapping.file.is_some_and(|file| file.inode == inode)
 }
 
 /// The addresses of the pages with bytes in `range`.

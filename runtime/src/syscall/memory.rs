@@ -292,11 +292,14 @@ impl System {
         if !private && changes {
             engine.private_memory_lost();
         }
-        if !anonymous && (prot & libc::PROT_EXEC != 0 || !private) && is_open_for_writing(fd) {
+        let executable = prot & libc::PROT_EXEC != 0;
+        if !anonymous
+            && (executable || !private)
+            && let Some(inode) = inode_of(fd)
+            && (is_open_for_writing(fd) || executable && is_written_elsewhere(inode))
+        {
             // Code of that file, here or mapped before, may change in ways that are not seen.
-            for code in inode_of(fd).map_or(Vec::new(), |inode| self.process.pages().file_may_change(inode)) {
-                engine.invalidate(code);
-            }
+            self.file_may_change(engine, inode);
         }
         if fixed != 0 || prot & libc::PROT_EXEC != 0 {
             engine.invalidate(range);
@@ -396,6 +399,17 @@ fn is_open_for_writing(fd: i32) -> bool {
     is_error(flags) || flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
 }
 
+/// Is this file open for writing? Of the descriptors only the first are looked at.
+fn is_written_elsewhere(inode: u64) -> bool {
+    const DESCRIPTORS: i32 = 128;
+    let is_open = |fd: i32| {
+        // SAFETY: reads flags of a descriptor.
+        let flags = unsafe { entry::raw(&Call::new(libc::SYS_fcntl, &[fd as u64, libc::F_GETFL as u64])) };
+        !is_error(flags) && flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+    };
+    (0..DESCRIPTORS).any(|fd| is_open(fd) && inode_of(fd) == Some(inode))
+}
+
 /// Is this a file on a disk? Such a file, mapped for reading only by a descriptor for reading only, is taken for one that
 /// nobody writes: so are the tables of the C library that most programs map. Memory of other processes and devices is no
 /// such file.
@@ -411,7 +425,7 @@ fn is_plain(fd: i32) -> bool {
 }
 
 /// The inode of an open file.
-fn inode_of(fd: i32) -> Option<u64> {
+pub(super) fn inode_of(fd: i32) -> Option<u64> {
     status_of(fd).map(|status| status.st_ino)
 }
 

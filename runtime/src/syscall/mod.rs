@@ -341,7 +341,7 @@ impl System {
             | libc::SYS_faccessat
             | libc::SYS_faccessat2
             | libc::SYS_readlink
-            | libc::SYS_readlinkat => self.path_call(nr, call),
+            | libc::SYS_readlinkat => self.path_call(engine, nr, call),
 
             libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
                 self.write_call(engine, nr, call)

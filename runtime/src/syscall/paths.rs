@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 
-use super::{Done, System, guest_write};
+use super::{Done, Engine, System, guest_write};
 use crate::entry::{self, Call};
 
 /// Longer paths cannot be one of ours.
@@ -91,7 +91,7 @@ pub(crate) fn is_own_executable(address: u64) -> bool {
 impl System {
     /// Calls with a path: the executable link is replaced by what it leads to for the guest, the list of mappings by a file
     /// that holds those of the guest.
-    pub(super) fn path_call(&mut self, nr: i64, call: &Call) -> Done {
+    pub(super) fn path_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
         let no_follow = |at: usize, flag: i32| call.args[at] as i32 & flag != 0;
         // Which argument is the path, and whether the link itself is meant.
         let (path, itself) = match nr {
@@ -120,9 +120,9 @@ impl System {
                 self.pass(&call)
             }
             _ => match nr {
-                libc::SYS_open => self.opened_file(self.pass(call), call.args[1] as i32),
-                libc::SYS_openat => self.opened_file(self.pass(call), call.args[2] as i32),
-                libc::SYS_openat2 => self.opened_file(self.pass(call), libc::O_RDWR),
+                libc::SYS_open => self.opened_file(engine, self.pass(call), call.args[1] as i32),
+                libc::SYS_openat => self.opened_file(engine, self.pass(call), call.args[2] as i32),
+                libc::SYS_openat2 => self.opened_file(engine, self.pass(call), libc::O_RDWR),
                 _ => self.pass(call),
             },
         }

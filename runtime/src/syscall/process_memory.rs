@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::memory::inode_of;
 use super::{Done, Engine, System};
 use crate::entry::{self, Call};
 
@@ -29,15 +30,25 @@ fn is_memory(fd: i32) -> bool {
 
 impl System {
     /// After a call that opened a file with these flags.
-    pub(super) fn opened_file(&self, done: Done, flags: i32) -> Done {
+    pub(super) fn opened_file(&self, engine: &mut dyn Engine, done: Done, flags: i32) -> Done {
         if let Done::Value(fd) = done
             && !is_error(fd)
             && flags & libc::O_ACCMODE != libc::O_RDONLY
-            && is_memory(fd as i32)
         {
-            self.process.pages().set_written_as_file();
+            if is_memory(fd as i32) {
+                self.process.pages().set_written_as_file();
+            } else if let Some(inode) = inode_of(fd as i32).filter(|inode| self.process.pages().has_code_of(*inode)) {
+                self.file_may_change(engine, inode);
+            }
         }
         done
+    }
+
+    /// Code of a file may change in ways that are not seen.
+    pub(super) fn file_may_change(&self, engine: &mut dyn Engine, inode: u64) {
+        for code in self.process.pages().file_may_change(inode) {
+            engine.invalidate(code);
+        }
     }
 
     /// A write to a descriptor, which may be the guest's own memory.

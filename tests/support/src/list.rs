@@ -136,7 +136,7 @@ macro_rules! for_each_guest {
             segment_overrides: "segment_overrides.c",
             refused: "refused.c",
             self_modifying: "self_modifying.c",
-            code_writes: "code_writes.c" .flags(&["-mno-red-zone"]),
+            code_writes: "code_writes.c" .args(&["{dir}/code_writes.tmp"]) .flags(&["-mno-red-zone"]),
             code_many: "code_many.c" .args(&["1500"]),
             code_many_flipping: "code_many.c" .args(&["500", "flip"]),
             code_recycled: "code_recycled.c" .args(&["1000"]),
