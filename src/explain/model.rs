@@ -231,8 +231,11 @@ impl Maker<'_> {
                 To::Runtime | To::Block { .. } => None,
             };
             // What several exits send through one stub cannot be told apart behind it; it has one end.
+            // One that tests where to go may be left before its end.
             let behind = stub.filter(|f| f.kind == Kind::Stub).and_then(|f| match &f.ends[..] {
-                [End { went, .. }] => went.iter().max_by_key(|w| w.times).map(|w| w.to),
+                [End { went, executed, .. }] if *executed == f.entered => {
+                    went.iter().max_by_key(|w| w.times).map(|w| w.to)
+                }
                 _ => None,
             });
             let to = behind.unwrap_or(w.to);
