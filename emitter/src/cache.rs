@@ -134,15 +134,21 @@ impl Cache {
     /// Makes the rel32 field at `field`, which lies within eight aligned bytes, lead to `target`: in one store, so that
     /// whoever executes it sees the old or the new target (Intel SDM vol. 3, 9.1.1). Async-signal-safe.
     pub fn patch_rel32(&self, field: u64, target: u64) {
+        self.patch(field, target.wrapping_sub(field + 4) as u32);
+    }
+
+    /// Makes the 32-bit field at `field`, which lies within eight aligned bytes, hold `value`, likewise.
+    /// Async-signal-safe.
+    pub fn patch(&self, field: u64, value: u32) {
         let shift = 8 * (field % 8);
         assert!(shift <= 32);
         let offset = self.offset(field & !7, 8);
-        let rel = u64::from(target.wrapping_sub(field + 4) as u32) << shift;
+        let value = u64::from(value) << shift;
         // SAFETY: in range and aligned; code is only read through the other view, by instruction fetch.
         let word = unsafe { AtomicU64::from_ptr(self.rw.add(offset).cast()) };
         // A signal handler may patch another field of the same word in between.
         let patched =
-            word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !(0xffff_ffff << shift) | rel));
+            word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !(0xffff_ffff << shift) | value));
         debug_assert!(patched.is_ok());
     }
 

@@ -13,7 +13,7 @@ use crate::counting::{Counting, Tally};
 use crate::cpu::Cpu;
 use crate::encode::{Encoded, Homes, Surroundings, Target, encode};
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail, fragment_at};
-use crate::indirect::{Displaced, Indirect};
+use crate::indirect::{Displaced, Indirect, MISSED, Via};
 use crate::instruction::location;
 use crate::links::Way;
 use crate::lower::{LowerError, Selected, lower};
@@ -112,8 +112,8 @@ pub enum Left {
     Block(LinkId),
     /// A counter of the copy tier reached zero, in canonical state; see [`Emitter::counted`].
     Hot(CounterId),
-    /// Out of a copied block, in canonical state, to `next_pc`.
-    Indirect,
+    /// By an indirect transfer to `next_pc`, in canonical state.
+    Indirect(Via),
     /// An instruction of a copied block faulted; see [`Emitter::copy_state`].
     Fault,
 }
@@ -159,8 +159,11 @@ impl EntryPoint {
         if site == ABORTED {
             return Left::Aborted;
         }
+        const LAST_MISSED: u32 = MISSED + Via::COUNT as u32 - 1;
         match site as u32 {
-            copy::INDIRECT => Left::Indirect,
+            missed @ MISSED..=LAST_MISSED => {
+                Left::Indirect(Via::from_index((missed - MISSED) as usize).unwrap_or(Via::Memory))
+            }
             copy::FAULT => Left::Fault,
             counter @ copy::FIRST_COUNTER.. => Left::Hot(CounterId(counter - copy::FIRST_COUNTER)),
             link @ copy::FIRST_LINK.. => Left::Block(LinkId(link - copy::FIRST_LINK)),
@@ -328,7 +331,7 @@ impl Emitter {
             }
         }
         let first_site = self.exits.len() as u32;
-        let checked = entry.is_canonical().then(|| self.indirect.checked_entry(version.region));
+        let checked = entry.is_canonical().then(|| self.indirect.checked_entry(version.region, Via::Memory));
         let words = self.counting.as_mut().and_then(|c| c.run(sites.len()));
         let around = Surroundings {
             first_slot: first_slot as u16,
@@ -434,7 +437,7 @@ impl Emitter {
                 }
                 Target::LeaveRaw => self.stubs.leave_raw,
                 Target::LeaveCanonical => self.stubs.leave_canonical,
-                Target::Miss => self.indirect.miss(),
+                Target::Address(address) => address,
                 Target::Word(word) => self.counting.as_ref().map_or(0, |c| c.address(word)),
             };
             let (bytes, base) = if fixup.cold { (&mut cold_bytes, cold) } else { (&mut hot_bytes, hot) };
@@ -494,7 +497,7 @@ impl Emitter {
     /// What is left to do then is [`Emitter::flush_all`], when all are out.
     pub fn retire_all(&mut self) {
         self.indirect.clear();
-        self.blocks.unlink_all(&self.cache);
+        self.blocks.unlink_all(&self.indirect, &self.cache);
         (0..self.fragments.len() as u32).for_each(|f| self.unlink_for_signal(FragmentId(f)));
     }
 
@@ -505,15 +508,12 @@ impl Emitter {
         if self.stubs.enter_window.contains(&host_rip) {
             return Some(Diversion { rip: self.stubs.abort, displaced: Displaced::None });
         }
-        if let Some(displaced) = self.indirect.in_miss_stub(host_rip) {
-            return Some(Diversion { rip: self.stubs.leave_canonical, displaced });
-        }
-        if let Some(diversion) = self.copy_diversion(host_rip) {
+        if let Some(diversion) = self.indirect.diversion(host_rip).or_else(|| self.copy_diversion(host_rip)) {
             return Some(diversion);
         }
         let fragment = self.fragment(self.fragment_at(host_rip)?)?;
         if fragment.checked.is_some_and(|checked| (checked..fragment.entry).contains(&host_rip)) {
-            return Some(Diversion { rip: self.stubs.leave_canonical, displaced: Displaced::Rcx });
+            return Some(self.indirect.diversion_in_check(0, Via::Memory));
         }
         let tail = fragment.tails.iter().find(|t| t.range.contains(&host_rip))?;
         let displaced = if host_rip >= tail.displaced { Displaced::Rcx } else { Displaced::None };

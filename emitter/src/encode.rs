@@ -35,8 +35,8 @@ pub enum Target {
     LeaveRaw,
     /// The stub that leaves with canonical registers.
     LeaveCanonical,
-    /// The miss stub of indirect jumps.
-    Miss,
+    /// What a piece leads to.
+    Address(u64),
     /// A word that is counted in.
     Word(Word),
 }
@@ -563,14 +563,15 @@ impl Emit<'_> {
     fn piece(&mut self, piece: &Piece) {
         let start = self.at();
         self.section().bytes(&piece.bytes);
-        if let Some(field) = piece.miss {
-            self.r.fixups.push(Fixup { cold: self.in_cold, at: start + field as u32, target: Target::Miss });
+        if let Some(field) = piece.jump {
+            let target = Target::Address(piece.leads);
+            self.r.fixups.push(Fixup { cold: self.in_cold, at: start + field as u32, target });
         }
     }
 
     /// Goes where `next_pc` says. Returns the tail's offset.
     fn indirect_tail(&mut self, site: u32) -> u32 {
-        let piece = self.indirect.tail(Source::Stored, self.first_site as u32 + site);
+        let piece = self.indirect.tail(Source::Stored);
         let start = self.at();
         self.piece(&piece);
         let (displaced, end) = (start + piece.displaced as u32, self.at());

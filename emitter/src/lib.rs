@@ -18,6 +18,7 @@ mod lower_flags;
 mod lower_mem;
 mod lower_ops;
 mod mach;
+mod pieces;
 mod placement;
 pub mod record;
 mod rest;
@@ -28,7 +29,7 @@ mod x86;
 
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};
-pub use indirect::Displaced;
+pub use indirect::{Displaced, Via};
 pub use mach::SiteKind;
 pub use record::PendingStore;
 pub use stubs::set_gs;

@@ -15,6 +15,7 @@
 use crate::emitter::{EmitError, Emitter};
 use crate::encode::{Encoded, passage};
 use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, Link, LinkKind};
+use crate::indirect::Via;
 use crate::mach::SiteKind;
 use crate::splice;
 use dynasour_ir::AnchorId;
@@ -271,7 +272,8 @@ impl Emitter {
     pub fn register_entry(&mut self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
         let f = self.fragment(fragment).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
         let checked = f.checked.ok_or(EmitError::Unknown)?;
-        self.indirect.insert(pc, checked);
+        self.forget_copy(pc);
+        self.indirect.insert(Via::Memory, pc, checked);
         Ok(())
     }
 

@@ -106,8 +106,11 @@ fn stepped(
     let run = RUN.take().unwrap();
     let (rip, fragment) = run.signalled.unzip();
     fragment.flatten().into_iter().for_each(|f| bench.emitter.relink(f));
-    let Left::Exit(exit) = left else { return (rip, None) };
-    bench.emitter.deopt(exit, &mut bench.ctx).unwrap();
+    match left {
+        Left::Exit(exit) => drop(bench.emitter.deopt(exit, &mut bench.ctx).unwrap()),
+        Left::Indirect(_) => bench.ctx.rip = bench.ctx.next_pc,
+        _ => return (rip, None),
+    }
     (rip, Some((bench.ctx.rip, State { gpr: bench.ctx.gpr, flags: bench.ctx.rflags & ARITH_FLAGS })))
 }
 

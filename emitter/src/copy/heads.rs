@@ -130,6 +130,8 @@ impl Blocks {
             pc,
             start: start_offset,
             len: code.len() as u16,
+            prefix: 0,
+            via: 0,
             links: 1,
             first_link,
             unlinked: AtomicU32::new(0),
@@ -207,6 +209,7 @@ impl Emitter {
     fn lead_place(&mut self, place: u32, entry: u32) {
         if self.blocks.places.get(place as usize).is_some_and(|p| p.entry != entry) {
             self.blocks.lead(place, entry, &self.cache, &self.fragments);
+            self.register_moved();
             self.ends_to(place).for_each(|end| self.unlink_borrowed(end));
         }
     }
@@ -235,6 +238,7 @@ impl Emitter {
         if self.blocks.heads.are_counted() {
             self.blocks.found_head(place, false);
             self.blocks.count_found(&mut self.cache, &self.fragments);
+            self.register_moved();
         }
         Ok(())
     }

@@ -20,6 +20,7 @@
 //!
 //! and link 1 leads to the second block as soon as there is one.
 
+mod checks;
 mod heads;
 mod state;
 mod stubs;
@@ -27,10 +28,11 @@ mod translate;
 
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
-use crate::emitter::{Diversion, EmitError, Emitter, EntryPoint, Left};
+use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
 use crate::fragment::Fragment;
-use crate::indirect::{Displaced, Indirect, Source};
+use crate::indirect::{Indirect, Via};
 use crate::stubs::{StubError, Stubs};
+use checks::Check;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
@@ -40,7 +42,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
-pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, INDIRECT, LOADED};
+pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED};
 use translate::{Leads, Referent, Translator};
 
 const PAGE_SHIFT: u32 = 12;
@@ -54,6 +56,8 @@ const BODY: u32 = 1 << 30;
 const FOREIGN: u32 = 1 << 29;
 /// The place of a link, without these.
 const PLACE: u32 = FOREIGN - 1;
+/// Of blocks: at least eight, so that fields lie as they were padded. At more than sixteen hardly anything is faster.
+const ALIGNMENT: usize = 16;
 /// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
 const STUB: usize = 18;
 
@@ -85,8 +89,12 @@ struct Place {
     entry: u32,
     /// The first of the links that lead to it.
     links: u32,
-    /// Offset of its checked entry, 0 if there is none.
-    checked: u32,
+    /// Offset of the checked entry that its block begins with, 0 if there is none.
+    prefix: u32,
+    /// The carriers ([`Via::index`]) by which indirect transfers find it: a bit each.
+    registered: u32,
+    /// The carrier for which its block should begin with a checked entry.
+    expected: Option<Via>,
     /// See [`heads`].
     is_head: bool,
     /// It was found by a call.
@@ -97,7 +105,7 @@ struct Place {
 struct Link {
     /// Offset of its rel32 field.
     field: u32,
-    /// Offset of its stub.
+    /// Offset of its stub; of one that goes anywhere, [`Via::index`].
     out: u32,
     /// Its place, perhaps with [`BODY`] and [`FOREIGN`]; or [`ANYWHERE`].
     place: u32,
@@ -111,8 +119,12 @@ struct Block {
     /// Offset in the cache.
     start: u32,
     len: u16,
+    /// Bytes of the checked entry that it begins with.
+    prefix: u8,
+    /// [`Via::index`] of that.
+    via: u8,
     /// How many links it has, and the first.
-    links: u16,
+    links: u8,
     first_link: u32,
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
     unlinked: AtomicU32,
@@ -131,18 +143,31 @@ pub struct CopyFigures {
     pub links: u64,
 }
 
+/// What tails hold.
+struct Ways {
+    /// For each carrier, if it has tables within reach: the one, and the one that leads out.
+    tables: [Option<[u32; 2]>; Via::COUNT],
+    /// Where a tail leads otherwise, likewise.
+    direct: [u64; 2],
+}
+
 /// Blocks, places and links.
 pub(crate) struct Blocks {
     translator: Translator,
     stubs: CopyStubs,
     base: u64,
     leave: u64,
+    ways: Ways,
     blocks: Vec<Block>,
     places: Vec<Place>,
     by_pc: FxHashMap<u64, u32>,
     links: Vec<Link>,
-    /// Offsets and lengths of checked entries, ascending.
-    checks: Vec<(u32, u32)>,
+    /// Checked entries that belong to no block, ascending.
+    checks: Vec<Check>,
+    /// The offset of a place's checked entry for a carrier that belongs to no block.
+    apart: FxHashMap<(u32, Via), u32>,
+    /// Places whose entry is not what indirect transfers find.
+    moved: Vec<u32>,
     /// Guest pages that blocks were made from.
     pages: FxHashSet<u64>,
     last_page: u64,
@@ -163,15 +188,21 @@ impl Blocks {
     /// Nothing copied; generates the stubs.
     pub fn new(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, indirect: &Indirect) -> Result<Blocks, StubError> {
         Ok(Blocks {
-            translator: Translator::new(cache.range(), indirect.tail(Source::Rcx, INDIRECT), indirect.miss()),
+            translator: Translator::new(cache.range()),
             stubs: CopyStubs::generate(cache, cpu, stubs)?,
             base: cache.range().start,
             leave: stubs.leave_canonical,
+            ways: Ways {
+                tables: std::array::from_fn(|n| indirect.tables(Via::from_index(n)?)),
+                direct: [indirect.miss(), indirect.out_from_rcx()],
+            },
             blocks: Vec::new(),
             places: Vec::new(),
             by_pc: FxHashMap::default(),
             links: Vec::new(),
             checks: Vec::new(),
+            apart: FxHashMap::default(),
+            moved: Vec::new(),
             pages: FxHashSet::default(),
             last_page: u64::MAX,
             heads: Heads::new(&cache.range()),
@@ -188,6 +219,8 @@ impl Blocks {
         self.by_pc.clear();
         self.links.clear();
         self.checks.clear();
+        self.apart.clear();
+        self.moved.clear();
         self.pages.clear();
         self.last_page = u64::MAX;
         self.unlinked.store(0, Ordering::Relaxed);
@@ -209,7 +242,9 @@ impl Blocks {
                 block: 0,
                 entry: 0,
                 links: NONE,
-                checked: 0,
+                prefix: 0,
+                registered: 0,
+                expected: None,
                 is_head: false,
                 is_called: false,
             });
@@ -226,11 +261,8 @@ impl Blocks {
         }
     }
 
-    /// Where a link leads while nothing wants out.
+    /// Where a link to a place leads while nothing wants out.
     fn target(&self, link: &Link) -> u64 {
-        if link.place == ANYWHERE {
-            return self.base + u64::from(link.field) + 4;
-        }
         let place = &self.places[(link.place & PLACE) as usize];
         match if link.place & BODY != 0 { place.block } else { place.entry } {
             0 => self.out(link),
@@ -240,6 +272,25 @@ impl Blocks {
 
     fn out(&self, link: &Link) -> u64 {
         self.base + u64::from(link.out)
+    }
+
+    /// What a link's field holds; if it is to lead `out`, then.
+    fn field(&self, link: &Link, out: bool) -> u32 {
+        let target = if link.place == ANYWHERE {
+            match self.ways.tables[link.out as usize] {
+                Some(tables) => return tables[usize::from(out)],
+                None => self.ways.direct[usize::from(out)],
+            }
+        } else if out {
+            self.out(link)
+        } else {
+            self.target(link)
+        };
+        target.wrapping_sub(self.base + u64::from(link.field) + 4) as u32
+    }
+
+    fn set(&self, link: &Link, out: bool, cache: &Cache) {
+        cache.patch(self.base + u64::from(link.field), self.field(link, out));
     }
 
     fn links_of(&self, block: u32) -> Range<usize> {
@@ -256,12 +307,11 @@ impl Blocks {
     }
 
     /// Places the block that `translator` holds, and links it. The entry is not yet the place's.
-    fn emit(&mut self, pc: u64, cache: &mut Cache) -> Result<u64, CacheError> {
+    fn emit(&mut self, pc: u64, via: Option<Via>, cache: &mut Cache) -> Result<u64, CacheError> {
         let counted = self.heads.are_counted();
         let t = &mut self.translator.out;
-        let fits = |start: u64| t.exits.iter().all(|e| (start + u64::from(e.field)) % 8 <= 4);
-        let start = cache.alloc_hot_where(t.bytes.len(), fits)?;
-        let own_stubs = t.exits.iter().filter(|e| e.leads != Leads::Indirect).count();
+        let start = cache.alloc_hot(t.bytes.len(), ALIGNMENT)?;
+        let own_stubs = t.exits.iter().filter(|e| matches!(e.leads, Leads::To(_))).count();
         let constants = own_stubs * STUB;
         let cold = cache.alloc_cold(constants + 8 * t.constants.len())?;
         for r in &t.relatives {
@@ -280,9 +330,7 @@ impl Blocks {
             let number = self.links.len() as u32;
             let field = (start + u64::from(exit.field) - self.base) as u32;
             let link = match exit.leads {
-                Leads::Indirect => {
-                    Link { field, out: (self.stubs.indirect_out - self.base) as u32, place: ANYWHERE, next: NONE }
-                }
+                Leads::Indirect(via) => Link { field, out: via.index() as u32, place: ANYWHERE, next: NONE },
                 Leads::To(to) => {
                     let out = (cold - self.base) as u32 + self.cold.len() as u32;
                     let stub = self.stub_bytes(out, FIRST_LINK + number);
@@ -296,11 +344,10 @@ impl Blocks {
                     Link { field, out, place, next }
                 }
             };
-            let target = self.target(&link);
-            self.figures.links += u64::from(target != self.out(&link) && link.place != ANYWHERE);
-            let relative = target.wrapping_sub(self.base + u64::from(field) + 4) as u32;
+            self.figures.links += u64::from(link.place != ANYWHERE && self.target(&link) != self.out(&link));
+            let value = self.field(&link, false);
             let at = exit.field as usize;
-            self.translator.out.bytes[at..at + 4].copy_from_slice(&relative.to_le_bytes());
+            self.translator.out.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
             self.links.push(link);
         }
         for constant in constants {
@@ -311,7 +358,9 @@ impl Blocks {
             pc,
             start: (start - self.base) as u32,
             len: bytes.len() as u16,
-            links: exits.len() as u16,
+            prefix: self.translator.out.prefix as u8,
+            via: via.map_or(0, Via::index) as u8,
+            links: exits.len() as u8,
             first_link,
             unlinked: AtomicU32::new(0),
         });
@@ -320,6 +369,10 @@ impl Blocks {
         self.figures.blocks += 1;
         self.figures.instructions += u64::from(self.translator.out.count);
         self.figures.bytes += (bytes.len() + self.cold.len()) as u64;
+        if let Some(pc) = self.translator.out.returns_to {
+            let place = self.place(pc);
+            self.places[place as usize].expected.get_or_insert(Via::Memory);
+        }
         Ok(start)
     }
 
@@ -333,44 +386,21 @@ impl Blocks {
         stub
     }
 
-    /// Makes the checked entry of a place: its jump to the place's code is a link like others.
-    fn check(&mut self, place: u32, indirect: &Indirect, cache: &mut Cache) -> Result<u64, CacheError> {
-        let piece = indirect.checked_entry(self.places[place as usize].pc);
-        let jump = piece.bytes.len();
-        let start = cache.alloc_hot_where(jump + 5, |start| (start + jump as u64 + 1) % 8 <= 4)?;
-        let cold = cache.alloc_cold(STUB)?;
-        let number = self.links.len() as u32;
-        let field = (start - self.base) as u32 + jump as u32 + 1;
-        let next = std::mem::replace(&mut self.places[place as usize].links, number);
-        let link = Link { field, out: (cold - self.base) as u32, place, next };
-        let mut bytes = piece.bytes;
-        if let Some(at) = piece.miss {
-            let relative = indirect.miss().wrapping_sub(start + at as u64 + 4) as u32;
-            bytes[at..at + 4].copy_from_slice(&relative.to_le_bytes());
-        }
-        bytes.push(0xe9);
-        let relative = self.target(&link).wrapping_sub(self.base + u64::from(field) + 4) as u32;
-        bytes.extend_from_slice(&relative.to_le_bytes());
-        cache.write(cold, &self.stub_bytes(link.out, FIRST_LINK + number));
-        cache.write(start, &bytes);
-        self.links.push(link);
-        self.checks.push(((start - self.base) as u32, bytes.len() as u32));
-        self.places[place as usize].checked = (start - self.base) as u32;
-        Ok(start)
-    }
-
     /// Makes all links to a place lead to `entry`, an offset in the cache, 0 for nowhere.
     fn lead(&mut self, place: u32, entry: u32, cache: &Cache, fragments: &[Fragment]) {
-        self.places[place as usize].entry = entry;
+        let p = &mut self.places[place as usize];
+        p.entry = entry;
+        if p.registered != 0 && p.prefix != 0 {
+            self.moved.push(place);
+        }
         let mut next = self.places[place as usize].links;
         let all_linked = self.unlinked.load(Ordering::Relaxed) == 0;
         while let Some(link) = self.links.get(next as usize) {
             let field = self.base + u64::from(link.field);
-            let target = self.target(link);
             if link.place & FOREIGN != 0 {
-                heads::set_target(fragments, field, target, cache);
+                heads::set_target(fragments, field, self.target(link), cache);
             } else if all_linked || self.owner_is_linked(field) {
-                cache.patch_rel32(field, target);
+                self.set(link, false, cache);
             }
             self.figures.links += u64::from(entry != 0);
             next = link.next;
@@ -382,19 +412,24 @@ impl Blocks {
         self.at(field).is_none_or(|owner| self.blocks[owner as usize].unlinked.load(Ordering::Relaxed) == 0)
     }
 
-    fn unlink(&self, block: u32, cache: &Cache) {
+    fn unlink(&self, block: u32, indirect: &Indirect, cache: &Cache) {
         if let Some(b) = self.blocks.get(block as usize) {
             b.unlinked.fetch_add(1, Ordering::Relaxed);
             self.unlinked.fetch_add(1, Ordering::Relaxed);
             for link in &self.links[self.links_of(block)] {
-                cache.patch_rel32(self.base + u64::from(link.field), self.out(link));
+                if link.place == ANYWHERE
+                    && let Some(via) = Via::from_index(link.out as usize)
+                {
+                    indirect.prepare_out(via);
+                }
+                self.set(link, true, cache);
             }
         }
     }
 
     /// Makes whoever is in any block leave at its end, for good.
-    pub fn unlink_all(&self, cache: &Cache) {
-        (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, cache));
+    pub fn unlink_all(&self, indirect: &Indirect, cache: &Cache) {
+        (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, indirect, cache));
     }
 
     /// The entry at `pc`, or its block, made now if need be.
@@ -403,16 +438,20 @@ impl Blocks {
         pc: u64,
         want_block: bool,
         code: &dyn Fetch,
+        indirect: &mut Indirect,
         cache: &mut Cache,
         fragments: &[Fragment],
     ) -> Result<Copied, EmitError> {
         let found = |p: &Place| if want_block { p.block } else { p.entry };
-        if let Some(place) = self.by_pc.get(&pc)
-            && let entry @ 1.. = found(&self.places[*place as usize])
-        {
-            return Ok(Copied::Entry(self.base + u64::from(entry)));
+        let mut via = None;
+        if let Some(place) = self.by_pc.get(&pc) {
+            let place = &self.places[*place as usize];
+            if let entry @ 1.. = found(place) {
+                return Ok(Copied::Entry(self.base + u64::from(entry)));
+            }
+            via = place.expected;
         }
-        if !self.translator.translate(pc, code)? {
+        if !self.translator.translate(pc, code, indirect, via)? {
             return Ok(Copied::Instruction);
         }
         let mut again = false;
@@ -425,17 +464,22 @@ impl Blocks {
         }
         if again {
             // It may have changed before it was watched.
-            return self.copy(pc, want_block, code, cache, fragments);
+            return self.copy(pc, want_block, code, indirect, cache, fragments);
         }
         let sources = std::mem::take(&mut self.translator.out.sources);
         sources.iter().for_each(|s| self.add_pages(s));
         self.translator.out.sources = sources;
         // Before it is placed, so that a loop's own link is made at once.
-        let start = self.emit(pc, cache)?;
+        let start = self.emit(pc, via, cache)?;
+        if let Some(via) = self.translator.out.leaves_by {
+            indirect.prepare(via);
+        }
         let place = self.place(pc);
-        let offset = (start - self.base) as u32;
+        let prefix = self.translator.out.prefix;
+        let offset = (start - self.base) as u32 + prefix;
         let p = &mut self.places[place as usize];
         p.block = offset;
+        p.prefix = if prefix == 0 { 0 } else { offset - prefix };
         if p.entry == 0 {
             if p.is_head && self.heads.are_counted() {
                 self.heads.found.push(place);
@@ -461,21 +505,12 @@ impl Emitter {
 
     fn copied(&mut self, pc: u64, want_block: bool, code: &dyn Fetch) -> Result<Copied, EmitError> {
         let mark = self.cache.mark();
-        let copied = self.blocks.copy(pc, want_block, code, &mut self.cache, &self.fragments);
-        copied.inspect_err(|_| self.cache.rewind(mark))
-    }
-
-    /// Lets indirect transfers find the code at `pc`, which was [copied](Emitter::copy). [`EmitError::is_full`] asks the
-    /// caller to [`Emitter::flush_all`].
-    pub fn register_copy(&mut self, pc: u64) -> Result<(), EmitError> {
-        let place = self.blocks.place(pc);
-        let checked = match self.blocks.places[place as usize] {
-            Place { entry: 0, .. } => return Ok(()),
-            Place { checked: 0, .. } => self.blocks.check(place, &self.indirect, &mut self.cache)?,
-            Place { checked, .. } => self.blocks.base + u64::from(checked),
-        };
-        self.indirect.insert(pc, checked);
-        Ok(())
+        let copied = self.blocks.copy(pc, want_block, code, &mut self.indirect, &mut self.cache, &self.fragments);
+        match &copied {
+            Ok(_) => self.register_moved(),
+            Err(_) => self.cache.rewind(mark),
+        }
+        copied
     }
 
     /// Where to enter what [`Emitter::copy`] gave since the last flush.
@@ -530,7 +565,7 @@ impl Emitter {
     /// Makes whoever is in a block leave at its end, into the runtime, until as many have called
     /// [`Emitter::relink_block`]. Async-signal-safe.
     pub fn unlink_block(&self, block: BlockId) {
-        self.blocks.unlink(block.0, &self.cache);
+        self.blocks.unlink(block.0, &self.indirect, &self.cache);
     }
 
     /// Undoes [`Emitter::unlink_block`]. Async-signal-safe.
@@ -539,9 +574,7 @@ impl Emitter {
         let Some(b) = blocks.blocks.get(block.0 as usize) else { return };
         blocks.unlinked.fetch_sub(1, Ordering::Relaxed);
         if b.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
-            for link in &blocks.links[blocks.links_of(block.0)] {
-                self.cache.patch_rel32(blocks.base + u64::from(link.field), blocks.target(link));
-            }
+            blocks.links[blocks.links_of(block.0)].iter().for_each(|link| blocks.set(link, false, &self.cache));
         }
     }
 
@@ -551,24 +584,5 @@ impl Emitter {
         // SAFETY: the code that faulted is in the cache, so GS points to this thread's context.
         unsafe { std::arch::asm!("mov gs:[{at}], {rip}", at = const offset::FAULT_RIP, rip = in(reg) host_rip) };
         Some(self.blocks.stubs.fault_out)
-    }
-
-    /// As [`Emitter::diversion`], for the way in, the tails of blocks, and checked entries. Async-signal-safe.
-    pub(crate) fn copy_diversion(&self, host_rip: u64) -> Option<Diversion> {
-        let blocks = &self.blocks;
-        if let Some(diversion) = blocks.stubs.diversion(host_rip) {
-            return Some(diversion);
-        }
-        let offset = u32::try_from(host_rip.wrapping_sub(blocks.base)).ok()?;
-        if let Some(block) = blocks.at(host_rip) {
-            // The tail's way out takes rcx from its place itself.
-            let links = &blocks.links[blocks.links_of(block)];
-            let tail = links.iter().find(|l| l.place == ANYWHERE && offset >= l.field + 4);
-            return tail.map(|l| Diversion { rip: blocks.out(l), displaced: Displaced::None });
-        }
-        let i = blocks.checks.partition_point(|c| c.0 <= offset).checked_sub(1)?;
-        let (start, len) = blocks.checks[i];
-        let diversion = Diversion { rip: blocks.leave, displaced: Displaced::Rcx };
-        (offset - start < len).then_some(diversion)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::translate::Mark;
 use crate::emitter::Emitter;
+use crate::indirect::Via;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 
@@ -12,9 +13,12 @@ impl Emitter {
         let Some(index) = self.blocks.at(ctx.fault_rip) else { return false };
         let block = &self.blocks.blocks[index as usize];
         let (pc, len) = (block.pc, block.len);
+        let via = Via::from_index(block.via.into()).filter(|_| block.prefix != 0);
         let at = (ctx.fault_rip - self.blocks.base) as u32 - block.start;
         let translator = &mut self.blocks.translator;
-        if !matches!(translator.translate(pc, code), Ok(true)) || translator.out.bytes.len() != len as usize {
+        if !matches!(translator.translate(pc, code, &self.indirect, via), Ok(true))
+            || translator.out.bytes.len() != len as usize
+        {
             return false;
         }
         let marks = &translator.out.marks;

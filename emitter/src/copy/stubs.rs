@@ -1,7 +1,6 @@
 //! The code that all copied blocks share.
 //!
 //! * **load**: the way in. The extended state is loaded and the block at `stub_save[6]` entered.
-//! * **indirect_out**: leaves with [`INDIRECT`], guest rcx in `stub_save[2]`.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
 //!
 //! No flags are touched. A signal that arrives in here is beyond the links of blocks: [`CopyStubs::diversion`].
@@ -20,8 +19,6 @@ use std::ops::Range;
 pub(crate) const FIRST_LINK: u32 = 1 << 30;
 /// The `exit_site` of counters at zero: this plus the number of the counter.
 pub(crate) const FIRST_COUNTER: u32 = 0x6000_0000;
-/// The `exit_site` of an indirect transfer that found nothing.
-pub(crate) const INDIRECT: u32 = 0x7fff_fff0;
 /// The `exit_site` after a fault.
 pub(crate) const FAULT: u32 = 0x7fff_fff1;
 
@@ -32,7 +29,6 @@ pub(crate) const LOADED: usize = 6;
 #[derive(Clone, Debug)]
 pub(super) struct CopyStubs {
     pub load: u64,
-    pub indirect_out: u64,
     pub fault_out: u64,
     load_out: u64,
     /// From where on rax, rcx and rdx are in `stub_save[1..4]`.
@@ -51,8 +47,7 @@ impl CopyStubs {
     /// Generates the stubs.
     pub fn generate(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs) -> Result<CopyStubs, StubError> {
         let mut a = CodeAssembler::new(64)?;
-        let [mut load, mut loading, mut load_out, mut indirect_out, mut fault_out] =
-            std::array::from_fn(|_| a.create_label());
+        let [mut load, mut loading, mut load_out, mut fault_out] = std::array::from_fn(|_| a.create_label());
 
         a.set_label(&mut load)?;
         a.mov(save(1), rax)?;
@@ -72,11 +67,6 @@ impl CopyStubs {
         a.mov(field(offset::EXIT_SITE), -1)?;
         a.jmp(stubs.leave_canonical)?;
 
-        a.set_label(&mut indirect_out)?;
-        a.mov(rcx, save(2))?;
-        a.mov(field(offset::EXIT_SITE), INDIRECT as i32)?;
-        a.jmp(stubs.leave_canonical)?;
-
         a.set_label(&mut fault_out)?;
         a.mov(field(offset::EXIT_SITE), FAULT as i32)?;
         a.jmp(stubs.leave_canonical)?;
@@ -89,7 +79,6 @@ impl CopyStubs {
         let at = |l: &CodeLabel| result.label_ip(l);
         Ok(CopyStubs {
             load: at(&load)?,
-            indirect_out: at(&indirect_out)?,
             fault_out: at(&fault_out)?,
             load_out: at(&load_out)?,
             loading: at(&loading)?..at(&load_out)?,

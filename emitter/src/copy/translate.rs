@@ -16,7 +16,7 @@
 //! Everything that can fault comes before any change of guest registers but the borrowed ones, so that the instruction
 //! can be started over.
 
-use crate::indirect::{Piece, SAVE_RCX};
+use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::lift::{class::Class, classify};
@@ -30,6 +30,10 @@ use std::ops::Range;
 const MAX_INSTRUCTIONS: u32 = 64;
 /// The most jumps that a block goes on over.
 const MAX_JUMPS: u32 = 4;
+/// The most conditional branches that a block goes on behind.
+const MAX_BRANCHES: u32 = 4;
+/// A prefix that means nothing to the instructions it is put before.
+const PADDING: u8 = 0x2e;
 /// Where a register borrowed for an address is.
 const BORROWED: usize = 5;
 
@@ -47,11 +51,11 @@ pub(super) struct Mark {
 pub(super) enum Leads {
     /// To this guest pc.
     To(u64),
-    /// Where `next_pc` says: to the tail right behind it.
-    Indirect,
+    /// Where `next_pc` says: it is the field of a tail.
+    Indirect(Via),
 }
 
-/// The rel32 field of an exit's jump, which must lie within eight aligned bytes.
+/// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is aligned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExitJump {
     pub field: u32,
@@ -83,12 +87,18 @@ pub(super) enum Referent {
 pub(super) struct Translation {
     pub bytes: Vec<u8>,
     pub marks: Vec<Mark>,
-    pub exits: SmallVec<[ExitJump; 2]>,
+    pub exits: SmallVec<[ExitJump; 4]>,
     pub relatives: SmallVec<[Relative; 4]>,
     /// Return addresses that are no immediates.
     pub constants: SmallVec<[u64; 1]>,
     /// The guest bytes that it was made from.
     pub sources: SmallVec<[Range<u64>; 2]>,
+    /// Bytes of its checked entry.
+    pub prefix: u32,
+    /// Where the call returns to that it ends with.
+    pub returns_to: Option<u64>,
+    /// What carries the target of the indirect transfer that it ends with.
+    pub leaves_by: Option<Via>,
     /// Guest instructions.
     pub count: u32,
 }
@@ -100,15 +110,14 @@ pub(super) struct Translator {
     reach: Range<i64>,
     encoder: Encoder,
     info: InstructionInfoFactory,
-    /// What follows the jump of an exit that leads where `next_pc` says, and what it refers to.
-    tail: Piece,
-    miss: u64,
 }
 
 /// What became of an instruction.
 enum Step {
     /// Copied; the next one follows.
     Next,
+    /// Copied, a conditional branch; the next one follows, unless there are too many.
+    Branched,
     /// Copied; the block goes on elsewhere.
     Goto(u64),
     /// Copied; it ends the block.
@@ -118,21 +127,26 @@ enum Step {
 }
 
 impl Translator {
-    /// A translator for a cache at these addresses; `tail` is the tail of indirect transfers, `miss` what it refers to.
-    pub fn new(cache: Range<u64>, tail: Piece, miss: u64) -> Translator {
+    /// A translator for a cache at these addresses.
+    pub fn new(cache: Range<u64>) -> Translator {
         const REACH: i64 = 0x7fff_0000;
         Translator {
             out: Translation::default(),
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
             encoder: Encoder::new(64),
             info: InstructionInfoFactory::new(),
-            tail,
-            miss,
         }
     }
 
-    /// Translates the block at `pc` into `self.out`. False if not even its first instruction can be copied.
-    pub fn translate(&mut self, pc: u64, code: &dyn Fetch) -> Result<bool, IcedError> {
+    /// Translates the block at `pc` into `self.out`, behind a checked entry if it is to have one. False if not even its first
+    /// instruction can be copied.
+    pub fn translate(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        indirect: &Indirect,
+        checked: Option<Via>,
+    ) -> Result<bool, IcedError> {
         let out = &mut self.out;
         out.bytes.clear();
         out.marks.clear();
@@ -141,13 +155,25 @@ impl Translator {
         out.constants.clear();
         out.sources.clear();
         out.count = 0;
+        out.prefix = 0;
+        out.returns_to = None;
+        out.leaves_by = None;
+        if let Some(via) = checked {
+            let piece = indirect.checked_entry(pc, via);
+            out.bytes.extend_from_slice(&piece.bytes);
+            out.prefix = piece.bytes.len() as u32;
+            if let Some(field) = piece.jump {
+                let field = field as u32;
+                out.relatives.push(Relative { field, end: field + 4, to: Referent::Address(piece.leads) });
+            }
+        }
         let mut reader = Reader::new(code);
-        let (mut start, mut here, mut jumps) = (pc, pc, 0);
+        let (mut start, mut here, mut jumps, mut branches) = (pc, pc, 0, 0);
         loop {
             let step = match reader.decode(here) {
                 Decoded::Inst(inst) if self.out.count < MAX_INSTRUCTIONS => {
                     self.mark(here, None);
-                    self.instruction(&inst, &mut reader, jumps < MAX_JUMPS)?
+                    self.instruction(&inst, &mut reader, indirect, jumps < MAX_JUMPS)?
                 }
                 _ => Step::Refused,
             };
@@ -158,6 +184,17 @@ impl Translator {
                     break;
                 }
                 Step::Next => reader.next_pc(),
+                Step::Branched => {
+                    branches += 1;
+                    let next = reader.next_pc();
+                    if branches >= MAX_BRANCHES {
+                        self.out.count += 1;
+                        here = next;
+                        self.exit(&[0xe9], Leads::To(here));
+                        break;
+                    }
+                    next
+                }
                 Step::End => {
                     here = reader.next_pc();
                     self.out.count += 1;
@@ -188,8 +225,17 @@ impl Translator {
         self.out.bytes.extend_from_slice(bytes);
     }
 
+    /// Lets what is emitted `before` bytes from here, a field of four bytes, lie within eight aligned ones: blocks are aligned.
+    fn pad(&mut self, before: usize) {
+        let at = (self.out.bytes.len() + before) % 8;
+        if at > 4 {
+            self.emit(&[PADDING; 3][..8 - at]);
+        }
+    }
+
     /// A jump with a rel32 field to be filled in.
     fn exit(&mut self, opcode: &[u8], leads: Leads) {
+        self.pad(opcode.len());
         self.emit(opcode);
         let field = self.out.bytes.len() as u32;
         self.out.exits.push(ExitJump { field, leads, head: None });
@@ -205,7 +251,13 @@ impl Translator {
         }
     }
 
-    fn instruction(&mut self, inst: &Instruction, reader: &mut Reader<'_>, over_jump: bool) -> Result<Step, IcedError> {
+    fn instruction(
+        &mut self,
+        inst: &Instruction,
+        reader: &mut Reader<'_>,
+        indirect: &Indirect,
+        over_jump: bool,
+    ) -> Result<Step, IcedError> {
         let modelled = match classify(inst) {
             Class::Modelled => true,
             Class::Native => false,
@@ -217,13 +269,13 @@ impl Translator {
         if modelled {
             match inst.mnemonic() {
                 M::Syscall => return Ok(Step::Refused),
-                M::Jmp | M::Call | M::Ret => return self.transfer(inst, reader, over_jump),
+                M::Jmp | M::Call | M::Ret => return Ok(self.transfer(inst, reader, indirect, over_jump)),
                 M::Jrcxz | M::Jecxz | M::Loop | M::Loope | M::Loopne => {
                     // The target of the short branch is behind the jump that it falls into.
-                    let raw = reader.raw();
-                    self.out.bytes.extend_from_slice(&raw[..raw.len() - 1]);
-                    self.emit(&[5]);
+                    self.out.bytes.extend_from_slice(reader.raw());
+                    let first = self.out.bytes.len();
                     self.exit(&[0xe9], Leads::To(inst.next_ip()));
+                    self.out.bytes[first - 1] = (self.out.bytes.len() - first) as u8;
                     self.exit(&[0xe9], Leads::To(inst.near_branch_target()));
                     self.head_if_backward(inst.ip());
                     return Ok(Step::End);
@@ -235,8 +287,7 @@ impl Translator {
                 // iced numbers conditions as the processor does, from 1.
                 self.exit(&[0x0f, 0x80 | (condition as u8 - 1)], Leads::To(inst.near_branch_target()));
                 self.head_if_backward(inst.ip());
-                self.exit(&[0xe9], Leads::To(inst.next_ip()));
-                return Ok(Step::End);
+                return Ok(Step::Branched);
             }
         }
         if inst.is_ip_rel_memory_operand() {
@@ -248,7 +299,7 @@ impl Translator {
     }
 
     /// `jmp`, `call`, `ret`.
-    fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, over_jump: bool) -> Result<Step, IcedError> {
+    fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, indirect: &Indirect, over_jump: bool) -> Step {
         let direct = !matches!(inst.op0_kind(), OpKind::Register | OpKind::Memory) && inst.mnemonic() != M::Ret;
         if direct {
             let target = inst.near_branch_target();
@@ -256,14 +307,23 @@ impl Translator {
                 self.push_return(inst.next_ip());
             } else if target > inst.ip() && over_jump {
                 // Backward ones close loops, whose heads are entered from outside.
-                return Ok(Step::Goto(target));
+                return Step::Goto(target);
             }
             self.exit(&[0xe9], Leads::To(target));
             match self.out.exits.last_mut() {
                 Some(exit) if inst.mnemonic() == M::Call => exit.head = Some(true),
                 _ => self.head_if_backward(inst.ip()),
             }
-            return Ok(Step::End);
+            return Step::End;
+        }
+        // Calls change what memory says anyway, and who is called seldom goes on with a loop.
+        if inst.mnemonic() == M::Jmp
+            && inst.op0_register().is_gpr64()
+            && let Via::Register(r) = indirect.carrier(inst.op0_register().number() as u8)
+        {
+            self.gs(0x89, r, offset::NEXT_PC);
+            self.tail(indirect, Source::Register(r));
+            return Step::End;
         }
         let rcx_is_saved = Some((1, SAVE_RCX));
         self.save(1, SAVE_RCX);
@@ -283,14 +343,19 @@ impl Translator {
             }
         }
         self.gs(0x89, 1, offset::NEXT_PC);
-        self.exit(&[0xe9], Leads::Indirect);
-        let tail = self.out.bytes.len();
-        self.out.bytes.extend_from_slice(&self.tail.bytes);
-        if let Some(field) = self.tail.miss {
-            let field = (tail + field) as u32;
-            self.out.relatives.push(Relative { field, end: field + 4, to: Referent::Address(self.miss) });
-        }
-        Ok(Step::End)
+        self.tail(indirect, Source::Rcx);
+        Step::End
+    }
+
+    /// Goes where `next_pc` says.
+    fn tail(&mut self, indirect: &Indirect, source: Source) {
+        let piece = indirect.tail(source);
+        let field = piece.table.or(piece.jump).unwrap_or_default();
+        self.pad(field);
+        let field = (self.out.bytes.len() + field) as u32;
+        self.emit(&piece.bytes);
+        self.out.exits.push(ExitJump { field, leads: Leads::Indirect(source.via()), head: None });
+        self.out.leaves_by = Some(source.via());
     }
 
     /// Target of an indirect jump or call to rcx.
@@ -339,6 +404,7 @@ impl Translator {
 
     /// `push address`, exactly restartable.
     fn push_return(&mut self, address: u64) {
+        self.out.returns_to = Some(address);
         match i32::try_from(address as i64) {
             Ok(immediate) => {
                 self.emit(&[0x68]);

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test crate uses its part")]
 
-use dynasour_emitter::{Config, Deopt, Emitter, EntryState, FragmentId, Left, set_gs};
+use dynasour_emitter::{Config, Deopt, Emitter, EntryState, ExitId, FragmentId, Left, SiteKind, set_gs};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::eval::State;
 use dynasour_ir::semantics::ARITH_FLAGS;
@@ -102,6 +102,12 @@ impl Bench {
         self.resume(fragment)
     }
 
+    /// The indirect end of a fragment that has one.
+    pub fn indirect_end(&self, fragment: FragmentId) -> ExitId {
+        let mut exits = self.emitter.fragment(fragment).unwrap().exits.clone().map(ExitId);
+        exits.find(|e| self.emitter.exit(*e).unwrap().kind == SiteKind::EndIndirect).unwrap()
+    }
+
     /// Enters a fragment with the state in the context.
     pub fn resume(&mut self, fragment: FragmentId) -> Outcome {
         ACTIVE.with(|e| e.store(&mut *self.emitter, Ordering::Relaxed));
@@ -110,7 +116,11 @@ impl Bench {
             set_gs(&mut *self.ctx);
             self.emitter.enter(&mut *self.ctx, fragment).unwrap()
         };
-        let Left::Exit(exit) = left else { panic!("aborted") };
+        let exit = match left {
+            Left::Exit(exit) => exit,
+            Left::Indirect(_) => self.indirect_end(fragment),
+            left => panic!("left by {left:?}"),
+        };
         let deopt = self.emitter.deopt(exit, &mut self.ctx).unwrap();
         for store in &deopt.stores {
             // SAFETY: deferred stores go to the tests' memory.

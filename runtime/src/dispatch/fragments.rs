@@ -425,7 +425,15 @@ impl Fragments {
     ) -> Result<Next, FragmentError> {
         self.restore(way.forced);
         self.link_again(context);
-        let Left::Exit(exit) = left else { return Ok(Next::After(After::Pending)) };
+        let exit = match left {
+            Left::Exit(exit) => exit,
+            Left::Indirect(_) => {
+                context.rip = context.next_pc;
+                self.stats.fragment_ends += 1;
+                return Ok(self.find(context.rip).map_or(Next::After(After::CountHead), Next::Enter));
+            }
+            _ => return Ok(Next::After(After::Pending)),
+        };
         self.note_left(exit);
         let deopt = self.emitter.deopt(exit, context)?;
         for store in &deopt.stores {

@@ -75,9 +75,12 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
     let code = world.code();
     world.native.copy_from(start);
     world.begin(start);
-    let mut indirect = false;
+    let mut indirect = None;
     loop {
         let pc = world.native.context.rip;
+        if let Some(via) = indirect {
+            world.emitter.expect_indirect(pc, via);
+        }
         let entry = match world.emitter.copy(pc, &code) {
             Ok(Copied::Entry(entry)) => entry,
             Ok(Copied::Instruction | Copied::Writable) => {
@@ -86,8 +89,8 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
             }
             Err(error) => return Err(error.to_string()),
         };
-        if indirect {
-            world.emitter.register_copy(pc).map_err(|e| e.to_string())?;
+        if let Some(via) = indirect {
+            world.emitter.register_copy(pc, via).map_err(|e| e.to_string())?;
         }
         let cut = if random.one_in(8) { world.emitter.block_at(entry) } else { None };
         cut.iter().for_each(|block: &BlockId| world.emitter.unlink_block(*block));
@@ -97,16 +100,16 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
             world.emitter.relink_block(block);
             tally.cuts += 1;
         }
-        indirect = false;
+        indirect = None;
         let context = &mut *world.native.context;
         match left {
             Left::Block(link) => {
                 context.rip = world.emitter.copy_exit(link).ok_or("an exit that leads nowhere")?;
                 tally.exits += 1;
             }
-            Left::Indirect => {
+            Left::Indirect(via) => {
                 context.rip = context.next_pc;
-                indirect = true;
+                indirect = Some(via);
                 tally.indirect += 1;
             }
             Left::Fault => {

@@ -265,7 +265,11 @@ impl World {
         World::write_data(&start.data);
         // SAFETY: GS points to this context; the programs reach the arena only, or fault.
         let left = unsafe { self.emitter.enter(&mut *self.native.context, fragment) }.expect("the fragment exists");
-        let Left::Exit(id) = left else { panic!("nothing is pending") };
+        let id = match left {
+            Left::Exit(id) => id,
+            Left::Indirect(_) => self.indirect_end(fragment),
+            left => panic!("left by {left:?}"),
+        };
         let deopt = self.emitter.deopt(id, &mut self.native.context).expect("the exit has a record");
         for store in &deopt.stores {
             let bytes = &store.value.to_le_bytes()[..store.size as usize];
@@ -274,6 +278,12 @@ impl World {
         }
         World::read_data(&mut self.native.data);
         Exit { id, kind: deopt.kind }
+    }
+
+    /// The indirect end of a fragment that has one.
+    fn indirect_end(&self, fragment: FragmentId) -> ExitId {
+        let mut exits = self.emitter.fragment(fragment).expect("it ran").exits.clone().map(ExitId);
+        exits.find(|e| self.emitter.exit(*e).is_some_and(|e| e.kind == SiteKind::EndIndirect)).expect("it left by one")
     }
 
     /// Takes the arena into `self.native`, after code has run in it.

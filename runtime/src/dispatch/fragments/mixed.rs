@@ -10,7 +10,7 @@
 use super::{FragmentError, Fragments, Side, perform};
 use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::{Copied, Counted, CounterId};
-use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind};
+use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
@@ -25,7 +25,7 @@ pub enum Arrival {
     #[default]
     Anyhow,
     /// By an indirect transfer that did not find it.
-    Indirect,
+    Indirect(Via),
     /// By the end of a trace.
     End(ExitId),
     /// Perhaps without having executed an instruction: it goes on in the block, past counters and fragments.
@@ -91,13 +91,16 @@ impl Fragments {
         if arrival == Arrival::WithoutProgress {
             return self.emitter.copy_block(pc, code);
         }
+        if let Arrival::Indirect(via) = arrival {
+            self.emitter.expect_indirect(pc, via);
+        }
         let copied = self.emitter.copy(pc, code)?;
         if !matches!(copied, Copied::Entry(_)) {
             return Ok(copied);
         }
         match arrival {
             Arrival::Anyhow | Arrival::WithoutProgress => {}
-            Arrival::Indirect => self.emitter.register_copy(pc)?,
+            Arrival::Indirect(via) => self.emitter.register_copy(pc, via)?,
             Arrival::End(_) if self.chaos.is_some() => {}
             Arrival::End(exit) => {
                 self.emitter.link_end(exit)?;
@@ -133,9 +136,9 @@ impl Fragments {
                 context.rip = self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
                 return Ok(Came::On(Arrival::Anyhow));
             }
-            Left::Indirect => {
+            Left::Indirect(via) => {
                 context.rip = context.next_pc;
-                return Ok(Came::On(Arrival::Indirect));
+                return Ok(Came::On(Arrival::Indirect(via)));
             }
             Left::Hot(counter) => {
                 let (counts, executions) = self.emitter.counted(counter).ok_or(EmitError::Unknown)?;
@@ -168,7 +171,7 @@ impl Fragments {
             }
             SiteKind::EndIndirect => {
                 self.stats.fragment_ends += 1;
-                Came::On(Arrival::Indirect)
+                Came::On(Arrival::Indirect(Via::Memory))
             }
             SiteKind::Guard => {
                 let chaos = self.chaos.is_some();

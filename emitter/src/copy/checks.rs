@@ -1,0 +1,115 @@
+//! How indirect transfers find blocks: checked entries ([`crate::indirect`]).
+//!
+//! A block that is returned to, or was first met by an indirect transfer, begins with its checked entry. One that turns out
+//! later to be a target, or whose place leads elsewhere meanwhile (to a counter), has a checked entry apart, which goes on
+//! by a link to where the place leads.
+
+use super::{Blocks, FIRST_LINK, Link, STUB};
+use crate::cache::{Cache, CacheError};
+use crate::emitter::{Diversion, EmitError, Emitter};
+use crate::indirect::{Indirect, Via};
+
+/// A checked entry that belongs to no block.
+pub(super) struct Check {
+    /// Offset in the cache.
+    start: u32,
+    len: u8,
+    via: Via,
+}
+
+impl Blocks {
+    /// Makes a checked entry apart.
+    fn check(&mut self, place: u32, via: Via, indirect: &Indirect, cache: &mut Cache) -> Result<u32, CacheError> {
+        let mut piece = indirect.checked_entry(self.places[place as usize].pc, via);
+        let miss = (piece.jump, piece.leads);
+        piece.jump(0);
+        let jump = piece.len() - 4;
+        (piece.jump, piece.leads) = miss;
+        let start = cache.alloc_hot_where(piece.len(), |start| (start + jump as u64) % 8 <= 4)?;
+        let cold = cache.alloc_cold(STUB)?;
+        let number = self.links.len() as u32;
+        let offset = (start - self.base) as u32;
+        let next = std::mem::replace(&mut self.places[place as usize].links, number);
+        let link = Link { field: offset + jump as u32, out: (cold - self.base) as u32, place, next };
+        let mut bytes = piece.placed(start);
+        bytes[jump..].copy_from_slice(&self.field(&link, false).to_le_bytes());
+        cache.write(cold, &self.stub_bytes(link.out, FIRST_LINK + number));
+        cache.write(start, &bytes);
+        self.links.push(link);
+        self.checks.push(Check { start: offset, len: bytes.len() as u8, via });
+        self.apart.insert((place, via), offset);
+        Ok(offset)
+    }
+}
+
+impl Emitter {
+    /// The guest came to `pc` by an indirect transfer: if it is [copied](Emitter::copy) now, then with a checked entry.
+    pub fn expect_indirect(&mut self, pc: u64, via: Via) {
+        let place = self.blocks.place(pc);
+        self.blocks.places[place as usize].expected.get_or_insert(via);
+    }
+
+    /// Lets indirect transfers whose targets are so carried find the code at `pc`, which was [copied](Emitter::copy).
+    /// [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
+    pub fn register_copy(&mut self, pc: u64, via: Via) -> Result<(), EmitError> {
+        let place = self.blocks.place(pc);
+        let p = &self.blocks.places[place as usize];
+        if p.entry == 0 {
+            return Ok(());
+        }
+        let begins_so = p.prefix != 0 && p.expected == Some(via) && p.entry == p.block;
+        let checked = match self.blocks.apart.get(&(place, via)) {
+            _ if begins_so => p.prefix,
+            Some(checked) => *checked,
+            None => self.blocks.check(place, via, &self.indirect, &mut self.cache)?,
+        };
+        self.blocks.places[place as usize].registered |= 1 << via.index();
+        self.indirect.prepare(via);
+        self.indirect.insert(via, pc, self.blocks.base + u64::from(checked));
+        Ok(())
+    }
+
+    /// What [`Via::Memory`] finds for `pc` is something else than what is copied.
+    pub(crate) fn forget_copy(&mut self, pc: u64) {
+        if let Some(place) = self.blocks.by_pc.get(&pc) {
+            self.blocks.places[*place as usize].registered &= !(1 << Via::Memory.index());
+        }
+    }
+
+    /// Lets indirect transfers find where places lead now.
+    pub(super) fn register_moved(&mut self) {
+        while let Some(place) = self.blocks.moved.pop() {
+            let Some(p) = self.blocks.places.get(place as usize) else { continue };
+            let (pc, expected) = (p.pc, p.expected.filter(|via| p.registered & 1 << via.index() != 0));
+            if let Some(via) = expected
+                && self.register_copy(pc, via).is_err()
+            {
+                // Without room they ask.
+                self.indirect.remove(pc);
+                self.blocks.places[place as usize].registered = 0;
+            }
+        }
+    }
+
+    /// As [`Emitter::diversion`], for the way in and checked entries. Async-signal-safe.
+    pub(crate) fn copy_diversion(&self, host_rip: u64) -> Option<Diversion> {
+        let blocks = &self.blocks;
+        if let Some(diversion) = blocks.stubs.diversion(host_rip) {
+            return Some(diversion);
+        }
+        let offset = u32::try_from(host_rip.wrapping_sub(blocks.base)).ok()?;
+        let (start, len, via) = match blocks.at(host_rip) {
+            Some(block) => {
+                let block = &blocks.blocks[block as usize];
+                (block.start, block.prefix, Via::from_index(block.via.into())?)
+            }
+            None => {
+                let i = blocks.checks.partition_point(|c| c.start <= offset).checked_sub(1)?;
+                let Check { start, len, via } = blocks.checks[i];
+                (start, len, via)
+            }
+        };
+        let at = offset - start;
+        (at < u32::from(len)).then(|| self.indirect.diversion_in_check(at.into(), via))
+    }
+}

@@ -1,0 +1,209 @@
+//! Small pieces of code that are made often: bytes to be copied anywhere in the code cache.
+//!
+//! Assembled by hand, since one is needed for every block that is returned to, and a translated block has to cost less
+//! than a microsecond. Registers are given by their numbers.
+
+use crate::indirect::SAVE_RCX;
+use dynasour_guest::context::offset;
+use smallvec::SmallVec;
+
+/// The number of rcx.
+pub(crate) const RCX: u8 = 1;
+
+/// Code to be copied into the cache.
+#[derive(Clone, Debug, Default)]
+pub struct Piece {
+    /// Its bytes.
+    pub bytes: SmallVec<[u8; 64]>,
+    /// The offset of a rel32 field that must be made to lead to [`Piece::leads`].
+    pub jump: Option<usize>,
+    /// Where that leads.
+    pub leads: u64,
+    /// The offset of the 32-bit field with a table's address, in a tail that refers to one.
+    pub table: Option<usize>,
+    /// The offset of the first instruction before which a register is displaced.
+    pub displaced: usize,
+}
+
+impl Piece {
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// `mov gs:[field], r`
+    pub(crate) fn store(&mut self, r: u8, field: usize) {
+        self.gs(0x48, 0x89, r, field);
+    }
+
+    /// `mov r, gs:[field]`
+    pub(crate) fn load(&mut self, r: u8, field: usize) {
+        self.gs(0x48, 0x8b, r, field);
+    }
+
+    /// `mov r32, gs:[field]`, for the lower eight.
+    fn load_half(&mut self, r: u8, field: usize) {
+        self.put(&[0x65, 0x8b, 0x04 | r << 3, 0x25]);
+        self.put(&(field as u32).to_le_bytes());
+    }
+
+    fn gs(&mut self, rex: u8, opcode: u8, r: u8, field: usize) {
+        self.put(&[0x65, rex | (r >> 3) << 2, opcode, 0x04 | (r & 7) << 3, 0x25]);
+        self.put(&(field as u32).to_le_bytes());
+    }
+
+    /// `mov qword gs:[field], value`
+    pub(crate) fn store_constant(&mut self, field: usize, value: u32) {
+        self.put(&[0x65, 0x48, 0xc7, 0x04, 0x25]);
+        self.put(&(field as u32).to_le_bytes());
+        self.put(&value.to_le_bytes());
+    }
+
+    pub(crate) fn save_rcx(&mut self) {
+        self.store(RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+    }
+
+    pub(crate) fn restore_rcx(&mut self) {
+        self.load(RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+    }
+
+    /// `mov to, from`
+    pub(crate) fn copy(&mut self, to: u8, from: u8) {
+        self.put(&[0x48 | (from >> 3) << 2 | to >> 3, 0x89, 0xc0 | (from & 7) << 3 | to & 7]);
+    }
+
+    /// `mov r, value`
+    pub(crate) fn constant(&mut self, r: u8, value: u64) {
+        match u32::try_from(value) {
+            Ok(low) => {
+                if r >= 8 {
+                    self.put(&[0x41]);
+                }
+                self.put(&[0xb8 | r & 7]);
+                self.put(&low.to_le_bytes());
+            }
+            Err(_) => {
+                self.put(&[0x48 | r >> 3, 0xb8 | r & 7]);
+                self.put(&value.to_le_bytes());
+            }
+        }
+    }
+
+    /// `jmp [table + 8 * the low 16 bits of r]`
+    pub(crate) fn jump_through(&mut self, r: u8, table: u32) {
+        if r >= 8 {
+            self.put(&[0x45]);
+        }
+        // movzx r32, r16
+        self.put(&[0x0f, 0xb7, 0xc0 | (r & 7) << 3 | r & 7]);
+        if r >= 8 {
+            self.put(&[0x42]);
+        }
+        self.put(&[0xff, 0x24, 0xc5 | (r & 7) << 3]);
+        self.table = Some(self.len());
+        self.put(&table.to_le_bytes());
+    }
+
+    /// `movzx ecx, word gs:[next_pc]; jmp [table + rcx*8]`
+    pub(crate) fn jump_to_stored(&mut self, table: u32) {
+        self.put(&[0x65, 0x0f, 0xb7, 0x0c, 0x25]);
+        self.put(&(offset::NEXT_PC as u32).to_le_bytes());
+        self.put(&[0xff, 0x24, 0xcd]);
+        self.table = Some(self.len());
+        self.put(&table.to_le_bytes());
+    }
+
+    /// `jmp to`
+    pub(crate) fn jump(&mut self, to: u64) {
+        self.put(&[0xe9]);
+        self.jump = Some(self.len());
+        self.leads = to;
+        self.put(&[0; 4]);
+    }
+
+    /// Goes on if `next_pc` is `pc`, else to `miss`; no flags are touched, but rcx.
+    pub(crate) fn check(&mut self, pc: u64, miss: u64) {
+        let (low, high) = ((pc as u32).wrapping_neg(), ((pc >> 32) as u32).wrapping_neg());
+        if i32::try_from(pc).is_ok() {
+            self.load(RCX, offset::NEXT_PC);
+            self.put(&[0x48]);
+            self.lea(low);
+            self.skip_if_zero(5);
+            self.jump(miss);
+        } else {
+            // Its halves one after the other.
+            self.load_half(RCX, offset::NEXT_PC);
+            self.lea(low);
+            self.skip_if_zero(5);
+            let jump = self.len();
+            self.jump(miss);
+            self.load_half(RCX, offset::NEXT_PC + 4);
+            self.lea(high);
+            self.skip_if_zero(2);
+            let back = jump as isize - (self.len() as isize + 2);
+            self.put(&[0xeb, back as i8 as u8]);
+        }
+    }
+
+    /// `lea ecx, [rcx + sum]`
+    fn lea(&mut self, sum: u32) {
+        self.put(&[0x8d, 0x89]);
+        self.put(&sum.to_le_bytes());
+    }
+
+    /// `jrcxz` over `n` bytes.
+    fn skip_if_zero(&mut self, n: u8) {
+        self.put(&[0xe3, n]);
+    }
+
+    /// Its bytes at address `at`, when it stays there as it is.
+    pub(crate) fn placed(mut self, at: u64) -> SmallVec<[u8; 64]> {
+        if let Some(field) = self.jump {
+            let relative = self.leads.wrapping_sub(at + field as u64 + 4) as u32;
+            self.bytes[field..field + 4].copy_from_slice(&relative.to_le_bytes());
+        }
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Decoder, DecoderOptions, Formatter, NasmFormatter};
+
+    fn text(make: impl Fn(&mut Piece)) -> String {
+        let mut piece = Piece::default();
+        make(&mut piece);
+        let mut formatter = NasmFormatter::new();
+        let mut text = String::new();
+        for inst in &mut Decoder::with_ip(64, &piece.bytes, 0, DecoderOptions::NONE) {
+            assert!(!inst.is_invalid());
+            formatter.format(&inst, &mut text);
+            text.push('\n');
+        }
+        text
+    }
+
+    #[test]
+    fn instructions_read_as_meant() {
+        assert_eq!(text(|p| p.store(9, 0x80)), "mov [gs:80h],r9\n");
+        assert_eq!(text(|p| p.load(0, 0x80)), "mov rax,[gs:80h]\n");
+        assert_eq!(text(|p| p.load_half(1, 0x80)), "mov ecx,[gs:80h]\n");
+        assert_eq!(text(|p| p.store_constant(0x80, 7)), "mov qword [gs:80h],7\n");
+        assert_eq!(text(|p| p.copy(1, 12)), "mov rcx,r12\n");
+        assert_eq!(text(|p| p.copy(12, 1)), "mov r12,rcx\n");
+        assert_eq!(text(|p| p.constant(9, 0x1234)), "mov r9d,1234h\n");
+        assert_eq!(text(|p| p.constant(3, 0x1_0000_0000)), "mov rbx,100000000h\n");
+        assert_eq!(text(|p| p.jump_through(0, 0x4000)), "movzx eax,ax\njmp [rax*8+4000h]\n");
+        assert_eq!(text(|p| p.jump_through(12, 0x4000)), "movzx r12d,r12w\njmp [r12*8+4000h]\n");
+        let checked = text(|p| p.check(0x40_1000, 0));
+        assert!(checked.contains("lea rcx,[rcx-401000h]"), "{checked}");
+        let checked = text(|p| p.check(0x7fff_f234_5678, 0));
+        assert!(checked.contains("lea ecx,[rcx+0DCBA988h]") && checked.contains("lea ecx,[rcx-7FFFh]"), "{checked}");
+        let stored = text(|p| p.jump_to_stored(0x4000));
+        assert!(stored.contains("movzx ecx,word [gs:") && stored.contains("jmp [rcx*8+4000h]"), "{stored}");
+    }
+}
