@@ -197,13 +197,13 @@ mod tests {
         assert_eq!(text(|p| p.copy(12, 1)), "mov r12,rcx\n");
         assert_eq!(text(|p| p.constant(9, 0x1234)), "mov r9d,1234h\n");
         assert_eq!(text(|p| p.constant(3, 0x1_0000_0000)), "mov rbx,100000000h\n");
-        assert_eq!(text(|p| p.jump_through(0, 0x4000)), "movzx eax,ax\njmp [rax*8+4000h]\n");
-        assert_eq!(text(|p| p.jump_through(12, 0x4000)), "movzx r12d,r12w\njmp [r12*8+4000h]\n");
+        assert_eq!(text(|p| p.jump_through(0, 0x4000)), "movzx eax,ax\njmp qword [rax*8+4000h]\n");
+        assert_eq!(text(|p| p.jump_through(12, 0x4000)), "movzx r12d,r12w\njmp qword [r12*8+4000h]\n");
         let checked = text(|p| p.check(0x40_1000, 0));
         assert!(checked.contains("lea rcx,[rcx-401000h]"), "{checked}");
         let checked = text(|p| p.check(0x7fff_f234_5678, 0));
         assert!(checked.contains("lea ecx,[rcx+0DCBA988h]") && checked.contains("lea ecx,[rcx-7FFFh]"), "{checked}");
         let stored = text(|p| p.jump_to_stored(0x4000));
-        assert!(stored.contains("movzx ecx,word [gs:") && stored.contains("jmp [rcx*8+4000h]"), "{stored}");
+        assert!(stored.contains("movzx ecx,word [gs:") && stored.contains("jmp qword [rcx*8+4000h]"), "{stored}");
     }
 }
