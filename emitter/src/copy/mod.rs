@@ -56,6 +56,8 @@ const BODY: u32 = 1 << 30;
 const FOREIGN: u32 = 1 << 29;
 /// The place of a link, without these.
 const PLACE: u32 = FOREIGN - 1;
+/// So many times everything has been dropped when blocks become shorter.
+const OFTEN: u32 = 4;
 /// Of blocks: at least eight, so that fields lie as they were padded. At more than sixteen hardly anything is faster.
 const ALIGNMENT: usize = 16;
 /// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
@@ -176,6 +178,8 @@ pub(crate) struct Blocks {
     cold: Vec<u8>,
     /// How many blocks are unlinked.
     unlinked: AtomicU32,
+    /// How often everything was dropped.
+    clears: u32,
     figures: CopyFigures,
 }
 
@@ -208,6 +212,7 @@ impl Blocks {
             heads: Heads::new(&cache.range()),
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
+            clears: 0,
             figures: CopyFigures::default(),
         })
     }
@@ -225,6 +230,11 @@ impl Blocks {
         self.last_page = u64::MAX;
         self.unlinked.store(0, Ordering::Relaxed);
         self.heads.clear();
+        self.clears += 1;
+        if self.clears >= OFTEN {
+            // What is copied lasts for so short a time that more than what is executed would not pay.
+            self.translator.most_branches = 1;
+        }
     }
 
     /// In a forked child: generates the stubs anew.

@@ -30,7 +30,7 @@ use std::ops::Range;
 const MAX_INSTRUCTIONS: u32 = 64;
 /// The most jumps that a block goes on over.
 const MAX_JUMPS: u32 = 4;
-/// The most conditional branches that a block goes on behind.
+/// The most conditional branches in a block, if blocks live long.
 const MAX_BRANCHES: u32 = 4;
 /// A prefix that means nothing to the instructions it is put before.
 const PADDING: u8 = 0x2e;
@@ -106,6 +106,8 @@ pub(super) struct Translation {
 /// Translates blocks; keeps its buffers.
 pub(super) struct Translator {
     pub out: Translation,
+    /// The most conditional branches in a block: it goes on behind the others. The same for all blocks that there are.
+    pub most_branches: u32,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
     encoder: Encoder,
@@ -132,6 +134,7 @@ impl Translator {
         const REACH: i64 = 0x7fff_0000;
         Translator {
             out: Translation::default(),
+            most_branches: MAX_BRANCHES,
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
             encoder: Encoder::new(64),
             info: InstructionInfoFactory::new(),
@@ -187,7 +190,7 @@ impl Translator {
                 Step::Branched => {
                     branches += 1;
                     let next = reader.next_pc();
-                    if branches >= MAX_BRANCHES {
+                    if branches >= self.most_branches {
                         self.out.count += 1;
                         here = next;
                         self.exit(&[0xe9], Leads::To(here));
