@@ -92,6 +92,29 @@ telling! {
     crash_hot_loop: "a loop that ends in a fault",
 }
 
+/// What is said about traces after the optimiser, with these flags.
+fn log(flags: &[&str]) -> String {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_dynasour"));
+    command
+        .args(["run", "--tier", "dynamo", "--threshold", "5", "--log", "opt"])
+        .args(flags)
+        .args(["--", "/bin/ls", "/"]);
+    let out = command.output().expect("it runs");
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8(out.stderr).expect("text")
+}
+
+/// The flags do what they say: a trace is marked as optimised exactly if a pass that uses guards or loads has changed it.
+#[test]
+fn selections_take_effect() {
+    let optimised = |flags: &[&str]| log(flags).matches(" optimised ").count();
+    assert!(optimised(&[]) > 10);
+    assert!(optimised(&["--passes", "simplify"]) > 10);
+    assert_eq!(optimised(&["--passes", "params,dce,peel"]), 0);
+    let all = fixed().remove(0).flags.pop().expect("the passes of the pipeline");
+    assert_eq!(optimised(&["--skip-pass", &all]), 0);
+}
+
 /// The whole matrix of guests, one after the other.
 #[test]
 #[ignore = "takes an hour"]

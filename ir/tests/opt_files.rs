@@ -95,7 +95,7 @@ fn compare(name: &str, before: &Version, after: &Version) {
 }
 
 /// Passes after which a version may leave at other anchors than before.
-const MOVING: [&str; 6] = ["hoist", "licm", "merge", "delay", "alias", "monitor"];
+const MOVING: [&str; 7] = ["hoist", "licm", "merge", "delay", "alias", "monitor", "slots"];
 
 fn result(path: &Path, source: &str) -> String {
     let name = path.display().to_string();

@@ -54,7 +54,7 @@ fn arbitrary_versions_do_what_they_did() {
         let mut version = original.clone();
         // A new guard, one that has moved, or a load that has, may leave earlier or later than the original would, and nothing
         // says that anchors of arbitrary versions are transparent.
-        let moving = ["hoist", "licm", "merge", "delay"];
+        let moving = ["hoist", "licm", "merge", "delay", "slots"];
         let passes: Vec<&str> = passes(&mut rng).into_iter().filter(|name| !moving.contains(name)).collect();
         optimise_with(&mut version, &passes, &OptOptions { alias_guards: false, ..OptOptions::default() });
         assert_valid(&version);

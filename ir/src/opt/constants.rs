@@ -37,8 +37,10 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
             anchors_at[block.index()].push((inst, AnchorId(i as u32)));
         }
     }
+    anchors_at.iter_mut().for_each(|list| list.sort_unstable());
     let mut changes = 0;
     for block in &cfg.order {
+        let mut anchors = anchors_at[block.index()].iter().peekable();
         facts.walk(*block, |place, env| {
             let mut replace = |o: &mut Operand| changes += usize::from(constant(&facts, env, o));
             let body = &mut after.blocks[block.index()];
@@ -46,7 +48,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
                 Some(inst) => inst.args.iter_mut().for_each(&mut replace),
                 None => Version::for_each_term_operand(&mut body.term, &mut replace),
             }
-            for (_, anchor) in anchors_at[block.index()].iter().filter(|(inst, _)| *inst == place.inst) {
+            while let Some((_, anchor)) = anchors.next_if(|(inst, _)| *inst == place.inst) {
                 Version::for_each_anchor_operand(&mut after.anchors[anchor.index()], &mut replace);
             }
         });

@@ -34,28 +34,28 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
         return 0;
     }
     let cfg = Cfg::new(version);
+    let deferring = version.anchors.iter().any(|a| !a.stores.is_empty());
     let mut changes = 0;
     // In dominance order, so that what has moved into a block moves on from there.
     for block in &cfg.order {
-        changes += sink_within(version, *block, options);
+        changes += sink_within(version, *block, deferring, options);
         changes += leave(version, &cfg, *block);
     }
     changes
 }
 
-/// May an assume move down over `inst`?
-fn passes(version: &Version, assume: &Inst, inst: &Inst, options: &OptOptions) -> bool {
+/// May an assume move down over `inst`? `deferring`: do stores wait in anchors?
+fn passes(version: &Version, assume: &Inst, inst: &Inst, deferring: bool, options: &OptOptions) -> bool {
     let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
     let own = holds(Side::DelayAnchor, own);
     // It may be what says that the access misses the stores that wait.
-    let deferring = version.anchors.iter().any(|a| !a.stores.is_empty());
     let apart = holds(Side::DelayDeferred, !deferring || access(version, inst) == Access::None);
     let harmless = options.delay_past_faults || !may_fault(version, inst);
     harmless && own && apart && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
 }
 
 /// Moves each assume of a block down as far as it goes; those that meet keep their order.
-fn sink_within(version: &mut Version, block: BlockId, options: &OptOptions) -> usize {
+fn sink_within(version: &mut Version, block: BlockId, deferring: bool, options: &OptOptions) -> usize {
     let mut insts = std::mem::take(&mut version.blocks[block.index()].insts);
     let mut moved = 0;
     for i in (0..insts.len()).rev() {
@@ -66,7 +66,7 @@ fn sink_within(version: &mut Version, block: BlockId, options: &OptOptions) -> u
         // Passing another assume of the same anchor changes nothing, so stop there.
         while let Some(next) = insts.get(at + 1)
             && next.op != Op::Assume
-            && passes(version, &insts[at], next, options)
+            && passes(version, &insts[at], next, deferring, options)
         {
             insts.swap(at, at + 1);
             at += 1;

@@ -75,13 +75,13 @@ struct Slice {
 
 /// The assumes of a loop that run in every iteration and check something that does not vary, with what computes it.
 fn candidates(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(BlockId, usize, Slice)> {
-    let varying = l.varying(version);
+    let (varying, defs) = (l.varying(version), definitions(version));
     let mut found = Vec::new();
     for block in cfg.order.iter().filter(|b| l.contains[b.index()] && l.always_runs(cfg, **b)) {
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
             if inst.op == Op::Assume
                 && inst.args[0].as_const().is_none()
-                && let Some(insts) = steady_slice(version, &varying, inst.args[0])
+                && let Some(insts) = steady_slice(version, &defs, &varying, inst.args[0])
             {
                 found.push((*block, i, Slice { insts, predicate: inst.args[0] }));
             }
@@ -91,8 +91,7 @@ fn candidates(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(BlockId, usize, Sl
 }
 
 /// The pure operations of the loop that compute an operand from what does not vary; `None` if there are other ones.
-fn steady_slice(version: &Version, varying: &[bool], predicate: Operand) -> Option<Vec<Inst>> {
-    let defs = definitions(version);
+fn steady_slice(version: &Version, defs: &[Option<Def>], varying: &[bool], predicate: Operand) -> Option<Vec<Inst>> {
     let mut slice: Vec<Inst> = Vec::new();
     let mut work = vec![predicate];
     while let Some(o) = work.pop() {

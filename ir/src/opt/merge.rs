@@ -26,6 +26,7 @@ use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
+use rustc_hash::FxHashMap;
 
 /// Runs the pass; returns how many assumes went.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
@@ -35,8 +36,13 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     }
     let mut merged = 0;
     for block in 0..version.blocks.len() {
-        while merge_one(version, block) {
-            merged += 1;
+        // What two have become may go with one that neither went with.
+        loop {
+            let now = merge_block(version, block);
+            merged += now;
+            if now == 0 {
+                break;
+            }
         }
     }
     merged
@@ -53,25 +59,57 @@ enum Says {
     Bits { mask: u64, value: u64 },
 }
 
-/// Merges the first two assumes of a block that can be; false if there are none.
-fn merge_one(version: &mut Version, block: usize) -> bool {
+/// An assume that stays, with all that it says by now.
+struct Kept {
+    at: usize,
+    value: Value,
+    ty: Ty,
+    says: Says,
+    /// Has it taken over what others said?
+    grown: bool,
+}
+
+/// Merges each assume of a block into the first one that it can go with; returns how many went.
+fn merge_block(version: &mut Version, block: usize) -> usize {
     let defs = Defs::of(version);
-    let body = &version.blocks[block].insts;
-    let mut seen: Vec<(usize, Value, Ty, Says)> = Vec::new();
-    for (second, inst) in body.iter().enumerate().filter(|(_, i)| i.op == Op::Assume) {
+    let mut kept: Vec<Kept> = Vec::new();
+    let mut of_value: FxHashMap<(Value, Ty), Vec<usize>> = FxHashMap::default();
+    let mut gone: Vec<usize> = Vec::new();
+    for (at, inst) in version.blocks[block].insts.iter().enumerate().filter(|(_, i)| i.op == Op::Assume) {
         let Some((value, ty, says)) = meaning(&defs, inst.args[0]) else { continue };
-        for (first, v, t, before) in &seen {
-            if *t != ty || !holds(Side::MergeSameValue, *v == value) {
-                continue;
+        let same = of_value.entry((value, ty)).or_default();
+        let of_type: Vec<usize>;
+        let candidates = match holds(Side::MergeSameValue, false) {
+            true => {
+                of_type = (0..kept.len()).filter(|k| kept[*k].ty == ty).collect();
+                &of_type
             }
-            if let Some(both) = conjunction(*before, says, ty) {
-                replace(version, block, (*first, second), value, ty, both);
-                return true;
+            false => &*same,
+        };
+        let both = |k: &usize| conjunction(kept[*k].says, says, ty).map(|both| (*k, both));
+        match candidates.iter().find_map(both) {
+            Some((k, both)) => {
+                (kept[k].says, kept[k].grown) = (both, true);
+                gone.push(at);
+            }
+            None => {
+                same.push(kept.len());
+                kept.push(Kept { at, value, ty, says, grown: false });
             }
         }
-        seen.push((second, value, ty, says));
     }
-    false
+    let insts = if gone.is_empty() { Vec::new() } else { std::mem::take(&mut version.blocks[block].insts) };
+    let (mut kept, mut leaving) = (kept.iter().filter(|k| k.grown).peekable(), gone.iter().peekable());
+    for (at, mut inst) in insts.into_iter().enumerate() {
+        if leaving.next_if(|gone| **gone == at).is_some() {
+            continue;
+        }
+        if let Some(k) = kept.next_if(|k| k.at == at) {
+            inst.args[0] = predicate(version, block, k);
+        }
+        version.blocks[block].insts.push(inst);
+    }
+    gone.len()
 }
 
 /// A predicate as a statement on one value.
@@ -149,18 +187,18 @@ fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
     }
 }
 
-/// Puts the merged predicate in place of the first assume's and removes the second.
-fn replace(version: &mut Version, block: usize, (first, second): (usize, usize), v: Value, ty: Ty, both: Says) {
-    let mut new: Vec<Inst> = Vec::new();
-    let mut emit = |version: &mut Version, op: Op, result: Ty, args: &[Operand]| -> Operand {
+/// Appends what computes the predicate that says all this.
+fn predicate(version: &mut Version, block: usize, kept: &Kept) -> Operand {
+    let ty = kept.ty;
+    let emit = |version: &mut Version, op: Op, result: Ty, args: &[Operand]| -> Operand {
         let def = version.value(result);
-        new.push(Inst::new(op, ty, Some(def), args));
+        version.blocks[block].insts.push(Inst::new(op, ty, Some(def), args));
         def.into()
     };
     let (mask, top) = (ty.mask(), ty.mask() >> 1);
     let low = top.wrapping_add(1) & mask;
-    let x = Operand::Value(v);
-    let predicate = match both {
+    let x = Operand::Value(kept.value);
+    match kept.says {
         Says::In { start, span: 0 } => emit(version, Op::Eq, Ty::I1, &[x, Operand::Const(start)]),
         Says::In { start: 0, span } => emit(version, Op::LeU, Ty::I1, &[x, Operand::Const(span)]),
         Says::In { start, span } if start.wrapping_add(span) & mask == mask => {
@@ -181,11 +219,7 @@ fn replace(version: &mut Version, block: usize, (first, second): (usize, usize),
             let bits = emit(version, Op::And, ty, &[x, Operand::Const(mask)]);
             emit(version, Op::Eq, Ty::I1, &[bits, Operand::Const(value)])
         }
-    };
-    let insts = &mut version.blocks[block].insts;
-    insts.remove(second);
-    insts[first].args[0] = predicate;
-    insts.splice(first..first, new);
+    }
 }
 
 #[cfg(test)]

@@ -114,6 +114,8 @@ sides! {
     SlotsAlone,
     /// slots: nothing of unknown extent writes, no fence, locked operation or event.
     SlotsBarrier,
+    /// slots: the load at the entry stays if a load that it stands for may fault.
+    SlotsFirstLoad,
     /// monitor: the address is fixed.
     MonitorFixed,
     /// alias oracle: accesses with different segments are not compared.

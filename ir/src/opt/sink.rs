@@ -49,17 +49,18 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let Some(shape) = normalise(version) else { return 0 };
     // An anchor used in both blocks is no trouble: no store lies between its uses, so a loop that uses it has none.
     let overwritten = overwritten(version, shape);
+    let uses: Vec<Vec<(AnchorId, usize)>> = (0..version.blocks.len()).map(|b| first_uses(version, b)).collect();
     let mut sunk = 0;
     let mut gone: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     if shape == Shape::Loop {
         for slot in carried(version) {
-            sunk += carry(version, &slot, &mut gone[BODY]);
+            sunk += carry(version, &slot, &uses[BODY], &mut gone[BODY]);
         }
     }
     for dead in overwritten {
         if !gone[dead.block][dead.store] {
             gone[dead.block][dead.store] = true;
-            defer(version, &dead);
+            defer(version, &dead, &uses[dead.block]);
             sunk += 1;
         }
     }
@@ -173,11 +174,11 @@ fn content_at_end(
 }
 
 /// Moves the stores of the loop to one location into the loop's anchors.
-fn carry(version: &mut Version, slot: &Carried, gone: &mut [bool]) -> usize {
+fn carry(version: &mut Version, slot: &Carried, uses: &[(AnchorId, usize)], gone: &mut [bool]) -> usize {
     let Some((_, last)) = slot.stores.last() else { return 0 };
     let param = carried_param(version, slot, *last);
-    for (anchor, first) in first_uses(version, BODY) {
-        let before = slot.stores.iter().rev().find(|(i, _)| *i < first);
+    for (anchor, first) in uses {
+        let before = slot.stores.iter().rev().find(|(i, _)| i < first);
         let value = before.map_or(Operand::Value(param), |(_, value)| *value);
         version.anchors[anchor.index()].stores.extend(deferred(&slot.store, value));
     }
@@ -259,11 +260,11 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
 }
 
 /// Hands an overwritten store to the anchors that are taken before it is.
-fn defer(version: &mut Version, dead: &Overwritten) {
+fn defer(version: &mut Version, dead: &Overwritten, uses: &[(AnchorId, usize)]) {
     let store = version.blocks[dead.block].insts[dead.store].clone();
-    for (anchor, first) in first_uses(version, dead.block) {
-        if dead.store < first && first <= dead.by {
-            version.anchors[anchor.index()].stores.extend(deferred(&store, store.args[2]));
-        }
+    // They stand in order of their first use.
+    let between = uses.partition_point(|(_, first)| *first <= dead.store)..;
+    for (anchor, _) in uses[between].iter().take_while(|(_, first)| *first <= dead.by) {
+        version.anchors[anchor.index()].stores.extend(deferred(&store, store.args[2]));
     }
 }

@@ -18,7 +18,8 @@
 //! Side conditions: (a) `private_memory`; (b) every access of the version is the slot itself, with one type, or misses it by a
 //! known distance; there is no write of unknown extent, fence or locked operation (events and reads of unknown extent find the
 //! stores done); (c) the address is made of entry parameters; nothing has happened at the entry, whose anchor serves the
-//! first load: if that faults, `base` finds out whether the guest ever comes to it.
+//! first load: if that faults, `base` finds out whether the guest ever comes to it; (d) the first load goes if nothing needs it,
+//! but not if a load that it stands for could have faulted.
 
 use super::OptOptions;
 use super::inject::anchor_for;
@@ -117,6 +118,7 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
 
 /// Gives every block but the entry a parameter for each slot and replaces the loads.
 fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::types::AnchorId) -> usize {
+    let may_fault: Vec<bool> = slots.iter().map(|slot| loads_before_stores(version, cfg, slot)).collect();
     let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
     let mut first: Vec<Inst> = Vec::new();
     let mut initial: Vec<Value> = Vec::new();
@@ -168,8 +170,19 @@ fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::type
     });
     version.blocks[0].insts.splice(0..0, first);
     super::params::run(version, &OptOptions::default());
-    drop_unused(version, &initial);
+    let droppable = initial.iter().zip(may_fault).filter(|(_, may_fault)| holds(Side::SlotsFirstLoad, !may_fault));
+    let droppable: Vec<Value> = droppable.map(|(value, _)| *value).collect();
+    drop_unused(version, &droppable);
     removed
+}
+
+/// Is there a load of the slot without a store of it before, so that it may be the first to fault? Then the load at the entry
+/// has to find that out, whether anybody needs its value or not.
+fn loads_before_stores(version: &Version, cfg: &Cfg, slot: &Slot) -> bool {
+    let place = |(b, i): &(usize, usize)| Place { block: BlockId(*b as u32), inst: *i };
+    let is_load = |(b, i): &&(usize, usize)| version.blocks[*b].insts[*i].op == Op::Load;
+    let stores = || slot.at.iter().filter(|at| !is_load(at));
+    slot.at.iter().filter(is_load).any(|load| !stores().any(|store| cfg.place_dominates(place(store), place(load))))
 }
 
 /// Removes the first loads that nothing turned out to need.
