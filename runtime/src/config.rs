@@ -16,11 +16,11 @@ pub enum Tier {
     /// Everything is interpreted.
     Interp,
     /// Interpret, record hot traces, run them natively: Dynamo's own structure.
-    #[default]
     Dynamo,
     /// Blocks are copied at their first execution.
     Copy,
     /// Blocks are copied, hot traces are recorded and run among them.
+    #[default]
     Full,
 }
 

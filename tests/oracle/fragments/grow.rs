@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use dynasour_emitter::{EntryState, FragmentId, SiteKind};
+use dynasour_emitter::{EntryState, ExitId, FragmentId, SiteKind};
 use dynasour_ir::opt::PIPELINE;
 use dynasour_testkit::code::Random;
 
@@ -69,7 +69,7 @@ impl Grown<'_> {
             }
             tally.linked_runs += 1;
             self.world.search(&from).map_err(|differences| {
-                let left = self.world.emitter.exit(exit.id).cloned();
+                let left = exit.id.and_then(|id| self.world.emitter.exit(id)).cloned();
                 let start = crate::state::Registers::interpreted(&from.context);
                 let fragments = self.world.emitter.fragments().len() as u32;
                 let code: Vec<_> =
@@ -96,9 +96,18 @@ impl Grown<'_> {
     fn connect(&mut self, exit: Exit, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let pc = self.world.native.context.rip;
         let inside = pc.wrapping_sub(CODE) < self.program.bytes.len() as u64;
-        let Some(e) = self.world.emitter.exit(exit.id).cloned().filter(|_| inside) else { return Ok(()) };
+        if !inside {
+            return Ok(());
+        }
+        let Some(id) = exit.id else {
+            if !self.regions.contains_key(&pc) {
+                let what = self.side_trace(None, random, tally)?;
+                self.log.push(what);
+            }
+            return Ok(());
+        };
+        let Some(e) = self.world.emitter.exit(id).cloned() else { return Ok(()) };
         let target = self.regions.get(&pc).copied().filter(|f| e.progress || *f != e.fragment);
-        let id = exit.id;
         let what = match (exit.kind, target) {
             (SiteKind::Poll | SiteKind::Fault, _) => return Ok(()),
             (SiteKind::End, Some(next)) => {
@@ -118,7 +127,7 @@ impl Grown<'_> {
             }
             (SiteKind::End | SiteKind::EndIndirect | SiteKind::Guard, _) if !self.regions.contains_key(&pc) => {
                 let own = exit.kind == SiteKind::Guard && random.one_in(2);
-                self.side_trace(exit, own, random, tally)?
+                self.side_trace(own.then_some(id), random, tally)?
             }
             _ => return Ok(()),
         };
@@ -126,23 +135,25 @@ impl Grown<'_> {
         Ok(())
     }
 
-    fn side_trace(&mut self, exit: Exit, own: bool, random: &mut Random, tally: &mut Tally) -> Result<String, String> {
+    /// A trace from where `world.native` stands, for the state of the exit `own` or for the region.
+    fn side_trace(&mut self, own: Option<ExitId>, random: &mut Random, tally: &mut Tally) -> Result<String, String> {
         let state = State::new_from(&self.world.native);
         let pc = state.context.rip;
         let nothing = || Ok(format!("no trace from {pc:#x}"));
         let Some(path) = record(self.world, &state, random) else { return nothing() };
         let Some((_, version)) = optimised(&path, PIPELINE, random, tally) else { return nothing() };
-        let entry = if own { EntryState::FromExit(exit.id) } else { EntryState::Canonical };
+        let entry = own.map_or(EntryState::Canonical, EntryState::FromExit);
         let emitter = &mut self.world.emitter;
         let fragment = match emitter.compile(&version, entry) {
             Ok(fragment) => fragment,
             Err(error) => return Ok(format!("no fragment for {pc:#x}: {error}")),
         };
-        let done = if own {
-            emitter.attach(exit.id, fragment)
-        } else {
-            self.regions.insert(pc, fragment);
-            emitter.register_entry(pc, fragment)
+        let done = match own {
+            Some(exit) => emitter.attach(exit, fragment),
+            None => {
+                self.regions.insert(pc, fragment);
+                emitter.register_entry(pc, fragment)
+            }
         };
         done.map_err(|e| e.to_string())?;
         tally.side_traces += 1;

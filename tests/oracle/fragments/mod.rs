@@ -248,7 +248,7 @@ impl Checked<'_> {
         } += 1;
         self.world.search(start).map(drop).map_err(|mut differences| {
             differences.truncate(16);
-            let exit_details = self.world.emitter.exit(exit.id).cloned();
+            let exit_details = exit.id.and_then(|id| self.world.emitter.exit(id)).cloned();
             format!(
                 "{how}, passes {:?}, left by {exit_details:?}\n  {}\nregisters at the start\n{}\nprogram\n{}\nbuilt\n{}\noptimised\n{}\ncode\n{}",
                 self.passes,

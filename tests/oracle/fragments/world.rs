@@ -169,7 +169,8 @@ fn enabled_components() -> u64 {
 /// How a fragment left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exit {
-    pub id: ExitId,
+    /// None: an indirect end, of whichever fragment, that did not find its target.
+    pub id: Option<ExitId>,
     pub kind: SiteKind,
 }
 
@@ -267,7 +268,11 @@ impl World {
         let left = unsafe { self.emitter.enter(&mut *self.native.context, fragment) }.expect("the fragment exists");
         let id = match left {
             Left::Exit(id) => id,
-            Left::Indirect(_) => self.indirect_end(fragment),
+            Left::Indirect(_) => {
+                self.native.context.rip = self.native.context.next_pc;
+                World::read_data(&mut self.native.data);
+                return Exit { id: None, kind: SiteKind::EndIndirect };
+            }
             left => panic!("left by {left:?}"),
         };
         let deopt = self.emitter.deopt(id, &mut self.native.context).expect("the exit has a record");
@@ -277,13 +282,7 @@ impl World {
             assert_eq!(unsafe { memory::copy_out(store.address, bytes) }, bytes.len(), "a deferred store faults");
         }
         World::read_data(&mut self.native.data);
-        Exit { id, kind: deopt.kind }
-    }
-
-    /// The indirect end of a fragment that has one.
-    fn indirect_end(&self, fragment: FragmentId) -> ExitId {
-        let mut exits = self.emitter.fragment(fragment).expect("it ran").exits.clone().map(ExitId);
-        exits.find(|e| self.emitter.exit(*e).is_some_and(|e| e.kind == SiteKind::EndIndirect)).expect("it left by one")
+        Exit { id: Some(id), kind: deopt.kind }
     }
 
     /// Takes the arena into `self.native`, after code has run in it.
