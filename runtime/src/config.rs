@@ -25,8 +25,9 @@ pub enum Tier {
 }
 
 /// As [`HEAD_THRESHOLD`] where what is not hot runs natively: compiling a trace then has to pay for itself by how much
-/// faster it is than copied blocks, which takes some ten thousand executions.
-pub const NATIVE_HEAD_THRESHOLD: u32 = 20_000;
+/// faster it is than copied blocks. With a hundredth of this, flat programs (compilers, chess) take twice as long, and
+/// loops as long.
+pub const NATIVE_HEAD_THRESHOLD: u32 = 2_000_000;
 
 impl Tier {
     /// Executions of a trace head before it is compiled, if the user does not say.
