@@ -13,7 +13,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use dynasour_testkit::run::{self, Invocation, Outcome, Status};
+use dynasour_testkit::run::{self, Invocation, Outcome, Status, text};
 use dynasour_testkit::{build, list, scratch};
 
 const DYNASOUR: &str = env!("CARGO_BIN_EXE_dynasour");
@@ -40,10 +40,6 @@ fn write(path: &Path, bytes: impl AsRef<[u8]>, mode: u32) {
 
 fn dynasour(directory: &Path, words: &[&str]) -> Outcome {
     Invocation::new(DYNASOUR, directory).args(words).run()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Asserts that a run refused its program: one line `dynasour: NAME: …`, and nothing else. Returns the reason.

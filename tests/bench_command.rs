@@ -1,6 +1,6 @@
 //! `dynasour bench`: what it prints, what it writes, and what it refuses before anything runs.
 
-use dynasour_testkit::run::{Invocation, Outcome, Status};
+use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::scratch;
 use serde_json::Value;
 use std::fs;
@@ -22,10 +22,6 @@ fn bench(directory: &Path, words: &[&str]) -> Outcome {
     run.run()
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 /// A suite in `directory` of these commands, and its path.
 fn suite(directory: &Path, workloads: &[(&str, &str)]) -> String {
     let mut text = "name = 'mine'\n".to_string();
@@ -35,14 +31,6 @@ fn suite(directory: &Path, workloads: &[(&str, &str)]) -> String {
     let path = directory.join("suite.toml");
     fs::write(&path, text).expect("written");
     path.into_os_string().into_string().expect("UTF-8")
-}
-
-#[track_caller]
-fn refused(outcome: &Outcome, words: &[&str]) {
-    let message = text(&outcome.stderr);
-    assert_eq!(outcome.status, Status::Exited(2), "{message}");
-    assert_eq!(text(&outcome.stdout), "");
-    assert!(words.iter().all(|word| message.contains(word)), "{message}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `dynasour explain`: its counts reconcile with what the guest does, its report has all parts, and bad input is answered.
 
-use dynasour_testkit::run::{Invocation, Outcome, Status};
+use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::scratch;
 use serde_json::Value;
 use std::fs;
@@ -29,23 +29,11 @@ fn explain(directory: &Path, words: &[&str]) -> Outcome {
     Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory).args(["explain"]).args(words).run()
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 #[track_caller]
 fn json(directory: &Path, words: &[&str]) -> Value {
     let outcome = explain(directory, words);
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
     serde_json::from_slice(&outcome.stdout).expect("JSON and nothing else")
-}
-
-#[track_caller]
-fn refused(outcome: &Outcome, words: &[&str]) {
-    let message = text(&outcome.stderr);
-    assert_eq!(outcome.status, Status::Exited(2), "{message}");
-    assert_eq!(text(&outcome.stdout), "");
-    assert!(words.iter().all(|word| message.contains(word)), "{message}");
 }
 
 fn array<'v>(value: &'v Value, name: &str) -> &'v [Value] {

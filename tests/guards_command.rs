@@ -1,6 +1,6 @@
 //! `dynasour guards`: what it prints, what it writes, and what it refuses.
 
-use dynasour_testkit::run::{Invocation, Outcome, Status};
+use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::{build, list, scratch};
 use serde_json::Value;
 use std::fs;
@@ -60,23 +60,11 @@ fn guards(directory: &Path, words: &[&str]) -> Outcome {
     run.run()
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 fn script(directory: &Path, body: &str) -> String {
     let path = directory.join("program");
     fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("made executable");
     path.into_os_string().into_string().expect("UTF-8")
-}
-
-#[track_caller]
-fn refused(outcome: &Outcome, words: &[&str]) {
-    let message = text(&outcome.stderr);
-    assert_eq!(outcome.status, Status::Exited(2), "{message}");
-    assert_eq!(text(&outcome.stdout), "");
-    assert!(words.iter().all(|word| message.contains(word)), "{message}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What copying a block costs: decoding, translation, linking, nothing executed.
 //!
-//! `cargo bench -p dynasour-emitter` copies this program's own code, from some functions along all direct exits, and prints the
-//! fastest of several runs. The budget is 0.6 µs a block, of which entering and leaving take about 0.1.
+//! `cargo bench -p dynasour-emitter` copies this program's own code, from where its calls return to and along all direct exits,
+//! and prints the fastest of several runs. The budget is 0.6 µs a block, of which entering and leaving take about 0.1.
 
 use dynasour_emitter::copy::LinkId;
 use dynasour_emitter::{Config, Emitter};

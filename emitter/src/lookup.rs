@@ -112,9 +112,7 @@ impl Lookup {
 
     /// The addresses of a first table and of the one that leads out, if they are displacements.
     pub fn first_tables(&self, via: Via) -> Option<[u32; 2]> {
-        let start = self.memory as u64 + (2 * TABLE_BYTES * via.index()) as u64;
-        let reachable = i32::try_from(start + 2 * TABLE_BYTES as u64).is_ok();
-        reachable.then_some([start as u32, start as u32 + TABLE_BYTES as u32])
+        displacements(self.memory as u64 + (2 * TABLE_BYTES * via.index()) as u64)
     }
 
     /// The second table's address.
@@ -207,6 +205,12 @@ impl Lookup {
     }
 }
 
+/// `start`, where a first table lies, and the end of that table, if the one behind it can be reached by a displacement, too.
+fn displacements(start: u64) -> Option<[u32; 2]> {
+    let end = i32::try_from(start + 2 * TABLE_BYTES as u64).ok()?;
+    Some([start as u32, (end - TABLE_BYTES as i32) as u32])
+}
+
 /// Zeroed memory, over `place`, which is ours, or where the kernel likes.
 fn map(place: Option<u64>, bytes: usize) -> io::Result<*mut u64> {
     let fixed = if place.is_some() { libc::MAP_FIXED } else { 0 };
@@ -237,6 +241,17 @@ mod tests {
         let mut table = Lookup::new(&(0x2000_0000..0x2000_0000)).unwrap();
         table.prepare(Via::Memory, MISS);
         table
+    }
+
+    #[test]
+    fn only_tables_in_the_low_half_are_displacements() {
+        let high = |low: u64| 0x7f12_0000_0000 + low;
+        assert_eq!(displacements(0x2000_0000), Some([0x2000_0000, 0x2008_0000]));
+        // Where the sum of 32 bits would not be one any more.
+        assert_eq!(displacements(high(0xffff_f000)), None);
+        assert_eq!(displacements(high(0x2000_0000)), None);
+        assert_eq!(displacements(0x7ff0_0000), None);
+        assert_eq!(displacements(0x7fef_f000), Some([0x7fef_f000, 0x7ff7_f000]));
     }
 
     fn first(t: &Lookup, pc: u64) -> u64 {

@@ -1,15 +1,16 @@
 //! The fragment side of the dispatcher: which fragments exist, entering and leaving them, links, side traces.
 //!
-//! A region may have several fragments, oldest first; the first is entered, by the interpreter, by links and by the
-//! lookup of indirect jumps. Ends and hot exits are linked, so that a steady guest never comes back here; a hot exit
+//! A region may have several fragments: loops of an interpreted program, the newest first, then the others, the oldest
+//! first. The first of all is entered, by the interpreter, by links and by the lookup of indirect jumps. Ends and hot exits are linked, so that a steady guest never comes back here; a hot exit
 //! to where no fragment starts begins a recording there. What is recorded is compiled for the state which that exit
 //! leaves ([`EntryState::FromExit`]) and belongs to it alone; when several exits have wanted traces from one pc, the
 //! next one makes a fragment of the region, which all others share.
 //!
 //! **Progress.** An exit whose target is its own fragment's pc may have failed without a guest instruction having
-//! run. Unless [`Exit::progress`](dynasour_emitter::Exit::progress) says otherwise it is only ever linked to a *younger*
-//! fragment of the region, so a chain of such exits ends, and at its end the interpreter runs an instruction. Every
-//! other exit has run one. Younger versions carry no guards against aliasing, which are what fails at a head.
+//! run. Unless [`Exit::progress`](dynasour_emitter::Exit::progress) says otherwise it is only ever linked to a *later*
+//! fragment of the region in that order, so a chain of such exits ends, and at its end the interpreter runs an instruction.
+//! Every other exit has run one. Of the ordinary fragments only the oldest carries guards against aliasing, which are what
+//! fails at a head.
 //!
 //! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are beyond a fragment's
 //! links, so a thread that is there is diverted. Whatever is linked to whatever, it comes out before it enters

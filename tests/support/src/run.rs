@@ -220,6 +220,20 @@ pub fn disable_core_dumps() {
     });
 }
 
+/// What a run printed, for messages and comparisons.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Asserts that a command of ours ended with a usage error whose message has these words, and did nothing else.
+#[track_caller]
+pub fn refused(outcome: &Outcome, words: &[&str]) {
+    let message = text(&outcome.stderr);
+    assert_eq!(outcome.status, Status::Exited(2), "{message}");
+    assert_eq!(text(&outcome.stdout), "");
+    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+}
+
 impl Outcome {
     /// What differs between this run (the reference) and another, or nothing.
     pub fn difference(&self, other: &Outcome) -> Option<String> {
