@@ -4,11 +4,11 @@ use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
 use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
     Chaos, Count, Placement, RunConfig, Stage, Tier, parse_pass, parse_trace_pass, placement,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -20,6 +20,52 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// What these words, the first of which is our own name, ask for.
+    ///
+    /// # Errors
+    /// A usage error, or the text that `--help` or `--version` asks for.
+    pub fn of(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(options_first(words.into_iter().map(Into::into).collect()))
+    }
+}
+
+/// `dynasour explain PROG ARGS --top 1` as clap wants it: options of `explain` and `guards` that stand behind the program, but not
+/// behind `--`, come before it.
+fn options_first(words: Vec<OsString>) -> Vec<OsString> {
+    let subcommand = match words.get(1).and_then(|word| word.to_str()) {
+        Some(name @ ("explain" | "guards")) => name,
+        _ => return words,
+    };
+    let cli = Cli::command();
+    let arguments = cli.find_subcommand(subcommand).expect("a subcommand").get_arguments();
+    let takes_value: BTreeMap<&str, bool> =
+        arguments.filter_map(|a| Some((a.get_long()?, a.get_action().takes_values()))).collect();
+    let (mut ours, mut program) = (Vec::new(), Vec::new());
+    let mut rest = words.into_iter();
+    ours.extend(rest.by_ref().take(2));
+    while let Some(word) = rest.next() {
+        if word == "--" {
+            program.push(word);
+            break;
+        }
+        let text = word.to_str().and_then(|text| text.strip_prefix("--"));
+        let (name, value) = text.map_or((None, false), |t| match t.split_once('=') {
+            Some((name, _)) => (Some(name), true),
+            None => (Some(t), false),
+        });
+        match name.and_then(|name| takes_value.get(name)) {
+            Some(takes) => {
+                let separate = *takes && !value;
+                ours.push(word);
+                ours.extend(rest.by_ref().take(usize::from(separate)));
+            }
+            None => program.push(word),
+        }
+    }
+    ours.into_iter().chain(program).chain(rest).collect()
 }
 
 /// The subcommands.
@@ -51,7 +97,7 @@ measured.")]
     #[command(after_help = "\
 Examples:
   dynasour explain ./a.out                        the three hottest regions, whole
-  dynasour explain --at work ./a.out 1000000      the traces that pass the function work
+  dynasour explain ./a.out 1000000 --at work      the traces that pass the function work
   dynasour explain --at 0x401136 --show guards,native ./a.out
   dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | jq '.regions[0].symbol'
 
@@ -64,14 +110,17 @@ executes other programs, the last one is explained, and children are not. For ea
   changed by P    what each pass of the optimiser did to the IR, as a difference; ir/README.md explains the notation
   native code     what was emitted, with guards, loop heads, spills and ways out marked
 
+Options of explain may stand behind the program, too, unless `--` stands before it: then all that follows is the program's.
+
 Exit status: 0, also if nothing got hot, which is said; 2 if there is nothing to explain.")]
     Explain(ExplainArgs),
     /// Compare guard placements on one program, or measure what a deoptimisation costs
     #[command(after_help = "\
 Examples:
-  dynasour guards -- ./a.out 1000
+  dynasour guards ./a.out 1000 --runs 11
   dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
   dynasour guards --chaos-sweep -- ./a.out 1000
+  dynasour guards -- sort --csv                   behind --, all options are the program's
 
 Policies:
   eager         each guard where its branch was, in every iteration
@@ -246,6 +295,7 @@ impl RunArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
 
     #[test]
     fn sizes_and_ranges() {
@@ -260,8 +310,8 @@ mod tests {
         assert!(parse_range("9-3").is_err());
     }
 
-    fn run_config(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> RunConfig {
-        match Cli::try_parse_from(words).expect("valid").command {
+    fn run_config(words: impl IntoIterator<Item = impl Into<OsString>>) -> RunConfig {
+        match Cli::of(words).expect("valid").command {
             Command::Run(args) => args.into_config(),
             other => panic!("{other:?} is not a run"),
         }
@@ -269,7 +319,7 @@ mod tests {
 
     #[test]
     fn unknown_options_are_not_programs() {
-        assert!(Cli::try_parse_from(["dynasour", "run", "--frobnicate", "--", "ls"]).is_err());
+        assert!(Cli::of(["dynasour", "run", "--frobnicate", "--", "ls"]).is_err());
         let config = run_config(["dynasour", "run", "ls", "-l", "--stats", "--", "x"]);
         assert_eq!(config.args, ["-l", "--stats", "--", "x"]);
         assert_eq!(run_config(["dynasour", "run", "--", "-odd"]).program, "-odd");
@@ -281,6 +331,21 @@ mod tests {
         assert_eq!(config.program, "ls");
         assert_eq!(config.args, ["--tier", "x"]);
         assert_eq!(config.own_options, ["--stats"]);
+    }
+
+    #[test]
+    fn options_of_explain_and_guards_may_stand_behind_the_program() {
+        let order = |text: &str| {
+            let words = options_first(text.split(' ').map(OsString::from).collect());
+            words.join(OsStr::new(" ")).into_string().expect("text")
+        };
+        assert_eq!(order("d explain p -x --top 2 y --at=f --json"), "d explain --top 2 --at=f --json p -x y");
+        assert_eq!(order("d guards --runs 3 p --other --csv"), "d guards --runs 3 --csv p --other");
+        assert_eq!(order("d explain --top 2 -- p --top 3"), "d explain --top 2 -- p --top 3");
+        assert_eq!(order("d explain p --json -- --at x"), "d explain --json p -- --at x");
+        assert_eq!(order("d explain p --top"), "d explain --top p");
+        assert_eq!(order("d run p --stats"), "d run p --stats");
+        assert_eq!(order("d"), "d");
     }
 
     #[test]

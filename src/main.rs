@@ -12,7 +12,6 @@ mod explain;
 mod guards;
 mod ir;
 
-use clap::Parser;
 use cli::{Cli, Command};
 use std::ffi::c_int;
 
@@ -27,7 +26,7 @@ const FAILED: c_int = 2;
 #[unsafe(no_mangle)]
 extern "C" fn main(_argc: c_int, _argv: *const *const std::ffi::c_char) -> c_int {
     // Usage errors end here with status 2, `--help` and `--version` with 0.
-    run(Cli::parse())
+    run(Cli::of(std::env::args_os()).unwrap_or_else(|error| error.exit()))
 }
 
 fn failed(error: anyhow::Error) -> c_int {
@@ -58,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_127() {
-        let cli = Cli::try_parse_from(["dynasour", "run", "--", "/nonexistent/program"]).expect("valid");
+        let cli = Cli::of(["dynasour", "run", "--", "/nonexistent/program"]).expect("valid");
         assert_eq!(run(cli), 127);
     }
 }

@@ -250,23 +250,30 @@ fn what_cannot_be_explained_is_said() {
     refused(&explain(&directory, &["--skip-pass", "nothing", "/bin/true"]), &["unknown pass"]);
     refused(&explain(&directory, &[]), &["PROG"]);
 
-    // A guest that fails is explained all the same, and an option that stands too late is noticed.
+    // A guest that fails is explained all the same. Its options are its own, and ours are ours behind it, too.
     let mut failing = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory).args([
         "explain",
-        "--threshold",
-        "20",
         "sh",
         "-c",
         "i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; kill -9 $$",
+        "--threshold",
+        "20",
         "--top",
+        "1",
     ]);
     failing.environment.retain(|(name, _)| name != "PATH");
     failing.environment.push(path);
     let outcome = failing.run();
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
     let said = text(&outcome.stderr);
-    assert!(said.contains("killed by signal 9") && said.contains("--top stands behind sh"), "{said}");
-    assert!(text(&outcome.stdout).contains("#1 region"));
+    assert!(said.contains("killed by signal 9"), "{said}");
+    let shown = text(&outcome.stdout);
+    assert!(shown.contains("#1 region") && !shown.contains("#2 region"), "{shown}");
+
+    // Behind `--`, all are the guest's.
+    let outcome = explain(&directory, &["--threshold", "1", "--", "/bin/echo", "--top", "1", "--json"]);
+    assert_eq!(outcome.status, Status::Exited(0));
+    assert!(text(&outcome.stderr).contains("--top 1 --json"));
 }
 
 #[test]

@@ -166,7 +166,7 @@ fn unknown_policies_and_programs_are_refused() {
     refused(&guards(&directory, &["--", "no-such-program"]), &["no-such-program"]);
     refused(&guards(&directory, &["--tier", "copy", "--", "/bin/true"]), &["copy", "no guards"]);
     refused(&guards(&directory, &["--stdin", "nothing", "--", "/bin/true"]), &["nothing"]);
-    refused(&guards(&directory, &["--runs", "0", "--", "/bin/true"]), &["--runs"]);
+    refused(&guards(&directory, &["/bin/true", "--runs", "0"]), &["--runs"]);
 }
 
 #[test]

@@ -9,56 +9,17 @@
 //!
 //! A failure names the selection's flags and a command line that replays it.
 
-use dynasour_ir::opt::{PASSES, PIPELINE};
-use dynasour_ir::random::Rng;
 use dynasour_testkit::list::{self, GUESTS};
 use dynasour_testkit::mode::Mode;
-use dynasour_testkit::{Lab, build::Guest};
+use dynasour_testkit::{Lab, build::Guest, selection};
 
-fn number(variable: &str, default: u64) -> u64 {
-    match std::env::var(variable) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} must be a number")),
-        Err(_) => default,
-    }
-}
-
-/// The passes that real traces can go through, by name.
-fn passes() -> Vec<&'static str> {
-    PASSES.iter().filter(|pass| !pass.evaluator_only).map(|pass| pass.name).collect()
-}
-
-fn mode(name: &'static str, option: &str, passes: &[&str]) -> Mode {
-    let flags = ["--tier", "dynamo", "--threshold", "5", option, &passes.join(",")];
-    Mode { name, flags: flags.into_iter().map(str::to_owned).collect() }
-}
-
-/// The selections that every guest goes through.
-fn fixed() -> Vec<Mode> {
-    let mut pipeline = PIPELINE.to_vec();
-    pipeline.sort_unstable();
-    pipeline.dedup();
-    let mut modes = vec![mode("none", "--skip-pass", &pipeline)];
-    modes.extend(passes().iter().map(|pass| mode("alone", "--passes", &[pass])));
-    modes.extend(pipeline.iter().map(|pass| mode("without", "--skip-pass", &[pass])));
-    // What is not in the pipeline, between what cleans up and what defers stores.
-    let rest = passes().into_iter().filter(|pass| !PIPELINE.contains(pass));
-    let all: Vec<&str> = PIPELINE.iter().copied().chain(rest).chain(["simplify", "params", "dce"]).collect();
-    modes.push(mode("all", "--passes", &all));
-    modes
-}
-
-/// Random sequences of passes, other ones for each guest.
-fn random(guest: &Guest) -> Vec<Mode> {
-    let salt = guest.name.bytes().fold(0u64, |salt, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
-    let mut rng = Rng::new(number("DYNASOUR_PASS_SEED", 1) ^ salt);
-    let all = passes();
-    let mut sequence = || -> Vec<&str> { (0..1 + rng.below(10)).map(|_| rng.pick(&all)).collect() };
-    (0..number("DYNASOUR_PASS_SETS", 6)).map(|_| mode("random", "--passes", &sequence())).collect()
-}
+/// Heads are compiled after so few executions.
+const THRESHOLD: u32 = 5;
 
 fn check(guest: &Guest) {
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
-    let modes: Vec<Mode> = fixed().into_iter().chain(random(guest)).collect();
+    let modes: Vec<Mode> =
+        selection::fixed(THRESHOLD).into_iter().chain(selection::random(guest.name, THRESHOLD)).collect();
     if let Err(report) = lab.compare_guest(guest, &modes) {
         panic!("\n{report}\n");
     }
@@ -111,8 +72,7 @@ fn selections_take_effect() {
     assert!(optimised(&[]) > 10);
     assert!(optimised(&["--passes", "simplify"]) > 10);
     assert_eq!(optimised(&["--passes", "params,dce,peel"]), 0);
-    let all = fixed().remove(0).flags.pop().expect("the passes of the pipeline");
-    assert_eq!(optimised(&["--skip-pass", &all]), 0);
+    assert_eq!(optimised(&["--skip-pass", &selection::pipeline().join(",")]), 0);
 }
 
 /// The whole matrix of guests, one after the other.

@@ -1,14 +1,21 @@
 //! Real programs of a Debian system, threaded ones and just-in-time compilers among them: identical to native in all tiers (large
 //! ones in `copy` and `full`), quick ones under random deoptimisation too. Files that they leave are compared.
 //!
+//! ```text
+//! cargo test --test programs gcc -- --exact --nocapture       one test, with the time of each mode
+//! cargo test --test programs -- --ignored                     the quick ones under selections of optimiser passes (an hour)
+//! ```
+//!
 //! A program that is not installed is skipped with a message; with `DYNASOUR_REQUIRE_PROGRAMS=1`, as in CI, that is a failure.
 
 use dynasour_testkit::Lab;
-use dynasour_testkit::program::{Program, Verdict, run};
+use dynasour_testkit::mode::Mode;
+use dynasour_testkit::program::{Program, Speed, Verdict, run};
+use dynasour_testkit::selection;
 
-fn check(program: &Program) {
+fn check(program: &Program, modes: &[Mode]) {
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
-    match lab.compare_program(program) {
+    match lab.compare_program(program, modes) {
         Ok(Verdict::Same) => {}
         Ok(Verdict::Skipped(reason)) => eprintln!("SKIPPED {reason}"),
         Err(report) => panic!("\n{report}\n"),
@@ -17,16 +24,34 @@ fn check(program: &Program) {
 
 macro_rules! programs {
     ($($name:ident: $kind:ident($packages:literal) $([$($ignored:literal),*])? { $($words:expr $(, < $input:literal)? $(, $how:ident)?;)* })*) => {
+        mod list {
+            use super::*;
+            $(
+                #[allow(non_upper_case_globals, reason = "named as its test")]
+                pub const $name: Program =
+                    Program::$kind(stringify!($name), $packages, &[$(run(&$words)$(.input($input))?$(.$how())?,)*])
+                        $(.ignore(&[$($ignored),*]))?;
+            )*
+            pub const ALL: &[Program] = &[$($name),*];
+        }
         $(
             #[test]
             fn $name() {
-                const PROGRAM: Program =
-                    Program::$kind(stringify!($name), $packages, &[$(run(&$words)$(.input($input))?$(.$how())?,)*])
-                        $(.ignore(&[$($ignored),*]))?;
-                check(&PROGRAM);
+                check(&list::$name, &list::$name.speed.modes());
             }
         )*
     };
+}
+
+/// The quick programs under every selection of optimiser passes.
+#[test]
+#[ignore = "takes an hour"]
+fn selections() {
+    const THRESHOLD: u32 = 50;
+    for program in list::ALL.iter().filter(|program| program.speed == Speed::Quick) {
+        let modes = selection::fixed(THRESHOLD).into_iter().chain(selection::random(program.name, THRESHOLD));
+        check(program, &modes.collect::<Vec<_>>());
+    }
 }
 
 programs! {

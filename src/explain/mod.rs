@@ -46,7 +46,7 @@ pub struct ExplainArgs {
     #[arg(long)]
     json: bool,
     /// Write to FILE instead of standard output
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Overwrite what --output names
     #[arg(long)]
@@ -88,11 +88,6 @@ fn parse_tier(text: &str) -> Result<Tier, String> {
 pub fn run(args: &ExplainArgs) -> Result<c_int> {
     if let Some(output) = &args.output {
         ensure!(args.force || !output.exists(), "{} exists; --force overwrites it", output.display());
-    }
-    let own = |word: &&OsString| ["--at", "--top", "--json", "--show"].iter().any(|option| **word == *option);
-    if let Some(option) = args.command.iter().skip(1).find(own) {
-        let program = args.command[0].display();
-        eprintln!("dynasour: {} stands behind {program} and goes to it; options of ours come first", option.display());
     }
     let counted = count(args)?;
     let census = &counted.census;

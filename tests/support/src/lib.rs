@@ -21,6 +21,7 @@ pub mod mode;
 pub mod program;
 pub mod run;
 pub mod scratch;
+pub mod selection;
 
 use std::path::{Path, PathBuf};
 

@@ -36,6 +36,28 @@ impl Step {
     }
 }
 
+/// How long a program runs, which decides the modes that it is tested in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speed {
+    /// All tiers and random deoptimisation.
+    Quick,
+    /// All tiers.
+    Slow,
+    /// Only tiers that do not interpret what is cold; see [`Mode::native_tiers`].
+    Large,
+}
+
+impl Speed {
+    /// The modes it is quick enough for.
+    pub fn modes(self) -> Vec<Mode> {
+        match self {
+            Speed::Quick => Mode::tiers_and_chaos(),
+            Speed::Slow => Mode::tiers(),
+            Speed::Large => Mode::native_tiers(),
+        }
+    }
+}
+
 /// A test of real programs: steps in one scratch directory.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
@@ -45,8 +67,8 @@ pub struct Program {
     pub packages: &'static str,
     /// Commands in their order.
     pub steps: &'static [Step],
-    /// The modes that it is quick enough for.
-    pub modes: fn() -> Vec<Mode>,
+    /// How long it takes.
+    pub speed: Speed,
     /// Beginnings of relative paths that are not compared, because they record times or inode numbers.
     pub ignored: &'static [&'static str],
 }
@@ -54,17 +76,17 @@ pub struct Program {
 impl Program {
     /// A test that runs in all tiers and under random deoptimisation.
     pub const fn quick(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
-        Program { name, packages, steps, modes: Mode::tiers_and_chaos, ignored: &[] }
+        Program { name, packages, steps, speed: Speed::Quick, ignored: &[] }
     }
 
     /// A test that runs in all tiers only.
     pub const fn slow(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
-        Program { modes: Mode::tiers, ..Program::quick(name, packages, steps) }
+        Program { speed: Speed::Slow, ..Program::quick(name, packages, steps) }
     }
 
     /// A test that only tiers run which do not interpret what is cold; see [`Mode::native_tiers`].
     pub const fn large(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
-        Program { modes: Mode::native_tiers, ..Program::quick(name, packages, steps) }
+        Program { speed: Speed::Large, ..Program::quick(name, packages, steps) }
     }
 
     /// Leaves paths with these beginnings out of the comparison.
@@ -83,12 +105,12 @@ pub enum Verdict {
 }
 
 impl Lab {
-    /// Runs `program` natively and in each mode, every time in a fresh directory at the same path with the files of [`prepare`].
+    /// Runs `program` natively and in each of `modes`, every time in a fresh directory at the same path with the files of
+    /// [`prepare`].
     ///
     /// # Errors
     /// A report of the modes that differ, or of what could not be prepared.
-    pub fn compare_program(&self, program: &Program) -> Result<Verdict, String> {
-        let modes = (program.modes)();
+    pub fn compare_program(&self, program: &Program, modes: &[Mode]) -> Result<Verdict, String> {
         for step in program.steps {
             if !step.words[0].contains('/') && find(step.words[0]).is_none() {
                 let message = format!(
@@ -111,7 +133,7 @@ impl Lab {
         }
         println!("{:<12} {:>9.1} ms", "native", total(&native));
         let mut failures = Vec::new();
-        for mode in &modes {
+        for mode in modes {
             let wrap = |invocation| self.launcher.wrap(mode, &invocation);
             let (outcomes, tree) = session(program, &directory, &|invocation| wrap(invocation).run())?;
             println!("{:<12} {:>9.1} ms", mode.name, total(&outcomes));

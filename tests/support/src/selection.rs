@@ -1,0 +1,56 @@
+//! Selections of optimiser passes that programs run under: none, each alone, all without one, all there are, and random sequences.
+//!
+//! `DYNASOUR_PASS_SETS=N` asks for N random sequences (6), `DYNASOUR_PASS_SEED=N` for other ones (1).
+
+use dynasour_ir::opt::{PASSES, PIPELINE};
+use dynasour_ir::random::Rng;
+
+use crate::mode::Mode;
+
+fn number(variable: &str, default: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} must be a number")),
+        Err(_) => default,
+    }
+}
+
+/// The passes that real traces can go through, by name.
+fn passes() -> Vec<&'static str> {
+    PASSES.iter().filter(|pass| !pass.evaluator_only).map(|pass| pass.name).collect()
+}
+
+/// Traces of what ran `threshold` times go through this selection.
+fn mode(name: &'static str, threshold: u32, option: &str, passes: &[&str]) -> Mode {
+    let flags = ["--tier", "dynamo", "--threshold", &threshold.to_string(), option, &passes.join(",")];
+    Mode { name, flags: flags.into_iter().map(str::to_owned).collect() }
+}
+
+/// The passes that `run` uses, each once.
+pub fn pipeline() -> Vec<&'static str> {
+    let mut pipeline = PIPELINE.to_vec();
+    pipeline.sort_unstable();
+    pipeline.dedup();
+    pipeline
+}
+
+/// None, each pass alone, the pipeline without each, and all passes.
+pub fn fixed(threshold: u32) -> Vec<Mode> {
+    let pipeline = pipeline();
+    let mut modes = vec![mode("none", threshold, "--skip-pass", &pipeline)];
+    modes.extend(passes().iter().map(|pass| mode("alone", threshold, "--passes", &[pass])));
+    modes.extend(pipeline.iter().map(|pass| mode("without", threshold, "--skip-pass", &[pass])));
+    // What is not in the pipeline, between what cleans up and what defers stores.
+    let rest = passes().into_iter().filter(|pass| !PIPELINE.contains(pass));
+    let all: Vec<&str> = PIPELINE.iter().copied().chain(rest).chain(["simplify", "params", "dce"]).collect();
+    modes.push(mode("all", threshold, "--passes", &all));
+    modes
+}
+
+/// Random sequences of passes, other ones for each name.
+pub fn random(name: &str, threshold: u32) -> Vec<Mode> {
+    let salt = name.bytes().fold(0u64, |salt, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
+    let mut rng = Rng::new(number("DYNASOUR_PASS_SEED", 1) ^ salt);
+    let all = passes();
+    let mut sequence = || -> Vec<&str> { (0..1 + rng.below(10)).map(|_| rng.pick(&all)).collect() };
+    (0..number("DYNASOUR_PASS_SETS", 6)).map(|_| mode("random", threshold, "--passes", &sequence())).collect()
+}
