@@ -29,6 +29,8 @@ use smallvec::SmallVec;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::AtomicU32;
 
+const TRAP_FLAG: u64 = 0x100;
+
 /// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else refuses this version.
 #[derive(thiserror::Error, Debug)]
 pub enum EmitError {
@@ -154,7 +156,11 @@ impl EntryPoint {
         // SAFETY: the addresses are those of the stub and of a fragment of one emitter; the rest is the caller's promise.
         let site = unsafe {
             (*ctx).stub_save[LOADED] = self.loaded;
-            stubs::enter(self.stubs, ctx, self.code)
+            let site = stubs::enter(self.stubs, ctx, self.code);
+            // A debugger that steps through the stubs leaves its TF there; the guest's own is never set in native code.
+            (*ctx).rflags &= !TRAP_FLAG;
+            (*ctx).raw_flags &= !TRAP_FLAG;
+            site
         };
         if site == ABORTED {
             return Left::Aborted;

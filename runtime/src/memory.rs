@@ -36,6 +36,16 @@ pub struct FaultInfo {
     pub cr2: u64,
 }
 
+impl FaultInfo {
+    /// Was something written to a page that is there but must not be written to?
+    pub fn is_denied_write(&self) -> bool {
+        const SEGV_ACCERR: i32 = 2;
+        const PAGE_FAULT: u64 = 14;
+        const WRITE: u64 = 1 << 1;
+        (self.signal, self.code, self.trapno) == (libc::SIGSEGV, SEGV_ACCERR, PAGE_FAULT) && self.error & WRITE != 0
+    }
+}
+
 thread_local! {
     static LAST_FAULT: Cell<FaultInfo> =
         const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0 }) };

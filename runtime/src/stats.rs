@@ -55,6 +55,8 @@ pub struct Stats {
     pub blacklisted: u64,
     /// Times the whole cache was dropped.
     pub flushes: u64,
+    /// Copied blocks that were removed because a page of theirs was touched.
+    pub removed_blocks: u64,
     /// Fragments that were put to rest because a page of theirs was touched.
     pub rested: u64,
     /// Of these, how many came back.
@@ -133,6 +135,7 @@ impl Stats {
         }
         row("heads given up", self.blacklisted.to_string());
         row("cache flushes", self.flushes.to_string());
+        row("copied blocks removed", self.removed_blocks.to_string());
         row("fragments put to rest", self.rested.to_string());
         row("  of which woken", self.woken.to_string());
         row("system calls", self.syscalls.to_string());

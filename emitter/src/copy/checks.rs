@@ -4,6 +4,7 @@
 //! later to be a target, or whose place leads elsewhere meanwhile (to a counter), has a checked entry apart, which goes on
 //! by a link to where the place leads.
 
+use super::remove::Key;
 use super::{Blocks, FIRST_LINK, Link, STUB};
 use crate::cache::{Cache, CacheError};
 use crate::emitter::{Diversion, EmitError, Emitter};
@@ -14,7 +15,21 @@ pub(super) struct Check {
     /// Offset in the cache.
     start: u32,
     len: u8,
-    via: Via,
+    pub via: Via,
+    /// Its link.
+    pub link: u32,
+}
+
+impl Check {
+    /// Offset in the cache.
+    pub fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// What can take its place.
+    pub fn key(&self) -> Key {
+        Key::of_check(self.len, self.via)
+    }
 }
 
 impl Blocks {
@@ -25,18 +40,34 @@ impl Blocks {
         piece.jump(0);
         let jump = piece.len() - 4;
         (piece.jump, piece.leads) = miss;
-        let start = cache.alloc_hot_where(piece.len(), |start| (start + jump as u64) % 8 <= 4)?;
-        let cold = cache.alloc_cold(STUB)?;
-        let number = self.links.len() as u32;
+        let slot = self.free.slot(Key::of_check(piece.len() as u8, via));
+        let (start, cold, number) = match slot.and_then(|slot| self.checks.get(slot as usize)) {
+            Some(gone) => {
+                let out = self.links[gone.link as usize].out;
+                (self.base + u64::from(gone.start), self.base + u64::from(out), gone.link)
+            }
+            None => {
+                let start = cache.alloc_hot_where(piece.len(), |start| (start + jump as u64) % 8 <= 4)?;
+                (start, cache.alloc_cold(STUB)?, self.links.len() as u32)
+            }
+        };
         let offset = (start - self.base) as u32;
-        let next = std::mem::replace(&mut self.places[place as usize].links, number);
-        let link = Link { field: offset + jump as u32, out: (cold - self.base) as u32, place, next };
+        let link = Link::new(offset + jump as u32, (cold - self.base) as u32, place);
         let mut bytes = piece.placed(start);
         bytes[jump..].copy_from_slice(&self.field(&link, false).to_le_bytes());
         cache.write(cold, &self.stub_bytes(link.out, FIRST_LINK + number));
         cache.write(start, &bytes);
-        self.links.push(link);
-        self.checks.push(Check { start: offset, len: bytes.len() as u8, via });
+        match self.links.get_mut(number as usize) {
+            Some(gone) => *gone = link,
+            None => self.links.push(link),
+        }
+        self.join(number);
+        let check = Check { start: offset, len: bytes.len() as u8, via, link: number };
+        match slot {
+            Some(slot) => self.checks[slot as usize] = check,
+            None => self.checks.push(check),
+        }
+        self.places[place as usize].has_checks = true;
         self.apart.insert((place, via), offset);
         Ok(offset)
     }
@@ -105,7 +136,7 @@ impl Emitter {
             }
             None => {
                 let i = blocks.checks.partition_point(|c| c.start <= offset).checked_sub(1)?;
-                let Check { start, len, via } = blocks.checks[i];
+                let Check { start, len, via, .. } = blocks.checks[i];
                 (start, len, via)
             }
         };

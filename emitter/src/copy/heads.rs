@@ -7,7 +7,8 @@
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 
-use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, PLACE, STUB};
+use super::remove::Key;
+use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
 use crate::cache::{Cache, CacheError};
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, Fragment, FragmentId, LinkKind, fragment_at};
@@ -45,6 +46,8 @@ struct Counter {
 pub(super) struct Heads {
     words: Option<Words>,
     counters: Vec<Counter>,
+    /// Numbers of counters that are gone.
+    pub free: Vec<u32>,
     /// Executions before a head is hot; 0 if nothing is counted.
     threshold: u64,
     /// Heads whose blocks have no counter yet.
@@ -58,11 +61,18 @@ impl Heads {
     }
 
     pub fn new(cache: &Range<u64>) -> Heads {
-        Heads { words: Words::new(cache, COUNTERS), counters: Vec::new(), threshold: 0, found: Vec::new() }
+        Heads {
+            words: Words::new(cache, COUNTERS),
+            counters: Vec::new(),
+            free: Vec::new(),
+            threshold: 0,
+            found: Vec::new(),
+        }
     }
 
     pub fn clear(&mut self) {
         self.counters.clear();
+        self.free.clear();
         self.found.clear();
     }
 
@@ -81,7 +91,7 @@ impl Blocks {
         cache: &mut Cache,
     ) -> Result<Option<u32>, CacheError> {
         const FIELD: usize = 39;
-        let number = self.heads.counters.len();
+        let number = self.heads.free.last().map_or(self.heads.counters.len(), |free| *free as usize);
         let Some(words) = self.heads.words.as_ref().filter(|_| number < COUNTERS) else { return Ok(None) };
         let word = words.address(number);
         words.set(number, threshold);
@@ -103,20 +113,20 @@ impl Blocks {
         restore(&mut code);
         debug_assert_eq!(code.len(), FIELD + 4 + 9);
 
-        let start = cache.alloc_hot_where(code.len() + STUB, |start| (start + FIELD as u64) % 8 <= 4)?;
-        let cold = cache.alloc_cold(STUB)?;
+        let slot = self.free.slot(Key::COUNTER);
+        let (start, cold, first_link) = match slot.and_then(|slot| self.blocks.get(slot as usize)) {
+            Some(gone) => (self.base + u64::from(gone.start), self.base + u64::from(gone.cold), gone.first_link),
+            None => {
+                let start = cache.alloc_hot_where(code.len() + STUB, |start| (start + FIELD as u64) % 8 <= 4)?;
+                (start, cache.alloc_cold(STUB)?, self.links.len() as u32)
+            }
+        };
         for end in [load, store] {
             let relative = word.wrapping_sub(start + end as u64) as u32;
             code[end - 4..end].copy_from_slice(&relative.to_le_bytes());
         }
-        let first_link = self.links.len() as u32;
         let start_offset = (start - self.base) as u32;
-        let link = Link {
-            field: start_offset + FIELD as u32,
-            out: (cold - self.base) as u32,
-            place: place | BODY,
-            next: NONE,
-        };
+        let link = Link::new(start_offset + FIELD as u32, (cold - self.base) as u32, place | BODY);
         let relative = self.target(&link).wrapping_sub(start + FIELD as u64 + 4) as u32;
         code[FIELD..FIELD + 4].copy_from_slice(&relative.to_le_bytes());
         let hot = self.stub_bytes(start_offset + code.len() as u32, FIRST_COUNTER + number as u32);
@@ -124,19 +134,38 @@ impl Blocks {
         let out = self.stub_bytes(link.out, super::FIRST_LINK + first_link);
         cache.write(start, &code);
         cache.write(cold, &out);
-        self.links.push(link);
+        match self.links.get_mut(first_link as usize) {
+            Some(gone) => *gone = link,
+            None => self.links.push(link),
+        }
+        self.join(first_link);
         let pc = self.places[place as usize].pc;
-        self.blocks.push(Block {
-            pc,
-            start: start_offset,
-            len: code.len() as u16,
-            prefix: 0,
-            via: 0,
-            links: 1,
-            first_link,
-            unlinked: AtomicU32::new(0),
-        });
-        self.heads.counters.push(Counter { counts, from: AtomicU64::new(threshold) });
+        let index = self.put_block(
+            slot,
+            Block {
+                pc,
+                start: start_offset,
+                len: code.len() as u16,
+                prefix: 0,
+                via: 0,
+                links: 1,
+                first_link,
+                cold: (cold - self.base) as u32,
+                counter: number as u32,
+                place,
+                node: NONE,
+                key: Key::COUNTER,
+                unlinked: AtomicU32::new(0),
+            },
+        );
+        if matches!(counts, Counted::Head(_)) {
+            self.places[place as usize].made[1] = index;
+        }
+        let counter = Counter { counts, from: AtomicU64::new(threshold) };
+        match self.heads.free.pop() {
+            Some(free) => self.heads.counters[free as usize] = counter,
+            None => self.heads.counters.push(counter),
+        }
         Ok(Some(start_offset))
     }
 
@@ -153,7 +182,7 @@ impl Blocks {
     pub(super) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) {
         while let Some(place) = self.heads.found.pop() {
             let Some(p) = self.places.get(place as usize) else { continue };
-            if p.block == 0 || p.entry != p.block {
+            if p.block == 0 || p.entry != p.block || !p.is_head {
                 // Without a block it is met again when it gets one.
                 continue;
             }
@@ -248,16 +277,15 @@ impl Emitter {
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
         let (field, out, before) = (link.field, link.out, link.target());
         let base = self.blocks.base;
-        let mut link = Link { field: (field - base) as u32, out: (out - base) as u32, place, next: NONE };
+        let link = Link::new((field - base) as u32, (out - base) as u32, place);
         let target = self.blocks.target(&link);
         if before == target || target == out {
             return Ok(());
         }
-        if before == out && place & BODY == 0 {
+        if before == out {
             let number = self.blocks.links.len() as u32;
-            let first = &mut self.blocks.places[(place & PLACE) as usize].links;
-            link.next = std::mem::replace(first, number);
             self.blocks.links.push(link);
+            self.blocks.join(number);
         }
         set_target(&self.fragments, field, target, &self.cache);
         match self.fragment_at(target) {

@@ -7,7 +7,7 @@
 //!
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block. Invariants:
 //! * a link's field leads to its place's entry, or to its own stub if there is none or a signal wants out;
-//! * blocks ascend by host address;
+//! * blocks ascend by host address, those that are gone ([`remove`]) among them;
 //! * nothing says which guest instruction a host instruction belongs to: translating again does ([`state`]).
 //!
 //! Example: `test rdi, rdi; je 0x1010; call 0x2000` at 0x1000 becomes two blocks,
@@ -22,6 +22,7 @@
 
 mod checks;
 mod heads;
+mod remove;
 mod state;
 mod stubs;
 mod translate;
@@ -38,14 +39,15 @@ use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
 use heads::Heads;
 pub use heads::{Counted, CounterId};
-use rustc_hash::{FxHashMap, FxHashSet};
+pub use remove::Doomed;
+use remove::{Free, Key, Pages};
+use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED};
 use translate::{Leads, Referent, Translator};
 
-const PAGE_SHIFT: u32 = 12;
 /// No link, place or block.
 const NONE: u32 = u32::MAX;
 /// The place of links that go where `next_pc` says.
@@ -101,6 +103,10 @@ struct Place {
     is_head: bool,
     /// It was found by a call.
     is_called: bool,
+    /// The indices of its block and of its head's counter, [`NONE`] if there is none.
+    made: [u32; 2],
+    /// Are there checked entries of its own that belong to no block?
+    has_checks: bool,
 }
 
 /// A patchable jump.
@@ -113,6 +119,14 @@ struct Link {
     place: u32,
     /// The next link to the same place.
     next: u32,
+    /// The one before it, [`NONE`] if it is the first.
+    before: u32,
+}
+
+impl Link {
+    fn new(field: u32, out: u32, place: u32) -> Link {
+        Link { field, out, place, next: NONE, before: NONE }
+    }
 }
 
 /// A copied block, or a counter before one.
@@ -128,6 +142,15 @@ struct Block {
     /// How many links it has, and the first.
     links: u8,
     first_link: u32,
+    /// Offset of its cold memory.
+    cold: u32,
+    /// Its number among the counters, [`NONE`] if it is none.
+    counter: u32,
+    place: u32,
+    /// The first of its nodes in [`Pages`].
+    node: u32,
+    /// What it takes.
+    key: Key,
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
     unlinked: AtomicU32,
 }
@@ -170,9 +193,10 @@ pub(crate) struct Blocks {
     apart: FxHashMap<(u32, Via), u32>,
     /// Places whose entry is not what indirect transfers find.
     moved: Vec<u32>,
-    /// Guest pages that blocks were made from.
-    pages: FxHashSet<u64>,
-    last_page: u64,
+    /// What was made from which guest pages.
+    pages: Pages,
+    /// What is free to be used again.
+    free: Free,
     heads: Heads,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
@@ -207,8 +231,8 @@ impl Blocks {
             checks: Vec::new(),
             apart: FxHashMap::default(),
             moved: Vec::new(),
-            pages: FxHashSet::default(),
-            last_page: u64::MAX,
+            pages: Pages::default(),
+            free: Free::default(),
             heads: Heads::new(&cache.range()),
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
@@ -226,8 +250,8 @@ impl Blocks {
         self.checks.clear();
         self.apart.clear();
         self.moved.clear();
-        self.pages.clear();
-        self.last_page = u64::MAX;
+        self.pages = Pages::default();
+        self.free = Free::default();
         self.unlinked.store(0, Ordering::Relaxed);
         self.heads.clear();
         self.clears += 1;
@@ -247,7 +271,7 @@ impl Blocks {
 
     fn place(&mut self, pc: u64) -> u32 {
         *self.by_pc.entry(pc).or_insert_with(|| {
-            self.places.push(Place {
+            let place = Place {
                 pc,
                 block: 0,
                 entry: 0,
@@ -257,17 +281,20 @@ impl Blocks {
                 expected: None,
                 is_head: false,
                 is_called: false,
-            });
-            self.places.len() as u32 - 1
+                made: [NONE; 2],
+                has_checks: false,
+            };
+            self.free.put_place(&mut self.places, place)
         })
     }
 
-    fn add_pages(&mut self, source: &Range<u64>) {
-        for page in source.start >> PAGE_SHIFT..=source.end.wrapping_sub(1).max(source.start) >> PAGE_SHIFT {
-            if page != self.last_page {
-                self.last_page = page;
-                self.pages.insert(page);
-            }
+    /// Makes `number` one of the links that lead to its place.
+    fn join(&mut self, number: u32) {
+        let place = &mut self.places[(self.links[number as usize].place & PLACE) as usize];
+        let next = std::mem::replace(&mut place.links, number);
+        self.links[number as usize].next = next;
+        if let Some(next) = self.links.get_mut(next as usize) {
+            next.before = number;
         }
     }
 
@@ -320,10 +347,14 @@ impl Blocks {
     fn emit(&mut self, pc: u64, via: Option<Via>, cache: &mut Cache) -> Result<u64, CacheError> {
         let counted = self.heads.are_counted();
         let t = &mut self.translator.out;
-        let start = cache.alloc_hot(t.bytes.len(), ALIGNMENT)?;
         let own_stubs = t.exits.iter().filter(|e| matches!(e.leads, Leads::To(_))).count();
         let constants = own_stubs * STUB;
-        let cold = cache.alloc_cold(constants + 8 * t.constants.len())?;
+        let key = Key::of_block(t.bytes.len(), t.exits.len(), constants + 8 * t.constants.len());
+        let slot = self.free.slot(key);
+        let (start, cold) = match slot.and_then(|slot| self.blocks.get(slot as usize)) {
+            Some(gone) => (self.base + u64::from(gone.start), self.base + u64::from(gone.cold)),
+            None => (cache.alloc_hot(key.hot(), ALIGNMENT)?, cache.alloc_cold(key.cold())?),
+        };
         for r in &t.relatives {
             let target = match r.to {
                 Referent::Address(address) => address,
@@ -334,13 +365,14 @@ impl Blocks {
         }
         let constants = std::mem::take(&mut t.constants);
         let exits = t.exits.clone();
-        let first_link = self.links.len() as u32;
+        let gone = slot.and_then(|slot| self.blocks.get(slot as usize));
+        let first_link = gone.map_or(self.links.len() as u32, |gone| gone.first_link);
+        let own = self.place(pc);
         self.cold.clear();
-        for exit in &exits {
-            let number = self.links.len() as u32;
+        for (number, exit) in (first_link..).zip(&exits) {
             let field = (start + u64::from(exit.field) - self.base) as u32;
             let link = match exit.leads {
-                Leads::Indirect(via) => Link { field, out: via.index() as u32, place: ANYWHERE, next: NONE },
+                Leads::Indirect(via) => Link::new(field, via.index() as u32, ANYWHERE),
                 Leads::To(to) => {
                     let out = (cold - self.base) as u32 + self.cold.len() as u32;
                     let stub = self.stub_bytes(out, FIRST_LINK + number);
@@ -350,30 +382,47 @@ impl Blocks {
                         Some(called) if counted => self.found_head(place, called),
                         _ => {}
                     }
-                    let next = std::mem::replace(&mut self.places[place as usize].links, number);
-                    Link { field, out, place, next }
+                    Link::new(field, out, place)
                 }
             };
             self.figures.links += u64::from(link.place != ANYWHERE && self.target(&link) != self.out(&link));
             let value = self.field(&link, false);
             let at = exit.field as usize;
             self.translator.out.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            self.links.push(link);
+            let joins = link.place != ANYWHERE;
+            match self.links.get_mut(number as usize) {
+                Some(gone) => *gone = link,
+                None => self.links.push(link),
+            }
+            if joins {
+                self.join(number);
+            }
         }
         for constant in constants {
             self.cold.extend_from_slice(&constant.to_le_bytes());
         }
-        let bytes = &self.translator.out.bytes;
-        self.blocks.push(Block {
+        let t = &self.translator.out;
+        let block = Block {
             pc,
             start: (start - self.base) as u32,
-            len: bytes.len() as u16,
-            prefix: self.translator.out.prefix as u8,
+            len: t.bytes.len() as u16,
+            prefix: t.prefix as u8,
             via: via.map_or(0, Via::index) as u8,
             links: exits.len() as u8,
             first_link,
+            cold: (cold - self.base) as u32,
+            counter: NONE,
+            place: own,
+            node: NONE,
+            key,
             unlinked: AtomicU32::new(0),
-        });
+        };
+        let index = self.put_block(slot, block);
+        self.places[own as usize].made[0] = index;
+        for source in &self.translator.out.sources {
+            self.blocks[index as usize].node = self.pages.add(index, source, self.blocks[index as usize].node);
+        }
+        let bytes = &self.translator.out.bytes;
         cache.write(start, bytes);
         cache.write(cold, &self.cold);
         self.figures.blocks += 1;
@@ -384,6 +433,20 @@ impl Blocks {
             self.places[place as usize].expected.get_or_insert(Via::Memory);
         }
         Ok(start)
+    }
+
+    /// Where a block is gone, or behind all others.
+    fn put_block(&mut self, slot: Option<u32>, block: Block) -> u32 {
+        match slot {
+            Some(slot) => {
+                self.blocks[slot as usize] = block;
+                slot
+            }
+            None => {
+                self.blocks.push(block);
+                self.blocks.len() as u32 - 1
+            }
+        }
     }
 
     /// A stub that will stand at offset `at`.
@@ -454,12 +517,18 @@ impl Blocks {
     ) -> Result<Copied, EmitError> {
         let found = |p: &Place| if want_block { p.block } else { p.entry };
         let mut via = None;
-        if let Some(place) = self.by_pc.get(&pc) {
-            let place = &self.places[*place as usize];
+        if let Some(&number) = self.by_pc.get(&pc) {
+            let place = &self.places[number as usize];
             if let entry @ 1.. = found(place) {
                 return Ok(Copied::Entry(self.base + u64::from(entry)));
             }
             via = place.expected;
+            if place.block != 0 {
+                // It led to a fragment that is gone.
+                let block = place.block;
+                self.lead(number, block, cache, fragments);
+                return Ok(Copied::Entry(self.base + u64::from(block)));
+            }
         }
         if !self.translator.translate(pc, code, indirect, via)? {
             return Ok(Copied::Instruction);
@@ -476,9 +545,6 @@ impl Blocks {
             // It may have changed before it was watched.
             return self.copy(pc, want_block, code, indirect, cache, fragments);
         }
-        let sources = std::mem::take(&mut self.translator.out.sources);
-        sources.iter().for_each(|s| self.add_pages(s));
-        self.translator.out.sources = sources;
         // Before it is placed, so that a loop's own link is made at once.
         let start = self.emit(pc, via, cache)?;
         if let Some(via) = self.translator.out.leaves_by {
@@ -495,6 +561,10 @@ impl Blocks {
                 self.heads.found.push(place);
             }
             self.lead(place, offset, cache, fragments);
+        } else {
+            // There was another block before.
+            let entry = p.entry;
+            self.lead(place, entry, cache, fragments);
         }
         self.count_found(cache, fragments);
         Ok(Copied::Entry(self.base + u64::from(found(&self.places[place as usize]))))
@@ -537,21 +607,10 @@ impl Emitter {
         unsafe { self.copy_entry_point(entry).run(ctx) }
     }
 
-    /// Is some block made from code in this range?
-    pub fn is_copied_from(&self, range: &Range<u64>) -> bool {
-        let pages = range.start >> PAGE_SHIFT..=range.end.saturating_sub(1) >> PAGE_SHIFT;
-        let known = &self.blocks.pages;
-        if pages.end() - pages.start() > known.len() as u64 {
-            known.iter().any(|p| pages.contains(p))
-        } else {
-            pages.into_iter().any(|p| known.contains(&p))
-        }
-    }
-
-    /// The guest pc that a block's exit leads to.
-    pub fn copy_exit(&self, link: LinkId) -> Option<u64> {
+    /// The guest pc that a block's exit leads to, and whether it leads to the block there, whatever links lead to.
+    pub fn copy_exit(&self, link: LinkId) -> Option<(u64, bool)> {
         let place = self.blocks.links.get(link.0 as usize)?.place;
-        Some(self.blocks.places.get((place & PLACE) as usize)?.pc)
+        Some((self.blocks.places.get((place & PLACE) as usize)?.pc, place & BODY != 0))
     }
 
     /// Figures about the copy tier.
@@ -566,7 +625,7 @@ impl Emitter {
 
     /// The guest pc and the host code of each block, counters among them.
     pub fn all_blocks(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
-        self.blocks.blocks.iter().map(|b| {
+        self.blocks.blocks.iter().filter(|b| b.len != 0).map(|b| {
             let start = self.blocks.base + u64::from(b.start);
             (b.pc, start..start + u64::from(b.len))
         })

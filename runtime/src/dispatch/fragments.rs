@@ -19,7 +19,7 @@
 //!
 //! **Threads.** All of this is behind one lock, which nobody holds while guest code runs. A thread that is in fragments, or
 //! comes from one, is *in the cache* ([`super::peers`]), and what it may need is kept until it is not: dropping all is
-//! done in two steps, [`Fragments::retire`] and [`Fragments::clear`].
+//! done in two steps, [`Fragments::retire`] and [`Fragments::clear`], and so is dropping some ([`removal`]).
 //!
 //! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
 
@@ -28,6 +28,7 @@ mod chaos;
 mod describe;
 mod ledger;
 mod mixed;
+mod removal;
 mod resting;
 mod room;
 
@@ -58,9 +59,7 @@ use std::time::Instant;
 use thiserror::Error;
 
 pub use mixed::{Arrival, Came};
-
-/// Bytes of code that is never entered again, at which everything is dropped to get them back.
-const MOST_GARBAGE: u64 = 4 << 20;
+pub use removal::Touched;
 
 /// So many exits may have a trace of their own from one pc.
 const OWN_TRACES: u32 = 3;
@@ -286,45 +285,6 @@ impl Fragments {
             n if unlinked & BLOCK != 0 => self.emitter.relink_block(BlockId(n - 1)),
             n => self.emitter.relink(FragmentId(n - 1)),
         }
-    }
-
-    /// Code in `range` has changed or gone. None: nothing was made from it. `true`: everything must go, see
-    /// [`Fragments::retire`]. `false`: what was made from it rests ([`super::sources`]), or somebody else is retiring
-    /// everything; those inside come out.
-    ///
-    /// If the guest is `threaded`, everything goes: the others are waited for, and whoever is in a fragment that stays linked
-    /// may never come out; and what rests could be woken by one thread before the change that another is about to make.
-    pub fn touch(&mut self, range: &Range<u64>, threaded: bool) -> Option<bool> {
-        // What is being compiled now may be made from it.
-        self.generation += 1;
-        if self.retired {
-            return Some(false);
-        }
-        if !self.is_made_from(range) {
-            return None;
-        }
-        // Links of blocks lead to places, not to fragments that could rest.
-        let native = self.head_threshold != 0 || self.emitter.is_copied_from(range);
-        if threaded || native || self.sources.garbage() > MOST_GARBAGE {
-            return Some(self.retire());
-        }
-        let touched = self.sources.touch(range);
-        for &(id, role) in &touched {
-            if let Role::Region(pc) = role {
-                self.leave_region(pc, id);
-            }
-        }
-        if !touched.is_empty() {
-            let ids: Vec<FragmentId> = touched.into_iter().map(|(id, _)| id).collect();
-            self.emitter.put_to_rest(&ids);
-            self.stats.rested += ids.len() as u64;
-        }
-        Some(false)
-    }
-
-    /// Was some fragment made from code in this range?
-    pub fn is_made_from(&self, range: &Range<u64>) -> bool {
-        self.emitter.is_copied_from(range) || !self.sources.made_from(range).is_empty()
     }
 
     /// Lets indirect jumps find a fragment.

@@ -3,7 +3,7 @@
 //! There is one machine; it lives as long as the process, so that signal handlers can use it.
 
 use super::footprint::Footprint;
-use super::fragments::{FragmentError, Fragments};
+use super::fragments::{FragmentError, Fragments, Touched};
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, Resting};
 use crate::census::{self, Census};
@@ -158,14 +158,31 @@ impl Machine {
     /// Code in `range` has changed: the other threads forget their blocks made from it, and fragments made from it go. The
     /// caller is outside and holds no lock; its own blocks are its own affair.
     pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
-        let touched = self.fragments().and_then(|mut f| f.touch(range, self.pages.is_threaded()));
+        let touched = self.fragments().and_then(|mut f| f.touch(range));
         self.peers.forget(own, range);
-        if let Some(retired) = touched {
+        let Some(touched) = touched else { return };
+        match touched {
+            // Nobody enters anything before this is done.
+            Touched::All => self.peers.settle(own),
             // If somebody else is at it, others may still run what this change was about.
-            self.peers.settle(own);
-            if retired && let Some(mut fragments) = self.fragments() {
-                fragments.clear();
-            }
+            Touched::Some(_) | Touched::Others if self.peers.call_out(own).is_ok() => {}
+            // Who cannot be told comes out when everything goes.
+            Touched::Some(_) | Touched::Others => return self.drop_all(own),
+        }
+        if let Some(mut fragments) = self.fragments() {
+            fragments.finish(touched);
+        }
+    }
+
+    /// Drops all fragments, after whoever is at it already.
+    fn drop_all(&self, own: &Peer) {
+        while self.fragments().is_some_and(|mut f| !f.retire()) {
+            // Somebody who drops everything is soon done.
+            std::thread::yield_now();
+        }
+        self.peers.settle(own);
+        if let Some(mut fragments) = self.fragments() {
+            fragments.clear();
         }
     }
 

@@ -24,7 +24,8 @@ mod sources;
 
 use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop};
-use crate::memory;
+use crate::invalidate::Opening;
+use crate::memory::{self, FaultInfo};
 use crate::perf_map;
 use crate::process::{self, ThreadBody};
 use crate::profile::{self, Phase, during};
@@ -91,6 +92,7 @@ impl Dispatcher {
     /// ends instead.
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> i32 {
         let _attention = profile::attend(&self.peer.clock);
+        self.peer.attach();
         if self.machine.config.tier == Tier::Full {
             self.peer.sample();
         }
@@ -403,7 +405,7 @@ impl Dispatcher {
                 };
                 system.raise(context, fault)
             }
-            Stop::Fault { info, .. } if self.machine.pages.opened_by_fault(&info) => self.repeat(context, system),
+            Stop::Fault { info, .. } if self.opened_by_fault(&info) => self.repeat(context, system),
             Stop::Fault { pc, info } => {
                 let fault = GuestFault::noted(context, pc, &info);
                 system.raise(context, fault)
@@ -413,6 +415,30 @@ impl Dispatcher {
             Stop::Broken(error) => {
                 process::complain(&format!("internal error at guest pc {:#x}: {error}", context.rip));
                 Outcome::Killed(libc::SIGABRT)
+            }
+        }
+    }
+
+    /// Was this fault only ours? Then the page is open now, and whatever was made from it has gone, or goes before anything
+    /// else is done.
+    ///
+    /// With several threads it goes first: as soon as the page is open, another thread may write to it, and execute what it has
+    /// written.
+    fn opened_by_fault(&mut self, fault: &FaultInfo) -> bool {
+        if !self.machine.pages.is_threaded() {
+            return self.machine.pages.opened_by_fault(fault);
+        }
+        if !fault.is_denied_write() {
+            return false;
+        }
+        let _changes = self.machine.changes();
+        match self.machine.pages.begin_opening(fault) {
+            Opening::NotOurs => false,
+            Opening::Done => true,
+            Opening::Begun(page) => {
+                self.drop_code(page.clone());
+                self.machine.pages.finish_opening(page);
+                true
             }
         }
     }
@@ -554,10 +580,6 @@ impl Engine for Dispatcher {
     fn private_memory_lost(&mut self) {
         // If that is for a thread, it may guard pages while this one is in a system call.
         self.machine.pages.set_threaded();
-        if matches!(self.machine.config.tier, Tier::Copy | Tier::Full) {
-            // Each page that is opened would cost all native code of all threads.
-            self.machine.pages.stop_guarding();
-        }
         if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
             self.flush();
         }
@@ -567,6 +589,7 @@ impl Engine for Dispatcher {
         if self.machine.config.tier == Tier::Dynamo {
             self.selector.rest();
         }
+        self.peer.attach();
         self.selector.dispatch.clear();
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);

@@ -9,13 +9,20 @@
 //! has to be forgotten is posted before that. A thread looks at what was posted after it has said that it interprets, and
 //! if there is anything goes outside again to attend to it: so either the poster sees it interpret and waits, or it sees what
 //! was posted. Who waits is outside and holds no lock: two that wait do not wait for each other.
+//!
+//! **Calls.** Where only some fragments go, a thread in others would never come out: it is called by a signal
+//! ([`signal::call_out`]), whose handler treats it as an asynchronous one. It must never interrupt a system call of the guest's:
+//! nobody is called who is seen not to be in the cache, and who leaves the cache while a call is being made waits until it has
+//! arrived.
 
+use crate::entry::{self, Call};
 use crate::profile::sampling::Samples;
 use crate::profile::{self, Clock};
+use crate::signal;
 use crate::sync::lock;
 use dynasour_guest::ThreadContext;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -54,6 +61,10 @@ pub struct Peer {
     posted: AtomicBool,
     /// Guest code that may have changed.
     stale: Mutex<Vec<Range<u64>>>,
+    /// The thread's number.
+    tid: AtomicI32,
+    /// How many are about to call it, above a bit that says that somebody has.
+    calls: AtomicU32,
     /// System calls it made.
     pub syscalls: AtomicU64,
     /// Blocks it interpreted, and heads it gave up, when it last said so.
@@ -65,7 +76,54 @@ pub struct Peer {
     samples: Mutex<Vec<Samples>>,
 }
 
+/// A thread cannot be called.
+#[derive(Debug)]
+pub struct Deaf;
+
+/// In [`Peer::calls`].
+const CALLED: u32 = 1;
+/// One who is about to call.
+const CALLING: u32 = 2;
+
 impl Peer {
+    /// It is this thread that runs from now on.
+    pub fn attach(&self) {
+        // SAFETY: gettid has no arguments and cannot fail.
+        let tid = unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) };
+        self.tid.store(tid as i32, Ordering::SeqCst);
+    }
+
+    /// Makes it come out of the cache, if it is there, by a signal: then how it has moved so far. An error: that cannot be
+    /// sent.
+    fn call(&self) -> Result<Option<u64>, Deaf> {
+        self.calls.fetch_add(CALLING, Ordering::SeqCst);
+        let moves = self.moves.load(Ordering::SeqCst);
+        let there = Place::of(moves) == Place::Cache;
+        if there {
+            // Before the signal, so that it does not come while there is nothing to leave yet.
+            self.interrupt();
+            self.calls.fetch_or(CALLED, Ordering::SeqCst);
+        }
+        let sent = !there || signal::call_out(self.tid.load(Ordering::SeqCst));
+        self.calls.fetch_sub(CALLING, Ordering::SeqCst);
+        if sent { Ok(there.then_some(moves)) } else { Err(Deaf) }
+    }
+
+    /// It has left the cache: calls arrive here, and not in what it does next.
+    fn answer(&self) {
+        if self.calls.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut patience = Patience::default();
+        while self.calls.load(Ordering::SeqCst) >= CALLING {
+            patience.wait();
+        }
+        self.calls.fetch_and(!CALLED, Ordering::SeqCst);
+        // A signal that was sent is delivered at the end of any call.
+        // SAFETY: getpid has no arguments and no effect.
+        unsafe { entry::raw(&Call::new(libc::SYS_getpid, &[])) };
+    }
+
     /// This thread is sampled from now on, if runs are timed.
     pub fn sample(&self) {
         if profile::is_enabled() {
@@ -91,7 +149,10 @@ impl Peer {
     /// must first [`Peer::take_stale`].
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
-        self.moves.swap(self.moved(Place::Interpreting), Ordering::SeqCst);
+        let before = self.moves.swap(self.moved(Place::Interpreting), Ordering::SeqCst);
+        if Place::of(before) == Place::Cache {
+            self.answer();
+        }
         let free = !self.posted.load(Ordering::SeqCst);
         if !free {
             self.leave();
@@ -108,7 +169,10 @@ impl Peer {
     /// The thread has finished with guest code for now.
     pub fn leave(&self) {
         debug_assert_ne!(self.place(), Place::Outside);
-        self.moves.store(self.moved(Place::Outside), Ordering::Release);
+        let before = self.moves.swap(self.moved(Place::Outside), Ordering::SeqCst);
+        if Place::of(before) == Place::Cache {
+            self.answer();
+        }
     }
 
     /// A child that borrowed this thread's place is gone, wherever it was.
@@ -139,6 +203,14 @@ impl Peer {
         }
         stale.push(range.clone());
         self.posted.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until it has moved.
+    fn await_move(&self, moves: u64) {
+        let mut patience = Patience::default();
+        while self.moves.load(Ordering::Acquire) == moves {
+            patience.wait();
+        }
     }
 
     /// Makes the interpreter come back, if it runs.
@@ -172,6 +244,20 @@ impl Peers {
         wait(&self.others(own), Place::Cache);
     }
 
+    /// Makes every thread but `own` leave the cache, if it is there, and waits until it has: some fragments were made
+    /// unreachable. Who comes back meanwhile does not find them.
+    pub fn call_out(&self, own: &Peer) -> Result<(), Deaf> {
+        let others = self.others(own);
+        let called: Vec<_> =
+            others.iter().map(|peer| peer.call().map(|moves| (peer, moves))).collect::<Result<_, _>>()?;
+        for (peer, moves) in called {
+            if let Some(moves) = moves {
+                peer.await_move(moves);
+            }
+        }
+        Ok(())
+    }
+
     /// Makes every thread but `own` forget its blocks made from `range`, and waits until those that were interpreting have
     /// stopped.
     pub fn forget(&self, own: &Peer, range: &Range<u64>) {
@@ -202,12 +288,7 @@ fn wait(peers: &[Arc<Peer>], place: Place) {
     let there = |peer: &Arc<Peer>| Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| Place::of(*moves) == place);
     let there: Vec<_> = peers.iter().filter_map(|peer| there(peer).map(|moves| (peer, moves))).collect();
     there.iter().for_each(|(peer, _)| peer.interrupt());
-    for (peer, moves) in there {
-        let mut patience = Patience::default();
-        while peer.moves.load(Ordering::Acquire) == moves {
-            patience.wait();
-        }
-    }
+    there.into_iter().for_each(|(peer, moves)| peer.await_move(moves));
 }
 
 /// Waits a little longer each time.

@@ -53,8 +53,6 @@ pub struct CodePages {
     written: AtomicBool,
     /// Are there, or were there, several threads?
     threaded: AtomicBool,
-    /// Are pages guarded no more?
-    unguarded: AtomicBool,
     /// Has the guest opened its memory as a file, to write to it?
     written_as_file: AtomicBool,
 }
@@ -71,7 +69,20 @@ struct State {
     pinned: Vec<Range<u64>>,
     /// Opened, and what was made from it not dropped yet.
     written: Vec<Range<u64>>,
+    /// About to be opened, while what was made from it is being dropped.
+    opening: Option<Range<u64>>,
     opened: u64,
+}
+
+/// What became of a fault.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Opening {
+    /// It is the guest's own.
+    NotOurs,
+    /// Its page is open already.
+    Done,
+    /// Whatever was made from this page is to be dropped before it is opened.
+    Begun(Range<u64>),
 }
 
 /// How code may change.
@@ -116,6 +127,9 @@ impl State {
 
     /// Guards the page unless it is or need not be. `None`: it cannot be.
     fn guard(&mut self, page: u64) -> Option<Watched> {
+        if self.opening.as_ref().is_some_and(|opening| opening.contains(&page)) {
+            return None;
+        }
         if self.guards.contains(page) {
             return Some(Watched::Already);
         }
@@ -130,6 +144,15 @@ impl State {
             return None;
         }
         self.guards.take(page, mapping.prot).then_some(Watched::Now)
+    }
+
+    /// May the guest write there? Asked where it could not: another thread may have opened it meanwhile.
+    fn is_writable(&mut self, page: u64) -> bool {
+        let writable = |state: &State| state.mappings.at(page).is_some_and(|mapping| mapping.is_writable());
+        writable(self) && {
+            self.refresh();
+            writable(self)
+        }
     }
 
     /// As [`State::open`], because of a write.
@@ -190,7 +213,6 @@ impl CodePages {
         match state.change_of(range.clone()) {
             Change::ByCall => return Watched::Already,
             Change::Unseen => return Watched::Impossible,
-            Change::ByStore if self.unguarded.load(Ordering::Relaxed) => return Watched::Impossible,
             Change::ByStore => {}
         }
         let mut watched = Watched::Already;
@@ -206,12 +228,7 @@ impl CodePages {
 
     /// Was this fault only ours? Then the page is open now, and the store can be repeated.
     pub fn opened_by_fault(&self, fault: &FaultInfo) -> bool {
-        const SEGV_ACCERR: i32 = 2;
-        const PAGE_FAULT: u64 = 14;
-        const WRITE: u64 = 1 << 1;
-        if (fault.signal, fault.code, fault.trapno) != (libc::SIGSEGV, SEGV_ACCERR, PAGE_FAULT)
-            || fault.error & WRITE == 0
-        {
+        if !fault.is_denied_write() {
             return false;
         }
         let page = page_down(fault.addr);
@@ -220,12 +237,28 @@ impl CodePages {
             self.written.store(true, Ordering::Release);
             return true;
         }
-        // Another thread may have opened it meanwhile.
-        let writable = |state: &State| state.mappings.at(page).is_some_and(|mapping| mapping.is_writable());
-        writable(&state) && {
-            state.refresh();
-            writable(&state)
+        state.is_writable(page)
+    }
+
+    /// Was this fault only ours? If its page is still guarded, it stays so until [`CodePages::finish_opening`]; nothing
+    /// new that is made from it relies on that. The caller has the right to invalidate code.
+    pub fn begin_opening(&self, fault: &FaultInfo) -> Opening {
+        let page = page_down(fault.addr);
+        let mut state = self.state();
+        if state.guards.contains(page) {
+            state.opening = Some(page..page + PAGE);
+            return Opening::Begun(page..page + PAGE);
         }
+        if state.is_writable(page) { Opening::Done } else { Opening::NotOurs }
+    }
+
+    /// Nothing is left that was made from what was being opened, and nobody runs it any more.
+    pub fn finish_opening(&self, page: Range<u64>) {
+        let mut state = self.state();
+        state.opening = None;
+        let written = state.written.len();
+        state.open_for_write(page);
+        state.written.truncate(written);
     }
 
     /// Opens what is guarded in `range`: it is about to be written, or its guards are about to be lost. Was anything?
@@ -363,11 +396,6 @@ impl CodePages {
     pub fn held(&self, f: impl FnOnce()) {
         let _state = self.state();
         f();
-    }
-
-    /// From now on no page is guarded: code in pages that stores may change compares its bytes.
-    pub fn stop_guarding(&self) {
-        self.unguarded.store(true, Ordering::Relaxed);
     }
 
     /// How often guarded pages were opened.

@@ -22,6 +22,11 @@ use crate::memory::{self, FaultInfo};
 /// `restart_syscall`: what the kernel puts into rax when it restarts a call that measures time.
 const RESTART_SYSCALL: i64 = libc::SYS_restart_syscall;
 
+/// The signal of [`call_out`]: one of those whose handler is always ours and that are never blocked, that nobody sends.
+const CALL_SIGNAL: i32 = libc::SIGFPE;
+/// Its `si_code`: no kernel's.
+const CALL_CODE: i32 = -0x6479_6e61;
+
 /// Bytes of the host's alternate signal stack.
 pub const ALTERNATE_STACK: usize = 128 << 10;
 
@@ -130,7 +135,7 @@ pub struct FaultHooks {
     pub thunk: fn(host_rip: u64) -> Option<u64>,
     /// Where to continue after a fault of a fragment's own.
     pub fragment: fn(host_rip: u64) -> Option<u64>,
-    /// An asynchronous signal was accepted while this host instruction was about to run. Must the thread be sent
+    /// An asynchronous signal was accepted, or the thread is called, while this host instruction was about to run. Must the thread be sent
     /// somewhere to come out?
     pub accepted: fn(host_rip: u64, context: &ThreadContext) -> Option<Diversion>,
 }
@@ -184,6 +189,10 @@ pub unsafe extern "C" fn on_signal(
     let (info, frame, context) = unsafe { (&*info, &mut *frame, &*context) };
     // SAFETY: set before handlers were installed; the state lives as long as the context.
     let state = unsafe { &*(context.signals as *const SignalState) };
+    if (signo, info.code()) == (CALL_SIGNAL, CALL_CODE) {
+        divert(frame, context);
+        return;
+    }
     // The kernel's codes for faults are positive; signals that somebody sent have none, unless he forges one.
     let is_fault = FIVE & set_of(signo) != 0 && info.code() > 0;
     if !is_fault || !synchronous(signo, info, frame, context, state) {
@@ -260,16 +269,32 @@ fn asynchronous(
         Window::Before | Window::AtCall => {
             regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
         }
-        Window::Outside => {
-            if let Some(diversion) = HOOKS.get().and_then(|h| (h.accepted)(rip, context)) {
-                regs[libc::REG_RIP as usize] = diversion.rip as i64;
-                for &(register, saved) in diversion.displaced.places() {
-                    if let Some(slot) = super::frame::ORDER.iter().position(|r| *r == register) {
-                        regs[slot] = context.stub_save[saved] as i64;
-                    }
-                }
+        Window::Outside => divert(frame, context),
+    }
+}
+
+/// If the thread was interrupted in native code, it comes out.
+fn divert(frame: &mut libc::ucontext_t, context: &ThreadContext) {
+    let regs = &mut frame.uc_mcontext.gregs;
+    let rip = regs[libc::REG_RIP as usize] as u64;
+    if let Some(diversion) = HOOKS.get().and_then(|h| (h.accepted)(rip, context)) {
+        regs[libc::REG_RIP as usize] = diversion.rip as i64;
+        for &(register, saved) in diversion.displaced.places() {
+            if let Some(slot) = super::frame::ORDER.iter().position(|r| *r == register) {
+                regs[slot] = context.stub_save[saved] as i64;
             }
         }
+    }
+}
+
+/// Makes a thread of this process come out of native code, if it is there. `false`: the signal cannot be sent.
+pub fn call_out(tid: i32) -> bool {
+    let info = SigInfo::of_fault(CALL_SIGNAL, CALL_CODE, 0);
+    // SAFETY: reads `info`; the handler of this signal is ours.
+    unsafe {
+        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
+        let args = [pid, tid as u64, CALL_SIGNAL as u64, std::ptr::from_ref(&info) as u64];
+        entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
     }
 }
 

@@ -29,7 +29,7 @@ pub mod xstate;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use handler::{ALTERNATE_STACK, FaultHooks, GuestFault, install, on_signal, use_alternate_stack};
+pub use handler::{ALTERNATE_STACK, FaultHooks, GuestFault, call_out, install, on_signal, use_alternate_stack};
 
 use crate::entry::{self, Call};
 

@@ -91,6 +91,7 @@ impl Fragments {
         if arrival == Arrival::WithoutProgress {
             return self.emitter.copy_block(pc, code);
         }
+        self.wake(pc);
         if let Arrival::Indirect(via) = arrival {
             self.emitter.expect_indirect(pc, via);
         }
@@ -133,8 +134,9 @@ impl Fragments {
             Left::Aborted => return Ok(Came::On(Arrival::Anyhow)),
             Left::Fault => return Ok(Came::Fault),
             Left::Block(link) => {
-                context.rip = self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
-                return Ok(Came::On(Arrival::Anyhow));
+                let (pc, past_fragments) = self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
+                context.rip = pc;
+                return Ok(Came::On(if past_fragments { Arrival::WithoutProgress } else { Arrival::Anyhow }));
             }
             Left::Indirect(via) => {
                 context.rip = context.next_pc;
@@ -201,6 +203,9 @@ impl Fragments {
     fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
         let came = Came::On(self.after_exit(exit, pc));
         if self.retired || self.chaos.is_some() {
+            return came;
+        }
+        if self.wake_side(exit) {
             return came;
         }
         let threshold = policy.exit_threshold();

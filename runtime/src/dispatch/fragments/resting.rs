@@ -18,6 +18,19 @@ impl Fragments {
             if let Some(next) = next {
                 self.register(pc, next);
             }
+            self.lead_links(pc, next);
+        }
+    }
+
+    /// Among copied blocks: links to `pc` lead to the fragment, or if there is none to the block.
+    fn lead_links(&mut self, pc: u64, fragment: Option<FragmentId>) {
+        if self.head_threshold == 0 || self.chaos.is_some() {
+            return;
+        }
+        match fragment {
+            // It exists: nothing can go wrong.
+            Some(fragment) => drop(self.emitter.lead_to(fragment)),
+            None => self.emitter.stop_counting(pc),
         }
     }
 
@@ -49,6 +62,7 @@ impl Fragments {
         let first = all.fragments[0];
         self.regions.insert(pc, all);
         self.register(pc, first);
+        self.lead_links(pc, Some(first));
     }
 
     /// The order in which a region's fragments are tried: loops of an interpreted program first, for their entries test
