@@ -61,7 +61,7 @@ fn run(code: &Own, starts: &[u64]) -> (Duration, u64, u64) {
     let (mut link, mut idle) = (0, 0);
     while idle < MOST_IDLE && emitter.copy_figures().blocks < BLOCKS {
         match emitter.copy_exit(LinkId(link)) {
-            Some(pc) => {
+            Some((pc, _)) => {
                 emitter.copy(pc, code).expect("room in the cache");
                 idle = 0;
             }

@@ -88,23 +88,15 @@ impl Free {
 
     /// Where a place is gone, or behind all others.
     pub fn put_place(&mut self, places: &mut Vec<Place>, place: Place) -> u32 {
-        match self.places.pop() {
-            Some(free) => {
-                places[free as usize] = place;
-                free
-            }
-            None => {
-                places.push(place);
-                places.len() as u32 - 1
-            }
-        }
+        put(places, &mut self.places, place)
     }
 }
 
 /// One block among those made from one page.
 struct Node {
     block: u32,
-    page: u64,
+    /// The page's index in [`Pages::pages`].
+    page: u32,
     /// The neighbours among those of the page.
     next: u32,
     before: u32,
@@ -115,36 +107,43 @@ struct Node {
 /// What was made from which guest pages.
 #[derive(Default)]
 pub(super) struct Pages {
-    /// A page's first node.
-    first: FxHashMap<u64, u32>,
+    index: FxHashMap<u64, u32>,
+    /// Pages and their first nodes, [`NONE`] if there is none.
+    pages: Vec<(u64, u32)>,
     nodes: Vec<Node>,
-    free: Vec<u32>,
+    /// Pages and nodes that are gone.
+    free: [Vec<u32>; 2],
+    /// The page that was looked up last, and its index.
+    last: Option<(u64, u32)>,
 }
 
 impl Pages {
+    /// The index of a page that has nodes, or is about to have one.
+    fn page(&mut self, page: u64) -> u32 {
+        if let Some((last, index)) = self.last
+            && last == page
+        {
+            return index;
+        }
+        let index = *self.index.entry(page).or_insert_with(|| put(&mut self.pages, &mut self.free[0], (page, NONE)));
+        self.last = Some((page, index));
+        index
+    }
+
     /// The block was made from `source`; `node` is the first of its nodes. Returns what is that then.
     pub fn add(&mut self, block: u32, source: &Range<u64>, mut node: u32) -> u32 {
         for page in pages(source) {
-            let first = self.first.entry(page).or_insert(NONE);
-            if self.nodes.get(*first as usize).is_some_and(|known| known.block == block) {
+            let page = self.page(page);
+            let first = self.pages[page as usize].1;
+            if self.nodes.get(first as usize).is_some_and(|known| known.block == block) {
                 continue;
             }
-            let new = Node { block, page, next: *first, before: NONE, other: node };
-            let index = match self.free.pop() {
-                Some(free) => {
-                    self.nodes[free as usize] = new;
-                    free
-                }
-                None => {
-                    self.nodes.push(new);
-                    self.nodes.len() as u32 - 1
-                }
-            };
-            if let Some(next) = self.nodes.get_mut(*first as usize) {
-                next.before = index;
+            let new = Node { block, page, next: first, before: NONE, other: node };
+            node = put(&mut self.nodes, &mut self.free[1], new);
+            if let Some(next) = self.nodes.get_mut(first as usize) {
+                next.before = node;
             }
-            *first = index;
-            node = index;
+            self.pages[page as usize].1 = node;
         }
         node
     }
@@ -157,24 +156,27 @@ impl Pages {
             }
             match self.nodes.get_mut(before as usize) {
                 Some(before) => before.next = next,
-                None if next == NONE => {
-                    self.first.remove(&page);
-                }
-                None => {
-                    self.first.insert(page, next);
-                }
+                None => self.pages[page as usize].1 = next,
             }
-            self.free.push(node);
+            if next == NONE && before == NONE {
+                self.index.remove(&self.pages[page as usize].0);
+                self.free[0].push(page);
+                self.last = None;
+            }
+            self.free[1].push(node);
             node = other;
         }
     }
 
     fn known<'p>(&'p self, range: &'p Range<u64>) -> Box<dyn Iterator<Item = u32> + 'p> {
         let wanted = pages(range);
-        if wanted.end() - wanted.start() > self.first.len() as u64 {
-            Box::new(self.first.iter().filter(move |(page, _)| wanted.contains(page)).map(|(_, node)| *node))
+        let first = |index: &u32| self.pages[*index as usize].1;
+        if wanted.end() - wanted.start() > self.index.len() as u64 {
+            Box::new(
+                self.index.iter().filter(move |(page, _)| wanted.contains(page)).map(move |(_, index)| first(index)),
+            )
         } else {
-            Box::new(wanted.filter_map(|page| self.first.get(&page).copied()))
+            Box::new(wanted.filter_map(move |page| self.index.get(&page).map(first)))
         }
     }
 
@@ -192,6 +194,20 @@ impl Pages {
             found.extend(nodes.map(|node| node.block));
         }
         found
+    }
+}
+
+/// Where something is gone, or behind all others.
+fn put<T>(all: &mut Vec<T>, free: &mut Vec<u32>, new: T) -> u32 {
+    match free.pop() {
+        Some(free) => {
+            all[free as usize] = new;
+            free
+        }
+        None => {
+            all.push(new);
+            all.len() as u32 - 1
+        }
     }
 }
 
@@ -372,7 +388,7 @@ mod tests {
             let node = pages.add(9, &(round << 12..(round + 3) << 12), NONE);
             pages.remove(node);
         }
-        assert!(pages.nodes.len() <= nodes_before + 3 && pages.first.len() == 2);
+        assert!(pages.nodes.len() <= nodes_before + 3 && pages.index.len() == 2);
     }
 
     #[test]

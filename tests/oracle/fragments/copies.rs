@@ -104,7 +104,7 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
         let context = &mut *world.native.context;
         match left {
             Left::Block(link) => {
-                context.rip = world.emitter.copy_exit(link).ok_or("an exit that leads nowhere")?;
+                context.rip = world.emitter.copy_exit(link).ok_or("an exit that leads nowhere")?.0;
                 tally.exits += 1;
             }
             Left::Indirect(via) => {

@@ -1,0 +1,91 @@
+//! Copied blocks that are removed one by one: what leads to them leads out, what was written in their place is copied anew,
+//! and what they took is used again.
+
+mod harness;
+
+use dynasour_emitter::copy::Copied;
+use dynasour_emitter::{Emitter, Left};
+use dynasour_guest::decode::Bytes;
+use harness::Bench;
+
+/// A caller's page and, on the next one, what it jumps to.
+const START: u64 = 0x10_0ff0;
+const TARGET: u64 = 0x10_1000;
+
+/// `inc rax; jne TARGET`, and at the target `lea rbx, [rax + n]`, for some `n` `inc rbx`, and an instruction of the runtime's.
+fn code(n: u8) -> Vec<u8> {
+    let mut code = vec![0x48, 0xff, 0xc0, 0x0f, 0x85, 0, 0, 0, 0];
+    let relative = (TARGET - (START + 9)) as u32;
+    code[5..].copy_from_slice(&relative.to_le_bytes());
+    code.resize((TARGET - START) as usize, 0xcc);
+    code.extend([0x48, 0x8d, 0x58, n]);
+    if n % 2 == 1 {
+        code.extend([0x48, 0xff, 0xc3]);
+    }
+    // syscall: the runtime's
+    code.extend([0x0f, 0x05]);
+    code.resize(code.len() + 32, 0xcc);
+    code
+}
+
+fn entry(emitter: &mut Emitter, pc: u64, code: &Bytes) -> u64 {
+    match emitter.copy(pc, code).expect("room") {
+        Copied::Entry(entry) => entry,
+        other => panic!("{pc:#x}: {other:?}"),
+    }
+}
+
+/// Runs from `pc` until an instruction of the runtime's, copying what is missing. Returns rbx.
+fn run(bench: &mut Bench, pc: u64, code: &Bytes) -> u64 {
+    let mut next = entry(&mut bench.emitter, pc, code);
+    loop {
+        // SAFETY: the code only computes in registers.
+        let left = unsafe { bench.emitter.enter_copy(&mut *bench.ctx, next) };
+        let Left::Block(link) = left else { panic!("{left:?}") };
+        let (pc, _) = bench.emitter.copy_exit(link).expect("a link");
+        match bench.emitter.copy(pc, code).expect("room") {
+            Copied::Entry(entry) => next = entry,
+            _ => return bench.ctx.gpr[3],
+        }
+    }
+}
+
+#[test]
+fn what_changes_is_copied_anew_and_takes_no_more_memory() {
+    let mut bench = Bench::new();
+    let mut used = Vec::new();
+    for round in 0..1000u64 {
+        let n = (round % 100) as u8;
+        let bytes = code(n);
+        let code = Bytes { start: START, bytes: &bytes };
+        bench.ctx.gpr[0] = round;
+        let expected = round + 1 + u64::from(n) + u64::from(n % 2);
+        assert_eq!(run(&mut bench, START, &code), expected, "round {round}");
+        bench.ctx.gpr[0] = round;
+        assert_eq!(run(&mut bench, START, &code), expected, "linked, round {round}");
+        // The jump goes now and then; what it leads to each time.
+        let range = if round % 10 == 0 { 0..u64::MAX } else { TARGET..TARGET + 1 };
+        assert!(bench.emitter.is_copied_from(&range));
+        let doomed = bench.emitter.remove_copied(&range);
+        assert_eq!(doomed.len(), if round % 10 == 0 { 2 } else { 1 });
+        assert!(!bench.emitter.is_copied_from(&(TARGET..TARGET + 1)));
+        bench.emitter.reclaim(doomed);
+        used.push(bench.emitter.cache().used());
+    }
+    assert_eq!(used[20], used[999]);
+}
+
+#[test]
+fn what_was_doomed_before_a_flush_is_not_reclaimed() {
+    let mut bench = Bench::new();
+    let bytes = code(2);
+    let code = Bytes { start: START, bytes: &bytes };
+    run(&mut bench, START, &code);
+    let doomed = bench.emitter.remove_copied(&(0..u64::MAX));
+    bench.emitter.flush_all();
+    let first = entry(&mut bench.emitter, START, &code);
+    bench.emitter.reclaim(doomed);
+    assert_eq!(entry(&mut bench.emitter, START, &code), first);
+    assert_ne!(entry(&mut bench.emitter, TARGET, &code), first);
+    assert_eq!(run(&mut bench, START, &code), bench.ctx.gpr[0] + 2);
+}
