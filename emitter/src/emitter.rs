@@ -118,6 +118,8 @@ pub enum Left {
     Indirect(Via),
     /// An instruction of a copied block faulted; see [`Emitter::copy_state`].
     Fault,
+    /// A copied block, at `next_pc`, is not what stands in memory any more; see [`Emitter::copied_stale`].
+    Stale,
 }
 
 /// How to get a thread out that a signal found where no link leads to the runtime.
@@ -171,6 +173,7 @@ impl EntryPoint {
                 Left::Indirect(Via::from_index((missed - MISSED) as usize).unwrap_or(Via::Memory))
             }
             copy::FAULT => Left::Fault,
+            copy::STALE => Left::Stale,
             counter @ copy::FIRST_COUNTER.. => Left::Hot(CounterId(counter - copy::FIRST_COUNTER)),
             link @ copy::FIRST_LINK.. => Left::Block(LinkId(link - copy::FIRST_LINK)),
             exit => Left::Exit(ExitId(exit)),

@@ -5,8 +5,9 @@ mod harness;
 
 use dynasour_emitter::copy::Copied;
 use dynasour_emitter::{Emitter, Left};
-use dynasour_guest::decode::Bytes;
-use harness::Bench;
+use dynasour_guest::decode::{Bytes, Fetch};
+use harness::{Area, Bench};
+use std::ops::Range;
 
 /// A caller's page and, on the next one, what it jumps to.
 const START: u64 = 0x10_0ff0;
@@ -88,4 +89,76 @@ fn what_was_doomed_before_a_flush_is_not_reclaimed() {
     assert_eq!(entry(&mut bench.emitter, START, &code), first);
     assert_ne!(entry(&mut bench.emitter, TARGET, &code), first);
     assert_eq!(run(&mut bench, START, &code), bench.ctx.gpr[0] + 2);
+}
+
+/// Guest memory that stores may change at any time.
+struct Shared<'a>(&'a Area);
+
+impl Fetch for Shared<'_> {
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
+        Bytes { start: self.0.start, bytes: self.0.bytes() }.fetch(addr, buf)
+    }
+
+    fn is_writable(&self, _range: Range<u64>) -> bool {
+        true
+    }
+}
+
+/// Runs what stands at the area's start up to its `syscall`, with flags that it does not touch.
+fn run_checked(bench: &mut Bench, area: &Area, flags: u64) -> u64 {
+    let code = Shared(area);
+    (bench.ctx.gpr[1], bench.ctx.gpr[0], bench.ctx.rflags) = (0x1111, 0x2222, 0x202 | flags);
+    let mut pc = area.start;
+    while let Copied::Entry(next) = bench.emitter.copy(pc, &code).expect("room") {
+        // SAFETY: the code only computes in registers.
+        match unsafe { bench.emitter.enter_copy(&mut *bench.ctx, next) } {
+            Left::Block(link) => pc = bench.emitter.copy_exit(link).expect("a link").0,
+            Left::Stale => {
+                pc = bench.ctx.next_pc;
+                bench.emitter.copied_stale(pc);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    const FLAGS: u64 = 0x8d5;
+    assert_eq!((bench.ctx.gpr[1], bench.ctx.gpr[0], bench.ctx.rflags & FLAGS), (0x1111, 0x2222, flags));
+    bench.ctx.gpr[3]
+}
+
+#[test]
+fn blocks_of_code_that_may_change_compare_it() {
+    let mut bench = Bench::new();
+    let mut area = Area::new(0x7000_0000_0000, 4096);
+    let mut made = 0;
+    for n in 0..8u8 {
+        // mov ebx, n; nop…; syscall
+        let code = [&[0xbb, n, 0, 0, 0][..], &[0x90; 7][..usize::from(n)], &[0x0f, 0x05]].concat();
+        area.bytes_mut()[..code.len()].copy_from_slice(&code);
+        for flags in [0, 0x8d5, 0x800, 0x41] {
+            assert_eq!(run_checked(&mut bench, &area, flags), u64::from(n));
+        }
+        let blocks = bench.emitter.copy_figures().blocks;
+        assert_eq!(blocks, made + 1, "one for each state of the code");
+        made = blocks;
+    }
+    let doomed = bench.emitter.remove_copied(&(0..u64::MAX));
+    assert_eq!(doomed.len(), 8);
+    bench.emitter.reclaim(doomed);
+}
+
+#[test]
+fn code_that_keeps_changing_is_not_copied() {
+    let mut bench = Bench::new();
+    let mut area = Area::new(0x7000_0010_0000, 4096);
+    area.bytes_mut()[..7].copy_from_slice(&[0xbb, 0, 0, 0, 0, 0x0f, 0x05]);
+    let start = area.start;
+    let gave_up = (0..100u8).find(|n| {
+        area.bytes_mut()[1] = *n;
+        if matches!(bench.emitter.copy(start, &Shared(&area)), Ok(Copied::Writable)) {
+            return true;
+        }
+        run_checked(&mut bench, &area, 0);
+        false
+    });
+    assert!(gave_up.is_some_and(|n| n > 8), "{gave_up:?}");
 }

@@ -22,6 +22,7 @@
 
 mod checks;
 mod heads;
+mod own;
 mod remove;
 mod state;
 mod stubs;
@@ -45,7 +46,7 @@ use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
-pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED};
+pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
 use translate::{Leads, Referent, Translator};
 
 /// No link, place or block.
@@ -80,7 +81,7 @@ pub enum Copied {
     Entry(u64),
     /// An instruction that cannot be copied: the interpreter's.
     Instruction,
-    /// Code that stores may change: the interpreter's.
+    /// Code that keeps changing: the interpreter's.
     Writable,
 }
 
@@ -197,6 +198,12 @@ pub(crate) struct Blocks {
     pages: Pages,
     /// What is free to be used again.
     free: Free,
+    /// The guest bytes of blocks that compare them.
+    own: FxHashMap<u32, Box<[u8]>>,
+    /// How often such bytes have changed, by the guest pc.
+    changes: FxHashMap<u64, u8>,
+    /// Blocks that were removed since, for the next who waits until all threads have been outside.
+    stale: Option<Doomed>,
     heads: Heads,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
@@ -233,6 +240,9 @@ impl Blocks {
             moved: Vec::new(),
             pages: Pages::default(),
             free: Free::default(),
+            own: FxHashMap::default(),
+            changes: FxHashMap::default(),
+            stale: None,
             heads: Heads::new(&cache.range()),
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
@@ -252,6 +262,9 @@ impl Blocks {
         self.moved.clear();
         self.pages = Pages::default();
         self.free = Free::default();
+        self.own.clear();
+        self.changes.clear();
+        self.stale = None;
         self.unlinked.store(0, Ordering::Relaxed);
         self.heads.clear();
         self.clears += 1;
@@ -530,18 +543,30 @@ impl Blocks {
                 return Ok(Copied::Entry(self.base + u64::from(block)));
             }
         }
-        if !self.translator.translate(pc, code, indirect, via)? {
+        if !self.translator.translate(pc, code, indirect, via, None)? {
             return Ok(Copied::Instruction);
         }
-        let mut again = false;
+        let (mut again, mut own) = (false, None);
         for source in &self.translator.out.sources {
             match code.watch(source.clone()) {
                 Watched::Already => {}
                 Watched::Now => again = true,
-                Watched::Impossible => return Ok(Copied::Writable),
+                Watched::Impossible if self.changes_often(pc) => return Ok(Copied::Writable),
+                Watched::Impossible => {
+                    own = self.translator.own_bytes(pc, code);
+                    if own.is_none() {
+                        return Ok(Copied::Instruction);
+                    }
+                    break;
+                }
             }
         }
-        if again {
+        if let Some(bytes) = &own {
+            let check = (&bytes[..], self.stubs.stale);
+            if !self.translator.translate(pc, &own::source(pc, bytes), indirect, via, Some(check))? {
+                return Ok(Copied::Instruction);
+            }
+        } else if again {
             // It may have changed before it was watched.
             return self.copy(pc, want_block, code, indirect, cache, fragments);
         }
@@ -555,7 +580,12 @@ impl Blocks {
         let offset = (start - self.base) as u32 + prefix;
         let p = &mut self.places[place as usize];
         p.block = offset;
+        let made = p.made[0];
         p.prefix = if prefix == 0 { 0 } else { offset - prefix };
+        if let Some(bytes) = own {
+            self.own.insert(made, bytes);
+        }
+        let p = &mut self.places[place as usize];
         if p.entry == 0 {
             if p.is_head && self.heads.are_counted() {
                 self.heads.found.push(place);

@@ -8,7 +8,7 @@
 //!
 //! A place goes when it has no block and nothing leads to it.
 
-use super::{ANYWHERE, Blocks, FOREIGN, NONE, PLACE, Place};
+use super::{ANYWHERE, Block, Blocks, FOREIGN, NONE, PLACE, Place};
 use crate::emitter::Emitter;
 use crate::indirect::Via;
 use rustc_hash::FxHashMap;
@@ -228,6 +228,10 @@ pub struct Doomed {
 }
 
 impl Doomed {
+    pub(super) fn new(clears: u32) -> Doomed {
+        Doomed { blocks: Vec::new(), checks: Vec::new(), places: Vec::new(), clears }
+    }
+
     /// Was nothing removed?
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
@@ -266,6 +270,11 @@ impl Blocks {
         }
     }
 
+    /// A block is found by its pages no more.
+    pub(super) fn forget_pages(&mut self, index: u32) {
+        self.pages.remove(self.blocks[index as usize].node);
+    }
+
     fn check_at(&self, offset: u32) -> Option<u32> {
         let i = self.checks.partition_point(|c| c.start() <= offset).checked_sub(1)?;
         Some(i as u32)
@@ -286,22 +295,21 @@ impl Emitter {
     /// Makes nothing lead into the blocks made from pages with bytes in `range`, and whoever is inside come out. When all
     /// are, the caller [reclaims](Emitter::reclaim) them.
     pub fn remove_copied(&mut self, range: &Range<u64>) -> Doomed {
-        let mut doomed =
-            Doomed { blocks: Vec::new(), checks: Vec::new(), places: Vec::new(), clears: self.blocks.clears };
+        let mut doomed = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.clears));
         for index in self.blocks.pages.blocks(range) {
-            let block = &self.blocks.blocks[index as usize];
-            let place = block.place;
+            let Block { node, place, pc, .. } = self.blocks.blocks[index as usize];
             if self.blocks.places[place as usize].made[0] != index {
                 continue;
             }
-            self.blocks.pages.remove(block.node);
+            self.blocks.pages.remove(node);
+            self.blocks.changes.remove(&pc);
             self.remove_place(place, &mut doomed);
         }
         doomed
     }
 
     /// Removes all that a place has, but for a fragment.
-    fn remove_place(&mut self, place: u32, doomed: &mut Doomed) {
+    pub(super) fn remove_place(&mut self, place: u32, doomed: &mut Doomed) {
         let base = self.blocks.base;
         let p = &mut self.blocks.places[place as usize];
         let (pc, made) = (p.pc, std::mem::replace(&mut p.made, [NONE; 2]));
@@ -350,6 +358,7 @@ impl Emitter {
                 blocks.heads.free.push(block.counter);
             }
             blocks.free.add(block.key, index);
+            blocks.own.remove(&index);
         }
         for index in doomed.checks {
             let (key, link) = (blocks.checks[index as usize].key(), blocks.checks[index as usize].link);

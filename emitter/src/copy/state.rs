@@ -1,5 +1,6 @@
 //! The guest's state at a fault in a block, by translating the block once more.
 
+use super::own;
 use super::translate::Mark;
 use crate::emitter::Emitter;
 use crate::indirect::Via;
@@ -16,10 +17,21 @@ impl Emitter {
         let via = Via::from_index(block.via.into()).filter(|_| block.prefix != 0);
         let at = (ctx.fault_rip - self.blocks.base) as u32 - block.start;
         let translator = &mut self.blocks.translator;
-        if !matches!(translator.translate(pc, code, &self.indirect, via), Ok(true))
-            || translator.out.bytes.len() != len as usize
-        {
+        let own = self.blocks.own.get(&index);
+        let translated = match own {
+            None => translator.translate(pc, code, &self.indirect, via, None),
+            Some(own) => {
+                let check = (&own[..], self.blocks.stubs.stale);
+                translator.translate(pc, &own::source(pc, own), &self.indirect, via, Some(check))
+            }
+        };
+        if !matches!(translated, Ok(true)) || translator.out.bytes.len() != len as usize {
             return false;
+        }
+        if translator.out.check.contains(&at) {
+            own::state_in_check(ctx, at - translator.out.check.start);
+            ctx.rip = pc;
+            return true;
         }
         let marks = &translator.out.marks;
         let Some(Mark { pc, saved, .. }) = marks[..marks.partition_point(|m| m.at <= at)].last().copied() else {

@@ -2,9 +2,11 @@
 //!
 //! * **load**: the way in. The extended state is loaded and the block at `stub_save[6]` entered.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
+//! * **stale**: leaves with [`STALE`] from a block that is not what stands in memory ([`super::own`]).
 //!
 //! No flags are touched. A signal that arrives in here is beyond the links of blocks: [`CopyStubs::diversion`].
 
+use super::own::SAVED;
 use crate::cache::Cache;
 use crate::cpu::Cpu;
 use crate::emitter::Diversion;
@@ -21,6 +23,8 @@ pub(crate) const FIRST_LINK: u32 = 1 << 30;
 pub(crate) const FIRST_COUNTER: u32 = 0x6000_0000;
 /// The `exit_site` after a fault.
 pub(crate) const FAULT: u32 = 0x7fff_fff1;
+/// The `exit_site` of a block whose guest bytes have changed, with its pc in `next_pc`.
+pub(crate) const STALE: u32 = 0x7fff_fff2;
 
 /// The word of `stub_save` that says where `load` goes on.
 pub(crate) const LOADED: usize = 6;
@@ -30,6 +34,7 @@ pub(crate) const LOADED: usize = 6;
 pub(super) struct CopyStubs {
     pub load: u64,
     pub fault_out: u64,
+    pub stale: u64,
     load_out: u64,
     /// From where on rax, rcx and rdx are in `stub_save[1..4]`.
     loading: Range<u64>,
@@ -47,7 +52,7 @@ impl CopyStubs {
     /// Generates the stubs.
     pub fn generate(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs) -> Result<CopyStubs, StubError> {
         let mut a = CodeAssembler::new(64)?;
-        let [mut load, mut loading, mut load_out, mut fault_out] = std::array::from_fn(|_| a.create_label());
+        let [mut load, mut loading, mut load_out, mut fault_out, mut stale] = std::array::from_fn(|_| a.create_label());
 
         a.set_label(&mut load)?;
         a.mov(save(1), rax)?;
@@ -71,6 +76,15 @@ impl CopyStubs {
         a.mov(field(offset::EXIT_SITE), FAULT as i32)?;
         a.jmp(stubs.leave_canonical)?;
 
+        a.set_label(&mut stale)?;
+        a.mov(field(offset::NEXT_PC), rcx)?;
+        a.mov(field(offset::EXIT_SITE), STALE as i32)?;
+        a.add(al, 0x7f)?;
+        a.sahf()?;
+        a.mov(rax, save(SAVED[0]))?;
+        a.mov(rcx, save(SAVED[1]))?;
+        a.jmp(stubs.leave_canonical)?;
+
         // As in `Stubs::generate`.
         let size = a.assemble(stubs.range.end)?.len();
         let base = cache.alloc_hot(size + 16, 64)?;
@@ -80,6 +94,7 @@ impl CopyStubs {
         Ok(CopyStubs {
             load: at(&load)?,
             fault_out: at(&fault_out)?,
+            stale: at(&stale)?,
             load_out: at(&load_out)?,
             loading: at(&loading)?..at(&load_out)?,
         })

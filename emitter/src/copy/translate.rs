@@ -16,6 +16,7 @@
 //! Everything that can fault comes before any change of guest registers but the borrowed ones, so that the instruction
 //! can be started over.
 
+use super::own::{self, Check};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
@@ -95,6 +96,8 @@ pub(super) struct Translation {
     pub sources: SmallVec<[Range<u64>; 2]>,
     /// Bytes of its checked entry.
     pub prefix: u32,
+    /// Where it compares its guest bytes.
+    pub check: Range<u32>,
     /// Where the call returns to that it ends with.
     pub returns_to: Option<u64>,
     /// What carries the target of the indirect transfer that it ends with.
@@ -141,7 +144,13 @@ impl Translator {
         }
     }
 
-    /// Translates the block at `pc` into `self.out`, behind a checked entry if it is to have one. False if not even its first
+    /// The guest bytes of the block at `pc` that compares them.
+    pub fn own_bytes(&mut self, pc: u64, code: &dyn Fetch) -> Option<Box<[u8]>> {
+        own::bytes(pc, code, &mut self.info)
+    }
+
+    /// Translates the block at `pc` into `self.out`, behind a checked entry if it is to have one, and behind a comparison with
+    /// its own bytes, which `code` holds no more than, that leads to a stub if they differ. False if not even its first
     /// instruction can be copied.
     pub fn translate(
         &mut self,
@@ -149,6 +158,7 @@ impl Translator {
         code: &dyn Fetch,
         indirect: &Indirect,
         checked: Option<Via>,
+        own: Option<(&[u8], u64)>,
     ) -> Result<bool, IcedError> {
         let out = &mut self.out;
         out.bytes.clear();
@@ -169,6 +179,16 @@ impl Translator {
                 let field = field as u32;
                 out.relatives.push(Relative { field, end: field + 4, to: Referent::Address(piece.leads) });
             }
+        }
+        out.check = out.prefix..out.prefix;
+        if let Some((own, stale)) = own {
+            let check = Check::new(pc, own);
+            out.bytes.extend_from_slice(&check.bytes);
+            out.check.end = out.bytes.len() as u32;
+            out.relatives.extend(check.fields.into_iter().map(|field| {
+                let field = field + out.check.start;
+                Relative { field, end: field + 4, to: Referent::Address(stale) }
+            }));
         }
         let mut reader = Reader::new(code);
         let (mut start, mut here, mut jumps, mut branches) = (pc, pc, 0, 0);

@@ -2,8 +2,8 @@
 //! interpreter for what cannot be copied and for recording.
 //!
 //! A stretch lasts until the runtime has to do something outside: a system call, a fault, a signal, a hot head.
-//! Instructions that blocks leave out are interpreted one by one; code in pages that stores may change is interpreted until
-//! it is left.
+//! Instructions that blocks leave out are interpreted one by one; code that keeps changing, other than by
+//! stores that are noticed, is interpreted until it is left.
 
 use super::Dispatcher;
 use super::fragments::{Arrival, Came, Failure, Side};

@@ -119,7 +119,7 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
                 tally.faults += 1;
                 break;
             }
-            Left::Exit(_) | Left::Hot(_) | Left::Aborted => return Err(format!("left by {left:?}")),
+            Left::Exit(_) | Left::Hot(_) | Left::Stale | Left::Aborted => return Err(format!("left by {left:?}")),
         }
     }
     world.native_ran();

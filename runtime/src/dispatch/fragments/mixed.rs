@@ -133,6 +133,11 @@ impl Fragments {
         let exit = match left {
             Left::Aborted => return Ok(Came::On(Arrival::Anyhow)),
             Left::Fault => return Ok(Came::Fault),
+            Left::Stale => {
+                context.rip = context.next_pc;
+                self.emitter.copied_stale(context.rip);
+                return Ok(Came::On(Arrival::WithoutProgress));
+            }
             Left::Block(link) => {
                 let (pc, past_fragments) = self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
                 context.rip = pc;

@@ -1,0 +1,212 @@
+//! Blocks of code that may change unseen: in pages that several mappings show, or that are written too often to be guarded.
+//!
+//! Such a block begins with a comparison of its own guest bytes, and ends at the first instruction that may write memory, so
+//! that it runs what stands there then: the next one compares again. It has one piece of guest code. If a comparison
+//! fails the block leaves by the stub *stale*, registers and flags in place and the pc in `next_pc`, and is copied anew from
+//! what is there now ([`Emitter::copied_stale`]); where that happens often the interpreter does better.
+//!
+//! ```text
+//! mov gs:[save], rax         cmp dword [rcx], 0x…        add al, 0x7f
+//! mov gs:[save2], rcx        jne stale                   sahf
+//! lahf                       cmp dword [rcx + 4], 0x…    mov rax, gs:[save]
+//! seto al                    jne stale                   mov rcx, gs:[save2]
+//! mov rcx, PC                …                           (the guest's code)
+//! ```
+//!
+//! The bytes are kept, since they are what the state at a fault is found by.
+
+use super::{Blocks, Doomed, NONE};
+use crate::emitter::Emitter;
+use dynasour_guest::ThreadContext;
+use dynasour_guest::context::offset;
+use dynasour_guest::decode::{Bytes, Decoded, Fetch, Reader};
+use dynasour_guest::lift::{class::Class, classify};
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess};
+
+/// A block has so many guest bytes that they fit 8-bit displacements.
+const MOST_BYTES: usize = 100;
+/// So often a place's bytes may have changed before only the interpreter runs them.
+pub(super) const MOST_CHANGES: u8 = 16;
+
+/// The words of `stub_save` for rax and rcx, which are used for something else before and behind.
+pub(super) const SAVED: [usize; 2] = [5, 0];
+const RAX: u8 = 0;
+const RCX: u8 = 1;
+/// Offset of the instruction before which flags are in ax.
+const FLAGS_SAVED: u32 = 22;
+
+/// A comparison of guest code.
+#[derive(Default)]
+pub(super) struct Check {
+    pub bytes: Vec<u8>,
+    /// The offsets of the rel32 fields that lead to the stub.
+    pub fields: Vec<u32>,
+}
+
+impl Check {
+    /// Lets what follows run if `own` is what stands at `pc`.
+    pub fn new(pc: u64, own: &[u8]) -> Check {
+        let mut check = Check::default();
+        check.gs(0x89, RAX, SAVED[0]);
+        check.gs(0x89, RCX, SAVED[1]);
+        check.put(&[0x9f, 0x0f, 0x90, 0xc0]);
+        debug_assert_eq!(check.bytes.len() as u32, FLAGS_SAVED);
+        check.put(&[0x48, 0xb9]);
+        check.put(&pc.to_le_bytes());
+        let mut at = 0;
+        while at < own.len() {
+            let n = match own.len() - at {
+                4.. => 4,
+                2.. => 2,
+                _ => 1,
+            };
+            // cmp [rcx + at], immediate
+            let opcode: &[u8] = match n {
+                4 => &[0x81],
+                2 => &[0x66, 0x81],
+                _ => &[0x80],
+            };
+            check.put(opcode);
+            check.put(&[0x79, at as u8]);
+            check.put(&own[at..at + n]);
+            check.put(&[0x0f, 0x85]);
+            check.fields.push(check.bytes.len() as u32);
+            check.put(&[0; 4]);
+            at += n;
+        }
+        check.put(&[0x04, 0x7f, 0x9e]);
+        check.gs(0x8b, RAX, SAVED[0]);
+        check.gs(0x8b, RCX, SAVED[1]);
+        check
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// `mov gs:[word], register` or the other way.
+    fn gs(&mut self, opcode: u8, register: u8, word: usize) {
+        self.put(&[0x65, 0x48, opcode, 0x04 | register << 3, 0x25]);
+        self.put(&((offset::STUB_SAVE + 8 * word) as u32).to_le_bytes());
+    }
+}
+
+/// The guest's state where something faulted `at` bytes within a check.
+pub(super) fn state_in_check(ctx: &mut ThreadContext, at: u32) {
+    const OVERFLOW: u64 = 1 << 11;
+    const IN_AH: u64 = 0xd5;
+    if at < FLAGS_SAVED {
+        return;
+    }
+    let [al, ah, ..] = ctx.gpr[usize::from(RAX)].to_le_bytes();
+    ctx.rflags = ctx.rflags & !(OVERFLOW | IN_AH) | u64::from(ah) & IN_AH | if al & 1 != 0 { OVERFLOW } else { 0 };
+    ctx.gpr[usize::from(RAX)] = ctx.stub_save[SAVED[0]];
+    ctx.gpr[usize::from(RCX)] = ctx.stub_save[SAVED[1]];
+}
+
+/// The guest bytes of the block at `pc` that compares them; none if it would have no instruction.
+pub(super) fn bytes(pc: u64, code: &dyn Fetch, info: &mut InstructionInfoFactory) -> Option<Box<[u8]>> {
+    let mut reader = Reader::new(code);
+    let mut bytes = Vec::with_capacity(MOST_BYTES);
+    let mut here = pc;
+    while let Decoded::Inst(inst) = reader.decode(here) {
+        let is_copied =
+            inst.mnemonic() != Mnemonic::Syscall && matches!(classify(&inst), Class::Modelled | Class::Native);
+        if !is_copied || bytes.len() + inst.len() > MOST_BYTES {
+            break;
+        }
+        bytes.extend_from_slice(reader.raw());
+        if inst.flow_control() != FlowControl::Next || writes_memory(&inst, info) {
+            break;
+        }
+        here = reader.next_pc();
+    }
+    (!bytes.is_empty()).then(|| bytes.into())
+}
+
+fn writes_memory(inst: &Instruction, info: &mut InstructionInfoFactory) -> bool {
+    let reads = [OpAccess::None, OpAccess::Read, OpAccess::CondRead, OpAccess::NoMemAccess];
+    info.info(inst).used_memory().iter().any(|used| !reads.contains(&used.access()))
+}
+
+/// What a block at `pc` with these bytes is made from.
+pub(super) fn source(pc: u64, bytes: &[u8]) -> Bytes<'_> {
+    Bytes { start: pc, bytes }
+}
+
+impl Blocks {
+    /// The place whose block's bytes are not what they were, if it still has that block.
+    fn stale_place(&mut self, pc: u64) -> Option<u32> {
+        let place = *self.by_pc.get(&pc)?;
+        let made = self.places[place as usize].made[0];
+        if made == NONE || !self.own.contains_key(&made) {
+            return None;
+        }
+        let changes = self.changes.entry(pc).or_default();
+        *changes = changes.saturating_add(1);
+        Some(place)
+    }
+
+    /// Have the bytes at `pc` changed too often to be compared?
+    pub(super) fn changes_often(&self, pc: u64) -> bool {
+        self.changes.get(&pc).is_some_and(|changes| *changes >= MOST_CHANGES)
+    }
+}
+
+impl Emitter {
+    /// A block has left since its guest bytes are not what they were: the next one at this pc is made from what they are.
+    pub fn copied_stale(&mut self, pc: u64) {
+        if let Some(place) = self.blocks.stale_place(pc) {
+            let mut stale = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.clears));
+            let made = self.blocks.places[place as usize].made[0];
+            self.blocks.forget_pages(made);
+            self.remove_place(place, &mut stale);
+            self.blocks.stale = Some(stale);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Decoder, DecoderOptions, Formatter, NasmFormatter};
+
+    fn text(code: &[u8]) -> Vec<String> {
+        let mut formatter = NasmFormatter::new();
+        let all = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).into_iter().map(|inst| {
+            assert!(!inst.is_invalid());
+            let mut text = String::new();
+            formatter.format(&inst, &mut text);
+            text
+        });
+        all.collect()
+    }
+
+    #[test]
+    fn all_bytes_are_compared() {
+        let own = [0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77];
+        let check = Check::new(0x7f00_1234_5678, &own);
+        let text = text(&check.bytes);
+        assert_eq!(text[2..5], ["lahf", "seto al", "mov rcx,7F0012345678h"]);
+        let compares: Vec<&String> = text.iter().filter(|line| line.starts_with("cmp")).collect();
+        assert_eq!(compares, ["cmp dword [rcx],44332211h", "cmp word [rcx+4],6655h", "cmp byte [rcx+6],77h"]);
+        assert_eq!(check.fields.len(), 3);
+        assert_eq!(text[11..13], ["add al,7Fh", "sahf"]);
+    }
+
+    #[test]
+    fn they_end_at_stores_and_jumps() {
+        let mut info = InstructionInfoFactory::new();
+        let mut of = |code: &[u8]| bytes(0x1000, &Bytes { start: 0x1000, bytes: code }, &mut info).map(|b| b.len());
+        // mov eax, [rdi]; mov [rdi], eax; inc eax
+        assert_eq!(of(&[0x8b, 0x07, 0x89, 0x07, 0xff, 0xc0, 0xcc]), Some(4));
+        // push rax; inc eax
+        assert_eq!(of(&[0x50, 0xff, 0xc0]), Some(1));
+        // inc eax; jmp
+        assert_eq!(of(&[0xff, 0xc0, 0xeb, 0x10, 0xff, 0xc0]), Some(4));
+        // nop; syscall
+        assert_eq!(of(&[0x90, 0x0f, 0x05]), Some(1));
+        assert_eq!(of(&[0x0f, 0x05]), None);
+        assert_eq!(of(&[0x90; 300]), Some(MOST_BYTES));
+    }
+}
