@@ -376,6 +376,19 @@ static void stale(void) {
     close(ends[0]), close(ends[1]), close(to_child[0]), close(to_child[1]), close(sockets[0]), close(sockets[1]), close(event);
 }
 
+/* Waits until the process is asleep: however busy the machine is, it is in its call then. */
+static void wait_asleep(pid_t pid) {
+    char name[32], text[256], *behind = NULL;
+    sprintf(name, "/proc/%d/stat", pid);
+    do {
+        usleep(5000);
+        FILE *file = fopen(name, "r");
+        CHECK(file && fgets(text, sizeof text, file));
+        fclose(file);
+        behind = strrchr(text, ')');
+    } while (!behind || behind[2] != 'S');
+}
+
 /* A child sleeps in a call while it is stopped and continued; with a handler for SIGCONT the call ends. */
 static void stopped(int handled, int call) {
     int ready[2];
@@ -409,7 +422,7 @@ static void stopped(int handled, int call) {
     CHECK(read(ready[0], &byte, 1) == 1);
     int status;
     struct timespec moment = {0, 30000000};
-    nanosleep(&moment, NULL);
+    wait_asleep(pid);
     kill(pid, SIGSTOP);
     CHECK(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
     nanosleep(&moment, NULL);

@@ -82,7 +82,7 @@ dynasour_spawn:
 dynasour_signal_entry:
     push rbx
     pushfq
-    and qword ptr [rsp], ~0x40000
+    and qword ptr [rsp], ~0x40100
     popfq
     rdfsbase rbx
     mov rcx, gs:[{host_fs_base}]
