@@ -11,7 +11,9 @@ use crate::cache::{Cache, CacheError};
 use crate::copy::{self, Blocks, CounterId, LOADED, LinkId};
 use crate::counting::{Counting, Tally};
 use crate::cpu::Cpu;
-use crate::encode::{Encoded, Homes, Surroundings, Target, encode};
+use crate::encode::{Surroundings, encode};
+use crate::encoded::{Encoded, EncodedGuard, Homes, Target};
+use crate::exits::Exits;
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail, fragment_at};
 use crate::indirect::{Displaced, Indirect, MISSED, Via};
 use crate::instruction::location;
@@ -23,7 +25,7 @@ use crate::splice::{self, EntryPlaces};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
 use dynasour_ir::{Gpr, Version};
-use regalloc2::{Algorithm, Edit, Function, MachineEnv, Output, PReg, RegAllocError, RegallocOptions};
+use regalloc2::{Algorithm, Function, MachineEnv, Output, PReg, RegAllocError, RegallocOptions};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::panic::{self, AssertUnwindSafe};
@@ -321,7 +323,8 @@ impl Emitter {
             save: SmallVec::new(),
             restore: SmallVec::from_slice(&entry.saved),
         };
-        let borrowed = used_registers(out) & !touched & !entry.saved_registers();
+        let exits = Exits::of(&function, out);
+        let borrowed = exits.used_registers(&function, out) & !touched & !entry.saved_registers();
         for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
             homes.save.push((r, u16::from(r)));
             homes.restore.push((r, u16::from(r)));
@@ -333,7 +336,7 @@ impl Emitter {
             if let Some(block) = function.record_block[i] {
                 let inst = function.block_insns(regalloc2::Block::new(block)).first();
                 let allocs = out.inst_allocs(inst);
-                record.finish(|n| location(allocs[usize::from(n)], first_slot as u16));
+                record.finish(|n| location(exits.place(i, allocs[usize::from(n)]), first_slot as u16));
             }
             for &(r, slot) in &homes.save {
                 record.add_saved(Gpr::new(r), slot);
@@ -349,6 +352,7 @@ impl Emitter {
             checked: checked.as_ref(),
             homes: &homes,
             words,
+            exits: &exits,
         };
         let code = encode(&function, out, around)?;
         let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
@@ -367,13 +371,17 @@ impl Emitter {
             .collect();
         faults.sort_unstable();
         let host = |site: Site| {
-            let guard = code.guards.iter().find(|g| g.1 == site).map(|g| g.0);
+            let guard = code.guards.iter().find(|g| g.site == site).map(|g| g.at);
             let at = guard.or_else(|| code.faults.iter().find(|f| f.1 == site).map(|f| f.0));
             (at.map_or(0, |at| hot + u64::from(at)), function.split_of[site.0 as usize].map_or(0, address))
         };
         let tally = words.map(|run| Box::new(Tally::new(run, first_site, &sites, entry.added, host)));
         let id = FragmentId(self.fragments.len() as u32);
-        let links = self.links(&code, hot, cold, first_site);
+        let way = |site: Site| {
+            let (site, split) = (&sites[site.0 as usize], function.split_of[site.0 as usize]?);
+            Some((site.record? as u32, address(split)))
+        };
+        let links = self.links(&code, (hot, cold), first_site, way);
         let tails = code.tails.iter().map(|t| Tail {
             range: hot + u64::from(t.start)..hot + u64::from(t.end),
             displaced: hot + u64::from(t.displaced),
@@ -389,7 +397,7 @@ impl Emitter {
             record: s.record.map(|r| r as u32),
             jcc: None,
         }));
-        for &(at, site, back_edge) in &code.guards {
+        for &EncodedGuard { at, site, back_edge, .. } in &code.guards {
             let jump = if back_edge {
                 let head = code.back_edges.iter().find(|b| b.0 == at + 2).map(|b| address(b.1));
                 let out = function.split_of[site.0 as usize].map(address);
@@ -440,6 +448,7 @@ impl Emitter {
                 }
                 Target::Unlinked(site) => cold + u64::from(code.unlinked_stub(site)),
                 Target::Hot(at) => hot + u64::from(at),
+                Target::Cold(at) => cold + u64::from(at),
                 Target::Restored(site) => {
                     let end = code.ends.iter().find(|e| e.site == site).and_then(|e| e.borrowed);
                     cold + end.map_or(0, |(_, at)| u64::from(at))
@@ -573,13 +582,6 @@ const ALLOCATABLE: u16 = !(1 << 4);
 
 fn registers(set: u16) -> Vec<PReg> {
     (0..16).filter(|n| set & 1 << n != 0).map(preg).collect()
-}
-
-/// The registers that allocated code uses: bit n is register n.
-fn used_registers(out: &Output) -> u16 {
-    let edits = out.edits.iter().flat_map(|(_, Edit::Move { from, to })| [*from, *to]);
-    let all = out.allocs.iter().copied().chain(edits);
-    all.filter_map(|a| a.as_reg()).fold(0, |set, r| set | 1 << r.hw_enc())
 }
 
 fn hot_moves(f: &MFunc, out: &Output) -> u32 {

@@ -3,199 +3,25 @@
 //! Code is encoded position-independently: every relative jump is a [`Fixup`] that is resolved when the fragment
 //! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
 
-use crate::counting::{self, Run, What, Word};
+use crate::counting::{self, Run, What};
+use crate::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Fixup, Homes, Target};
+use crate::exits::Exits;
 use crate::indirect::{Indirect, Piece, Source};
 use crate::instruction::{build, context, location, r64, rebuild, restore, save, slot};
 use crate::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::placement;
 use crate::record::Place;
+use crate::section::{FIELD, Section};
 use crate::x86::{Size, register};
 use dynasour_guest::context::offset;
-use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
+use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output};
-use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Fragments without loops are packed closer than those whose loop has its place in a line of the instruction cache.
 const ENTRY_ALIGNMENT: usize = 16;
 /// Stands where nobody goes.
 const INT3: u8 = 0xcc;
-
-/// Where a relative jump leads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
-    /// A machine block.
-    Block(usize),
-    /// The unlinked stub of a trace end.
-    Unlinked(u32),
-    /// An offset in the fragment's hot code.
-    Hot(u32),
-    /// The code behind a trace end that gives back what the fragment borrowed.
-    Restored(u32),
-    /// The stub that leaves with raw registers.
-    LeaveRaw,
-    /// The stub that leaves with canonical registers.
-    LeaveCanonical,
-    /// What a piece leads to.
-    Address(u64),
-    /// A word that is counted in.
-    Word(Word),
-}
-
-/// A rel32 field to resolve.
-#[derive(Clone, Copy, Debug)]
-pub struct Fixup {
-    /// In cold code?
-    pub cold: bool,
-    /// Offset of the field.
-    pub at: u32,
-    /// Where it leads.
-    pub target: Target,
-}
-
-/// Encoded code that has no place yet.
-#[derive(Debug, Default)]
-pub struct Encoded {
-    /// Hot bytes.
-    pub hot: Vec<u8>,
-    /// Cold bytes.
-    pub cold: Vec<u8>,
-    /// What the start of the hot code must be aligned to.
-    pub alignment: usize,
-    /// In the hot code: the offset of the checked entry, and of the entry behind it. The same if there is no checked one.
-    /// Before it is padding.
-    pub entry: (u32, u32),
-    /// In the hot code: the offset behind what saves registers, and the one behind what loads the extended state.
-    pub inside: (u32, u32),
-    /// Relative jumps.
-    pub fixups: Vec<Fixup>,
-    /// Offset of each machine block: (in cold code, offset).
-    pub blocks: Vec<(bool, u32)>,
-    /// For each faulting instruction: its offset in the hot code and its site.
-    pub faults: Vec<(u32, Site)>,
-    /// For each guard: offset of its `jcc`'s first byte in the hot code, and whether that is a loop's back edge.
-    pub guards: Vec<(u32, Site, bool)>,
-    /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead to.
-    pub back_edges: Vec<(u32, usize)>,
-    /// The trace ends.
-    pub ends: Vec<EncodedEnd>,
-    /// For each record: offset of the rel32 field of its jump in the cold code.
-    pub records: Vec<(usize, u32)>,
-    /// For each poll: its site, the offset of its landing in the cold code, and its block.
-    pub polls: Vec<(Site, u32, usize)>,
-    /// For each trace end: offset of its unlinked stub in the cold code.
-    pub unlinked: Vec<(u32, u32)>,
-    /// The tails of indirect trace ends.
-    pub tails: Vec<EncodedTail>,
-}
-
-/// A trace end.
-///
-/// A direct one of a fragment that borrows registers has two jumps: in the hot code one that may lead to who knows the
-/// registers to be in their slots, else to cold code that gives them back and jumps on in canonical state.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct EncodedEnd {
-    /// Its site.
-    pub site: u32,
-    /// In the hot code: offset of the rel32 field of the jump with registers in their slots, and in the cold code the
-    /// offset of what gives them back.
-    pub borrowed: Option<(u32, u32)>,
-    /// Is the jump in canonical state in the cold code?
-    pub cold: bool,
-    /// Offset of that jump's rel32 field.
-    pub at: u32,
-    /// In the hot code: the offset of an indirect end's tail.
-    pub tail: Option<u32>,
-}
-
-/// A tail ([`crate::indirect`]) in the hot code, by offsets.
-#[derive(Clone, Copy, Debug)]
-pub struct EncodedTail {
-    /// The site of its trace end.
-    pub site: u32,
-    /// Its first instruction.
-    pub start: u32,
-    /// The first instruction before which rcx is displaced.
-    pub displaced: u32,
-    /// Behind its last instruction.
-    pub end: u32,
-}
-
-impl Encoded {
-    /// The offset of a trace end's unlinked stub in the cold code.
-    pub fn unlinked_stub(&self, site: u32) -> u32 {
-        self.unlinked.iter().find(|(s, _)| *s == site).map_or(0, |(_, at)| *at)
-    }
-}
-
-/// Where guest state is while the fragment runs, if not in its home: (register, slot).
-#[derive(Debug, Default)]
-pub struct Homes {
-    /// The fragment uses the extended state, of these components: it is loaded at entry unless it is there already.
-    pub extended: Option<u64>,
-    /// Saved at entry.
-    pub save: SmallVec<[(u8, u16); 8]>,
-    /// Restored where the trace ends.
-    pub restore: SmallVec<[(u8, u16); 8]>,
-}
-
-/// Bytes under construction.
-struct Section {
-    encoder: Encoder,
-    len: usize,
-    /// Offsets of rel8 fields and their values.
-    short_jumps: Vec<(usize, u8)>,
-}
-
-impl Section {
-    fn new() -> Section {
-        Section { encoder: Encoder::new(64), len: 0, short_jumps: Vec::new() }
-    }
-
-    fn put(&mut self, inst: &Instruction) -> Result<(), IcedError> {
-        self.len += self.encoder.encode(inst, 0)?;
-        Ok(())
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        let mut bytes = self.encoder.take_buffer();
-        self.short_jumps.iter().for_each(|(at, value)| bytes[*at] = *value);
-        bytes
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|b| self.encoder.write_u8(*b));
-        self.len += bytes.len();
-    }
-
-    /// Pads such that a rel32 field `lead` bytes from here lies within eight aligned bytes.
-    fn align_field(&mut self, lead: usize) {
-        let at = (self.len + lead) % 8;
-        if at > 4 {
-            self.pad(8 - at);
-        }
-    }
-
-    /// No-operations, as few as possible (Intel SDM, NOP).
-    fn pad(&mut self, mut missing: usize) {
-        const NOPS: [&[u8]; 10] = [
-            &[],
-            &[0x90],
-            &[0x66, 0x90],
-            &[0x0f, 0x1f, 0x00],
-            &[0x0f, 0x1f, 0x40, 0x00],
-            &[0x0f, 0x1f, 0x44, 0x00, 0x00],
-            &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
-            &[0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00],
-            &[0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
-            &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
-        ];
-        while missing > 0 {
-            let n = missing.min(9);
-            self.bytes(NOPS[n]);
-            missing -= n;
-        }
-    }
-}
 
 /// What a fragment's code refers to beside itself.
 #[derive(Clone, Copy)]
@@ -212,17 +38,32 @@ pub struct Surroundings<'a> {
     pub homes: &'a Homes,
     /// The words that it counts in, if it does.
     pub words: Option<Run>,
+    /// What happens on the way from a site to its record.
+    pub exits: &'a Exits,
+}
+
+/// Where something stands: before the entry is so much padding, and the loop's head has this offset in a field's eight bytes.
+#[derive(Clone, Copy, Default)]
+struct Position {
+    padding: usize,
+    head: Option<usize>,
 }
 
 /// Encodes an allocated function. Padding before the entry puts the loop, if there is one, where [`placement`] wants it.
 pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
-    let mut encoded = encode_behind(0, f, out, around)?;
+    let mut encoded = encode_at(Position::default(), f, out, around)?;
     if let Some(&(field, head)) = encoded.back_edges.first() {
         let start = encoded.blocks[head].1 as usize;
         let offset = placement::offset(&encoded.hot[start..field as usize + 4]);
-        let padding = (placement::LINE + offset - start % placement::LINE) % placement::LINE;
-        if padding > 0 {
-            encoded = encode_behind(padding, f, out, around)?;
+        let missing = |start: usize| (placement::LINE + offset - start % placement::LINE) % placement::LINE;
+        if missing(start) > 0 {
+            // What is padded before the head depends on where the entry is, but not by multiples of a field's alignment.
+            let position = Position { padding: 0, head: Some(offset % FIELD) };
+            encoded = encode_at(position, f, out, around)?;
+            let padding = missing(encoded.blocks[head].1 as usize);
+            if padding > 0 {
+                encoded = encode_at(Position { padding, ..position }, f, out, around)?;
+            }
             debug_assert_eq!(encoded.blocks[head].1 as usize % placement::LINE, offset);
         }
         encoded.alignment = placement::LINE;
@@ -230,9 +71,9 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
     Ok(encoded)
 }
 
-/// Encodes with this much padding before the entry.
-fn encode_behind(padding: usize, f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
-    let Surroundings { first_slot, first_site, indirect, checked, homes, words } = around;
+/// Encodes with its entry and its loop's head there.
+fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
+    let Surroundings { first_slot, first_site, indirect, checked, homes, words, exits } = around;
     let mut e = Emit {
         f,
         out,
@@ -245,12 +86,16 @@ fn encode_behind(padding: usize, f: &MFunc, out: &Output, around: Surroundings<'
         indirect,
         homes,
         words,
+        exits,
         skipped: None,
+        loops: loop_blocks(f),
+        head: position.head,
+        last: None,
     };
     e.r.blocks = vec![(false, 0); f.num_blocks()];
     e.r.alignment = ENTRY_ALIGNMENT;
     let checked_len = checked.map_or(0, |piece| piece.bytes.len());
-    let padding = padding + checked_len.next_multiple_of(ENTRY_ALIGNMENT) - checked_len;
+    let padding = position.padding + checked_len.next_multiple_of(ENTRY_ALIGNMENT) - checked_len;
     e.hot.bytes(&vec![INT3; padding]);
     if let Some(piece) = checked {
         e.piece(piece);
@@ -270,6 +115,18 @@ fn encode_behind(padding: usize, f: &MFunc, out: &Output, around: Surroundings<'
     Ok(e.r)
 }
 
+/// The blocks from the first loop's head to its back edge.
+fn loop_blocks(f: &MFunc) -> Range<usize> {
+    let back = |b: usize| {
+        let last = f.block_insns(Block::new(b)).last();
+        match f.insts[last.index()].kind {
+            Kind::Jump(to) => Some(f.block_of[to]).filter(|head| *head <= b).map(|head| head..b + 1),
+            _ => None,
+        }
+    };
+    (0..f.hot_blocks).find_map(back).unwrap_or(0..0)
+}
+
 struct Emit<'a> {
     f: &'a MFunc,
     out: &'a Output,
@@ -282,8 +139,15 @@ struct Emit<'a> {
     indirect: &'a Indirect,
     homes: &'a Homes,
     words: Option<Run>,
+    exits: &'a Exits,
     /// A block whose jump the guard before it does.
     skipped: Option<usize>,
+    /// The blocks of loops.
+    loops: Range<usize>,
+    /// The offset of the loop's head in eight aligned bytes, if it matters.
+    head: Option<usize>,
+    /// In the hot code: the start of the last instruction, if it may set flags for the next.
+    last: Option<u32>,
 }
 
 impl Emit<'_> {
@@ -312,12 +176,20 @@ impl Emit<'_> {
     }
 
     fn block(&mut self, b: usize) -> Result<(), IcedError> {
+        if self.loops.start == b
+            && let Some(head) = self.head
+        {
+            let missing = (FIELD + head - self.hot.len % FIELD) % FIELD;
+            self.hot.pad(missing);
+        }
         self.r.blocks[b] = (self.in_cold, self.at());
         if self.words.is_some() && self.is_loop_head(b) {
             self.count(What::Iterations);
         }
+        let still = self.exits.leaves_out(self.f.block_insns(Block::new(b)).last());
         for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
             match item {
+                InstOrEdit::Edit(Edit::Move { .. }) if still => {}
                 InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to)?,
                 InstOrEdit::Inst(i) => self.inst(b, &self.f.insts[i.index()], self.out.inst_allocs(i))?,
             }
@@ -325,7 +197,33 @@ impl Emit<'_> {
         Ok(())
     }
 
+    /// Puts no-operations before the last instruction, if a guard's jump follows at once, such that a rel32 field `lead`
+    /// bytes behind it can be patched: the two are to stay together.
+    fn align_guard(&mut self, lead: usize) {
+        let at = (self.hot.len + lead) % FIELD;
+        if at <= FIELD - 4 {
+            return;
+        }
+        let Some(last) = self.last else { return self.hot.pad(FIELD - at) };
+        let missing = FIELD - at;
+        self.hot.pad_before(last as usize, missing);
+        let moved = |at: &mut u32| *at += missing as u32;
+        self.r.faults.iter_mut().map(|f| &mut f.0).filter(|f| **f >= last).for_each(moved);
+        self.r.fixups.iter_mut().filter(|f| !f.cold).map(|f| &mut f.at).filter(|at| **at >= last).for_each(moved);
+        let starts = self.r.blocks.iter_mut().filter(|b| !b.0).map(|b| &mut b.1);
+        starts.filter(|at| **at > last).for_each(moved);
+    }
+
+    /// Can a guard's jump with this rel32 field in the hot code lead to what its exit is linked to?
+    fn way_out(&self, site: Site, field: u32) -> Option<u32> {
+        let split = self.f.split_of[site.0 as usize]?;
+        let record = self.f.block_succs(Block::new(split)).first()?.index();
+        let direct = self.words.is_none() && self.exits.is_moveless(split) && self.exits.is_moveless(record);
+        (direct && field as usize % FIELD <= FIELD - 4).then_some(field)
+    }
+
     fn mov(&mut self, from: Allocation, to: Allocation) -> Result<(), IcedError> {
+        self.last = None;
         let inst = match (location(from, self.first_slot), location(to, self.first_slot)) {
             (Place::Reg(a), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), r64(a))?,
             (Place::Slot(s), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), slot(s))?,
@@ -337,6 +235,7 @@ impl Emit<'_> {
     }
 
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
+        let last = std::mem::take(&mut self.last);
         match &m.kind {
             Kind::Entry => {
                 for &(r, s) in &self.homes.save {
@@ -353,6 +252,7 @@ impl Emit<'_> {
             Kind::X86(code, operands) => {
                 let inst = build(*code, operands, allocs, self.first_slot)?;
                 self.fault_here(m);
+                self.last = (!self.in_cold).then(|| self.at());
                 self.put(&inst)?;
             }
             Kind::Native(original, address) => {
@@ -365,18 +265,25 @@ impl Emit<'_> {
             Kind::RestoreFlags => self.section().bytes(&[0x04, 0x7f, 0x9e]),
             Kind::Jcc(cc) => {
                 self.count_site(m.site, What::Executed);
-                let at = self.at();
                 if let Some((site, cold)) = m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?))) {
                     if let Some(head) = self.back_edge_after(block) {
                         // The loop goes on by the guard itself, and falls out of it.
                         let at = self.jump(&[0x0f, 0x80 | cc ^ 1], Target::Block(head), true);
                         self.r.back_edges.push((at, head));
-                        self.r.guards.push((at - 2, site, true));
-                        self.jump(&[0xe9], Target::Block(cold), false);
+                        let out = self.jump(&[0xe9], Target::Block(cold), true);
+                        let way_out = self.way_out(site, out);
+                        self.r.guards.push(EncodedGuard { at: at - 2, site, back_edge: true, way_out });
                         self.skipped = Some(block + 1);
                     } else {
-                        self.r.guards.push((at, site, false));
-                        self.jump(&[0x0f, 0x80 | cc], Target::Block(cold), false);
+                        // In a loop, which stands as it is delivered best, those that can be patched as it happens are.
+                        if !self.loops.contains(&block) && self.words.is_none() {
+                            self.last = last;
+                            self.align_guard(2);
+                            self.last = None;
+                        }
+                        let field = self.jump(&[0x0f, 0x80 | cc], Target::Block(cold), false);
+                        let way_out = self.way_out(site, field);
+                        self.r.guards.push(EncodedGuard { at: field - 2, site, back_edge: false, way_out });
                     }
                 }
             }
@@ -399,18 +306,37 @@ impl Emit<'_> {
             Kind::End(end) => self.end(end, allocs)?,
             Kind::Split(site) => {
                 self.count(What::Left(site.0));
-                self.store_site(self.first_site + u64::from(site.0))?;
+                self.split(block, *site)?;
             }
+            Kind::Record(record) if self.exits.stands_in_split(*record) => {}
             Kind::Record(record) => {
                 let at = self.jump(&[0xe9], Target::LeaveRaw, true);
-                self.r.records.push((*record, at));
+                self.r.records.push(EncodedRecord { record: *record, at, out: None });
             }
         }
-        if let Kind::Split(_) = m.kind {
-            let next = self.f.block_succs(Block::new(block))[0].index();
-            if next != block + 1 {
-                self.jump(&[0xe9], Target::Block(next), false);
+        Ok(())
+    }
+
+    /// The way from a site to its record. If no other leads there, its link comes before what only the runtime wants to know.
+    fn split(&mut self, block: usize, site: Site) -> Result<(), IcedError> {
+        let next = self.f.block_succs(Block::new(block))[0];
+        let number = self.first_site + u64::from(site.0);
+        if let Kind::Record(record) = self.f.insts[self.f.block_insns(next).first().index()].kind
+            && self.exits.is_only_split(record, block)
+        {
+            let at = self.jump(&[0xe9], Target::Cold(0), true);
+            let out = self.at();
+            if let Some(fixup) = self.r.fixups.last_mut() {
+                fixup.target = Target::Cold(out);
             }
+            self.r.records.push(EncodedRecord { record, at, out: Some(out) });
+            self.store_site(number)?;
+            self.jump(&[0xe9], Target::LeaveRaw, false);
+            return Ok(());
+        }
+        self.store_site(number)?;
+        if next.index() != block + 1 {
+            self.jump(&[0xe9], Target::Block(next.index()), false);
         }
         Ok(())
     }

@@ -57,6 +57,8 @@ pub(crate) enum LinkKind {
     Borrowed(ExitId),
     /// Of this record, in the state that it describes.
     Record(u32),
+    /// Of a guard with this record, in the same state. It leads where the record does, or to the guard's way there.
+    Guard(u32),
 }
 
 /// A patchable jump: its rel32 field, where it goes on a request to leave, and where it goes otherwise.

@@ -13,10 +13,11 @@
 //! nothing lead into some fragments and their passages any more, looks for those addresses, whoever has made the links.
 
 use crate::emitter::{EmitError, Emitter};
-use crate::encode::{Encoded, passage};
+use crate::encode::passage;
+use crate::encoded::Encoded;
 use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, Link, LinkKind};
 use crate::indirect::Via;
-use crate::mach::SiteKind;
+use crate::mach::{Site, SiteKind};
 use crate::splice;
 use dynasour_ir::AnchorId;
 use rustc_hash::FxHashSet;
@@ -32,8 +33,17 @@ pub(crate) struct Way {
 
 impl Emitter {
     /// The patchable jumps of a fragment: back edges, trace ends, records.
-    pub(crate) fn links(&self, code: &Encoded, hot: u64, cold: u64, first_site: u32) -> Box<[Link]> {
-        let mut links = Vec::with_capacity(code.back_edges.len() + code.ends.len() + code.records.len());
+    ///
+    /// `way` says of a guard's site which record it has, and where its cold code is.
+    pub(crate) fn links(
+        &self,
+        code: &Encoded,
+        (hot, cold): (u64, u64),
+        first_site: u32,
+        way: impl Fn(Site) -> Option<(u32, u64)>,
+    ) -> Box<[Link]> {
+        let most = code.back_edges.len() + 2 * code.ends.len() + code.records.len() + code.guards.len();
+        let mut links = Vec::with_capacity(most);
         let mut add = |kind, field, out, target| links.push(Link { kind, field, out, target: AtomicU64::new(target) });
         for (at, block) in &code.back_edges {
             let head = hot + u64::from(code.blocks[*block].1);
@@ -52,9 +62,14 @@ impl Emitter {
                 add(LinkKind::Borrowed(exit), hot + u64::from(at), restored, restored);
             }
         }
-        for (record, at) in &code.records {
-            let out = self.stubs.leave_raw;
-            add(LinkKind::Record(*record as u32), cold + u64::from(*at), out, out);
+        for r in &code.records {
+            let out = r.out.map_or(self.stubs.leave_raw, |out| cold + u64::from(out));
+            add(LinkKind::Record(r.record as u32), cold + u64::from(r.at), out, out);
+        }
+        for (guard, field) in code.guards.iter().filter_map(|g| Some((g, g.way_out?))) {
+            if let Some((record, out)) = way(guard.site) {
+                add(LinkKind::Guard(record), hot + u64::from(field), out, out);
+            }
         }
         links.into()
     }
@@ -164,7 +179,7 @@ impl Emitter {
         let mark = self.cache.mark();
         let placed = self.place(&code);
         let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;
-        let links = self.links(&code, hot, cold, first_site);
+        let links = self.links(&code, (hot, cold), first_site, |_| None);
         let id = FragmentId(self.fragments.len() as u32);
         self.exits.push(Exit {
             fragment: id,
@@ -208,9 +223,15 @@ impl Emitter {
     pub fn attach(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
         let entry = self.fragment(target).ok_or(EmitError::Unknown)?.entry;
-        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        self.set_link(e.fragment, link, entry);
+        let record = e.record.ok_or(EmitError::Unknown)?;
+        self.links_of_record(e.fragment, record).for_each(|link| self.set_link(e.fragment, link, entry));
         Ok(())
+    }
+
+    /// The links by which the sites of a record leave.
+    fn links_of_record(&self, fragment: FragmentId, record: u32) -> impl Iterator<Item = &Link> {
+        let links = self.fragment(fragment).map_or(&[][..], |f| &f.links);
+        links.iter().filter(move |l| matches!(l.kind, LinkKind::Record(r) | LinkKind::Guard(r) if r == record))
     }
 
     /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by a resolved stub.
@@ -321,7 +342,7 @@ impl Emitter {
                 LinkKind::Borrowed(_) | LinkKind::BackEdge => continue,
                 LinkKind::End(exit) => Some(exit),
                 // They lead to what was compiled for them.
-                LinkKind::Record(_) => None,
+                LinkKind::Record(_) | LinkKind::Guard(_) => None,
             };
             if let Some(link) = borrows.and_then(|exit| self.link_of(exit)) {
                 self.set_link(owner, link, self.canonical_way(owner, &self.fragments[to.0 as usize]));
@@ -341,9 +362,17 @@ impl Emitter {
 
     /// Makes an exit leave to the runtime again.
     pub fn unlink(&self, exit: ExitId) -> Result<(), EmitError> {
-        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        self.set_link(self.exits[exit.0 as usize].fragment, link, link.out);
-        self.unlink_borrowed(exit);
+        let e = self.exit(exit).ok_or(EmitError::Unknown)?;
+        match e.record {
+            Some(record) => {
+                self.links_of_record(e.fragment, record).for_each(|link| self.set_link(e.fragment, link, link.out));
+            }
+            None => {
+                let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
+                self.set_link(e.fragment, link, link.out);
+                self.unlink_borrowed(exit);
+            }
+        }
         Ok(())
     }
 
