@@ -192,8 +192,8 @@ static void with_bad_stack(int segv_flags, int usr_flags) {
     action.sa_flags = SA_SIGINFO | usr_flags;
     sigaction(SIGUSR1, &action, NULL);
     set(first, SIZE, 0);
-    register long rax __asm__("rax") = 62;
-    __asm__ volatile("mov %0, %%rsp\n syscall\n" : : "r"(none + (1 << 16)), "r"(rax), "D"((long)getpid()), "S"((long)SIGUSR1) : "rcx", "r11", "memory");
+    long pid = getpid();
+    __asm__ volatile("mov %0, %%rsp\n syscall\n" : : "r"(none + (1 << 16)), "a"(62L), "D"(pid), "S"((long)SIGUSR1) : "rcx", "r11", "memory");
     _exit(52);
 }
 static void frame_segv_on_stack(void) { with_bad_stack(SA_ONSTACK, 0); }
