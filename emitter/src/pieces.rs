@@ -124,39 +124,36 @@ impl Piece {
         self.put(&[0; 4]);
     }
 
-    /// Goes on if `next_pc` is `pc`, else to `miss`; no flags are touched, but rcx.
-    pub(crate) fn check(&mut self, pc: u64, miss: u64) {
-        let (low, high) = ((pc as u32).wrapping_neg(), ((pc >> 32) as u32).wrapping_neg());
+    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; no flags are touched, but rcx. (A `loop` that is not
+    /// taken: jumps that are taken, as a `jrcxz` over a jump would be, are what predictors remember.)
+    pub(crate) fn check(&mut self, pc: u64) {
+        let (low, high) = (1u32.wrapping_sub(pc as u32), 1u32.wrapping_sub((pc >> 32) as u32));
         if i32::try_from(pc).is_ok() {
             self.load(RCX, offset::NEXT_PC);
             self.put(&[0x48]);
             self.lea(low);
-            self.skip_if_zero(5);
-            self.jump(miss);
+            self.back_unless_one();
         } else {
             // Its halves one after the other.
             self.load_half(RCX, offset::NEXT_PC);
             self.lea(low);
-            self.skip_if_zero(5);
-            let jump = self.len();
-            self.jump(miss);
+            self.back_unless_one();
             self.load_half(RCX, offset::NEXT_PC + 4);
             self.lea(high);
-            self.skip_if_zero(2);
-            let back = jump as isize - (self.len() as isize + 2);
-            self.put(&[0xeb, back as i8 as u8]);
+            self.back_unless_one();
         }
+    }
+
+    /// To the piece's first instruction unless rcx is 1.
+    fn back_unless_one(&mut self) {
+        let back = -(self.len() as isize + 2);
+        self.put(&[0xe2, back as i8 as u8]);
     }
 
     /// `lea ecx, [rcx + sum]`
     fn lea(&mut self, sum: u32) {
         self.put(&[0x8d, 0x89]);
         self.put(&sum.to_le_bytes());
-    }
-
-    /// `jrcxz` over `n` bytes.
-    fn skip_if_zero(&mut self, n: u8) {
-        self.put(&[0xe3, n]);
     }
 
     /// Its bytes at address `at`, when it stays there as it is.
@@ -199,10 +196,10 @@ mod tests {
         assert_eq!(text(|p| p.constant(3, 0x1_0000_0000)), "mov rbx,100000000h\n");
         assert_eq!(text(|p| p.jump_through(0, 0x4000)), "movzx eax,ax\njmp qword [rax*8+4000h]\n");
         assert_eq!(text(|p| p.jump_through(12, 0x4000)), "movzx r12d,r12w\njmp qword [r12*8+4000h]\n");
-        let checked = text(|p| p.check(0x40_1000, 0));
-        assert!(checked.contains("lea rcx,[rcx-401000h]"), "{checked}");
-        let checked = text(|p| p.check(0x7fff_f234_5678, 0));
-        assert!(checked.contains("lea ecx,[rcx+0DCBA988h]") && checked.contains("lea ecx,[rcx-7FFFh]"), "{checked}");
+        let checked = text(|p| p.check(0x40_1000));
+        assert!(checked.contains("lea rcx,[rcx-400FFFh]") && checked.contains("loop 0"), "{checked}");
+        let checked = text(|p| p.check(0x7fff_f234_5678));
+        assert!(checked.contains("lea ecx,[rcx+0DCBA989h]") && checked.contains("lea ecx,[rcx-7FFEh]"), "{checked}");
         let stored = text(|p| p.jump_to_stored(0x4000));
         assert!(stored.contains("movzx ecx,word [gs:") && stored.contains("jmp qword [rcx*8+4000h]"), "{stored}");
     }
