@@ -115,6 +115,12 @@ impl<'f> Reader<'f> {
         offset as usize
     }
 
+    /// The bytes from `pc` on: at least [`MAX_LENGTH`] unless some cannot be fetched.
+    pub fn ahead(&mut self, pc: u64) -> &[u8] {
+        let offset = self.offset(pc);
+        &self.window[offset..self.len]
+    }
+
     /// The bytes of the instruction decoded last.
     pub fn raw(&self) -> &[u8] {
         &self.window[self.last.0..self.last.0 + self.last.1]

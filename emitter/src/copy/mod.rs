@@ -23,6 +23,7 @@
 mod checks;
 mod heads;
 mod own;
+mod plain;
 mod remove;
 mod state;
 mod stubs;

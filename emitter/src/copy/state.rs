@@ -17,6 +17,7 @@ impl Emitter {
         let via = Via::from_index(block.via.into()).filter(|_| block.prefix != 0);
         let at = (ctx.fault_rip - self.blocks.base) as u32 - block.start;
         let translator = &mut self.blocks.translator;
+        translator.marking = true;
         let own = self.blocks.own.get(&index);
         let translated = match own {
             None => translator.translate(pc, code, &self.indirect, via, None),
@@ -25,6 +26,7 @@ impl Emitter {
                 translator.translate(pc, &own::source(pc, own), &self.indirect, via, Some(check))
             }
         };
+        translator.marking = false;
         if !matches!(translated, Ok(true)) || translator.out.bytes.len() != len as usize {
             return false;
         }

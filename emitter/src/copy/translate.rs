@@ -17,7 +17,9 @@
 //! can be started over.
 
 use super::own::{self, Check};
+use super::plain::{self, Transfer};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
+use crate::pieces::RCX;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::lift::{class::Class, classify};
@@ -87,6 +89,7 @@ pub(super) enum Referent {
 #[derive(Default)]
 pub(super) struct Translation {
     pub bytes: Vec<u8>,
+    /// Where the host code of each guest instruction begins, if that is wanted.
     pub marks: Vec<Mark>,
     pub exits: SmallVec<[ExitJump; 4]>,
     pub relatives: SmallVec<[Relative; 4]>,
@@ -111,6 +114,8 @@ pub(super) struct Translator {
     pub out: Translation,
     /// The most conditional branches in a block: it goes on behind the others. The same for all blocks that there are.
     pub most_branches: u32,
+    /// Are [`Translation::marks`] wanted?
+    pub marking: bool,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
     encoder: Encoder,
@@ -138,6 +143,7 @@ impl Translator {
         Translator {
             out: Translation::default(),
             most_branches: MAX_BRANCHES,
+            marking: false,
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
             encoder: Encoder::new(64),
             info: InstructionInfoFactory::new(),
@@ -193,45 +199,43 @@ impl Translator {
         let mut reader = Reader::new(code);
         let (mut start, mut here, mut jumps, mut branches) = (pc, pc, 0, 0);
         loop {
-            let step = match reader.decode(here) {
-                Decoded::Inst(inst) if self.out.count < MAX_INSTRUCTIONS => {
-                    self.mark(here, None);
-                    self.instruction(&inst, &mut reader, indirect, jumps < MAX_JUMPS)?
-                }
-                _ => Step::Refused,
+            if self.plain(&mut here, &mut reader) {
+                continue;
+            }
+            let over_jump = jumps < MAX_JUMPS;
+            let (step, behind) = if self.out.count >= MAX_INSTRUCTIONS {
+                (Step::Refused, here)
+            } else if let Some((transfer, len)) =
+                reader.ahead(here).first_chunk().and_then(|c| plain::transfer(c, here))
+            {
+                let behind = here.wrapping_add(len as u64);
+                (self.direct(transfer, here, behind, indirect, over_jump), behind)
+            } else if let Decoded::Inst(inst) = reader.decode(here) {
+                self.mark(here, None);
+                (self.instruction(&inst, &mut reader, indirect, over_jump)?, reader.next_pc())
+            } else {
+                (Step::Refused, here)
             };
-            let next = match step {
-                Step::Refused => {
+            if !matches!(step, Step::Refused) {
+                self.out.count += 1;
+                here = behind;
+            }
+            match step {
+                Step::Next => {}
+                Step::Branched if branches + 1 < self.most_branches => branches += 1,
+                Step::Goto(target) => {
+                    self.out.sources.push(start..here);
+                    jumps += 1;
+                    start = target;
+                    here = target;
+                }
+                Step::End => break,
+                Step::Branched | Step::Refused => {
                     // A mark may have been made for it.
                     self.exit(&[0xe9], Leads::To(here));
                     break;
                 }
-                Step::Next => reader.next_pc(),
-                Step::Branched => {
-                    branches += 1;
-                    let next = reader.next_pc();
-                    if branches >= self.most_branches {
-                        self.out.count += 1;
-                        here = next;
-                        self.exit(&[0xe9], Leads::To(here));
-                        break;
-                    }
-                    next
-                }
-                Step::End => {
-                    here = reader.next_pc();
-                    self.out.count += 1;
-                    break;
-                }
-                Step::Goto(target) => {
-                    self.out.sources.push(start..reader.next_pc());
-                    jumps += 1;
-                    start = target;
-                    target
-                }
-            };
-            self.out.count += 1;
-            here = next;
+            }
         }
         if start != here {
             self.out.sources.push(start..here);
@@ -239,9 +243,51 @@ impl Translator {
         Ok(self.out.count > 0)
     }
 
+    /// Copies the plain instructions at `here`, as far as the reader's window goes. False if there is none.
+    fn plain(&mut self, here: &mut u64, reader: &mut Reader<'_>) -> bool {
+        let window = reader.ahead(*here);
+        let pc = |at: usize| here.wrapping_add(at as u64);
+        let (mut copied, mut at) = (0, 0);
+        while self.out.count < MAX_INSTRUCTIONS
+            && let Some(code) = window[at..].first_chunk()
+            && let Some(instruction) = plain::plain(code)
+        {
+            let end = at + instruction.len;
+            if instruction.relative != 0 {
+                let field = at + instruction.relative;
+                let displacement = window[field..].first_chunk().map_or(0, |field| i32::from_le_bytes(*field));
+                let address = pc(end).wrapping_add(i64::from(displacement) as u64);
+                if !self.reaches(address) {
+                    break;
+                }
+                self.mark_at(at - copied, pc(at));
+                self.out.bytes.extend_from_slice(&window[copied..field]);
+                self.displacement((end - field - 4) as u32, Referent::Address(address));
+                copied = field + 4;
+            } else {
+                self.mark_at(at - copied, pc(at));
+            }
+            at = end;
+            self.out.count += 1;
+        }
+        self.out.bytes.extend_from_slice(&window[copied..at]);
+        *here = pc(at);
+        at > 0
+    }
+
     fn mark(&mut self, pc: u64, saved: Option<(u8, usize)>) {
-        let at = self.out.bytes.len() as u32;
-        self.out.marks.push(Mark { at, pc, saved });
+        if self.marking {
+            let at = self.out.bytes.len() as u32;
+            self.out.marks.push(Mark { at, pc, saved });
+        }
+    }
+
+    /// The instruction at `pc` begins `ahead` bytes from here.
+    fn mark_at(&mut self, ahead: usize, pc: u64) {
+        if self.marking {
+            let at = (self.out.bytes.len() + ahead) as u32;
+            self.out.marks.push(Mark { at, pc, saved: None });
+        }
     }
 
     fn emit(&mut self, bytes: &[u8]) {
@@ -308,9 +354,8 @@ impl Translator {
             let condition = inst.condition_code();
             if condition != ConditionCode::None && inst.is_jcc_short_or_near() {
                 // iced numbers conditions as the processor does, from 1.
-                self.exit(&[0x0f, 0x80 | (condition as u8 - 1)], Leads::To(inst.near_branch_target()));
-                self.head_if_backward(inst.ip());
-                return Ok(Step::Branched);
+                let branch = Transfer::Branch(condition as u8 - 1, inst.near_branch_target());
+                return Ok(self.direct(branch, inst.ip(), inst.next_ip(), indirect, over_jump));
             }
         }
         if inst.is_ip_rel_memory_operand() {
@@ -321,23 +366,59 @@ impl Translator {
         Ok(Step::Next)
     }
 
+    /// A transfer at `pc`, with the next instruction at `behind`.
+    fn direct(&mut self, transfer: Transfer, pc: u64, behind: u64, indirect: &Indirect, over_jump: bool) -> Step {
+        self.mark(pc, None);
+        match transfer {
+            Transfer::Branch(condition, target) => {
+                self.exit(&[0x0f, 0x80 | condition], Leads::To(target));
+                self.head_if_backward(pc);
+                Step::Branched
+            }
+            // Backward ones close loops, whose heads are entered from outside.
+            Transfer::Jump(target) if target > pc && over_jump => Step::Goto(target),
+            Transfer::Jump(target) => {
+                self.exit(&[0xe9], Leads::To(target));
+                self.head_if_backward(pc);
+                Step::End
+            }
+            Transfer::Call(target) => {
+                self.push_return(behind);
+                self.exit(&[0xe9], Leads::To(target));
+                if let Some(exit) = self.out.exits.last_mut() {
+                    exit.head = Some(true);
+                }
+                Step::End
+            }
+            Transfer::Return => self.give_back(pc, 0, indirect),
+        }
+    }
+
+    /// `ret`, with so many bytes taken from the stack.
+    fn give_back(&mut self, pc: u64, bytes: u16, indirect: &Indirect) -> Step {
+        self.save(RCX, SAVE_RCX);
+        self.mark(pc, Some((RCX, SAVE_RCX)));
+        self.emit(&[0x59]);
+        if bytes != 0 {
+            // lea rsp, [rsp + n]
+            self.emit(&[0x48, 0x8d, 0xa4, 0x24]);
+            self.emit(&u32::from(bytes).to_le_bytes());
+        }
+        self.gs(0x89, RCX, offset::NEXT_PC);
+        self.tail(indirect, Source::Rcx);
+        Step::End
+    }
+
     /// `jmp`, `call`, `ret`.
     fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, indirect: &Indirect, over_jump: bool) -> Step {
-        let direct = !matches!(inst.op0_kind(), OpKind::Register | OpKind::Memory) && inst.mnemonic() != M::Ret;
-        if direct {
+        if inst.mnemonic() == M::Ret {
+            let bytes = if inst.op_count() == 1 { inst.immediate16() } else { 0 };
+            return self.give_back(inst.ip(), bytes, indirect);
+        }
+        if !matches!(inst.op0_kind(), OpKind::Register | OpKind::Memory) {
             let target = inst.near_branch_target();
-            if inst.mnemonic() == M::Call {
-                self.push_return(inst.next_ip());
-            } else if target > inst.ip() && over_jump {
-                // Backward ones close loops, whose heads are entered from outside.
-                return Step::Goto(target);
-            }
-            self.exit(&[0xe9], Leads::To(target));
-            match self.out.exits.last_mut() {
-                Some(exit) if inst.mnemonic() == M::Call => exit.head = Some(true),
-                _ => self.head_if_backward(inst.ip()),
-            }
-            return Step::End;
+            let transfer = if inst.mnemonic() == M::Call { Transfer::Call(target) } else { Transfer::Jump(target) };
+            return self.direct(transfer, inst.ip(), inst.next_ip(), indirect, over_jump);
         }
         // Calls change what memory says anyway, and who is called seldom goes on with a loop.
         if inst.mnemonic() == M::Jmp
@@ -348,24 +429,13 @@ impl Translator {
             self.tail(indirect, Source::Register(r));
             return Step::End;
         }
-        let rcx_is_saved = Some((1, SAVE_RCX));
-        self.save(1, SAVE_RCX);
-        self.mark(inst.ip(), rcx_is_saved);
-        if inst.mnemonic() == M::Ret {
-            self.emit(&[0x59]);
-            if inst.op_count() == 1 {
-                // lea rsp, [rsp + n]
-                self.emit(&[0x48, 0x8d, 0xa4, 0x24]);
-                let n = u32::from(inst.immediate16());
-                self.emit(&n.to_le_bytes());
-            }
-        } else {
-            self.load_target(inst, reader);
-            if inst.mnemonic() == M::Call {
-                self.push_return(inst.next_ip());
-            }
+        self.save(RCX, SAVE_RCX);
+        self.mark(inst.ip(), Some((RCX, SAVE_RCX)));
+        self.load_target(inst, reader);
+        if inst.mnemonic() == M::Call {
+            self.push_return(inst.next_ip());
         }
-        self.gs(0x89, 1, offset::NEXT_PC);
+        self.gs(0x89, RCX, offset::NEXT_PC);
         self.tail(indirect, Source::Rcx);
         Step::End
     }
