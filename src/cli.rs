@@ -157,7 +157,8 @@ pub struct RunArgs {
     /// Make each guard fail with probability 1/N, to test deoptimisation
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
-    /// Print statistics of this process to stderr at the end (those of its last program, if it executes others)
+    /// Print statistics of this process to stderr at the end (those of its last program, if it executes others); indirect
+    /// transfers are counted for it, which takes time (also under --count, but not under --stats-json alone)
     #[arg(long)]
     stats: bool,
     /// Write statistics as JSON to FILE at the end

@@ -1,4 +1,5 @@
-//! `run --stats` says where the time went, and `run --perf-map` names what is in the code cache.
+//! `run --stats` says where the time went and how indirect transfers were found, and `run --perf-map` names what is in the code
+//! cache.
 
 use dynasour_testkit::scratch;
 use serde_json::Value;
@@ -107,4 +108,43 @@ fn statistics_say_where_the_time_went() {
     // Nobody who does not ask is timed.
     let quiet = dynasour().arg("--").arg(&guest).output().expect("it runs");
     assert!(quiet.stderr.is_empty());
+}
+
+#[test]
+fn statistics_say_how_indirect_transfers_were_found() {
+    const CALLS: u64 = 1_000_000;
+    /// What a C program does besides.
+    const OTHERS: u64 = 20_000;
+    let directory = directory("indirect");
+    let (source, guest) = (directory.join("calls.c"), directory.join("calls"));
+    let text = "static unsigned one(unsigned a) { return a + 1; }
+        static unsigned two(unsigned a) { return a ^ 5; }
+        unsigned (*volatile functions[])(unsigned) = {one, two};
+        int main(void) {
+            unsigned sum = 0;
+            for (unsigned i = 0; i < CALLS; i++) sum = functions[i & 1](sum);
+            static volatile unsigned result;
+            result = sum;
+            return 0;
+        }";
+    fs::write(&source, text).expect("room");
+    let compiled = Command::new("cc").arg(format!("-DCALLS={CALLS}")).arg("-o").args([&guest, &source]).status();
+    assert!(compiled.expect("a C compiler").success());
+    let file = directory.join("stats.json");
+    let run = |options: &[&str]| -> (Value, String) {
+        let mut run = dynasour();
+        run.args(["--tier", "copy"]).args(options).arg("--stats-json").args([&file, Path::new("--"), &guest]);
+        let output = run.output().expect("it runs");
+        assert!(output.status.success());
+        let json: Value = serde_json::from_str(&fs::read_to_string(&file).expect("statistics")).expect("JSON");
+        (json["indirect"].clone(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (counts, table) = run(&["--stats"]);
+    let number = |name: &str| counts[name].as_u64().expect("a number");
+    // Calls and returns.
+    assert!((2 * CALLS..2 * CALLS + OTHERS).contains(&number("executed")), "{counts}");
+    assert!(number("second") + number("missed") < OTHERS && number("missed") > 0, "{counts}");
+    assert!(table.contains("indirect transfers") && table.contains("in the first table"), "{table}");
+    let (uncounted, _) = run(&[]);
+    assert!(uncounted["executed"].is_null() && uncounted["missed"].as_u64() > Some(0), "{uncounted}");
 }

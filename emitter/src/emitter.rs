@@ -86,11 +86,13 @@ pub struct Config {
     pub cache_size: usize,
     /// Do fragments count how often what runs? See [`crate::counting`].
     pub count: bool,
+    /// Do indirect transfers count how they find where they go? See [`Rates`](crate::Rates).
+    pub rates: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { cache_size: 64 << 20, count: false }
+        Config { cache_size: 64 << 20, count: false, rates: false }
     }
 }
 
@@ -203,7 +205,7 @@ impl Emitter {
         let cpu = Cpu::detect();
         let mut cache = Cache::new(config.cache_size)?;
         let stubs = Stubs::generate(&mut cache, &cpu)?;
-        let indirect = Indirect::new(&mut cache, stubs.leave_canonical)?;
+        let indirect = Indirect::new(&mut cache, stubs.leave_canonical, config.rates)?;
         let blocks = Blocks::new(&mut cache, &cpu, &stubs, &indirect)?;
         cache.set_floor();
         let counting = if config.count { Counting::new(&cache.range()) } else { None };

@@ -50,6 +50,7 @@ use crate::emitter::Diversion;
 use crate::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
 pub use crate::pieces::Piece;
 use crate::pieces::RCX;
+use crate::rates::{RateWords, Rates};
 use crate::stubs::StubError;
 use dynasour_guest::context::offset;
 use iced_x86::code_asm::*;
@@ -151,6 +152,7 @@ impl Source {
 pub struct Indirect {
     lookup: Lookup,
     stubs: MissStubs,
+    rates: Option<RateWords>,
 }
 
 /// Addresses.
@@ -230,16 +232,17 @@ impl RegisterStub {
 
 impl Indirect {
     /// Empty tables, and the stubs in the cache.
-    pub(crate) fn new(cache: &mut Cache, leave_canonical: u64) -> Result<Indirect, StubError> {
+    pub(crate) fn new(cache: &mut Cache, leave_canonical: u64, rates: bool) -> Result<Indirect, StubError> {
         let mut lookup = None;
+        let rates = if rates { RateWords::new(&cache.range()) } else { None };
         // The stub needs the table's address, the table the stub's.
-        let stubs = miss_stubs(cache, leave_canonical, |cache| {
+        let stubs = miss_stubs(cache, leave_canonical, rates.as_ref(), |cache| {
             let tables = Lookup::new(&cache.range()).map_err(crate::cache::CacheError::Map)?;
             let second = tables.second_table();
             lookup = Some(tables);
             Ok(second)
         })?;
-        let mut indirect = Indirect { stubs, lookup: lookup.expect("made on the way") };
+        let mut indirect = Indirect { stubs, lookup: lookup.expect("made on the way"), rates };
         indirect.prepare(Via::Memory);
         Ok(indirect)
     }
@@ -247,15 +250,20 @@ impl Indirect {
     /// In a forked child whose cache is fresh: the stubs once more, at the same addresses, and empty tables.
     pub(crate) fn reset_after_fork(&mut self, cache: &mut Cache, leave_canonical: u64) -> Result<(), StubError> {
         let second = self.lookup.second_table();
-        let stubs = miss_stubs(cache, leave_canonical, |_| Ok(second))?;
+        let stubs = miss_stubs(cache, leave_canonical, self.rates.as_ref(), |_| Ok(second))?;
         assert_eq!(stubs, self.stubs, "the stubs of a child differ from its parent's");
         self.lookup.clear();
         Ok(())
     }
 
-    /// The addresses of the tables.
-    pub(crate) fn memory(&self) -> [std::ops::Range<u64>; 2] {
-        self.lookup.memory()
+    /// The addresses of the tables and of what is counted.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = Range<u64>> {
+        self.lookup.memory().into_iter().chain(self.rates.as_ref().map(RateWords::memory))
+    }
+
+    /// How transfers found where they went, if that is counted.
+    pub fn rates(&self) -> Option<Rates> {
+        self.rates.as_ref().map(RateWords::rates)
     }
 
     /// Must be called before a tail for such a carrier is executed.
@@ -317,6 +325,13 @@ impl Indirect {
                 piece.displaced = piece.len();
             }
             Source::Rcx | Source::Register(_) => {}
+        }
+        if let Some(words) = &self.rates {
+            let scratch = if let Source::Register(r) = source { r } else { RCX };
+            piece.count(scratch, words.executed());
+            if source != Source::Stored {
+                piece.load(scratch, offset::NEXT_PC);
+            }
         }
         match (table, source) {
             (Some(table), Source::Stored) => piece.jump_to_stored(table),
@@ -403,6 +418,7 @@ impl Indirect {
 fn miss_stubs(
     cache: &mut Cache,
     leave_canonical: u64,
+    rates: Option<&RateWords>,
     second_table: impl FnOnce(&Cache) -> Result<u64, StubError>,
 ) -> Result<MissStubs, StubError> {
     const ROOM: usize = 512;
@@ -458,6 +474,12 @@ fn miss_stubs(
     a.set_label(&mut found)?;
     a.jrcxz(none)?;
     a.mov(saved(FOUND), rcx)?;
+    if let Some(words) = rates {
+        let word = qword_ptr(u64::from(words.second()));
+        a.mov(rax, word)?;
+        a.lea(rax, ptr(rax + 1))?;
+        a.mov(word, rax)?;
+    }
     for (r, n) in OTHERS {
         a.mov(r, saved(n))?;
     }
@@ -488,7 +510,7 @@ mod tests {
 
     fn indirect() -> (Cache, Indirect) {
         let mut cache = Cache::new(1 << 16).unwrap();
-        let made = Indirect::new(&mut cache, 0x2000_0000).unwrap();
+        let made = Indirect::new(&mut cache, 0x2000_0000, false).unwrap();
         (cache, made)
     }
 

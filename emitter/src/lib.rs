@@ -22,6 +22,7 @@ mod lower_ops;
 mod mach;
 mod pieces;
 mod placement;
+mod rates;
 pub mod record;
 mod rest;
 mod section;
@@ -34,5 +35,6 @@ pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, Entr
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};
 pub use indirect::{Displaced, Via};
 pub use mach::SiteKind;
+pub use rates::Rates;
 pub use record::PendingStore;
 pub use stubs::set_gs;

@@ -70,6 +70,19 @@ impl Piece {
         self.load(RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
     }
 
+    /// Adds one to the word at `address`, by way of `r`; no flags are touched.
+    pub(crate) fn count(&mut self, r: u8, address: u32) {
+        let (reg, low) = ((r >> 3) << 2, (r & 7) << 3);
+        self.put(&[0x48 | reg, 0x8b, 0x04 | low, 0x25]);
+        self.put(&address.to_le_bytes());
+        self.put(&[0x48 | reg | r >> 3, 0x8d, 0x40 | low | r & 7]);
+        if r & 7 == 4 {
+            self.put(&[0x24]);
+        }
+        self.put(&[1, 0x48 | reg, 0x89, 0x04 | low, 0x25]);
+        self.put(&address.to_le_bytes());
+    }
+
     /// `mov to, from`
     pub(crate) fn copy(&mut self, to: u8, from: u8) {
         self.put(&[0x48 | (from >> 3) << 2 | to >> 3, 0x89, 0xc0 | (from & 7) << 3 | to & 7]);
@@ -192,6 +205,10 @@ mod tests {
         assert_eq!(text(|p| p.store_constant(0x80, 7)), "mov qword [gs:80h],7\n");
         assert_eq!(text(|p| p.copy(1, 12)), "mov rcx,r12\n");
         assert_eq!(text(|p| p.copy(12, 1)), "mov r12,rcx\n");
+        for (r, name) in [(1, "rcx"), (12, "r12"), (13, "r13")] {
+            let counted = format!("mov {name},[4000h]\nlea {name},[{name}+1]\nmov [4000h],{name}\n");
+            assert_eq!(text(|p| p.count(r, 0x4000)), counted);
+        }
         assert_eq!(text(|p| p.constant(9, 0x1234)), "mov r9d,1234h\n");
         assert_eq!(text(|p| p.constant(3, 0x1_0000_0000)), "mov rbx,100000000h\n");
         assert_eq!(text(|p| p.jump_through(0, 0x4000)), "movzx eax,ax\njmp qword [rax*8+4000h]\n");

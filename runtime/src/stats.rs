@@ -1,6 +1,7 @@
 //! What happened during a run, for `--stats` and `--stats-json`.
 
 use crate::profile::Phase;
+use dynasour_emitter::Rates;
 use dynasour_tracer::{AbortReason, EndReason};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -86,6 +87,40 @@ pub struct Stats {
     pub copied_bytes: u64,
     /// Links between them.
     pub copied_links: u64,
+    /// Indirect transfers of native code.
+    pub indirect: Indirect,
+}
+
+/// How indirect jumps, calls and returns found where they went, but those that traces follow inside: these are guards.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Indirect {
+    /// How many there were, if they were counted: with `--stats` or `--count`.
+    pub executed: Option<u64>,
+    /// Of these, in the second table; the first has the rest. Counted likewise.
+    pub second: Option<u64>,
+    /// Nowhere, and came to the runtime.
+    pub missed: u64,
+}
+
+impl Indirect {
+    /// With what an emitter has counted.
+    pub(crate) fn and(self, rates: Option<Rates>) -> Indirect {
+        let Some(rates) = rates else { return self };
+        let sum = |before: Option<u64>, more: u64| Some(before.unwrap_or_default() + more);
+        Indirect { executed: sum(self.executed, rates.executed), second: sum(self.second, rates.second), ..self }
+    }
+
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let (Some(executed), Some(second)) = (self.executed, self.second) else { return Vec::new() };
+        let of = |n: u64| if executed == 0 { 0.0 } else { 100.0 * n as f64 / executed as f64 };
+        let row = |name, n: u64| (name, format!("{n:>14}{:>9.3} %", of(n)));
+        vec![
+            ("indirect transfers", executed.to_string()),
+            row("  in the first table", executed.saturating_sub(second + self.missed)),
+            row("  in the second table", second),
+            row("  in the runtime", self.missed),
+        ]
+    }
 }
 
 impl Stats {
@@ -115,6 +150,7 @@ impl Stats {
         row("  guest instructions", self.copied_instructions.to_string());
         row("  code bytes", self.copied_bytes.to_string());
         row("  links", self.copied_links.to_string());
+        self.indirect.rows().into_iter().for_each(|(name, value)| row(name, value));
         row("fragments", self.fragments.to_string());
         row("  of which loops", self.loop_fragments.to_string());
         row("  guest instructions", self.trace_instructions.to_string());

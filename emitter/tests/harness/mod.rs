@@ -78,7 +78,7 @@ impl Bench {
 
     /// Its fragments count.
     pub fn counting() -> Bench {
-        Bench::with(Config { cache_size: 1 << 20, count: true })
+        Bench::with(Config { cache_size: 1 << 20, count: true, ..Config::default() })
     }
 
     fn with(config: Config) -> Bench {

@@ -43,7 +43,7 @@ use crate::stats::{DeoptReason, Stats};
 use aims::Aims;
 use dynasour_emitter::copy::BlockId;
 use dynasour_emitter::{
-    Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
+    Config, Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
 };
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
@@ -210,7 +210,9 @@ impl Fragments {
     /// # Errors
     /// This machine lacks something, or there is no memory.
     pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
-        let emitter = room::emitter(config.cache_size, config.count.is_some())?;
+        let count = config.count.is_some();
+        let rates = count || config.stats;
+        let emitter = room::emitter(Config { cache_size: config.cache_size, count, rates })?;
         if config.count.is_some() && !emitter.is_counting() {
             return Err(FragmentError::Counters);
         }
@@ -390,6 +392,7 @@ impl Fragments {
             Left::Exit(exit) => exit,
             Left::Indirect(_) => {
                 context.rip = context.next_pc;
+                self.stats.indirect.missed += 1;
                 self.stats.fragment_ends += 1;
                 return Ok(self.find(context.rip).map_or(Next::After(After::CountHead), Next::Enter));
             }

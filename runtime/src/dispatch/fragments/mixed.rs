@@ -76,6 +76,7 @@ impl Fragments {
             copied_instructions: self.stats.copied_instructions + copied.instructions,
             copied_bytes: self.stats.copied_bytes + copied.bytes,
             copied_links: self.stats.copied_links + copied.links,
+            indirect: self.stats.indirect.and(self.emitter.indirect().rates()),
             ..self.stats.clone()
         }
     }
@@ -145,6 +146,7 @@ impl Fragments {
             }
             Left::Indirect(via) => {
                 context.rip = context.next_pc;
+                self.stats.indirect.missed += 1;
                 return Ok(Came::On(Arrival::Indirect(via)));
             }
             Left::Hot(counter) => {

@@ -11,15 +11,14 @@ use std::ops::Range;
 /// A code cache is not made smaller than this for want of memory.
 const SMALLEST_CACHE: usize = 1 << 20;
 
-/// An emitter with a cache of this size, or a smaller one if the process may not have so much memory (`ulimit -v`).
+/// An emitter of this kind, or one with a smaller cache if the process may not have so much memory (`ulimit -v`).
 ///
 /// # Errors
 /// There is not even memory for a small one, or the processor lacks something.
-pub fn emitter(cache_size: usize, count: bool) -> Result<Emitter, EmitError> {
-    let mut cache_size = cache_size;
+pub fn emitter(mut config: Config) -> Result<Emitter, EmitError> {
     loop {
-        match Emitter::new(Config { cache_size, count }) {
-            Err(_) if cache_size > SMALLEST_CACHE => cache_size /= 2,
+        match Emitter::new(config) {
+            Err(_) if config.cache_size > SMALLEST_CACHE => config.cache_size /= 2,
             made => return made,
         }
     }
@@ -39,10 +38,11 @@ impl Fragments {
     pub fn leave_room(&mut self, range: &Range<u64>) -> Result<Moved, FragmentError> {
         let cache = self.cache();
         let cache_size = (cache.end - cache.start) as usize;
+        let rates = self.emitter.indirect().rates().is_some();
         let fresh = {
             // The new one must not go where the guest wants to go.
             let _kept_free = free_parts(range);
-            emitter(cache_size, false)
+            emitter(Config { cache_size, rates, count: false })
         };
         let fresh = match fresh {
             Ok(fresh) => fresh,
