@@ -159,21 +159,23 @@ impl Request {
 
     /// As [`Request::target`], whatever it is.
     fn name(&self, own: &CStr) -> Result<CString, i32> {
+        let path = guest_string(self.path, LONGEST_PATH, libc::ENAMETOOLONG)?;
+        let bytes = path.to_bytes();
+        if bytes.is_empty() && self.flags & libc::AT_EMPTY_PATH == 0 {
+            return Err(libc::ENOENT);
+        }
         if self.flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW) != 0 {
             return Err(libc::EINVAL);
         }
         if is_own_executable(self.path) {
             return Ok(own.to_owned());
         }
-        let path = guest_string(self.path, LONGEST_PATH, libc::ENAMETOOLONG)?;
-        let bytes = path.to_bytes();
         if let Some(name) = self.kernels_name(bytes) {
             return Ok(name);
         }
         if bytes.is_empty() {
-            return match self.flags & libc::AT_EMPTY_PATH {
-                0 => Err(libc::ENOENT),
-                _ if self.dirfd == libc::AT_FDCWD => Err(libc::EACCES),
+            return match self.dirfd {
+                libc::AT_FDCWD => Err(libc::EACCES),
                 _ => path_of_descriptor(self.dirfd).map_or_else(|| path_through_descriptor(self.dirfd), Ok),
             };
         }

@@ -18,6 +18,14 @@ fn read_set(address: u64) -> Result<SigSet, i32> {
     guest_read::<8>(address).map(|bytes| u64::from_le_bytes(bytes) & !UNBLOCKABLE)
 }
 
+/// Where no set can be read, for the kernel to say what is wrong with a call: other arguments may be before the set.
+const NO_SET: u64 = -4096i64 as u64;
+
+/// The mask that a call names, if it is one.
+fn read_mask(address: u64, size: u64) -> Option<SigSet> {
+    if size == SET_SIZE { read_set(address).ok() } else { None }
+}
+
 impl System {
     /// `rt_sigaction`
     pub(crate) fn rt_sigaction(&mut self, call: &Call) -> Done {
@@ -134,16 +142,14 @@ impl System {
         if address == 0 {
             return self.pass(call);
         }
-        if size != SET_SIZE {
-            return Done::error(libc::EINVAL);
-        }
-        match read_set(address) {
-            Ok(mask) => self.with_mask(context, mask, |kernel_mask| {
-                let mut call = *call;
-                call.args[at] = kernel_mask;
-                call
-            }),
-            Err(errno) => Done::error(errno),
+        let with = |mask| {
+            let mut call = *call;
+            call.args[at] = mask;
+            call
+        };
+        match read_mask(address, size) {
+            Some(mask) => self.with_mask(context, mask, with),
+            None => self.pass(&with(NO_SET)),
         }
     }
 
@@ -161,22 +167,18 @@ impl System {
         if address == 0 {
             return self.pass(call);
         }
-        if size != SET_SIZE {
-            return Done::error(libc::EINVAL);
-        }
-        match read_set(address) {
-            Ok(mask) => {
-                let mut pair = [0u64, SET_SIZE];
-                let pair_address = std::ptr::from_mut(&mut pair);
-                self.with_mask(context, mask, |kernel_mask| {
-                    // SAFETY: `pair` lives until the call is over.
-                    unsafe { (*pair_address)[0] = kernel_mask };
-                    let mut call = *call;
-                    call.args[5] = pair_address as u64;
-                    call
-                })
-            }
-            Err(errno) => Done::error(errno),
+        let mut pair = [NO_SET, size];
+        let pair_address = std::ptr::from_mut(&mut pair);
+        let with = |mask| {
+            // SAFETY: `pair` lives until the call is over.
+            unsafe { (*pair_address)[0] = mask };
+            let mut call = *call;
+            call.args[5] = pair_address as u64;
+            call
+        };
+        match read_mask(address, size) {
+            Some(mask) => self.with_mask(context, mask, with),
+            None => self.pass(&with(NO_SET)),
         }
     }
 

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use dynasour_guest::space::{self, Brk, Mapping, USER_END, page_down, page_up};
+use dynasour_guest::space::{self, Brk, Mapping, PAGE, USER_END, page_down, page_up};
 use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::{Done, Engine, System};
@@ -165,15 +165,14 @@ impl System {
     pub(super) fn memory_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
         let [address, len, ..] = call.args;
         let range = pages(address, len);
-        let refused = self.process.memory().is_protected(&range);
+        let refused = self.process.memory().is_protected(&(range.start..range.end.max(range.start + 1)));
         match nr {
             libc::SYS_brk => self.brk(engine, address),
             libc::SYS_mmap => self.mmap(engine, call),
             libc::SYS_munmap => self.munmap(engine, call, range),
             libc::SYS_mremap => self.mremap(engine, call),
-            libc::SYS_mprotect | libc::SYS_pkey_mprotect if refused => Done::error(libc::ENOMEM),
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_madvise if refused => self.pass_nowhere(call),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => self.mprotect(engine, call, range),
-            libc::SYS_madvise if refused => Done::error(libc::ENOMEM),
             libc::SYS_remap_file_pages if refused => Done::error(libc::EINVAL),
             libc::SYS_madvise if !changes_contents(call.args[2] as i32) => self.pass(call),
             libc::SYS_shmat => self.shmat(engine, call),
@@ -199,6 +198,18 @@ impl System {
             engine.invalidate(range);
         }
         done
+    }
+
+    /// The call about a range of the host's, which is to fail as if nothing were mapped there: the kernel is asked about addresses
+    /// at which nothing can be, and has an opinion on the other arguments.
+    fn pass_nowhere(&self, call: &Call) -> Done {
+        let mut call = *call;
+        let [address, len, ..] = call.args;
+        call.args[0] = USER_END | (address - page_down(address));
+        if address.checked_add(len).and_then(page_up).is_some() {
+            call.args[1] = len.min(PAGE);
+        }
+        self.pass(&call)
     }
 
     fn mprotect(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
@@ -251,11 +262,8 @@ impl System {
             0 => self.process.memory().is_protected(&range),
             _ => page_down(address) == address && !self.is_free(engine, &range),
         };
-        match fixed {
-            0 => {}
-            libc::MAP_FIXED if refused => return Done::error(libc::ENOMEM),
-            _ if refused => return Done::error(libc::EEXIST),
-            _ => {}
+        if refused && fixed != 0 {
+            return self.refuse_fixed(call);
         }
         let is_code = flags & libc::MAP_DENYWRITE != 0 || prot & libc::PROT_EXEC != 0;
         let done = if fixed == 0 && address == 0 && private && !anonymous && is_code && fd >= 0 {
@@ -307,6 +315,26 @@ impl System {
         done
     }
 
+    /// `mmap` to where something of the host's is: fails with what is wrong with the call as it would be made elsewhere, or else
+    /// as if the addresses were out of reach.
+    fn refuse_fixed(&self, call: &Call) -> Done {
+        let mut elsewhere = *call;
+        elsewhere.args[0] = 0;
+        elsewhere.args[3] &= !((libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u64);
+        let done = self.pass(&elsewhere);
+        if let Done::Value(start) = done
+            && !is_error(start)
+        {
+            // SAFETY: what has just been mapped, where nothing was.
+            unsafe { entry::raw(&Call::new(libc::SYS_munmap, &[start as u64, call.args[1]])) };
+        } else if done != Done::error(libc::ENOMEM) {
+            return done;
+        }
+        let within = pages(call.args[0], call.args[1]).end <= USER_END;
+        let spares = within && call.args[3] & libc::MAP_FIXED_NOREPLACE as u64 != 0;
+        Done::error(if spares { libc::EEXIST } else { libc::ENOMEM })
+    }
+
     fn munmap(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
         let [address, len, ..] = call.args;
         if !self.process.memory().is_protected(&range)
@@ -335,11 +363,23 @@ impl System {
     fn mremap(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let [old, old_len, new_len, flags, new, _] = call.args;
         let fixed = flags as i32 & libc::MREMAP_FIXED != 0;
-        if self.process.memory().is_protected(&pages(old, old_len.max(1))) {
-            return Done::error(libc::EFAULT);
+        let from = pages(old, old_len.max(1));
+        // Beyond the end the kernel finds nothing to move or to unmap, and says what is wrong.
+        let outside = from.end <= USER_END && self.process.memory().is_protected(&from);
+        let to = pages(new, new_len);
+        let may_move = flags as i32 & libc::MREMAP_MAYMOVE != 0;
+        if fixed && (!may_move || page_down(new) != new || to.is_empty() || to.end > USER_END) {
+            // The kernel refuses this whatever is mapped.
+            return self.pass(call);
         }
-        if fixed && page_down(new) == new && !self.is_free(engine, &pages(new, new_len)) {
-            return Done::error(libc::ENOMEM);
+        let blocked = fixed && !self.is_free(engine, &to);
+        if outside || blocked {
+            let mut call = *call;
+            call.args[0] = USER_END | (old - page_down(old));
+            // The kernel may unmap what is at the new place before it looks at the old one.
+            call.args[3] &= !(libc::MREMAP_FIXED as u64);
+            let done = self.pass(&call);
+            return if !outside && done == Done::error(libc::EFAULT) { Done::error(libc::ENOMEM) } else { done };
         }
         let done = self.pass_and_invalidate(engine, call, pages(old, old_len));
         if let Done::Value(start) = done {

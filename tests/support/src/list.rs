@@ -46,6 +46,7 @@ macro_rules! for_each_guest {
             signal_storm: "signal_storm.c",
             signal_state: "signal_state.c" .flags(&["-mno-red-zone"]),
             signals_faults: "signals_faults.c" .flags(&["-mno-red-zone"]),
+            syscall_extremes: "syscall_extremes.c",
             string_faults: "string_faults.c" .flags(&["-mno-red-zone"]),
             signals_calls: "signals_calls.c",
             signals_restart: "signals_restart.c",
