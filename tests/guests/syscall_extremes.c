@@ -1,4 +1,4 @@
-/* System calls with arguments at and beyond every edge, some thousand of them, each group in a child: results and how the child
+/* System calls with arguments at and beyond every edge, some thousands of them, each group in a child: results and how the child
    ended are printed. */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -137,7 +137,7 @@ static long argument(char kind) {
     }
 }
 
-/* The page's contents: pointers and sizes that make sense of the first words, timeouts that are short, negative and too large. */
+/* The page's contents: pointers, lengths and small numbers, and timeouts that are short, negative and too large. */
 static void fill(void) {
     long words[512];
     for (int i = 0; i < 512; i++) words[i] = argument("PLN"[i % 3]);
@@ -146,9 +146,16 @@ static void fill(void) {
     memcpy(page, words, sizeof words);
 }
 
+/* Some of it is new in each round; the kernel may have written there, and the guest may have taken away the right to. */
+static void refill(void) {
+    const int words[] = {0, 1, 2, 8, 9, 10, 504, 505, 506, 507, 508, 509, 510, 511};
+    for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++) ((long *)page)[words[i]] = argument("PLN"[i % 3]);
+}
+
 static void group(const struct call *call, char *line) {
+    fill();
     for (int round = 0; round < call->rounds; round++) {
-        fill();
+        refill();
         long a[6] = {0};
         for (int i = 0; call->arguments[i]; i++) a[i] = argument(call->arguments[i]);
         if (call->number == SYS_mmap) a[3] &= ~0x10L; /* never over what is there */
