@@ -48,10 +48,15 @@ macro_rules! programs {
 #[ignore = "takes an hour"]
 fn selections() {
     const THRESHOLD: u32 = 50;
-    for program in list::ALL.iter().filter(|program| program.speed == Speed::Quick) {
-        let modes = selection::fixed(THRESHOLD).into_iter().chain(selection::random(program.name, THRESHOLD));
-        check(program, &modes.collect::<Vec<_>>());
-    }
+    let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
+    let quick = list::ALL.iter().filter(|program| program.speed == Speed::Quick);
+    let reports: Vec<String> = quick
+        .filter_map(|program| {
+            let modes = selection::fixed(THRESHOLD).into_iter().chain(selection::random(program.name, THRESHOLD));
+            lab.compare_program(program, &modes.collect::<Vec<_>>()).err()
+        })
+        .collect();
+    assert!(reports.is_empty(), "\n{}\n", reports.join("\n\n"));
 }
 
 programs! {

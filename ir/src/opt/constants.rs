@@ -11,7 +11,8 @@
 //! Side conditions: an operand of an instruction is replaced if it is known *just before* that instruction. An
 //! operand of an anchor is replaced if it is known at the anchor's *position*, the place that all its uses share: a
 //! guard between position and use says nothing of the state in which the anchor may be taken (Fig. 6 of sourir: a
-//! varmap that says 42 because the *next* assume checks it is wrong).
+//! varmap that says 42 because the *next* assume checks it is wrong). And no store waits in an anchor: that an access
+//! misses it is seen by comparing addresses and by guards, which must go on to be written in the same values.
 
 use super::OptOptions;
 use super::facts::{Env, Facts};
@@ -22,7 +23,8 @@ use crate::version::Version;
 
 /// Runs the pass; returns how many operands became constants.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if version.is_base() || version.blocks.is_empty() {
+    let nothing_waits = version.anchors.iter().all(|a| a.stores.is_empty());
+    if version.is_base() || version.blocks.is_empty() || !holds(Side::ConstantsNothingWaits, nothing_waits) {
         return 0;
     }
     let cfg = Cfg::new(version);

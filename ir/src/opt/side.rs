@@ -58,12 +58,16 @@ sides! {
     SinkWritten,
     /// constants: what an anchor names is a constant only if it is at the anchor's position.
     ConstantsPosition,
+    /// constants: no store waits, because addresses and guards that say what it misses are compared with what anchors name.
+    ConstantsNothingWaits,
     /// facts: where ways meet, only what holds on all of them.
     FactsJoin,
     /// params: of versions with branches: every edge passes the same operand.
     ParamsTrivial,
     /// redundant: the predicate is known to hold.
     RedundantKnown,
+    /// redundant: no store waits, because what says that an access misses it must be a guard.
+    RedundantNothingWaits,
     /// inject: the anchor reaches the place.
     InjectReach,
     /// inject: nothing has happened since the entry whose anchor is used.

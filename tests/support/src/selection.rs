@@ -39,9 +39,11 @@ pub fn fixed(threshold: u32) -> Vec<Mode> {
     let mut modes = vec![mode("none", threshold, "--skip-pass", &pipeline)];
     modes.extend(passes().iter().map(|pass| mode("alone", threshold, "--passes", &[pass])));
     modes.extend(pipeline.iter().map(|pass| mode("without", threshold, "--skip-pass", &[pass])));
-    // What is not in the pipeline, between what cleans up and what defers stores.
-    let rest = passes().into_iter().filter(|pass| !PIPELINE.contains(pass));
-    let all: Vec<&str> = PIPELINE.iter().copied().chain(rest).chain(["simplify", "params", "dce"]).collect();
+    // What is not in the pipeline, before and after what defers stores: some of it does nothing while stores wait.
+    let rest: Vec<&str> = passes().into_iter().filter(|pass| !PIPELINE.contains(pass)).collect();
+    let defers = PIPELINE.iter().position(|pass| *pass == "sink").expect("a pass of the pipeline");
+    let (before, after) = PIPELINE.split_at(defers);
+    let all = [before, &rest, after, &rest, &["simplify", "params", "dce"]].concat();
     modes.push(mode("all", threshold, "--passes", &all));
     modes
 }
