@@ -152,6 +152,21 @@ static void moment(void) {
     nanosleep(&t, NULL);
 }
 
+/* Until the child waits for something. */
+static void until_asleep(pid_t pid) {
+    char path[40], text[200], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    do {
+        moment();
+        int fd = open(path, O_RDONLY);
+        ssize_t n = read(fd, text, sizeof text - 1);
+        CHECK(n > 0);
+        close(fd);
+        text[n] = 0;
+        state = strrchr(text, ')')[2];
+    } while (state != 'S');
+}
+
 int main(void) {
     master = posix_openpt(O_RDWR | O_NOCTTY);
     CHECK(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0 && pipe(to_leader) == 0 && pipe(from_leader) == 0);
@@ -172,7 +187,7 @@ int main(void) {
             case 'q': say(master, 28); break;
             case 'z': say(master, 26); break;
             case 'w': CHECK(ioctl(master, TIOCSWINSZ, &size) == 0); break;
-            case 'r': moment(), say(master, 3), say(to_leader[1], 'n'); break;
+            case 'r': until_asleep(child), say(master, 3), say(to_leader[1], 'n'); break;
             case 'Z': moment(), say(master, 26); break;
             case 'I': moment(), say(master, 3); break;
             case 'h': close(master); break;
