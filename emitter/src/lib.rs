@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod copy;
+pub mod cost;
 pub mod counting;
 pub mod cpu;
 pub mod emitter;

@@ -25,9 +25,9 @@ pub enum Tier {
 }
 
 /// As [`HEAD_THRESHOLD`] where what is not hot runs natively: compiling a trace then has to pay for itself by how much
-/// faster it is than copied blocks. With a hundredth of this, flat programs (compilers, chess) take twice as long, and
-/// loops as long.
-pub const NATIVE_HEAD_THRESHOLD: u32 = 2_000_000;
+/// faster it is than copied blocks. At this many executions a head is judged, once as a rule, which takes as long as counting
+/// them has.
+pub const NATIVE_HEAD_THRESHOLD: u32 = 25_000;
 
 impl Tier {
     /// Executions of a trace head before it is compiled, if the user does not say.
@@ -224,6 +224,13 @@ pub struct RunConfig {
     /// What the process that the user started keeps besides when it executes another program: the report is about that
     /// process, and its last program writes it.
     pub own_options: Vec<OsString>,
+}
+
+impl RunConfig {
+    /// Are traces weighed against the blocks that they replace? Whoever asks for traces early wants them all.
+    pub fn weighs_traces(&self) -> bool {
+        self.tier == Tier::Full && self.threshold >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
+    }
 }
 
 #[cfg(test)]

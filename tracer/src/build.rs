@@ -35,6 +35,7 @@ use crate::observe::Observation;
 use crate::placement::BranchAnchor;
 use crate::policy::{RegisterUse, SpeculationPolicy};
 use crate::recorder::{AbortReason, Transfer};
+use crate::survival::Runs;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{
     Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
@@ -77,6 +78,8 @@ pub struct Path {
     pub stable: Vec<(Gpr, u64)>,
     /// It is a loop of the program that the guest interprets.
     pub guest: Option<GuestLoop>,
+    /// How well it was kept to afterwards, if that was watched.
+    pub runs: Option<Runs>,
 }
 
 impl Path {

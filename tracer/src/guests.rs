@@ -189,6 +189,7 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
         steps: steps.to_vec(),
         stable: Vec::new(),
         guest: None,
+        runs: None,
     };
     let Ok((version, targets)) = build::with_targets(&path, &DefaultPolicy::default()) else { return Vec::new() };
     let entry = &version.blocks[0];

@@ -149,6 +149,11 @@ impl HeadTable {
         *self.failures.entry(pc).or_default() += 1;
     }
 
+    /// The head at `pc` is not worth another try.
+    pub fn give_up(&mut self, pc: u64, policy: &dyn SpeculationPolicy) {
+        self.failures.insert(pc, policy.max_failures());
+    }
+
     /// Has the head been given up?
     pub fn is_blacklisted(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
         self.failures.get(&pc).is_some_and(|&f| f >= policy.max_failures())

@@ -50,6 +50,10 @@ pub enum AbortReason {
     TooManyVersions,
     /// The user asked for other traces only.
     NotSelected,
+    /// The trace would hardly save anything of what the copied blocks cost.
+    NoGain,
+    /// The guest leaves the path too often.
+    LeavesEarly,
     /// A dispatch loop, but no loop of an interpreted program.
     NoGuestLoop,
     /// What was observed does not lead along the recorded path.
@@ -286,7 +290,8 @@ impl Recorder {
             let dispatch = search.dispatched.map_or(0, |(_, pc)| pc);
             let guest = GuestLoop { registers: registers.collect(), stable, dispatch };
             let steps = self.steps.split_off(steps);
-            let path = Path { head, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: Some(guest) };
+            let path =
+                Path { head, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: Some(guest), runs: None };
             return Recording::Done(path, EndReason::GuestLoop);
         }
         let (steps, instructions) = (self.steps.len(), self.instructions);
@@ -368,6 +373,7 @@ impl Recorder {
             steps: std::mem::take(&mut self.steps),
             stable: std::mem::take(&mut self.stable),
             guest: None,
+            runs: None,
         };
         Recording::Done(path, reason)
     }

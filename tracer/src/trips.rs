@@ -134,7 +134,7 @@ mod tests {
         let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
         let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
         let steps = vec![Step { block, next: HEAD, observed: None }];
-        let path = Path { head: HEAD, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: None };
+        let path = Path { head: HEAD, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: None, runs: None };
         Probe::new(path, EndReason::Cycle).expect("a small loop is watched")
     }
 

@@ -295,6 +295,7 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
         steps: vec![Step { block, next: CODE, observed: None }],
         stable: Vec::new(),
         guest: None,
+        runs: None,
     };
     let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).expect("the path is built");
     let restartable =

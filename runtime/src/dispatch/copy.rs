@@ -7,6 +7,7 @@
 
 use super::Dispatcher;
 use super::fragments::{Arrival, Came, Failure, Side};
+use super::worth;
 use crate::config::Tier;
 use crate::interp::Stop;
 use crate::process;
@@ -172,6 +173,15 @@ impl Dispatcher {
             return self.mark(pc);
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
+        if self.machine.config.weighs_traces() {
+            if kind == HeadKind::Function && !worth::keeps_a_frame(pc) {
+                return fragments.stop_counting(pc);
+            }
+            if !self.effort.is_affordable() {
+                // Later, when the guest has had more time.
+                return fragments.set_counter(counter, executions.saturating_mul(2));
+            }
+        }
         drop(fragments);
         let selector = &mut self.selector;
         selector.heads.skip(pc, executions.saturating_sub(1), &selector.policy);
@@ -180,7 +190,10 @@ impl Dispatcher {
             _ => None,
         };
         match traceable {
-            Some(Some(selected)) => self.selected(context, selected),
+            Some(Some(selected)) => {
+                self.effort.begin();
+                self.selected(context, selected);
+            }
             Some(None) => {}
             None => return self.give_up_head(pc),
         }
@@ -208,10 +221,15 @@ impl Dispatcher {
     /// The exit to rip is hot: its trace is recorded, if it may have one.
     fn hot_side(&mut self, context: &ThreadContext, side: Side) {
         self.arrival = Arrival::WithoutProgress;
+        if self.machine.config.weighs_traces() && !self.effort.is_affordable() {
+            return;
+        }
         let given_up = self.selector.heads.is_blacklisted(context.rip, &self.selector.policy);
         match self.interp.entry(context.rip) {
             Ok(entry) if !given_up && self.selector.may_trace(entry) => {
                 self.selector.start(entry.lifted(), HeadKind::Other, Vec::new());
+                self.selector.believe();
+                self.effort.begin();
                 self.side = Some(side);
             }
             _ => {

@@ -33,6 +33,7 @@ mod resting;
 mod room;
 
 use super::sources::{Role, Sources};
+use super::worth;
 use crate::census::CompileTimes;
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::invalidate::CodePages;
@@ -189,6 +190,9 @@ pub struct Fragments {
     /// Traces built so far, for naming and `--only-trace`.
     traces: u32,
     log_exits: bool,
+    log_worth: bool,
+    /// Are traces dropped that are not worth having?
+    weighs: bool,
     log_code: bool,
     /// Counts the times when something that a compilation may rely on went away.
     generation: u64,
@@ -233,6 +237,8 @@ impl Fragments {
             private_memory: true,
             chaos: config.chaos.map(|c| (c, c.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)),
             traces: 0,
+            log_worth: config.log.contains(&Stage::Record),
+            weighs: config.weighs_traces(),
             log_exits: config.log.contains(&Stage::Exit),
             log_code: config.log.contains(&Stage::Code),
             generation: 0,
@@ -617,13 +623,14 @@ impl Fragments {
             return Err(Failure::Stale);
         }
         let emitting = Instant::now();
-        let (id, shared) = self.emit(version, plan.side).map_err(|error| match error {
+        let emitted = self.emit(version, plan.side, path).map_err(|error| match error {
             e if e.is_full() => Failure::Full,
             e => {
                 log(config, Stage::Record, || format!("{}: {e}", version.name));
                 Failure::Refused(AbortReason::Emitter)
             }
         })?;
+        let (id, shared) = emitted.ok_or(Failure::Refused(AbortReason::NoGain))?;
         plan.times.emit = nanoseconds(emitting);
         let (from, alias_guards) = (plan.side.filter(|_| !shared), plan.first || path.guest.is_some());
         self.note_made(id, Made { version, path, from, times: plan.times, built: plan.built, alias_guards });
@@ -668,20 +675,41 @@ impl Fragments {
     }
 
     /// Compiles for the state of an exit, and makes the exit go there, or as a fragment of the region. Is it the
-    /// region's?
-    fn emit(&mut self, version: &Version, side: Option<ExitId>) -> Result<(FragmentId, bool), EmitError> {
+    /// region's? None if it is not worth having.
+    fn emit(
+        &mut self,
+        version: &Version,
+        side: Option<ExitId>,
+        path: &Path,
+    ) -> Result<Option<(FragmentId, bool)>, EmitError> {
         if let Some(exit) = side {
             match self.emitter.compile(version, EntryState::FromExit(exit)) {
-                Ok(id) => {
+                Ok(id) if self.pays(id, path, true) => {
                     self.emitter.attach(exit, id)?;
-                    return Ok((id, false));
+                    return Ok(Some((id, false)));
                 }
+                Ok(_) => return Ok(None),
                 Err(error) if error.is_full() => return Err(error),
                 // Perhaps too many values at once: the region's own fragment may do.
                 Err(_) => {}
             }
         }
-        Ok((self.emitter.compile(version, EntryState::Canonical)?, true))
+        let id = self.emitter.compile(version, EntryState::Canonical)?;
+        Ok(self.pays(id, path, false).then_some((id, true)))
+    }
+}
+
+impl Fragments {
+    /// Is this fragment of a path worth having?
+    fn pays(&self, fragment: FragmentId, path: &Path, side: bool) -> bool {
+        let Some(cost) = self.emitter.cost(fragment).filter(|_| self.weighs && path.guest.is_none()) else {
+            return true;
+        };
+        let pays = worth::pays(path, cost, side);
+        if self.log_worth {
+            eprintln!("dynasour: {:#x}, {:?} {}: {pays}", path.head, path.shape, worth::figures(path, cost));
+        }
+        pays
     }
 }
 

@@ -21,6 +21,7 @@ mod machine;
 mod peers;
 mod select;
 mod sources;
+mod worth;
 
 use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop};
@@ -45,6 +46,7 @@ use select::{
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use worth::Effort;
 
 pub use machine::{Machine, fragment_fault, signal_accepted};
 
@@ -59,6 +61,8 @@ pub struct Dispatcher {
     selector: Selector,
     /// The exit for which a side trace is being recorded.
     side: Option<Side>,
+    /// What finding and making traces has cost.
+    effort: Effort,
     /// How the guest came to where native code goes on.
     arrival: Arrival,
 }
@@ -75,7 +79,15 @@ impl Dispatcher {
         machine.peers.add(peer.clone());
         let native = matches!(machine.config.tier, Tier::Copy | Tier::Full);
         let selector = Selector::new(&machine.config, machine.untraced.clone(), native);
-        let dispatcher = Dispatcher { machine, peer, interp, selector, side: None, arrival: Arrival::default() };
+        let dispatcher = Dispatcher {
+            machine,
+            peer,
+            interp,
+            selector,
+            side: None,
+            effort: Effort::default(),
+            arrival: Arrival::default(),
+        };
         dispatcher.count_heads();
         Ok(dispatcher)
     }
@@ -110,7 +122,13 @@ impl Dispatcher {
                         self.stopped(context, system, stop)
                     }
                     Tier::Dynamo => self.traced(context, system),
-                    Tier::Full if self.selector.is_recording() => self.traced(context, system),
+                    Tier::Full if self.selector.is_recording() => {
+                        let outcome = self.traced(context, system);
+                        if !self.selector.is_recording() {
+                            self.effort.end();
+                        }
+                        outcome
+                    }
                     Tier::Copy | Tier::Full => self.copied(context, system),
                 }
             };
@@ -249,6 +267,7 @@ impl Dispatcher {
             Failure::Full => self.overflowed(),
             // There may be a fragment of somebody else's by now.
             Failure::Stale => self.mark(head),
+            Failure::Refused(AbortReason::NoGain) => self.selector.heads.give_up(head, &self.selector.policy),
             Failure::Refused(_) => self.selector.heads.penalise(head),
         }
     }

@@ -3,6 +3,7 @@
 //! A block's `user` word says what is known of its pc: no fragment, a linear one, a loop, a dispatch loop. While a
 //! recording is under way, fragments are not entered: the path goes through them.
 
+use super::worth;
 use crate::config::RunConfig;
 use crate::interp::{BlockEntry, EdgeKind, Policy, Watch};
 use crate::memory;
@@ -11,7 +12,7 @@ use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{Gpr, GuestTerm, Term};
 use dynasour_tracer::{
     AbortReason, DefaultPolicy, DispatchHeads, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Probe, Recorder,
-    Recording, Surroundings, TraceShape, Verdict,
+    Recording, Surroundings, Survival, TraceShape, Verdict,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
@@ -71,6 +72,12 @@ pub struct Selector {
     started: Instant,
     /// A recorded loop whose runs are being watched before it is compiled.
     probe: Option<Probe>,
+    /// A recorded path, while it is watched how well it is kept to.
+    survival: Option<Survival>,
+    /// Are paths judged by what they would save?
+    weighs: bool,
+    /// Is the one that is being recorded?
+    judges: bool,
     /// Heads of loops that have been watched.
     watched: FxHashSet<u64>,
     /// A head whose recording left its loop: it is recorded again when it is reached next.
@@ -97,6 +104,9 @@ impl Selector {
             active: None,
             started: Instant::now(),
             probe: None,
+            survival: None,
+            weighs: config.weighs_traces(),
+            judges: false,
             watched: FxHashSet::default(),
             again: None,
             repeats: FxHashMap::default(),
@@ -108,7 +118,13 @@ impl Selector {
     /// Starts recording at a block that is about to be executed.
     pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
         self.started = Instant::now();
+        self.judges = self.weighs;
         self.active = Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
+    }
+
+    /// What is being recorded is compiled without more ado.
+    pub fn believe(&mut self) {
+        self.judges = false;
     }
 
     /// Nanoseconds since the last recording began.
@@ -118,7 +134,7 @@ impl Selector {
 
     /// Is a recording, or the watching of a recorded loop, under way?
     pub fn is_recording(&self) -> bool {
-        self.active.is_some() || self.probe.is_some()
+        self.active.is_some() || self.probe.is_some() || self.survival.is_some()
     }
 
     /// May traces be made of this block?
@@ -140,10 +156,14 @@ impl Selector {
         if self.probe.is_some() {
             return self.conclude(Verdict::Long);
         }
+        if let Some(survival) = &mut self.survival {
+            survival.interrupted();
+            return None;
+        }
         let mut active = self.active.take()?;
         let head = active.recorder.head();
         Some(match active.recorder.runtime_instruction(&active.block) {
-            Recording::Done(path, end) => Selected::Recorded(path, end),
+            Recording::Done(path, end) => return self.recorded(path, end),
             Recording::Aborted(reason) => Selected::Aborted(head, reason),
             Recording::Continue => unreachable!("a recording always ends at a runtime instruction"),
         })
@@ -151,7 +171,8 @@ impl Selector {
 
     /// Gives up the recording under way, if there is one; says where it started.
     pub fn abandon(&mut self) -> Option<u64> {
-        let probe = self.probe.take().map(|p| p.head());
+        let survival = self.survival.take().map(|s| s.head());
+        let probe = self.probe.take().map(|p| p.head()).or(survival);
         self.active.take().map(|a| a.recorder.head()).or(probe)
     }
 
@@ -181,14 +202,14 @@ impl Selector {
                 self.again = Some((head, path.stable));
                 return None;
             }
-            Recording::Done(path, end) if self.watched.contains(&head) => Selected::Recorded(path, end),
+            Recording::Done(path, end) if self.watched.contains(&head) => return self.recorded(path, end),
             Recording::Done(path, end) => match Probe::new(path, end) {
                 Ok(probe) => {
                     self.active = None;
                     self.probe = Some(probe);
                     return None;
                 }
-                Err(recording) => Selected::Recorded(recording.0, recording.1),
+                Err(recording) => return self.recorded(recording.0, recording.1),
             },
             Recording::Aborted(reason) => Selected::Aborted(head, reason),
         };
@@ -208,9 +229,22 @@ impl Selector {
             }
             Verdict::Watch | Verdict::Long => {
                 let (path, end) = probe.into_recording();
-                Some(Selected::Recorded(path, end))
+                self.recorded(path, end)
             }
         }
+    }
+
+    /// A path has been recorded: it is compiled now, or watched before, unless it promises nothing.
+    fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
+        self.active = None;
+        if !self.judges || path.guest.is_some() {
+            return Some(Selected::Recorded(path, end));
+        }
+        if !worth::promises(&path) {
+            return Some(Selected::Aborted(path.head, AbortReason::NoGain));
+        }
+        self.survival = Some(Survival::new(path, end));
+        None
     }
 
     /// Leaves the first executions of heads uncounted, in a forked child: most execute another program or end before
@@ -279,6 +313,17 @@ impl Policy for Selector {
                 Verdict::Watch => None,
                 verdict => self.conclude(verdict),
             };
+        }
+        if let Some(survival) = &mut self.survival {
+            if !survival.arrive(to.pc) {
+                return None;
+            }
+            let (path, end) = self.survival.take()?.into_recording();
+            return Some(if worth::promises(&path) {
+                Selected::Recorded(path, end)
+            } else {
+                Selected::Aborted(path.head, AbortReason::LeavesEarly)
+            });
         }
         if to.user >= DISPATCH_FRAGMENT && self.dispatch.wants_now(to.pc) {
             self.start(to.lifted(), HeadKind::Other, Vec::new());

@@ -31,6 +31,7 @@ impl Mode {
             Mode::new("copy", "--tier copy"),
             Mode::new("tiny-copy", "--tier copy --cache-size 65536"),
             Mode::new("full", "--tier full --threshold 50"),
+            Mode::new("full-judging", "--tier full"),
             Mode::new("full-chaos", &format!("--tier full --threshold 5 --chaos 1/3,{seed}")),
             Mode::new("tiny-full", "--tier full --threshold 5 --cache-size 131072"),
             Mode::new("threshold-1", "--tier dynamo --threshold 1"),

@@ -1,0 +1,82 @@
+//! What code costs, roughly: to tell whether a trace is worth having beside the copied blocks that it would replace.
+//!
+//! One for each instruction, and two more for each access to memory: what unoptimised code loses is mostly time that values
+//! spend on their way through the stack. It says nothing about predictions and dependencies.
+
+use crate::emitter::Emitter;
+use crate::fragment::{FragmentId, LinkKind};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+
+/// What an access to memory costs more than an instruction without.
+const ACCESS: u32 = 2;
+
+/// The cost of machine code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cost {
+    /// All of it.
+    pub all: u32,
+    /// Of that, accesses to frames and to variables at fixed addresses, which traces may keep in registers.
+    pub frames: u32,
+}
+
+/// The cost of machine code.
+pub fn of_code(code: &[u8]) -> Cost {
+    let mut cost = Cost::default();
+    for inst in &mut Decoder::new(64, code, DecoderOptions::NONE) {
+        let (all, frames) = of_instruction(&inst);
+        cost.all += all;
+        cost.frames += frames;
+    }
+    cost
+}
+
+/// All, and what may be saved of it.
+fn of_instruction(inst: &Instruction) -> (u32, u32) {
+    const MOST: u32 = 1 + ACCESS;
+    match inst.mnemonic() {
+        Mnemonic::Nop => (0, 0),
+        Mnemonic::Lea => (1, 0),
+        // Registers that are saved for a caller are saved by traces, too.
+        Mnemonic::Push | Mnemonic::Pop => (MOST, 0),
+        Mnemonic::Call | Mnemonic::Ret => (MOST, MOST),
+        _ if (0..inst.op_count()).any(|n| inst.op_kind(n) == OpKind::Memory) => {
+            let saved = match inst.memory_base() {
+                _ if inst.memory_index() != Register::None => 0,
+                Register::RBP | Register::RIP | Register::None => MOST,
+                // Optimised code has its reasons to keep them there.
+                Register::RSP => MOST / 2,
+                _ => 0,
+            };
+            (MOST, saved)
+        }
+        _ => (1, 0),
+    }
+}
+
+impl Emitter {
+    /// The cost of a fragment: of its loop, if it is one, or else from its entry to its end.
+    pub fn cost(&self, fragment: FragmentId) -> Option<u32> {
+        let f = self.fragment(fragment)?;
+        let back_edge = f.links.iter().find(|link| link.kind == LinkKind::BackEdge);
+        let range = match back_edge {
+            Some(link) if f.hot.contains(&link.target()) => link.target()..link.field + 4,
+            _ => f.entry..f.hot.end,
+        };
+        let len = range.end.checked_sub(range.start)?;
+        Some(of_code(self.cache.read(range.start, len as usize)).all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_cost_more_and_those_to_frames_are_told_apart() {
+        assert_eq!(of_code(&[0x90]), Cost::default());
+        // add eax, ecx; lea rax, [rcx]
+        assert_eq!(of_code(&[0x01, 0xc8, 0x48, 0x8d, 0x01]), Cost { all: 2, frames: 0 });
+        // mov eax, [rcx]; push rax; mov eax, [rbp - 4]
+        assert_eq!(of_code(&[0x8b, 0x01, 0x50, 0x8b, 0x45, 0xfc]), Cost { all: 9, frames: 3 });
+    }
+}
