@@ -46,7 +46,8 @@ static void *writer(void *argument) {
 static void *spinner(void *unused) {
     (void)unused;
     unsigned long n = 0;
-    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) n++;
+    do n++;
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED));
     spins = n;
     return NULL;
 }

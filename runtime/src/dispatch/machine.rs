@@ -158,8 +158,10 @@ impl Machine {
     /// Code in `range` has changed: the other threads forget their blocks made from it, and fragments made from it go. The
     /// caller is outside and holds no lock; its own blocks are its own affair.
     pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
+        // Who plans a fragment sees either this or, when it is made, that the plan is spoilt.
+        let told = self.peers.tell(own, range);
         let touched = self.fragments().and_then(|mut f| f.touch(range));
-        self.peers.forget(own, range);
+        told.await_interpreters();
         let Some(touched) = touched else { return };
         match touched {
             // Nobody enters anything before this is done.

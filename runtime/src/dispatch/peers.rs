@@ -258,12 +258,11 @@ impl Peers {
         Ok(())
     }
 
-    /// Makes every thread but `own` forget its blocks made from `range`, and waits until those that were interpreting have
-    /// stopped.
-    pub fn forget(&self, own: &Peer, range: &Range<u64>) {
+    /// Makes every thread but `own` forget its blocks made from `range` before it interprets or compiles anything else.
+    pub fn tell(&self, own: &Peer, range: &Range<u64>) -> Told {
         let others = self.others(own);
         others.iter().for_each(|peer| peer.post(range));
-        wait(&others, Place::Interpreting);
+        Told(others)
     }
 
     fn others(&self, own: &Peer) -> Vec<Arc<Peer>> {
@@ -280,6 +279,17 @@ impl Peers {
         let all = lock(&self.all);
         let _posted: Vec<_> = all.iter().map(|peer| lock(&peer.stale)).collect();
         f();
+    }
+}
+
+/// Threads that have been told to forget something.
+#[must_use]
+pub struct Told(Vec<Arc<Peer>>);
+
+impl Told {
+    /// Waits until those that were interpreting have stopped. The caller is outside and holds no lock.
+    pub fn await_interpreters(self) {
+        wait(&self.0, Place::Interpreting);
     }
 }
 
@@ -328,7 +338,7 @@ mod tests {
         let mut context = ThreadContext::new();
         assert!(other.enter(&mut context));
         other.leave();
-        peers.forget(&own, &(0x1000..0x2000));
+        peers.tell(&own, &(0x1000..0x2000)).await_interpreters();
         assert!(!other.enter(&mut context));
         assert!(other.take_stale().iter().eq([&(0x1000..0x2000)]));
         assert!(other.enter(&mut context) && !own.is_posted());
@@ -340,7 +350,7 @@ mod tests {
         let mut context = ThreadContext::new();
         assert!(other.enter(&mut context));
         other.visit();
-        peers.forget(&own, &(0x1000..0x2000));
+        peers.tell(&own, &(0x1000..0x2000)).await_interpreters();
         // It sees what was posted when it goes on to interpret.
         assert!(!other.enter(&mut context));
         other.take_stale();
@@ -387,7 +397,7 @@ mod tests {
             if in_cache {
                 peers.settle(&own)
             } else {
-                peers.forget(&own, &(0..1))
+                peers.tell(&own, &(0..1)).await_interpreters()
             }
             assert!(left.load(Ordering::SeqCst));
             drop(thread.join().expect("no panic"));
