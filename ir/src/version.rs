@@ -437,6 +437,11 @@ impl Version {
         AnchorId((self.anchors.len() - 1) as u32)
     }
 
+    /// Do stores wait in anchors, to be performed only if one is taken?
+    pub fn defers_stores(&self) -> bool {
+        self.anchors.iter().any(|a| !a.stores.is_empty())
+    }
+
     /// Is this a `base` version (does it end in guest control flow)?
     pub fn is_base(&self) -> bool {
         self.blocks.iter().any(|b| matches!(b.term, Term::Guest(_)))

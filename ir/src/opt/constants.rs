@@ -23,7 +23,7 @@ use crate::version::Version;
 
 /// Runs the pass; returns how many operands became constants.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    let nothing_waits = version.anchors.iter().all(|a| a.stores.is_empty());
+    let nothing_waits = !version.defers_stores();
     if version.is_base() || version.blocks.is_empty() || !holds(Side::ConstantsNothingWaits, nothing_waits) {
         return 0;
     }

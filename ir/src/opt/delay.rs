@@ -34,7 +34,7 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
         return 0;
     }
     let cfg = Cfg::new(version);
-    let deferring = version.anchors.iter().any(|a| !a.stores.is_empty());
+    let deferring = version.defers_stores();
     let mut changes = 0;
     // In dominance order, so that what has moved into a block moves on from there.
     for block in &cfg.order {

@@ -28,7 +28,7 @@ use crate::version::{DeferredStore, Inst, Term, Version};
 
 /// Runs the pass; returns how many stores wait now.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    let fresh = version.anchors.iter().all(|a| a.stores.is_empty());
+    let fresh = !version.defers_stores();
     if version.is_base() || !fresh || normalise(version) != Some(Shape::Linear) {
         return 0;
     }

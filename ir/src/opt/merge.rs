@@ -30,7 +30,7 @@ use rustc_hash::FxHashMap;
 
 /// Runs the pass; returns how many assumes went.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    let nothing_waits = version.anchors.iter().all(|a| a.stores.is_empty());
+    let nothing_waits = !version.defers_stores();
     if version.is_base() || !holds(Side::MergeNothingWaits, nothing_waits) {
         return 0;
     }

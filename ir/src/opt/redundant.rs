@@ -28,7 +28,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let cfg = Cfg::new(version);
     let mut gone: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     let facts = Facts::new(version, &cfg);
-    let nothing_waits = version.anchors.iter().all(|a| a.stores.is_empty());
+    let nothing_waits = !version.defers_stores();
     let by_facts = holds(Side::RedundantNothingWaits, nothing_waits);
     for block in cfg.order.iter().filter(|_| by_facts) {
         facts.walk(*block, |place, env| {

@@ -42,7 +42,7 @@ const MAX_PENDING: usize = 32;
 
 /// Runs the pass; returns how many stores left the hot path.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    let nothing_deferred = version.anchors.iter().all(|a| a.stores.is_empty());
+    let nothing_deferred = !version.defers_stores();
     if !holds(Side::SinkPrivate, version.context.private_memory()) || !holds(Side::SinkOnce, nothing_deferred) {
         return 0;
     }

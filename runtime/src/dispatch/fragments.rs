@@ -697,9 +697,7 @@ impl Fragments {
         let id = self.emitter.compile(version, EntryState::Canonical)?;
         Ok(self.pays(id, path, false).then_some((id, true)))
     }
-}
 
-impl Fragments {
     /// Is this fragment of a path worth having?
     fn pays(&self, fragment: FragmentId, path: &Path, side: bool) -> bool {
         let Some(cost) = self.emitter.cost(fragment).filter(|_| self.weighs && path.guest.is_none()) else {
