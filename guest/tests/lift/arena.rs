@@ -256,6 +256,14 @@ impl Arena {
         (self.base + SCRATCH) as u64
     }
 
+    /// Whether an access at or up to 16 bytes around the address reaches the scratch memory or the inaccessible
+    /// pages around it, and nothing that is mapped besides.
+    pub fn is_walled_in(&self, address: u64) -> bool {
+        let inside =
+            (self.base + GUARD_BELOW + 16) as u64..(self.base + SCRATCH + SCRATCH_BYTES + GUARD_BYTES - 16) as u64;
+        inside.contains(&address)
+    }
+
     pub fn memory(&mut self) -> &mut [u8] {
         // SAFETY: inside the mapping, reached only through the locked arena.
         unsafe { std::slice::from_raw_parts_mut((self.base + SCRATCH) as *mut u8, SCRATCH_BYTES) }

@@ -195,10 +195,7 @@ impl Sample {
         }
         let gpr = &mut state.registers.gpr;
         let has_memory = inst.op_kinds().any(|k| k == OpKind::Memory);
-        if has_memory
-            && matches!(inst.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc)
-            && inst.op1_kind() == OpKind::Register
-        {
+        if has_memory && has_bit_offset(inst) {
             let bits = i64::from(inst.op1_register().size() as u32) * 8;
             let index = rng.below(16000) as i64 - 8000;
             let index = if bits == 16 { index % 8000 } else { index };
@@ -208,6 +205,9 @@ impl Sample {
         }
         if has_memory && !inst.is_vsib() && inst.mnemonic() != M::Lea {
             state.place_operand(rng, arena, inst)?;
+            if !arena.is_walled_in(state.operand.wrapping_add_signed(state.bit_offset(inst) >> 3)) {
+                return None;
+            }
         }
         let gpr = &mut state.registers.gpr;
         match inst.mnemonic() {
@@ -226,6 +226,11 @@ impl Sample {
     }
 }
 
+/// Whether a register holds an offset in bits from the memory operand.
+fn has_bit_offset(inst: &Instruction) -> bool {
+    matches!(inst.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc) && inst.op1_kind() == OpKind::Register
+}
+
 /// An address well inside the scratch memory.
 fn middle(rng: &mut Rng, arena: &Arena) -> u64 {
     let quarter = SCRATCH_BYTES as u64 / 4;
@@ -234,6 +239,17 @@ fn middle(rng: &mut Rng, arena: &Arena) -> u64 {
 }
 
 impl State {
+    /// How far from the memory operand, in bits, the instruction reaches: 0 unless a register says so. The address
+    /// may have taken that register for itself.
+    fn bit_offset(&self, inst: &Instruction) -> i64 {
+        if !has_bit_offset(inst) {
+            return 0;
+        }
+        let register = inst.op1_register();
+        let unused = 64 - 8 * register.size() as u32;
+        (self.registers.gpr[register.full_register().number()] << unused) as i64 >> unused
+    }
+
     /// Chooses base, index and segment base so that the explicit memory operand lies in scratch memory.
     fn place_operand(&mut self, rng: &mut Rng, arena: &Arena, inst: &Instruction) -> Option<()> {
         let (base, index) = (inst.memory_base(), inst.memory_index());
