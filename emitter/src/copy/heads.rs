@@ -243,12 +243,15 @@ impl Emitter {
         }
     }
 
-    /// The ends of traces that are links to a place.
+    /// The ends of traces that are links to where links to a place lead. One that is bound to the place's block is not among
+    /// them: it may come from the very fragment that the others lead to.
     fn ends_to(&self, place: u32) -> impl Iterator<Item = ExitId> {
         let links = &self.blocks.links;
         let first = links.get(self.blocks.places[place as usize].links as usize);
         let all = std::iter::successors(first, |link| links.get(link.next as usize));
-        let fields = all.filter(|link| link.place & FOREIGN != 0).map(|link| self.blocks.base + u64::from(link.field));
+        let fields = all
+            .filter(|link| link.place & (FOREIGN | BODY) == FOREIGN)
+            .map(|link| self.blocks.base + u64::from(link.field));
         fields.filter_map(|field| {
             let owner = self.fragment(self.fragment_at(field)?)?;
             owner.links.iter().find(|link| link.field == field).and_then(|link| match link.kind {
