@@ -37,8 +37,8 @@ pub struct BenchArgs {
     /// Rounds; medians are shown
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// Tiers to measure
-    #[arg(long, value_name = "TIER,...", value_delimiter = ',', default_value = "dynamo")]
+    /// Tiers to measure; interp, the fourth, is far slower: best with --small
+    #[arg(long, value_name = "TIER,...", value_delimiter = ',', default_value = "dynamo,copy,full")]
     tiers: Vec<Tier>,
     /// Another launcher, measured beside the tiers: NAME='COMMAND {}'
     #[arg(long, value_name = "NAME=CMD")]
