@@ -160,14 +160,23 @@ struct Region {
     fragments: Vec<FragmentId>,
 }
 
+/// A resolved stub.
+#[derive(Clone, Copy)]
+struct Stub {
+    /// The exit it was made for.
+    origin: ExitId,
+    /// It goes on in the copied block at its pc, whatever else is there.
+    in_block: bool,
+}
+
 /// Emitter, fragment tables, and what happened at exits.
 pub struct Fragments {
     emitter: Box<Emitter>,
     regions: FxHashMap<u64, Region>,
     /// How many exits have a trace of their own from this pc.
     side_traces: FxHashMap<u64, u32>,
-    /// Resolved stubs, and the exit each was made for.
-    stubs: FxHashMap<FragmentId, ExitId>,
+    /// Resolved stubs, by their fragments.
+    stubs: FxHashMap<FragmentId, Stub>,
     /// Times each unlinked exit was taken.
     taken: FxHashMap<ExitId, u32>,
     /// Where exits with computed targets have gone.
@@ -413,11 +422,10 @@ impl Fragments {
             eprintln!("dynasour: {:?} left through {exit:?} ({:?}) to {:#x}", way.fragment, deopt.kind, context.rip);
         }
         Ok(Next::After(match deopt.kind {
-            SiteKind::End if self.stub_of(exit).is_some() => {
-                let origin = self.stub_of(exit).unwrap_or(exit);
-                return self.left_stub(exit, origin, context.rip);
-            }
             SiteKind::End | SiteKind::EndIndirect => {
+                if let Some(stub) = self.stub_of(exit).filter(|_| deopt.kind == SiteKind::End) {
+                    return self.left_stub(exit, stub.origin, context.rip);
+                }
                 self.stats.fragment_ends += 1;
                 let Some(next) = self.find(context.rip) else { return Ok(Next::After(After::CountHead)) };
                 if deopt.kind == SiteKind::End && self.chaos.is_none() {
@@ -444,8 +452,8 @@ impl Fragments {
         }))
     }
 
-    /// The exit whose stub leaves by `exit`.
-    fn stub_of(&self, exit: ExitId) -> Option<ExitId> {
+    /// The stub that leaves by `exit`.
+    fn stub_of(&self, exit: ExitId) -> Option<Stub> {
         self.stubs.get(&self.emitter.exit(exit)?.fragment).copied()
     }
 
@@ -516,7 +524,7 @@ impl Fragments {
             Ok(stub) => {
                 self.stats.stubs += 1;
                 self.note_stub(stub, exit);
-                self.stubs.insert(stub, exit);
+                self.stubs.insert(stub, Stub { origin: exit, in_block: false });
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
                 }

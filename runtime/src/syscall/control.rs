@@ -1,4 +1,4 @@
-//! Calls that set registers or switches of the whole process: `arch_prctl` and `prctl`.
+//! Calls that set registers or switches of the whole process: `arch_prctl`, `prctl` and `membarrier`.
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::USER_END;
@@ -58,9 +58,33 @@ pub(super) fn prctl(call: &Call) -> Option<Done> {
     }
 }
 
+/// `membarrier`, as of a kernel without restartable sequences (membarrier(2)): there is no rseq under the translator.
+/// `pass` asks the kernel.
+pub(super) fn membarrier(call: &Call, pass: impl FnOnce() -> Done) -> Done {
+    const QUERY: i32 = 0;
+    const RSEQ: i32 = 1 << 7 | 1 << 8;
+    match call.args[0] as i32 {
+        command if command & RSEQ != 0 => Done::error(libc::EINVAL),
+        QUERY => match pass() {
+            Done::Value(commands) if commands > 0 => Done::Value(commands & !i64::from(RSEQ)),
+            other => other,
+        },
+        _ => pass(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_barrier_for_restartable_sequences() {
+        let answer = |command: u64| membarrier(&Call::new(libc::SYS_membarrier, &[command]), || Done::Value(0x3ff));
+        assert_eq!((answer(0), answer(8)), (Done::Value(0x27f), Done::Value(0x3ff)));
+        assert_eq!((answer(1 << 7), answer(1 << 8)), (Done::error(libc::EINVAL), Done::error(libc::EINVAL)));
+        let refused = membarrier(&Call::new(libc::SYS_membarrier, &[0]), || Done::error(libc::ENOSYS));
+        assert_eq!(refused, Done::error(libc::ENOSYS));
+    }
 
     #[test]
     fn bases_are_the_contexts() {

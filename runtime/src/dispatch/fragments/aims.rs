@@ -57,7 +57,7 @@ impl Fragments {
         times: u32,
     ) -> Result<FragmentId, EmitError> {
         let place = self.aims.take(exit, times);
-        let stubs = std::iter::successors(Some(exit), |exit| self.stub_of(*exit)).count();
+        let stubs = std::iter::successors(Some(exit), |exit| Some(self.stub_of(*exit)?.origin)).count();
         if let Some(pc) = place.filter(|_| stubs <= DEEPEST) {
             self.wake(pc);
             if let Some(next) = self.successor(own, pc) {

@@ -5,9 +5,9 @@
 //! and on to the block, until it is hot and gets a trace. The runtime is not entered in steady state.
 //!
 //! **Progress.** An exit that leads to its own fragment's pc, perhaps without an instruction having been executed, goes on
-//! in the block there, never in a fragment.
+//! in a later version or in the block there, never where links lead that lead to the pc.
 
-use super::{FragmentError, Fragments, Side, perform};
+use super::{FragmentError, Fragments, Side, Stub, perform};
 use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::{Copied, Counted, CounterId};
 use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
@@ -176,7 +176,12 @@ impl Fragments {
         Ok(match deopt.kind {
             SiteKind::End => {
                 self.stats.fragment_ends += 1;
-                Came::On(Arrival::End(exit))
+                match self.stub_of(exit) {
+                    Some(stub) if self.after_exit(stub.origin, context.rip) == Arrival::WithoutProgress => {
+                        self.left_stub_in_place(exit, stub, context.rip)?
+                    }
+                    _ => Came::On(Arrival::End(exit)),
+                }
             }
             SiteKind::EndIndirect => {
                 self.stats.fragment_ends += 1;
@@ -207,6 +212,26 @@ impl Fragments {
         if moved { Arrival::Anyhow } else { Arrival::WithoutProgress }
     }
 
+    /// The stub of an exit without progress has left by `exit`, because somebody is wanted in the runtime, or what it led to
+    /// is gone. If that was a later version, it leads to another one, or the exit does not lead anywhere for now; a block
+    /// it finds again by itself.
+    fn left_stub_in_place(&mut self, exit: ExitId, stub: Stub, pc: u64) -> Result<Came, FragmentError> {
+        let came = Came::On(Arrival::WithoutProgress);
+        if stub.in_block || self.retired {
+            return Ok(came);
+        }
+        self.wake(pc);
+        let own = self.emitter.exit(stub.origin).map(|e| e.fragment);
+        match self.successor(own, pc).map(|next| self.emitter.link(exit, next)) {
+            Some(Ok(())) => self.stats.links += 1,
+            // No room for a passage.
+            Some(Err(error)) if error.is_full() => return Ok(Came::Full),
+            Some(Err(error)) => return Err(error.into()),
+            None => self.emitter.unlink(stub.origin)?,
+        }
+        Ok(came)
+    }
+
     fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
         let came = Came::On(self.after_exit(exit, pc));
         if self.retired || self.chaos.is_some() {
@@ -234,7 +259,7 @@ impl Fragments {
             return came;
         }
         let linked = self.emitter.link_exit_to_copy(exit, true, Some(u64::from(threshold - RESOLVE)));
-        self.linked(exit, linked).unwrap_or(came)
+        self.linked(exit, linked, true).unwrap_or(came)
     }
 
     /// An exit is worth a trace, or a link to one.
@@ -259,7 +284,7 @@ impl Fragments {
                 None => return Came::Side(Side { exit, pc, generation: self.generation }),
             },
         };
-        self.linked(exit, linked).unwrap_or(came)
+        self.linked(exit, linked, false).unwrap_or(came)
     }
 
     /// No trace will be made for an exit: from now on it leads to where links to its target lead.
@@ -268,7 +293,7 @@ impl Fragments {
         let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
         let block = !e.progress && e.target == head;
         let linked = self.emitter.link_exit_to_copy(exit, block, None);
-        self.linked(exit, linked)
+        self.linked(exit, linked, block)
     }
 
     /// As [`Fragments::settle_exit`], for an exit of which the dispatcher knows that.
@@ -277,10 +302,11 @@ impl Fragments {
         current && self.settle_exit(side.exit) == Some(Came::Full)
     }
 
-    fn linked(&mut self, exit: ExitId, linked: Result<FragmentId, EmitError>) -> Option<Came> {
+    fn linked(&mut self, exit: ExitId, linked: Result<FragmentId, EmitError>, in_block: bool) -> Option<Came> {
         match linked {
             Ok(stub) => {
                 self.stats.stubs += 1;
+                self.stubs.insert(stub, Stub { origin: exit, in_block });
                 self.note_stub(stub, exit);
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
