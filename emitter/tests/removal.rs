@@ -32,7 +32,7 @@ fn code(n: u8) -> Vec<u8> {
     code
 }
 
-fn entry(emitter: &mut Emitter, pc: u64, code: &Bytes) -> u64 {
+fn entry(emitter: &mut Emitter, pc: u64, code: &dyn Fetch) -> u64 {
     match emitter.copy(pc, code).expect("room") {
         Copied::Entry(entry) => entry,
         other => panic!("{pc:#x}: {other:?}"),
@@ -40,7 +40,7 @@ fn entry(emitter: &mut Emitter, pc: u64, code: &Bytes) -> u64 {
 }
 
 /// Runs from `pc` until an instruction of the runtime's, copying what is missing. Returns rbx.
-fn run(bench: &mut Bench, pc: u64, code: &Bytes) -> u64 {
+fn run(bench: &mut Bench, pc: u64, code: &dyn Fetch) -> u64 {
     let mut next = entry(&mut bench.emitter, pc, code);
     loop {
         // SAFETY: the code only computes in registers.
@@ -204,4 +204,57 @@ fn an_exit_without_progress_never_leads_back() {
     let left = unsafe { bench.emitter.enter(&mut *bench.ctx, fragment) }.expect("it exists");
     let Left::Block(link) = left else { panic!("{left:?}") };
     assert_eq!((bench.emitter.copy_exit(link).map(|(pc, _)| pc), bench.ctx.gpr[0]), (Some(TARGET), 41));
+}
+
+/// Where [`WithSlot`] has its word.
+const SLOT: u64 = 0x10_4008;
+
+/// Code, and a word that only calls change.
+struct WithSlot<'b> {
+    code: Bytes<'b>,
+    word: Option<u64>,
+}
+
+impl Fetch for WithSlot<'_> {
+    fn fetch(&self, address: u64, buffer: &mut [u8]) -> usize {
+        self.code.fetch(address, buffer)
+    }
+
+    fn constant(&self, pc: u64, address: u64) -> Option<u64> {
+        assert!((START..TARGET).contains(&pc));
+        self.word.filter(|_| address == SLOT)
+    }
+}
+
+#[test]
+fn a_constant_is_jumped_to_until_its_page_changes() {
+    for (opcode, takes_back) in [(0x25, false), (0x15, true)] {
+        let mut bench = Bench::new();
+        let mut bytes = code(2);
+        // `inc rax; jmp [SLOT]` or `call [SLOT]`, and a second target behind the first.
+        bytes[3..9].copy_from_slice(&[0xff, opcode, 0, 0, 0, 0]);
+        bytes[5..9].copy_from_slice(&((SLOT - (START + 9)) as u32).to_le_bytes());
+        let second = START + bytes.len() as u64;
+        bytes.extend([0x48, 0x8d, 0x58, 5, 0x0f, 0x05]);
+        bytes.resize(bytes.len() + 32, 0xcc);
+        let mut stack = [0u64; 8];
+        let rsp = stack.as_mut_ptr() as u64 + 48;
+        for (round, (target, sum)) in (0..).zip([(TARGET, 2), (second, 5), (TARGET, 2)]) {
+            let code = WithSlot { code: Bytes { start: START, bytes: &bytes }, word: Some(target) };
+            for _ in 0..3 {
+                (bench.ctx.gpr[0], bench.ctx.gpr[4]) = (round, rsp);
+                assert_eq!(run(&mut bench, START, &code), round + 1 + sum);
+                assert_eq!(bench.ctx.gpr[4], if takes_back { rsp - 8 } else { rsp });
+                assert_eq!(stack[5], if takes_back { START + 9 } else { 0 });
+            }
+            assert!(bench.emitter.is_copied_from(&(SLOT..SLOT + 1)));
+            let doomed = bench.emitter.remove_copied(&(SLOT..SLOT + 1));
+            assert_eq!(doomed.len(), 1);
+            bench.emitter.reclaim(doomed);
+        }
+        // What may be written is read each time.
+        let code = WithSlot { code: Bytes { start: START, bytes: &bytes }, word: None };
+        entry(&mut bench.emitter, START, &code);
+        assert!(!bench.emitter.is_copied_from(&(SLOT..SLOT + 1)));
+    }
 }

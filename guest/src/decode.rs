@@ -24,6 +24,11 @@ pub trait Fetch {
         false
     }
 
+    /// The word at `address`, which the instruction at `pc` jumps to, if only calls that everybody hears of can change it.
+    fn constant(&self, _pc: u64, _address: u64) -> Option<u64> {
+        None
+    }
+
     /// Sees to it, where that is possible, that nothing changes the bytes of `range` before everything made from them is
     /// dropped.
     fn watch(&self, range: Range<u64>) -> Watched {
@@ -119,6 +124,11 @@ impl<'f> Reader<'f> {
     pub fn ahead(&mut self, pc: u64) -> &[u8] {
         let offset = self.offset(pc);
         &self.window[offset..self.len]
+    }
+
+    /// As [`Fetch::constant`].
+    pub fn constant(&self, pc: u64, address: u64) -> Option<u64> {
+        self.code.constant(pc, address)
     }
 
     /// The bytes of the instruction decoded last.

@@ -203,6 +203,8 @@ pub(crate) struct Blocks {
     own: FxHashMap<u32, Box<[u8]>>,
     /// How often such bytes have changed, by the guest pc.
     changes: FxHashMap<u64, u8>,
+    /// The constants that blocks go to in the end.
+    constants: FxHashMap<u32, u64>,
     /// Blocks that were removed since, for the next who waits until all threads have been outside.
     stale: Option<Doomed>,
     heads: Heads,
@@ -242,6 +244,7 @@ impl Blocks {
             pages: Pages::default(),
             free: Free::default(),
             own: FxHashMap::default(),
+            constants: FxHashMap::default(),
             changes: FxHashMap::default(),
             stale: None,
             heads: Heads::new(&cache.range()),
@@ -264,6 +267,7 @@ impl Blocks {
         self.pages = Pages::default();
         self.free = Free::default();
         self.own.clear();
+        self.constants.clear();
         self.changes.clear();
         self.stale = None;
         self.unlinked.store(0, Ordering::Relaxed);
@@ -585,6 +589,9 @@ impl Blocks {
         p.prefix = if prefix == 0 { 0 } else { offset - prefix };
         if let Some(bytes) = own {
             self.own.insert(made, bytes);
+        }
+        if let Some(constant) = self.translator.out.constant {
+            self.constants.insert(made, constant);
         }
         let p = &mut self.places[place as usize];
         if p.entry == 0 {

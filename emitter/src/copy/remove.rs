@@ -359,6 +359,7 @@ impl Emitter {
             }
             blocks.free.add(block.key, index);
             blocks.own.remove(&index);
+            blocks.constants.remove(&index);
         }
         for index in doomed.checks {
             let (key, link) = (blocks.checks[index as usize].key(), blocks.checks[index as usize].link);

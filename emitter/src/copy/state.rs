@@ -7,6 +7,22 @@ use crate::indirect::Via;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 
+/// Code as it was when it was copied: what was constant then may be about to change.
+struct Copied<'f> {
+    code: &'f dyn Fetch,
+    constant: Option<u64>,
+}
+
+impl Fetch for Copied<'_> {
+    fn fetch(&self, address: u64, buffer: &mut [u8]) -> usize {
+        self.code.fetch(address, buffer)
+    }
+
+    fn constant(&self, _pc: u64, _address: u64) -> Option<u64> {
+        self.constant
+    }
+}
+
 impl Emitter {
     /// After a run that left with a fault: makes `rip` of `ctx` the guest instruction that faulted, and every register
     /// what it was before it. False if the block is not the one that was copied any more.
@@ -20,7 +36,10 @@ impl Emitter {
         translator.marking = true;
         let own = self.blocks.own.get(&index);
         let translated = match own {
-            None => translator.translate(pc, code, &self.indirect, via, None),
+            None => {
+                let constant = self.blocks.constants.get(&index).copied();
+                translator.translate(pc, &Copied { code, constant }, &self.indirect, via, None)
+            }
             Some(own) => {
                 let check = (&own[..], self.blocks.stubs.stale);
                 translator.translate(pc, &own::source(pc, own), &self.indirect, via, Some(check))

@@ -9,6 +9,7 @@
 //! | `jcc`, `loop`, `jrcxz` | the same, over two `jmp`s or to one exit and falling into the other |
 //! | `jmp` forward | nothing: the block goes on there; backward: an exit |
 //! | `call f` | push of the guest's return address, an exit |
+//! | `call [rip+d]`, `jmp [rip+d]` with a constant there ([`Fetch::constant`]) | as `call f`; an exit |
 //! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; a tail ([`crate::indirect`]) |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
 //! | what the lifter leaves to the runtime, GS operands | an exit to that very instruction: nothing starts there |
@@ -95,8 +96,10 @@ pub(super) struct Translation {
     pub relatives: SmallVec<[Relative; 4]>,
     /// Return addresses that are no immediates.
     pub constants: SmallVec<[u64; 1]>,
-    /// The guest bytes that it was made from.
+    /// The guest bytes that it was made from, those of a constant among them.
     pub sources: SmallVec<[Range<u64>; 2]>,
+    /// The constant that it goes to in the end.
+    pub constant: Option<u64>,
     /// Bytes of its checked entry.
     pub prefix: u32,
     /// Where it compares its guest bytes.
@@ -173,6 +176,7 @@ impl Translator {
         out.relatives.clear();
         out.constants.clear();
         out.sources.clear();
+        out.constant = None;
         out.count = 0;
         out.prefix = 0;
         out.returns_to = None;
@@ -420,6 +424,16 @@ impl Translator {
             let transfer = if inst.mnemonic() == M::Call { Transfer::Call(target) } else { Transfer::Jump(target) };
             return self.direct(transfer, inst.ip(), inst.next_ip(), indirect, over_jump);
         }
+        if let Some(target) = self.constant_target(inst, reader) {
+            return match inst.mnemonic() {
+                M::Call => self.direct(Transfer::Call(target), inst.ip(), inst.next_ip(), indirect, over_jump),
+                _ => {
+                    // Whoever is called so is entered by many: their block is not repeated here.
+                    self.exit(&[0xe9], Leads::To(target));
+                    Step::End
+                }
+            };
+        }
         // Calls change what memory says anyway, and who is called seldom goes on with a loop.
         if inst.mnemonic() == M::Jmp
             && inst.op0_register().is_gpr64()
@@ -438,6 +452,23 @@ impl Translator {
         self.gs(0x89, RCX, offset::NEXT_PC);
         self.tail(indirect, Source::Rcx);
         Step::End
+    }
+
+    /// Where a jump or call through memory leads that loaders fill in and then protect (in `.got`, of programs linked with `-z now`).
+    fn constant_target(&mut self, inst: &Instruction, reader: &Reader<'_>) -> Option<u64> {
+        /// The first address that is not the user's.
+        const END: u64 = 1 << 47;
+        let is_plain = matches!(inst.code(), Code::Jmp_rm64 | Code::Call_rm64)
+            && inst.memory_base() == Register::RIP
+            && inst.memory_segment() != Register::FS;
+        if !is_plain {
+            return None;
+        }
+        let slot = inst.ip_rel_memory_address();
+        let target = reader.constant(inst.ip(), slot).filter(|target| *target < END)?;
+        self.out.sources.push(slot..slot.wrapping_add(8));
+        self.out.constant = Some(target);
+        Some(target)
     }
 
     /// Goes where `next_pc` says.

@@ -88,6 +88,11 @@ impl Fetch for Noted {
         self.code.is_writable(range)
     }
 
+    fn constant(&self, pc: u64, address: u64) -> Option<u64> {
+        self.note(address..address.saturating_add(8));
+        self.code.constant(pc, address)
+    }
+
     fn watch(&self, range: Range<u64>) -> Watched {
         self.code.watch(range)
     }

@@ -32,6 +32,13 @@ impl Fetch for ExecutableCode {
         self.pages.may_change(range)
     }
 
+    fn constant(&self, pc: u64, address: u64) -> Option<u64> {
+        let mut word = [0; 8];
+        let is_read =
+            self.pages.is_constant(pc, address..address.checked_add(8)?) && memory::copy_in(address, &mut word) == 8;
+        is_read.then_some(u64::from_le_bytes(word))
+    }
+
     fn watch(&self, range: Range<u64>) -> Watched {
         self.pages.watch(range)
     }

@@ -55,6 +55,8 @@ pub struct CodePages {
     threaded: AtomicBool,
     /// Has the guest opened its memory as a file, to write to it?
     written_as_file: AtomicBool,
+    /// Has the guest given a page a protection key of its own?
+    keyed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -207,6 +209,31 @@ impl CodePages {
         changing.is_some()
     }
 
+    /// Can only calls change `range`, which the instruction at `pc` refers to, or make reading it fail? Asked of what loaders fill
+    /// in and then protect. What the guest may write is not guarded for that.
+    pub fn is_constant(&self, pc: u64, range: Range<u64>) -> bool {
+        if self.keyed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut state = self.state();
+        if state.mappings.at(range.start).is_none() {
+            state.refresh();
+        }
+        let file = state.mappings.at(pc).and_then(|mapping| mapping.file).map(|file| file.inode);
+        let is_constant = |mapping: &Mapping| {
+            mapping.prot.contains(ProtFlags::PROT_READ)
+                && state.change(mapping) == Change::ByCall
+                // Of the files of which no code is mapped nobody knows who writes to them.
+                && mapping.file.is_none_or(|mapped| Some(mapped.inode) == file)
+        };
+        state.mappings.extent(range.start, is_constant) >= range.end
+    }
+
+    /// From now on protection keys may keep the guest from reading what its mappings let it read.
+    pub fn set_keyed(&self) {
+        self.keyed.store(true, Ordering::Relaxed);
+    }
+
     /// Sees to it that no store changes `range` unnoticed.
     pub fn watch(&self, range: Range<u64>) -> Watched {
         let mut state = self.state();
@@ -356,14 +383,14 @@ impl CodePages {
         self.state().mappings.parts(0..u64::MAX).any(|(_, mapping)| is_code_of(&mapping, inode))
     }
 
-    /// The contents of this file may change by other ways than a private mapping. Where is code of it mapped?
+    /// The contents of this file may change by other ways than a private mapping. Where is it mapped?
     pub fn file_may_change(&self, inode: u64) -> Vec<Range<u64>> {
         let mut state = self.state();
         if !state.unstable.insert(inode) {
             return Vec::new();
         }
-        let code = state.mappings.parts(0..u64::MAX).filter(|(_, mapping)| is_code_of(mapping, inode));
-        code.map(|(range, _)| range).collect()
+        let is_of_it = |mapping: &Mapping| mapping.file.is_some_and(|file| file.inode == inode);
+        state.mappings.parts(0..u64::MAX).filter(|(_, mapping)| is_of_it(mapping)).map(|(range, _)| range).collect()
     }
 
     /// `/proc/self/maps` with the protections that the guest set.

@@ -215,8 +215,13 @@ impl System {
     fn mprotect(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
         let prot = ProtFlags::from_bits_retain(call.args[2] as i32);
         // Code that was there can still be executed, and changes less easily than before.
-        let spares_code =
-            prot - ProtFlags::PROT_READ == ProtFlags::PROT_EXEC && self.process.pages().knows(range.clone());
+        let is_keyed = call.nr == libc::SYS_pkey_mprotect as u64 && call.args[3] as i32 > 0;
+        if is_keyed {
+            self.process.pages().set_keyed();
+        }
+        let spares_code = prot == ProtFlags::PROT_READ | ProtFlags::PROT_EXEC
+            && !is_keyed
+            && self.process.pages().knows(range.clone());
         if !spares_code {
             self.process.pages().open(range.clone());
         }
