@@ -231,6 +231,12 @@ impl RunConfig {
     pub fn weighs_traces(&self) -> bool {
         self.tier == Tier::Full && self.threshold >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
     }
+
+    /// Are fewer executions of a head enough where the guest is much in traces already? Not where the user has said how
+    /// many are.
+    pub fn adapts_threshold(&self) -> bool {
+        self.tier == Tier::Dynamo && self.threshold == HEAD_THRESHOLD && self.chaos.is_none()
+    }
 }
 
 #[cfg(test)]

@@ -112,7 +112,8 @@ pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-fn ticks() -> u64 {
+/// The time stamp counter.
+pub fn ticks() -> u64 {
     // SAFETY: every x86-64 processor has it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }

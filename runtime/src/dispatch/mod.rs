@@ -18,6 +18,7 @@ mod copy;
 mod footprint;
 mod fragments;
 mod machine;
+mod pace;
 mod peers;
 mod select;
 mod sources;
@@ -39,6 +40,7 @@ use dynasour_ir::Trap;
 use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, SpeculationPolicy};
 use footprint::Noted;
 use fragments::{After, Arrival, Failure, FragmentError, Next, Side};
+use pace::Pace;
 use peers::Peer;
 use select::{
     DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector,
@@ -63,6 +65,8 @@ pub struct Dispatcher {
     side: Option<Side>,
     /// What finding and making traces has cost.
     effort: Effort,
+    /// How much of the time goes into fragments.
+    pace: Pace,
     /// How the guest came to where native code goes on.
     arrival: Arrival,
 }
@@ -86,6 +90,7 @@ impl Dispatcher {
             selector,
             side: None,
             effort: Effort::default(),
+            pace: Pace::default(),
             arrival: Arrival::default(),
         };
         dispatcher.count_heads();
@@ -305,7 +310,8 @@ impl Dispatcher {
             drop(fragments);
             // SAFETY: `context` is this thread's, and GS points to it; the fragment is not flushed while this thread is
             // in the cache.
-            let left = during(Phase::Native, || unsafe { way.entry.run(context) });
+            let left = self.pace.native(|| during(Phase::Native, || unsafe { way.entry.run(context) }));
+            self.selector.hasten(self.pace.is_native());
             let Some(again) = self.machine.fragments() else { return Ok(After::Nothing) };
             fragments = again;
             match fragments.left(way, left, context, &self.selector.policy)? {

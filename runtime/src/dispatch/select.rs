@@ -82,6 +82,8 @@ pub struct Selector {
     watched: FxHashSet<u64>,
     /// A head whose recording left its loop: it is recorded again when it is reached next.
     again: Option<(u64, Vec<(Gpr, u64)>)>,
+    /// Are fewer executions enough where much of the time goes into traces?
+    adapts: bool,
     /// How often a head was recorded again.
     repeats: FxHashMap<u64, u32>,
     /// Executions of heads that are still to go by uncounted.
@@ -98,7 +100,11 @@ impl Selector {
     pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>, native: bool) -> Selector {
         Selector {
             native,
-            policy: DefaultPolicy { head_threshold: config.threshold, placement: config.placement },
+            policy: DefaultPolicy {
+                head_threshold: config.threshold,
+                placement: config.placement,
+                ..DefaultPolicy::default()
+            },
             heads: HeadTable::default(),
             dispatch: DispatchHeads::new(config.placement.speculate_guest_loops()),
             active: None,
@@ -106,6 +112,7 @@ impl Selector {
             probe: None,
             survival: None,
             weighs: config.weighs_traces(),
+            adapts: config.adapts_threshold(),
             judges: false,
             watched: FxHashSet::default(),
             again: None,
@@ -113,6 +120,11 @@ impl Selector {
             resting: 0,
             untraced,
         }
+    }
+
+    /// Much of the time goes into traces, or does not any more.
+    pub fn hasten(&mut self, is_native: bool) {
+        self.policy.haste = is_native && self.adapts;
     }
 
     /// Starts recording at a block that is about to be executed.
