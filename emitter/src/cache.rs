@@ -5,7 +5,12 @@
 //! write) lies wherever the kernel likes. No page is ever both writable and executable.
 //!
 //! Hot code is bump-allocated upwards from the start, cold code (exits) downwards from the end; the cache is full
-//! when they would meet. There is no freeing of single fragments: [`Cache::flush`] drops everything but the stubs.
+//! when they would meet. The cache frees nothing by itself: what copied blocks took that are gone is used again by others of their
+//! size (`copy/remove.rs`), and [`Cache::flush`] drops everything but the stubs.
+//!
+//! It is flushed when it is full, not, as Dynamo does, when new fragments come in a spike, to have those of a new phase together
+//! and be rid of the old: measured on gcc's compiler, which makes 103,000 blocks, that gains nothing. With room for all it takes
+//! 1.31 s; with one flush, after which 57,000 are copied again, 1.31 s; with 25, 3.2 s.
 
 use dynasour_guest::space::Views;
 use std::io;
