@@ -145,8 +145,8 @@ pub struct RunArgs {
     /// Executable forms of guest code: interp, dynamo (also compile hot traces), copy (native copies of blocks), full (copies and traces)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
-    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, which goes
-    /// down to a 32nd while a third of the time is native; 25000 in full, which makes no trace that would not pay, unless N is lower]
+    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, fewer where
+    /// much of the time goes into traces already; 25000 in full, which makes no trace that would not pay, unless N is lower]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
     /// Bytes of the code cache; suffixes K and M
@@ -229,8 +229,9 @@ impl RunArgs {
             child_options.push(value.into());
         };
         option("--tier", self.tier.to_string());
-        let threshold = self.threshold.unwrap_or(self.tier.head_threshold());
-        option("--threshold", threshold.to_string());
+        if let Some(threshold) = self.threshold {
+            option("--threshold", threshold.to_string());
+        }
         option("--cache-size", self.cache_size.to_string());
         option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
@@ -272,7 +273,7 @@ impl RunArgs {
         let mut command = self.command.into_iter();
         RunConfig {
             tier: self.tier,
-            threshold,
+            threshold: self.threshold,
             cache_size: self.cache_size,
             placement: self.policy,
             chaos: self.chaos,

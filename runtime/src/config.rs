@@ -187,8 +187,8 @@ pub fn parse_trace_pass(name: &str) -> Result<String, String> {
 pub struct RunConfig {
     /// Executable forms used.
     pub tier: Tier,
-    /// Executions of a trace head before it is recorded.
-    pub threshold: u32,
+    /// Executions of a trace head before it is recorded, exactly; none for as many as the tier thinks right.
+    pub threshold: Option<u32>,
     /// Bytes of the code cache.
     pub cache_size: usize,
     /// What traces assume and where their guards stand.
@@ -229,13 +229,18 @@ pub struct RunConfig {
 impl RunConfig {
     /// Are traces weighed against the blocks that they replace? Whoever asks for traces early wants them all.
     pub fn weighs_traces(&self) -> bool {
-        self.tier == Tier::Full && self.threshold >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
+        self.tier == Tier::Full && self.threshold() >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
+    }
+
+    /// Executions of a trace head before it is recorded, if nothing else is known of the guest.
+    pub fn threshold(&self) -> u32 {
+        self.threshold.unwrap_or(self.tier.head_threshold())
     }
 
     /// Are fewer executions of a head enough where the guest is much in traces already? Not where the user has said how
     /// many are.
     pub fn adapts_threshold(&self) -> bool {
-        self.tier == Tier::Dynamo && self.threshold == HEAD_THRESHOLD && self.chaos.is_none()
+        self.tier == Tier::Dynamo && self.threshold.is_none() && self.chaos.is_none()
     }
 }
 

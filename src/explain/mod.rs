@@ -126,9 +126,9 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
 fn count(args: &ExplainArgs) -> Result<Counted> {
     let mut options: Vec<OsString> = vec!["--tier".into(), args.tier.to_string().into()];
     options.extend(["--policy".into(), args.policy.name().into()]);
-    if let Some(threshold) = args.threshold {
-        options.extend(["--threshold".into(), threshold.to_string().into()]);
-    }
+    // Always said, so that it does not depend on how long things take.
+    let threshold = args.threshold.unwrap_or(args.tier.head_threshold());
+    options.extend(["--threshold".into(), threshold.to_string().into()]);
     if !args.skip_pass.is_empty() {
         options.extend(["--skip-pass".into(), args.skip_pass.join(",").into()]);
     }

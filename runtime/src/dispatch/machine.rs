@@ -131,7 +131,7 @@ impl Machine {
             program: text(&self.config.program),
             args: self.config.args.iter().map(text).collect(),
             tier: self.config.tier.to_string(),
-            threshold: self.config.threshold,
+            threshold: self.config.threshold(),
             policy: self.config.placement.name().to_string(),
             passes: self.config.passes.clone(),
             skipped_passes: self.config.skip_passes.clone(),

@@ -101,7 +101,7 @@ impl Selector {
         Selector {
             native,
             policy: DefaultPolicy {
-                head_threshold: config.threshold,
+                head_threshold: config.threshold(),
                 placement: config.placement,
                 ..DefaultPolicy::default()
             },
