@@ -149,6 +149,11 @@ int main(void) {
         int status;
         while (waitpid(child, &status, WUNTRACED) == -1) CHECK(errno == EINTR);
         CHECK(WIFSTOPPED(status));
+        /* A stop can be waited for before its signal has been sent. */
+        for (int i = 0; i < 2000 && k == 0 && child_events == 0; i++) {
+            struct timespec moment = {0, 1000000};
+            nanosleep(&moment, NULL);
+        }
         int told_of_stop = child_events;
         kill(child, SIGKILL);
         while (waitpid(child, &status, 0) == -1) CHECK(errno == EINTR);
