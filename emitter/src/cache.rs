@@ -86,7 +86,12 @@ impl Cache {
 
     /// Room for `bytes` of hot code aligned to `align`; returns its address in the executable view.
     pub fn alloc_hot(&mut self, bytes: usize, align: usize) -> Result<u64, CacheError> {
-        let start = self.hot.next_multiple_of(align);
+        self.alloc_hot_behind(bytes, align, 0)
+    }
+
+    /// Room for `bytes` of hot code, so many bytes behind a multiple of `align`.
+    pub fn alloc_hot_behind(&mut self, bytes: usize, align: usize, offset: usize) -> Result<u64, CacheError> {
+        let start = self.hot.saturating_sub(offset).next_multiple_of(align) + offset;
         let end = start.checked_add(bytes).filter(|end| *end <= self.cold).ok_or(CacheError::Full)?;
         self.hot = end;
         Ok((self.rx + start) as u64)

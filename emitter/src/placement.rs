@@ -18,16 +18,21 @@ const LONGEST: usize = 4 * LINE;
 /// The offset within a line, a multiple of four, at which this loop is delivered fastest. Its last instruction is the back
 /// edge, which is padded such that its rel32 field lies within eight aligned bytes.
 pub fn offset(code: &[u8]) -> usize {
+    offset_among(code, (0..LINE).step_by(4)).unwrap_or(0)
+}
+
+/// As [`offset`], the best of these; none if it does not matter.
+pub fn offset_among(code: &[u8], offsets: impl Iterator<Item = usize>) -> Option<usize> {
     if code.len() > LONGEST {
-        return 0;
+        return None;
     }
     let decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut body: Vec<Instruction> = decoder.into_iter().collect();
-    let Some(back_edge) = body.pop() else { return 0 };
+    let back_edge = body.pop()?;
     while body.last().is_some_and(|i| i.mnemonic() == Mnemonic::Nop) {
         body.pop();
     }
-    (0..LINE).step_by(4).min_by_key(|at| cycles(&body, &back_edge, *at)).unwrap_or(0)
+    offsets.min_by_key(|at| cycles(&body, &back_edge, *at))
 }
 
 /// Cycles that the delivery of an iteration takes, and lines that it touches.

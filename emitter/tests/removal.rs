@@ -6,9 +6,6 @@ mod harness;
 use dynasour_emitter::copy::Copied;
 use dynasour_emitter::{Emitter, Left};
 use dynasour_guest::decode::{Bytes, Fetch};
-use dynasour_ir::Version;
-use dynasour_ir::eval::State;
-use dynasour_ir::text::version;
 use harness::{Area, Bench};
 use std::ops::Range;
 
@@ -164,46 +161,6 @@ fn code_that_keeps_changing_is_not_copied() {
         false
     });
     assert!(gave_up.is_some_and(|n| n > 8), "{gave_up:?}");
-}
-
-/// Fails its guard unless rdx is 7, before anything has been done; more values are live at once than registers are free.
-fn guarded(pc: u64) -> Version {
-    let values: String = (0..8).map(|i| format!("v{} = mul.i64 v{}, v1\n", 10 + i, 9 + i)).collect();
-    let sums: String = (0..8).map(|i| format!("v{} = xor.i64 v{}, v{}\n", 40 + i, 39 + i, 17 - i)).collect();
-    let text = format!(
-        "region {pc:#x} {{ version t1 {{
-    anchor a0 = base.{pc:#x} []
-    anchor a1 = base.0x9000 [rax = v47]
-    b0(v0: i64 = rax, v1: i64 = rdx):
-      v2 = eq.i64 v1, 7
-      assume v2 else a0
-      v9 = add.i64 v0, v1
-      {values} v39 = add.i64 v0, v1
-      {sums} exit a1
-  }} }}"
-    );
-    version(&text).expect("a version")
-}
-
-/// A fragment's exit to where it began goes on in the block there for good, though all other links lead to the fragment.
-#[test]
-fn an_exit_without_progress_never_leads_back() {
-    let bytes = code(3);
-    let code = Bytes { start: START, bytes: &bytes };
-    let mut bench = Bench::new();
-    let fragment = bench.compile(&guarded(START));
-    entry(&mut bench.emitter, START, &code);
-    let mut state = State::default();
-    (state.gpr[0], state.gpr[2]) = (40, 6);
-    let left = bench.run(fragment, &state);
-    assert_eq!((left.pc, left.state.gpr[0]), (START, 40));
-    bench.emitter.link_exit_to_copy(left.deopt.exit, true, None).expect("a stub");
-    bench.emitter.lead_to(fragment).expect("room");
-    (bench.ctx.gpr, bench.ctx.rflags) = (state.gpr, 0x202);
-    // SAFETY: the code only computes in registers.
-    let left = unsafe { bench.emitter.enter(&mut *bench.ctx, fragment) }.expect("it exists");
-    let Left::Block(link) = left else { panic!("{left:?}") };
-    assert_eq!((bench.emitter.copy_exit(link).map(|(pc, _)| pc), bench.ctx.gpr[0]), (Some(TARGET), 41));
 }
 
 /// Where [`WithSlot`] has its word.

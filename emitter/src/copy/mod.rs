@@ -34,6 +34,7 @@ use crate::cpu::Cpu;
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
 use crate::fragment::Fragment;
 use crate::indirect::{Indirect, Via};
+use crate::placement;
 use crate::stubs::{StubError, Stubs};
 use checks::Check;
 use dynasour_guest::ThreadContext;
@@ -371,7 +372,13 @@ impl Blocks {
         let slot = self.free.slot(key);
         let (start, cold) = match slot.and_then(|slot| self.blocks.get(slot as usize)) {
             Some(gone) => (self.base + u64::from(gone.start), self.base + u64::from(gone.cold)),
-            None => (cache.alloc_hot(key.hot(), ALIGNMENT)?, cache.alloc_cold(key.cold())?),
+            None => {
+                let start = match t.loop_offset(pc) {
+                    Some(offset) => cache.alloc_hot_behind(key.hot(), placement::LINE, offset)?,
+                    None => cache.alloc_hot(key.hot(), ALIGNMENT)?,
+                };
+                (start, cache.alloc_cold(key.cold())?)
+            }
         };
         for r in &t.relatives {
             let target = match r.to {

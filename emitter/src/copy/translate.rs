@@ -21,6 +21,7 @@ use super::own::{self, Check};
 use super::plain::{self, Transfer};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use crate::pieces::RCX;
+use crate::placement::{self, LINE};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::lift::{class::Class, classify};
@@ -110,6 +111,19 @@ pub(super) struct Translation {
     pub leaves_by: Option<Via>,
     /// Guest instructions.
     pub count: u32,
+}
+
+impl Translation {
+    /// If the block at `pc` goes on at its own start: how far behind a line of the instruction cache it should stand.
+    pub fn loop_offset(&self, pc: u64) -> Option<usize> {
+        let back_edge = self.exits.iter().rfind(|exit| matches!(exit.leads, Leads::To(to) if to == pc))?;
+        let prefix = self.prefix as usize;
+        let code = self.bytes.get(prefix..back_edge.field as usize + 4)?;
+        // Rel32 fields lie within eight aligned bytes wherever the start is a multiple of that.
+        let starts = (0..LINE).step_by(8);
+        let entry = placement::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
+        Some((entry + LINE - prefix % LINE) % LINE)
+    }
 }
 
 /// Translates blocks; keeps its buffers.

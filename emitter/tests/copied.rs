@@ -1,0 +1,84 @@
+//! Copied blocks: where they stand, and how fragments go on in them.
+
+mod harness;
+
+use dynasour_emitter::copy::Copied;
+use dynasour_emitter::{Emitter, Left};
+use dynasour_guest::decode::Bytes;
+use dynasour_ir::Version;
+use dynasour_ir::eval::State;
+use dynasour_ir::text::version;
+use harness::Bench;
+
+const START: u64 = 0x10_0000;
+
+fn entry(emitter: &mut Emitter, pc: u64, bytes: &[u8]) -> u64 {
+    match emitter.copy(pc, &Bytes { start: pc, bytes }).expect("room") {
+        Copied::Entry(entry) => entry,
+        other => panic!("{pc:#x}: {other:?}"),
+    }
+}
+
+/// A block that goes on at its own start stands where its line delivers it fastest, whatever was copied before it.
+#[test]
+fn short_loops_stand_where_they_are_fast() {
+    // Twelve no-operations of four bytes, `dec eax; jne` back, and an instruction of the runtime's.
+    let mut looping = [0x0f, 0x1f, 0x40, 0].repeat(12);
+    looping.extend([0xff, 0xc8, 0x75, (-52i8) as u8, 0x0f, 0x05]);
+    looping.resize(looping.len() + 32, 0xcc);
+    let mut bench = Bench::new();
+    let offsets: Vec<u64> = (0..20u8)
+        .map(|n| {
+            // `inc rax`, a few times, and the runtime's: of another length each time.
+            let mut other = [0x48, 0xff, 0xc0].repeat(usize::from(n % 7) + 1);
+            other.extend([0x0f, 0x05]);
+            other.resize(other.len() + 32, 0xcc);
+            let pc = START + 0x1000 * u64::from(n);
+            entry(&mut bench.emitter, pc + 0x800, &other);
+            entry(&mut bench.emitter, pc, &looping) % 64
+        })
+        .collect();
+    // At a line's start there would be one instruction too many in it.
+    assert!(offsets.iter().all(|offset| *offset == offsets[0] && *offset != 0), "{offsets:?}");
+}
+
+/// Fails its guard unless rdx is 7, before anything has been done; more values are live at once than registers are free.
+fn guarded(pc: u64) -> Version {
+    let values: String = (0..8).map(|i| format!("v{} = mul.i64 v{}, v1\n", 10 + i, 9 + i)).collect();
+    let sums: String = (0..8).map(|i| format!("v{} = xor.i64 v{}, v{}\n", 40 + i, 39 + i, 17 - i)).collect();
+    let text = format!(
+        "region {pc:#x} {{ version t1 {{
+    anchor a0 = base.{pc:#x} []
+    anchor a1 = base.0x9000 [rax = v47]
+    b0(v0: i64 = rax, v1: i64 = rdx):
+      v2 = eq.i64 v1, 7
+      assume v2 else a0
+      v9 = add.i64 v0, v1
+      {values} v39 = add.i64 v0, v1
+      {sums} exit a1
+  }} }}"
+    );
+    version(&text).expect("a version")
+}
+
+/// A fragment's exit to where it began goes on in the block there for good, though all other links lead to the fragment.
+#[test]
+fn an_exit_without_progress_never_leads_back() {
+    // `inc rax; jne +0x100`
+    let mut code = vec![0x48, 0xff, 0xc0, 0x0f, 0x85, 0, 1, 0, 0];
+    code.resize(32, 0xcc);
+    let mut bench = Bench::new();
+    let fragment = bench.compile(&guarded(START));
+    entry(&mut bench.emitter, START, &code);
+    let mut state = State::default();
+    (state.gpr[0], state.gpr[2]) = (40, 6);
+    let left = bench.run(fragment, &state);
+    assert_eq!((left.pc, left.state.gpr[0]), (START, 40));
+    bench.emitter.link_exit_to_copy(left.deopt.exit, true, None).expect("a stub");
+    bench.emitter.lead_to(fragment).expect("room");
+    (bench.ctx.gpr, bench.ctx.rflags) = (state.gpr, 0x202);
+    // SAFETY: the code only computes in registers.
+    let left = unsafe { bench.emitter.enter(&mut *bench.ctx, fragment) }.expect("it exists");
+    let Left::Block(link) = left else { panic!("{left:?}") };
+    assert_eq!((bench.emitter.copy_exit(link).map(|(pc, _)| pc), bench.ctx.gpr[0]), (Some(START + 0x109), 41));
+}
