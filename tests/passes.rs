@@ -14,13 +14,12 @@ use dynasour_testkit::list::{self, GUESTS};
 use dynasour_testkit::mode::Mode;
 use dynasour_testkit::{Lab, build::Guest, selection};
 
-/// Heads are compiled after so few executions.
-const THRESHOLD: u32 = 5;
+/// Heads are compiled after few executions.
+const TRACES: selection::Traces = selection::Traces { tier: "dynamo", threshold: 5 };
 
 fn compare(guest: &Guest) -> Result<(), String> {
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
-    let modes: Vec<Mode> =
-        selection::fixed(THRESHOLD).into_iter().chain(selection::random(guest.name, THRESHOLD)).collect();
+    let modes: Vec<Mode> = selection::fixed(TRACES).into_iter().chain(selection::random(guest.name, TRACES)).collect();
     lab.compare_guest(guest, &modes)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo test --test programs gcc -- --exact --nocapture       one test, with the time of each mode
-//! cargo test --test programs -- --ignored                     the quick ones under selections of optimiser passes (an hour)
+//! cargo test --test programs -- --ignored                     under selections of optimiser passes (hours); large ones in `full`
 //! ```
 //!
 //! A program that is not installed is skipped with a message; with `DYNASOUR_REQUIRE_PROGRAMS=1`, as in CI, that is a failure.
@@ -43,20 +43,33 @@ macro_rules! programs {
     };
 }
 
-/// The quick programs under every selection of optimiser passes.
-#[test]
-#[ignore = "takes an hour"]
-fn selections() {
-    const THRESHOLD: u32 = 50;
+/// The programs of these speeds under every selection of optimiser passes.
+fn select(tier: &'static str, speeds: &[Speed]) {
+    let traces = selection::Traces { tier, threshold: 50 };
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
-    let quick = list::ALL.iter().filter(|program| program.speed == Speed::Quick);
-    let reports: Vec<String> = quick
+    let programs = list::ALL.iter().filter(|program| speeds.contains(&program.speed));
+    let reports: Vec<String> = programs
         .filter_map(|program| {
-            let modes = selection::fixed(THRESHOLD).into_iter().chain(selection::random(program.name, THRESHOLD));
-            lab.compare_program(program, &modes.collect::<Vec<_>>()).err()
+            let modes = selection::fixed(traces).into_iter().chain(selection::random(program.name, traces));
+            let report = lab.compare_program(program, &modes.collect::<Vec<_>>()).err();
+            println!("{}: {}", program.name, report.as_deref().unwrap_or("as natively"));
+            report
         })
         .collect();
     assert!(reports.is_empty(), "\n{}\n", reports.join("\n\n"));
+}
+
+#[test]
+#[ignore = "takes a quarter of an hour"]
+fn selections_of_quick_programs() {
+    select("dynamo", &[Speed::Quick]);
+}
+
+/// What is cold is not interpreted: that would take a day.
+#[test]
+#[ignore = "takes an hour"]
+fn selections_of_other_programs() {
+    select("full", &[Speed::Slow, Speed::Large]);
 }
 
 programs! {

@@ -19,9 +19,18 @@ fn passes() -> Vec<&'static str> {
     PASSES.iter().filter(|pass| !pass.evaluator_only).map(|pass| pass.name).collect()
 }
 
-/// Traces of what ran `threshold` times go through this selection.
-fn mode(name: &'static str, threshold: u32, option: &str, passes: &[&str]) -> Mode {
-    let flags = ["--tier", "dynamo", "--threshold", &threshold.to_string(), option, &passes.join(",")];
+/// What goes through the selections: the traces of a tier.
+#[derive(Debug, Clone, Copy)]
+pub struct Traces {
+    /// `dynamo` or `full`.
+    pub tier: &'static str,
+    /// Executions of a head before it gets one.
+    pub threshold: u32,
+}
+
+/// These traces go through this selection.
+fn mode(name: &'static str, traces: Traces, option: &str, passes: &[&str]) -> Mode {
+    let flags = ["--tier", traces.tier, "--threshold", &traces.threshold.to_string(), option, &passes.join(",")];
     Mode { name, flags: flags.into_iter().map(str::to_owned).collect() }
 }
 
@@ -34,25 +43,25 @@ pub fn pipeline() -> Vec<&'static str> {
 }
 
 /// None, each pass alone, the pipeline without each, and all passes.
-pub fn fixed(threshold: u32) -> Vec<Mode> {
+pub fn fixed(traces: Traces) -> Vec<Mode> {
     let pipeline = pipeline();
-    let mut modes = vec![mode("none", threshold, "--skip-pass", &pipeline)];
-    modes.extend(passes().iter().map(|pass| mode("alone", threshold, "--passes", &[pass])));
-    modes.extend(pipeline.iter().map(|pass| mode("without", threshold, "--skip-pass", &[pass])));
+    let mut modes = vec![mode("none", traces, "--skip-pass", &pipeline)];
+    modes.extend(passes().iter().map(|pass| mode("alone", traces, "--passes", &[pass])));
+    modes.extend(pipeline.iter().map(|pass| mode("without", traces, "--skip-pass", &[pass])));
     // What is not in the pipeline, before and after what defers stores: some of it does nothing while stores wait.
     let rest: Vec<&str> = passes().into_iter().filter(|pass| !PIPELINE.contains(pass)).collect();
     let defers = PIPELINE.iter().position(|pass| *pass == "sink").expect("a pass of the pipeline");
     let (before, after) = PIPELINE.split_at(defers);
     let all = [before, &rest, after, &rest, &["simplify", "params", "dce"]].concat();
-    modes.push(mode("all", threshold, "--passes", &all));
+    modes.push(mode("all", traces, "--passes", &all));
     modes
 }
 
 /// Random sequences of passes, other ones for each name.
-pub fn random(name: &str, threshold: u32) -> Vec<Mode> {
+pub fn random(name: &str, traces: Traces) -> Vec<Mode> {
     let salt = name.bytes().fold(0u64, |salt, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
     let mut rng = Rng::new(number("DYNASOUR_PASS_SEED", 1) ^ salt);
     let all = passes();
     let mut sequence = || -> Vec<&str> { (0..1 + rng.below(10)).map(|_| rng.pick(&all)).collect() };
-    (0..number("DYNASOUR_PASS_SETS", 6)).map(|_| mode("random", threshold, "--passes", &sequence())).collect()
+    (0..number("DYNASOUR_PASS_SETS", 6)).map(|_| mode("random", traces, "--passes", &sequence())).collect()
 }
