@@ -4,6 +4,7 @@
 //! ```text
 //! cargo test --test programs gcc -- --exact --nocapture       one test, with the time of each mode
 //! cargo test --test programs -- --ignored                     under selections of optimiser passes (hours); large ones in `full`
+//! DYNASOUR_ONLY=perl,git cargo test --test programs -- --ignored      only these
 //! ```
 //!
 //! A program that is not installed is skipped with a message; with `DYNASOUR_REQUIRE_PROGRAMS=1`, as in CI, that is a failure.
@@ -47,7 +48,9 @@ macro_rules! programs {
 fn select(tier: &'static str, speeds: &[Speed]) {
     let traces = selection::Traces { tier, threshold: 50 };
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
-    let programs = list::ALL.iter().filter(|program| speeds.contains(&program.speed));
+    let only = std::env::var("DYNASOUR_ONLY").ok();
+    let wanted = |name| only.as_deref().is_none_or(|only| only.split(',').any(|one| one == name));
+    let programs = list::ALL.iter().filter(|program| speeds.contains(&program.speed) && wanted(program.name));
     let reports: Vec<String> = programs
         .filter_map(|program| {
             let modes = selection::fixed(traces).into_iter().chain(selection::random(program.name, traces));
