@@ -25,7 +25,7 @@ mod sources;
 mod worth;
 
 use crate::config::{Stage, Tier};
-use crate::interp::{Interp, NoPolicy, Stop};
+use crate::interp::{Interp, NoPolicy, Stop, astray};
 use crate::invalidate::Opening;
 use crate::memory::{self, FaultInfo};
 use crate::perf_map;
@@ -426,6 +426,7 @@ impl Dispatcher {
                         context.rip = pc + 1;
                         GuestFault::breakpoint()
                     }
+                    Trap::Fetch if self.undo_call(context, pc) => GuestFault::protection(0),
                     Trap::Fetch => fetch_fault(self.interp.first_unfetchable(pc)),
                 };
                 system.raise(context, fault)
@@ -442,6 +443,17 @@ impl Dispatcher {
                 Outcome::Killed(libc::SIGABRT)
             }
         }
+    }
+
+    /// If native code has called what is no address, as `pc` is then, goes back to before that.
+    fn undo_call(&self, context: &mut ThreadContext, pc: u64) -> bool {
+        let code = self.interp.code();
+        let call = if astray::is_astray(pc) { astray::find_call(context, pc, &*code) } else { None };
+        if let Some(call) = call {
+            astray::undo(context, call, &*code);
+            context.rip = call;
+        }
+        call.is_some()
     }
 
     /// Was this fault only ours? Then the page is open now, and whatever was made from it has gone, or goes before anything

@@ -15,6 +15,7 @@
 //! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its direct edges led;
 //! *native*, an original instruction run by a generated thunk ([`native`]).
 
+pub mod astray;
 mod cache;
 mod code;
 mod executable;
@@ -269,6 +270,9 @@ impl Interp {
                     return Stop::Trap { pc, trap };
                 }
             };
+            if link.is_none() && astray::is_astray(target) {
+                return self.refuse(context, from.lowered.last_pc);
+            }
             let kind = edge_kind(from, target, exit);
             let from = from.entry.pc;
             let mut next = match self.cache.successor(block, link, target) {
@@ -287,6 +291,14 @@ impl Interp {
             set_watch(context, policy.watch());
             block = next;
         }
+    }
+
+    /// Stops before the jump, call or return at `pc`, which was executed, but must not be.
+    #[cold]
+    fn refuse<P>(&self, context: &mut ThreadContext, pc: u64) -> Stop<P> {
+        close(context, pc);
+        astray::undo(context, pc, &*self.cache.code());
+        Stop::Trap { pc, trap: Trap::Protection }
     }
 
     /// Executes exactly one guest instruction. `None` if it completed: rip is at the next one. The instruction before a
@@ -320,6 +332,9 @@ impl Interp {
             return Some(fault(context, block));
         }
         let exit = context.scratch[(EXIT - RECORD) as usize];
+        if matches!(block.lowered.end, End::CallIndirect | End::Ret | End::Indirect) && astray::is_astray(exit) {
+            return Some(self.refuse(context, block.lowered.last_pc));
+        }
         let (rip, stop) = match block.lowered.end {
             End::Goto(to) | End::Call(to) => (to, None),
             End::Branch(taken, fall) => (if exit != 0 { taken } else { fall }, None),

@@ -257,6 +257,32 @@ fn pending_stops_at_a_block_and_unreadable_code_traps() {
 }
 
 #[test]
+fn jumps_and_returns_to_no_address_stop_before_themselves() {
+    const ASTRAY: u64 = 1 << 63;
+    let mut guest = Guest::new(|a| {
+        let mut out = a.create_label();
+        a.jmp(out)?;
+        a.set_label(&mut out)?;
+        a.push(rax)?;
+        a.ret()?;
+        a.jmp(rax)
+    });
+    let base = guest.base();
+    guest.context.gpr[0] = ASTRAY;
+    let stack = guest.context.gpr[4];
+    for at in [3, 4] {
+        assert_eq!(guest.run(), Stop::Trap { pc: base + at, trap: Trap::Protection });
+        assert_eq!((guest.context.rip, guest.context.gpr[4]), (base + at, stack - 8));
+        assert_eq!(
+            guest.interp.run_one(&mut guest.context),
+            Some(Stop::Trap { pc: base + at, trap: Trap::Protection })
+        );
+        assert_eq!((guest.context.rip, guest.context.gpr[4]), (base + at, stack - 8));
+        guest.context.rip = base + 4;
+    }
+}
+
+#[test]
 fn invalidated_blocks_are_made_again() {
     let mut guest = Guest::new(|a| {
         let mut next = a.create_label();

@@ -135,6 +135,7 @@ macro_rules! for_each_guest {
             jit_code: "jit_code.c",
             not_executable: "not_executable.c",
             segment_overrides: "segment_overrides.c",
+            calls_astray: "calls_astray.c" .flags(&["-mno-red-zone"]),
             refused: "refused.c",
             self_modifying: "self_modifying.c",
             code_writes: "code_writes.c" .args(&["{dir}/code_writes.tmp"]) .flags(&["-mno-red-zone"]),
