@@ -77,6 +77,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             executable: c_string(loaded.exe_path.as_os_str()),
             follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
             brk: loaded.brk.clone(),
+            stack: loaded.stack.clone(),
             reports: config.stats || config.stats_json.is_some() || config.count.is_some() || config.perf_map,
             pages,
         },

@@ -23,6 +23,11 @@ const HEAP_ROOM: u64 = 4 << 30;
 /// Room below the host's stack, which grows.
 const STACK_ROOM: u64 = 16 << 20;
 
+/// `PROT_GROWSDOWN` and `PROT_GROWSUP`.
+const GROWS_DOWN: u64 = 0x0100_0000;
+/// See [`GROWS_DOWN`].
+const GROWS_UP: u64 = 0x0200_0000;
+
 /// Memory of the host's that has gone elsewhere.
 #[derive(Debug)]
 pub struct Moved {
@@ -35,13 +40,29 @@ pub struct Moved {
 /// The guest's view of the address space.
 pub(crate) struct Memory {
     brk: Brk,
+    /// The first thread's stack: to the guest a mapping that grows downwards.
+    stack: Range<u64>,
     /// Sorted, disjoint.
     protected: Vec<Range<u64>>,
 }
 
 impl Memory {
-    pub(crate) fn new(brk: Brk) -> Memory {
-        Memory { brk, protected: Vec::new() }
+    pub(crate) fn new(brk: Brk, stack: Range<u64>) -> Memory {
+        Memory { brk, stack, protected: Vec::new() }
+    }
+
+    /// A call of mprotect that, as `PROT_GROWSDOWN` asks, means all of the stack below its range, in words that the kernel
+    /// understands: it does not know that the mapping is one that grows.
+    fn growing_down(&self, call: &Call, range: &Range<u64>) -> Option<Call> {
+        let is_meant = call.args[2] & (GROWS_DOWN | GROWS_UP) == GROWS_DOWN;
+        if !is_meant || call.args[0] != range.start || range.is_empty() || !self.stack.contains(&range.start) {
+            return None;
+        }
+        let mut call = *call;
+        call.args[0] = self.stack.start;
+        call.args[1] = range.end - self.stack.start;
+        call.args[2] &= !GROWS_DOWN;
+        Some(call)
     }
 
     fn protect(&mut self, range: Range<u64>) {
@@ -172,7 +193,13 @@ impl System {
             libc::SYS_munmap => self.munmap(engine, call, range),
             libc::SYS_mremap => self.mremap(engine, call),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_madvise if refused => self.pass_nowhere(call),
-            libc::SYS_mprotect | libc::SYS_pkey_mprotect => self.mprotect(engine, call, range),
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                let grown = self.process.memory().growing_down(call, &range);
+                match grown {
+                    Some(call) => self.mprotect(engine, &call, pages(call.args[0], call.args[1])),
+                    None => self.mprotect(engine, call, range),
+                }
+            }
             libc::SYS_remap_file_pages if refused => Done::error(libc::EINVAL),
             libc::SYS_madvise if !changes_contents(call.args[2] as i32) => self.pass(call),
             libc::SYS_shmat => self.shmat(engine, call),
@@ -491,7 +518,7 @@ mod tests {
     const ANONYMOUS: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
 
     fn memory(protected: &[Range<u64>]) -> Memory {
-        let mut memory = Memory::new(Brk::new(0).expect("room for a break"));
+        let mut memory = Memory::new(Brk::new(0).expect("room for a break"), 0..0);
         protected.iter().for_each(|range| memory.protect(range.clone()));
         memory
     }

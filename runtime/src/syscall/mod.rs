@@ -116,6 +116,8 @@ pub struct Config {
     pub follow: Option<Follow>,
     /// The guest's program break.
     pub brk: Brk,
+    /// The first thread's stack.
+    pub stack: Range<u64>,
     /// Whether there is something to report when the process ends.
     pub reports: bool,
     /// The address space's code pages.
@@ -170,7 +172,7 @@ impl System {
     /// The state of the first thread of a new guest process.
     pub fn new(inherited: Inherited, config: Config) -> System {
         let report = config.reports.then(Report::new);
-        let memory = Memory::new(config.brk);
+        let memory = Memory::new(config.brk, config.stack);
         System {
             process: Process::new(config.executable, config.follow, inherited.actions, memory, config.pages, report),
             signals: SignalState::new(inherited.mask),

@@ -124,6 +124,7 @@ macro_rules! for_each_guest {
             gaps: "gaps.c",
             gaps_static: "gaps.c" .flags(&["-static"]),
             gaps_high: "gaps.c" .flags(&["-static", "-Wl,-Ttext-segment=0x3f000000"]),
+            executable_stack: "executable_stack.c" .flags(&["-Wno-dangling-pointer"]),
             fixed_mappings: "fixed_mappings.c" .flags(&["-pthread"]),
             fixed_mappings_threads: "fixed_mappings.c" .args(&["3"]) .flags(&["-pthread"]),
             shared_memory: "shared_memory.c" .flags(&["-pthread"]) .args(&["{dir}/shared_memory.tmp"]),
