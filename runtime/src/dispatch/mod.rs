@@ -419,6 +419,11 @@ impl Dispatcher {
             }
             Stop::Special { pc } => during(Phase::Syscall, || system.special(context, pc)),
             Stop::Trap { pc, trap } => {
+                if let Trap::Fetch = trap
+                    && let Some(outcome) = system.vsyscall(context, pc)
+                {
+                    return outcome;
+                }
                 let fault = match trap {
                     Trap::Undefined => GuestFault::undefined(pc),
                     Trap::Protection => GuestFault::protection(0),

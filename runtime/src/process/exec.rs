@@ -6,8 +6,9 @@
 //! ```
 //!
 //! PATH is passed as the guest wrote it (with `--argv0` it is not searched for in `$PATH`), and the kernel reads A1… and ENV
-//! from the guest's own memory. The target is looked at first: what the kernel would refuse is refused with its errno, since
-//! after the switch there is nobody left to return to.
+//! from the guest's own memory. The target is looked at first, since after the switch there is nobody left to return to. What
+//! cannot be translated is left to the kernel, which refuses it or runs it natively: files that may be executed but not read,
+//! programs of other machines, and what gains privileges by being executed, which a translator would not.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -36,9 +37,34 @@ pub struct Follow {
     pub own_options: Vec<CString>,
 }
 
-/// Whether a program can be run: the error is the errno that `execve` would give.
-fn check(path: &CStr) -> Result<(), i32> {
-    image::check(Path::new(OsStr::from_bytes(path.to_bytes()))).map(drop).map_err(|error| error.errno())
+/// Whether a program can be run by a translator, as it would be by the kernel.
+fn is_translatable(path: &CStr) -> bool {
+    let plan = image::check(Path::new(OsStr::from_bytes(path.to_bytes())));
+    plan.is_ok_and(|plan| !gains_privileges(plan.program_path()))
+}
+
+/// Whether executing the file changes what the process may do: by its owner or group, or by capabilities that it has
+/// (`execve(2)`, `capabilities(7)`).
+fn gains_privileges(path: &Path) -> bool {
+    const OTHER_GROUP: u32 = libc::S_ISGID | libc::S_IXGRP;
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: asks about a file and this process; the structures are plain data.
+    unsafe {
+        let (mut file, mut mount): (libc::stat, libc::statvfs) = (std::mem::zeroed(), std::mem::zeroed());
+        if libc::stat(path.as_ptr(), &mut file) != 0 {
+            return false;
+        }
+        let is_other_user = file.st_mode & libc::S_ISUID != 0 && file.st_uid != libc::geteuid();
+        let is_other_group = file.st_mode & OTHER_GROUP == OTHER_GROUP && file.st_gid != libc::getegid();
+        let is_capable = || {
+            let attribute = c"security.capability".as_ptr();
+            libc::geteuid() != 0 && libc::getxattr(path.as_ptr(), attribute, std::ptr::null_mut(), 0) > 0
+        };
+        (is_other_user || is_other_group || is_capable())
+            && libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 0
+            && libc::statvfs(path.as_ptr(), &mut mount) == 0
+            && mount.f_flag & libc::ST_NOSUID == 0
+    }
 }
 
 /// The arguments of the new program's translator, and what they point to.
@@ -205,9 +231,12 @@ impl System {
     pub(crate) fn exec_call(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let Some(follow) = self.process.follow().cloned() else { return self.exec_natively(engine, call) };
         let request = Request::parse(call);
-        let prepared = request.target(self.process.executable()).and_then(|path| {
-            check(&path)?;
-            let pointers = read_pointers(request.argv)?;
+        let path = match request.target(self.process.executable()) {
+            Ok(path) if is_translatable(&path) => path,
+            Ok(_) => return self.exec_natively(engine, call),
+            Err(errno) => return Done::error(errno),
+        };
+        let prepared = read_pointers(request.argv).and_then(|pointers| {
             let argv0 = match pointers.first() {
                 Some(&address) => guest_string(address, LONGEST_STRING, libc::E2BIG)?,
                 // A program without arguments gets an empty name.
@@ -230,10 +259,11 @@ impl System {
         done
     }
 
-    /// Without following: the kernel's execve, on what the guest believes to be its own executable too.
+    /// The kernel's execve, on what the guest believes to be its own executable too.
     fn exec_natively(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let request = Request::parse(call);
-        if self.process.reports() && request.target(self.process.executable()).is_ok_and(|path| check(&path).is_ok()) {
+        let is_possible = |path: CString| image::check(Path::new(OsStr::from_bytes(path.to_bytes()))).is_ok();
+        if self.process.reports() && request.target(self.process.executable()).is_ok_and(is_possible) {
             engine.report(self);
         }
         let mut call = *call;

@@ -67,7 +67,7 @@ impl System {
     }
 
     /// SIGSEGV without a faulting address, as when a signal frame cannot be written or read.
-    fn force_segv(&mut self, context: &mut ThreadContext, rflags: u64) -> Outcome {
+    pub(crate) fn force_segv(&mut self, context: &mut ThreadContext, rflags: u64) -> Outcome {
         const SI_KERNEL: i32 = 0x80;
         self.force(context, libc::SIGSEGV, &SigInfo::of_fault(libc::SIGSEGV, SI_KERNEL, 0), rflags)
     }

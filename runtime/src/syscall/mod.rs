@@ -21,6 +21,7 @@ pub mod paths;
 mod process_memory;
 pub(crate) mod report;
 pub mod special;
+mod vsyscall;
 
 use std::ffi::CString;
 use std::ops::Range;
