@@ -28,8 +28,23 @@ impl Cli {
     /// # Errors
     /// A usage error, or the text that `--help` or `--version` asks for.
     pub fn of(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(options_first(words.into_iter().map(Into::into).collect()))
+        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+        if let [own, subcommand, options @ ..] = &words[..]
+            && subcommand == "run"
+            && let Ok(run) = Run::try_parse_from(std::iter::once(own).chain(options))
+        {
+            return Ok(Cli { command: Command::Run(run.args) });
+        }
+        Cli::try_parse_from(options_first(words))
     }
+}
+
+/// `dynasour run` alone: each program that a guest executes is started so, and describing all the other subcommands takes longer
+/// than parsing. Whatever is wrong, or asks for help, is said by [`Cli`].
+#[derive(Parser, Debug)]
+struct Run {
+    #[command(flatten)]
+    args: RunArgs,
 }
 
 /// `dynasour explain PROG ARGS --top 1` as clap wants it: options of `explain` and `guards` that stand behind the program, but not

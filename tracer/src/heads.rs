@@ -14,7 +14,7 @@ const SLOTS: usize = 1 << 14;
 /// How often the last executions of a head are sampled for stable registers.
 const SAMPLES: u32 = 4;
 
-/// One counter; small, since the table is made at each start of a process.
+/// One counter.
 #[derive(Clone)]
 struct Slot {
     pc: u64,
@@ -45,24 +45,28 @@ fn index(pc: u64) -> usize {
     (pc as usize ^ (pc >> 14) as usize) % SLOTS
 }
 
+/// The counter of `pc`, taken from whoever has it.
+fn slot<'s>(slots: &'s mut Vec<Slot>, samples: &mut FxHashMap<u64, Sample>, pc: u64) -> &'s mut Slot {
+    if slots.is_empty() {
+        slots.resize(SLOTS, Slot { pc: 0, count: 0 });
+    }
+    let slot = &mut slots[index(pc)];
+    if slot.pc != pc {
+        samples.remove(&slot.pc);
+        *slot = Slot { pc, count: 0 };
+    }
+    slot
+}
+
 /// Counters of trace heads.
+#[derive(Default)]
 pub struct HeadTable {
+    /// Empty until something is counted: many processes end before that.
     slots: Vec<Slot>,
     /// By pc; only of heads in `slots`.
     samples: FxHashMap<u64, Sample>,
     failures: FxHashMap<u64, u32>,
     postponed: FxHashMap<u64, u32>,
-}
-
-impl Default for HeadTable {
-    fn default() -> HeadTable {
-        HeadTable {
-            slots: vec![Slot { pc: 0, count: 0 }; SLOTS],
-            samples: FxHashMap::default(),
-            failures: FxHashMap::default(),
-            postponed: FxHashMap::default(),
-        }
-    }
 }
 
 impl HeadTable {
@@ -72,11 +76,7 @@ impl HeadTable {
             return Heat::Cold;
         }
         let threshold = self.threshold(pc, policy);
-        let slot = &mut self.slots[index(pc)];
-        if slot.pc != pc {
-            self.samples.remove(&slot.pc);
-            *slot = Slot { pc, count: 0 };
-        }
+        let slot = slot(&mut self.slots, &mut self.samples, pc);
         slot.count += 1;
         if threshold > SAMPLES && slot.count > threshold - SAMPLES && !self.samples.contains_key(&pc) {
             // The threshold has come down since.
@@ -112,11 +112,7 @@ impl HeadTable {
     /// executions are always counted, and sampled.
     pub fn skip(&mut self, pc: u64, n: u64, policy: &dyn SpeculationPolicy) {
         let most = self.threshold(pc, policy).saturating_sub(SAMPLES + 1);
-        let slot = &mut self.slots[index(pc)];
-        if slot.pc != pc {
-            self.samples.remove(&slot.pc);
-            *slot = Slot { pc, count: 0 };
-        }
+        let slot = slot(&mut self.slots, &mut self.samples, pc);
         if slot.count < most {
             slot.count = u32::try_from(n).unwrap_or(u32::MAX).saturating_add(slot.count).min(most);
         }
@@ -127,8 +123,7 @@ impl HeadTable {
         if self.is_blacklisted(pc, policy) {
             return None;
         }
-        let slot = &self.slots[index(pc)];
-        let counted = if slot.pc == pc { slot.count } else { 0 };
+        let counted = self.slots.get(index(pc)).filter(|slot| slot.pc == pc).map_or(0, |slot| slot.count);
         Some(u64::from(self.threshold(pc, policy).saturating_sub(counted).saturating_sub(SAMPLES).max(1)))
     }
 

@@ -135,7 +135,8 @@ pub(super) struct Translator {
     pub marking: bool,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
-    encoder: Encoder,
+    /// Made when it is needed, like all of iced's tables for encoding.
+    encoder: Option<Encoder>,
     info: InstructionInfoFactory,
 }
 
@@ -162,7 +163,7 @@ impl Translator {
             most_branches: MAX_BRANCHES,
             marking: false,
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
-            encoder: Encoder::new(64),
+            encoder: None,
             info: InstructionInfoFactory::new(),
         }
     }
@@ -595,17 +596,13 @@ impl Translator {
         moved.set_memory_base(borrowed);
         moved.set_memory_displacement64(0);
         moved.set_memory_displ_size(0);
-        self.encoder.encode(&moved, 0)?;
-        let bytes = self.encoder.take_buffer();
+        let encoder = self.encoder.get_or_insert_with(|| Encoder::new(64));
+        encoder.encode(&moved, 0)?;
+        let bytes = encoder.take_buffer();
         self.save(number, BORROWED);
         self.constant(number, address);
         self.mark(inst.ip(), Some((number, BORROWED)));
         self.emit(&bytes);
-        self.encoder.set_buffer({
-            let mut bytes = bytes;
-            bytes.clear();
-            bytes
-        });
         self.mark(inst.ip(), None);
         self.gs(0x8b, number, offset::STUB_SAVE + 8 * BORROWED);
         Ok(())

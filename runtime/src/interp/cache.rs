@@ -77,16 +77,22 @@ pub struct Block {
 
 /// The small table in front of the map: one block for each value of some bits of a hash of the pc.
 pub struct Front {
-    entries: Box<[(u64, *const Block); FRONT_SIZE]>,
+    entries: [(u64, *const Block); FRONT_SIZE],
 }
+
+// SAFETY: the only one that threads share is `EMPTY`, which nobody changes.
+unsafe impl Sync for Front {}
+
+/// Where nothing is found; takes no memory.
+static EMPTY: Front = Front { entries: [(0, std::ptr::null()); FRONT_SIZE] };
 
 const FRONT_BITS: u32 = 13;
 const FRONT_SIZE: usize = 1 << FRONT_BITS;
 
 impl Front {
-    fn new() -> Front {
-        let empty = vec![(0, std::ptr::null()); FRONT_SIZE].into_boxed_slice();
-        Front { entries: empty.try_into().unwrap_or_else(|_| unreachable!("made with this length")) }
+    fn new() -> Box<Front> {
+        // SAFETY: zeros are pcs and null pointers.
+        unsafe { Box::new_zeroed().assume_init() }
     }
 
     #[inline(always)]
@@ -130,7 +136,8 @@ pub struct Cache {
     blocks: FxHashMap<u64, BlockRef>,
     /// Blocks of one instruction, for stepping.
     singles: FxHashMap<u64, BlockRef>,
-    front: Front,
+    /// Made for the first block that is not a single instruction.
+    front: Option<Box<Front>>,
     /// pcs of the blocks with bytes on each page.
     pages: FxHashMap<u64, Vec<u64>>,
     /// Counts the times when blocks were dropped.
@@ -148,7 +155,7 @@ impl Cache {
             work: Workspace::default(),
             blocks: FxHashMap::default(),
             singles: FxHashMap::default(),
-            front: Front::new(),
+            front: None,
             pages: FxHashMap::default(),
             generation: 0,
             marks: FxHashMap::default(),
@@ -180,12 +187,13 @@ impl Cache {
 
     /// The table in front of the map.
     pub fn front(&self) -> *const Front {
-        &raw const self.front
+        self.front.as_deref().unwrap_or(&EMPTY)
     }
 
     /// The block at `pc`.
     pub fn block(&mut self, pc: u64) -> Result<BlockRef, LowerError> {
-        if let Some(block) = NonNull::new(self.front.find(pc).cast_mut()) {
+        let front = self.front.get_or_insert_with(Front::new);
+        if let Some(block) = NonNull::new(front.find(pc).cast_mut()) {
             return Ok(block);
         }
         let block = match self.blocks.get(&pc) {
@@ -196,7 +204,9 @@ impl Cache {
                 block
             }
         };
-        self.front.put(pc, block);
+        if let Some(front) = &mut self.front {
+            front.put(pc, block);
+        }
         Ok(block)
     }
 
@@ -365,7 +375,9 @@ impl Cache {
                     std::mem::take(&mut block.linked_from),
                 )
             };
-            self.front.remove(pc);
+            if let Some(front) = &mut self.front {
+                front.remove(pc);
+            }
             if user != 0 && self.marks.len() < MOST_MARKS {
                 self.marks.insert(pc, user);
             }
@@ -391,7 +403,9 @@ impl Cache {
     /// Drops all blocks and natives.
     pub fn clear(&mut self) {
         self.generation += 1;
-        self.front.clear();
+        if let Some(front) = &mut self.front {
+            front.clear();
+        }
         self.pages.clear();
         for (_, block) in self.blocks.drain().chain(self.singles.drain()) {
             // SAFETY: it came from a box, and everything that referred to it is dropped too.
