@@ -52,8 +52,9 @@ pub use crate::pieces::Piece;
 use crate::pieces::RCX;
 use crate::rates::{RateWords, Rates};
 use crate::stubs::StubError;
+use crate::template::{Label, Template};
 use dynasour_guest::context::offset;
-use iced_x86::code_asm::*;
+use std::arch::global_asm;
 use std::ops::Range;
 
 /// The `exit_site` of an indirect transfer that found nothing: this plus [`Via::index`].
@@ -414,6 +415,125 @@ impl Indirect {
     }
 }
 
+/// What stands where in the assembled stubs. Fields end at their labels.
+#[repr(C)]
+struct Labels {
+    out_from_rcx: Label,
+    out: Label,
+    leaves: Label,
+    miss: Label,
+    four: Label,
+    table: Label,
+    counted: Label,
+    count_load: Label,
+    count_store: Label,
+    uncounted: Label,
+    end: Label,
+}
+
+unsafe extern "C" {
+    #[link_name = "dynasour_miss_stubs"]
+    static CODE: u8;
+    #[link_name = "dynasour_miss_stubs_labels"]
+    static LABELS: Labels;
+}
+
+const _: () = assert!(HIGH_WEIGHT == 9 * 8 && PROBES == 4);
+
+global_asm!(
+    ".pushsection .rodata.dynasour_miss_stubs, \"a\", @progbits",
+    ".globl dynasour_miss_stubs, dynasour_miss_stubs_labels",
+    ".hidden dynasour_miss_stubs, dynasour_miss_stubs_labels",
+    ".balign 64",
+    "dynasour_miss_stubs:",
+
+    ".Lout_from_rcx:",
+    "mov rcx, gs:[{SAVE} + 8 * {SAVE_RCX}]",
+    ".Lout:",
+    "mov qword ptr gs:[{EXIT_SITE}], {MISSED}",
+    ".byte 0xe9, 0, 0, 0, 0",
+    ".Lleaves:",
+
+    ".balign 64",
+    ".Lmiss:",
+    "mov gs:[{SAVE} + 8 * {SAVE_RAX}], rax",
+    "mov gs:[{SAVE} + 8 * {SAVE_RDX}], rdx",
+    "mov gs:[{SAVE} + 8 * {SAVE_RSI}], rsi",
+    ".Lfour:",
+    // eax = the low half + HIGH_WEIGHT * the next, in 16 bits
+    "movzx eax, word ptr gs:[{NEXT_PC}]",
+    "movzx edx, word ptr gs:[{NEXT_PC} + 2]",
+    "lea edx, [rdx + rdx * 8]",
+    "lea eax, [rax + rdx * 8]",
+    "movzx eax, ax",
+    "mov rsi, gs:[{NEXT_PC}]",
+    "movabs rdx, 0x1111111111111111",
+    ".Ltable:",
+    "lea rdx, [rdx + rax * 8]",
+    "mov rcx, [rdx]",
+    "lea rcx, [rcx + rsi + 1]",
+    "jrcxz .Lhit_0",
+    "mov rcx, [rdx + 8]",
+    "lea rcx, [rcx + rsi + 1]",
+    "jrcxz .Lhit_1",
+    "mov rcx, [rdx + 16]",
+    "lea rcx, [rcx + rsi + 1]",
+    "jrcxz .Lhit_2",
+    "mov rcx, [rdx + 24]",
+    "lea rcx, [rcx + rsi + 1]",
+    "jrcxz .Lhit_3",
+    ".Lnone:",
+    "mov rax, gs:[{SAVE} + 8 * {SAVE_RAX}]",
+    "mov rdx, gs:[{SAVE} + 8 * {SAVE_RDX}]",
+    "mov rsi, gs:[{SAVE} + 8 * {SAVE_RSI}]",
+    "jmp .Lout_from_rcx",
+    ".Lhit_0:",
+    "mov rcx, [rdx + {ENTRIES}]",
+    "jmp .Lfound",
+    ".Lhit_1:",
+    "mov rcx, [rdx + {ENTRIES} + 8]",
+    "jmp .Lfound",
+    ".Lhit_2:",
+    "mov rcx, [rdx + {ENTRIES} + 16]",
+    "jmp .Lfound",
+    ".Lhit_3:",
+    "mov rcx, [rdx + {ENTRIES} + 24]",
+    ".Lfound:",
+    "jrcxz .Lnone",
+    "mov gs:[{SAVE} + 8 * {FOUND}], rcx",
+    // Left out unless it is counted.
+    ".Lcounted:",
+    "mov rax, ds:[0x11111111]",
+    ".Lcount_load:",
+    "lea rax, [rax + 1]",
+    "mov ds:[0x11111111], rax",
+    ".Lcount_store:",
+    ".Luncounted:",
+    "mov rax, gs:[{SAVE} + 8 * {SAVE_RAX}]",
+    "mov rdx, gs:[{SAVE} + 8 * {SAVE_RDX}]",
+    "mov rsi, gs:[{SAVE} + 8 * {SAVE_RSI}]",
+    "jmp qword ptr gs:[{SAVE} + 8 * {FOUND}]",
+    ".Lmiss_end:",
+
+    ".balign 4",
+    "dynasour_miss_stubs_labels:",
+    ".long .Lout_from_rcx - dynasour_miss_stubs, .Lout - dynasour_miss_stubs, .Lleaves - dynasour_miss_stubs",
+    ".long .Lmiss - dynasour_miss_stubs, .Lfour - dynasour_miss_stubs, .Ltable - dynasour_miss_stubs",
+    ".long .Lcounted - dynasour_miss_stubs, .Lcount_load - dynasour_miss_stubs",
+    ".long .Lcount_store - dynasour_miss_stubs, .Luncounted - dynasour_miss_stubs, .Lmiss_end - dynasour_miss_stubs",
+    ".popsection",
+    SAVE = const offset::STUB_SAVE,
+    SAVE_RAX = const SAVE_RAX,
+    SAVE_RCX = const SAVE_RCX,
+    SAVE_RDX = const SAVE_RDX,
+    SAVE_RSI = const SAVE_RSI,
+    FOUND = const FOUND,
+    EXIT_SITE = const offset::EXIT_SITE,
+    NEXT_PC = const offset::NEXT_PC,
+    MISSED = const MISSED,
+    ENTRIES = const ENTRIES,
+);
+
 /// Generates the stubs; `second_table` says that table's address.
 fn miss_stubs(
     cache: &mut Cache,
@@ -421,86 +541,25 @@ fn miss_stubs(
     rates: Option<&RateWords>,
     second_table: impl FnOnce(&Cache) -> Result<u64, StubError>,
 ) -> Result<MissStubs, StubError> {
-    const ROOM: usize = 512;
-    /// Bytes for the way out, which comes first: its address is known before the rest is assembled.
-    const OUT_ROOM: u64 = 64;
-    let base = cache.alloc_hot(ROOM, 64)?;
-    let miss = base + OUT_ROOM;
-    let table = second_table(cache)?;
-    let mut ways_out = CodeAssembler::new(64)?;
-    let mut out = ways_out.create_label();
-    ways_out.mov(rcx, qword_ptr((offset::STUB_SAVE + 8 * SAVE_RCX) as u64).gs())?;
-    ways_out.set_label(&mut out)?;
-    ways_out.mov(qword_ptr(offset::EXIT_SITE as u64).gs(), MISSED as i32)?;
-    ways_out.jmp(leave_canonical)?;
-    let ways_out = ways_out.assemble_options(base, iced_x86::BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-    let out = ways_out.label_ip(&out)?;
-    let ways_out = ways_out.inner.code_buffer;
-    assert!(ways_out.len() as u64 <= OUT_ROOM);
-    cache.write(base, &ways_out);
-    let mut a = CodeAssembler::new(64)?;
-    let field = |at: usize| qword_ptr(at as u64).gs();
-    let saved = |n: usize| field(offset::STUB_SAVE + 8 * n);
-    let [mut four, mut found, mut none] = std::array::from_fn(|_| a.create_label());
-    const OTHERS: [(AsmRegister64, usize); 3] = [(rax, SAVE_RAX), (rdx, SAVE_RDX), (rsi, SAVE_RSI)];
-    for (r, n) in OTHERS {
-        a.mov(saved(n), r)?;
+    // SAFETY: constants, made above.
+    let (labels, mut code) = unsafe { (&LABELS, Template::new(&raw const CODE, LABELS.end)) };
+    match rates {
+        Some(words) => [labels.count_load, labels.count_store].into_iter().for_each(|at| code.fill(at, words.second())),
+        None => code.leave_out(labels.counted, labels.uncounted),
     }
-    a.set_label(&mut four)?;
-    // eax = the low half + HIGH_WEIGHT * the next, in 16 bits
-    a.movzx(eax, word_ptr(offset::NEXT_PC as u64).gs())?;
-    a.movzx(edx, word_ptr(offset::NEXT_PC as u64 + 2).gs())?;
-    const { assert!(HIGH_WEIGHT == 9 * 8) };
-    a.lea(edx, ptr(rdx + rdx * 8))?;
-    a.lea(eax, ptr(rax + rdx * 8))?;
-    a.movzx(eax, ax)?;
-    a.mov(rsi, field(offset::NEXT_PC))?;
-    a.mov(rdx, table)?;
-    a.lea(rdx, ptr(rdx + rax * 8))?;
-    let mut hits: [CodeLabel; PROBES] = std::array::from_fn(|_| a.create_label());
-    for (n, hit) in hits.iter().enumerate() {
-        a.mov(rcx, ptr(rdx + 8 * n as i32))?;
-        a.lea(rcx, ptr(rcx + rsi + 1))?;
-        a.jrcxz(*hit)?;
-    }
-    a.jmp(none)?;
-    for (n, hit) in hits.iter_mut().enumerate() {
-        a.set_label(hit)?;
-        a.mov(rcx, ptr(rdx + (8 * n + ENTRIES) as i32))?;
-        if n + 1 < PROBES {
-            a.jmp(found)?;
-        }
-    }
-    a.set_label(&mut found)?;
-    a.jrcxz(none)?;
-    a.mov(saved(FOUND), rcx)?;
-    if let Some(words) = rates {
-        let word = qword_ptr(u64::from(words.second()));
-        a.mov(rax, word)?;
-        a.lea(rax, ptr(rax + 1))?;
-        a.mov(word, rax)?;
-    }
-    for (r, n) in OTHERS {
-        a.mov(r, saved(n))?;
-    }
-    a.jmp(saved(FOUND))?;
-    a.set_label(&mut none)?;
-    for (r, n) in OTHERS {
-        a.mov(r, saved(n))?;
-    }
-    a.jmp(base)?;
-    let result = a.assemble_options(miss, iced_x86::BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-    let bytes = &result.inner.code_buffer;
-    assert!(OUT_ROOM as usize + bytes.len() <= ROOM, "the miss stub takes {} bytes", bytes.len());
-    cache.write(miss, bytes);
-    let four = result.label_ip(&four)?;
-    let ranges = [miss..four, four..miss + bytes.len() as u64];
+    let placed = code.place(cache)?;
+    code.fill_wide(labels.table, second_table(cache)?);
+    code.lead(placed, labels.leaves, leave_canonical);
+    let miss = placed.at(labels.miss);
+    let four = placed.at(labels.four);
+    let ranges = [miss..four, four..placed.base + code.len() as u64];
+    code.write(placed, cache);
     let registers = cache.alloc_hot(16 * RegisterStub::ROOM as usize, 64)?;
     for register in (0..16).filter(|r| *r != RSP) {
         let stub = RegisterStub { start: registers + RegisterStub::ROOM * u64::from(register), register };
         cache.write(stub.start, &stub.generate(miss, leave_canonical));
     }
-    Ok(MissStubs { miss, outs: [out, base], ranges, registers })
+    Ok(MissStubs { miss, outs: [placed.at(labels.out), placed.at(labels.out_from_rcx)], ranges, registers })
 }
 
 #[cfg(test)]

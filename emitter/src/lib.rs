@@ -29,6 +29,7 @@ mod rest;
 mod section;
 mod splice;
 pub mod stubs;
+mod template;
 mod words;
 mod x86;
 

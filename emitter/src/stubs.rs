@@ -15,9 +15,9 @@
 
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
+use crate::template::{Label, Template};
 use dynasour_guest::context::{ThreadContext, offset};
-use iced_x86::IcedError;
-use iced_x86::code_asm::*;
+use std::arch::global_asm;
 use std::ops::Range;
 
 /// The value of `exit_site` after `enter` left at once because the runtime wanted control.
@@ -35,9 +35,6 @@ pub enum StubError {
     /// No memory.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The assembler refused.
-    #[error("cannot assemble the transition stubs: {0}")]
-    Assemble(#[from] IcedError),
 }
 
 /// Addresses of the generated stubs.
@@ -66,13 +63,192 @@ pub unsafe fn set_gs(ctx: *mut ThreadContext) {
     unsafe { std::arch::asm!("wrgsbase {}", in(reg) ctx as u64, options(nomem, nostack)) };
 }
 
-const REGISTERS: [AsmRegister64; 16] = [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15];
-const CALLEE_SAVED: [AsmRegister64; 6] = [rbx, rbp, r12, r13, r14, r15];
-const RSP: usize = 4;
-
-fn field(at: usize) -> AsmMemoryOperand {
-    qword_ptr(at as u64).gs()
+/// What stands where in the assembled stubs. Fields end at their labels.
+#[repr(C)]
+struct Labels {
+    enter: Label,
+    window: Label,
+    window_end: Label,
+    canonical: Label,
+    raw: Label,
+    mask_low: Label,
+    mask_high: Label,
+    vzeroupper: Label,
+    abort: Label,
+    end: Label,
 }
+
+unsafe extern "C" {
+    #[link_name = "dynasour_stubs"]
+    static CODE: u8;
+    #[link_name = "dynasour_stubs_labels"]
+    static LABELS: Labels;
+}
+
+/// Stores all registers from `gs:[AT]` on.
+macro_rules! store_registers {
+    ($at:literal) => {
+        concat!(
+            "mov gs:[",
+            $at,
+            " + 8 * 0], rax\n mov gs:[",
+            $at,
+            " + 8 * 1], rcx\n mov gs:[",
+            $at,
+            " + 8 * 2], rdx\n",
+            "mov gs:[",
+            $at,
+            " + 8 * 3], rbx\n mov gs:[",
+            $at,
+            " + 8 * 4], rsp\n mov gs:[",
+            $at,
+            " + 8 * 5], rbp\n",
+            "mov gs:[",
+            $at,
+            " + 8 * 6], rsi\n mov gs:[",
+            $at,
+            " + 8 * 7], rdi\n mov gs:[",
+            $at,
+            " + 8 * 8], r8\n",
+            "mov gs:[",
+            $at,
+            " + 8 * 9], r9\n mov gs:[",
+            $at,
+            " + 8 * 10], r10\n mov gs:[",
+            $at,
+            " + 8 * 11], r11\n",
+            "mov gs:[",
+            $at,
+            " + 8 * 12], r12\n mov gs:[",
+            $at,
+            " + 8 * 13], r13\n mov gs:[",
+            $at,
+            " + 8 * 14], r14\n",
+            "mov gs:[",
+            $at,
+            " + 8 * 15], r15",
+        )
+    };
+}
+
+global_asm!(
+    ".pushsection .rodata.dynasour_stubs, \"a\", @progbits",
+    ".globl dynasour_stubs, dynasour_stubs_labels",
+    ".hidden dynasour_stubs, dynasour_stubs_labels",
+    "dynasour_stubs:",
+
+    ".Lenter:",
+    "push rbx",
+    "push rbp",
+    "push r12",
+    "push r13",
+    "push r14",
+    "push r15",
+    "mov gs:[{HOST_RSP}], rsp",
+    "rdfsbase rax",
+    "mov gs:[{HOST_FS_BASE}], rax",
+    "mov gs:[{STUB_SAVE}], rsi",
+    "mov qword ptr gs:[{EXTENDED_AWAY}], 1",
+    "mov rax, gs:[{FS_BASE}]",
+    "wrfsbase rax",
+    ".Lwindow:",
+    "cmp dword ptr gs:[{PENDING}], 0",
+    "jne .Labort",
+    "mov rax, gs:[{RFLAGS}]",
+    "and eax, {LOADED_FLAGS}",
+    "or eax, 0x202",
+    "push rax",
+    "popfq",
+    "mov rax, gs:[{GPR} + 8 * 0]",
+    "mov rcx, gs:[{GPR} + 8 * 1]",
+    "mov rdx, gs:[{GPR} + 8 * 2]",
+    "mov rbx, gs:[{GPR} + 8 * 3]",
+    "mov rbp, gs:[{GPR} + 8 * 5]",
+    "mov rsi, gs:[{GPR} + 8 * 6]",
+    "mov rdi, gs:[{GPR} + 8 * 7]",
+    "mov r8, gs:[{GPR} + 8 * 8]",
+    "mov r9, gs:[{GPR} + 8 * 9]",
+    "mov r10, gs:[{GPR} + 8 * 10]",
+    "mov r11, gs:[{GPR} + 8 * 11]",
+    "mov r12, gs:[{GPR} + 8 * 12]",
+    "mov r13, gs:[{GPR} + 8 * 13]",
+    "mov r14, gs:[{GPR} + 8 * 14]",
+    "mov r15, gs:[{GPR} + 8 * 15]",
+    "mov rsp, gs:[{GPR} + 8 * 4]",
+    "jmp qword ptr gs:[{STUB_SAVE}]",
+    ".Lwindow_end:",
+    "nop",
+
+    ".Lcanonical:",
+    store_registers!("{GPR}"),
+    "mov rsp, gs:[{HOST_RSP}]",
+    "pushfq",
+    "pop qword ptr gs:[{RFLAGS}]",
+    "jmp .Lsave",
+
+    ".Lraw:",
+    store_registers!("{RAW}"),
+    "mov rsp, gs:[{HOST_RSP}]",
+    "pushfq",
+    "pop qword ptr gs:[{RAW_FLAGS}]",
+
+    ".Lsave:",
+    "cmp qword ptr gs:[{EXTENDED_AWAY}], 0",
+    "jne .Lhost",
+    "mov eax, 0x11111111",
+    ".Lmask_low:",
+    "mov edx, 0x11111111",
+    ".Lmask_high:",
+    "mov rdi, gs:[{THIS}]",
+    "xsave64 [rdi + {XSTATE}]",
+    ".byte 0xc5, 0xf8, 0x77", // vzeroupper, where there is that
+    ".Lvzeroupper:",
+    "fninit",
+    "push 0x1f80",
+    "ldmxcsr [rsp]",
+    "pop rax",
+    ".Lhost:",
+    "push 0x202",
+    "popfq",
+    "mov rax, gs:[{HOST_FS_BASE}]",
+    "wrfsbase rax",
+    "mov rax, gs:[{EXIT_SITE}]",
+    "pop r15",
+    "pop r14",
+    "pop r13",
+    "pop r12",
+    "pop rbp",
+    "pop rbx",
+    "ret",
+
+    ".Labort:",
+    "mov rsp, gs:[{HOST_RSP}]",
+    "mov qword ptr gs:[{EXIT_SITE}], -1",
+    "jmp .Lhost",
+    ".Lend:",
+
+    ".balign 4",
+    "dynasour_stubs_labels:",
+    ".long .Lenter - dynasour_stubs, .Lwindow - dynasour_stubs, .Lwindow_end - dynasour_stubs",
+    ".long .Lcanonical - dynasour_stubs, .Lraw - dynasour_stubs",
+    ".long .Lmask_low - dynasour_stubs, .Lmask_high - dynasour_stubs, .Lvzeroupper - dynasour_stubs",
+    ".long .Labort - dynasour_stubs, .Lend - dynasour_stubs",
+    ".popsection",
+    GPR = const offset::GPR,
+    RFLAGS = const offset::RFLAGS,
+    FS_BASE = const offset::FS_BASE,
+    THIS = const offset::THIS,
+    HOST_RSP = const offset::HOST_RSP,
+    HOST_FS_BASE = const offset::HOST_FS_BASE,
+    EXIT_SITE = const offset::EXIT_SITE,
+    RAW = const offset::RAW,
+    RAW_FLAGS = const offset::RAW_FLAGS,
+    PENDING = const offset::PENDING,
+    EXTENDED_AWAY = const offset::EXTENDED_AWAY,
+    STUB_SAVE = const offset::STUB_SAVE,
+    XSTATE = const offset::XSTATE,
+    LOADED_FLAGS = const LOADED_FLAGS,
+);
 
 impl Stubs {
     /// Generates the stubs into the cache.
@@ -83,97 +259,22 @@ impl Stubs {
         if cpu.xstate_mask & 3 != 3 || cpu.xstate_size > dynasour_guest::context::XSTATE_SIZE {
             return Err(StubError::Missing("XSAVE with a known state size"));
         }
-        let mut a = CodeAssembler::new(64)?;
-        let [mut enter, mut window, mut window_end, mut abort, mut canonical, mut raw, mut save, mut host] =
-            std::array::from_fn(|_| a.create_label());
-        let mask = |a: &mut CodeAssembler| -> Result<(), IcedError> {
-            a.mov(eax, cpu.xstate_mask as u32)?;
-            a.mov(edx, (cpu.xstate_mask >> 32) as u32)
-        };
-
-        a.set_label(&mut enter)?;
-        for r in CALLEE_SAVED {
-            a.push(r)?;
+        // SAFETY: constants, made above.
+        let (labels, mut code) = unsafe { (&LABELS, Template::new(&raw const CODE, LABELS.end)) };
+        code.fill(labels.mask_low, cpu.xstate_mask as u32);
+        code.fill(labels.mask_high, (cpu.xstate_mask >> 32) as u32);
+        if !cpu.avx {
+            code.drop_three(labels.vzeroupper);
         }
-        a.mov(field(offset::HOST_RSP), rsp)?;
-        a.rdfsbase(rax)?;
-        a.mov(field(offset::HOST_FS_BASE), rax)?;
-        a.mov(field(offset::STUB_SAVE), rsi)?;
-        a.mov(field(offset::EXTENDED_AWAY), 1)?;
-        a.mov(rax, field(offset::FS_BASE))?;
-        a.wrfsbase(rax)?;
-        a.set_label(&mut window)?;
-        a.cmp(dword_ptr(offset::PENDING as u64).gs(), 0)?;
-        a.jne(abort)?;
-        a.mov(rax, field(offset::RFLAGS))?;
-        a.and(eax, LOADED_FLAGS)?;
-        a.or(eax, 0x202)?;
-        a.push(rax)?;
-        a.popfq()?;
-        for (i, r) in REGISTERS.into_iter().enumerate().filter(|(i, _)| *i != RSP) {
-            a.mov(r, field(offset::GPR + 8 * i))?;
-        }
-        a.mov(rsp, field(offset::GPR + 8 * RSP))?;
-        a.jmp(field(offset::STUB_SAVE))?;
-        a.set_label(&mut window_end)?;
-        a.nop()?;
-
-        for (label, registers, flags) in
-            [(&mut canonical, offset::GPR, offset::RFLAGS), (&mut raw, offset::RAW, offset::RAW_FLAGS)]
-        {
-            a.set_label(label)?;
-            for (i, r) in REGISTERS.into_iter().enumerate() {
-                a.mov(field(registers + 8 * i), r)?;
-            }
-            a.mov(rsp, field(offset::HOST_RSP))?;
-            a.pushfq()?;
-            a.pop(field(flags))?;
-            a.jmp(save)?;
-        }
-
-        a.set_label(&mut save)?;
-        a.cmp(field(offset::EXTENDED_AWAY), 0)?;
-        a.jne(host)?;
-        mask(&mut a)?;
-        a.mov(rdi, field(offset::THIS))?;
-        a.xsave64(ptr(rdi + offset::XSTATE as i32))?;
-        if cpu.avx {
-            a.vzeroupper()?;
-        }
-        a.fninit()?;
-        a.push(0x1f80)?;
-        a.ldmxcsr(dword_ptr(rsp))?;
-        a.pop(rax)?;
-        a.set_label(&mut host)?;
-        a.push(0x202)?;
-        a.popfq()?;
-        a.mov(rax, field(offset::HOST_FS_BASE))?;
-        a.wrfsbase(rax)?;
-        a.mov(rax, field(offset::EXIT_SITE))?;
-        for r in CALLEE_SAVED.into_iter().rev() {
-            a.pop(r)?;
-        }
-        a.ret()?;
-
-        a.set_label(&mut abort)?;
-        a.mov(rsp, field(offset::HOST_RSP))?;
-        a.mov(field(offset::EXIT_SITE), -1)?;
-        a.jmp(host)?;
-
-        // Short and near branches may change the size; two assemblies at the final address settle it.
-        let size = a.assemble(0x2000_0000)?.len();
-        let base = cache.alloc_hot(size + 16, 64)?;
-        let result = a.assemble_options(base, iced_x86::BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-        let bytes = &result.inner.code_buffer;
-        cache.write(base, bytes);
-        let at = |l: &CodeLabel| result.label_ip(l);
+        let placed = code.place(cache)?;
+        code.write(placed, cache);
         Ok(Stubs {
-            enter: at(&enter)?,
-            enter_window: at(&window)?..at(&window_end)?,
-            abort: at(&abort)?,
-            leave_canonical: at(&canonical)?,
-            leave_raw: at(&raw)?,
-            range: base..base + bytes.len() as u64,
+            enter: placed.at(labels.enter),
+            enter_window: placed.at(labels.window)..placed.at(labels.window_end),
+            abort: placed.at(labels.abort),
+            leave_canonical: placed.at(labels.canonical),
+            leave_raw: placed.at(labels.raw),
+            range: placed.base..placed.at(labels.end),
         })
     }
 

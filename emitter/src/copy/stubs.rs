@@ -12,9 +12,9 @@ use crate::cpu::Cpu;
 use crate::emitter::Diversion;
 use crate::indirect::Displaced;
 use crate::stubs::{StubError, Stubs};
+use crate::template::{Label, Template};
 use dynasour_guest::context::offset;
-use iced_x86::BlockEncoderOptions;
-use iced_x86::code_asm::*;
+use std::arch::global_asm;
 use std::ops::Range;
 
 /// The `exit_site` of exits of blocks: this plus the number of the link.
@@ -40,63 +40,110 @@ pub(super) struct CopyStubs {
     loading: Range<u64>,
 }
 
-fn field(at: usize) -> AsmMemoryOperand {
-    qword_ptr(at as u64).gs()
+/// What stands where in the assembled stubs. Fields end at their labels.
+#[repr(C)]
+struct Labels {
+    load: Label,
+    loading: Label,
+    mask_low: Label,
+    mask_high: Label,
+    load_out: Label,
+    load_leaves: Label,
+    fault_out: Label,
+    fault_leaves: Label,
+    stale: Label,
+    stale_leaves: Label,
+    end: Label,
 }
 
-fn save(word: usize) -> AsmMemoryOperand {
-    field(offset::STUB_SAVE + 8 * word)
+unsafe extern "C" {
+    #[link_name = "dynasour_copy_stubs"]
+    static CODE: u8;
+    #[link_name = "dynasour_copy_stubs_labels"]
+    static LABELS: Labels;
 }
+
+global_asm!(
+    ".pushsection .rodata.dynasour_copy_stubs, \"a\", @progbits",
+    ".globl dynasour_copy_stubs, dynasour_copy_stubs_labels",
+    ".hidden dynasour_copy_stubs, dynasour_copy_stubs_labels",
+    "dynasour_copy_stubs:",
+
+    ".Lload:",
+    "mov gs:[{SAVE} + 8 * 1], rax",
+    "mov gs:[{SAVE} + 8 * 2], rcx",
+    "mov gs:[{SAVE} + 8 * 3], rdx",
+    ".Lloading:",
+    "mov eax, 0x11111111",
+    ".Lload_mask_low:",
+    "mov edx, 0x11111111",
+    ".Lload_mask_high:",
+    "mov rcx, gs:[{THIS}]",
+    "xrstor64 [rcx + {XSTATE}]",
+    "mov qword ptr gs:[{EXTENDED_AWAY}], 0",
+    "mov rax, gs:[{SAVE} + 8 * 1]",
+    "mov rcx, gs:[{SAVE} + 8 * 2]",
+    "mov rdx, gs:[{SAVE} + 8 * 3]",
+    "jmp qword ptr gs:[{SAVE} + 8 * {LOADED}]",
+    ".Lload_out:",
+    "mov qword ptr gs:[{EXIT_SITE}], -1",
+    ".byte 0xe9, 0, 0, 0, 0",
+    ".Lload_leaves:",
+
+    ".Lfault_out:",
+    "mov qword ptr gs:[{EXIT_SITE}], {FAULT}",
+    ".byte 0xe9, 0, 0, 0, 0",
+    ".Lfault_leaves:",
+
+    ".Lstale:",
+    "mov gs:[{NEXT_PC}], rcx",
+    "mov qword ptr gs:[{EXIT_SITE}], {STALE}",
+    "add al, 0x7f",
+    "sahf",
+    "mov rax, gs:[{SAVE} + 8 * {SAVED_RAX}]",
+    "mov rcx, gs:[{SAVE} + 8 * {SAVED_RCX}]",
+    ".byte 0xe9, 0, 0, 0, 0",
+    ".Lstale_leaves:",
+
+    ".balign 4",
+    "dynasour_copy_stubs_labels:",
+    ".long .Lload - dynasour_copy_stubs, .Lloading - dynasour_copy_stubs",
+    ".long .Lload_mask_low - dynasour_copy_stubs, .Lload_mask_high - dynasour_copy_stubs",
+    ".long .Lload_out - dynasour_copy_stubs, .Lload_leaves - dynasour_copy_stubs",
+    ".long .Lfault_out - dynasour_copy_stubs, .Lfault_leaves - dynasour_copy_stubs",
+    ".long .Lstale - dynasour_copy_stubs, .Lstale_leaves - dynasour_copy_stubs, .Lstale_leaves - dynasour_copy_stubs",
+    ".popsection",
+    SAVE = const offset::STUB_SAVE,
+    LOADED = const LOADED,
+    SAVED_RAX = const SAVED[0],
+    SAVED_RCX = const SAVED[1],
+    THIS = const offset::THIS,
+    XSTATE = const offset::XSTATE,
+    EXTENDED_AWAY = const offset::EXTENDED_AWAY,
+    EXIT_SITE = const offset::EXIT_SITE,
+    NEXT_PC = const offset::NEXT_PC,
+    FAULT = const FAULT,
+    STALE = const STALE,
+);
 
 impl CopyStubs {
     /// Generates the stubs.
     pub fn generate(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs) -> Result<CopyStubs, StubError> {
-        let mut a = CodeAssembler::new(64)?;
-        let [mut load, mut loading, mut load_out, mut fault_out, mut stale] = std::array::from_fn(|_| a.create_label());
-
-        a.set_label(&mut load)?;
-        a.mov(save(1), rax)?;
-        a.mov(save(2), rcx)?;
-        a.mov(save(3), rdx)?;
-        a.set_label(&mut loading)?;
-        a.mov(eax, cpu.xstate_mask as u32)?;
-        a.mov(edx, (cpu.xstate_mask >> 32) as u32)?;
-        a.mov(rcx, field(offset::THIS))?;
-        a.xrstor64(ptr(rcx + offset::XSTATE as i32))?;
-        a.mov(field(offset::EXTENDED_AWAY), 0)?;
-        a.mov(rax, save(1))?;
-        a.mov(rcx, save(2))?;
-        a.mov(rdx, save(3))?;
-        a.jmp(save(LOADED))?;
-        a.set_label(&mut load_out)?;
-        a.mov(field(offset::EXIT_SITE), -1)?;
-        a.jmp(stubs.leave_canonical)?;
-
-        a.set_label(&mut fault_out)?;
-        a.mov(field(offset::EXIT_SITE), FAULT as i32)?;
-        a.jmp(stubs.leave_canonical)?;
-
-        a.set_label(&mut stale)?;
-        a.mov(field(offset::NEXT_PC), rcx)?;
-        a.mov(field(offset::EXIT_SITE), STALE as i32)?;
-        a.add(al, 0x7f)?;
-        a.sahf()?;
-        a.mov(rax, save(SAVED[0]))?;
-        a.mov(rcx, save(SAVED[1]))?;
-        a.jmp(stubs.leave_canonical)?;
-
-        // As in `Stubs::generate`.
-        let size = a.assemble(stubs.range.end)?.len();
-        let base = cache.alloc_hot(size + 16, 64)?;
-        let result = a.assemble_options(base, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-        cache.write(base, &result.inner.code_buffer);
-        let at = |l: &CodeLabel| result.label_ip(l);
+        // SAFETY: constants, made above.
+        let (labels, mut code) = unsafe { (&LABELS, Template::new(&raw const CODE, LABELS.end)) };
+        code.fill(labels.mask_low, cpu.xstate_mask as u32);
+        code.fill(labels.mask_high, (cpu.xstate_mask >> 32) as u32);
+        let placed = code.place(cache)?;
+        for leaves in [labels.load_leaves, labels.fault_leaves, labels.stale_leaves] {
+            code.lead(placed, leaves, stubs.leave_canonical);
+        }
+        code.write(placed, cache);
         Ok(CopyStubs {
-            load: at(&load)?,
-            fault_out: at(&fault_out)?,
-            stale: at(&stale)?,
-            load_out: at(&load_out)?,
-            loading: at(&loading)?..at(&load_out)?,
+            load: placed.at(labels.load),
+            fault_out: placed.at(labels.fault_out),
+            stale: placed.at(labels.stale),
+            load_out: placed.at(labels.load_out),
+            loading: placed.at(labels.loading)..placed.at(labels.load_out),
         })
     }
 
