@@ -33,7 +33,7 @@ use nix::sys::mman::{self, MapFlags, ProtFlags};
 
 pub use brk::Brk;
 pub use mappings::{FileRange, Mapping, Mappings};
-pub use maps::{MapEntry, maps, parse_line};
+pub use maps::{MapEntry, maps, maps_file, parse_line};
 pub use reservation::Reservation;
 pub use views::Views;
 

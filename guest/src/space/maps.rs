@@ -27,11 +27,22 @@ pub struct MapEntry {
     pub path: Option<OsString>,
 }
 
+/// The list of this process's mappings.
+///
+/// # Errors
+/// There is no `/proc` here (in a jail), or it is that of other processes, or reading is forbidden.
+pub fn maps_file() -> io::Result<File> {
+    File::open("/proc/thread-self/maps")
+}
+
 /// The mappings of this process, ascending.
+///
+/// # Errors
+/// As [`maps_file`].
 pub fn maps() -> io::Result<Vec<MapEntry>> {
     // What it says of its size is nothing: without room for it, it would be read by a few bytes.
     let mut text = Vec::with_capacity(16 << 10);
-    File::open("/proc/thread-self/maps")?.read_to_end(&mut text)?;
+    maps_file()?.read_to_end(&mut text)?;
     text.split(|&byte| byte == b'\n')
         .filter(|line| !line.is_empty())
         .map(|line| {

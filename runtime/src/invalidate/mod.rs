@@ -16,6 +16,9 @@
 //! *written*: whoever runs guest code next first drops everything made from it ([`CodePages::take_written`]), or waits until
 //! another thread has.
 //!
+//! Where the kernel cannot be asked what is mapped (a process in a jail has no `/proc`), what is known stays known, and what is not is
+//! taken for code if it can be read, and for code that may change unseen.
+//!
 //! Protections that the guest asks about (`/proc/self/maps`, its own faults) are those that it set.
 //!
 //! Not noticed: what other processes write to files of which code is mapped privately, or to private pages (ptrace,
@@ -62,6 +65,8 @@ pub struct CodePages {
 #[derive(Debug, Default)]
 struct State {
     mappings: Mappings,
+    /// The kernel could not be asked when it was last tried.
+    is_blind: bool,
     guards: Guards,
     /// How often guarded pages were opened.
     flips: FxHashMap<u64, u32>,
@@ -100,9 +105,27 @@ enum Change {
 
 impl State {
     fn refresh(&mut self) {
-        // Nothing is known where /proc cannot be read.
-        let entries = space::maps().unwrap_or_default();
-        self.mappings.refresh(&entries, self.guards.pages());
+        match space::maps() {
+            Ok(entries) => {
+                self.is_blind = false;
+                self.mappings.refresh(&entries, self.guards.pages());
+            }
+            Err(_) => self.is_blind = true,
+        }
+    }
+
+    /// Is there something in `range` of which nothing is known?
+    fn is_obscure(&self, range: &Range<u64>) -> bool {
+        self.is_blind && self.mappings.extent(range.start, |_| true) < range.end
+    }
+
+    /// The end of what may be executed from `address` on, as far as `wanted`.
+    fn executable_end(&self, address: u64, wanted: u64) -> u64 {
+        let mut end = self.mappings.extent(address, Mapping::is_executable);
+        while self.is_blind && end < wanted && self.mappings.at(end).is_none() {
+            end = self.mappings.extent(page_down(end).saturating_add(PAGE), Mapping::is_executable);
+        }
+        end.min(wanted)
     }
 
     fn change(&self, mapping: &Mapping) -> Change {
@@ -116,6 +139,9 @@ impl State {
 
     /// The worst that can happen to `range`.
     fn change_of(&self, range: Range<u64>) -> Change {
+        if self.is_obscure(&range) {
+            return Change::Unseen;
+        }
         let mut worst = Change::ByCall;
         for (_, mapping) in self.mappings.parts(range) {
             match self.change(&mapping) {
@@ -135,7 +161,9 @@ impl State {
         if self.guards.contains(page) {
             return Some(Watched::Already);
         }
-        let Some(mapping) = self.mappings.at(page) else { return Some(Watched::Already) };
+        let Some(mapping) = self.mappings.at(page) else {
+            return if self.is_blind { None } else { Some(Watched::Already) };
+        };
         match self.change(&mapping) {
             Change::ByCall => return Some(Watched::Already),
             Change::ByStore => {}
@@ -190,17 +218,18 @@ impl CodePages {
     pub fn fetchable(&self, address: u64, len: usize) -> usize {
         let mut state = self.state();
         let wanted = address.saturating_add(len as u64);
-        let mut end = state.mappings.extent(address, Mapping::is_executable);
-        if end < wanted {
+        if state.mappings.extent(address, Mapping::is_executable) < wanted {
             state.refresh();
-            end = state.mappings.extent(address, Mapping::is_executable);
         }
-        (end.min(wanted) - address) as usize
+        (state.executable_end(address, wanted) - address) as usize
     }
 
     /// May stores, or something unseen, change the bytes of `range` now?
     pub fn may_change(&self, range: Range<u64>) -> bool {
         let state = self.state();
+        if state.is_obscure(&range) {
+            return true;
+        }
         let changing = state.mappings.parts(range).find(|(part, mapping)| match state.change(mapping) {
             Change::ByCall => false,
             Change::ByStore => pages(part.clone()).any(|page| !state.guards.contains(page)),

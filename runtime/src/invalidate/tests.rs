@@ -113,3 +113,24 @@ fn a_file_that_may_change_takes_its_code_with_it() {
     assert!(pages.file_may_change(own.inode).is_empty());
     assert_eq!(pages.watch(function..function + 8), Watched::Impossible);
 }
+
+#[test]
+fn where_the_kernel_cannot_be_asked_what_is_known_stays_and_the_rest_may_be_anything() {
+    let (code, data) = (map(READ_WRITE_EXECUTE, PRIVATE), map(libc::PROT_READ, PRIVATE));
+    let status = crate::testing::in_child(|| {
+        let pages = known(&code);
+        pages.forget(code.start + PAGE..code.end);
+        // No descriptors: as if there were no /proc.
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a limit of this child's.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+        assert_eq!(pages.fetchable(data.start, 16), 0);
+        assert_eq!(pages.fetchable(code.start, 2 * PAGE as usize), 2 * PAGE as usize);
+        assert_eq!(pages.watch(code.start..code.start + 8), Watched::Now);
+        assert!(!pages.may_change(code.start..code.start + 8));
+        assert_eq!(pages.watch(code.start + PAGE - 4..code.start + PAGE + 4), Watched::Impossible);
+        assert!(pages.may_change(code.start + PAGE - 4..code.start + PAGE + 4));
+        0
+    });
+    assert_eq!(status, 0);
+}

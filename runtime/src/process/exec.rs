@@ -8,13 +8,14 @@
 //! PATH is passed as the guest wrote it (with `--argv0` it is not searched for in `$PATH`), and the kernel reads A1… and ENV
 //! from the guest's own memory. The target is looked at first, since after the switch there is nobody left to return to. What
 //! cannot be translated is left to the kernel, which refuses it or runs it natively: files that may be executed but not read,
-//! programs of other machines, and what gains privileges by being executed, which a translator would not.
+//! programs of other machines, what gains privileges by being executed, which a translator would not, and whatever is executed
+//! where there is no `/proc`, without which a translator does not start.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use dynasour_guest::image;
+use dynasour_guest::{image, space};
 
 use crate::entry::Call;
 use crate::signal::{self, FIVE_SIGNALS, SIG_IGN};
@@ -232,7 +233,7 @@ impl System {
         let Some(follow) = self.process.follow().cloned() else { return self.exec_natively(engine, call) };
         let request = Request::parse(call);
         let path = match request.target(self.process.executable()) {
-            Ok(path) if is_translatable(&path) => path,
+            Ok(path) if space::maps_file().is_ok() && is_translatable(&path) => path,
             Ok(_) => return self.exec_natively(engine, call),
             Err(errno) => return Done::error(errno),
         };

@@ -130,6 +130,7 @@ macro_rules! for_each_guest {
             shared_memory: "shared_memory.c" .flags(&["-pthread"]) .args(&["{dir}/shared_memory.tmp"]),
             clone_flags: "clone_flags.c",
             exec_privileges: "exec_privileges.c",
+            jail: "jail.c" .flags(&["-static"]),
             exec_errors: "exec_errors.c",
             tls: "tls.c",
             files: "files.c",
