@@ -6,7 +6,7 @@ use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
-    Chaos, Count, Placement, RunConfig, Stage, Tier, parse_pass, parse_trace_pass, placement,
+    Chaos, Count, Placement, Returns, RunConfig, Stage, Tier, parse_pass, parse_trace_pass, placement,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -167,6 +167,10 @@ pub struct RunArgs {
     /// Bytes of the code cache; suffixes K and M
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     cache_size: usize,
+    /// How copied blocks return: table (of indirect jumps), stack (the processor's own), auto (by the stack where there are
+    /// many calls)
+    #[arg(long, default_value_t = Returns::Auto, value_name = "WAY")]
+    returns: Returns,
     /// What traces assume and where their guards stand: eager, anchored, hoisted, merged, control-only, default, combined
     #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY", value_parser = placement::placement)]
     policy: &'static dyn Placement,
@@ -248,6 +252,9 @@ impl RunArgs {
             option("--threshold", threshold.to_string());
         }
         option("--cache-size", self.cache_size.to_string());
+        if self.returns != Returns::Auto {
+            option("--returns", self.returns.to_string());
+        }
         option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
             option("--chaos", chaos.to_string());
@@ -290,6 +297,7 @@ impl RunArgs {
             tier: self.tier,
             threshold: self.threshold,
             cache_size: self.cache_size,
+            returns: self.returns,
             placement: self.policy,
             chaos: self.chaos,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),

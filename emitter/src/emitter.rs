@@ -21,6 +21,7 @@ use crate::links::Way;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, Site, SiteKind, preg};
 use crate::record::{PendingStore, Record};
+use crate::returns::Returns;
 use crate::splice::{self, EntryPlaces};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
@@ -88,11 +89,13 @@ pub struct Config {
     pub count: bool,
     /// Do indirect transfers count how they find where they go? See [`Rates`](crate::Rates).
     pub rates: bool,
+    /// How do copied blocks return?
+    pub returns: Returns,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { cache_size: 64 << 20, count: false, rates: false }
+        Config { cache_size: 64 << 20, count: false, rates: false, returns: Returns::Auto }
     }
 }
 
@@ -205,8 +208,8 @@ impl Emitter {
         let cpu = Cpu::detect();
         let mut cache = Cache::new(config.cache_size)?;
         let stubs = Stubs::generate(&mut cache, &cpu)?;
-        let indirect = Indirect::new(&mut cache, stubs.leave_canonical, config.rates)?;
-        let blocks = Blocks::new(&mut cache, &cpu, &stubs, &indirect)?;
+        let mut indirect = Indirect::new(&mut cache, stubs.leave_canonical, config.rates, cpu.bmi2)?;
+        let blocks = Blocks::new(&mut cache, &cpu, &stubs, &mut indirect, config.returns)?;
         cache.set_floor();
         let counting = if config.count { Counting::new(&cache.range()) } else { None };
         Ok(Emitter {
@@ -509,7 +512,7 @@ impl Emitter {
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
         match self.fragment_at(host_rip) {
             Some(id) => self.fragments[id.0 as usize].fault_exit(host_rip),
-            None => self.copy_fault(host_rip),
+            None => self.indirect.returns().fault_exit(host_rip).or_else(|| self.copy_fault(host_rip)),
         }
     }
 
@@ -558,7 +561,7 @@ impl Emitter {
         self.exits.clear();
         self.passages.clear();
         self.indirect.clear();
-        self.blocks.clear();
+        self.blocks.clear(&mut self.indirect);
         self.cache.flush();
     }
 
@@ -570,7 +573,7 @@ impl Emitter {
         self.cache.replace_after_fork()?;
         self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
         self.indirect.reset_after_fork(&mut self.cache, self.stubs.leave_canonical)?;
-        self.blocks.renew(&mut self.cache, &self.cpu, &self.stubs)?;
+        self.blocks.renew(&mut self.cache, &self.cpu, &self.stubs, &mut self.indirect)?;
         self.cache.set_floor();
         Ok(())
     }

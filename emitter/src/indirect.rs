@@ -51,6 +51,7 @@ use crate::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
 pub use crate::pieces::Piece;
 use crate::pieces::RCX;
 use crate::rates::{RateWords, Rates};
+use crate::returns::ReturnStack;
 use crate::stubs::StubError;
 use crate::template::{Label, Template};
 use dynasour_guest::context::offset;
@@ -154,6 +155,7 @@ pub struct Indirect {
     lookup: Lookup,
     stubs: MissStubs,
     rates: Option<RateWords>,
+    returns: ReturnStack,
 }
 
 /// Addresses.
@@ -233,7 +235,12 @@ impl RegisterStub {
 
 impl Indirect {
     /// Empty tables, and the stubs in the cache.
-    pub(crate) fn new(cache: &mut Cache, leave_canonical: u64, rates: bool) -> Result<Indirect, StubError> {
+    pub(crate) fn new(
+        cache: &mut Cache,
+        leave_canonical: u64,
+        rates: bool,
+        has_pext: bool,
+    ) -> Result<Indirect, StubError> {
         let mut lookup = None;
         let rates = if rates { RateWords::new(&cache.range()) } else { None };
         // The stub needs the table's address, the table the stub's.
@@ -243,7 +250,10 @@ impl Indirect {
             lookup = Some(tables);
             Ok(second)
         })?;
-        let mut indirect = Indirect { stubs, lookup: lookup.expect("made on the way"), rates };
+        let lookup = lookup.expect("made on the way");
+        let table = lookup.first_tables(Via::Memory).map(|tables| tables[0]);
+        let returns = ReturnStack::new(cache, has_pext, table, stubs.miss, stubs.outs[1])?;
+        let mut indirect = Indirect { stubs, lookup, rates, returns };
         indirect.prepare(Via::Memory);
         Ok(indirect)
     }
@@ -253,13 +263,34 @@ impl Indirect {
         let second = self.lookup.second_table();
         let stubs = miss_stubs(cache, leave_canonical, self.rates.as_ref(), |_| Ok(second))?;
         assert_eq!(stubs, self.stubs, "the stubs of a child differ from its parent's");
+        let table = self.tables(Via::Memory).map(|tables| tables[0]);
+        let [_, out_from_rcx] = self.stubs.outs;
+        self.returns.reset_after_fork(cache, table, self.stubs.miss, out_from_rcx)?;
         self.lookup.clear();
         Ok(())
     }
 
     /// The addresses of the tables and of what is counted.
     pub(crate) fn memory(&self) -> impl Iterator<Item = Range<u64>> {
-        self.lookup.memory().into_iter().chain(self.rates.as_ref().map(RateWords::memory))
+        let rates = self.rates.as_ref().map(RateWords::memory);
+        self.lookup.memory().into_iter().chain(rates).chain(self.returns.memory())
+    }
+
+    /// Returns through the processor's return stack.
+    pub(crate) fn returns(&self) -> &ReturnStack {
+        &self.returns
+    }
+
+    pub(crate) fn returns_mut(&mut self) -> &mut ReturnStack {
+        &mut self.returns
+    }
+
+    /// What counts a transfer, if they are counted; `scratch` is anything then.
+    pub(crate) fn count_transfer(&self, scratch: u8) -> Option<Piece> {
+        let words = self.rates.as_ref()?;
+        let mut piece = Piece::default();
+        piece.count(scratch, words.executed());
+        Some(piece)
     }
 
     /// How transfers found where they went, if that is counted.
@@ -387,6 +418,9 @@ impl Indirect {
         if let Some(displaced) = self.in_miss_stub(host_rip) {
             return Some(Diversion { rip: self.out(), displaced });
         }
+        if let Some(diversion) = self.returns.diversion(host_rip) {
+            return Some(diversion);
+        }
         let at = host_rip.checked_sub(self.stubs.registers)?;
         let register = u8::try_from(at / RegisterStub::ROOM).ok().filter(|r| *r < 16)?;
         self.register_stub(register).diversion(host_rip, self.out())
@@ -405,6 +439,7 @@ impl Indirect {
 
     /// All sites miss from now on.
     pub fn clear(&mut self) {
+        self.returns.clear();
         self.lookup.clear();
     }
 
@@ -569,7 +604,7 @@ mod tests {
 
     fn indirect() -> (Cache, Indirect) {
         let mut cache = Cache::new(1 << 16).unwrap();
-        let made = Indirect::new(&mut cache, 0x2000_0000, false).unwrap();
+        let made = Indirect::new(&mut cache, 0x2000_0000, false, true).unwrap();
         (cache, made)
     }
 

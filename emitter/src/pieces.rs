@@ -26,7 +26,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    fn put(&mut self, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub use dynasour_emitter::Returns;
 pub use dynasour_tracer::HEAD_THRESHOLD;
 pub use dynasour_tracer::placement::{self, Placement};
 
@@ -191,6 +192,8 @@ pub struct RunConfig {
     pub threshold: Option<u32>,
     /// Bytes of the code cache.
     pub cache_size: usize,
+    /// How copied blocks return.
+    pub returns: Returns,
     /// What traces assume and where their guards stand.
     pub placement: &'static dyn Placement,
     /// Forced deoptimisation.

@@ -130,8 +130,12 @@ impl Emitter {
         }
         let offset = u32::try_from(host_rip.wrapping_sub(blocks.base)).ok()?;
         let (start, len, via) = match blocks.at(host_rip) {
-            Some(block) => {
-                let block = &blocks.blocks[block as usize];
+            Some(index) => {
+                let at = offset - blocks.blocks[index as usize].start;
+                if let Some(diversion) = blocks.diversion_of_return(index, at, &self.indirect) {
+                    return Some(diversion);
+                }
+                let block = &blocks.blocks[index as usize];
                 (block.start, block.prefix, Via::from_index(block.via.into())?)
             }
             None => {

@@ -7,6 +7,7 @@
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 
+use super::returns::Landing;
 use super::remove::Key;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
 use crate::cache::{Cache, CacheError};
@@ -154,6 +155,7 @@ impl Blocks {
                 counter: number as u32,
                 place,
                 node: NONE,
+                landing: Landing::default(),
                 key: Key::COUNTER,
                 unlinked: AtomicU32::new(0),
             },

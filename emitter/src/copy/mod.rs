@@ -25,6 +25,7 @@ mod heads;
 mod own;
 mod plain;
 mod remove;
+mod returns;
 mod state;
 mod stubs;
 mod translate;
@@ -35,6 +36,7 @@ use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
 use crate::fragment::Fragment;
 use crate::indirect::{Indirect, Via};
 use crate::placement;
+use crate::returns::Returns;
 use crate::stubs::{StubError, Stubs};
 use checks::Check;
 use dynasour_guest::ThreadContext;
@@ -44,6 +46,7 @@ use heads::Heads;
 pub use heads::{Counted, CounterId};
 pub use remove::Doomed;
 use remove::{Free, Key, Pages};
+use returns::{Landing, Wanted};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -55,6 +58,8 @@ use translate::{Leads, Referent, Translator};
 const NONE: u32 = u32::MAX;
 /// The place of links that go where `next_pc` says.
 const ANYWHERE: u32 = u32::MAX;
+/// What stands for [`Via::index`] in those of returns by the stack.
+const RETURN: u32 = Via::COUNT as u32;
 /// With a link's place: it leads to the block there, whatever the place's entry.
 const BODY: u32 = 1 << 30;
 /// With a link's place: it is a fragment's, which has to know where it leads.
@@ -152,6 +157,7 @@ struct Block {
     place: u32,
     /// The first of its nodes in [`Pages`].
     node: u32,
+    landing: Landing,
     /// What it takes.
     key: Key,
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
@@ -177,6 +183,8 @@ struct Ways {
     tables: [Option<[u32; 2]>; Via::COUNT],
     /// Where a tail leads otherwise, likewise.
     direct: [u64; 2],
+    /// For returns by the stack.
+    returns: Option<[u32; 2]>,
 }
 
 /// Blocks, places and links.
@@ -209,6 +217,7 @@ pub(crate) struct Blocks {
     /// Blocks that were removed since, for the next who waits until all threads have been outside.
     stale: Option<Doomed>,
     heads: Heads,
+    returns: Wanted,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
     /// How many blocks are unlinked.
@@ -225,8 +234,14 @@ impl Blocks {
     }
 
     /// Nothing copied; generates the stubs.
-    pub fn new(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs, indirect: &Indirect) -> Result<Blocks, StubError> {
-        Ok(Blocks {
+    pub fn new(
+        cache: &mut Cache,
+        cpu: &Cpu,
+        stubs: &Stubs,
+        indirect: &mut Indirect,
+        returns: Returns,
+    ) -> Result<Blocks, StubError> {
+        let mut blocks = Blocks {
             translator: Translator::new(cache.range()),
             stubs: CopyStubs::generate(cache, cpu, stubs)?,
             base: cache.range().start,
@@ -234,6 +249,7 @@ impl Blocks {
             ways: Ways {
                 tables: std::array::from_fn(|n| indirect.tables(Via::from_index(n)?)),
                 direct: [indirect.miss(), indirect.out_from_rcx()],
+                returns: None,
             },
             blocks: Vec::new(),
             places: Vec::new(),
@@ -249,15 +265,19 @@ impl Blocks {
             changes: FxHashMap::default(),
             stale: None,
             heads: Heads::new(&cache.range()),
+            returns: Wanted::new(returns),
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
             clears: 0,
             figures: CopyFigures::default(),
-        })
+        };
+        blocks.choose_returns(indirect);
+        Ok(blocks)
     }
 
     /// Forgets everything: the cache is empty.
-    pub fn clear(&mut self) {
+    pub fn clear(&mut self, indirect: &mut Indirect) {
+        let wanted = self.wants_stack(indirect);
         self.blocks.clear();
         self.places.clear();
         self.by_pc.clear();
@@ -273,7 +293,10 @@ impl Blocks {
         self.stale = None;
         self.unlinked.store(0, Ordering::Relaxed);
         self.heads.clear();
-        self.clears += 1;
+        self.choose_returns(indirect);
+        if !wanted {
+            self.clears += 1;
+        }
         if self.clears >= OFTEN {
             // What is copied lasts for so short a time that more than what is executed would not pay.
             self.translator.most_branches = 1;
@@ -281,8 +304,14 @@ impl Blocks {
     }
 
     /// In a forked child: generates the stubs anew.
-    pub fn renew(&mut self, cache: &mut Cache, cpu: &Cpu, stubs: &Stubs) -> Result<(), StubError> {
-        self.clear();
+    pub fn renew(
+        &mut self,
+        cache: &mut Cache,
+        cpu: &Cpu,
+        stubs: &Stubs,
+        indirect: &mut Indirect,
+    ) -> Result<(), StubError> {
+        self.clear(indirect);
         self.stubs = CopyStubs::generate(cache, cpu, stubs)?;
         self.leave = stubs.leave_canonical;
         Ok(())
@@ -333,7 +362,8 @@ impl Blocks {
     /// What a link's field holds; if it is to lead `out`, then.
     fn field(&self, link: &Link, out: bool) -> u32 {
         let target = if link.place == ANYWHERE {
-            match self.ways.tables[link.out as usize] {
+            let tables = self.ways.tables.get(link.out as usize).copied().unwrap_or(self.ways.returns);
+            match tables {
                 Some(tables) => return tables[usize::from(out)],
                 None => self.ways.direct[usize::from(out)],
             }
@@ -398,6 +428,7 @@ impl Blocks {
             let field = (start + u64::from(exit.field) - self.base) as u32;
             let link = match exit.leads {
                 Leads::Indirect(via) => Link::new(field, via.index() as u32, ANYWHERE),
+                Leads::Return => Link::new(field, RETURN, ANYWHERE),
                 Leads::To(to) => {
                     let out = (cold - self.base) as u32 + self.cold.len() as u32;
                     let stub = self.stub_bytes(out, FIRST_LINK + number);
@@ -439,6 +470,7 @@ impl Blocks {
             counter: NONE,
             place: own,
             node: NONE,
+            landing: t.landing,
             key,
             unlinked: AtomicU32::new(0),
         };
@@ -454,6 +486,7 @@ impl Blocks {
         self.figures.instructions += u64::from(self.translator.out.count);
         self.figures.bytes += (bytes.len() + self.cold.len()) as u64;
         if let Some(pc) = self.translator.out.returns_to {
+            self.note_return_place();
             let place = self.place(pc);
             self.places[place as usize].expected.get_or_insert(Via::Memory);
         }
@@ -555,6 +588,9 @@ impl Blocks {
                 return Ok(Copied::Entry(self.base + u64::from(block)));
             }
         }
+        if self.wants_stack(indirect) {
+            return Err(CacheError::Full.into());
+        }
         if !self.translator.translate(pc, code, indirect, via, None)? {
             return Ok(Copied::Instruction);
         }
@@ -586,6 +622,10 @@ impl Blocks {
         let start = self.emit(pc, via, cache)?;
         if let Some(via) = self.translator.out.leaves_by {
             indirect.prepare(via);
+        }
+        if let Some(address) = self.translator.out.lands_for {
+            let landing = start + u64::from(self.translator.out.landing.start);
+            indirect.returns_mut().insert(address, landing);
         }
         let place = self.place(pc);
         let prefix = self.translator.out.prefix;

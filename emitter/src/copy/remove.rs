@@ -328,6 +328,7 @@ impl Emitter {
         }
         self.blocks.lead(place, entry, &self.cache, &self.fragments);
         for index in made.into_iter().filter(|index| *index != NONE) {
+            self.forget_landing(index);
             self.blocks.unlink(index, &self.indirect, &self.cache);
             doomed.blocks.push(index);
         }

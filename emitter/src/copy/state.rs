@@ -6,6 +6,7 @@ use crate::emitter::Emitter;
 use crate::indirect::Via;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
+use dynasour_ir::Gpr;
 
 /// Code as it was when it was copied: what was constant then may be about to change.
 struct Copied<'f> {
@@ -55,12 +56,16 @@ impl Emitter {
             return true;
         }
         let marks = &translator.out.marks;
-        let Some(Mark { pc, saved, .. }) = marks[..marks.partition_point(|m| m.at <= at)].last().copied() else {
+        let Some(Mark { pc, saved, pushed, .. }) = marks[..marks.partition_point(|m| m.at <= at)].last().copied() else {
             return false;
         };
         ctx.rip = pc;
         if let Some((register, word)) = saved {
             ctx.gpr[usize::from(register)] = ctx.stub_save[word];
+        }
+        if pushed {
+            let rsp = &mut ctx.gpr[Gpr::RSP.number()];
+            *rsp = rsp.wrapping_add(8);
         }
         true
     }

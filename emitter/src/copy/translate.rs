@@ -19,6 +19,7 @@
 
 use super::own::{self, Check};
 use super::plain::{self, Transfer};
+use super::returns::Landing;
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use crate::pieces::RCX;
 use crate::placement::{self, LINE};
@@ -49,6 +50,8 @@ pub(super) struct Mark {
     pub pc: u64,
     /// This register's guest value is in this word of `stub_save`.
     pub saved: Option<(u8, usize)>,
+    /// It has pushed something.
+    pub pushed: bool,
 }
 
 /// Where an exit leads.
@@ -58,6 +61,8 @@ pub(super) enum Leads {
     To(u64),
     /// Where `next_pc` says: it is the field of a tail.
     Indirect(Via),
+    /// There: it is the field of a return by the stack.
+    Return,
 }
 
 /// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is aligned.
@@ -107,6 +112,10 @@ pub(super) struct Translation {
     pub check: Range<u32>,
     /// Where the call returns to that it ends with.
     pub returns_to: Option<u64>,
+    /// What it has for returns by the stack.
+    pub landing: Landing,
+    /// For returns to this address.
+    pub lands_for: Option<u64>,
     /// What carries the target of the indirect transfer that it ends with.
     pub leaves_by: Option<Via>,
     /// Guest instructions.
@@ -196,6 +205,8 @@ impl Translator {
         out.prefix = 0;
         out.returns_to = None;
         out.leaves_by = None;
+        out.landing = Landing::default();
+        out.lands_for = None;
         if let Some(via) = checked {
             let piece = indirect.checked_entry(pc, via);
             out.bytes.extend_from_slice(&piece.bytes);
@@ -294,10 +305,18 @@ impl Translator {
         at > 0
     }
 
-    fn mark(&mut self, pc: u64, saved: Option<(u8, usize)>) {
+    pub(super) fn mark(&mut self, pc: u64, saved: Option<(u8, usize)>) {
         if self.marking {
             let at = self.out.bytes.len() as u32;
-            self.out.marks.push(Mark { at, pc, saved });
+            self.out.marks.push(Mark { at, pc, saved, pushed: false });
+        }
+    }
+
+    /// As [`Translator::mark`], where the instruction has pushed something already.
+    pub(super) fn mark_pushed(&mut self, pc: u64, saved: Option<(u8, usize)>) {
+        self.mark(pc, saved);
+        if let Some(mark) = self.out.marks.last_mut() {
+            mark.pushed = true;
         }
     }
 
@@ -305,11 +324,11 @@ impl Translator {
     fn mark_at(&mut self, ahead: usize, pc: u64) {
         if self.marking {
             let at = (self.out.bytes.len() + ahead) as u32;
-            self.out.marks.push(Mark { at, pc, saved: None });
+            self.out.marks.push(Mark { at, pc, saved: None, pushed: false });
         }
     }
 
-    fn emit(&mut self, bytes: &[u8]) {
+    pub(super) fn emit(&mut self, bytes: &[u8]) {
         self.out.bytes.extend_from_slice(bytes);
     }
 
@@ -322,7 +341,7 @@ impl Translator {
     }
 
     /// A jump with a rel32 field to be filled in.
-    fn exit(&mut self, opcode: &[u8], leads: Leads) {
+    pub(super) fn exit(&mut self, opcode: &[u8], leads: Leads) {
         self.pad(opcode.len());
         self.emit(opcode);
         let field = self.out.bytes.len() as u32;
@@ -401,8 +420,13 @@ impl Translator {
                 self.head_if_backward(pc);
                 Step::End
             }
+            Transfer::Call(_) if self.ends_before_call(indirect) => Step::Refused,
             Transfer::Call(target) => {
-                self.push_return(behind);
+                if indirect.returns().is_on() {
+                    self.call_by_stack(pc, behind, indirect, false);
+                } else {
+                    self.push_return(behind);
+                }
                 self.exit(&[0xe9], Leads::To(target));
                 if let Some(exit) = self.out.exits.last_mut() {
                     exit.head = Some(true);
@@ -415,6 +439,10 @@ impl Translator {
 
     /// `ret`, with so many bytes taken from the stack.
     fn give_back(&mut self, pc: u64, bytes: u16, indirect: &Indirect) -> Step {
+        if bytes == 0 && indirect.returns().is_on() {
+            self.return_by_stack(pc, indirect);
+            return Step::End;
+        }
         self.save(RCX, SAVE_RCX);
         self.mark(pc, Some((RCX, SAVE_RCX)));
         self.emit(&[0x59]);
@@ -428,6 +456,11 @@ impl Translator {
         Step::End
     }
 
+    /// Calls by the stack have blocks of their own.
+    fn ends_before_call(&self, indirect: &Indirect) -> bool {
+        indirect.returns().is_on() && self.out.count > 0
+    }
+
     /// `jmp`, `call`, `ret`.
     fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, indirect: &Indirect, over_jump: bool) -> Step {
         if inst.mnemonic() == M::Ret {
@@ -438,6 +471,9 @@ impl Translator {
             let target = inst.near_branch_target();
             let transfer = if inst.mnemonic() == M::Call { Transfer::Call(target) } else { Transfer::Jump(target) };
             return self.direct(transfer, inst.ip(), inst.next_ip(), indirect, over_jump);
+        }
+        if inst.mnemonic() == M::Call && self.ends_before_call(indirect) {
+            return Step::Refused;
         }
         if let Some(target) = self.constant_target(inst, reader) {
             return match inst.mnemonic() {
@@ -461,10 +497,14 @@ impl Translator {
         self.save(RCX, SAVE_RCX);
         self.mark(inst.ip(), Some((RCX, SAVE_RCX)));
         self.load_target(inst, reader);
-        if inst.mnemonic() == M::Call {
+        let by_stack = inst.mnemonic() == M::Call && indirect.returns().is_on();
+        if inst.mnemonic() == M::Call && !by_stack {
             self.push_return(inst.next_ip());
         }
         self.gs(0x89, RCX, offset::NEXT_PC);
+        if by_stack {
+            self.call_by_stack(inst.ip(), inst.next_ip(), indirect, true);
+        }
         self.tail(indirect, Source::Rcx);
         Step::End
     }
@@ -563,7 +603,7 @@ impl Translator {
     }
 
     /// A disp32 field with `behind` bytes of its instruction behind it, not emitted yet.
-    fn displacement(&mut self, behind: u32, to: Referent) {
+    pub(super) fn displacement(&mut self, behind: u32, to: Referent) {
         let field = self.out.bytes.len() as u32;
         self.out.relatives.push(Relative { field, end: field + 4 + behind, to });
         self.emit(&[0; 4]);
@@ -608,18 +648,18 @@ impl Translator {
         Ok(())
     }
 
-    fn save(&mut self, register: u8, word: usize) {
+    pub(super) fn save(&mut self, register: u8, word: usize) {
         self.gs(0x89, register, offset::STUB_SAVE + 8 * word);
     }
 
     /// `mov gs:[at], register` (89) or the other way (8b).
-    fn gs(&mut self, opcode: u8, register: u8, at: usize) {
+    pub(super) fn gs(&mut self, opcode: u8, register: u8, at: usize) {
         self.emit(&[0x65, 0x48 | (register >> 3) << 2, opcode, 4 | (register & 7) << 3, 0x25]);
         self.emit(&(at as u32).to_le_bytes());
     }
 
     /// `mov register, imm64`
-    fn constant(&mut self, register: u8, value: u64) {
+    pub(super) fn constant(&mut self, register: u8, value: u64) {
         self.emit(&[0x48 | register >> 3, 0xb8 | register & 7]);
         self.emit(&value.to_le_bytes());
     }

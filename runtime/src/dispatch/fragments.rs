@@ -225,7 +225,7 @@ impl Fragments {
     pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
         let count = config.count.is_some();
         let rates = count || config.stats;
-        let emitter = room::emitter(Config { cache_size: config.cache_size, count, rates })?;
+        let emitter = room::emitter(Config { cache_size: config.cache_size, count, rates, returns: config.returns })?;
         if config.count.is_some() && !emitter.is_counting() {
             return Err(FragmentError::Counters);
         }

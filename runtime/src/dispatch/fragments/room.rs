@@ -38,11 +38,11 @@ impl Fragments {
     pub fn leave_room(&mut self, range: &Range<u64>) -> Result<Moved, FragmentError> {
         let cache = self.cache();
         let cache_size = (cache.end - cache.start) as usize;
-        let rates = self.emitter.indirect().rates().is_some();
+        let (rates, returns) = (self.emitter.indirect().rates().is_some(), self.emitter.wanted_returns());
         let fresh = {
             // The new one must not go where the guest wants to go.
             let _kept_free = free_parts(range);
-            emitter(Config { cache_size, rates, count: false })
+            emitter(Config { cache_size, rates, returns, count: false })
         };
         let fresh = match fresh {
             Ok(fresh) => fresh,

@@ -1,0 +1,249 @@
+//! Returns through the processor's return stack.
+//!
+//! A return of copied code is an indirect jump of its own ([`crate::indirect`]), which processors predict well as long as there are
+//! not too many: a compiler has tens of thousands of calls, more than their predictors hold, and each return that is not
+//! predicted costs some thirty cycles. Natively the return stack predicts them. So in such a program each call of the guest's is
+//! a call of the host's, too, and each return a return:
+//!
+//! ```text
+//! call f, at the start of a block of its own:      ret:
+//!       call L1                                         mov gs:[save], rcx
+//! H:    mov rcx, gs:[next_pc]                           mov rcx, [rsp]
+//!       lea rcx, [rcx + 1 - R]                          mov gs:[next_pc], rcx
+//!       loop M                                     A:   mov ecx, gs:[next_pc]
+//!       mov qword [rsp - 8], R                          pext ecx, ecx, [MASK]
+//!       mov rcx, gs:[save]                              mov rcx, [TABLE + rcx*8]
+//!       jmp <the block at R>                            mov [rsp], rcx
+//! M:    jmp miss                                        ret
+//! L1:   mov qword [rsp], R
+//!       jmp <the block at f>
+//! ```
+//!
+//! R is the guest's return address, H the *landing*, and the table says H for the low bits of R; where it knows nothing, *miss*, which goes
+//! on by the tables of indirect jumps. What the guest has on its stack is R but between a `call` and the store behind it, and
+//! between the last store before a `ret` and the landing: landings check that they are meant and put R back. No flags are touched.
+//!
+//! Programs with few places to return to lose by it (recursive `fib`: 1.03 times native without, 1.3 with), so it is
+//! turned on when there have been many ([`Config`](crate::Config)). Each address has one landing at most: that is why a call
+//! begins a block.
+//!
+//! **Signals.** A thread that is interrupted between the look into the table and the landing goes back to A, whose table leads
+//! out by then; one that is in a landing, or in what is generated here, goes out by *out*. All of this can be done twice.
+
+use crate::cache::{Cache, CacheError};
+use crate::emitter::Diversion;
+use crate::indirect::Displaced;
+use crate::pieces::{Piece, RCX};
+use crate::words::Words;
+use dynasour_guest::context::offset;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+/// How copied blocks return.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Returns {
+    /// Through the tables of indirect jumps, until there are many places to return to.
+    #[default]
+    Auto,
+    /// Through the tables of indirect jumps.
+    Table,
+    /// Through the processor's return stack, where it can be done.
+    Stack,
+}
+
+impl fmt::Display for Returns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Returns::Auto => "auto",
+            Returns::Table => "table",
+            Returns::Stack => "stack",
+        })
+    }
+}
+
+impl FromStr for Returns {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Returns, String> {
+        match s {
+            "auto" => Ok(Returns::Auto),
+            "table" => Ok(Returns::Table),
+            "stack" => Ok(Returns::Stack),
+            _ => Err("expected auto, table or stack".to_string()),
+        }
+    }
+}
+
+/// So many of a return address's low bits choose a word.
+const BITS: u32 = 18;
+const SLOTS: usize = 1 << BITS;
+const MASK: u64 = SLOTS as u64 - 1;
+/// Bytes of `mov [rsp], rcx; ret`, with which a block ends that returns so.
+pub(crate) const LAST: u64 = 5;
+
+/// The table and its stubs.
+pub(crate) struct ReturnStack {
+    /// The table, and behind it one all of whose words lead out; none if there is no room where displacements reach, or the
+    /// processor has no `pext`.
+    words: Option<Words>,
+    stubs: Stubs,
+    is_on: bool,
+    /// Words that somebody has, some perhaps twice.
+    taken: Vec<u32>,
+}
+
+/// Addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Stubs {
+    out: u64,
+    /// As `out`, where the guest's stack cannot be written.
+    out_as_is: u64,
+    miss: u64,
+    end: u64,
+    mask: u64,
+}
+
+impl ReturnStack {
+    /// Turned off. A return that finds nothing goes on by the table at `table`, or by `otherwise`; `out` leaves, with rcx in
+    /// its place in `stub_save`.
+    pub fn new(
+        cache: &mut Cache,
+        has_pext: bool,
+        table: Option<u32>,
+        otherwise: u64,
+        out: u64,
+    ) -> Result<ReturnStack, CacheError> {
+        let words = if has_pext && table.is_some() { Words::new(&cache.range(), 2 * SLOTS) } else { None };
+        let words = words.filter(|words| i32::try_from(words.range().end).is_ok());
+        let stubs = Stubs::generate(cache, table, otherwise, out)?;
+        Ok(ReturnStack { words, stubs, is_on: false, taken: Vec::new() })
+    }
+
+    /// In a forked child whose cache is fresh: the stubs once more, at the same addresses. Turned off.
+    pub fn reset_after_fork(
+        &mut self,
+        cache: &mut Cache,
+        table: Option<u32>,
+        otherwise: u64,
+        out: u64,
+    ) -> Result<(), CacheError> {
+        let stubs = Stubs::generate(cache, table, otherwise, out)?;
+        assert_eq!(stubs, self.stubs, "the stubs of a child differ from its parent's");
+        self.is_on = false;
+        self.taken.clear();
+        Ok(())
+    }
+
+    /// Are there calls and returns of this kind?
+    pub fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// Can there be?
+    pub fn is_possible(&self) -> bool {
+        self.words.is_some()
+    }
+
+    /// From now on there are. Nothing may have been copied.
+    pub fn turn_on(&mut self) {
+        let Some(words) = &self.words else { return };
+        words.populate();
+        (0..SLOTS).for_each(|n| words.set(n, self.stubs.miss));
+        (SLOTS..2 * SLOTS).for_each(|n| words.set(n, self.stubs.out));
+        self.is_on = true;
+        self.taken.clear();
+    }
+
+    /// What a return's field holds for the table, and what it holds to lead out.
+    pub fn tables(&self) -> Option<[u32; 2]> {
+        let words = self.words.as_ref().filter(|_| self.is_on)?;
+        Some([words.address(0) as u32, words.address(SLOTS) as u32])
+    }
+
+    /// Where the mask is.
+    pub fn mask(&self) -> u64 {
+        self.stubs.mask
+    }
+
+    /// Where a landing leads that is not meant, with rcx in its place in `stub_save`.
+    pub fn miss(&self) -> u64 {
+        self.stubs.miss
+    }
+
+    /// Returns to `address` arrive at this landing.
+    pub fn insert(&mut self, address: u64, landing: u64) {
+        if let Some(words) = &self.words {
+            let n = address & MASK;
+            words.set(n as usize, landing);
+            self.taken.push(n as u32);
+        }
+    }
+
+    /// They do not any more.
+    pub fn remove(&mut self, address: u64, landing: u64) {
+        if let Some(words) = &self.words {
+            let n = (address & MASK) as usize;
+            if words.get(n) == landing {
+                words.set(n, self.stubs.miss);
+            }
+        }
+    }
+
+    /// No return arrives at any landing any more.
+    pub fn clear(&mut self) {
+        if let Some(words) = &self.words {
+            self.taken.drain(..).for_each(|n| words.set(n as usize, self.stubs.miss));
+        }
+    }
+
+    /// The addresses of the table.
+    pub fn memory(&self) -> Option<Range<u64>> {
+        self.words.as_ref().map(Words::range)
+    }
+
+    /// How a thread gets out that is in a landing.
+    pub fn diversion_in_landing(&self) -> Diversion {
+        Diversion { rip: self.stubs.out, displaced: Displaced::None }
+    }
+
+    /// How a thread gets out that is in the stubs. Async-signal-safe.
+    pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
+        (self.stubs.out..self.stubs.end).contains(&host_rip).then(|| self.diversion_in_landing())
+    }
+
+    /// Where a fault in the stubs continues: what was returned from is not writable any more. Async-signal-safe.
+    pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
+        (self.stubs.out..self.stubs.end).contains(&host_rip).then_some(self.stubs.out_as_is)
+    }
+}
+
+impl Stubs {
+    fn generate(cache: &mut Cache, table: Option<u32>, otherwise: u64, out: u64) -> Result<Stubs, CacheError> {
+        const ROOM: usize = 96;
+        let base = cache.alloc_hot(ROOM, 64)?;
+        let mut restore = Piece::default();
+        restore.load(RCX, offset::NEXT_PC);
+        // mov [rsp - 8], rcx
+        restore.put(&[0x48, 0x89, 0x4c, 0x24, 0xf8]);
+        let mut leave = Piece::default();
+        leave.jump(out);
+        let mut miss = restore.clone();
+        match table {
+            Some(table) => miss.jump_through(RCX, table),
+            None => miss.jump(otherwise),
+        }
+        let mut bytes = restore.bytes.to_vec();
+        let out_as_is = base + bytes.len() as u64;
+        bytes.extend_from_slice(&leave.placed(out_as_is));
+        let miss_at = base + bytes.len() as u64;
+        bytes.extend_from_slice(&miss.placed(miss_at));
+        let end = base + bytes.len() as u64;
+        bytes.resize(bytes.len().next_multiple_of(8), 0xcc);
+        let mask = base + bytes.len() as u64;
+        bytes.extend_from_slice(&MASK.to_le_bytes());
+        assert!(bytes.len() <= ROOM);
+        cache.write(base, &bytes);
+        Ok(Stubs { out: base, out_as_is, miss: miss_at, end, mask })
+    }
+}
