@@ -5,7 +5,7 @@
 //! budget is 0.6 µs a block, of which entering and leaving take about 0.1.
 
 use dynasour_emitter::copy::LinkId;
-use dynasour_emitter::{Config, Emitter};
+use dynasour_emitter::{Config, Emitter, Returns};
 use dynasour_guest::lift::Fetch;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use std::ops::Range;
@@ -63,7 +63,8 @@ fn processor_time() -> Duration {
 
 /// Time, blocks and instructions of a run with an emitter of its own: blocks end earlier where much is flushed.
 fn run(code: &Own, starts: &[u64]) -> (Duration, u64, u64) {
-    let mut emitter = Emitter::new(Config { cache_size: 32 << 20, ..Config::default() }).expect("a code cache");
+    let mut emitter = Emitter::new(Config { cache_size: 32 << 20, returns: Returns::Table, ..Config::default() })
+        .expect("a code cache");
     let start = processor_time();
     for start in starts {
         emitter.copy(*start, code).expect("room in the cache");

@@ -82,3 +82,29 @@ fn an_exit_without_progress_never_leads_back() {
     let Left::Block(link) = left else { panic!("{left:?}") };
     assert_eq!((bench.emitter.copy_exit(link).map(|(pc, _)| pc), bench.ctx.gpr[0]), (Some(START + 0x109), 41));
 }
+
+/// Where there have been many calls, everything is dropped once, and calls are the host's from then on.
+#[test]
+fn many_places_to_return_to_make_returns_go_by_the_stack() {
+    const CALLS: u64 = 20_000;
+    // `call` to the last byte, a `ret`, again and again.
+    let end = START + 5 * CALLS;
+    let calls = (0..CALLS).flat_map(|n| {
+        let behind = START + 5 * (n + 1);
+        std::iter::once(0xe8).chain(((end - behind) as u32).to_le_bytes())
+    });
+    let mut code: Vec<u8> = calls.chain([0xc3]).collect();
+    code.resize(code.len() + 32, 0xcc);
+    let code = Bytes { start: START, bytes: &code };
+    let mut bench = Bench::with_cache(16 << 20);
+    let emitter = &mut bench.emitter;
+    let first = |emitter: &Emitter, entry: u64| emitter.cache().read(entry, 1)[0];
+    let Ok(Copied::Entry(pushes)) = emitter.copy(START, &code) else { panic!("it can be copied") };
+    assert_eq!(first(emitter, pushes), 0x68, "push");
+    let full = (1..CALLS).find(|n| emitter.copy(START + 5 * n, &code).is_err_and(|error| error.is_full()));
+    assert!(full.is_some_and(|n| n > 1000), "{full:?}");
+    emitter.flush_all();
+    let Ok(Copied::Entry(calls)) = emitter.copy(START, &code) else { panic!("it can be copied") };
+    assert_eq!(first(emitter, calls), 0xe8, "call");
+    assert!((0..CALLS).all(|n| emitter.copy(START + 5 * n, &code).is_ok()), "this is done once");
+}

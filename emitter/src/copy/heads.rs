@@ -7,8 +7,8 @@
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 
-use super::returns::Landing;
 use super::remove::Key;
+use super::returns::Landing;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
 use crate::cache::{Cache, CacheError};
 use crate::emitter::{EmitError, Emitter};

@@ -187,3 +187,65 @@ impl Emitter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use dynasour_guest::decode::Bytes;
+    use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+
+    /// Translates `code` for the address `pc`; the offsets of the instructions, and what they are.
+    fn translated(pc: u64, code: &[u8]) -> (Translator, Vec<(usize, Mnemonic)>) {
+        let mut cache = Cache::new(1 << 16).unwrap();
+        let mut indirect = Indirect::new(&mut cache, 0x2000_0000, false, true).unwrap();
+        indirect.returns_mut().turn_on();
+        let mut translator = Translator::new(cache.range());
+        let source = Bytes { start: pc, bytes: code };
+        assert!(translator.translate(pc, &source, &indirect, None, None).unwrap());
+        let decoder = Decoder::new(64, &translator.out.bytes, DecoderOptions::NONE);
+        let all = decoder.into_iter().map(|inst| (inst.ip() as usize, inst.mnemonic())).collect();
+        (translator, all)
+    }
+
+    #[test]
+    fn landings_stand_behind_calls_and_check_without_flags() {
+        // call rax; call [rcx]; call to somewhere
+        for code in [&[0xff, 0xd0][..], &[0xff, 0x11], &[0xe8, 0, 1, 0, 0]] {
+            for pc in [0x40_1000, 0x7fff_f234_5678] {
+                let (translator, all) = translated(pc, &[code, &[0xcc; 32]].concat());
+                let Landing { start, len, again } = translator.out.landing;
+                let call = all.iter().position(|(_, what)| *what == Mnemonic::Call).unwrap();
+                assert_eq!((all[call + 1].0, again), (usize::from(start), 0));
+                let end = usize::from(start) + usize::from(len);
+                assert!(all.iter().any(|(at, _)| *at == end), "{pc:#x}: {all:?}");
+                assert_eq!(translator.out.lands_for, Some(pc + code.len() as u64));
+                let touches_none =
+                    [Mnemonic::Mov, Mnemonic::Lea, Mnemonic::Loop, Mnemonic::Jmp, Mnemonic::Call, Mnemonic::Movzx];
+                assert!(all.iter().all(|(_, what)| touches_none.contains(what)), "{all:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_have_blocks_of_their_own() {
+        // inc eax; call
+        let (translator, all) = translated(0x40_1000, &[&[0xff, 0xc0, 0xe8, 0, 1, 0, 0][..], &[0xcc; 32]].concat());
+        assert_eq!((translator.out.count, all[1].1, translator.out.lands_for), (1, Mnemonic::Jmp, None));
+    }
+
+    #[test]
+    fn returns_can_be_begun_again_where_they_look_into_the_table() {
+        for before in 0..8 {
+            let code: Vec<u8> = [0x90].repeat(before).into_iter().chain([0xc3]).chain([0xcc; 32]).collect();
+            let (translator, all) = translated(0x40_1000, &code);
+            let (end, again) = (translator.out.bytes.len(), usize::from(translator.out.landing.again));
+            let (at, what) = all[all.len() - 2];
+            assert_eq!((end - at, what, all[all.len() - 1].1), (LAST as usize, Mnemonic::Mov, Mnemonic::Ret));
+            let tail: Vec<Mnemonic> = all.iter().filter(|(at, _)| *at >= end - again).map(|(_, what)| *what).collect();
+            assert_eq!(tail, [Mnemonic::Mov, Mnemonic::Pext, Mnemonic::Mov, Mnemonic::Mov, Mnemonic::Ret]);
+            let field = translator.out.exits[0].field;
+            assert!(field % 8 <= 4, "{field}");
+        }
+    }
+}

@@ -56,7 +56,8 @@ impl Emitter {
             return true;
         }
         let marks = &translator.out.marks;
-        let Some(Mark { pc, saved, pushed, .. }) = marks[..marks.partition_point(|m| m.at <= at)].last().copied() else {
+        let Some(Mark { pc, saved, pushed, .. }) = marks[..marks.partition_point(|m| m.at <= at)].last().copied()
+        else {
             return false;
         };
         ctx.rip = pc;

@@ -11,6 +11,7 @@
 //! | `call f` | push of the guest's return address, an exit |
 //! | `call [rip+d]`, `jmp [rip+d]` with a constant there ([`Fetch::constant`]) | as `call f`; an exit |
 //! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; a tail ([`crate::indirect`]) |
+//! | `call`, `ret` in programs with many calls | the same, where returns find a landing ([`crate::returns`]) |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
 //! | what the lifter leaves to the runtime, GS operands | an exit to that very instruction: nothing starts there |
 //!

@@ -139,6 +139,7 @@ macro_rules! for_each_guest {
             not_executable: "not_executable.c",
             segment_overrides: "segment_overrides.c",
             vsyscall: "vsyscall.c" .flags(&["-mno-red-zone"]),
+            return_slots: "return_slots.c" .flags(&["-mno-red-zone"]),
             calls_astray: "calls_astray.c" .flags(&["-mno-red-zone"]),
             refused: "refused.c",
             self_modifying: "self_modifying.c",
