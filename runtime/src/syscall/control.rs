@@ -46,13 +46,19 @@ pub(super) fn arch_prctl(context: &mut ThreadContext, call: &Call) -> Option<Don
     })
 }
 
-/// `prctl`: switches that would hit the host are answered as by a kernel built without them.
-pub(super) fn prctl(call: &Call) -> Option<Done> {
+/// `prctl`: switches that would hit the host are answered as by a kernel built without them. The word that is cleared at the end of
+/// the thread, `clear_at_end`, is not the one that the kernel knows, which is the C library's.
+pub(super) fn prctl(call: &Call, clear_at_end: u64) -> Option<Done> {
+    const PR_GET_TID_ADDRESS: i32 = 40;
     const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
     const PR_SET_MDWE: i32 = 65;
     match call.args[0] as i32 {
         libc::PR_SET_SECCOMP | libc::PR_SET_TSC | libc::PR_SET_MM | PR_SET_SYSCALL_USER_DISPATCH | PR_SET_MDWE => {
             Some(Done::error(libc::EINVAL))
+        }
+        PR_GET_TID_ADDRESS => {
+            let written = guest_write(call.args[1], &clear_at_end.to_le_bytes());
+            Some(written.map_or_else(Done::error, |()| Done::Value(0)))
         }
         _ => None,
     }
@@ -101,7 +107,7 @@ mod tests {
 
     #[test]
     fn harmless_switches_pass() {
-        let set = |option: i32| prctl(&Call::new(libc::SYS_prctl, &[option as u64]));
+        let set = |option: i32| prctl(&Call::new(libc::SYS_prctl, &[option as u64]), 0);
         assert_eq!(set(libc::PR_SET_NAME), None);
         assert_eq!(set(libc::PR_SET_SECCOMP), Some(Done::error(libc::EINVAL)));
     }

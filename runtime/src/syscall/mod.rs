@@ -356,7 +356,7 @@ impl System {
             }
 
             libc::SYS_arch_prctl => control::arch_prctl(context, call).unwrap_or_else(|| self.pass(call)),
-            libc::SYS_prctl => control::prctl(call).unwrap_or_else(|| self.pass(call)),
+            libc::SYS_prctl => control::prctl(call, self.clear_at_end).unwrap_or_else(|| self.pass(call)),
             libc::SYS_membarrier => control::membarrier(call, || self.pass(call)),
 
             // glibc does without rseq; the others would act on, or from, threads of the kernel or of ours.

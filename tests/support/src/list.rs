@@ -75,6 +75,7 @@ macro_rules! for_each_guest {
             threads_abort: "threads_exit.c" .args(&["thread_aborts"]) .flags(&["-pthread"]) .dies(6),
             threads_crash: "threads_exit.c" .args(&["thread_crashes"]) .flags(&["-pthread"]) .dies(11),
             threads_signals: "threads_signals.c" .flags(&["-pthread"]),
+            tid_address: "tid_address.c" .flags(&["-pthread"]),
             threads_robust: "threads_robust.c" .flags(&["-pthread"]),
             threads_fork: "threads_fork.c" .flags(&["-pthread"]) .exits(13),
             threads_memory: "threads_memory.c" .flags(&["-pthread"]),
