@@ -162,6 +162,16 @@ impl Cache {
         debug_assert!(patched.is_ok());
     }
 
+    /// Replaces the instruction of eight bytes at `address`, which is a multiple of that, likewise (AMD64 manual vol. 2, 7.6.1, "a
+    /// naturally aligned quadword"). Async-signal-safe.
+    pub fn patch_instruction(&self, address: u64, bytes: [u8; 8]) {
+        assert!(address.is_multiple_of(8));
+        let offset = self.offset(address, 8);
+        // SAFETY: as above.
+        let word = unsafe { AtomicU64::from_ptr(self.rw.add(offset).cast()) };
+        word.store(u64::from_le_bytes(bytes), Ordering::Release);
+    }
+
     /// Replaces the two opcode bytes at `address`, which need not be aligned: nobody may be executing there.
     pub fn patch_opcode(&self, address: u64, bytes: [u8; 2]) {
         let offset = self.offset(address, 2);

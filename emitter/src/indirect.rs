@@ -41,6 +41,10 @@
 //! (A bytecode interpreter: 1.76 times native through memory, 1.07 so.) Where such a table has nothing, the site leaves, and
 //! gets an entry; where it has somebody else's, `miss_rax` goes on as if by memory.
 //!
+//! Most programs have a few such jumps and execute them seldom, and filling a table takes a while. So the last instruction of
+//! these tails is one of eight aligned bytes, which can be replaced at once, and leads to a stub that leaves until
+//! a register has carried [`ASKED`] targets; likewise when the site is to leave.
+//!
 //! **Signals.** A thread that is interrupted between a site and its destination is beyond what unlinking reaches. It is
 //! sent out: registers that are displaced are in `stub_save` ([`Displaced`]), and where nothing is displaced yet or any
 //! more, what `stub_save` holds is still right.
@@ -156,7 +160,12 @@ pub struct Indirect {
     stubs: MissStubs,
     rates: Option<RateWords>,
     returns: ReturnStack,
+    /// How many transfers of each carrier have come to the runtime.
+    asked: [u32; Via::COUNT],
 }
+
+/// So many transfers by one register come to the runtime before it gets a table, which takes as long as they do.
+const ASKED: u32 = 256;
 
 /// Addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -182,8 +191,9 @@ impl RegisterStub {
     /// Offsets: see the functions.
     const ASK: u64 = 3;
     const MISS: u64 = 30;
-    const MISS_JUMP: u64 = 48;
-    const END: u64 = 53;
+    /// From here on only rcx is displaced.
+    const MISS_ON: u64 = 48;
+    const END: u64 = 64;
 
     /// Leaves from a checked entry in which rcx is parked.
     fn unpark(self) -> u64 {
@@ -200,7 +210,8 @@ impl RegisterStub {
         self.start + Self::MISS
     }
 
-    fn generate(self, miss: u64, leave_canonical: u64) -> Vec<u8> {
+    /// `table` is that of [`Via::Memory`]: without one no register carries anything.
+    fn generate(self, table: u32, leave_canonical: u64) -> Vec<u8> {
         let r = self.register;
         let mut unpark = Piece::default();
         // Nothing is parked in rcx itself: this does nothing.
@@ -216,7 +227,7 @@ impl RegisterStub {
             rest.store(r, offset::STUB_SAVE + 8 * SAVE_RCX);
             rest.load(r, offset::NEXT_PC);
         }
-        rest.jump(miss);
+        rest.jump_to_stored(table);
         let (unpark, rest) = (unpark.placed(self.start), rest.placed(self.miss()));
         assert_eq!((unpark.len() as u64, rest.len() as u64), (Self::MISS, Self::END - Self::MISS));
         [unpark, rest].concat()
@@ -225,7 +236,7 @@ impl RegisterStub {
     /// How a thread gets out that is in the stubs. Async-signal-safe.
     fn diversion(self, host_rip: u64, out: u64) -> Option<Diversion> {
         match host_rip - self.start {
-            Self::MISS_JUMP => Some(Diversion { rip: out, displaced: Displaced::Rcx }),
+            Self::MISS_ON.. => Some(Diversion { rip: out, displaced: Displaced::Rcx }),
             Self::MISS.. => Some(Diversion { rip: self.unpark(), displaced: Displaced::None }),
             // On the way out.
             _ => None,
@@ -241,32 +252,25 @@ impl Indirect {
         rates: bool,
         has_pext: bool,
     ) -> Result<Indirect, StubError> {
-        let mut lookup = None;
+        let lookup = Lookup::new(&cache.range()).map_err(crate::cache::CacheError::Map)?;
         let rates = if rates { RateWords::new(&cache.range()) } else { None };
-        // The stub needs the table's address, the table the stub's.
-        let stubs = miss_stubs(cache, leave_canonical, rates.as_ref(), |cache| {
-            let tables = Lookup::new(&cache.range()).map_err(crate::cache::CacheError::Map)?;
-            let second = tables.second_table();
-            lookup = Some(tables);
-            Ok(second)
-        })?;
-        let lookup = lookup.expect("made on the way");
-        let table = lookup.first_tables(Via::Memory).map(|tables| tables[0]);
+        let stubs = miss_stubs(cache, leave_canonical, rates.as_ref(), &lookup)?;
+        let table = lookup.first_table(Via::Memory);
         let returns = ReturnStack::new(cache, has_pext, table, stubs.miss, stubs.outs[1])?;
-        let mut indirect = Indirect { stubs, lookup, rates, returns };
+        let mut indirect = Indirect { stubs, lookup, rates, returns, asked: [0; Via::COUNT] };
         indirect.prepare(Via::Memory);
         Ok(indirect)
     }
 
     /// In a forked child whose cache is fresh: the stubs once more, at the same addresses, and empty tables.
     pub(crate) fn reset_after_fork(&mut self, cache: &mut Cache, leave_canonical: u64) -> Result<(), StubError> {
-        let second = self.lookup.second_table();
-        let stubs = miss_stubs(cache, leave_canonical, self.rates.as_ref(), |_| Ok(second))?;
+        let stubs = miss_stubs(cache, leave_canonical, self.rates.as_ref(), &self.lookup)?;
         assert_eq!(stubs, self.stubs, "the stubs of a child differ from its parent's");
-        let table = self.tables(Via::Memory).map(|tables| tables[0]);
+        let table = self.table(Via::Memory);
         let [_, out_from_rcx] = self.stubs.outs;
         self.returns.reset_after_fork(cache, table, self.stubs.miss, out_from_rcx)?;
-        self.lookup.clear();
+        self.lookup.clear_after_fork();
+        self.asked = [0; Via::COUNT];
         Ok(())
     }
 
@@ -298,7 +302,7 @@ impl Indirect {
         self.rates.as_ref().map(RateWords::rates)
     }
 
-    /// Must be called before a tail for such a carrier is executed.
+    /// Must be called before a tail refers to such a carrier's table.
     pub(crate) fn prepare(&mut self, via: Via) {
         let free = match via {
             Via::Memory => self.stubs.miss,
@@ -307,13 +311,16 @@ impl Indirect {
         self.lookup.prepare(via, free);
     }
 
-    /// Must be called before a tail is made to lead out. Async-signal-safe.
-    pub(crate) fn prepare_out(&self, via: Via) {
-        let out = match via {
-            Via::Memory => self.out_from_rcx(),
-            Via::Register(r) => self.register_stub(r).ask(),
-        };
-        self.lookup.prepare_out(via, out);
+    /// A transfer with such a carrier has come to the runtime. True if that is worth a table from now on.
+    pub(crate) fn asked(&mut self, via: Via) -> bool {
+        let asked = &mut self.asked[via.index()];
+        *asked = asked.saturating_add(1);
+        *asked >= ASKED
+    }
+
+    /// Must be called before a tail that uses memory is made to lead out. Async-signal-safe.
+    pub(crate) fn prepare_out(&self) {
+        self.lookup.prepare_out(self.out_from_rcx());
     }
 
     fn register_stub(&self, register: u8) -> RegisterStub {
@@ -336,21 +343,31 @@ impl Indirect {
         self.stubs.outs[1]
     }
 
-    /// What a tail's field holds for a table, and what it holds to lead out; if there are tables within reach.
-    pub(crate) fn tables(&self, via: Via) -> Option<[u32; 2]> {
-        self.lookup.first_tables(via)
+    /// What a tail's field holds for a table, if that is within reach.
+    pub(crate) fn table(&self, via: Via) -> Option<u32> {
+        self.lookup.first_table(via)
+    }
+
+    /// What it holds to lead out, if it uses memory.
+    pub(crate) fn out_table(&self) -> Option<u32> {
+        self.lookup.out_table()
+    }
+
+    /// Where a tail leads while the register has no table, or to leave.
+    pub(crate) fn ask(&self, register: u8) -> u64 {
+        self.register_stub(register).ask()
     }
 
     /// What carries the target of a jump or call that has it in this register.
     pub(crate) fn carrier(&self, register: u8) -> Via {
-        let carries = register != RSP && self.lookup.first_tables(Via::Memory).is_some();
+        let carries = register != RSP && self.lookup.first_table(Via::Memory).is_some();
         if carries { Via::Register(register) } else { Via::Memory }
     }
 
     /// The tail of a site.
     pub fn tail(&self, source: Source) -> Piece {
         let mut piece = Piece::default();
-        let table = self.tables(source.via()).map(|tables| tables[0]);
+        let table = self.table(source.via());
         match source {
             Source::Stored => {
                 piece.save_rcx();
@@ -368,7 +385,7 @@ impl Indirect {
         match (table, source) {
             (Some(table), Source::Stored) => piece.jump_to_stored(table),
             (Some(table), Source::Rcx) => piece.jump_through(RCX, table),
-            (Some(table), Source::Register(r)) => piece.jump_through(r, table),
+            (Some(table), Source::Register(r)) => piece.jump_by_carrier(r, table),
             // Without a table within reach every jump is searched for.
             (None, _) => piece.jump(self.miss()),
         }
@@ -569,12 +586,12 @@ global_asm!(
     ENTRIES = const ENTRIES,
 );
 
-/// Generates the stubs; `second_table` says that table's address.
+/// Generates the stubs.
 fn miss_stubs(
     cache: &mut Cache,
     leave_canonical: u64,
     rates: Option<&RateWords>,
-    second_table: impl FnOnce(&Cache) -> Result<u64, StubError>,
+    lookup: &Lookup,
 ) -> Result<MissStubs, StubError> {
     // SAFETY: constants, made above.
     let (labels, mut code) = unsafe { (&LABELS, Template::new(&raw const CODE, LABELS.end)) };
@@ -583,16 +600,18 @@ fn miss_stubs(
         None => code.leave_out(labels.counted, labels.uncounted),
     }
     let placed = code.place(cache)?;
-    code.fill_wide(labels.table, second_table(cache)?);
+    code.fill_wide(labels.table, lookup.second_table());
     code.lead(placed, labels.leaves, leave_canonical);
     let miss = placed.at(labels.miss);
     let four = placed.at(labels.four);
     let ranges = [miss..four, four..placed.base + code.len() as u64];
     code.write(placed, cache);
     let registers = cache.alloc_hot(16 * RegisterStub::ROOM as usize, 64)?;
-    for register in (0..16).filter(|r| *r != RSP) {
-        let stub = RegisterStub { start: registers + RegisterStub::ROOM * u64::from(register), register };
-        cache.write(stub.start, &stub.generate(miss, leave_canonical));
+    if let Some(table) = lookup.first_table(Via::Memory) {
+        for register in (0..16).filter(|r| *r != RSP) {
+            let stub = RegisterStub { start: registers + RegisterStub::ROOM * u64::from(register), register };
+            cache.write(stub.start, &stub.generate(table, leave_canonical));
+        }
     }
     Ok(MissStubs { miss, outs: [placed.at(labels.out), placed.at(labels.out_from_rcx)], ranges, registers })
 }
@@ -631,7 +650,7 @@ mod tests {
                 Via::Memory => Source::Rcx,
                 Via::Register(r) => Source::Register(r),
             };
-            let (tail, table) = (indirect.tail(source), indirect.tables(via).unwrap()[0]);
+            let (tail, table) = (indirect.tail(source), indirect.table(via).unwrap());
             let field = tail.table.unwrap();
             assert_eq!(tail.bytes[field..field + 4], table.to_le_bytes());
         }
@@ -644,7 +663,7 @@ mod tests {
             let stub = indirect.register_stub(r);
             let code = cache.read(stub.start, RegisterStub::END as usize);
             let starts: Vec<u64> = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).iter().map(|i| i.ip()).collect();
-            for at in [RegisterStub::ASK, RegisterStub::MISS, RegisterStub::MISS_JUMP] {
+            for at in [RegisterStub::ASK, RegisterStub::MISS, RegisterStub::MISS_ON] {
                 assert!(starts.contains(&at), "{r}: {starts:?}");
             }
             assert_eq!(indirect.diversion(stub.ask()), None);

@@ -1,11 +1,11 @@
 //! The tables that indirect jumps consult: guest pc -> checked entry (see [`crate::indirect`]).
 //!
 //! * **first**, one for each [`Via`]: 65,536 words, indexed by the pc's low 16 bits, each the address of a checked entry, or of
-//!   a stub. A site jumps through it unseen. It lies in the low 2 GiB, so that its address is a displacement. Behind it lies
-//!   another one, all of whose words lead out: sites that are to leave jump through that. Each is filled when it is needed
-//!   first.
-//! * **second**: a hash table for pcs that share their word with another. Two arrays, of complemented pcs and of checked
-//!   entries; a pc stands in one of [`PROBES`] neighbouring slots. The miss stub searches it.
+//!   a stub. A site jumps through it unseen. It lies in the low 2 GiB, so that its address is a displacement. Behind that for
+//!   [`Via::Memory`] lies another one, all of whose words lead out: sites that are to leave jump through that. Each is filled when
+//!   it is needed first: that costs as much as translating a hundred blocks.
+//! * **second**: a hash table for pcs whose word in the first table of [`Via::Memory`] has been taken by another. Two arrays, of
+//!   complemented pcs and of checked entries; a pc stands in one of [`PROBES`] neighbouring slots. The miss stub searches it.
 //!
 //! Writers hold the emitter; readers are generated code on any thread. Every word is written in one aligned store, and
 //! what a reader finds it never trusts: a checked entry verifies that it is meant, so that a pc and an entry that do not
@@ -25,10 +25,10 @@ pub(crate) const PROBES: usize = 4;
 /// Bytes from a slot's pc to its entry in the second table.
 pub(crate) const ENTRIES: usize = 8 * (SLOTS + PROBES);
 
-/// Bytes of a first table, without the one that leads out.
+/// Bytes of a first table.
 const TABLE_BYTES: usize = 8 * SLOTS;
-/// Bytes of all first tables.
-const FIRST_BYTES: usize = 2 * TABLE_BYTES * Via::COUNT;
+/// Bytes of all first tables and the one that leads out.
+const FIRST_BYTES: usize = TABLE_BYTES * (Via::COUNT + 1);
 const SECOND_BYTES: usize = 2 * ENTRIES;
 /// Addresses of the first table end at or below this one.
 const LAST: u64 = 0x7fff_0000;
@@ -37,9 +37,11 @@ const STEP: usize = 16 << 20;
 
 /// All tables.
 pub(crate) struct Lookup {
-    /// The first tables, each with the one that leads out behind it.
+    /// The first tables; the second of them is the one that leads out.
     memory: *mut u64,
     firsts: [First; Via::COUNT],
+    /// Is the one that leads out filled?
+    leads_out: AtomicBool,
     second: *mut u64,
     /// In which slot of the second table a pc is.
     places: FxHashMap<u64, u32>,
@@ -50,11 +52,20 @@ pub(crate) struct Lookup {
 struct First {
     /// What a word holds that belongs to nobody; 0 before the table is filled.
     free: u64,
-    /// Is the one that leads out filled?
-    leads_out: AtomicBool,
     /// Whose the other words are.
     owners: FxHashMap<u16, u64>,
 }
+
+/// A table's number among the first ones.
+fn number(via: Via) -> usize {
+    match via {
+        Via::Memory => 0,
+        Via::Register(_) => 1 + via.index(),
+    }
+}
+
+/// The number of the one that leads out.
+const LEADS_OUT: usize = 1;
 
 // SAFETY: the memory is only accessed through atomics, and by generated code with aligned loads.
 unsafe impl Send for Lookup {}
@@ -83,36 +94,41 @@ impl Lookup {
         });
         let memory = map(place, FIRST_BYTES)?;
         let second = map(None, SECOND_BYTES)?;
-        Ok(Lookup { memory, firsts: Default::default(), second, places: FxHashMap::default() })
+        let leads_out = AtomicBool::new(false);
+        Ok(Lookup { memory, firsts: Default::default(), leads_out, second, places: FxHashMap::default() })
     }
 
     /// Fills a first table with `free`, if that has not been done.
     pub fn prepare(&mut self, via: Via, free: u64) {
         if self.firsts[via.index()].free == 0 {
             self.firsts[via.index()].free = free;
-            self.fill(via, 0, free);
+            self.fill(number(via), free);
         }
     }
 
     /// Fills the table that leads out with `out`, if that has not been done. Async-signal-safe.
-    pub fn prepare_out(&self, via: Via, out: u64) {
-        if !self.firsts[via.index()].leads_out.swap(true, Ordering::AcqRel) {
-            self.fill(via, SLOTS, out);
+    pub fn prepare_out(&self, out: u64) {
+        if !self.leads_out.swap(true, Ordering::AcqRel) {
+            self.fill(LEADS_OUT, out);
         }
     }
 
-    fn fill(&self, via: Via, from: usize, value: u64) {
+    fn fill(&self, number: usize, value: u64) {
         // SAFETY: the table's own memory. It is faster than a fault for each page; older kernels do not know it.
         unsafe {
-            let table = self.memory.add(2 * SLOTS * via.index() + from);
-            libc::madvise(table.cast(), TABLE_BYTES, libc::MADV_POPULATE_WRITE);
+            libc::madvise(self.memory.add(SLOTS * number).cast(), TABLE_BYTES, libc::MADV_POPULATE_WRITE);
         }
-        (from..from + SLOTS).for_each(|n| self.first_word(via, n).store(value, Ordering::Relaxed));
+        (0..SLOTS).for_each(|n| self.table_word(number, n).store(value, Ordering::Relaxed));
     }
 
-    /// The addresses of a first table and of the one that leads out, if they are displacements.
-    pub fn first_tables(&self, via: Via) -> Option<[u32; 2]> {
-        displacements(self.memory as u64 + (2 * TABLE_BYTES * via.index()) as u64)
+    /// The address of a first table, if it is a displacement.
+    pub fn first_table(&self, via: Via) -> Option<u32> {
+        displacement(self.memory as u64 + (TABLE_BYTES * number(via)) as u64)
+    }
+
+    /// That of the one that leads out.
+    pub fn out_table(&self) -> Option<u32> {
+        displacement(self.memory as u64 + (TABLE_BYTES * LEADS_OUT) as u64)
     }
 
     /// The second table's address.
@@ -126,11 +142,14 @@ impl Lookup {
         [range(self.memory, FIRST_BYTES), range(self.second, SECOND_BYTES)]
     }
 
-    /// Words from [`SLOTS`] on are those of the table that leads out.
-    fn first_word(&self, via: Via, i: usize) -> &AtomicU64 {
-        assert!(i < 2 * SLOTS);
+    fn table_word(&self, number: usize, i: usize) -> &AtomicU64 {
+        assert!(number <= Via::COUNT && i < SLOTS);
         // SAFETY: within the mapping, aligned, and only used atomically.
-        unsafe { AtomicU64::from_ptr(self.memory.add(2 * SLOTS * via.index() + i)) }
+        unsafe { AtomicU64::from_ptr(self.memory.add(SLOTS * number + i)) }
+    }
+
+    fn first_word(&self, via: Via, pc: u64) -> &AtomicU64 {
+        self.table_word(number(via), usize::from(pc as u16))
     }
 
     /// The complemented pc and the entry in a slot of the second table.
@@ -140,18 +159,30 @@ impl Lookup {
         [slot, slot + ENTRIES / 8].map(|i| unsafe { AtomicU64::from_ptr(self.second.add(i)) })
     }
 
-    /// Lets jumps to `pc` arrive at the checked entry `entry`. In the first table, which must have been made, it takes the place
-    /// of what shares its word; in the second, which only the [`Via::Memory`] kind uses, only if there is none free.
+    /// Lets jumps to `pc` arrive at the checked entry `entry`, in the first table, which must have been made. There it takes the
+    /// place of what shares its word; in that of [`Via::Memory`] that goes to the second one then.
     pub fn insert(&mut self, via: Via, pc: u64, entry: u64) {
         // Its complement is what an empty slot holds. There is no code there.
         if pc == u64::MAX {
             return;
         }
-        self.first_word(via, usize::from(pc as u16)).store(entry, Ordering::Release);
-        self.firsts[via.index()].owners.insert(pc as u16, pc);
+        let owner = self.firsts[via.index()].owners.insert(pc as u16, pc);
+        let word = self.first_word(via, pc);
         if via != Via::Memory {
-            return;
+            return word.store(entry, Ordering::Release);
         }
+        let before = word.load(Ordering::Relaxed);
+        if let Some(evicted) = owner.filter(|owner| *owner != pc) {
+            self.put_second(evicted, before);
+        }
+        if self.first_table(via).is_none() || self.places.contains_key(&pc) {
+            self.put_second(pc, entry);
+        }
+        self.first_word(via, pc).store(entry, Ordering::Release);
+    }
+
+    /// Puts it into the second table, only if there is none free in the place of another.
+    fn put_second(&mut self, pc: u64, entry: u64) {
         let slot = self.places.get(&pc).map_or_else(|| self.free_slot(pc), |slot| *slot as usize);
         self.places.insert(pc, slot as u32);
         let [key, value] = self.second_words(slot);
@@ -177,7 +208,7 @@ impl Lookup {
             if first.owners.get(&(pc as u16)) == Some(&pc) {
                 first.owners.remove(&(pc as u16));
                 let free = first.free;
-                self.first_word(via, usize::from(pc as u16)).store(free, Ordering::Release);
+                self.first_word(via, pc).store(free, Ordering::Release);
             }
         }
         if let Some(slot) = self.places.remove(&pc) {
@@ -190,13 +221,26 @@ impl Lookup {
         self.second_words(slot as usize).iter().for_each(|w| w.store(0, Ordering::Release));
     }
 
+    /// In a forked child: as [`Lookup::clear`], and the tables of registers are not needed yet.
+    pub fn clear_after_fork(&mut self) {
+        self.clear();
+        for via in (0..Via::COUNT).filter_map(Via::from_index).filter(|via| *via != Via::Memory) {
+            if std::mem::take(&mut self.firsts[via.index()].free) != 0 {
+                // SAFETY: the table's own memory, which is filled again before it is used.
+                unsafe {
+                    libc::madvise(self.memory.add(SLOTS * number(via)).cast(), TABLE_BYTES, libc::MADV_DONTNEED);
+                }
+            }
+        }
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         for via in (0..Via::COUNT).filter_map(Via::from_index) {
             let First { free, owners, .. } = &mut self.firsts[via.index()];
             let (free, owners) = (*free, std::mem::take(owners));
-            for (word, _) in owners {
-                self.first_word(via, usize::from(word)).store(free, Ordering::Release);
+            for (_, pc) in owners {
+                self.first_word(via, pc).store(free, Ordering::Release);
             }
         }
         for (_, slot) in std::mem::take(&mut self.places) {
@@ -205,10 +249,10 @@ impl Lookup {
     }
 }
 
-/// `start`, where a first table lies, and the end of that table, if the one behind it can be reached by a displacement, too.
-fn displacements(start: u64) -> Option<[u32; 2]> {
-    let end = i32::try_from(start + 2 * TABLE_BYTES as u64).ok()?;
-    Some([start as u32, (end - TABLE_BYTES as i32) as u32])
+/// The address `start` of a first table, if it is a displacement, and that of its last word.
+fn displacement(start: u64) -> Option<u32> {
+    i32::try_from(start + TABLE_BYTES as u64).ok()?;
+    Some(start as u32)
 }
 
 /// Zeroed memory, over `place`, which is ours, or where the kernel likes.
@@ -246,16 +290,16 @@ mod tests {
     #[test]
     fn only_tables_in_the_low_half_are_displacements() {
         let high = |low: u64| 0x7f12_0000_0000 + low;
-        assert_eq!(displacements(0x2000_0000), Some([0x2000_0000, 0x2008_0000]));
+        assert_eq!(displacement(0x2000_0000), Some(0x2000_0000));
         // Where the sum of 32 bits would not be one any more.
-        assert_eq!(displacements(high(0xffff_f000)), None);
-        assert_eq!(displacements(high(0x2000_0000)), None);
-        assert_eq!(displacements(0x7ff0_0000), None);
-        assert_eq!(displacements(0x7fef_f000), Some([0x7fef_f000, 0x7ff7_f000]));
+        assert_eq!(displacement(high(0xffff_f000)), None);
+        assert_eq!(displacement(high(0x2000_0000)), None);
+        assert_eq!(displacement(0x7ff8_0000), None);
+        assert_eq!(displacement(0x7ff7_f000), Some(0x7ff7_f000));
     }
 
     fn first(t: &Lookup, pc: u64) -> u64 {
-        t.first_word(Via::Memory, usize::from(pc as u16)).load(Ordering::Relaxed)
+        t.first_word(Via::Memory, pc).load(Ordering::Relaxed)
     }
 
     /// As the miss stub searches.
@@ -267,19 +311,25 @@ mod tests {
     #[test]
     fn the_last_one_has_the_word_and_all_are_found() {
         let mut t = table();
-        let pcs: Vec<u64> = (0..PROBES as u64).map(|i| 0x40_1234 + (i << 16)).chain([0, 1 << 63]).collect();
+        let pcs: Vec<u64> = (0..PROBES as u64 + 1).map(|i| 0x40_1234 + (i << 16)).chain([0, 1 << 63]).collect();
+        let found = |t: &Lookup, pc: u64| {
+            if t.firsts[0].owners.get(&(pc as u16)) == Some(&pc) { Some(first(t, pc)) } else { second(t, pc) }
+        };
         for (i, pc) in pcs.iter().enumerate() {
             t.insert(Via::Memory, *pc, i as u64 + 1);
-            assert_eq!((first(&t, *pc), second(&t, *pc)), (i as u64 + 1, Some(i as u64 + 1)));
+            // Only who has lost its word is in the second table.
+            assert_eq!((first(&t, *pc), second(&t, *pc)), (i as u64 + 1, None));
         }
         for (i, pc) in pcs.iter().enumerate() {
-            assert_eq!(second(&t, *pc), Some(i as u64 + 1), "{pc:#x}");
+            assert_eq!(found(&t, *pc), Some(i as u64 + 1), "{pc:#x}");
         }
         // Not the owner of the word.
         t.remove(0x40_1234);
-        assert_eq!((first(&t, 0x40_1234), second(&t, 0x40_1234)), (PROBES as u64, None));
+        assert_eq!((first(&t, 0x40_1234), second(&t, 0x40_1234)), (PROBES as u64 + 1, None));
+        // It has another entry in both then, and goes from both.
         t.insert(Via::Memory, 0x41_1234, 77);
         assert_eq!((first(&t, 0x41_1234), second(&t, 0x41_1234)), (77, Some(77)));
+        assert_eq!(second(&t, pcs[PROBES]), Some(PROBES as u64 + 1));
         t.remove(0x41_1234);
         assert_eq!((first(&t, 0x41_1234), second(&t, 0x41_1234)), (MISS, None));
         t.clear();
@@ -294,18 +344,30 @@ mod tests {
     fn tables_of_carriers_are_told_apart() {
         let mut t = table();
         let via = Via::Register(3);
+        let word = |t: &Lookup| t.first_word(via, 0x40_1234).load(Ordering::Relaxed);
         t.prepare(via, 7);
-        t.prepare_out(via, 8);
+        t.prepare_out(8);
         t.insert(via, 0x40_1234, 1);
-        assert_eq!((first(&t, 0x40_1234), second(&t, 0x40_1234)), (MISS, None));
-        assert_eq!(t.first_word(via, 0x1234).load(Ordering::Relaxed), 1);
-        assert_eq!(t.first_word(via, SLOTS + 0x1234).load(Ordering::Relaxed), 8);
+        assert_eq!((first(&t, 0x40_1234), second(&t, 0x40_1234), word(&t)), (MISS, None, 1));
+        assert_eq!(t.table_word(LEADS_OUT, 0x1234).load(Ordering::Relaxed), 8);
         t.prepare(via, 9);
-        assert_eq!(t.first_word(via, 0x1234).load(Ordering::Relaxed), 1);
+        assert_eq!(word(&t), 1);
         t.remove(0x40_1234);
-        assert_eq!(t.first_word(via, 0x1234).load(Ordering::Relaxed), 7);
-        let [one, out] = t.first_tables(via).unwrap();
-        assert_eq!(u64::from(out), u64::from(one) + TABLE_BYTES as u64);
+        assert_eq!(word(&t), 7);
+        t.insert(via, 0x40_1234, 1);
+        t.clear_after_fork();
+        assert_eq!(first(&t, 0x40_1234), MISS);
+        t.prepare(via, 9);
+        assert_eq!(word(&t), 9);
+        let tables: Vec<u32> = (0..Via::COUNT).filter_map(|n| t.first_table(Via::from_index(n)?)).collect();
+        let out = t.out_table().unwrap();
+        assert!(
+            tables
+                .iter()
+                .chain([&out])
+                .all(|a| tables.iter().filter(|b| a.abs_diff(**b) < TABLE_BYTES as u32).count() <= 1)
+        );
+        assert!(!tables.contains(&out));
     }
 
     #[test]
@@ -315,7 +377,7 @@ mod tests {
         let pcs: Vec<u64> = (0..20).map(|i| 0x7000_1000 + (i << 32)).collect();
         for pc in &pcs {
             t.insert(Via::Memory, *pc, *pc + 1);
-            assert_eq!(second(&t, *pc), Some(*pc + 1));
+            assert_eq!(first(&t, *pc), *pc + 1);
         }
         let found = pcs.iter().filter(|pc| second(&t, **pc) == Some(**pc + 1)).count();
         assert_eq!((found, t.places.len()), (PROBES, PROBES));

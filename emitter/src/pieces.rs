@@ -10,6 +10,18 @@ use smallvec::SmallVec;
 /// The number of rcx.
 pub(crate) const RCX: u8 = 1;
 
+/// `jmp [table + r*8]` in eight bytes, the field last.
+pub(crate) fn through(r: u8, table: u32) -> [u8; 8] {
+    let [a, b, c, d] = table.to_le_bytes();
+    [0x40 | (r >> 3) << 1, 0xff, 0x24, 0xc5 | (r & 7) << 3, a, b, c, d]
+}
+
+/// `jmp` over so many bytes, likewise. (The prefixes mean nothing.)
+pub(crate) fn directly(relative: u32) -> [u8; 8] {
+    let [a, b, c, d] = relative.to_le_bytes();
+    [0x2e, 0x2e, 0x2e, 0xe9, a, b, c, d]
+}
+
 /// Code to be copied into the cache.
 #[derive(Clone, Debug, Default)]
 pub struct Piece {
@@ -120,6 +132,16 @@ impl Piece {
         self.put(&table.to_le_bytes());
     }
 
+    /// As [`Piece::jump_through`], the jump as in [`through`].
+    pub(crate) fn jump_by_carrier(&mut self, r: u8, table: u32) {
+        if r >= 8 {
+            self.put(&[0x45]);
+        }
+        self.put(&[0x0f, 0xb7, 0xc0 | (r & 7) << 3 | r & 7]);
+        self.table = Some(self.len() + 4);
+        self.put(&through(r, table));
+    }
+
     /// `movzx ecx, word gs:[next_pc]; jmp [table + rcx*8]`
     pub(crate) fn jump_to_stored(&mut self, table: u32) {
         self.put(&[0x65, 0x0f, 0xb7, 0x0c, 0x25]);
@@ -213,6 +235,12 @@ mod tests {
         assert_eq!(text(|p| p.constant(3, 0x1_0000_0000)), "mov rbx,100000000h\n");
         assert_eq!(text(|p| p.jump_through(0, 0x4000)), "movzx eax,ax\njmp qword [rax*8+4000h]\n");
         assert_eq!(text(|p| p.jump_through(12, 0x4000)), "movzx r12d,r12w\njmp qword [r12*8+4000h]\n");
+        for (r, name) in [(0, "rax"), (7, "rdi"), (8, "r8"), (12, "r12")] {
+            let short = text(|p| p.jump_through(r, 0x4000));
+            assert_eq!(text(|p| p.jump_by_carrier(r, 0x4000)), short);
+            assert!(short.contains(&format!("[{name}*8+4000h]")), "{short}");
+        }
+        assert_eq!(text(|p| p.put(&directly(0x100))), "jmp 0000000000000108h\n");
         let checked = text(|p| p.check(0x40_1000));
         assert!(checked.contains("lea rcx,[rcx-400FFFh]") && checked.contains("loop 0"), "{checked}");
         let checked = text(|p| p.check(0x7fff_f234_5678));

@@ -54,7 +54,8 @@ impl Blocks {
         let offset = (start - self.base) as u32;
         let link = Link::new(offset + jump as u32, (cold - self.base) as u32, place);
         let mut bytes = piece.placed(start);
-        bytes[jump..].copy_from_slice(&self.field(&link, false).to_le_bytes());
+        let relative = self.target(&link).wrapping_sub(start + jump as u64 + 4) as u32;
+        bytes[jump..].copy_from_slice(&relative.to_le_bytes());
         cache.write(cold, &self.stub_bytes(link.out, FIRST_LINK + number));
         cache.write(start, &bytes);
         match self.links.get_mut(number as usize) {
@@ -83,6 +84,13 @@ impl Emitter {
     /// Lets indirect transfers whose targets are so carried find the code at `pc`, which was [copied](Emitter::copy).
     /// [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
     pub fn register_copy(&mut self, pc: u64, via: Via) -> Result<(), EmitError> {
+        if self.blocks.ways.in_use >> via.index() & 1 == 0 {
+            if !self.indirect.asked(via) {
+                return Ok(());
+            }
+            self.indirect.prepare(via);
+            self.blocks.use_table(via, &self.cache);
+        }
         let place = self.blocks.place(pc);
         let p = &self.blocks.places[place as usize];
         if p.entry == 0 {
@@ -95,7 +103,6 @@ impl Emitter {
             None => self.blocks.check(place, via, &self.indirect, &mut self.cache)?,
         };
         self.blocks.places[place as usize].registered |= 1 << via.index();
-        self.indirect.prepare(via);
         self.indirect.insert(via, pc, self.blocks.base + u64::from(checked));
         Ok(())
     }

@@ -35,6 +35,7 @@ use crate::cpu::Cpu;
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
 use crate::fragment::Fragment;
 use crate::indirect::{Indirect, Via};
+use crate::pieces;
 use crate::placement;
 use crate::returns::Returns;
 use crate::stubs::{StubError, Stubs};
@@ -179,12 +180,26 @@ pub struct CopyFigures {
 
 /// What tails hold.
 struct Ways {
-    /// For each carrier, if it has tables within reach: the one, and the one that leads out.
-    tables: [Option<[u32; 2]>; Via::COUNT],
-    /// Where a tail leads otherwise, likewise.
+    /// For each carrier, if it has a table within reach.
+    tables: [Option<u32>; Via::COUNT],
+    /// Bit [`Via::index`]: the table is filled.
+    in_use: u32,
+    /// The table that leads out of tails that use memory, if that is within reach.
+    out: Option<u32>,
+    /// Where such a tail leads without tables, and to lead out.
     direct: [u64; 2],
     /// For returns by the stack.
     returns: Option<[u32; 2]>,
+    /// Where tails of registers lead while their tables are not in use, and to lead out.
+    asks: [u64; 16],
+}
+
+/// What the last instruction of a link's jump is to be.
+enum Patched {
+    /// The same with this in its field.
+    Field(u32),
+    /// This one, of eight aligned bytes, with the field last.
+    Instruction([u8; 8]),
 }
 
 /// Blocks, places and links.
@@ -247,9 +262,12 @@ impl Blocks {
             base: cache.range().start,
             leave: stubs.leave_canonical,
             ways: Ways {
-                tables: std::array::from_fn(|n| indirect.tables(Via::from_index(n)?)),
+                tables: std::array::from_fn(|n| indirect.table(Via::from_index(n)?)),
+                in_use: 1 << Via::Memory.index(),
+                out: indirect.out_table(),
                 direct: [indirect.miss(), indirect.out_from_rcx()],
                 returns: None,
+                asks: std::array::from_fn(|r| indirect.ask(r as u8)),
             },
             blocks: Vec::new(),
             places: Vec::new(),
@@ -311,6 +329,7 @@ impl Blocks {
         stubs: &Stubs,
         indirect: &mut Indirect,
     ) -> Result<(), StubError> {
+        self.ways.in_use = 1 << Via::Memory.index();
         self.clear(indirect);
         self.stubs = CopyStubs::generate(cache, cpu, stubs)?;
         self.leave = stubs.leave_canonical;
@@ -359,24 +378,44 @@ impl Blocks {
         self.base + u64::from(link.out)
     }
 
-    /// What a link's field holds; if it is to lead `out`, then.
-    fn field(&self, link: &Link, out: bool) -> u32 {
-        let target = if link.place == ANYWHERE {
-            let tables = self.ways.tables.get(link.out as usize).copied().unwrap_or(self.ways.returns);
-            match tables {
-                Some(tables) => return tables[usize::from(out)],
-                None => self.ways.direct[usize::from(out)],
-            }
-        } else if out {
-            self.out(link)
-        } else {
-            self.target(link)
+    /// What a link's jump is, if it is to lead `out`, then.
+    fn patched(&self, link: &Link, out: bool) -> Patched {
+        let behind = self.base + u64::from(link.field) + 4;
+        let relative = |target: u64| target.wrapping_sub(behind) as u32;
+        if link.place != ANYWHERE {
+            return Patched::Field(relative(if out { self.out(link) } else { self.target(link) }));
+        }
+        let Ways { tables, in_use, out: out_table, direct, asks, returns } = &self.ways;
+        let Some(via) = Via::from_index(link.out as usize) else {
+            let to = usize::from(out);
+            return Patched::Field(returns.map_or_else(|| relative(direct[to]), |tables| tables[to]));
         };
-        target.wrapping_sub(self.base + u64::from(link.field) + 4) as u32
+        match (via, tables[via.index()]) {
+            (Via::Register(r), Some(table)) => Patched::Instruction(match in_use >> link.out & 1 != 0 && !out {
+                true => pieces::through(r, table),
+                false => pieces::directly(relative(asks[usize::from(r)])),
+            }),
+            (_, Some(table)) => Patched::Field(out_table.filter(|_| out).unwrap_or(table)),
+            (_, None) => Patched::Field(relative(direct[usize::from(out)])),
+        }
     }
 
     fn set(&self, link: &Link, out: bool, cache: &Cache) {
-        cache.patch(self.base + u64::from(link.field), self.field(link, out));
+        let field = self.base + u64::from(link.field);
+        match self.patched(link, out) {
+            Patched::Field(value) => cache.patch(field, value),
+            Patched::Instruction(bytes) => cache.patch_instruction(field - 4, bytes),
+        }
+    }
+
+    /// From now on tails of this carrier go by its table, which is filled.
+    fn use_table(&mut self, via: Via, cache: &Cache) {
+        self.ways.in_use |= 1 << via.index();
+        for link in self.links.iter().filter(|link| link.place == ANYWHERE && link.out as usize == via.index()) {
+            if self.owner_is_linked(self.base + u64::from(link.field)) {
+                self.set(link, false, cache);
+            }
+        }
     }
 
     fn links_of(&self, block: u32) -> Range<usize> {
@@ -442,9 +481,11 @@ impl Blocks {
                 }
             };
             self.figures.links += u64::from(link.place != ANYWHERE && self.target(&link) != self.out(&link));
-            let value = self.field(&link, false);
             let at = exit.field as usize;
-            self.translator.out.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            match self.patched(&link, false) {
+                Patched::Field(field) => self.translator.out.bytes[at..at + 4].copy_from_slice(&field.to_le_bytes()),
+                Patched::Instruction(bytes) => self.translator.out.bytes[at - 4..at + 4].copy_from_slice(&bytes),
+            }
             let joins = link.place != ANYWHERE;
             match self.links.get_mut(number as usize) {
                 Some(gone) => *gone = link,
@@ -548,10 +589,8 @@ impl Blocks {
             b.unlinked.fetch_add(1, Ordering::Relaxed);
             self.unlinked.fetch_add(1, Ordering::Relaxed);
             for link in &self.links[self.links_of(block)] {
-                if link.place == ANYWHERE
-                    && let Some(via) = Via::from_index(link.out as usize)
-                {
-                    indirect.prepare_out(via);
+                if link.place == ANYWHERE && link.out as usize == Via::Memory.index() {
+                    indirect.prepare_out();
                 }
                 self.set(link, true, cache);
             }
@@ -620,9 +659,6 @@ impl Blocks {
         }
         // Before it is placed, so that a loop's own link is made at once.
         let start = self.emit(pc, via, cache)?;
-        if let Some(via) = self.translator.out.leaves_by {
-            indirect.prepare(via);
-        }
         if let Some(address) = self.translator.out.lands_for {
             let landing = start + u64::from(self.translator.out.landing.start);
             indirect.returns_mut().insert(address, landing);

@@ -117,8 +117,6 @@ pub(super) struct Translation {
     pub landing: Landing,
     /// For returns to this address.
     pub lands_for: Option<u64>,
-    /// What carries the target of the indirect transfer that it ends with.
-    pub leaves_by: Option<Via>,
     /// Guest instructions.
     pub count: u32,
 }
@@ -205,7 +203,6 @@ impl Translator {
         out.count = 0;
         out.prefix = 0;
         out.returns_to = None;
-        out.leaves_by = None;
         out.landing = Landing::default();
         out.lands_for = None;
         if let Some(via) = checked {
@@ -339,6 +336,12 @@ impl Translator {
         if at > 4 {
             self.emit(&[PADDING; 3][..8 - at]);
         }
+    }
+
+    /// Lets the second half of an instruction of eight bytes, `before` bytes from here, be that of eight aligned ones.
+    fn pad_instruction(&mut self, before: usize) {
+        let at = (self.out.bytes.len() + before + 4) % 8;
+        self.emit(&[PADDING; 7][..(8 - at) % 8]);
     }
 
     /// A jump with a rel32 field to be filled in.
@@ -531,11 +534,13 @@ impl Translator {
     fn tail(&mut self, indirect: &Indirect, source: Source) {
         let piece = indirect.tail(source);
         let field = piece.table.or(piece.jump).unwrap_or_default();
-        self.pad(field);
+        match source.via() {
+            Via::Memory => self.pad(field),
+            Via::Register(_) => self.pad_instruction(field),
+        }
         let field = (self.out.bytes.len() + field) as u32;
         self.emit(&piece.bytes);
         self.out.exits.push(ExitJump { field, leads: Leads::Indirect(source.via()), head: None });
-        self.out.leaves_by = Some(source.via());
     }
 
     /// Target of an indirect jump or call to rcx.
