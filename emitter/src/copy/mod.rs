@@ -48,7 +48,7 @@ pub use heads::{Counted, CounterId};
 pub use remove::Doomed;
 use remove::{Free, Key, Pages};
 use returns::{Landing, Wanted};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
@@ -69,6 +69,8 @@ const FOREIGN: u32 = 1 << 29;
 const PLACE: u32 = FOREIGN - 1;
 /// So many times everything has been dropped when blocks become shorter.
 const OFTEN: u32 = 4;
+/// Room for so many blocks is there from the start: untouched it costs nothing, while growing copies.
+const BLOCKS: usize = 4 << 10;
 /// Of blocks: at least eight, so that fields lie as they were padded. At more than sixteen hardly anything is faster.
 const ALIGNMENT: usize = 16;
 /// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
@@ -269,14 +271,14 @@ impl Blocks {
                 returns: None,
                 asks: std::array::from_fn(|r| indirect.ask(r as u8)),
             },
-            blocks: Vec::new(),
-            places: Vec::new(),
-            by_pc: FxHashMap::default(),
-            links: Vec::new(),
+            blocks: Vec::with_capacity(BLOCKS),
+            places: Vec::with_capacity(2 * BLOCKS),
+            by_pc: FxHashMap::with_capacity_and_hasher(3 << 10, FxBuildHasher),
+            links: Vec::with_capacity(4 * BLOCKS),
             checks: Vec::new(),
             apart: FxHashMap::default(),
             moved: Vec::new(),
-            pages: Pages::default(),
+            pages: Pages::with_capacity(2 * BLOCKS),
             free: Free::default(),
             own: FxHashMap::default(),
             constants: FxHashMap::default(),
@@ -303,7 +305,7 @@ impl Blocks {
         self.checks.clear();
         self.apart.clear();
         self.moved.clear();
-        self.pages = Pages::default();
+        self.pages.clear();
         self.free = Free::default();
         self.own.clear();
         self.constants.clear();

@@ -118,6 +118,20 @@ pub(super) struct Pages {
 }
 
 impl Pages {
+    /// Empty, with room for so many nodes.
+    pub fn with_capacity(nodes: usize) -> Pages {
+        Pages { nodes: Vec::with_capacity(nodes), ..Pages::default() }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.index.clear();
+        self.pages.clear();
+        self.nodes.clear();
+        self.free.iter_mut().for_each(Vec::clear);
+        self.last = None;
+    }
+
     /// The index of a page that has nodes, or is about to have one.
     fn page(&mut self, page: u64) -> u32 {
         if let Some((last, index)) = self.last
