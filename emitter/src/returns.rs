@@ -10,25 +10,25 @@
 //!       call L1                                         mov gs:[save], rcx
 //! H:    mov rcx, gs:[next_pc]                           mov rcx, [rsp]
 //!       lea rcx, [rcx + 1 - R]                          mov gs:[next_pc], rcx
-//!       loop M                                     A:   mov ecx, gs:[next_pc]
-//!       mov qword [rsp - 8], R                          pext ecx, ecx, [MASK]
-//!       mov rcx, gs:[save]                              mov rcx, [TABLE + rcx*8]
-//!       jmp <the block at R>                            mov [rsp], rcx
-//! M:    jmp miss                                        ret
+//!       loop M                                          pext ecx, ecx, [MASK]
+//!       mov qword [rsp - 8], R                          mov ecx, [TABLE + rcx*4]
+//!       mov rcx, gs:[save]                              mov [rsp], rcx
+//!       jmp <the block at R>                            ret
+//! M:    jmp miss
 //! L1:   mov qword [rsp], R
 //!       jmp <the block at f>
 //! ```
 //!
-//! R is the guest's return address, H the *landing*, and the table says H for the low bits of R; where it knows nothing, *miss*, which goes
-//! on by the tables of indirect jumps. What the guest has on its stack is R but between a `call` and the store behind it, and
+//! R is the guest's return address, H the *landing*, and the table says H for some bits of R; where it knows nothing, *miss*, which
+//! goes on by the tables of indirect jumps. What the guest has on its stack is R but between a `call` and the store behind it, and
 //! between the last store before a `ret` and the landing: landings check that they are meant and put R back. No flags are touched.
 //!
 //! Programs with few places to return to lose by it (recursive `fib`: 1.03 times native without, 1.3 with), so it is
 //! turned on when there have been many ([`Config`](crate::Config)). Each address has one landing at most: that is why a call
 //! begins a block.
 //!
-//! **Signals.** A thread that is interrupted between the look into the table and the landing goes back to A, whose table leads
-//! out by then; one that is in a landing, or in what is generated here, goes out by *out*. All of this can be done twice.
+//! **Signals.** A thread that is interrupted between the look into the table and the landing goes out by *out_before*, which returns
+//! as the guest would have; one that is in a landing, or in what is generated here, by *out*.
 
 use crate::cache::{Cache, CacheError};
 use crate::emitter::Diversion;
@@ -75,12 +75,17 @@ impl FromStr for Returns {
     }
 }
 
-/// So many of a return address's low bits choose a word.
+/// So many bits of a return address choose a word.
 const BITS: u32 = 18;
+/// From this one on: neighbouring calls have neighbouring words, so that few lines of the processor's caches hold them all, and
+/// seldom the same one.
+const SHIFT: u32 = 3;
 const SLOTS: usize = 1 << BITS;
-const MASK: u64 = SLOTS as u64 - 1;
+/// Two addresses of code, which is low, are in a word.
+const WORDS: usize = SLOTS / 2;
+const MASK: u64 = (SLOTS as u64 - 1) << SHIFT;
 /// Bytes of `mov [rsp], rcx; ret`, with which a block ends that returns so.
-pub(crate) const LAST: u64 = 5;
+pub(crate) const LAST: usize = 5;
 
 /// The table and its stubs.
 pub(crate) struct ReturnStack {
@@ -96,12 +101,35 @@ pub(crate) struct ReturnStack {
 /// Addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Stubs {
+    /// Before the guest's stack pointer has moved.
+    out_before: u64,
     out: u64,
     /// As `out`, where the guest's stack cannot be written.
     out_as_is: u64,
     miss: u64,
     end: u64,
     mask: u64,
+}
+
+/// What `pext` makes of an address.
+fn slot(address: u64) -> usize {
+    ((address & MASK) >> SHIFT) as usize
+}
+
+/// Where half a word is.
+fn half(n: usize) -> (usize, u32) {
+    (n / 2, 32 * (n % 2) as u32)
+}
+
+fn get(words: &Words, n: usize) -> u64 {
+    let (word, shift) = half(n);
+    words.get(word) >> shift & u64::from(u32::MAX)
+}
+
+/// Only one thread does it at a time; what reads finds the other half as it was.
+fn put(words: &Words, n: usize, address: u64) {
+    let (word, shift) = half(n);
+    words.set(word, words.get(word) & !(u64::from(u32::MAX) << shift) | address << shift);
 }
 
 impl ReturnStack {
@@ -114,7 +142,7 @@ impl ReturnStack {
         otherwise: u64,
         out: u64,
     ) -> Result<ReturnStack, CacheError> {
-        let words = if has_pext && table.is_some() { Words::new(&cache.range(), 2 * SLOTS) } else { None };
+        let words = if has_pext && table.is_some() { Words::new(&cache.range(), 2 * WORDS) } else { None };
         let words = words.filter(|words| i32::try_from(words.range().end).is_ok());
         let stubs = Stubs::generate(cache, table, otherwise, out)?;
         Ok(ReturnStack { words, stubs, is_on: false, taken: Vec::new() })
@@ -149,8 +177,9 @@ impl ReturnStack {
     pub fn turn_on(&mut self) {
         let Some(words) = &self.words else { return };
         words.populate();
-        (0..SLOTS).for_each(|n| words.set(n, self.stubs.miss));
-        (SLOTS..2 * SLOTS).for_each(|n| words.set(n, self.stubs.out));
+        let twice = |address: u64| address << 32 | address;
+        (0..WORDS).for_each(|n| words.set(n, twice(self.stubs.miss)));
+        (WORDS..2 * WORDS).for_each(|n| words.set(n, twice(self.stubs.out)));
         self.is_on = true;
         self.taken.clear();
     }
@@ -158,7 +187,7 @@ impl ReturnStack {
     /// What a return's field holds for the table, and what it holds to lead out.
     pub fn tables(&self) -> Option<[u32; 2]> {
         let words = self.words.as_ref().filter(|_| self.is_on)?;
-        Some([words.address(0) as u32, words.address(SLOTS) as u32])
+        Some([words.address(0) as u32, words.address(WORDS) as u32])
     }
 
     /// Where the mask is.
@@ -174,8 +203,8 @@ impl ReturnStack {
     /// Returns to `address` arrive at this landing.
     pub fn insert(&mut self, address: u64, landing: u64) {
         if let Some(words) = &self.words {
-            let n = address & MASK;
-            words.set(n as usize, landing);
+            let n = slot(address);
+            put(words, n, landing);
             self.taken.push(n as u32);
         }
     }
@@ -183,9 +212,9 @@ impl ReturnStack {
     /// They do not any more.
     pub fn remove(&mut self, address: u64, landing: u64) {
         if let Some(words) = &self.words {
-            let n = (address & MASK) as usize;
-            if words.get(n) == landing {
-                words.set(n, self.stubs.miss);
+            let n = slot(address);
+            if get(words, n) == landing {
+                put(words, n, self.stubs.miss);
             }
         }
     }
@@ -193,7 +222,7 @@ impl ReturnStack {
     /// No return arrives at any landing any more.
     pub fn clear(&mut self) {
         if let Some(words) = &self.words {
-            self.taken.drain(..).for_each(|n| words.set(n as usize, self.stubs.miss));
+            self.taken.drain(..).for_each(|n| put(words, n as usize, self.stubs.miss));
         }
     }
 
@@ -205,6 +234,11 @@ impl ReturnStack {
     /// How a thread gets out that is in a landing.
     pub fn diversion_in_landing(&self) -> Diversion {
         Diversion { rip: self.stubs.out, displaced: Displaced::None }
+    }
+
+    /// How a thread gets out that has looked into the table and not returned.
+    pub fn diversion_before_return(&self) -> Diversion {
+        Diversion { rip: self.stubs.out_before, displaced: Displaced::None }
     }
 
     /// How a thread gets out that is in the stubs. Async-signal-safe.
@@ -222,6 +256,9 @@ impl Stubs {
     fn generate(cache: &mut Cache, table: Option<u32>, otherwise: u64, out: u64) -> Result<Stubs, CacheError> {
         const ROOM: usize = 96;
         let base = cache.alloc_hot(ROOM, 64)?;
+        // lea rsp, [rsp + 8]
+        let mut bytes = vec![0x48, 0x8d, 0x64, 0x24, 0x08];
+        let out_at = base + bytes.len() as u64;
         let mut restore = Piece::default();
         restore.load(RCX, offset::NEXT_PC);
         // mov [rsp - 8], rcx
@@ -233,7 +270,7 @@ impl Stubs {
             Some(table) => miss.jump_through(RCX, table),
             None => miss.jump(otherwise),
         }
-        let mut bytes = restore.bytes.to_vec();
+        bytes.extend_from_slice(&restore.bytes);
         let out_as_is = base + bytes.len() as u64;
         bytes.extend_from_slice(&leave.placed(out_as_is));
         let miss_at = base + bytes.len() as u64;
@@ -244,6 +281,6 @@ impl Stubs {
         bytes.extend_from_slice(&MASK.to_le_bytes());
         assert!(bytes.len() <= ROOM);
         cache.write(base, &bytes);
-        Ok(Stubs { out: base, out_as_is, miss: miss_at, end, mask })
+        Ok(Stubs { out_before: base, out: out_at, out_as_is, miss: miss_at, end, mask })
     }
 }

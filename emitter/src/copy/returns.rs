@@ -3,7 +3,7 @@
 use super::Blocks;
 use super::translate::{Leads, Referent, Translator};
 use crate::emitter::{Diversion, Emitter};
-use crate::indirect::{Displaced, Indirect, SAVE_RCX};
+use crate::indirect::{Indirect, SAVE_RCX};
 use crate::pieces::RCX;
 use crate::returns::{LAST, Returns};
 use dynasour_guest::context::offset;
@@ -30,8 +30,8 @@ pub(super) struct Landing {
     /// Offset in the block; 0 if it has none.
     pub start: u16,
     pub len: u8,
-    /// How many bytes before its end a return is begun again; 0 if it does not return so.
-    pub again: u8,
+    /// It ends with a return by the stack.
+    pub returns: bool,
 }
 
 impl Translator {
@@ -45,18 +45,15 @@ impl Translator {
         self.gs(0x89, RCX, offset::NEXT_PC);
         if let Some(count) = indirect.count_transfer(RCX) {
             self.emit(&count.bytes);
+            self.gs(0x8b, RCX, offset::NEXT_PC);
         }
-        let again = self.out.bytes.len();
-        // mov ecx, gs:[next_pc]
-        self.emit(&[0x65, 0x8b, 0x0c, 0x25]);
-        self.emit(&(offset::NEXT_PC as u32).to_le_bytes());
         // pext ecx, ecx, [rip + …]
         self.emit(&[0xc4, 0xe2, 0x72, 0xf5, 0x0d]);
         self.displacement(0, Referent::Address(returns.mask()));
-        // mov rcx, [table + rcx*8]; mov [rsp], rcx; ret
-        self.exit(&[0x48, 0x8b, 0x0c, 0xcd], Leads::Return);
+        // mov ecx, [table + rcx*4]; mov [rsp], rcx; ret
+        self.exit(&[0x8b, 0x0c, 0x8d], Leads::Return);
         self.emit(&[0x48, 0x89, 0x0c, 0x24, 0xc3]);
-        self.out.landing.again = (self.out.bytes.len() - again) as u8;
+        self.out.landing.returns = true;
     }
 
     /// A call of the host's, the landing for returns to `address`, and what makes the guest's return address of what was pushed.
@@ -157,16 +154,12 @@ impl Blocks {
     /// How a thread gets out that is `at` bytes within this block, and beyond its links. Async-signal-safe.
     pub(super) fn diversion_of_return(&self, block: u32, at: u32, indirect: &Indirect) -> Option<Diversion> {
         let block = &self.blocks[block as usize];
-        let Landing { start, len, again } = block.landing;
+        let Landing { start, len, returns } = block.landing;
         let (at, start) = (at as usize, usize::from(start));
         if start != 0 && (start..start + usize::from(len)).contains(&at) {
             return Some(indirect.returns().diversion_in_landing());
         }
-        let end = usize::from(block.len);
-        (again != 0 && at + LAST as usize >= end).then(|| Diversion {
-            rip: self.base + u64::from(block.start) + (end - usize::from(again)) as u64,
-            displaced: Displaced::None,
-        })
+        (returns && at + LAST >= usize::from(block.len)).then(|| indirect.returns().diversion_before_return())
     }
 }
 
@@ -214,9 +207,9 @@ mod tests {
         for code in [&[0xff, 0xd0][..], &[0xff, 0x11], &[0xe8, 0, 1, 0, 0]] {
             for pc in [0x40_1000, 0x7fff_f234_5678] {
                 let (translator, all) = translated(pc, &[code, &[0xcc; 32]].concat());
-                let Landing { start, len, again } = translator.out.landing;
+                let Landing { start, len, returns } = translator.out.landing;
                 let call = all.iter().position(|(_, what)| *what == Mnemonic::Call).unwrap();
-                assert_eq!((all[call + 1].0, again), (usize::from(start), 0));
+                assert_eq!((all[call + 1].0, returns), (usize::from(start), false));
                 let end = usize::from(start) + usize::from(len);
                 assert!(all.iter().any(|(at, _)| *at == end), "{pc:#x}: {all:?}");
                 assert_eq!(translator.out.lands_for, Some(pc + code.len() as u64));
@@ -235,17 +228,16 @@ mod tests {
     }
 
     #[test]
-    fn returns_can_be_begun_again_where_they_look_into_the_table() {
+    fn returns_end_where_they_have_looked_into_the_table() {
         for before in 0..8 {
             let code: Vec<u8> = [0x90].repeat(before).into_iter().chain([0xc3]).chain([0xcc; 32]).collect();
             let (translator, all) = translated(0x40_1000, &code);
-            let (end, again) = (translator.out.bytes.len(), usize::from(translator.out.landing.again));
-            let (at, what) = all[all.len() - 2];
-            assert_eq!((end - at, what, all[all.len() - 1].1), (LAST as usize, Mnemonic::Mov, Mnemonic::Ret));
-            let tail: Vec<Mnemonic> = all.iter().filter(|(at, _)| *at >= end - again).map(|(_, what)| *what).collect();
-            assert_eq!(tail, [Mnemonic::Mov, Mnemonic::Pext, Mnemonic::Mov, Mnemonic::Mov, Mnemonic::Ret]);
+            let (at, store) = all[all.len() - 2];
+            assert_eq!((translator.out.bytes.len() - at, store), (LAST, Mnemonic::Mov));
+            let last: Vec<Mnemonic> = all[all.len() - 4..].iter().map(|(_, what)| *what).collect();
+            assert_eq!(last, [Mnemonic::Pext, Mnemonic::Mov, Mnemonic::Mov, Mnemonic::Ret]);
             let field = translator.out.exits[0].field;
-            assert!(field % 8 <= 4, "{field}");
+            assert!(field % 8 <= 4 && translator.out.landing.returns, "{field}");
         }
     }
 }
