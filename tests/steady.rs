@@ -1,4 +1,4 @@
-//! A steady guest never enters the runtime: whatever the shape of its loop, how often fragments are entered does not
+//! A steady guest never enters the runtime: whatever the shape of its loop, how often native code is entered does not
 //! grow with the number of iterations.
 
 use std::path::{Path, PathBuf};
@@ -26,11 +26,13 @@ fn build(name: &str, body: &str) -> PathBuf {
     program
 }
 
-/// What the program prints, and how often it entered fragments.
-fn traced(program: &Path, iterations: u64) -> (Vec<u8>, u64) {
+/// What the program prints, and how often it entered native code.
+fn traced(program: &Path, options: &[&str], iterations: u64) -> (Vec<u8>, u64) {
     let json = program.with_extension("json");
     let out = Command::new(env!("CARGO_BIN_EXE_dynasour"))
-        .args(["run", "--tier", "dynamo", "--stats-json"])
+        .args(["run", "--tier", "dynamo"])
+        .args(options)
+        .arg("--stats-json")
         .arg(&json)
         .arg("--")
         .arg(program)
@@ -40,17 +42,20 @@ fn traced(program: &Path, iterations: u64) -> (Vec<u8>, u64) {
     assert!(out.status.success(), "{out:?}");
     let stats = std::fs::read_to_string(&json).expect("statistics were written");
     let stats: serde_json::Value = serde_json::from_str(&stats).expect("statistics are JSON");
-    (out.stdout, stats["fragment_entries"].as_u64().expect("a counter"))
+    (out.stdout, stats["native_entries"].as_u64().expect("a counter"))
 }
 
 fn check(name: &str, [few, many]: [u64; 2], body: &str) {
     let program = build(name, body);
     let native = Command::new(&program).arg(many.to_string()).output().expect("the guest runs natively");
-    let (_, before) = traced(&program, few);
-    let (output, entries) = traced(&program, many);
-    assert_eq!(output, native.stdout, "{name}");
-    println!("{name}: {before} entries for {few} iterations, {entries} for {many}");
-    assert!(entries < before + SLACK, "{name}: {before} entries for {few} iterations, {entries} for {many}");
+    // Traces alone, and among copied blocks.
+    for options in [&["--threshold", "1000"][..], &[]] {
+        let (_, before) = traced(&program, options, few);
+        let (output, entries) = traced(&program, options, many);
+        assert_eq!(output, native.stdout, "{name} {options:?}");
+        println!("{name} {options:?}: {before} entries for {few} iterations, {entries} for {many}");
+        assert!(entries < before + SLACK, "{name} {options:?}: {before} entries for {few}, {entries} for {many}");
+    }
 }
 
 #[test]
@@ -107,4 +112,25 @@ fn pointers_that_alias() {
         uint64_t run(uint64_t n) { static uint32_t v[64]; static uint32_t count = 100; uint64_t s = 0;
             for (uint64_t i = 0; i < n / 100; i++) s += add(v, v + (i & 3), &count); return s; }";
     check("pointers_that_alias", [1_000_000, 10_000_000], body);
+}
+
+#[test]
+fn only_what_is_warm_is_copied() {
+    let body =
+        "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) s = s * 31 + i; return s; }";
+    let program = build("warm", body);
+    let figures = |options: &[&str]| {
+        let json = program.with_extension("json");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dynasour"));
+        command.arg("run").args(options).arg("--stats-json").arg(&json).arg("--").arg(&program).arg("1000000");
+        assert!(command.output().expect("dynasour runs").status.success(), "{options:?}");
+        let stats = std::fs::read_to_string(&json).expect("statistics were written");
+        let stats: serde_json::Value = serde_json::from_str(&stats).expect("statistics are JSON");
+        ["copied_blocks", "fragments"].map(|figure| stats[figure].as_u64().expect("a counter"))
+    };
+    let [all, _] = figures(&["--tier", "copy"]);
+    let [warm, _] = figures(&["--tier", "dynamo"]);
+    assert!(warm > 0 && warm < all / 2, "{warm} of {all} blocks were copied");
+    let [none, traces] = figures(&["--tier", "dynamo", "--threshold", "100"]);
+    assert!(none == 0 && traces > 0, "traces only: {none} blocks, {traces} traces");
 }

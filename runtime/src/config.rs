@@ -16,7 +16,8 @@ pub use dynasour_tracer::placement::{self, Placement};
 pub enum Tier {
     /// Everything is interpreted.
     Interp,
-    /// Interpret, record hot traces, run them natively: Dynamo's own structure.
+    /// Interpret, record hot traces, run them natively: Dynamo's own structure. What is warm without being worth a trace runs
+    /// as copied blocks, unless a study asks for traces only ([`RunConfig::interprets_first`]).
     Dynamo,
     /// Blocks are copied at their first execution.
     Copy,
@@ -232,18 +233,30 @@ pub struct RunConfig {
 impl RunConfig {
     /// Are traces weighed against the blocks that they replace? Whoever asks for traces early wants them all.
     pub fn weighs_traces(&self) -> bool {
+        self.watches_paths() || self.interprets_first()
+    }
+
+    /// Is it watched, before a trace is made, how well the guest keeps to its path?
+    pub fn watches_paths(&self) -> bool {
         self.tier == Tier::Full && self.threshold() >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
+    }
+
+    /// Does native code run that is not traces: copied blocks?
+    pub fn copies_blocks(&self) -> bool {
+        matches!(self.tier, Tier::Copy | Tier::Full) || self.interprets_first()
+    }
+
+    /// Is code interpreted until it is warm, and copied then? Not for a study, which wants to see traces, and the interpreter
+    /// where there are none.
+    pub fn interprets_first(&self) -> bool {
+        let study =
+            self.threshold.is_some() || self.chaos.is_some() || self.count.is_some() || self.only_traces.is_some();
+        self.tier == Tier::Dynamo && !study
     }
 
     /// Executions of a trace head before it is recorded, if nothing else is known of the guest.
     pub fn threshold(&self) -> u32 {
         self.threshold.unwrap_or(self.tier.head_threshold())
-    }
-
-    /// Are fewer executions of a head enough where the guest is much in traces already? Not where the user has said how
-    /// many are.
-    pub fn adapts_threshold(&self) -> bool {
-        self.tier == Tier::Dynamo && self.threshold.is_none() && self.chaos.is_none()
     }
 }
 

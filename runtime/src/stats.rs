@@ -42,8 +42,10 @@ pub struct Stats {
     pub stubs: u64,
     /// Direct links made between fragments.
     pub links: u64,
-    /// Times a fragment was entered from the runtime.
+    /// Times a fragment was entered from the runtime, where native code is nothing but fragments.
     pub fragment_entries: u64,
+    /// Times native code was entered from the runtime.
+    pub native_entries: u64,
     /// Times a fragment ended normally into the runtime (not by a link).
     pub fragment_ends: u64,
     /// Deoptimisations by reason.

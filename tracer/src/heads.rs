@@ -78,10 +78,6 @@ impl HeadTable {
         let threshold = self.threshold(pc, policy);
         let slot = slot(&mut self.slots, &mut self.samples, pc);
         slot.count += 1;
-        if threshold > SAMPLES && slot.count > threshold - SAMPLES && !self.samples.contains_key(&pc) {
-            // The threshold has come down since.
-            slot.count = threshold - SAMPLES;
-        }
         let left = threshold.saturating_sub(slot.count);
         if left > SAMPLES {
             return Heat::Cold;
@@ -205,22 +201,6 @@ mod tests {
         heads.skip(0x1000, 1 << 40, &policy);
         assert_eq!(heads.due(0x1000, &policy), Some(1));
         assert_eq!(heads.count(0x1000, &[5; 16], &policy), Heat::Cold);
-    }
-
-    #[test]
-    fn a_threshold_that_comes_down_leaves_the_samples() {
-        let mut policy = DefaultPolicy { head_threshold: 1000, ..DefaultPolicy::default() };
-        let mut heads = HeadTable::default();
-        let hot_after = |heads: &mut HeadTable, policy: &DefaultPolicy, most| {
-            (1..=most).find(|_| heads.count(0x1000, &[5; 16], policy) == Heat::Hot { stable: u16::MAX })
-        };
-        assert_eq!(hot_after(&mut heads, &policy, 500), None);
-        policy.haste = true;
-        assert_eq!(hot_after(&mut heads, &policy, 500), Some(SAMPLES + 1));
-        // It may go up again in the middle of it.
-        assert_eq!(hot_after(&mut heads, &policy, 20), None);
-        policy.haste = false;
-        assert_eq!(hot_after(&mut heads, &policy, 2000), Some(1000 - 20));
     }
 
     #[test]

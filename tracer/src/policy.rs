@@ -35,29 +35,24 @@ pub struct RegisterUse {
 /// interpreting it about a thousand times.
 pub const HEAD_THRESHOLD: u32 = 1000;
 
-/// In haste, one part in so many of the executions is enough.
-const HASTE: u32 = 32;
-
 /// Dynamo's recipe with conservative value speculation.
 #[derive(Clone, Copy, Debug)]
 pub struct DefaultPolicy {
     /// See [`SpeculationPolicy::head_threshold`].
     pub head_threshold: u32,
-    /// The guest is known to go round in what has been compiled: a part of the executions is enough.
-    pub haste: bool,
     /// See [`SpeculationPolicy::placement`].
     pub placement: &'static dyn Placement,
 }
 
 impl Default for DefaultPolicy {
     fn default() -> DefaultPolicy {
-        DefaultPolicy { head_threshold: HEAD_THRESHOLD, haste: false, placement: placement::DEFAULT }
+        DefaultPolicy { head_threshold: HEAD_THRESHOLD, placement: placement::DEFAULT }
     }
 }
 
 impl SpeculationPolicy for DefaultPolicy {
     fn head_threshold(&self) -> u32 {
-        if self.haste { (self.head_threshold / HASTE).max(1) } else { self.head_threshold }
+        self.head_threshold
     }
 
     fn exit_threshold(&self) -> u32 {
@@ -90,14 +85,6 @@ impl SpeculationPolicy for DefaultPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn in_haste_less_is_enough() {
-        let policy = DefaultPolicy { head_threshold: 3200, haste: true, ..DefaultPolicy::default() };
-        assert_eq!((policy.head_threshold(), policy.exit_threshold()), (100, 50));
-        let policy = DefaultPolicy { head_threshold: 1, ..policy };
-        assert_eq!((policy.head_threshold(), policy.exit_threshold()), (1, 1));
-    }
 
     #[test]
     fn overflows_raise_the_thresholds_geometrically() {

@@ -277,6 +277,16 @@ impl Emitter {
         Ok(())
     }
 
+    /// The place at `pc` is a head from now on: a trace goes on there, and not by a link.
+    pub fn make_head(&mut self, pc: u64) {
+        if self.blocks.heads.are_counted() {
+            let place = self.blocks.place(pc);
+            self.blocks.found_head(place, false);
+            self.blocks.count_found(&mut self.cache, &self.fragments);
+            self.register_moved();
+        }
+    }
+
     /// Makes a trace's end a link to `place`, if something is there.
     fn link_to(&mut self, exit: ExitId, place: u32) -> Result<(), EmitError> {
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;

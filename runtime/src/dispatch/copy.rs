@@ -1,12 +1,16 @@
 //! The copy tier and the full tier: blocks of guest code as native code, in the full tier with traces among them, and the
 //! interpreter for what cannot be copied and for recording.
 //!
+//! In the dynamo tier, unless a study wants nothing but traces there, a block is copied when the guest has come to it a few
+//! times, and interpreted before that; otherwise it is as the full tier, but traces are made early.
+//!
 //! A stretch lasts until the runtime has to do something outside: a system call, a fault, a signal, a hot head.
 //! Instructions that blocks leave out are interpreted one by one; code that keeps changing, other than by
 //! stores that are noticed, is interpreted until it is left.
 
 use super::Dispatcher;
 use super::fragments::{Arrival, Came, Failure, Side};
+use super::select::{self, COPIED_BLOCK, NO_FRAGMENT};
 use super::worth;
 use crate::config::Tier;
 use crate::interp::Stop;
@@ -20,6 +24,10 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::HeadKind;
 use std::sync::atomic::Ordering;
+
+/// How much it counts towards a copy that the guest comes to a place from native code, which is warm itself, or from outside,
+/// instead of by interpreting.
+const FROM_OUTSIDE: u32 = 4;
 
 /// Why a stretch of native code ended.
 enum Ended {
@@ -85,6 +93,23 @@ impl Dispatcher {
                     None => continue,
                 }
             }
+            if self.machine.config.interprets_first()
+                && self.arrival != Arrival::WithoutProgress
+                && !fragments.has_code(context.rip)
+            {
+                drop(fragments);
+                if self.is_cold(context.rip) {
+                    self.arrival = Arrival::Anyhow;
+                    match during(Phase::Interpret, || self.interp.run(context, &mut self.selector)) {
+                        Stop::Policy(super::Selected::Fragment) => continue,
+                        stop => return Ended::Stopped(stop),
+                    }
+                }
+                fragments = match self.machine.fragments() {
+                    Some(fragments) => fragments,
+                    None => return Ended::Gone,
+                };
+            }
             let arrival = std::mem::take(&mut self.arrival);
             let copied = match during(Phase::Translate, || fragments.arrive(context.rip, &*code, arrival)) {
                 Ok(copied) => copied,
@@ -119,6 +144,16 @@ impl Dispatcher {
                 }
             }
         }
+    }
+
+    /// Has the guest seldom come to `pc`, where there is no code?
+    fn is_cold(&mut self, pc: u64) -> bool {
+        let Ok(entry) = self.interp.entry(pc) else { return false };
+        let is_warm = select::is_warm(entry, FROM_OUTSIDE);
+        if is_warm && entry.user == NO_FRAGMENT {
+            entry.user = COPIED_BLOCK;
+        }
+        !is_warm
     }
 
     /// Native code has left: makes the state exact, comes out of the cache, and does what can be done while interpreting.
@@ -173,14 +208,12 @@ impl Dispatcher {
             return self.mark(pc);
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
-        if self.machine.config.weighs_traces() {
-            if kind == HeadKind::Function && !worth::keeps_a_frame(pc) {
-                return fragments.stop_counting(pc);
-            }
-            if !self.effort.is_affordable() {
-                // Later, when the guest has had more time.
-                return fragments.set_counter(counter, executions.saturating_mul(2));
-            }
+        if self.machine.config.watches_paths() && kind == HeadKind::Function && !worth::keeps_a_frame(pc) {
+            return fragments.stop_counting(pc);
+        }
+        if !self.effort.is_affordable() {
+            // Later, when the guest has had more time.
+            return fragments.set_counter(counter, executions.saturating_mul(2));
         }
         drop(fragments);
         let selector = &mut self.selector;
@@ -221,7 +254,7 @@ impl Dispatcher {
     /// The exit to rip is hot: its trace is recorded, if it may have one.
     fn hot_side(&mut self, context: &ThreadContext, side: Side) {
         self.arrival = Arrival::WithoutProgress;
-        if self.machine.config.weighs_traces() && !self.effort.is_affordable() {
+        if !self.effort.is_affordable() {
             return;
         }
         let given_up = self.selector.heads.is_blacklisted(context.rip, &self.selector.policy);
@@ -244,7 +277,9 @@ impl Dispatcher {
     /// How many executions of a head blocks count, before the runtime does.
     pub(super) fn native_threshold(&self) -> u64 {
         match self.machine.config.tier {
-            Tier::Full => self.selector.heads.due(u64::MAX, &self.selector.policy).unwrap_or(1),
+            Tier::Full | Tier::Dynamo if self.copies() => {
+                self.selector.heads.due(u64::MAX, &self.selector.policy).unwrap_or(1)
+            }
             _ => 0,
         }
     }

@@ -318,7 +318,8 @@ impl Fragments {
     }
 
     /// The way to what [`Fragments::arrive`] gave.
-    pub fn way_to_copy(&self, entry: u64) -> EntryPoint {
+    pub fn way_to_copy(&mut self, entry: u64) -> EntryPoint {
+        self.stats.native_entries += 1;
         self.emitter.copy_entry_point(entry)
     }
 
@@ -386,6 +387,7 @@ impl Fragments {
     /// A broken invariant of ours.
     pub fn prepare(&mut self, fragment: FragmentId) -> Result<Way, FragmentError> {
         self.stats.fragment_entries += 1;
+        self.stats.native_entries += 1;
         let forced = self.force(fragment);
         Ok(Way { fragment, entry: self.emitter.entry_point(fragment)?, forced })
     }
@@ -668,6 +670,13 @@ impl Fragments {
         if shared && path.jumps_indirectly() {
             self.indirect.insert(id);
         }
+        if self.chaos.is_none()
+            && path.shape == TraceShape::Linear
+            && let Some(last) = path.steps.last()
+        {
+            // Where it came to is where it goes on.
+            self.emitter.make_head(last.next);
+        }
         if path.shape == TraceShape::Loop {
             self.loops.insert(id);
             self.stats.loop_fragments += 1;
@@ -708,7 +717,9 @@ impl Fragments {
 
     /// Is this fragment of a path worth having?
     fn pays(&self, fragment: FragmentId, path: &Path, side: bool) -> bool {
-        let Some(cost) = self.emitter.cost(fragment).filter(|_| self.weighs && path.guest.is_none()) else {
+        // What is between loops of an interpreted program goes with them.
+        let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
+        let Some(cost) = self.emitter.cost(fragment).filter(|_| self.weighs && path.guest.is_none() && !between) else {
             return true;
         };
         let pays = worth::pays(path, cost, side);

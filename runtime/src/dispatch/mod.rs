@@ -18,7 +18,6 @@ mod copy;
 mod footprint;
 mod fragments;
 mod machine;
-mod pace;
 mod peers;
 mod select;
 mod sources;
@@ -40,10 +39,10 @@ use dynasour_ir::Trap;
 use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, SpeculationPolicy};
 use footprint::Noted;
 use fragments::{After, Arrival, Failure, FragmentError, Next, Side};
-use pace::Pace;
 use peers::Peer;
 use select::{
-    DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected, Selector,
+    COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected,
+    Selector,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,8 +64,6 @@ pub struct Dispatcher {
     side: Option<Side>,
     /// What finding and making traces has cost.
     effort: Effort,
-    /// How much of the time goes into fragments.
-    pace: Pace,
     /// How the guest came to where native code goes on.
     arrival: Arrival,
 }
@@ -81,20 +78,23 @@ impl Dispatcher {
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
-        let native = matches!(machine.config.tier, Tier::Copy | Tier::Full);
-        let selector = Selector::new(&machine.config, machine.untraced.clone(), native);
+        let selector = Selector::new(&machine.config, machine.untraced.clone());
         let dispatcher = Dispatcher {
             machine,
             peer,
             interp,
             selector,
             side: None,
-            effort: Effort::default(),
-            pace: Pace::default(),
+            effort: Effort::new(&machine.config),
             arrival: Arrival::default(),
         };
         dispatcher.count_heads();
         Ok(dispatcher)
+    }
+
+    /// Does native code run that is not traces?
+    fn copies(&self) -> bool {
+        self.machine.config.copies_blocks()
     }
 
     /// Tells native code when heads are hot.
@@ -110,7 +110,7 @@ impl Dispatcher {
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> i32 {
         let _attention = profile::attend(&self.peer.clock);
         self.peer.attach();
-        if self.machine.config.tier == Tier::Full {
+        if self.copies() {
             self.peer.sample();
         }
         loop {
@@ -126,15 +126,15 @@ impl Dispatcher {
                         self.peer.leave();
                         self.stopped(context, system, stop)
                     }
-                    Tier::Dynamo => self.traced(context, system),
-                    Tier::Full if self.selector.is_recording() => {
+                    Tier::Dynamo if !self.copies() => self.traced(context, system),
+                    _ if self.selector.is_recording() => {
                         let outcome = self.traced(context, system);
                         if !self.selector.is_recording() {
                             self.effort.end();
                         }
                         outcome
                     }
-                    Tier::Copy | Tier::Full => self.copied(context, system),
+                    _ => self.copied(context, system),
                 }
             };
             if let Some(status) = self.settle(outcome, system) {
@@ -181,7 +181,7 @@ impl Dispatcher {
         let phase = if self.selector.is_recording() { Phase::Record } else { Phase::Interpret };
         let stop = during(phase, || self.interp.run(context, &mut self.selector));
         if let Stop::Policy(Selected::Fragment) = stop
-            && self.machine.config.tier == Tier::Dynamo
+            && !self.copies()
         {
             let after = self.fragments(context);
             self.peer.leave();
@@ -310,8 +310,7 @@ impl Dispatcher {
             drop(fragments);
             // SAFETY: `context` is this thread's, and GS points to it; the fragment is not flushed while this thread is
             // in the cache.
-            let left = self.pace.native(|| during(Phase::Native, || unsafe { way.entry.run(context) }));
-            self.selector.hasten(self.pace.is_native());
+            let left = during(Phase::Native, || unsafe { way.entry.run(context) });
             let Some(again) = self.machine.fragments() else { return Ok(After::Nothing) };
             fragments = again;
             match fragments.left(way, left, context, &self.selector.policy)? {
@@ -355,14 +354,16 @@ impl Dispatcher {
 
     /// Makes the interpreter's block at `pc` say what fragment starts there.
     fn mark(&mut self, pc: u64) {
+        let copied = self.machine.config.interprets_first();
         let user = match self.machine.fragments().and_then(|f| f.at(pc)) {
+            None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => COPIED_BLOCK,
             None => NO_FRAGMENT,
             Some(Landing::Ordinary | Landing::Short) => LINEAR_FRAGMENT,
             Some(Landing::Loop) => LOOP_FRAGMENT,
             Some(Landing::Dispatch) => DISPATCH_FRAGMENT,
             Some(Landing::LinearDispatch) => LINEAR_DISPATCH_FRAGMENT,
         };
-        if user == NO_FRAGMENT {
+        if user <= COPIED_BLOCK {
             self.selector.dispatch.forget(pc);
         }
         if let Ok(entry) = self.interp.entry(pc) {
@@ -628,7 +629,7 @@ impl Engine for Dispatcher {
     }
 
     fn after_fork_child(&mut self) {
-        if self.machine.config.tier == Tier::Dynamo {
+        if !self.copies() {
             self.selector.rest();
         }
         self.peer.attach();

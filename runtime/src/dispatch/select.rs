@@ -20,17 +20,22 @@ use std::time::Instant;
 
 /// No fragment starts at this block.
 pub const NO_FRAGMENT: u32 = 0;
+/// Its copy runs natively.
+pub const COPIED_BLOCK: u32 = 1;
 /// A linear fragment starts at this block.
-pub const LINEAR_FRAGMENT: u32 = 1;
+pub const LINEAR_FRAGMENT: u32 = 2;
 /// A loop fragment starts at this block.
-pub const LOOP_FRAGMENT: u32 = 2;
+pub const LOOP_FRAGMENT: u32 = 3;
 /// A loop fragment starts at this block whose indirect jump keeps going elsewhere.
-pub const DISPATCH_FRAGMENT: u32 = 3;
+pub const DISPATCH_FRAGMENT: u32 = 4;
 /// Another fragment starts at this block whose indirect jump does.
-pub const LINEAR_DISPATCH_FRAGMENT: u32 = 4;
+pub const LINEAR_DISPATCH_FRAGMENT: u32 = 5;
 
 /// How many heads' worth of executions a forked child leaves uncounted.
 const RESTING_HEADS: u32 = 64;
+
+/// So often a place is come to before it is copied, where cold code is interpreted.
+const WARM: u32 = 8;
 
 /// So often a head is recorded again whose recording left its loop.
 const REPEATS: u32 = 2;
@@ -82,8 +87,6 @@ pub struct Selector {
     watched: FxHashSet<u64>,
     /// A head whose recording left its loop: it is recorded again when it is reached next.
     again: Option<(u64, Vec<(Gpr, u64)>)>,
-    /// Are fewer executions enough where much of the time goes into traces?
-    adapts: bool,
     /// How often a head was recorded again.
     repeats: FxHashMap<u64, u32>,
     /// Executions of heads that are still to go by uncounted.
@@ -92,27 +95,24 @@ pub struct Selector {
     untraced: std::ops::Range<u64>,
     /// What is not recorded runs natively where it can, and is counted there.
     native: bool,
+    /// But not before it is warm.
+    interprets_first: bool,
 }
 
 impl Selector {
-    /// A selector that records heads as `config` says, and nothing in `untraced`. With `native` the interpreter only
-    /// records, and runs what stores may change.
-    pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>, native: bool) -> Selector {
+    /// A selector that records heads as `config` says, and nothing in `untraced`.
+    pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>) -> Selector {
         Selector {
-            native,
-            policy: DefaultPolicy {
-                head_threshold: config.threshold(),
-                placement: config.placement,
-                ..DefaultPolicy::default()
-            },
+            native: config.copies_blocks(),
+            policy: DefaultPolicy { head_threshold: config.threshold(), placement: config.placement },
             heads: HeadTable::default(),
             dispatch: DispatchHeads::new(config.placement.speculate_guest_loops()),
             active: None,
             started: Instant::now(),
             probe: None,
             survival: None,
-            weighs: config.weighs_traces(),
-            adapts: config.adapts_threshold(),
+            weighs: config.watches_paths(),
+            interprets_first: config.interprets_first(),
             judges: false,
             watched: FxHashSet::default(),
             again: None,
@@ -120,11 +120,6 @@ impl Selector {
             resting: 0,
             untraced,
         }
-    }
-
-    /// Much of the time goes into traces, or does not any more.
-    pub fn hasten(&mut self, is_native: bool) {
-        self.policy.haste = is_native && self.adapts;
     }
 
     /// Starts recording at a block that is about to be executed.
@@ -192,7 +187,7 @@ impl Selector {
         let active = self.active.as_mut()?;
         let head = active.recorder.head();
         let landing = match to.user {
-            NO_FRAGMENT if self.heads.is_postponed(to.pc) => Landing::Short,
+            NO_FRAGMENT | COPIED_BLOCK if self.heads.is_postponed(to.pc) => Landing::Short,
             LOOP_FRAGMENT => Landing::Loop,
             DISPATCH_FRAGMENT => Landing::Dispatch,
             LINEAR_DISPATCH_FRAGMENT => Landing::LinearDispatch,
@@ -298,6 +293,23 @@ impl Selector {
     }
 }
 
+/// Does an edge lead to a trace head?
+fn is_head(kind: EdgeKind, from: u64, to: u64) -> bool {
+    match kind {
+        EdgeKind::Taken { backward } => backward,
+        EdgeKind::Call => true,
+        // As in an interpreter whose every handler dispatches.
+        EdgeKind::Indirect => to <= from,
+        EdgeKind::FallThrough | EdgeKind::Ret => false,
+    }
+}
+
+/// The guest has come to a block in a way that counts so much. Has it often enough, so that a copy is made of it?
+pub fn is_warm(block: &mut BlockEntry, counts: u32) -> bool {
+    block.counter = block.counter.saturating_add(counts);
+    block.counter >= WARM
+}
+
 /// What a recording may look at.
 fn surroundings(context: &ThreadContext) -> Surroundings<'_> {
     let read = &|address: u64, size: u32| {
@@ -313,7 +325,8 @@ impl Policy for Selector {
     type Stop = Selected;
 
     fn watch(&self) -> Watch {
-        if self.is_recording() || self.native { Watch::All } else { Watch::Heads }
+        let all = self.is_recording() || self.native && !self.interprets_first;
+        if all { Watch::All } else { Watch::Heads }
     }
 
     fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
@@ -342,7 +355,9 @@ impl Policy for Selector {
             return None;
         }
         if self.native {
-            return (!to.is_checked()).then_some(Selected::Fragment);
+            let native = !to.is_checked()
+                && (!self.interprets_first || to.user != NO_FRAGMENT || is_head(kind, from, to.pc) && is_warm(to, 1));
+            return native.then_some(Selected::Fragment);
         }
         if to.user != NO_FRAGMENT {
             return Some(Selected::Fragment);
@@ -352,12 +367,7 @@ impl Policy for Selector {
             self.start(to.lifted(), kind, stable);
             return None;
         }
-        match kind {
-            EdgeKind::Taken { backward: true } => self.count(context, to, HeadKind::Other),
-            EdgeKind::Call => self.count(context, to, HeadKind::Function),
-            // As in an interpreter whose every handler dispatches.
-            EdgeKind::Indirect if to.pc <= from => self.count(context, to, HeadKind::Other),
-            _ => None,
-        }
+        let head = if kind == EdgeKind::Call { HeadKind::Function } else { HeadKind::Other };
+        if is_head(kind, from, to.pc) { self.count(context, to, head) } else { None }
     }
 }

@@ -10,8 +10,11 @@
 //! What is left and come back to by few ways will have side traces. What such a *tree* saves on accesses to memory counts
 //! little, for the time of such loops goes into branches that are predicted wrongly.
 //!
+//! Where cold code is interpreted traces are made early, and of these only the last is asked.
+//!
 //! And all that judging may only take a small part of the time ([`Effort`]).
 
+use crate::config::RunConfig;
 use crate::memory;
 use dynasour_emitter::cost::{self, Cost};
 use dynasour_ir::{GuestTerm, Term};
@@ -112,18 +115,30 @@ fn of_blocks(path: &Path) -> (Cost, i64) {
 const FREE: u64 = 8_000_000;
 /// One part in so many of a thread's time may.
 const PART: u64 = 25;
+/// The same where traces are made early.
+const FREE_EARLY: u64 = 50_000_000;
+/// The same where traces are made early.
+const PART_EARLY: u64 = 5;
 
 /// How much of a thread's time has gone into finding and making traces.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Effort {
     spent: u64,
     since: Option<u64>,
+    /// What may be spent before the guest has had any time, and the part of the thread's time that may, unless all may.
+    limits: Option<(u64, u64)>,
 }
 
 impl Effort {
+    /// None so far.
+    pub fn new(config: &RunConfig) -> Effort {
+        let limits = if config.interprets_first() { (FREE_EARLY, PART_EARLY) } else { (FREE, PART) };
+        Effort { spent: 0, since: None, limits: config.weighs_traces().then_some(limits) }
+    }
+
     /// May another trace be tried?
     pub fn is_affordable(&self) -> bool {
-        self.spent < FREE + now() / PART
+        self.limits.is_none_or(|(free, part)| self.spent < free + now() / part)
     }
 
     /// It is tried from now on.
@@ -186,7 +201,7 @@ mod tests {
 
     #[test]
     fn effort_is_limited() {
-        let mut effort = Effort::default();
+        let mut effort = Effort { spent: 0, since: None, limits: Some((FREE, PART)) };
         assert!(effort.is_affordable());
         effort.spent = u64::MAX / 2;
         assert!(!effort.is_affordable());

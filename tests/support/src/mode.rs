@@ -28,7 +28,7 @@ impl Mode {
         selected(vec![
             Mode::new("interp", "--tier interp"),
             Mode::new("dynamo", "--tier dynamo --threshold 50"),
-            Mode::new("dynamo-adapting", "--tier dynamo"),
+            Mode::new("dynamo-mixed", "--tier dynamo"),
             Mode::new("copy", "--tier copy"),
             Mode::new("tiny-copy", "--tier copy --cache-size 65536"),
             Mode::new("stack", "--tier copy --returns stack"),

@@ -81,6 +81,12 @@ impl Fragments {
         }
     }
 
+    /// Is there code for the guest code at `pc`?
+    pub fn has_code(&mut self, pc: u64) -> bool {
+        self.wake(pc);
+        self.emitter.block_entry(pc).is_some() || self.first(pc).is_some()
+    }
+
     /// The code for the guest code at `pc`, copied now if need be, and linked to how the guest came there.
     ///
     /// # Errors
@@ -115,6 +121,7 @@ impl Fragments {
     /// The way into a fragment some of whose guards are forced, and which these are.
     pub fn prepare_forced(&mut self, fragment: FragmentId) -> (EntryPoint, Vec<ExitId>) {
         self.stats.fragment_entries += 1;
+        self.stats.native_entries += 1;
         let forced = self.force(fragment);
         let entry = self.emitter.fragment(fragment).map_or(0, |f| f.entry);
         (self.emitter.copy_entry_point(entry), forced)
@@ -185,6 +192,9 @@ impl Fragments {
             }
             SiteKind::EndIndirect => {
                 self.stats.fragment_ends += 1;
+                if self.chaos.is_none() {
+                    self.emitter.make_head(context.rip);
+                }
                 Came::On(Arrival::Indirect(Via::Memory))
             }
             SiteKind::Guard => {
@@ -242,6 +252,10 @@ impl Fragments {
         }
         let threshold = policy.exit_threshold();
         let indirect = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
+        if indirect {
+            // Where traces leave to traces begin. Those that are linked do not tell.
+            self.emitter.make_head(pc);
+        }
         let linkable = indirect || self.first(pc).is_some();
         let copied = self.emitter.block_entry(pc).is_some();
         let taken = self.taken.entry(exit).or_default();
