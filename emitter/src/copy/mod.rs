@@ -69,8 +69,8 @@ const FOREIGN: u32 = 1 << 29;
 const PLACE: u32 = FOREIGN - 1;
 /// So many times everything has been dropped when blocks become shorter.
 const OFTEN: u32 = 4;
-/// Room for so many blocks is there from the start: untouched it costs nothing, while growing copies.
-const BLOCKS: usize = 4 << 10;
+/// Room for a block in so many bytes of the cache is there from the start: untouched it costs nothing, while growing copies.
+const BYTES_PER_BLOCK: usize = 2 << 10;
 /// Of blocks: at least eight, so that fields lie as they were padded. At more than sixteen hardly anything is faster.
 const ALIGNMENT: usize = 16;
 /// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
@@ -172,6 +172,8 @@ struct Block {
 pub struct CopyFigures {
     /// Blocks translated since the start.
     pub blocks: u64,
+    /// The guest's basic blocks that they go on through: those that end at a conditional branch or a jump count, too.
+    pub basic_blocks: u64,
     /// Guest instructions in them.
     pub instructions: u64,
     /// Bytes of code made from them, stubs included.
@@ -258,6 +260,7 @@ impl Blocks {
         indirect: &mut Indirect,
         returns: Returns,
     ) -> Result<Blocks, StubError> {
+        let room = (cache.range().end - cache.range().start) as usize / BYTES_PER_BLOCK;
         let mut blocks = Blocks {
             translator: Translator::new(cache.range()),
             stubs: CopyStubs::generate(cache, cpu, stubs)?,
@@ -271,14 +274,14 @@ impl Blocks {
                 returns: None,
                 asks: std::array::from_fn(|r| indirect.ask(r as u8)),
             },
-            blocks: Vec::with_capacity(BLOCKS),
-            places: Vec::with_capacity(2 * BLOCKS),
+            blocks: Vec::with_capacity(room),
+            places: Vec::with_capacity(2 * room),
             by_pc: FxHashMap::with_capacity_and_hasher(3 << 10, FxBuildHasher),
-            links: Vec::with_capacity(4 * BLOCKS),
+            links: Vec::with_capacity(4 * room),
             checks: Vec::new(),
             apart: FxHashMap::default(),
             moved: Vec::new(),
-            pages: Pages::with_capacity(2 * BLOCKS),
+            pages: Pages::with_capacity(2 * room),
             free: Free::default(),
             own: FxHashMap::default(),
             constants: FxHashMap::default(),
@@ -526,6 +529,7 @@ impl Blocks {
         cache.write(start, bytes);
         cache.write(cold, &self.cold);
         self.figures.blocks += 1;
+        self.figures.basic_blocks += u64::from(self.translator.out.basic_blocks);
         self.figures.instructions += u64::from(self.translator.out.count);
         self.figures.bytes += (bytes.len() + self.cold.len()) as u64;
         if let Some(pc) = self.translator.out.returns_to {

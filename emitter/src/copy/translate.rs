@@ -119,6 +119,8 @@ pub(super) struct Translation {
     pub lands_for: Option<u64>,
     /// Guest instructions.
     pub count: u32,
+    /// Pieces of guest code without a transfer but at their ends.
+    pub basic_blocks: u32,
 }
 
 impl Translation {
@@ -201,6 +203,7 @@ impl Translator {
         out.sources.clear();
         out.constant = None;
         out.count = 0;
+        out.basic_blocks = 1;
         out.prefix = 0;
         out.returns_to = None;
         out.landing = Landing::default();
@@ -226,6 +229,8 @@ impl Translator {
         }
         let mut reader = Reader::new(code);
         let (mut start, mut here, mut jumps, mut branches) = (pc, pc, 0, 0);
+        // Where the last basic block began.
+        let mut basic = pc;
         loop {
             if self.plain(&mut here, &mut reader) {
                 continue;
@@ -250,8 +255,14 @@ impl Translator {
             }
             match step {
                 Step::Next => {}
-                Step::Branched if branches + 1 < self.most_branches => branches += 1,
+                Step::Branched if branches + 1 < self.most_branches => {
+                    branches += 1;
+                    basic = here;
+                    self.out.basic_blocks += 1;
+                }
                 Step::Goto(target) => {
+                    basic = target;
+                    self.out.basic_blocks += 1;
                     self.out.sources.push(start..here);
                     jumps += 1;
                     start = target;
@@ -259,6 +270,10 @@ impl Translator {
                 }
                 Step::End => break,
                 Step::Branched | Step::Refused => {
+                    if self.out.basic_blocks > 1 && here == basic {
+                        // Nothing stands behind the last transfer.
+                        self.out.basic_blocks -= 1;
+                    }
                     // A mark may have been made for it.
                     self.exit(&[0xe9], Leads::To(here));
                     break;
