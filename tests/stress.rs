@@ -98,5 +98,6 @@ modes! {
     interp: "--tier interp",
     dynamo: "--tier dynamo",
     copy: "--tier copy",
+    stack: "--tier copy --returns stack",
     full: "--tier full --threshold 50",
 }

@@ -86,7 +86,7 @@ fn an_exit_without_progress_never_leads_back() {
 /// Where there have been many calls, everything is dropped once, and calls are the host's from then on.
 #[test]
 fn many_places_to_return_to_make_returns_go_by_the_stack() {
-    const CALLS: u64 = 20_000;
+    const CALLS: u64 = 40_000;
     // `call` to the last byte, a `ret`, again and again.
     let end = START + 5 * CALLS;
     let calls = (0..CALLS).flat_map(|n| {

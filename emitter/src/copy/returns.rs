@@ -9,7 +9,7 @@ use crate::returns::{LAST, Returns};
 use dynasour_guest::context::offset;
 
 /// So many places to return to are many.
-const MANY: u32 = 6000;
+const MANY: u32 = 20_000;
 
 /// When copied blocks return by the stack.
 pub(super) struct Wanted {
