@@ -155,8 +155,10 @@ impl State {
 
     /// Guards the page unless it is or need not be. `None`: it cannot be.
     fn guard(&mut self, page: u64) -> Option<Watched> {
-        if self.opening.as_ref().is_some_and(|opening| opening.contains(&page)) {
-            return None;
+        // What is still guarded may be about to be opened.
+        let is_pinned = self.pinned.iter().any(|pinned| pinned.start < page + PAGE && page < pinned.end);
+        if is_pinned || self.opening.as_ref().is_some_and(|opening| opening.contains(&page)) {
+            return self.needs_no_guard(page).then_some(Watched::Already);
         }
         if self.guards.contains(page) {
             return Some(Watched::Already);
@@ -169,11 +171,15 @@ impl State {
             Change::ByStore => {}
             Change::Unseen => return None,
         }
-        let busy = self.pinned.iter().any(|pinned| pinned.start < page + PAGE && page < pinned.end);
-        if busy || self.flips.get(&page).is_some_and(|flips| *flips >= FLIPS) {
+        if self.flips.get(&page).is_some_and(|flips| *flips >= FLIPS) {
             return None;
         }
         self.guards.take(page, mapping.prot).then_some(Watched::Now)
+    }
+
+    /// Do only calls change this page?
+    fn needs_no_guard(&self, page: u64) -> bool {
+        self.mappings.at(page).is_some_and(|mapping| self.change(&mapping) == Change::ByCall)
     }
 
     /// May the guest write there? Asked where it could not: another thread may have opened it meanwhile.
@@ -191,6 +197,13 @@ impl State {
             *self.flips.entry(page).or_default() += 1;
         }
         self.open(range)
+    }
+
+    /// As [`State::open_for_write`], where nothing is left to be dropped.
+    fn open_dropped(&mut self, page: Range<u64>) {
+        let written = self.written.len();
+        self.open_for_write(page);
+        self.written.truncate(written);
     }
 
     /// Gives the guards in `range` back; what they covered is written from now on.
@@ -312,9 +325,7 @@ impl CodePages {
     pub fn finish_opening(&self, page: Range<u64>) {
         let mut state = self.state();
         state.opening = None;
-        let written = state.written.len();
-        state.open_for_write(page);
-        state.written.truncate(written);
+        state.open_dropped(page);
     }
 
     /// Opens what is guarded in `range`: it is about to be written, or its guards are about to be lost. Was anything?
@@ -349,7 +360,8 @@ impl CodePages {
     }
 
     /// The kernel may be about to write to what the arguments of the call `nr` say: that is opened, and stays so until
-    /// [`CodePages::unpin`].
+    /// [`CodePages::unpin`]. With several threads the caller opens it, since one of them may execute what was made from it, and
+    /// write to it: what [`CodePages::guarded`] says, when that has been dropped.
     pub fn pin(&self, nr: i64, args: &[u64; 6]) -> Outputs {
         // Only another thread can guard something while the call is made.
         if guards::none() && !self.is_threaded() {
@@ -358,12 +370,26 @@ impl CodePages {
         let ranges = outputs::outputs(nr, args);
         let mut state = self.state();
         for range in &ranges {
-            if state.open_for_write(range.clone()) {
+            if !self.is_threaded() && state.open_for_write(range.clone()) {
                 self.written.store(true, Ordering::Release);
             }
             state.pinned.push(range.clone());
         }
         ranges
+    }
+
+    /// The guarded pages with bytes in these ranges.
+    pub fn guarded(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        if guards::none() || ranges.is_empty() {
+            return Vec::new();
+        }
+        let state = self.state();
+        ranges.iter().flat_map(|range| state.guards.within(range.clone())).map(|page| page..page + PAGE).collect()
+    }
+
+    /// Opens a page from which nothing is made any more, nor will be while it is pinned.
+    pub fn open_dropped(&self, page: Range<u64>) {
+        self.state().open_dropped(page);
     }
 
     /// The kernel has written to these ranges.

@@ -33,6 +33,7 @@ use dynasour_guest::space::Brk;
 
 use crate::entry::{self, Call};
 use crate::invalidate::CodePages;
+use crate::invalidate::outputs::Outputs;
 use crate::process::exec::{Arguments, Follow};
 use crate::process::{Process, ThreadBody};
 use crate::signal::altstack::AltStack;
@@ -258,7 +259,7 @@ impl System {
         let done = if context.pending.load(Ordering::Relaxed) != 0 {
             Done::Restart
         } else {
-            let outputs = self.process.pages().pin(i64::from(call.nr as u32), &call.args);
+            let outputs = self.pin(engine, &call);
             let done = self.perform(context, engine, &call);
             self.process.pages().unpin(&outputs);
             done
@@ -284,6 +285,19 @@ impl System {
         };
         self.resume_flag = 0;
         outcome
+    }
+
+    /// Lets the kernel write to what it may be about to write to, until that is unpinned.
+    fn pin(&self, engine: &mut dyn Engine, call: &Call) -> Outputs {
+        let pages = self.process.pages();
+        let outputs = pages.pin(i64::from(call.nr as u32), &call.args);
+        if pages.is_threaded() {
+            for page in pages.guarded(&outputs) {
+                engine.invalidate(page.clone());
+                pages.open_dropped(page);
+            }
+        }
+        outputs
     }
 
     fn perform(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {

@@ -148,6 +148,7 @@ macro_rules! for_each_guest {
             code_many: "code_many.c" .args(&["1500"]),
             code_many_flipping: "code_many.c" .args(&["500", "flip"]),
             code_recycled: "code_recycled.c" .args(&["1000"]),
+            code_outputs: "code_outputs.c" .flags(&["-pthread"]),
             code_versions: "code_versions.c",
             code_threads: "code_threads.c" .args(&["25"]) .flags(&["-pthread"]),
             code_neighbours: "code_neighbours.c" .args(&["300"]) .flags(&["-pthread"]),
