@@ -78,11 +78,30 @@ fn what_cannot_be_guarded() {
 fn the_kernel_is_not_kept_from_writing() {
     let range = map(READ_WRITE_EXECUTE, PRIVATE);
     let pages = known(&range);
+    assert_eq!(pages.watch(range.clone()), Watched::Now);
+    let pinned = pages.pin(libc::SYS_read, &[0, range.start + 16, 32, 0, 0, 0]);
+    assert_eq!(pages.take_written().as_slice(), std::slice::from_ref(&(range.start..range.start + PAGE)));
+    assert!(pages.is_written() && store(range.start));
+    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible);
+    pages.unpin(&pinned);
+    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Now);
+}
+
+/// Another thread may execute what was made from the page, and write to it: it is opened when nothing is left of that.
+#[test]
+fn with_several_threads_a_page_is_opened_for_the_kernel_when_nothing_relies_on_its_guard() {
+    test_handler::install();
+    let range = map(READ_WRITE_EXECUTE, PRIVATE);
+    let pages = known(&range);
     pages.set_threaded();
     assert_eq!(pages.watch(range.clone()), Watched::Now);
-    let args = [0, range.start + 16, 32, 0, 0, 0];
-    let pinned = pages.pin(libc::SYS_read, &args);
-    assert_eq!(pages.take_written().as_slice(), std::slice::from_ref(&(range.start..range.start + PAGE)));
+    let pinned = pages.pin(libc::SYS_read, &[0, range.start + 16, 32, 0, 0, 0]);
+    let first = range.start..range.start + PAGE;
+    assert_eq!(pages.guarded(&pinned)[0], first);
+    assert!(!store(range.start), "it is guarded still");
+    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible, "but that does not last");
+    pages.open_dropped(first);
+    assert!(store(range.start) && !pages.is_written() && pages.guarded(&pinned).is_empty());
     assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible);
     assert_eq!(pages.watch(range.start + PAGE..range.end), Watched::Already);
     pages.unpin(&pinned);
