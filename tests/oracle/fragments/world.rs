@@ -4,14 +4,17 @@ use crate::fragments::program::{CODE, COUNTER, Program};
 use crate::state::{Extended, Registers};
 use dynasour_emitter::{Config as EmitterConfig, Emitter, ExitId, FragmentId, Left, SiteKind};
 use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::{Decoded, Reader};
 use dynasour_guest::lift::Bytes;
 use dynasour_guest::lift::Fetch;
 use dynasour_guest::space::Brk;
+use dynasour_ir::Trap;
 use dynasour_runtime::interp::{self, Interp, Stop};
 use dynasour_runtime::memory;
 use dynasour_runtime::signal::FaultHooks;
 use dynasour_runtime::syscall::{Config, Inherited, System};
 use dynasour_testkit::code::{Random, randomise_extended};
+use iced_x86::{Code, OpKind, Register};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 const PAGE: usize = 4096;
@@ -251,7 +254,52 @@ impl World {
 
     /// Interprets one instruction. None if it completed.
     pub fn interpret(&mut self) -> Option<Stop<std::convert::Infallible>> {
-        self.interp.run_one(&mut self.ours.context)
+        let stopped = self.interp.run_one(&mut self.ours.context);
+        match stopped {
+            Some(Stop::Trap { pc, trap: Trap::Protection }) if self.goes_astray(pc) => None,
+            stopped => stopped,
+        }
+    }
+
+    /// An indirect transfer to what is no address is refused by the interpreter, as by the processor. Native code, which is what
+    /// is compared with, goes there, and is refused then (README, limits): so does this, if the one at `pc` is such a transfer.
+    fn goes_astray(&mut self, pc: u64) -> bool {
+        let Decoded::Inst(inst) = Reader::new(&ProgramCode).decode(pc) else { return false };
+        let context = &mut *self.ours.context;
+        let (fs_base, gpr) = (context.fs_base, &mut context.gpr);
+        let rsp = Register::RSP.number();
+        let taken = match inst.code() {
+            Code::Retnq => 8,
+            Code::Retnq_imm16 => 8 + u64::from(inst.immediate16()),
+            Code::Call_rm64 => 8u64.wrapping_neg(),
+            Code::Jmp_rm64 => 0,
+            _ => return false,
+        };
+        let register = |register: Register, _: usize, _: usize| match register {
+            Register::FS => Some(fs_base),
+            other if other.is_gpr64() => Some(gpr[other.number()]),
+            other if other.is_gpr32() => Some(u64::from(gpr[other.number()] as u32)),
+            _ => Some(0),
+        };
+        let address = match inst.op0_kind() {
+            _ if matches!(inst.code(), Code::Retnq | Code::Retnq_imm16) => Some(gpr[rsp]),
+            OpKind::Memory => inst.virtual_address(0, 0, register),
+            _ => None,
+        };
+        let target = match address {
+            Some(address) => {
+                let mut bytes = [0; 8];
+                assert_eq!(memory::copy_in(address, &mut bytes), 8, "the interpreter has read it");
+                u64::from_le_bytes(bytes)
+            }
+            None => gpr[inst.op0_register().number()],
+        };
+        let is_astray = (target as i64) << 16 >> 16 != target as i64;
+        if is_astray {
+            gpr[rsp] = gpr[rsp].wrapping_add(taken);
+            context.rip = target;
+        }
+        is_astray
     }
 
     /// Does the program end by itself from `start`? A return address that is overwritten can make it loop for ever.
