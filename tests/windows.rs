@@ -318,6 +318,11 @@ fn a_signal_at_every_instruction_among_copies() {
 }
 
 #[test]
+fn a_signal_at_every_instruction_of_returns_by_the_stack() {
+    every_place(&["--tier", "copy", "--returns", "stack"], 1500, instructions, 100);
+}
+
+#[test]
 fn a_signal_at_every_instruction_of_a_call() {
     every_place(&["--tier", "interp"], 2, |process| process.call().collect(), 8);
 }
