@@ -23,7 +23,7 @@
 //! goes on by the tables of indirect jumps. What the guest has on its stack is R but between a `call` and the store behind it, and
 //! between the last store before a `ret` and the landing: landings check that they are meant and put R back. No flags are touched.
 //!
-//! Programs with few places to return to lose by it (recursive `fib`: 1.03 times native without, 1.3 with), so it is
+//! Programs with few places to return to lose by it (recursive `fib`: 1.3 times native without, 1.6 with), so it is
 //! turned on when there have been many ([`Config`](crate::Config)). Each address has one landing at most: that is why a call
 //! begins a block.
 //!
