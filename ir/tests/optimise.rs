@@ -3,9 +3,12 @@
 
 mod support;
 
-use dynasour_ir::Version;
-use dynasour_ir::eval::check::{Limits, check};
+use dynasour_ir::eval::ModelMachine;
+use dynasour_ir::eval::check::{Limits, check, same_result};
 use dynasour_ir::opt::{OptOptions, PASSES, PIPELINE, optimise, optimise_with};
+use dynasour_ir::random::{Rng, generate};
+use dynasour_ir::verify::assert_valid;
+use dynasour_ir::{Version, text};
 use support::{Program, Random, entry, program, trace};
 
 /// How many programs each test runs; `OPT_PROGRAMS` asks for a longer soak.
@@ -84,7 +87,70 @@ fn every_pass_finds_work() {
         }
     }
     println!("{changes:?}");
-    // Hardly any of these programs compares one value twice: `merge` has its work in those with random assumptions.
+    // Hardly any of these programs compares one value twice: `merge` has its work in those with random assumptions. Nor does
+    // any wait for a chain: those of `chains_around_random_loops` do.
     changes.remove("merge");
+    changes.remove("chain");
     assert!(changes.values().all(|n| *n >= 20), "{changes:?}");
+}
+
+/// A loop of two values, a counter and random operations of one kind mostly, of one width.
+fn chains(random: &mut Random) -> Version {
+    let (kind, ty) = (random.pick(&["add", "xor", "or"]), random.pick(&["i64", "i64", "i32", "i8"]));
+    let narrow = |name: u64, of: u64| match ty {
+        "i64" => format!("      v{name} = add.i64 v{of}, 0\n"),
+        _ => format!("      v{name} = trunc.{ty} v{of}\n"),
+    };
+    let mut body = String::new();
+    // Values 5 and 6 go around, 7 counts, 8 and 9 stay as they are.
+    let mut values = vec![5, 6, 8, 9];
+    let count = 2 + random.below(6);
+    for v in 20..20 + count {
+        let op = if random.chance(70) { kind } else { random.pick(&["mul", "and", "sub", "xor"]) };
+        let last = *values.last().unwrap();
+        let (a, b) = (if random.chance(50) { last } else { random.pick(&values) }, random.pick(&values));
+        let b = if random.chance(20) { random.below(100).to_string() } else { format!("v{b}") };
+        let (a, b) = if random.chance(30) && b.starts_with('v') { (b, format!("v{a}")) } else { (format!("v{a}"), b) };
+        body += &format!("      v{v} = {op}.{ty} {a}, {b}\n");
+        values.push(v);
+    }
+    let (last, other) = (19 + count, random.pick(&values));
+    let wide = |name: u64, of: u64| match ty {
+        "i64" => format!("      v{name} = add.i64 v{of}, 0\n"),
+        _ => format!("      v{name} = zext{}.i64 v{of}\n", &ty[1..]),
+    };
+    let source = format!(
+        "region 0x1000 {{\n  version t1 {{\n    anchor a0 = base.0x1000 [rax = v40, rcx = v41]\n\
+         \x20   b0(v0: i64 = rax, v1: i64 = rcx, v2: i64 = rdx, v3: i64 = rbx):\n{}{}{}{}      jump b1(v30, v31, 0)\n\
+         \x20   b1(v5: {ty}, v6: {ty}, v7: i64):\n{}{}      poll else a0\n{body}      v45 = add.i64 v7, 1\n\
+         \x20     v46 = lt.u.i64 v7, 6\n      assume v46 else a0\n      jump b1(v{last}, v{other}, v45)\n  }}\n}}\n",
+        narrow(30, 0),
+        narrow(31, 1),
+        narrow(8, 2),
+        narrow(9, 3),
+        wide(40, 5),
+        wide(41, 6),
+    );
+    text::version(&source).unwrap_or_else(|e| panic!("{e}:\n{source}"))
+}
+
+#[test]
+fn chains_around_random_loops() {
+    let options = OptOptions { chain_width: usize::MAX, ..OptOptions::default() };
+    let mut regrouped = 0;
+    for seed in 0..programs(2000) {
+        let original = chains(&mut Random::new(first_seed() + seed));
+        assert_valid(&original);
+        let mut version = original.clone();
+        regrouped += optimise_with(&mut version, &["chain"], &options).passes[0].changes;
+        assert_valid(&version);
+        let mut rng = Rng::new(seed);
+        for _ in 0..3 {
+            let (state, machine) = (generate::state(&mut rng), ModelMachine::boundless(seed));
+            if let Err(what) = same_result(&original, &version, &state, &machine, 500) {
+                panic!("seed {seed}: {what}\n{original}{version}");
+            }
+        }
+    }
+    assert!(regrouped > 200, "{regrouped}");
 }

@@ -13,6 +13,7 @@
 //! | `forward` | `forward` | loads replaced by what memory is known to hold, around loops too |
 //! | `sink` | `sink` | dead stores move into the varmaps of the exits |
 //! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
+//! | `chain` | `chain` | what comes last around a loop enters its chain of operations last |
 //! | `peel` | `peel` | one iteration of a loop before it |
 //! | `constants` (`facts`, `known`) | `constants` | speculative constant propagation: ranges, bits, guards, branches |
 //! | `unreachable` | `unreachable` | branches on constants, failed guards, unreachable blocks, chains of blocks |
@@ -30,7 +31,7 @@
 //! | `continuation` (`closed`) | | a version that begins at an anchor of another, in the middle of a loop |
 //! | `inline` | | another region's version in place of the exit that leads there |
 //!
-//! The first eight and `merge` make up the pipeline of recorded traces, which have no branches ([`PIPELINE`]); the others work
+//! The first nine and `merge` make up the pipeline of recorded traces, which have no branches ([`PIPELINE`]); the others work
 //! on any control flow, and other placements of guards use some of them (`dynasour_tracer::placement`). What pays was
 //! measured on 2,251 traces of python3 with 22,205 guards behind the first eight (131 µs a trace): `merge` takes away 1,278 of
 //! them at 5 µs a trace. `constants` takes 73 µs to find 4,788 constant operands, nine in ten of them in varmaps, where they
@@ -42,6 +43,7 @@
 mod address;
 mod alias;
 mod bounds;
+mod chain;
 mod closed;
 mod conditions;
 mod conjoin;
@@ -101,6 +103,8 @@ pub struct OptOptions<'a> {
     pub after_pass: Option<PassHook<'a>>,
     /// Loops with more instructions than this are not peeled.
     pub peel_limit: usize,
+    /// So many instructions a cycle get done beside a chain around a loop, `chain` supposes.
+    pub chain_width: usize,
     /// May the pipeline add guards against aliasing?
     pub alias_guards: bool,
     /// May `delay` move guards down past what may fault on their own anchor? Then what a guard was to prevent may happen:
@@ -115,6 +119,7 @@ impl Default for OptOptions<'_> {
             skip: Vec::new(),
             after_pass: None,
             peel_limit: 1500,
+            chain_width: 4,
             alias_guards: true,
             delay_past_faults: true,
         }
@@ -215,6 +220,14 @@ pub const PASSES: &[Pass] = &[
         from_entry: false,
         evaluator_only: false,
         run: sink::run,
+    },
+    Pass {
+        name: "chain",
+        about: "what comes last around a loop enters last",
+        again_after: &[],
+        from_entry: true,
+        evaluator_only: false,
+        run: chain::run,
     },
     Pass {
         name: "peel",
@@ -348,6 +361,7 @@ pub const PIPELINE: &[&str] = &[
     "flagparams",
     "params",
     "dce",
+    "chain",
 ];
 
 /// The pass with this name.
