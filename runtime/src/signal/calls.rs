@@ -182,6 +182,39 @@ impl System {
         }
     }
 
+    /// `io_uring_enter`: what waits may have a mask, as argument 4 or in the structure to which that points.
+    pub(crate) fn io_uring_enter(&mut self, context: &mut ThreadContext, call: &Call) -> Done {
+        const GET_EVENTS: u64 = 1;
+        const EXTENDED: u64 = 1 << 3;
+        const REGISTERED: u64 = 1 << 6;
+        /// `struct io_uring_getevents_arg`: the mask's address, its size, two more fields.
+        const ARGUMENT: usize = 24;
+        let [_, _, _, flags, address, size] = call.args;
+        if flags & GET_EVENTS == 0 || flags & REGISTERED != 0 {
+            return self.pass(call);
+        }
+        if flags & EXTENDED == 0 {
+            return self.with_mask_argument(context, call, 4);
+        }
+        let Ok(mut argument) = guest_read::<ARGUMENT>(address) else { return self.pass(call) };
+        let (mask, mask_size) = (word(&argument[..8]), word(&argument[8..12]) as u32);
+        if mask == 0 || size != ARGUMENT as u64 {
+            return self.pass(call);
+        }
+        let argument_address = argument.as_mut_ptr();
+        let with = |mask: u64| {
+            // SAFETY: `argument` lives until the call is over, and begins with the mask's address.
+            unsafe { argument_address.cast::<u64>().write_unaligned(mask) };
+            let mut call = *call;
+            call.args[4] = argument_address as u64;
+            call
+        };
+        match read_mask(mask, mask_size.into()) {
+            Some(mask) => self.with_mask(context, mask, with),
+            None => self.pass(&with(NO_SET)),
+        }
+    }
+
     /// Performs a call during which `mask` replaces the guest's. `call_with` gets the address of the kernel's version.
     fn with_mask(&mut self, context: &mut ThreadContext, mask: SigSet, call_with: impl FnOnce(u64) -> Call) -> Done {
         let kernel = host_mask(mask);

@@ -2,14 +2,15 @@
 //!
 //! | treatment | calls |
 //! | --- | --- |
-//! | signals, emulated and mirrored ([`crate::signal`]) | `rt_sig*`, `sigaltstack`, the masks of `ppoll`, `pselect6`, `epoll_pwait(2)`, `io_pgetevents` |
+//! | signals, emulated and mirrored ([`crate::signal`]) | `rt_sig*`, `sigaltstack`, the masks of `ppoll`, `pselect6`, `epoll_pwait(2)`, `io_pgetevents`, `io_uring_enter` |
+//! | end the assumption that memory is private | `io_setup`, `io_uring_setup`, `userfaultfd` |
 //! | address space ([`memory`]) | `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`, `madvise`, `remap_file_pages`, `shmat`, `shmdt` |
 //! | processes and threads ([`crate::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group`, `set_tid_address` |
 //! | the path of the executable ([`paths`]) | `open`, `stat`, `access`, `readlink` and their variants on `/proc/self/exe` |
 //! | writes to `/proc/self/mem` ([`process_memory`]) | `write`, `pwrite64`, `writev`, `pwritev(2)` |
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
-//! | refused with ENOSYS | `rseq`, `seccomp`, `io_uring_setup`, `userfaultfd`, `modify_ldt`, `set_thread_area`, x32 calls |
+//! | refused with ENOSYS | `rseq`, `seccomp`, `modify_ldt`, `set_thread_area`, x32 calls |
 //! | everything else | as is |
 //!
 //! A call made for the guest lies in a window ([`crate::entry::windowed`]): a signal accepted before it keeps it from
@@ -317,6 +318,7 @@ impl System {
             libc::SYS_ppoll => self.with_mask_argument(context, call, 3),
             libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => self.with_mask_argument(context, call, 4),
             libc::SYS_pselect6 | SYS_IO_PGETEVENTS => self.pselect6(context, call),
+            libc::SYS_io_uring_enter => self.io_uring_enter(context, call),
             // Nothing of the guest's can be under way.
             libc::SYS_restart_syscall => Done::error(libc::EINTR),
 
@@ -331,7 +333,7 @@ impl System {
             | libc::SYS_shmat
             | libc::SYS_shmdt => self.memory_call(engine, nr, call),
 
-            libc::SYS_io_setup => {
+            libc::SYS_io_setup | libc::SYS_io_uring_setup | libc::SYS_userfaultfd => {
                 let done = self.pass(call);
                 engine.private_memory_lost();
                 done
@@ -376,8 +378,6 @@ impl System {
             // glibc does without rseq; the others would act on, or from, threads of the kernel or of ours.
             libc::SYS_rseq
             | libc::SYS_seccomp
-            | libc::SYS_io_uring_setup
-            | libc::SYS_userfaultfd
             | libc::SYS_modify_ldt
             | libc::SYS_set_thread_area
             | libc::SYS_get_thread_area
