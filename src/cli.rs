@@ -211,6 +211,9 @@ pub struct RunArgs {
     /// The guest's `argv[0]`
     #[arg(long, value_name = "NAME", hide = true)]
     argv0: Option<OsString>,
+    /// A file with the filters of system calls that the guest inherits
+    #[arg(long, value_name = "FD", hide = true)]
+    seccomp: Option<i32>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
     command: Vec<OsString>,
@@ -310,6 +313,7 @@ impl RunArgs {
             count,
             follow: !self.no_follow,
             argv0: self.argv0,
+            seccomp: self.seccomp,
             program: command.next().expect("clap requires a program"),
             args: command.collect(),
             child_options,

@@ -219,6 +219,8 @@ pub struct RunConfig {
     pub follow: bool,
     /// The guest's argv\[0\], if it is not the program as named.
     pub argv0: Option<OsString>,
+    /// A descriptor of a file with the filters of system calls that the guest inherits.
+    pub seccomp: Option<i32>,
     /// Program, as given.
     pub program: OsString,
     /// Its arguments, without argv\[0\].

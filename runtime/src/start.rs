@@ -79,6 +79,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             brk: loaded.brk.clone(),
             stack: loaded.stack.clone(),
             reports: config.stats || config.stats_json.is_some() || config.count.is_some() || config.perf_map,
+            seccomp: config.seccomp,
             pages,
         },
     );

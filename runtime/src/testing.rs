@@ -14,7 +14,8 @@ use crate::syscall::{Config, Engine, Inherited, Outcome, System};
 pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
     let brk = Brk::new(0).expect("room for a break");
     let executable = c"/bin/guest".to_owned();
-    let config = Config { executable, follow: None, brk, stack: 0..0, reports: false, pages: Arc::default() };
+    let pages = Arc::default();
+    let config = Config { executable, follow: None, brk, stack: 0..0, reports: false, seccomp: None, pages };
     (ThreadContext::new(), System::new(Inherited::record(), config))
 }
 

@@ -310,6 +310,7 @@ impl System {
         }
         self.clear_at_end = request.identity().clear_at_end;
         self.forget_accepted(context);
+        self.forget_dispatch();
         signal::set_kernel_mask(!FIVE);
         write(child_tid, i64::from(std::process::id()));
         self.forget_report();

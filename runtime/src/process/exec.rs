@@ -72,20 +72,28 @@ fn gains_privileges(path: &Path) -> bool {
 pub(crate) struct Arguments {
     pointers: Vec<u64>,
     /// What the pointers that are not the guest's point to.
-    _strings: [CString; 2],
+    _strings: Vec<CString>,
 }
 
 impl Arguments {
-    /// `rest` are the addresses of the guest's strings from `argv[1]` on.
-    fn new<'a>(prefix: impl IntoIterator<Item = &'a CString>, path: CString, argv0: &CStr, rest: &[u64]) -> Arguments {
+    /// `rest` are the addresses of the guest's strings from `argv[1]` on, `filters` the descriptor of its filters.
+    fn new<'a>(
+        prefix: impl IntoIterator<Item = &'a CString>,
+        filters: Option<i32>,
+        path: CString,
+        argv0: &CStr,
+        rest: &[u64],
+    ) -> Arguments {
         let mut option = b"--argv0=".to_vec();
         option.extend_from_slice(argv0.to_bytes());
         let argv0 = CString::new(option).unwrap_or_default();
+        let filters = filters.and_then(|fd| CString::new(format!("--seccomp={fd}")).ok());
         let mut pointers: Vec<u64> = prefix.into_iter().map(|s| s.as_ptr() as u64).collect();
+        pointers.extend(filters.iter().map(|option| option.as_ptr() as u64));
         pointers.extend([argv0.as_ptr() as u64, c"--".as_ptr() as u64, path.as_ptr() as u64]);
         pointers.extend_from_slice(rest);
         pointers.push(0);
-        Arguments { pointers, _strings: [path, argv0] }
+        Arguments { pointers, _strings: [path, argv0].into_iter().chain(filters).collect() }
     }
 }
 
@@ -237,6 +245,20 @@ impl System {
             Ok(_) => return self.exec_natively(engine, call),
             Err(errno) => return Done::error(errno),
         };
+        let filters = match self.seccomp.to_file() {
+            Ok(filters) => filters,
+            Err(errno) => return Done::error(errno),
+        };
+        let done = self.exec_translated(&request, &follow, path, filters);
+        if let Some(fd) = filters {
+            // SAFETY: opened above; the program is still this one.
+            unsafe { libc::close(fd) };
+        }
+        done
+    }
+
+    /// The translator's execve of `path`, which is handed `filters`.
+    fn exec_translated(&mut self, request: &Request, follow: &Follow, path: CString, filters: Option<i32>) -> Done {
         let prepared = read_pointers(request.argv).and_then(|pointers| {
             let argv0 = match pointers.first() {
                 Some(&address) => guest_string(address, LONGEST_STRING, libc::E2BIG)?,
@@ -245,7 +267,8 @@ impl System {
             };
             // The report is the process's, so its last program makes it; logs are the process's, too.
             let own_options = if self.process.is_first() { &follow.own_options[..] } else { &[] };
-            Ok(Arguments::new(follow.prefix.iter().chain(own_options), path, &argv0, pointers.get(1..).unwrap_or(&[])))
+            let rest = pointers.get(1..).unwrap_or(&[]);
+            Ok(Arguments::new(follow.prefix.iter().chain(own_options), filters, path, &argv0, rest))
         });
         let arguments = match prepared {
             Ok(arguments) => self.exec_arguments.insert(arguments),
@@ -314,11 +337,11 @@ mod tests {
     fn the_translators_arguments() {
         let prefix = [c"dynasour".to_owned(), c"run".to_owned()];
         let rest = [c"x".as_ptr() as u64, c"--".as_ptr() as u64];
-        let arguments = Arguments::new(&prefix, c"./prog".to_owned(), c"-login", &rest);
+        let arguments = Arguments::new(&prefix, Some(5), c"./prog".to_owned(), c"-login", &rest);
         let (last, pointers) = arguments.pointers.split_last().expect("never empty");
         assert_eq!(*last, 0);
         let texts: Vec<_> = pointers.iter().map(|&p| text(p)).collect();
-        assert_eq!(texts, ["dynasour", "run", "--argv0=-login", "--", "./prog", "x", "--"]);
+        assert_eq!(texts, ["dynasour", "run", "--seccomp=5", "--argv0=-login", "--", "./prog", "x", "--"]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::signal::{MAX_SIGNAL, SigAction};
 use crate::sync::lock;
 use crate::syscall::memory::Memory;
 use crate::syscall::report::Report;
+use crate::syscall::seccomp;
 
 /// The guest's dispositions, by signal number.
 pub(crate) type Actions = [SigAction; MAX_SIGNAL as usize + 1];
@@ -26,6 +27,7 @@ pub(crate) struct Process {
     is_first: AtomicBool,
     delivered: AtomicU64,
     threads: Threads,
+    seccomp: seccomp::Shared,
     /// Whether it is a vfork child.
     is_borrower: bool,
 }
@@ -50,6 +52,7 @@ impl Process {
             is_first: AtomicBool::new(true),
             delivered: AtomicU64::new(0),
             threads: Threads::new(),
+            seccomp: seccomp::Shared::default(),
             is_borrower: false,
         })
     }
@@ -68,8 +71,14 @@ impl Process {
             is_first: AtomicBool::new(false),
             delivered: AtomicU64::new(0),
             threads: Threads::new(),
+            seccomp: seccomp::Shared::default(),
             is_borrower: true,
         })
+    }
+
+    /// Filters of system calls that are for all threads.
+    pub(crate) fn seccomp(&self) -> &seccomp::Shared {
+        &self.seccomp
     }
 
     /// The threads.
@@ -87,7 +96,7 @@ impl Process {
         let _actions = self.actions();
         let _report = self.report();
         let _memory = self.memory();
-        self.threads.held(f)
+        self.threads.held(|| self.seccomp.held(f))
     }
 
     /// Absolute path of the file the guest runs: what `/proc/self/exe` is to it.

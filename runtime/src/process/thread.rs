@@ -61,6 +61,11 @@ impl Threads {
         self.made.load(Ordering::Relaxed) != 0
     }
 
+    /// Is there one thread?
+    pub(crate) fn is_alone(&self) -> bool {
+        self.live.load(Ordering::Relaxed) == 1
+    }
+
     /// Calls `f` while no thread is being made or leaves its seat.
     pub(crate) fn held<R>(&self, f: impl FnOnce() -> R) -> R {
         let _free = lock(&self.free);

@@ -55,7 +55,7 @@ impl System {
     }
 
     /// Delivers a signal that cannot wait; one that is blocked or ignored kills.
-    fn force(&mut self, context: &mut ThreadContext, signo: i32, info: &SigInfo, rflags: u64) -> Outcome {
+    pub(crate) fn force(&mut self, context: &mut ThreadContext, signo: i32, info: &SigInfo, rflags: u64) -> Outcome {
         if !self.process.action(signo).is_caught() || self.mask & set_of(signo) != 0 {
             return Outcome::Killed(signo);
         }

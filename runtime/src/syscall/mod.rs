@@ -10,7 +10,8 @@
 //! | writes to `/proc/self/mem` ([`process_memory`]) | `write`, `pwrite64`, `writev`, `pwritev(2)` |
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
-//! | refused with ENOSYS | `rseq`, `seccomp`, `modify_ldt`, `set_thread_area`, x32 calls |
+//! | looked at before any of this, and never told to the kernel ([`seccomp`]) | what `seccomp` and `prctl` set |
+//! | refused with ENOSYS | `rseq`, `modify_ldt`, `set_thread_area`, x32 calls |
 //! | everything else | as is |
 //!
 //! A call made for the guest lies in a window ([`crate::entry::windowed`]): a signal accepted before it keeps it from
@@ -21,6 +22,7 @@ pub mod memory;
 pub mod paths;
 mod process_memory;
 pub(crate) mod report;
+pub(crate) mod seccomp;
 pub mod special;
 mod vsyscall;
 
@@ -42,6 +44,7 @@ use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, Si
 
 use memory::{Memory, Moved};
 use report::Report;
+use seccomp::{Dispatch, Seccomp};
 use special::Segments;
 
 /// What system calls ask of the machine that runs guest code.
@@ -123,6 +126,8 @@ pub struct Config {
     pub stack: Range<u64>,
     /// Whether there is something to report when the process ends.
     pub reports: bool,
+    /// A file with the filters of system calls that the guest inherits.
+    pub seccomp: Option<i32>,
     /// The address space's code pages.
     pub pages: Arc<CodePages>,
 }
@@ -169,6 +174,10 @@ pub struct System {
     pub(crate) exec_arguments: Option<Arguments>,
     /// A word that is cleared and woken when the thread ends (`set_tid_address`); 0 for none.
     pub(crate) clear_at_end: u64,
+    /// What it may ask of the kernel.
+    pub(crate) seccomp: Seccomp,
+    /// Which of its calls are signals instead.
+    dispatch: Option<Dispatch>,
 }
 
 impl System {
@@ -187,6 +196,8 @@ impl System {
             segments: Segments::default(),
             exec_arguments: None,
             clear_at_end: 0,
+            seccomp: config.seccomp.map_or_else(Seccomp::default, Seccomp::from_file),
+            dispatch: None,
         }
     }
 
@@ -248,6 +259,8 @@ impl System {
             segments: self.segments,
             exec_arguments: None,
             clear_at_end: 0,
+            seccomp: self.seccomp.clone(),
+            dispatch: None,
         }
     }
 
@@ -259,6 +272,8 @@ impl System {
         let call = Call { nr: g[0], args: [g[7], g[6], g[2], g[10], g[8], g[9]] };
         let done = if context.pending.load(Ordering::Relaxed) != 0 {
             Done::Restart
+        } else if let Some(done) = self.screen(context, &call) {
+            done
         } else {
             let outputs = self.pin(engine, &call);
             let done = self.perform(context, engine, &call);
@@ -372,12 +387,15 @@ impl System {
             }
 
             libc::SYS_arch_prctl => control::arch_prctl(context, call).unwrap_or_else(|| self.pass(call)),
-            libc::SYS_prctl => control::prctl(call, self.clear_at_end).unwrap_or_else(|| self.pass(call)),
+            libc::SYS_prctl => {
+                let switched = self.seccomp_switch(call).or_else(|| control::prctl(call, self.clear_at_end));
+                switched.unwrap_or_else(|| self.pass(call))
+            }
+            libc::SYS_seccomp => self.seccomp_call(call),
             libc::SYS_membarrier => control::membarrier(call, || self.pass(call)),
 
             // glibc does without rseq; the others would act on, or from, threads of the kernel or of ours.
             libc::SYS_rseq
-            | libc::SYS_seccomp
             | libc::SYS_modify_ldt
             | libc::SYS_set_thread_area
             | libc::SYS_get_thread_area
