@@ -32,7 +32,7 @@ use crate::process::{self, ThreadBody};
 use crate::profile::{self, Phase, during};
 use crate::signal::{self, GuestFault};
 use crate::syscall::memory::Moved;
-use crate::syscall::{Engine, Outcome, System};
+use crate::syscall::{Engine, Outcome, System, int80};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_ir::Trap;
@@ -417,6 +417,10 @@ impl Dispatcher {
                     eprintln!("dynasour: syscall {} ({:#x}, {:#x}, {:#x})", g[0], g[7], g[6], g[2]);
                 }
                 during(Phase::Syscall, || system.syscall(context, self))
+            }
+            Stop::Special { pc } if int80::is_at(pc) => {
+                count(&self.peer.syscalls, 1);
+                during(Phase::Syscall, || system.syscall_32(context, self, pc))
             }
             Stop::Special { pc } => during(Phase::Syscall, || system.special(context, pc)),
             Stop::Trap { pc, trap } => {

@@ -11,6 +11,7 @@
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
 //! | looked at before any of this, and never told to the kernel ([`seccomp`]) | what `seccomp` and `prctl` set |
+//! | 32-bit calls (`int 0x80`) | become 64-bit ones ([`int80`]) |
 //! | refused with ENOSYS | `rseq`, `modify_ldt`, `set_thread_area`, x32 calls |
 //! | everything else | as is |
 //!
@@ -18,6 +19,7 @@
 //! being made, and the guest finds itself at the `syscall` instruction again, after its handler.
 
 mod control;
+pub(crate) mod int80;
 pub mod memory;
 pub mod paths;
 mod process_memory;
@@ -44,7 +46,7 @@ use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, Si
 
 use memory::{Memory, Moved};
 use report::Report;
-use seccomp::{Dispatch, Seccomp};
+use seccomp::{ARCHITECTURE, Dispatch, Seccomp};
 use special::Segments;
 
 /// What system calls ask of the machine that runs guest code.
@@ -272,13 +274,10 @@ impl System {
         let call = Call { nr: g[0], args: [g[7], g[6], g[2], g[10], g[8], g[9]] };
         let done = if context.pending.load(Ordering::Relaxed) != 0 {
             Done::Restart
-        } else if let Some(done) = self.screen(context, &call) {
+        } else if let Some(done) = self.screen(context, &call, ARCHITECTURE) {
             done
         } else {
-            let outputs = self.pin(engine, &call);
-            let done = self.perform(context, engine, &call);
-            self.process.pages().unpin(&outputs);
-            done
+            self.pinned(context, engine, &call)
         };
         match done {
             Done::Value(value) => {
@@ -295,12 +294,25 @@ impl System {
             Done::Registers | Done::Outcome(Outcome::Continue) => {}
             Done::Outcome(outcome) => return outcome,
         }
+        self.after_call(context)
+    }
+
+    /// Delivers the signals that arrived during a call.
+    fn after_call(&mut self, context: &mut ThreadContext) -> Outcome {
         let outcome = match context.pending.load(Ordering::Relaxed) {
             0 => Outcome::Continue,
             _ => self.deliver_pending(context),
         };
         self.resume_flag = 0;
         outcome
+    }
+
+    /// Performs a call that may write to pages of code.
+    fn pinned(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {
+        let outputs = self.pin(engine, call);
+        let done = self.perform(context, engine, call);
+        self.process.pages().unpin(&outputs);
+        done
     }
 
     /// Lets the kernel write to what it may be about to write to, until that is unpinned.

@@ -130,6 +130,7 @@ macro_rules! for_each_guest {
             fixed_mappings_threads: "fixed_mappings.c" .args(&["3"]) .flags(&["-pthread"]),
             shared_memory: "shared_memory.c" .flags(&["-pthread"]) .args(&["{dir}/shared_memory.tmp"]),
             io_uring: "io_uring.c",
+            int80: "int80.c" .flags(&["-no-pie", "-mno-red-zone"]) .exits(7),
             seccomp: "seccomp.c" .flags(&["-pthread"]),
             userfault: "userfault.c" .flags(&["-pthread"]),
             clone_flags: "clone_flags.c",

@@ -20,8 +20,9 @@ use bpf::{Data, INSTRUCTION_SIZE, LONGEST, Program};
 
 /// Bytes of a `struct seccomp_data`: number, architecture, address, six arguments.
 const DATA_SIZE: usize = 64;
-/// What the guest's programs are made for, as audit(8) names it.
-const ARCHITECTURE: u32 = 0xc000_003e;
+/// By which numbers a call is made, as audit(8) names it: x86-64 and i386.
+pub(super) const ARCHITECTURE: u32 = 0xc000_003e;
+pub(super) const ARCHITECTURE_32: u32 = 0x4000_0003;
 /// Instructions of all filters of a thread together, each counting for four more.
 const MOST_INSTRUCTIONS: usize = 1 << 15;
 
@@ -139,7 +140,7 @@ impl Seccomp {
 
 impl System {
     /// What becomes of a call that the guest is about to make, if it is not made.
-    pub(super) fn screen(&mut self, context: &mut ThreadContext, call: &Call) -> Option<Done> {
+    pub(super) fn screen(&mut self, context: &mut ThreadContext, call: &Call, architecture: u32) -> Option<Done> {
         let shared = self.process.seccomp();
         let times = shared.times.load(Ordering::Acquire);
         if self.seccomp.seen != times {
@@ -150,25 +151,28 @@ impl System {
             self.seccomp.seen = times;
         }
         if let Some(dispatch) = self.dispatch
-            && let Some(done) = self.screen_dispatched(context, call, dispatch)
+            && let Some(done) = self.screen_dispatched(context, call, architecture, dispatch)
         {
             return Some(done);
         }
-        if self.seccomp.is_off() { None } else { self.screen_filtered(context, call) }
+        if self.seccomp.is_off() { None } else { self.screen_filtered(context, call, architecture) }
     }
 
-    fn screen_filtered(&mut self, context: &mut ThreadContext, call: &Call) -> Option<Done> {
+    fn screen_filtered(&mut self, context: &mut ThreadContext, call: &Call, architecture: u32) -> Option<Done> {
+        /// read, write, exit, sigreturn
+        const FOUR: [i64; 4] = [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
+        const FOUR_32: [i64; 4] = [3, 4, 1, 119];
         if self.seccomp.strict {
-            let allowed = [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
+            let allowed = if architecture == ARCHITECTURE { FOUR } else { FOUR_32 };
             let is_allowed = allowed.contains(&i64::from(call.nr as u32));
             return (!is_allowed).then(|| self.kill_thread(context, libc::SIGKILL));
         }
-        let said = self.seccomp.verdict(&data(context, call));
+        let said = self.seccomp.verdict(&data(context, call, architecture));
         let detail = (said & !action::MASK) as i32;
         match (said & action::MASK) as i32 {
             action::ALLOW | action::LOG => None,
             action::ERRNO => Some(Done::error(detail.min(4095))),
-            action::TRAP => Some(self.trap(context, call, 1, detail)),
+            action::TRAP => Some(self.trap(context, call, architecture, 1, detail)),
             // There is nobody to ask.
             action::TRACE | action::USER_NOTIF => Some(Done::error(libc::ENOSYS)),
             action::KILL_THREAD => Some(self.kill_thread(context, libc::SIGSYS)),
@@ -176,7 +180,13 @@ impl System {
         }
     }
 
-    fn screen_dispatched(&mut self, context: &mut ThreadContext, call: &Call, dispatch: Dispatch) -> Option<Done> {
+    fn screen_dispatched(
+        &mut self,
+        context: &mut ThreadContext,
+        call: &Call,
+        architecture: u32,
+        dispatch: Dispatch,
+    ) -> Option<Done> {
         const ALLOW: u8 = 0;
         const BLOCK: u8 = 1;
         const SYS_USER_DISPATCH: i32 = 2;
@@ -192,17 +202,19 @@ impl System {
                 Err(_) => return Some(Done::Outcome(Outcome::Killed(libc::SIGSEGV))),
             }
         }
-        Some(self.trap(context, call, SYS_USER_DISPATCH, 0))
+        Some(self.trap(context, call, architecture, SYS_USER_DISPATCH, 0))
     }
 
     /// SIGSYS instead of the call. A handler finds the registers as they were before it, but for what any call changes.
-    fn trap(&mut self, context: &mut ThreadContext, call: &Call, code: i32, detail: i32) -> Done {
+    fn trap(&mut self, context: &mut ThreadContext, call: &Call, architecture: u32, code: i32, detail: i32) -> Done {
         let mut info = SigInfo::of_fault(libc::SIGSYS, code, context.rip);
         info.0[4..8].copy_from_slice(&detail.to_le_bytes());
         info.0[24..28].copy_from_slice(&(call.nr as u32).to_le_bytes());
-        info.0[28..32].copy_from_slice(&ARCHITECTURE.to_le_bytes());
-        context.gpr[1] = context.rip;
-        context.gpr[11] = context.rflags;
+        info.0[28..32].copy_from_slice(&architecture.to_le_bytes());
+        if architecture == ARCHITECTURE {
+            context.gpr[1] = context.rip;
+            context.gpr[11] = context.rflags;
+        }
         Done::Outcome(self.force(context, libc::SIGSYS, &info, context.rflags))
     }
 
@@ -311,10 +323,10 @@ impl System {
 }
 
 /// What filters see of a call.
-fn data(context: &ThreadContext, call: &Call) -> Data {
+fn data(context: &ThreadContext, call: &Call, architecture: u32) -> Data {
     let mut data = [0; DATA_SIZE];
     data[..4].copy_from_slice(&(call.nr as u32).to_le_bytes());
-    data[4..8].copy_from_slice(&ARCHITECTURE.to_le_bytes());
+    data[4..8].copy_from_slice(&architecture.to_le_bytes());
     data[8..16].copy_from_slice(&context.rip.to_le_bytes());
     for (place, argument) in data[16..].chunks_exact_mut(8).zip(call.args) {
         place.copy_from_slice(&argument.to_le_bytes());

@@ -1,8 +1,6 @@
 //! Instructions that neither the interpreter nor a fragment executes (`GuestTerm::Special`): what touches segments,
 //! privileged flags, the XSAVE family, far transfers, interrupts. Each does here what processor and kernel would do
 //! with it in user mode; what is left over is refused with the signal of an undefined instruction.
-//!
-//! Not kept: `int 0x80` (32-bit system calls).
 
 mod flow;
 mod segment;
@@ -129,7 +127,6 @@ impl System {
 
     /// `int n` and `icebp`.
     fn interrupt(&mut self, context: &mut ThreadContext, inst: &Instruction) -> Refused {
-        const SYSTEM_CALL_32: u64 = 0x80;
         let next = inst.next_ip();
         let (vector, fault) = match inst.mnemonic() {
             M::Int1 => (1, flow::debug_trap(next)),
@@ -139,9 +136,6 @@ impl System {
                 vector => (u64::from(vector), GuestFault::protection(u64::from(vector) << 3 | 2)),
             },
         };
-        if vector == SYSTEM_CALL_32 {
-            crate::process::complain("the program makes a 32-bit system call (int 0x80): not supported");
-        }
         // These are traps: the guest continues behind the instruction.
         if matches!(vector, 1 | 3 | 4) {
             context.rip = next;

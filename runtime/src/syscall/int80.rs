@@ -1,0 +1,200 @@
+//! `int 0x80`: system calls by their 32-bit numbers, which 64-bit programs may make, too.
+//!
+//! Arguments are the lower halves of rbx, rcx, rdx, rsi, rdi and rbp, the result is in rax, and no other register changes. Most calls
+//! mean the same as one of the 64-bit ones with the same arguments, and become that ([`SAME`]). Of those whose arguments or structures
+//! differ, some are converted; others do not exist here.
+
+use dynasour_guest::ThreadContext;
+
+use super::seccomp::ARCHITECTURE_32;
+use super::{Done, Engine, Outcome, System, guest_read, guest_write};
+use crate::entry::Call;
+
+/// The instruction.
+const INT_80: [u8; 2] = [0xcd, 0x80];
+
+/// Numbers of calls that take the same arguments: 32-bit, 64-bit.
+const SAME: &[(u32, i64)] = &[
+    (1, libc::SYS_exit),
+    (2, libc::SYS_fork),
+    (3, libc::SYS_read),
+    (4, libc::SYS_write),
+    (5, libc::SYS_open),
+    (6, libc::SYS_close),
+    (8, libc::SYS_creat),
+    (9, libc::SYS_link),
+    (10, libc::SYS_unlink),
+    (12, libc::SYS_chdir),
+    (15, libc::SYS_chmod),
+    (20, libc::SYS_getpid),
+    (27, libc::SYS_alarm),
+    (29, libc::SYS_pause),
+    (33, libc::SYS_access),
+    (36, libc::SYS_sync),
+    (37, libc::SYS_kill),
+    (38, libc::SYS_rename),
+    (39, libc::SYS_mkdir),
+    (40, libc::SYS_rmdir),
+    (41, libc::SYS_dup),
+    (42, libc::SYS_pipe),
+    (45, libc::SYS_brk),
+    (54, libc::SYS_ioctl),
+    (57, libc::SYS_setpgid),
+    (60, libc::SYS_umask),
+    (63, libc::SYS_dup2),
+    (64, libc::SYS_getppid),
+    (65, libc::SYS_getpgrp),
+    (66, libc::SYS_setsid),
+    (83, libc::SYS_symlink),
+    (85, libc::SYS_readlink),
+    (91, libc::SYS_munmap),
+    (94, libc::SYS_fchmod),
+    (118, libc::SYS_fsync),
+    (122, libc::SYS_uname),
+    (125, libc::SYS_mprotect),
+    (132, libc::SYS_getpgid),
+    (133, libc::SYS_fchdir),
+    (144, libc::SYS_msync),
+    (147, libc::SYS_getsid),
+    (148, libc::SYS_fdatasync),
+    (158, libc::SYS_sched_yield),
+    (168, libc::SYS_poll),
+    (183, libc::SYS_getcwd),
+    (190, libc::SYS_vfork),
+    (199, libc::SYS_getuid),
+    (200, libc::SYS_getgid),
+    (201, libc::SYS_geteuid),
+    (202, libc::SYS_getegid),
+    (220, libc::SYS_getdents64),
+    (224, libc::SYS_gettid),
+    (238, libc::SYS_tkill),
+    (252, libc::SYS_exit_group),
+    (270, libc::SYS_tgkill),
+    (295, libc::SYS_openat),
+    (296, libc::SYS_mkdirat),
+    (301, libc::SYS_unlinkat),
+    (328, libc::SYS_eventfd2),
+    (330, libc::SYS_dup3),
+    (331, libc::SYS_pipe2),
+    (355, libc::SYS_getrandom),
+    (356, libc::SYS_memfd_create),
+    (359, libc::SYS_socket),
+    (360, libc::SYS_socketpair),
+    (361, libc::SYS_bind),
+    (362, libc::SYS_connect),
+    (363, libc::SYS_listen),
+    (364, libc::SYS_accept4),
+    (367, libc::SYS_getsockname),
+    (368, libc::SYS_getpeername),
+    (369, libc::SYS_sendto),
+    (371, libc::SYS_recvfrom),
+    (373, libc::SYS_shutdown),
+];
+
+/// The others that exist here.
+mod converted {
+    pub const WAITPID: u32 = 7;
+    pub const EXECVE: u32 = 11;
+    pub const TIME: u32 = 13;
+    pub const LSEEK: u32 = 19;
+    pub const TRUNCATE: u32 = 92;
+    pub const FTRUNCATE: u32 = 93;
+    pub const NANOSLEEP: u32 = 162;
+    pub const MMAP2: u32 = 192;
+}
+
+/// Whether the instruction at `pc` is a 32-bit system call.
+pub(crate) fn is_at(pc: u64) -> bool {
+    guest_read(pc) == Ok(INT_80)
+}
+
+/// A 32-bit number with sign as an argument.
+fn signed(argument: u64) -> u64 {
+    i64::from(argument as i32) as u64
+}
+
+/// The pointers of an array of 32-bit ones that ends with zero; the error is an errno.
+fn pointers(address: u64) -> Result<Vec<u64>, i32> {
+    const MOST: usize = 1 << 17;
+    let mut pointers = Vec::new();
+    while address != 0 {
+        let pointer = u32::from_le_bytes(guest_read(address + 4 * pointers.len() as u64)?);
+        match pointer {
+            0 => break,
+            _ if pointers.len() == MOST => return Err(libc::E2BIG),
+            pointer => pointers.push(pointer.into()),
+        }
+    }
+    pointers.push(0);
+    Ok(pointers)
+}
+
+impl System {
+    /// Performs the 32-bit system call at `pc`, as [`System::syscall`] performs others.
+    pub(crate) fn syscall_32(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, pc: u64) -> Outcome {
+        let g = &context.gpr;
+        let args = [g[3], g[1], g[2], g[6], g[7], g[5]].map(|register| u64::from(register as u32));
+        let call = Call { nr: u64::from(g[0] as u32), args };
+        let kept = (g[1], g[11]);
+        context.rip = pc + INT_80.len() as u64;
+        let done = match self.screen(context, &call, ARCHITECTURE_32) {
+            Some(done) => done,
+            None => self.perform_32(context, engine, &call),
+        };
+        match done {
+            Done::Value(value) => context.gpr[0] = value as u64,
+            Done::Restart => context.rip = pc,
+            Done::Registers => (context.gpr[1], context.gpr[11]) = kept,
+            Done::Outcome(Outcome::Continue) => {}
+            Done::Outcome(outcome) => return outcome,
+        }
+        self.after_call(context)
+    }
+
+    fn perform_32(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {
+        /// Anonymous and low: what a 32-bit call gives must be good for one.
+        const LOW: u64 = libc::MAP_32BIT as u64;
+        let nr = call.nr as u32;
+        let [a, b, c, d, e, f] = call.args;
+        if let Some(&(_, same)) = SAME.iter().find(|(number, _)| *number == nr) {
+            return self.pinned(context, engine, &Call { nr: same as u64, args: call.args });
+        }
+        let mut made = |nr, args: &[u64]| self.pinned(context, engine, &Call::new(nr, args));
+        match nr {
+            converted::WAITPID => made(libc::SYS_wait4, &[a, b, c, 0]),
+            converted::LSEEK => made(libc::SYS_lseek, &[a, signed(b), c]),
+            converted::TRUNCATE => made(libc::SYS_truncate, &[a, signed(b)]),
+            converted::FTRUNCATE => made(libc::SYS_ftruncate, &[a, signed(b)]),
+            converted::MMAP2 => made(libc::SYS_mmap, &[a, b, c, d | LOW, e, f << 12]),
+            converted::EXECVE => match (pointers(b), pointers(c)) {
+                (Ok(argv), Ok(envp)) => made(libc::SYS_execve, &[a, argv.as_ptr() as u64, envp.as_ptr() as u64]),
+                (Err(errno), _) | (_, Err(errno)) => Done::error(errno),
+            },
+            converted::TIME => match made(libc::SYS_time, &[0]) {
+                Done::Value(now) if a != 0 => {
+                    let written = guest_write(a, &(now as u32).to_le_bytes());
+                    written.map_or_else(Done::error, |()| Done::Value(now))
+                }
+                done => done,
+            },
+            converted::NANOSLEEP => {
+                let half = |at: u64| guest_read(a + at).map(|word| i64::from(i32::from_le_bytes(word)));
+                let (Ok(seconds), Ok(nanoseconds)) = (half(0), half(4)) else { return Done::error(libc::EFAULT) };
+                let (wanted, mut left) = ([seconds, nanoseconds], [0i64; 2]);
+                let places = [wanted.as_ptr() as u64, left.as_mut_ptr() as u64];
+                let done = made(libc::SYS_nanosleep, &places);
+                if done == Done::error(libc::EINTR) && b != 0 {
+                    let halves = left.map(|half| (half as u32).to_le_bytes());
+                    if let Err(errno) = guest_write(b, halves.as_flattened()) {
+                        return Done::error(errno);
+                    }
+                }
+                done
+            }
+            _ => {
+                crate::process::complain(&format!("32-bit system call {nr} (int 0x80): not supported"));
+                Done::error(libc::ENOSYS)
+            }
+        }
+    }
+}
