@@ -9,6 +9,9 @@
 //! several calls, not a loop. The trace of a function that was hot by its calls ends where it returns, since the next
 //! call comes from elsewhere.
 //!
+//! What an exit leads to and a backward branch leaves may go on for a little to the loop that the exit has left, as where the
+//! bottom of a `while` jumps back to its body: else it would end in a trace that begins there with everything in its place.
+//!
 //! Loops that always run the same few times ([`crate::trips`]) are followed to their end, so that the trace holds all
 //! their iterations.
 //!
@@ -103,6 +106,8 @@ pub enum HeadKind {
     Function,
     /// By jumps to it, or by fragments that leave to it.
     Other,
+    /// An exit of a fragment leads there.
+    Exit,
 }
 
 /// What the recorder says after each block.
@@ -127,6 +132,8 @@ pub struct Recorder {
     callees: Vec<u64>,
     instructions: usize,
     limit: usize,
+    /// The path of an exit has gone back by a branch, after so many steps and instructions.
+    back: Option<(usize, usize)>,
     /// The path has come through a dispatch loop's head.
     dispatching: bool,
     /// The search for a loop of the interpreted program.
@@ -135,6 +142,8 @@ pub struct Recorder {
     observation: Option<Observation>,
 }
 
+/// How many instructions behind a backward branch the loop may be that an exit has left.
+const HOME: usize = 40;
 /// How far a search goes, in guest instructions.
 const SEARCH_LIMIT: usize = 8000;
 /// The longest loop of an interpreted program that becomes a trace, in guest instructions.
@@ -179,6 +188,7 @@ impl Recorder {
             instructions: 0,
             limit: policy.max_instructions(),
             callees: Vec::new(),
+            back: None,
             dispatching: false,
             search: None,
             observation: None,
@@ -213,6 +223,9 @@ impl Recorder {
         if next == self.head && transfer != Transfer::Call {
             return self.finish(TraceShape::Loop, EndReason::Cycle);
         }
+        if let Some(back) = self.back {
+            return self.go_home(transfer, landing, back);
+        }
         if self.dispatching && self.steps.last().is_some_and(guests::dispatches) {
             return self.finish(TraceShape::Linear, EndReason::Dispatch);
         }
@@ -220,6 +233,9 @@ impl Recorder {
             Transfer::Call if recursion => return self.finish(TraceShape::Linear, EndReason::OtherHead),
             Transfer::Jump { .. } if landing == Landing::Dispatch => self.dispatching = true,
             Transfer::Jump { .. } if landing == Landing::Short && self.may_pass(next) => {}
+            Transfer::Jump { backward: true } if landing == Landing::Ordinary && self.kind == HeadKind::Exit => {
+                self.back = Some((self.steps.len(), self.instructions));
+            }
             Transfer::Jump { backward } if backward || landing == Landing::Loop => {
                 return self.finish(TraceShape::Linear, EndReason::OtherHead);
             }
@@ -352,6 +368,18 @@ impl Recorder {
         self.steps.iter().filter(|s| s.next == head).count() <= 2 * trips::MOST_TRIPS as usize
     }
 
+    /// The path of an exit has gone back by a branch: is the loop near from which the exit left? A trace that begins where the
+    /// branch leads would know nothing of what the exit's fragment has in registers. If it is not, the path ends at the branch.
+    fn go_home(&mut self, transfer: Transfer, landing: Landing, (steps, instructions): (usize, usize)) -> Recording {
+        let near = self.instructions - instructions <= HOME;
+        match (transfer, landing) {
+            (Transfer::Jump { .. }, Landing::Loop) => {}
+            (Transfer::Jump { backward: false }, Landing::Ordinary) if near => return Recording::Continue,
+            _ => self.steps.truncate(steps),
+        }
+        self.finish(TraceShape::Linear, EndReason::OtherHead)
+    }
+
     /// The interpreter ran `block` up to an instruction that the runtime must do.
     pub fn runtime_instruction(&mut self, block: &Rc<LiftedBlock>) -> Recording {
         if block.count <= 1 && self.steps.is_empty() {
@@ -359,6 +387,10 @@ impl Recorder {
         }
         if self.search.is_some() {
             return self.without_search();
+        }
+        if let Some((steps, _)) = self.back {
+            self.steps.truncate(steps);
+            return self.finish(TraceShape::Linear, EndReason::OtherHead);
         }
         if block.count > 1 {
             self.steps.push(Step { block: Rc::clone(block), next: block.pc, observed: None });

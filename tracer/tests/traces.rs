@@ -338,6 +338,31 @@ fn calls_are_followed_into_functions_that_have_a_loop_of_their_own() {
 }
 
 #[test]
+fn what_an_exit_leads_to_goes_back_to_the_loop_if_that_is_near() {
+    let mut program = Program::assemble(|a| {
+        let (mut head, mut body, mut exit) = (a.create_label(), a.create_label(), a.create_label());
+        a.set_label(&mut head)?;
+        a.add(rbx, 1)?;
+        a.jnz(exit)?;
+        a.set_label(&mut body)?;
+        a.add(rcx, 1)?;
+        a.jnz(head)?;
+        a.set_label(&mut exit)?;
+        a.add(rdx, 1)?;
+        a.jnz(body)
+    });
+    let exit = CODE + 4 + 2 + 4 + 2;
+    let mut follow = |kind, landings: &[(u64, Landing)]| {
+        let (path, end) = program.follow((exit, kind), state(5), machine(), 0, landings);
+        assert_eq!((path.shape, end), (TraceShape::Linear, EndReason::OtherHead));
+        path.steps.len()
+    };
+    assert_eq!(follow(HeadKind::Exit, &[(CODE, Landing::Loop)]), 2, "home");
+    assert_eq!(follow(HeadKind::Exit, &[]), 1, "there is no loop");
+    assert_eq!(follow(HeadKind::Other, &[(CODE, Landing::Loop)]), 1, "it begins at a head");
+}
+
+#[test]
 fn a_trace_goes_through_a_dispatch_loop_up_to_its_indirect_jump() {
     let mut program = Program::assemble(|a| {
         let mut dispatch = a.create_label();

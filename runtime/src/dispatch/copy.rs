@@ -260,7 +260,7 @@ impl Dispatcher {
         let given_up = self.selector.heads.is_blacklisted(context.rip, &self.selector.policy);
         match self.interp.entry(context.rip) {
             Ok(entry) if !given_up && self.selector.may_trace(entry) => {
-                self.selector.start(entry.lifted(), HeadKind::Other, Vec::new());
+                self.selector.start(entry.lifted(), HeadKind::Exit, Vec::new());
                 self.selector.believe();
                 self.effort.begin();
                 self.side = Some(side);

@@ -10,7 +10,9 @@
 //! What is left and come back to by few ways will have side traces. What such a *tree* saves on accesses to memory counts
 //! little, for the time of such loops goes into branches that are predicted wrongly.
 //!
-//! Where cold code is interpreted traces are made early, and of these only the last is asked.
+//! Where cold code is interpreted traces are made early, and of these only the last is asked. Those of unoptimised code that
+//! end pay together if at all: each goes on in others, and without it they would have to leave. One that costs no more than its
+//! blocks is taken.
 //!
 //! And all that judging may only take a small part of the time ([`Effort`]).
 
@@ -34,6 +36,8 @@ const LEAST_LINEAR: i64 = 25;
 const ORDINARY: i64 = 15;
 /// The part of what a tree saves otherwise than on indirect transfers that counts, in percent.
 const TREE: i64 = 30;
+/// Code of which so much are accesses to frames, in percent, has not been optimised.
+const UNOPTIMISED: i64 = 50;
 /// So often a loop goes round if nothing else is known.
 const UNKNOWN: Runs = Runs { begun: 1, whole: 50, back: 0 };
 /// And a path that ends.
@@ -58,11 +62,19 @@ pub fn promises(path: &Path) -> bool {
     suffices(path, all + indirect, frames + (all - frames) * ORDINARY / 100, indirect)
 }
 
-/// Is a fragment of this cost worth having? That of an exit has no way in and out of its own.
+/// Is a fragment of this cost worth having? That of an exit has no way in and out of its own, and that of unoptimised code which
+/// ends mostly goes on in another.
 pub fn pays(path: &Path, cost: u32, side: bool) -> bool {
     let (copied, indirect) = of_blocks(path);
+    let linked = side || is_unoptimised(path, copied);
     let (copied, cost) = (i64::from(copied.all), i64::from(cost));
-    if side { cost < copied + indirect + SIDE } else { suffices(path, copied + indirect, copied - cost, indirect) }
+    if linked { cost < copied + indirect + SIDE } else { suffices(path, copied + indirect, copied - cost, indirect) }
+}
+
+/// Is this path, which ends and was recorded early, one of unoptimised code?
+fn is_unoptimised(path: &Path, blocks: Cost) -> bool {
+    let early = path.runs.is_none() && path.shape == TraceShape::Linear;
+    early && 100 * i64::from(blocks.frames) >= UNOPTIMISED * i64::from(blocks.all)
 }
 
 /// What a trace is judged by, for people.
@@ -197,6 +209,15 @@ mod tests {
     fn what_ends_must_save_more() {
         let pays = |saved| suffices(&path(TraceShape::Linear, None), 200, saved, 0);
         assert!(pays(100) && !pays(70));
+    }
+
+    #[test]
+    fn unoptimised_code_is_known_by_its_frames() {
+        let blocks = |frames| Cost { all: 40, frames };
+        assert!(is_unoptimised(&path(TraceShape::Linear, None), blocks(20)));
+        assert!(!is_unoptimised(&path(TraceShape::Linear, None), blocks(19)));
+        assert!(!is_unoptimised(&path(TraceShape::Loop, None), blocks(30)), "loops pay by themselves");
+        assert!(!is_unoptimised(&path(TraceShape::Linear, runs(1, 1, 0)), blocks(30)), "this one was watched");
     }
 
     #[test]
