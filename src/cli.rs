@@ -6,7 +6,7 @@ use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
-    Chaos, Count, Placement, Returns, RunConfig, Stage, Tier, parse_pass, parse_trace_pass, placement,
+    Chaos, Count, Limit, Placement, Returns, RunConfig, Stage, Tier, parse_pass, parse_trace_pass, placement,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -214,6 +214,9 @@ pub struct RunArgs {
     /// A file with the filters of system calls that the guest inherits
     #[arg(long, value_name = "FD", hide = true)]
     seccomp: Option<i32>,
+    /// The guest's limit of its address space
+    #[arg(long, value_name = "SOFT:HARD", hide = true)]
+    address_space: Option<Limit>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROG")]
     command: Vec<OsString>,
@@ -314,6 +317,7 @@ impl RunArgs {
             follow: !self.no_follow,
             argv0: self.argv0,
             seccomp: self.seccomp,
+            address_space: self.address_space,
             program: command.next().expect("clap requires a program"),
             args: command.collect(),
             child_options,

@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub use crate::syscall::limits::Limit;
 pub use dynasour_emitter::Returns;
 pub use dynasour_tracer::HEAD_THRESHOLD;
 pub use dynasour_tracer::placement::{self, Placement};
@@ -221,6 +222,8 @@ pub struct RunConfig {
     pub argv0: Option<OsString>,
     /// A descriptor of a file with the filters of system calls that the guest inherits.
     pub seccomp: Option<i32>,
+    /// The size of the address space that the guest is allowed, if it is to believe otherwise than the kernel.
+    pub address_space: Option<Limit>,
     /// Program, as given.
     pub program: OsString,
     /// Its arguments, without argv\[0\].

@@ -80,6 +80,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             stack: loaded.stack.clone(),
             reports: config.stats || config.stats_json.is_some() || config.count.is_some() || config.perf_map,
             seccomp: config.seccomp,
+            address_space: config.address_space,
             pages,
         },
     );

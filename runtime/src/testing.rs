@@ -15,7 +15,16 @@ pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
     let brk = Brk::new(0).expect("room for a break");
     let executable = c"/bin/guest".to_owned();
     let pages = Arc::default();
-    let config = Config { executable, follow: None, brk, stack: 0..0, reports: false, seccomp: None, pages };
+    let config = Config {
+        executable,
+        follow: None,
+        brk,
+        stack: 0..0,
+        reports: false,
+        seccomp: None,
+        address_space: None,
+        pages,
+    };
     (ThreadContext::new(), System::new(Inherited::record(), config))
 }
 

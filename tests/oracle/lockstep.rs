@@ -150,7 +150,16 @@ impl Lockstep {
         let native = Native::start(&context).map_err(setup)?;
 
         let (brk, pages) = (Brk::new(0).map_err(setup)?, std::sync::Arc::default());
-        let config = Config { executable: name, follow: None, reports: false, brk, stack: 0..0, seccomp: None, pages };
+        let config = Config {
+            executable: name,
+            follow: None,
+            reports: false,
+            brk,
+            stack: 0..0,
+            seccomp: None,
+            address_space: None,
+            pages,
+        };
         let mut system = Box::new(System::new(inherited, config));
         let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
         // SAFETY: context and system are boxed and live until this process, which runs one guest, ends its comparison.

@@ -19,6 +19,7 @@ use dynasour_guest::{image, space};
 
 use crate::entry::Call;
 use crate::signal::{self, FIVE_SIGNALS, SIG_IGN};
+use crate::syscall::limits::Limit;
 use crate::syscall::paths::is_own_executable;
 use crate::syscall::{Done, Engine, System, guest_read, guest_string};
 
@@ -76,10 +77,11 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// `rest` are the addresses of the guest's strings from `argv[1]` on, `filters` the descriptor of its filters.
+    /// `rest` are the addresses of the guest's strings from `argv[1]` on, `inherited` options about what the new program
+    /// inherits.
     fn new<'a>(
         prefix: impl IntoIterator<Item = &'a CString>,
-        filters: Option<i32>,
+        inherited: Vec<CString>,
         path: CString,
         argv0: &CStr,
         rest: &[u64],
@@ -87,13 +89,12 @@ impl Arguments {
         let mut option = b"--argv0=".to_vec();
         option.extend_from_slice(argv0.to_bytes());
         let argv0 = CString::new(option).unwrap_or_default();
-        let filters = filters.and_then(|fd| CString::new(format!("--seccomp={fd}")).ok());
         let mut pointers: Vec<u64> = prefix.into_iter().map(|s| s.as_ptr() as u64).collect();
-        pointers.extend(filters.iter().map(|option| option.as_ptr() as u64));
+        pointers.extend(inherited.iter().map(|option| option.as_ptr() as u64));
         pointers.extend([argv0.as_ptr() as u64, c"--".as_ptr() as u64, path.as_ptr() as u64]);
         pointers.extend_from_slice(rest);
         pointers.push(0);
-        Arguments { pointers, _strings: [path, argv0].into_iter().chain(filters).collect() }
+        Arguments { pointers, _strings: [path, argv0].into_iter().chain(inherited).collect() }
     }
 }
 
@@ -268,7 +269,10 @@ impl System {
             // The report is the process's, so its last program makes it; logs are the process's, too.
             let own_options = if self.process.is_first() { &follow.own_options[..] } else { &[] };
             let rest = pointers.get(1..).unwrap_or(&[]);
-            Ok(Arguments::new(follow.prefix.iter().chain(own_options), filters, path, &argv0, rest))
+            let filters = filters.and_then(|fd| CString::new(format!("--seccomp={fd}")).ok());
+            let limit = self.process.address_space().and_then(Limit::option);
+            let inherited = filters.into_iter().chain(limit).collect();
+            Ok(Arguments::new(follow.prefix.iter().chain(own_options), inherited, path, &argv0, rest))
         });
         let arguments = match prepared {
             Ok(arguments) => self.exec_arguments.insert(arguments),
@@ -337,7 +341,8 @@ mod tests {
     fn the_translators_arguments() {
         let prefix = [c"dynasour".to_owned(), c"run".to_owned()];
         let rest = [c"x".as_ptr() as u64, c"--".as_ptr() as u64];
-        let arguments = Arguments::new(&prefix, Some(5), c"./prog".to_owned(), c"-login", &rest);
+        let arguments =
+            Arguments::new(&prefix, vec![c"--seccomp=5".to_owned()], c"./prog".to_owned(), c"-login", &rest);
         let (last, pointers) = arguments.pointers.split_last().expect("never empty");
         assert_eq!(*last, 0);
         let texts: Vec<_> = pointers.iter().map(|&p| text(p)).collect();

@@ -9,6 +9,7 @@ use super::thread::Threads;
 use crate::invalidate::CodePages;
 use crate::signal::{MAX_SIGNAL, SigAction};
 use crate::sync::lock;
+use crate::syscall::limits::Limit;
 use crate::syscall::memory::Memory;
 use crate::syscall::report::Report;
 use crate::syscall::seccomp;
@@ -28,6 +29,7 @@ pub(crate) struct Process {
     delivered: AtomicU64,
     threads: Threads,
     seccomp: seccomp::Shared,
+    address_space: Mutex<Option<Limit>>,
     /// Whether it is a vfork child.
     is_borrower: bool,
 }
@@ -39,6 +41,7 @@ impl Process {
         follow: Option<Follow>,
         actions: Actions,
         memory: Memory,
+        address_space: Option<Limit>,
         pages: Arc<CodePages>,
         report: Option<Report>,
     ) -> Arc<Process> {
@@ -53,6 +56,7 @@ impl Process {
             delivered: AtomicU64::new(0),
             threads: Threads::new(),
             seccomp: seccomp::Shared::default(),
+            address_space: Mutex::new(address_space),
             is_borrower: false,
         })
     }
@@ -72,8 +76,14 @@ impl Process {
             delivered: AtomicU64::new(0),
             threads: Threads::new(),
             seccomp: seccomp::Shared::default(),
+            address_space: Mutex::new(*self.address_space()),
             is_borrower: true,
         })
+    }
+
+    /// How large the address space may become, if not what the kernel says.
+    pub(crate) fn address_space(&self) -> MutexGuard<'_, Option<Limit>> {
+        lock(&self.address_space)
     }
 
     /// Filters of system calls that are for all threads.
@@ -96,6 +106,7 @@ impl Process {
         let _actions = self.actions();
         let _report = self.report();
         let _memory = self.memory();
+        let _limit = self.address_space();
         self.threads.held(|| self.seccomp.held(f))
     }
 

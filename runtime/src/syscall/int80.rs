@@ -117,7 +117,10 @@ fn signed(argument: u64) -> u64 {
 fn pointers(address: u64) -> Result<Vec<u64>, i32> {
     const MOST: usize = 1 << 17;
     let mut pointers = Vec::new();
-    while address != 0 {
+    if address == 0 {
+        return Ok(vec![0]);
+    }
+    loop {
         let pointer = u32::from_le_bytes(guest_read(address + 4 * pointers.len() as u64)?);
         match pointer {
             0 => break,

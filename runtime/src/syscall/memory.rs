@@ -123,6 +123,16 @@ impl Memory {
         out
     }
 
+    /// How much the guest has mapped outside `besides`, in bytes.
+    pub(super) fn guest_size(&self, besides: &Range<u64>) -> u64 {
+        let outside = |part: Range<u64>| {
+            let common = part.end.min(besides.end).saturating_sub(part.start.max(besides.start));
+            part.end - part.start - common
+        };
+        let maps = space::maps().unwrap_or_default();
+        maps.into_iter().flat_map(|entry| self.guest_parts(entry.range)).map(outside).sum()
+    }
+
     /// The parts of `range` that are not protected.
     fn guest_parts(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
@@ -187,6 +197,12 @@ impl System {
         let [address, len, ..] = call.args;
         let range = pages(address, len);
         let refused = self.process.memory().is_protected(&(range.start..range.end.max(range.start + 1)));
+        if !self.is_within_limit(nr, call, &range) {
+            return match nr {
+                libc::SYS_brk => Done::Value(self.process.memory().brk.current() as i64),
+                _ => Done::error(libc::ENOMEM),
+            };
+        }
         match nr {
             libc::SYS_brk => self.brk(engine, address),
             libc::SYS_mmap => self.mmap(engine, call),
@@ -206,6 +222,21 @@ impl System {
             // Where a segment ends only the kernel knows.
             libc::SYS_shmdt => self.pass_and_invalidate(engine, call, 0..USER_END),
             _ => self.pass_and_invalidate(engine, call, range),
+        }
+    }
+
+    /// Whether the call leaves the address space as small as it has to be.
+    fn is_within_limit(&self, nr: i64, call: &Call, range: &Range<u64>) -> bool {
+        let [_, len, new_len, flags, ..] = call.args;
+        match nr {
+            libc::SYS_brk => {
+                let current = self.process.memory().brk.current();
+                self.may_map(range.start.saturating_sub(current), 0..0)
+            }
+            libc::SYS_mmap if flags as i32 & libc::MAP_FIXED != 0 => self.may_map(len, range.clone()),
+            libc::SYS_mmap => self.may_map(len, 0..0),
+            libc::SYS_mremap => self.may_map(new_len.saturating_sub(len), 0..0),
+            _ => true,
         }
     }
 

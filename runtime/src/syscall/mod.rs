@@ -9,6 +9,7 @@
 //! | the path of the executable ([`paths`]) | `open`, `stat`, `access`, `readlink` and their variants on `/proc/self/exe` |
 //! | writes to `/proc/self/mem` ([`process_memory`]) | `write`, `pwrite64`, `writev`, `pwritev(2)` |
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
+//! | the size of the address space ([`limits`]) | `getrlimit`, `setrlimit`, `prlimit64` |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
 //! | looked at before any of this, and never told to the kernel ([`seccomp`]) | what `seccomp` and `prctl` set |
 //! | 32-bit calls (`int 0x80`) | become 64-bit ones ([`int80`]) |
@@ -20,6 +21,7 @@
 
 mod control;
 pub(crate) mod int80;
+pub mod limits;
 pub mod memory;
 pub mod paths;
 mod process_memory;
@@ -44,6 +46,7 @@ use crate::process::{Process, ThreadBody};
 use crate::signal::altstack::AltStack;
 use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
 
+use limits::Limit;
 use memory::{Memory, Moved};
 use report::Report;
 use seccomp::{ARCHITECTURE, Dispatch, Seccomp};
@@ -130,6 +133,8 @@ pub struct Config {
     pub reports: bool,
     /// A file with the filters of system calls that the guest inherits.
     pub seccomp: Option<i32>,
+    /// How large the address space may become, if the guest is to believe otherwise than the kernel.
+    pub address_space: Option<Limit>,
     /// The address space's code pages.
     pub pages: Arc<CodePages>,
 }
@@ -187,8 +192,17 @@ impl System {
     pub fn new(inherited: Inherited, config: Config) -> System {
         let report = config.reports.then(Report::new);
         let memory = Memory::new(config.brk, config.stack);
+        let limit = config.address_space;
         System {
-            process: Process::new(config.executable, config.follow, inherited.actions, memory, config.pages, report),
+            process: Process::new(
+                config.executable,
+                config.follow,
+                inherited.actions,
+                memory,
+                limit,
+                config.pages,
+                report,
+            ),
             signals: SignalState::new(inherited.mask),
             mask: inherited.mask,
             delivery_mask: None,
@@ -396,6 +410,10 @@ impl System {
             libc::SYS_close | libc::SYS_close_range | libc::SYS_dup2 | libc::SYS_dup3 => self.descriptor_call(nr, call),
             libc::SYS_kill | libc::SYS_tkill | libc::SYS_tgkill if self.is_own_end(nr, call) => {
                 Done::Outcome(Outcome::Killed(libc::SIGKILL))
+            }
+
+            libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => {
+                self.limit_call(nr, call).unwrap_or_else(|| self.pass(call))
             }
 
             libc::SYS_arch_prctl => control::arch_prctl(context, call).unwrap_or_else(|| self.pass(call)),

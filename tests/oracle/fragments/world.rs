@@ -210,6 +210,7 @@ impl World {
             brk,
             stack: 0..0,
             seccomp: None,
+            address_space: None,
             pages,
         };
         let mut system = Box::new(System::new(inherited, config));

@@ -129,6 +129,7 @@ macro_rules! for_each_guest {
             fixed_mappings: "fixed_mappings.c" .flags(&["-pthread"]),
             fixed_mappings_threads: "fixed_mappings.c" .args(&["3"]) .flags(&["-pthread"]),
             shared_memory: "shared_memory.c" .flags(&["-pthread"]) .args(&["{dir}/shared_memory.tmp"]),
+            address_limit: "address_limit.c" .flags(&["-pthread"]),
             io_uring: "io_uring.c",
             int80: "int80.c" .flags(&["-no-pie", "-mno-red-zone"]) .exits(7),
             seccomp: "seccomp.c" .flags(&["-pthread"]),

@@ -1,0 +1,87 @@
+/* A limit of the address space: what still fits, what does not, as the limit's own words, in children, threads' stacks and programs
+   that are executed. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "guest.h"
+
+enum { MIB = 1 << 20 };
+
+static int fits(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return -errno;
+    munmap(memory, size);
+    return 1;
+}
+
+static void show(const char *who) {
+    struct rlimit limit, other;
+    CHECK(getrlimit(RLIMIT_AS, &limit) == 0 && prlimit(getpid(), RLIMIT_AS, NULL, &other) == 0);
+    CHECK(memcmp(&limit, &other, sizeof limit) == 0);
+    printf("%s: %ld %ld; 10 MiB %d, 60 MiB %d, 200 MiB %d\n", who, (long)limit.rlim_cur, (long)limit.rlim_max, fits(10 * MIB), fits(60 * MIB), fits(200 * MIB));
+    fflush(stdout);
+}
+
+static void *thread(void *unused) {
+    return unused;
+}
+
+static void wait_for(pid_t pid) {
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    printf("status %d\n", status);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) {
+        show("executed");
+        return 4;
+    }
+    show("at first");
+    struct rlimit limit = {100L * MIB, 150L * MIB};
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    show("limited");
+    /* Memory that is already there does not count twice; what grows does. */
+    char *memory = mmap(NULL, 64 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    show("with 64 MiB");
+    CHECK(mmap(memory, 64 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
+    CHECK(mremap(memory, 64 * MIB, 164 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+    char *now = sbrk(0);
+    CHECK(sbrk(MIB) == now && sbrk(60 * MIB) == (void *)-1 && errno == ENOMEM);
+    CHECK(malloc(90 * MIB) == NULL && errno == ENOMEM);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 80 * MIB);
+    pthread_t other;
+    CHECK(pthread_create(&other, &attributes, thread, NULL) == EAGAIN);
+    CHECK(pthread_create(&other, NULL, thread, NULL) == 0 && pthread_join(other, NULL) == 0);
+    CHECK(munmap(memory, 64 * MIB) == 0);
+
+    pid_t pid = fork();
+    if (pid == 0) {
+        show("child");
+        limit.rlim_cur = 30L * MIB;
+        CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+        execl(argv[0], argv[0], "executed", NULL);
+        _exit(1);
+    }
+    wait_for(pid);
+    pid = vfork();
+    if (pid == 0) {
+        execl(argv[0], argv[0], "executed", NULL);
+        _exit(1);
+    }
+    wait_for(pid);
+    limit = (struct rlimit){160L * MIB, 150L * MIB};
+    CHECK(setrlimit(RLIMIT_AS, &limit) == -1 && errno == EINVAL);
+    CHECK(prlimit(0, RLIMIT_AS, (void *)8, NULL) == -1 && errno == EFAULT);
+    limit.rlim_cur = 150L * MIB;
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    show("raised");
+}
