@@ -150,15 +150,23 @@ impl Cache {
     /// Makes the 32-bit field at `field`, which lies within eight aligned bytes, hold `value`, likewise.
     /// Async-signal-safe.
     pub fn patch(&self, field: u64, value: u32) {
-        let shift = 8 * (field % 8);
-        assert!(shift <= 32);
-        let offset = self.offset(field & !7, 8);
-        let value = u64::from(value) << shift;
+        self.patch_bits(field, u64::from(value), 32);
+    }
+
+    /// Makes the byte at `address` be `value`, likewise.
+    pub fn patch_byte(&self, address: u64, value: u8) {
+        self.patch_bits(address, u64::from(value), 8);
+    }
+
+    fn patch_bits(&self, address: u64, value: u64, bits: u32) {
+        let shift = 8 * (address % 8) as u32;
+        assert!(shift + bits <= 64);
+        let offset = self.offset(address & !7, 8);
+        let (value, mask) = (value << shift, u64::MAX >> (64 - bits) << shift);
         // SAFETY: in range and aligned; code is only read through the other view, by instruction fetch.
         let word = unsafe { AtomicU64::from_ptr(self.rw.add(offset).cast()) };
         // A signal handler may patch another field of the same word in between.
-        let patched =
-            word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !(0xffff_ffff << shift) | value));
+        let patched = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !mask | value));
         debug_assert!(patched.is_ok());
     }
 

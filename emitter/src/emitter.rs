@@ -21,6 +21,7 @@ use crate::links::Way;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, Site, SiteKind, preg};
 use crate::record::{PendingStore, Record};
+use crate::returns::Kept;
 use crate::returns::Returns;
 use crate::splice::{self, EntryPlaces};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
@@ -153,6 +154,7 @@ pub struct EntryPoint {
     pub(crate) code: u64,
     /// What [`LOADED`] is to hold: the copied block that `code` goes on to.
     pub(crate) loaded: u64,
+    pub(crate) kept: Option<Kept>,
 }
 
 impl EntryPoint {
@@ -164,6 +166,9 @@ impl EntryPoint {
     pub unsafe fn run(self, ctx: *mut ThreadContext) -> Left {
         // SAFETY: the addresses are those of the stub and of a fragment of one emitter; the rest is the caller's promise.
         let site = unsafe {
+            if let Some(kept) = self.kept {
+                kept.prepare(&mut *ctx);
+            }
             (*ctx).stub_save[LOADED] = self.loaded;
             let site = stubs::enter(self.stubs, ctx, self.code);
             // A debugger that steps through the stubs leaves its TF there; the guest's own is never set in native code.
@@ -476,7 +481,7 @@ impl Emitter {
     /// Where to enter a fragment, for a thread that does not have the emitter while it is there.
     pub fn entry_point(&self, fragment: FragmentId) -> Result<EntryPoint, EmitError> {
         let code = self.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
-        Ok(EntryPoint { stubs: self.stubs.enter, code, loaded: 0 })
+        Ok(EntryPoint { stubs: self.stubs.enter, code, loaded: 0, kept: self.indirect.returns().kept() })
     }
 
     /// Runs a fragment: see [`EntryPoint::run`].

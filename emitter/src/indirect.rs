@@ -277,7 +277,7 @@ impl Indirect {
     /// The addresses of the tables and of what is counted.
     pub(crate) fn memory(&self) -> impl Iterator<Item = Range<u64>> {
         let rates = self.rates.as_ref().map(RateWords::memory);
-        self.lookup.memory().into_iter().chain(rates).chain(self.returns.memory())
+        self.lookup.memory().into_iter().chain(rates)
     }
 
     /// Returns through the processor's return stack.
@@ -456,7 +456,7 @@ impl Indirect {
 
     /// All sites miss from now on.
     pub fn clear(&mut self) {
-        self.returns.clear();
+        self.returns.forget();
         self.lookup.clear();
     }
 

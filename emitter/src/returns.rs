@@ -6,39 +6,49 @@
 //! a call of the host's, too, and each return a return:
 //!
 //! ```text
-//! call f, at the start of a block of its own:      ret:
-//!       call L1                                         mov gs:[save], rcx
-//! H:    mov rcx, gs:[next_pc]                           mov rcx, [rsp]
-//!       lea rcx, [rcx + 1 - R]                          mov gs:[next_pc], rcx
-//!       loop M                                          pext ecx, ecx, [MASK]
-//!       mov qword [rsp - 8], R                          mov ecx, [TABLE + rcx*4]
-//!       mov rcx, gs:[save]                              mov [rsp], rcx
-//!       jmp <the block at R>                            ret
+//! call f:                                         ret:
+//!       mov gs:[save], rcx                              mov gs:[save], rcx
+//!       pext ecx, esp, [MASK]                           mov rcx, [rsp]
+//!       mov dword gs:[LANDINGS + rcx*4], H              mov gs:[next_pc], rcx
+//!       mov rcx, gs:[save]                              lea ecx, [rsp + 8]
+//!       call L1                                         pext ecx, ecx, [MASK]
+//! H:    mov rcx, gs:[next_pc]                           mov ecx, gs:[LANDINGS + rcx*4]
+//!       lea rcx, [rcx + 1 - R]                          mov [rsp], rcx
+//!       loop M                                          ret
+//!       mov qword [rsp - 8], R
+//!       mov rcx, gs:[save]
+//!       (the guest's code at R)
 //! M:    jmp miss
 //! L1:   mov qword [rsp], R
 //!       jmp <the block at f>
 //! ```
 //!
-//! R is the guest's return address, H the *landing*, and the table says H for some bits of R; where it knows nothing, *miss*, which
-//! goes on by the tables of indirect jumps. What the guest has on its stack is R but between a `call` and the store behind it, and
-//! between the last store before a `ret` and the landing: landings check that they are meant and put R back. No flags are touched.
+//! R is the guest's return address, H the *landing*. Each thread keeps the landings of its calls by some bits of the stack pointer
+//! (`ThreadContext::landings`), which is as near as its stack is: a table by the return address, which all threads could share,
+//! has so many words in use in a large program that looking one up takes longer than all else. (A compiler: 24 % of its time.)
+//! Where none is kept there stands *miss*, which goes on by the tables of indirect jumps. What the guest has on its stack is R but between a `call` and the
+//! store behind it, and between the last store before a `ret` and the landing: landings check that they are meant and put R back.
+//! No flags are touched.
 //!
-//! Programs with few places to return to lose by it (recursive `fib`: 1.3 times native without, 1.6 with), so it is
-//! turned on when there have been many ([`Config`](crate::Config)). Each address has one landing at most: that is why a call
-//! begins a block.
+//! Programs with few places to return to lose by it (recursive `fib`: 1.0 times native without, 1.6 with), so it is
+//! turned on when there have been many ([`Config`](crate::Config)).
 //!
-//! **Signals.** A thread that is interrupted between the look into the table and the landing goes out by *out_before*, which returns
+//! **What is kept too long.** The landings of a block that is gone miss always, from the moment that nothing leads to it any more;
+//! its memory is used again when no thread keeps them: each thread forgets all that it keeps when it enters generated code and
+//! its are of another *generation* than there is ([`Kept`]).
+//!
+//! **Signals.** A thread that is interrupted between the look for the landing and that goes out by *out_before*, which returns
 //! as the guest would have; one that is in a landing, or in what is generated here, by *out*.
 
 use crate::cache::{Cache, CacheError};
 use crate::emitter::Diversion;
 use crate::indirect::Displaced;
 use crate::pieces::{Piece, RCX};
-use crate::words::Words;
-use dynasour_guest::context::offset;
+use dynasour_guest::ThreadContext;
+use dynasour_guest::context::{LANDINGS, offset};
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How copied blocks return.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,27 +85,43 @@ impl FromStr for Returns {
     }
 }
 
-/// So many bits of a return address choose a word.
-const BITS: u32 = 18;
-/// From this one on: neighbouring calls have neighbouring words, so that few lines of the processor's caches hold them all, and
-/// seldom the same one.
+/// From this bit on those of a stack pointer choose a landing.
 const SHIFT: u32 = 3;
-const SLOTS: usize = 1 << BITS;
-/// Two addresses of code, which is low, are in a word.
-const WORDS: usize = SLOTS / 2;
-const MASK: u64 = (SLOTS as u64 - 1) << SHIFT;
-/// Bytes of `mov [rsp], rcx; ret`, with which a block ends that returns so.
+const MASK: u64 = (LANDINGS as u64 - 1) << SHIFT;
+/// Bytes of `mov [rsp], rcx; ret`, with which a return ends.
 pub(crate) const LAST: usize = 5;
 
-/// The table and its stubs.
+/// What the landings of a thread must be from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Kept {
+    /// No two are the same in a process.
+    generation: u64,
+    /// What stands where none is kept.
+    miss: u32,
+}
+
+impl Kept {
+    fn new(miss: u32) -> Kept {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Kept { generation: NEXT.fetch_add(1, Ordering::Relaxed), miss }
+    }
+
+    /// Before the thread enters generated code.
+    pub fn prepare(self, context: &mut ThreadContext) {
+        if context.landings_of != self.generation {
+            context.landings.fill(self.miss);
+            context.landings_of = self.generation;
+        }
+    }
+}
+
+/// What calls and returns share.
 pub(crate) struct ReturnStack {
-    /// The table, and behind it one all of whose words lead out; none if there is no room where displacements reach, or the
-    /// processor has no `pext`.
-    words: Option<Words>,
+    /// The processor has `pext`, and there is a table for what misses.
+    is_possible: bool,
     stubs: Stubs,
-    is_on: bool,
-    /// Words that somebody has, some perhaps twice.
-    taken: Vec<u32>,
+    /// None: it is turned off.
+    kept: Option<Kept>,
 }
 
 /// Addresses.
@@ -111,27 +137,6 @@ struct Stubs {
     mask: u64,
 }
 
-/// What `pext` makes of an address.
-fn slot(address: u64) -> usize {
-    ((address & MASK) >> SHIFT) as usize
-}
-
-/// Where half a word is.
-fn half(n: usize) -> (usize, u32) {
-    (n / 2, 32 * (n % 2) as u32)
-}
-
-fn get(words: &Words, n: usize) -> u64 {
-    let (word, shift) = half(n);
-    words.get(word) >> shift & u64::from(u32::MAX)
-}
-
-/// Only one thread does it at a time; what reads finds the other half as it was.
-fn put(words: &Words, n: usize, address: u64) {
-    let (word, shift) = half(n);
-    words.set(word, words.get(word) & !(u64::from(u32::MAX) << shift) | address << shift);
-}
-
 impl ReturnStack {
     /// Turned off. A return that finds nothing goes on by the table at `table`, or by `otherwise`; `out` leaves, with rcx in
     /// its place in `stub_save`.
@@ -142,10 +147,9 @@ impl ReturnStack {
         otherwise: u64,
         out: u64,
     ) -> Result<ReturnStack, CacheError> {
-        let words = if has_pext && table.is_some() { Words::new(&cache.range(), 2 * WORDS) } else { None };
-        let words = words.filter(|words| i32::try_from(words.range().end).is_ok());
         let stubs = Stubs::generate(cache, table, otherwise, out)?;
-        Ok(ReturnStack { words, stubs, is_on: false, taken: Vec::new() })
+        let is_possible = has_pext && table.is_some() && i32::try_from(cache.range().end).is_ok();
+        Ok(ReturnStack { is_possible, stubs, kept: None })
     }
 
     /// In a forked child whose cache is fresh: the stubs once more, at the same addresses. Turned off.
@@ -158,36 +162,35 @@ impl ReturnStack {
     ) -> Result<(), CacheError> {
         let stubs = Stubs::generate(cache, table, otherwise, out)?;
         assert_eq!(stubs, self.stubs, "the stubs of a child differ from its parent's");
-        self.is_on = false;
-        self.taken.clear();
+        self.kept = None;
         Ok(())
     }
 
     /// Are there calls and returns of this kind?
     pub fn is_on(&self) -> bool {
-        self.is_on
+        self.kept.is_some()
     }
 
     /// Can there be?
     pub fn is_possible(&self) -> bool {
-        self.words.is_some()
+        self.is_possible
     }
 
-    /// From now on there are. Nothing may have been copied.
+    /// From now on there are, if there can be. Nothing may have been copied.
     pub fn turn_on(&mut self) {
-        let Some(words) = &self.words else { return };
-        words.populate();
-        let twice = |address: u64| address << 32 | address;
-        (0..WORDS).for_each(|n| words.set(n, twice(self.stubs.miss)));
-        (WORDS..2 * WORDS).for_each(|n| words.set(n, twice(self.stubs.out)));
-        self.is_on = true;
-        self.taken.clear();
+        self.kept = self.is_possible.then(|| Kept::new(self.stubs.miss as u32));
     }
 
-    /// What a return's field holds for the table, and what it holds to lead out.
-    pub fn tables(&self) -> Option<[u32; 2]> {
-        let words = self.words.as_ref().filter(|_| self.is_on)?;
-        Some([words.address(0) as u32, words.address(WORDS) as u32])
+    /// What a thread's landings must be from before it enters generated code.
+    pub fn kept(&self) -> Option<Kept> {
+        self.kept
+    }
+
+    /// From when every thread has been outside, none keeps a landing that it keeps now.
+    pub fn forget(&mut self) {
+        if self.is_on() {
+            self.turn_on();
+        }
     }
 
     /// Where the mask is.
@@ -200,35 +203,11 @@ impl ReturnStack {
         self.stubs.miss
     }
 
-    /// Returns to `address` arrive at this landing.
-    pub fn insert(&mut self, address: u64, landing: u64) {
-        if let Some(words) = &self.words {
-            let n = slot(address);
-            put(words, n, landing);
-            self.taken.push(n as u32);
-        }
-    }
-
-    /// They do not any more.
-    pub fn remove(&mut self, address: u64, landing: u64) {
-        if let Some(words) = &self.words {
-            let n = slot(address);
-            if get(words, n) == landing {
-                put(words, n, self.stubs.miss);
-            }
-        }
-    }
-
-    /// No return arrives at any landing any more.
-    pub fn clear(&mut self) {
-        if let Some(words) = &self.words {
-            self.taken.drain(..).for_each(|n| put(words, n as usize, self.stubs.miss));
-        }
-    }
-
-    /// The addresses of the table.
-    pub fn memory(&self) -> Option<Range<u64>> {
-        self.words.as_ref().map(Words::range)
+    /// The last instruction but two of a return, in eight bytes: finds the landing (`mov ecx, gs:[LANDINGS + rcx*4]`), or the way out
+    /// (`mov ecx, …`; the prefixes mean nothing).
+    pub fn looks(&self, out: bool) -> [u8; 8] {
+        let [a, b, c, d] = if out { self.stubs.out as u32 } else { offset::LANDINGS as u32 }.to_le_bytes();
+        if out { [0x2e, 0x2e, 0x2e, 0xb9, a, b, c, d] } else { [0x65, 0x8b, 0x0c, 0x8d, a, b, c, d] }
     }
 
     /// How a thread gets out that is in a landing.
@@ -236,7 +215,7 @@ impl ReturnStack {
         Diversion { rip: self.stubs.out, displaced: Displaced::None }
     }
 
-    /// How a thread gets out that has looked into the table and not returned.
+    /// How a thread gets out that has found a landing and not returned.
     pub fn diversion_before_return(&self) -> Diversion {
         Diversion { rip: self.stubs.out_before, displaced: Displaced::None }
     }

@@ -46,15 +46,6 @@ impl Words {
         self.memory as u64 + 8 * n as u64
     }
 
-    /// They will all be written: their pages come at once, large ones if there are any.
-    pub fn populate(&self) {
-        // SAFETY: our own mapping. What the kernel cannot do, faults will.
-        unsafe {
-            libc::madvise(self.memory.cast(), 8 * self.len, libc::MADV_HUGEPAGE);
-            libc::madvise(self.memory.cast(), 8 * self.len, libc::MADV_POPULATE_WRITE);
-        }
-    }
-
     /// What word `n` holds.
     pub fn get(&self, n: usize) -> u64 {
         self.word(n).load(Ordering::Relaxed)

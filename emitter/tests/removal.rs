@@ -91,6 +91,39 @@ fn what_was_doomed_before_a_flush_is_not_reclaimed() {
     assert_eq!(run(&mut bench, START, &code), bench.ctx.gpr[0] + 2);
 }
 
+/// A thread keeps the landings of calls whose blocks are gone; what is put in their place is never returned to by them.
+#[test]
+fn landings_are_forgotten_before_their_memory_is_used_again() {
+    const SLOTS: u64 = 4096;
+    let mut bench = Bench::returning_by_stack();
+    // `call TARGET; syscall`, and there `lea rbx, [rax + 2]; ret`.
+    let mut bytes = vec![0xe8, 0, 0, 0, 0, 0x0f, 0x05];
+    bytes[1..5].copy_from_slice(&((TARGET - (START + 5)) as u32).to_le_bytes());
+    bytes.resize((TARGET - START) as usize, 0xcc);
+    bytes.extend([0x48, 0x8d, 0x58, 2, 0xc3]);
+    bytes.resize(bytes.len() + 32, 0xcc);
+    let code = Bytes { start: START, bytes: &bytes };
+    let mut stack = vec![0u64; SLOTS as usize + 1];
+    let bottom = stack.as_mut_ptr() as u64;
+    let (mut used, mut places, mut reused) = (Vec::new(), std::collections::HashSet::new(), 0);
+    for round in 0..6000 {
+        let place = entry(&mut bench.emitter, START, &code);
+        reused += u32::from(!places.insert(place));
+        for _ in 0..2 {
+            (bench.ctx.gpr[0], bench.ctx.gpr[4]) = (round, bottom + 8 * (1 + round % SLOTS));
+            assert_eq!(run(&mut bench, START, &code), round + 2);
+        }
+        let (_, block) = bench.emitter.all_blocks().find(|(_, host)| host.contains(&place)).expect("it is there");
+        let kept = bench.ctx.landings.iter().filter(|landing| block.contains(&u64::from(**landing)));
+        assert_eq!(kept.count(), 1, "round {round}");
+        let doomed = bench.emitter.remove_copied(&(START..START + 1));
+        assert_eq!(doomed.len(), 1);
+        bench.emitter.reclaim(doomed);
+        used.push(bench.emitter.cache().used());
+    }
+    assert!(reused > 1000 && used[3000] == used[5999], "{reused}");
+}
+
 /// Guest memory that stores may change at any time.
 struct Shared<'a>(&'a Area);
 

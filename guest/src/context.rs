@@ -15,6 +15,9 @@ pub const XSTATE_SIZE: usize = 12 * 1024;
 /// Words of scratch memory: spill slots of fragments, temporaries of the interpreter.
 pub const SCRATCH_WORDS: usize = 2048;
 
+/// Places for the landings of calls (`landings`).
+pub const LANDINGS: usize = 1 << 13;
+
 /// An XSAVE area in the standard format (Intel SDM vol. 1, 13.4).
 #[repr(C, align(64))]
 pub struct XState(pub [u8; XSTATE_SIZE]);
@@ -62,6 +65,10 @@ pub struct ThreadContext {
     pub signals: u64,
     /// Where in the code cache an instruction faulted, as the signal handler found it.
     pub fault_rip: u64,
+    /// Whose [`ThreadContext::landings`] are filled in; 0 if nobody's.
+    pub landings_of: u64,
+    /// Where returns of copied code arrive in the code cache, by bits of the stack pointer.
+    pub landings: [u32; LANDINGS],
 }
 
 /// Byte offsets of the fields that generated code uses.
@@ -105,6 +112,8 @@ pub mod offset {
     pub const XSTATE: usize = offset_of!(ThreadContext, xstate);
     /// `fault_rip`
     pub const FAULT_RIP: usize = offset_of!(ThreadContext, fault_rip);
+    /// `landings[0]`
+    pub const LANDINGS: usize = offset_of!(ThreadContext, landings);
 }
 
 impl ThreadContext {
@@ -119,8 +128,8 @@ impl ThreadContext {
 
     /// Makes it as new.
     pub fn clear(&mut self) {
-        // SAFETY: as in `new`.
-        unsafe { std::ptr::write_bytes(self, 0, 1) };
+        // SAFETY: as in `new`; what lies behind counts for nothing without `landings_of`.
+        unsafe { std::ptr::write_bytes(std::ptr::from_mut(self).cast::<u8>(), 0, offset::LANDINGS) };
         self.initialise();
     }
 

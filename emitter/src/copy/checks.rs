@@ -139,7 +139,7 @@ impl Emitter {
         let (start, len, via) = match blocks.at(host_rip) {
             Some(index) => {
                 let at = offset - blocks.blocks[index as usize].start;
-                if let Some(diversion) = blocks.diversion_of_return(index, at, &self.indirect) {
+                if let Some(diversion) = blocks.diversion_of_return(index, at, &self.indirect, &self.cache) {
                     return Some(diversion);
                 }
                 let block = &blocks.blocks[index as usize];

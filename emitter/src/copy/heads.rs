@@ -8,7 +8,7 @@
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 
 use super::remove::Key;
-use super::returns::Landing;
+use super::returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
 use crate::cache::{Cache, CacheError};
 use crate::emitter::{EmitError, Emitter};
@@ -155,7 +155,7 @@ impl Blocks {
                 counter: number as u32,
                 place,
                 node: NONE,
-                landing: Landing::default(),
+                landings: Landings::default(),
                 key: Key::COUNTER,
                 unlinked: AtomicU32::new(0),
             },

@@ -47,13 +47,13 @@ use heads::Heads;
 pub use heads::{Counted, CounterId};
 pub use remove::Doomed;
 use remove::{Free, Key, Pages};
-use returns::{Landing, Wanted};
+use returns::{Landings, Wanted};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
-use translate::{Leads, Referent, Translator};
+use translate::{Constant, Leads, Referent, Translator};
 
 /// No link, place or block.
 const NONE: u32 = u32::MAX;
@@ -160,7 +160,7 @@ struct Block {
     place: u32,
     /// The first of its nodes in [`Pages`].
     node: u32,
-    landing: Landing,
+    landings: Landings,
     /// What it takes.
     key: Key,
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
@@ -192,8 +192,8 @@ struct Ways {
     out: Option<u32>,
     /// Where such a tail leads without tables, and to lead out.
     direct: [u64; 2],
-    /// For returns by the stack.
-    returns: Option<[u32; 2]>,
+    /// What finds landings, and leads out instead.
+    returns: Option<[[u8; 8]; 2]>,
     /// Where tails of registers lead while their tables are not in use, and to lead out.
     asks: [u64; 16],
 }
@@ -232,7 +232,7 @@ pub(crate) struct Blocks {
     /// How often such bytes have changed, by the guest pc.
     changes: FxHashMap<u64, u8>,
     /// The constants that blocks go to in the end.
-    constants: FxHashMap<u32, u64>,
+    constants: FxHashMap<u32, Constant>,
     /// Blocks that were removed since, for the next who waits until all threads have been outside.
     stale: Option<Doomed>,
     heads: Heads,
@@ -392,8 +392,8 @@ impl Blocks {
         }
         let Ways { tables, in_use, out: out_table, direct, asks, returns } = &self.ways;
         let Some(via) = Via::from_index(link.out as usize) else {
-            let to = usize::from(out);
-            return Patched::Field(returns.map_or_else(|| relative(direct[to]), |tables| tables[to]));
+            // Without such returns there is no link of theirs.
+            return Patched::Instruction(returns.map_or([0xcc; 8], |looks| looks[usize::from(out)]));
         };
         match (via, tables[via.index()]) {
             (Via::Register(r), Some(table)) => Patched::Instruction(match in_use >> link.out & 1 != 0 && !out {
@@ -458,6 +458,7 @@ impl Blocks {
             let target = match r.to {
                 Referent::Address(address) => address,
                 Referent::Constant(n) => cold + (constants + 8 * n as usize) as u64,
+                Referent::Own(at) => (start + u64::from(at)).wrapping_add(start + u64::from(r.end)),
             };
             let relative = target.wrapping_sub(start + u64::from(r.end)) as u32;
             t.bytes[r.field as usize..r.field as usize + 4].copy_from_slice(&relative.to_le_bytes());
@@ -516,7 +517,7 @@ impl Blocks {
             counter: NONE,
             place: own,
             node: NONE,
-            landing: t.landing,
+            landings: Landings::of(t),
             key,
             unlinked: AtomicU32::new(0),
         };
@@ -608,6 +609,23 @@ impl Blocks {
         (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, indirect, cache));
     }
 
+    /// A place has a block now, at this offset.
+    fn give(&mut self, place: u32, block: u32, cache: &Cache, fragments: &[Fragment]) {
+        let p = &mut self.places[place as usize];
+        p.block = block;
+        let entry = match p.entry {
+            0 => {
+                if p.is_head && self.heads.are_counted() {
+                    self.heads.found.push(place);
+                }
+                block
+            }
+            // There was another block before.
+            entry => entry,
+        };
+        self.lead(place, entry, cache, fragments);
+    }
+
     /// The entry at `pc`, or its block, made now if need be.
     fn copy(
         &mut self,
@@ -665,34 +683,19 @@ impl Blocks {
         }
         // Before it is placed, so that a loop's own link is made at once.
         let start = self.emit(pc, via, cache)?;
-        if let Some(address) = self.translator.out.lands_for {
-            let landing = start + u64::from(self.translator.out.landing.start);
-            indirect.returns_mut().insert(address, landing);
-        }
         let place = self.place(pc);
         let prefix = self.translator.out.prefix;
-        let offset = (start - self.base) as u32 + prefix;
+        let offset = (start - self.base) as u32;
         let p = &mut self.places[place as usize];
-        p.block = offset;
+        p.prefix = if prefix == 0 { 0 } else { offset };
         let made = p.made[0];
-        p.prefix = if prefix == 0 { 0 } else { offset - prefix };
         if let Some(bytes) = own {
             self.own.insert(made, bytes);
         }
         if let Some(constant) = self.translator.out.constant {
             self.constants.insert(made, constant);
         }
-        let p = &mut self.places[place as usize];
-        if p.entry == 0 {
-            if p.is_head && self.heads.are_counted() {
-                self.heads.found.push(place);
-            }
-            self.lead(place, offset, cache, fragments);
-        } else {
-            // There was another block before.
-            let entry = p.entry;
-            self.lead(place, entry, cache, fragments);
-        }
+        self.give(place, offset + prefix, cache, fragments);
         self.count_found(cache, fragments);
         Ok(Copied::Entry(self.base + u64::from(found(&self.places[place as usize]))))
     }
@@ -722,7 +725,12 @@ impl Emitter {
 
     /// Where to enter what [`Emitter::copy`] gave since the last flush.
     pub fn copy_entry_point(&self, entry: u64) -> EntryPoint {
-        EntryPoint { stubs: self.stubs.enter, code: self.blocks.stubs.load, loaded: entry }
+        EntryPoint {
+            stubs: self.stubs.enter,
+            code: self.blocks.stubs.load,
+            loaded: entry,
+            kept: self.indirect.returns().kept(),
+        }
     }
 
     /// Runs the code at `entry` and whatever it leads to, on the guest state in `ctx`, until it leaves.

@@ -6,6 +6,9 @@
 //! took be used again: an entry of the arrays with the memory, the links and the number that belong to it, for something
 //! that takes just as much. So the arrays keep their order, and code that comes and goes takes no more than it takes once.
 //!
+//! Blocks with calls by the stack take a third: threads may keep their landings ([`crate::returns`]), which miss from the first step
+//! on. So they *rest* until there are [`RESTING`] bytes of them, every thread forgets its landings, and has been outside again.
+//!
 //! A place goes when it has no block and nothing leads to it.
 
 use super::{ANYWHERE, Block, Blocks, FOREIGN, NONE, PLACE, Place};
@@ -16,6 +19,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 const PAGE_SHIFT: u32 = 12;
+/// So many bytes of blocks rest at most, or about that.
+const RESTING: usize = 256 << 10;
 /// All that is allocated is a multiple of this.
 const GRAIN: usize = 16;
 
@@ -71,6 +76,9 @@ pub(super) struct Free {
     places: Vec<u32>,
     /// Bytes of blocks.
     bytes: usize,
+    /// Indices of blocks that rest.
+    resting: Vec<u32>,
+    resting_bytes: usize,
 }
 
 impl Free {
@@ -84,6 +92,20 @@ impl Free {
     fn add(&mut self, key: Key, slot: u32) {
         self.bytes += key.bytes();
         self.slots.entry(key).or_default().push(slot);
+    }
+
+    fn let_rest(&mut self, key: Key, block: u32) {
+        self.resting_bytes += key.bytes();
+        self.resting.push(block);
+    }
+
+    /// The blocks that have rested, if it is time for every thread to forget their landings.
+    fn wake(&mut self) -> Option<Vec<u32>> {
+        if self.resting_bytes < RESTING {
+            return None;
+        }
+        self.resting_bytes = 0;
+        Some(std::mem::take(&mut self.resting))
     }
 
     /// Where a place is gone, or behind all others.
@@ -235,6 +257,8 @@ fn pages(range: &Range<u64>) -> std::ops::RangeInclusive<u64> {
 #[must_use = "it takes memory until it is reclaimed"]
 pub struct Doomed {
     blocks: Vec<u32>,
+    /// Blocks that were removed long ago.
+    rested: Vec<u32>,
     checks: Vec<u32>,
     places: Vec<u32>,
     /// [`Blocks::clears`] then.
@@ -243,7 +267,7 @@ pub struct Doomed {
 
 impl Doomed {
     pub(super) fn new(clears: u32) -> Doomed {
-        Doomed { blocks: Vec::new(), checks: Vec::new(), places: Vec::new(), clears }
+        Doomed { blocks: Vec::new(), rested: Vec::new(), checks: Vec::new(), places: Vec::new(), clears }
     }
 
     /// Was nothing removed?
@@ -303,13 +327,17 @@ impl Emitter {
 
     /// Bytes of blocks that are gone, for which there is no use yet.
     pub fn copied_garbage(&self) -> usize {
-        self.blocks.free.bytes
+        self.blocks.free.bytes + self.blocks.free.resting_bytes
     }
 
     /// Makes nothing lead into the blocks made from pages with bytes in `range`, and whoever is inside come out. When all
     /// are, the caller [reclaims](Emitter::reclaim) them.
     pub fn remove_copied(&mut self, range: &Range<u64>) -> Doomed {
         let mut doomed = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.clears));
+        if let Some(rested) = self.blocks.free.wake() {
+            self.indirect.returns_mut().forget();
+            doomed.rested.extend(rested);
+        }
         for index in self.blocks.pages.blocks(range) {
             let Block { node, place, pc, .. } = self.blocks.blocks[index as usize];
             if self.blocks.places[place as usize].made[0] != index {
@@ -342,7 +370,7 @@ impl Emitter {
         }
         self.blocks.lead(place, entry, &self.cache, &self.fragments);
         for index in made.into_iter().filter(|index| *index != NONE) {
-            self.forget_landing(index);
+            self.close_landing(index);
             self.blocks.unlink(index, &self.indirect, &self.cache);
             doomed.blocks.push(index);
         }
@@ -356,7 +384,18 @@ impl Emitter {
             return;
         }
         let mut targets = doomed.places;
+        let mut gone = doomed.rested;
         for index in doomed.blocks {
+            let block = &blocks.blocks[index as usize];
+            block.unlinked.store(0, Ordering::Relaxed);
+            blocks.unlinked.fetch_sub(1, Ordering::Relaxed);
+            if block.landings.is_empty() {
+                gone.push(index);
+            } else {
+                blocks.free.let_rest(block.key, index);
+            }
+        }
+        for index in gone {
             for number in blocks.links_of(index) {
                 let link = &blocks.links[number];
                 if link.place != ANYWHERE {
@@ -366,8 +405,6 @@ impl Emitter {
                 blocks.part(number as u32);
             }
             let block = &mut blocks.blocks[index as usize];
-            block.unlinked.store(0, Ordering::Relaxed);
-            blocks.unlinked.fetch_sub(1, Ordering::Relaxed);
             block.len = 0;
             if block.counter != NONE {
                 blocks.heads.free.push(block.counter);

@@ -1,12 +1,15 @@
 //! Calls and returns through the processor's return stack: see [`crate::returns`].
 
-use super::Blocks;
-use super::translate::{Leads, Referent, Translator};
+use super::translate::{ExitJump, Leads, Referent, Rules, Step, Translation, Translator};
+use super::{Block, Blocks};
+use crate::cache::Cache;
 use crate::emitter::{Diversion, Emitter};
-use crate::indirect::{Indirect, SAVE_RCX};
+use crate::indirect::{Indirect, SAVE_RCX, Source};
 use crate::pieces::RCX;
 use crate::returns::{LAST, Returns};
 use dynasour_guest::context::offset;
+use dynasour_guest::decode::MAX_LENGTH;
+use std::ops::Range;
 
 /// So many places to return to are many.
 const MANY: u32 = 20_000;
@@ -24,57 +27,135 @@ impl Wanted {
     }
 }
 
-/// A block's landing, and how it returns.
-#[derive(Clone, Copy, Default)]
+/// The most bytes that an instruction takes but for calls, and for what goes where `next_pc` says if that is counted.
+pub(super) const STEP: usize = 64;
+/// The most bytes of all.
+pub(super) const COUNTED_STEP: usize = 96;
+/// From the field of a short branch to the farthest that it reaches.
+const SHORT: usize = 128;
+/// Bytes of a jump over misses.
+const OVER: usize = 2;
+
+/// What is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Called {
+    Known(u64),
+    /// Where `next_pc` and rcx say, whose own value is in `stub_save`.
+    InRcx,
+}
+
+/// A call under translation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pc: u64,
+    returns_to: u64,
+    called: Called,
+    landing: Landing,
+}
+
+/// Where a block's call is returned to, behind the call of the host's. One that starts at 0 is none.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Landing {
-    /// Offset in the block; 0 if it has none.
-    pub start: u16,
-    pub len: u8,
-    /// It ends with a return by the stack.
-    pub returns: bool,
+    /// Offset in the block.
+    start: u16,
+    len: u8,
+    /// From there to the `loop` that leads to the miss.
+    check: u8,
+}
+
+/// A block's call, and how it returns.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Landings {
+    landing: Landing,
+    /// Where its return by the stack ends; 0 if it has none.
+    returns: u16,
+}
+
+impl Landing {
+    /// Offsets in the block.
+    fn code(self) -> Range<usize> {
+        let start = usize::from(self.start);
+        start..start + usize::from(self.len)
+    }
+}
+
+impl Landings {
+    pub fn of(block: &Translation) -> Landings {
+        let landing = block.call.map(|call| call.landing).unwrap_or_default();
+        Landings { landing, returns: block.returns as u16 }
+    }
+
+    /// Are there none?
+    pub fn is_empty(&self) -> bool {
+        self.landing.start == 0
+    }
 }
 
 impl Translator {
     /// `ret`
     pub(super) fn return_by_stack(&mut self, pc: u64, indirect: &Indirect) {
         let returns = indirect.returns();
+        let count = indirect.count_transfer(RCX);
+        if count.is_some() {
+            self.reach_misses(indirect, COUNTED_STEP);
+        }
         self.save(RCX, SAVE_RCX);
         self.mark(pc, Some((RCX, SAVE_RCX)));
         // mov rcx, [rsp]
         self.emit(&[0x48, 0x8b, 0x0c, 0x24]);
         self.gs(0x89, RCX, offset::NEXT_PC);
-        if let Some(count) = indirect.count_transfer(RCX) {
+        if let Some(count) = count {
             self.emit(&count.bytes);
             self.gs(0x8b, RCX, offset::NEXT_PC);
         }
-        // pext ecx, ecx, [rip + …]
-        self.emit(&[0xc4, 0xe2, 0x72, 0xf5, 0x0d]);
+        // lea ecx, [rsp + 8]; pext ecx, ecx, [rip + …]
+        self.emit(&[0x8d, 0x4c, 0x24, 0x08, 0xc4, 0xe2, 0x72, 0xf5, 0x0d]);
         self.displacement(0, Referent::Address(returns.mask()));
-        // mov ecx, [table + rcx*4]; mov [rsp], rcx; ret
-        self.exit(&[0x8b, 0x0c, 0x8d], Leads::Return);
+        let looks = returns.looks(false);
+        self.pad_instruction(4);
+        let field = self.out.bytes.len() as u32 + 4;
+        self.out.exits.push(ExitJump { field, leads: Leads::Return, head: None });
+        self.emit(&looks);
+        // mov [rsp], rcx; ret
         self.emit(&[0x48, 0x89, 0x0c, 0x24, 0xc3]);
-        self.out.landing.returns = true;
+        self.out.returns = self.out.bytes.len() as u32;
     }
 
-    /// A call of the host's, the landing for returns to `address`, and what makes the guest's return address of what was pushed.
-    /// `through_rcx` says that the target is in rcx, whose own value is in `stub_save`.
-    pub(super) fn call_by_stack(&mut self, pc: u64, address: u64, indirect: &Indirect, through_rcx: bool) {
+    /// A call of the host's, and the landing for returns to `address`. What makes the guest's return address of what was pushed
+    /// stands behind the block ([`Translator::finish_call`]).
+    pub(super) fn call_by_stack(&mut self, pc: u64, address: u64, called: Called, rules: &Rules<'_>) -> Step {
+        let immediate = i32::try_from(address as i64).ok();
+        if called != Called::InRcx {
+            self.save(RCX, SAVE_RCX);
+        }
+        // pext ecx, esp, [rip + …]
+        self.emit(&[0xc4, 0xe2, 0x5a, 0xf5, 0x0d]);
+        self.displacement(0, Referent::Address(rules.indirect.returns().mask()));
+        // mov dword gs:[landings + rcx*4], …
+        self.emit(&[0x65, 0xc7, 0x04, 0x8d]);
+        self.emit(&(offset::LANDINGS as u32).to_le_bytes());
+        let keeps = self.out.relatives.len();
+        self.displacement(0, Referent::Own(0));
+        let has_rcx = called != Called::InRcx && immediate.is_some();
+        if has_rcx {
+            self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+        }
+        self.mark(pc, (!has_rcx).then_some((RCX, SAVE_RCX)));
         self.emit(&[0xe8, 0, 0, 0, 0]);
         let start = self.out.bytes.len();
+        self.out.relatives[keeps].to = Referent::Own(start as u32);
         self.mark(address, Some((RCX, SAVE_RCX)));
-        let mut misses: [Option<usize>; 2] = [None; 2];
-        let immediate = i32::try_from(address as i64).ok();
         if immediate.is_some() {
             self.gs(0x8b, RCX, offset::NEXT_PC);
             // lea rcx, [rcx + 1 - address]
             self.emit(&[0x48]);
-            misses[0] = Some(self.unless_one(1u32.wrapping_sub(address as u32)));
+            self.unless_one(1u32.wrapping_sub(address as u32));
         } else {
             for (n, half) in [address as u32, (address >> 32) as u32].into_iter().enumerate() {
                 // mov ecx, gs:[…]
                 self.emit(&[0x65, 0x8b, 0x0c, 0x25]);
                 self.emit(&((offset::NEXT_PC + 4 * n) as u32).to_le_bytes());
-                misses[n] = Some(self.unless_one(1u32.wrapping_sub(half)));
+                self.unless_one(1u32.wrapping_sub(half));
             }
         }
         match immediate {
@@ -89,19 +170,27 @@ impl Translator {
             }
         }
         self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+        let (len, check) = (self.out.bytes.len() - start, self.misses[0] - 1 - start);
+        let landing = Landing { start: start as u16, len: len as u8, check: check as u8 };
+        self.out.call = Some(Call { pc, returns_to: address, called, landing });
+        if !rules.compares {
+            return Step::Called;
+        }
+        // What stands behind the call may have changed when it returns.
         self.mark(address, None);
         self.exit(&[0xe9], Leads::To(address));
-        let miss = self.out.bytes.len();
-        for field in misses.into_iter().flatten() {
-            self.out.bytes[field] = (miss - field - 1) as u8;
-        }
-        self.emit(&[0xe9]);
-        self.displacement(0, Referent::Address(indirect.returns().miss()));
-        let end = self.out.bytes.len();
-        self.out.bytes[start - 4..start].copy_from_slice(&((end - start) as u32).to_le_bytes());
-        (self.out.landing.start, self.out.landing.len) = (start as u16, (end - start) as u8);
-        self.out.lands_for = Some(address);
-        self.mark_pushed(pc, through_rcx.then_some((RCX, SAVE_RCX)));
+        Step::End
+    }
+
+    /// What the block's call leads to, behind all its other code.
+    pub(super) fn finish_call(&mut self, indirect: &Indirect) {
+        self.place_misses(indirect, false);
+        let Some(Call { pc, returns_to, called, landing }) = self.out.call else { return };
+        let (here, landing) = (self.out.bytes.len(), usize::from(landing.start));
+        self.out.bytes[landing - 4..landing].copy_from_slice(&((here - landing) as u32).to_le_bytes());
+        let immediate = i32::try_from(returns_to as i64).ok();
+        let has_rcx = called != Called::InRcx && immediate.is_some();
+        self.mark_pushed(pc, (!has_rcx).then_some((RCX, SAVE_RCX)));
         match immediate {
             // mov qword [rsp], address
             Some(immediate) => {
@@ -109,23 +198,61 @@ impl Translator {
                 self.emit(&immediate.to_le_bytes());
             }
             None => {
-                if !through_rcx {
-                    self.save(RCX, SAVE_RCX);
-                }
-                self.constant(RCX, address);
+                self.constant(RCX, returns_to);
                 self.emit(&[0x48, 0x89, 0x0c, 0x24]);
-                let own = if through_rcx { offset::NEXT_PC } else { offset::STUB_SAVE + 8 * SAVE_RCX };
-                self.gs(0x8b, RCX, own);
+            }
+        }
+        match called {
+            Called::Known(target) => {
+                if !has_rcx {
+                    self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+                }
+                self.exit_to_called(target);
+            }
+            Called::InRcx => {
+                self.gs(0x8b, RCX, offset::NEXT_PC);
+                self.tail(indirect, Source::Rcx);
             }
         }
     }
 
-    /// `lea ecx, [rcx + sum]; loop …`, or with rcx if the prefix for that is there. Where the field of the loop is.
-    fn unless_one(&mut self, sum: u32) -> usize {
+    /// How many more bytes there can be here before a miss has to be placed, in steps of so many.
+    pub(super) fn room_before_misses(&self) -> usize {
+        let first = self.misses.first().map_or(usize::MAX, |field| field + SHORT - OVER - MAX_LENGTH);
+        first.saturating_sub(self.out.bytes.len())
+    }
+
+    /// Places the misses of landings if their branches would not reach them behind so many more bytes.
+    pub(super) fn reach_misses(&mut self, indirect: &Indirect, bytes: usize) {
+        if self.misses.first().is_some_and(|field| self.out.bytes.len() + OVER + bytes > field + SHORT) {
+            self.place_misses(indirect, true);
+        }
+    }
+
+    /// Places the misses of landings here, where control comes by or does not.
+    fn place_misses(&mut self, indirect: &Indirect, comes_by: bool) {
+        const JUMP: u8 = 5;
+        if self.misses.is_empty() {
+            return;
+        }
+        if comes_by {
+            self.emit(&[0xeb, JUMP]);
+        }
+        let miss = self.out.bytes.len();
+        for field in self.misses.drain(..) {
+            let distance = i8::try_from(miss - field - 1);
+            self.out.bytes[field] = distance.unwrap_or_else(|_| unreachable!("a landing's miss is out of reach")) as u8;
+        }
+        self.emit(&[0xe9]);
+        self.displacement(0, Referent::Address(indirect.returns().miss()));
+    }
+
+    /// `lea ecx, [rcx + sum]; loop <miss>`, or with rcx if the prefix for that is there.
+    fn unless_one(&mut self, sum: u32) {
         self.emit(&[0x8d, 0x89]);
         self.emit(&sum.to_le_bytes());
         self.emit(&[0xe2, 0]);
-        self.out.bytes.len() - 1
+        self.misses.push(self.out.bytes.len() - 1);
     }
 }
 
@@ -148,18 +275,31 @@ impl Blocks {
             indirect.returns_mut().turn_on();
         }
         self.returns.places = 0;
-        self.ways.returns = indirect.returns().tables();
+        let returns = indirect.returns();
+        self.ways.returns = returns.is_on().then(|| [returns.looks(false), returns.looks(true)]);
     }
 
     /// How a thread gets out that is `at` bytes within this block, and beyond its links. Async-signal-safe.
-    pub(super) fn diversion_of_return(&self, block: u32, at: u32, indirect: &Indirect) -> Option<Diversion> {
-        let block = &self.blocks[block as usize];
-        let Landing { start, len, returns } = block.landing;
-        let (at, start) = (at as usize, usize::from(start));
-        if start != 0 && (start..start + usize::from(len)).contains(&at) {
+    pub(super) fn diversion_of_return(
+        &self,
+        block: u32,
+        at: u32,
+        indirect: &Indirect,
+        cache: &Cache,
+    ) -> Option<Diversion> {
+        let Block { start, len, landings, .. } = &self.blocks[block as usize];
+        let at = at as usize;
+        let lands = !landings.is_empty() && landings.landing.code().contains(&at);
+        let misses = || {
+            let here = self.base + u64::from(*start) + at as u64;
+            let is_jump = !landings.is_empty() && at + 5 <= usize::from(*len);
+            is_jump && leads_by_jump(cache.read(here, 5), here) == Some(indirect.returns().miss())
+        };
+        if lands || misses() {
             return Some(indirect.returns().diversion_in_landing());
         }
-        (returns && at + LAST >= usize::from(block.len)).then(|| indirect.returns().diversion_before_return())
+        let end = usize::from(landings.returns);
+        (at < end && at + LAST >= end).then(|| indirect.returns().diversion_before_return())
     }
 }
 
@@ -169,15 +309,26 @@ impl Emitter {
         self.blocks.returns.how
     }
 
-    /// No return arrives any more at the landing that this block may have.
-    pub(super) fn forget_landing(&mut self, block: u32) {
-        let blocks = &self.blocks;
-        let Some(b) = blocks.blocks.get(block as usize).filter(|b| b.landing.start != 0) else { return };
-        let landing = blocks.base + u64::from(b.start) + u64::from(b.landing.start);
-        // Its first link leads to where it returns to.
-        if let Some((address, _)) = self.copy_exit(super::LinkId(b.first_link)) {
-            self.indirect.returns_mut().remove(address, landing);
+    /// From now on returns to this block's landing miss.
+    pub(super) fn close_landing(&self, block: u32) {
+        let Some(block) = self.blocks.blocks.get(block as usize) else { return };
+        if !block.landings.is_empty() {
+            let Landing { start, check, .. } = block.landings.landing;
+            let check = u64::from(block.start) + u64::from(start) + u64::from(check);
+            // `loop` becomes `jmp`.
+            self.cache.patch_byte(self.blocks.base + check, 0xeb);
         }
+    }
+}
+
+/// Where a jump of five bytes leads, if these are one at `here`.
+fn leads_by_jump(code: &[u8], here: u64) -> Option<u64> {
+    match code {
+        [0xe9, relative @ ..] => {
+            let relative = i32::from_le_bytes(*relative.first_chunk()?);
+            Some(here.wrapping_add(5).wrapping_add(i64::from(relative) as u64))
+        }
+        _ => None,
     }
 }
 
@@ -186,19 +337,25 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use dynasour_guest::decode::Bytes;
-    use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 
     /// Translates `code` for the address `pc`; the offsets of the instructions, and what they are.
-    fn translated(pc: u64, code: &[u8]) -> (Translator, Vec<(usize, Mnemonic)>) {
+    fn translated(pc: u64, code: &[u8]) -> (Translator, Vec<(usize, Instruction)>) {
         let mut cache = Cache::new(1 << 16).unwrap();
         let mut indirect = Indirect::new(&mut cache, 0x2000_0000, false, true).unwrap();
         indirect.returns_mut().turn_on();
         let mut translator = Translator::new(cache.range());
         let source = Bytes { start: pc, bytes: code };
         assert!(translator.translate(pc, &source, &indirect, None, None).unwrap());
-        let decoder = Decoder::new(64, &translator.out.bytes, DecoderOptions::NONE);
-        let all = decoder.into_iter().map(|inst| (inst.ip() as usize, inst.mnemonic())).collect();
+        let decoder = Decoder::with_ip(64, &translator.out.bytes, 0, DecoderOptions::NONE);
+        let all = decoder.into_iter().map(|inst| (inst.ip() as usize, inst)).collect();
         (translator, all)
+    }
+
+    /// Where each instruction is, by its offset.
+    fn at(all: &[(usize, Instruction)], offset: usize) -> &Instruction {
+        let n = all.binary_search_by_key(&offset, |(at, _)| *at).unwrap_or_else(|_| panic!("{offset}: {all:?}"));
+        &all[n].1
     }
 
     #[test]
@@ -206,25 +363,61 @@ mod tests {
         // call rax; call [rcx]; call to somewhere
         for code in [&[0xff, 0xd0][..], &[0xff, 0x11], &[0xe8, 0, 1, 0, 0]] {
             for pc in [0x40_1000, 0x7fff_f234_5678] {
-                let (translator, all) = translated(pc, &[code, &[0xcc; 32]].concat());
-                let Landing { start, len, returns } = translator.out.landing;
-                let call = all.iter().position(|(_, what)| *what == Mnemonic::Call).unwrap();
-                assert_eq!((all[call + 1].0, returns), (usize::from(start), false));
-                let end = usize::from(start) + usize::from(len);
-                assert!(all.iter().any(|(at, _)| *at == end), "{pc:#x}: {all:?}");
-                assert_eq!(translator.out.lands_for, Some(pc + code.len() as u64));
-                let touches_none =
-                    [Mnemonic::Mov, Mnemonic::Lea, Mnemonic::Loop, Mnemonic::Jmp, Mnemonic::Call, Mnemonic::Movzx];
-                assert!(all.iter().all(|(_, what)| touches_none.contains(what)), "{all:?}");
+                let (translator, all) = translated(pc, &[code, &[0x0f, 0x05]].concat());
+                let call = translator.out.call.unwrap();
+                let Range { start, end } = call.landing.code();
+                assert_eq!(at(&all, start - 5).mnemonic(), Mnemonic::Call);
+                assert_eq!(at(&all, start + usize::from(call.landing.check)).mnemonic(), Mnemonic::Loop);
+                // It goes on where the call returns to.
+                assert_eq!((call.pc, call.returns_to), (pc, pc + code.len() as u64));
+                let exit = translator.out.exits[0];
+                assert_eq!(exit.leads, Leads::To(call.returns_to));
+                assert!((end..end + 8).contains(&(exit.field as usize - 1)), "{all:?}");
+                let touches_none = [
+                    Mnemonic::Mov,
+                    Mnemonic::Lea,
+                    Mnemonic::Loop,
+                    Mnemonic::Jmp,
+                    Mnemonic::Call,
+                    Mnemonic::Movzx,
+                    Mnemonic::Pext,
+                ];
+                assert!(all.iter().all(|(_, what)| touches_none.contains(&what.mnemonic())), "{all:?}");
             }
         }
     }
 
     #[test]
-    fn calls_have_blocks_of_their_own() {
-        // inc eax; call
-        let (translator, all) = translated(0x40_1000, &[&[0xff, 0xc0, 0xe8, 0, 1, 0, 0][..], &[0xcc; 32]].concat());
-        assert_eq!((translator.out.count, all[1].1, translator.out.lands_for), (1, Mnemonic::Jmp, None));
+    fn blocks_go_on_behind_calls_and_landings_reach_their_misses() {
+        // So many instructions of six bytes, a call, so many, and another.
+        let (add, call) = ([0x48, 0x05, 1, 2, 3, 4], [0xe8, 0, 1, 0, 0]);
+        for (before, behind) in (0..30).flat_map(|n| [(n, 1), (0, n), (5, n)]) {
+            let code = [&add.repeat(before)[..], &call, &add.repeat(behind), &call].concat();
+            for pc in [0x40_1000, 0x7fff_f234_5678] {
+                let (translator, all) = translated(pc, &code);
+                let adds = all.iter().filter(|(_, inst)| inst.mnemonic() == Mnemonic::Add).count();
+                assert_eq!((adds, translator.out.count as usize), (before + behind, before + behind + 1), "{all:?}");
+                let start = translator.out.call.unwrap().landing.code().start;
+                let second = translator.out.exits[0];
+                assert_eq!(second.leads, Leads::To(pc + code.len() as u64 - 5));
+                let misses: Vec<usize> = all
+                    .iter()
+                    .filter(|(_, inst)| inst.mnemonic() == Mnemonic::Loop)
+                    .map(|(_, inst)| inst.near_branch64() as usize)
+                    .collect();
+                assert_eq!(misses.len(), if pc < 1 << 31 { 1 } else { 2 });
+                for miss in misses {
+                    assert_eq!(at(&all, miss).mnemonic(), Mnemonic::Jmp);
+                    let field = miss as u32 + 1;
+                    assert!(translator.out.relatives.iter().any(|r| r.field == field), "{all:?}");
+                    assert!(translator.out.exits.iter().all(|exit| exit.field != field), "{all:?}");
+                }
+                let rest = at(&all, start - 5).near_branch64() as usize;
+                assert_eq!(at(&all, rest).mnemonic(), Mnemonic::Mov);
+                let keeps = |to: Referent| matches!(to, Referent::Own(at) if at as usize == start);
+                assert!(translator.out.relatives.iter().any(|r| keeps(r.to)));
+            }
+        }
     }
 
     #[test]
@@ -233,11 +426,18 @@ mod tests {
             let code: Vec<u8> = [0x90].repeat(before).into_iter().chain([0xc3]).chain([0xcc; 32]).collect();
             let (translator, all) = translated(0x40_1000, &code);
             let (at, store) = all[all.len() - 2];
-            assert_eq!((translator.out.bytes.len() - at, store), (LAST, Mnemonic::Mov));
-            let last: Vec<Mnemonic> = all[all.len() - 4..].iter().map(|(_, what)| *what).collect();
+            assert_eq!((translator.out.bytes.len() - at, store.mnemonic()), (LAST, Mnemonic::Mov));
+            let last: Vec<Mnemonic> = all[all.len() - 4..].iter().map(|(_, what)| what.mnemonic()).collect();
             assert_eq!(last, [Mnemonic::Pext, Mnemonic::Mov, Mnemonic::Mov, Mnemonic::Ret]);
             let field = translator.out.exits[0].field;
-            assert!(field % 8 <= 4 && translator.out.landing.returns, "{field}");
+            assert!(field % 8 == 4 && translator.out.returns as usize == translator.out.bytes.len(), "{field}");
         }
+    }
+
+    #[test]
+    fn misses_are_told_by_their_jumps() {
+        assert_eq!(leads_by_jump(&[0xe9, 0x10, 0, 0, 0], 0x1000), Some(0x1015));
+        assert_eq!(leads_by_jump(&[0xe9, 0xfb, 0xff, 0xff, 0xff], 0x1000), Some(0x1000));
+        assert_eq!(leads_by_jump(&[0xe8, 0, 0, 0, 0], 0x1000), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The guest's state at a fault in a block, by translating the block once more.
 
 use super::own;
-use super::translate::Mark;
+use super::translate::{Constant, Mark};
 use crate::emitter::Emitter;
 use crate::indirect::Via;
 use dynasour_guest::ThreadContext;
@@ -11,7 +11,7 @@ use dynasour_ir::Gpr;
 /// Code as it was when it was copied: what was constant then may be about to change.
 struct Copied<'f> {
     code: &'f dyn Fetch,
-    constant: Option<u64>,
+    constant: Option<Constant>,
 }
 
 impl Fetch for Copied<'_> {
@@ -19,8 +19,8 @@ impl Fetch for Copied<'_> {
         self.code.fetch(address, buffer)
     }
 
-    fn constant(&self, _pc: u64, _address: u64) -> Option<u64> {
-        self.constant
+    fn constant(&self, _pc: u64, address: u64) -> Option<u64> {
+        self.constant.filter(|known| known.slot == address).map(|known| known.value)
     }
 }
 

@@ -20,7 +20,7 @@
 
 use super::own::{self, Check};
 use super::plain::{self, Transfer};
-use super::returns::Landing;
+use super::returns::{self, Call, Called};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use crate::pieces::RCX;
 use crate::placement::{self, LINE};
@@ -62,7 +62,7 @@ pub(super) enum Leads {
     To(u64),
     /// Where `next_pc` says: it is the field of a tail.
     Indirect(Via),
-    /// There: it is the field of a return by the stack.
+    /// To the landing of a call: it is the end of what finds that.
     Return,
 }
 
@@ -91,6 +91,15 @@ pub(super) enum Referent {
     Address(u64),
     /// A word of the block's constants.
     Constant(u32),
+    /// This offset in the block's code; the field holds the address itself.
+    Own(u32),
+}
+
+/// A word of the guest's that does not change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Constant {
+    pub slot: u64,
+    pub value: u64,
 }
 
 /// A translated block.
@@ -105,18 +114,18 @@ pub(super) struct Translation {
     pub constants: SmallVec<[u64; 1]>,
     /// The guest bytes that it was made from, those of a constant among them.
     pub sources: SmallVec<[Range<u64>; 2]>,
-    /// The constant that it goes to in the end.
-    pub constant: Option<u64>,
+    /// The constant that it goes to, and where that stands.
+    pub constant: Option<Constant>,
     /// Bytes of its checked entry.
     pub prefix: u32,
     /// Where it compares its guest bytes.
     pub check: Range<u32>,
     /// Where the call returns to that it ends with.
     pub returns_to: Option<u64>,
-    /// What it has for returns by the stack.
-    pub landing: Landing,
-    /// For returns to this address.
-    pub lands_for: Option<u64>,
+    /// Its call by the stack.
+    pub call: Option<Call>,
+    /// Where its return by the stack ends; 0 if it has none.
+    pub returns: u32,
     /// Guest instructions.
     pub count: u32,
     /// Pieces of guest code without a transfer but at their ends.
@@ -143,6 +152,8 @@ pub(super) struct Translator {
     pub most_branches: u32,
     /// Are [`Translation::marks`] wanted?
     pub marking: bool,
+    /// Fields of short branches that lead to a miss of their landing, which is not there yet.
+    pub misses: SmallVec<[usize; 2]>,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
     /// Made when it is needed, like all of iced's tables for encoding.
@@ -151,17 +162,36 @@ pub(super) struct Translator {
 }
 
 /// What became of an instruction.
-enum Step {
+pub(super) enum Step {
     /// Copied; the next one follows.
     Next,
     /// Copied, a conditional branch; the next one follows, unless there are too many.
     Branched,
+    /// Copied, a call by the stack; the next one follows behind its landing.
+    Called,
     /// Copied; the block goes on elsewhere.
     Goto(u64),
     /// Copied; it ends the block.
     End,
     /// Not copied.
     Refused,
+}
+
+/// What an instruction may be translated to.
+pub(super) struct Rules<'a> {
+    pub indirect: &'a Indirect,
+    /// The block may go on over a jump.
+    over_jump: bool,
+    /// The block compares its own bytes, and only once.
+    pub compares: bool,
+}
+
+/// The memory that a jump or call goes through, if that may be a constant.
+fn constant_slot(inst: &Instruction) -> Option<u64> {
+    let is_plain = matches!(inst.code(), Code::Jmp_rm64 | Code::Call_rm64)
+        && inst.memory_base() == Register::RIP
+        && inst.memory_segment() != Register::FS;
+    is_plain.then(|| inst.ip_rel_memory_address())
 }
 
 impl Translator {
@@ -172,6 +202,7 @@ impl Translator {
             out: Translation::default(),
             most_branches: MAX_BRANCHES,
             marking: false,
+            misses: SmallVec::new(),
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
             encoder: None,
             info: InstructionInfoFactory::new(),
@@ -194,6 +225,7 @@ impl Translator {
         checked: Option<Via>,
         own: Option<(&[u8], u64)>,
     ) -> Result<bool, IcedError> {
+        self.misses.clear();
         let out = &mut self.out;
         out.bytes.clear();
         out.marks.clear();
@@ -206,8 +238,8 @@ impl Translator {
         out.basic_blocks = 1;
         out.prefix = 0;
         out.returns_to = None;
-        out.landing = Landing::default();
-        out.lands_for = None;
+        out.call = None;
+        out.returns = 0;
         if let Some(via) = checked {
             let piece = indirect.checked_entry(pc, via);
             out.bytes.extend_from_slice(&piece.bytes);
@@ -232,20 +264,21 @@ impl Translator {
         // Where the last basic block began.
         let mut basic = pc;
         loop {
+            self.reach_misses(indirect, returns::STEP);
             if self.plain(&mut here, &mut reader) {
                 continue;
             }
-            let over_jump = jumps < MAX_JUMPS;
+            let rules = Rules { indirect, over_jump: jumps < MAX_JUMPS, compares: own.is_some() };
             let (step, behind) = if self.out.count >= MAX_INSTRUCTIONS {
                 (Step::Refused, here)
             } else if let Some((transfer, len)) =
                 reader.ahead(here).first_chunk().and_then(|c| plain::transfer(c, here))
             {
                 let behind = here.wrapping_add(len as u64);
-                (self.direct(transfer, here, behind, indirect, over_jump), behind)
+                (self.direct(transfer, here, behind, &rules), behind)
             } else if let Decoded::Inst(inst) = reader.decode(here) {
                 self.mark(here, None);
-                (self.instruction(&inst, &mut reader, indirect, over_jump)?, reader.next_pc())
+                (self.instruction(&inst, &mut reader, &rules)?, reader.next_pc())
             } else {
                 (Step::Refused, here)
             };
@@ -257,6 +290,10 @@ impl Translator {
                 Step::Next => {}
                 Step::Branched if branches + 1 < self.most_branches => {
                     branches += 1;
+                    basic = here;
+                    self.out.basic_blocks += 1;
+                }
+                Step::Called => {
                     basic = here;
                     self.out.basic_blocks += 1;
                 }
@@ -283,6 +320,7 @@ impl Translator {
         if start != here {
             self.out.sources.push(start..here);
         }
+        self.finish_call(indirect);
         Ok(self.out.count > 0)
     }
 
@@ -291,7 +329,9 @@ impl Translator {
         let window = reader.ahead(*here);
         let pc = |at: usize| here.wrapping_add(at as u64);
         let (mut copied, mut at) = (0, 0);
+        let room = self.room_before_misses();
         while self.out.count < MAX_INSTRUCTIONS
+            && at < room
             && let Some(code) = window[at..].first_chunk()
             && let Some(instruction) = plain::plain(code)
         {
@@ -354,7 +394,7 @@ impl Translator {
     }
 
     /// Lets the second half of an instruction of eight bytes, `before` bytes from here, be that of eight aligned ones.
-    fn pad_instruction(&mut self, before: usize) {
+    pub(super) fn pad_instruction(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before + 4) % 8;
         self.emit(&[PADDING; 7][..(8 - at) % 8]);
     }
@@ -381,8 +421,7 @@ impl Translator {
         &mut self,
         inst: &Instruction,
         reader: &mut Reader<'_>,
-        indirect: &Indirect,
-        over_jump: bool,
+        rules: &Rules<'_>,
     ) -> Result<Step, IcedError> {
         let modelled = match classify(inst) {
             Class::Modelled => true,
@@ -395,7 +434,7 @@ impl Translator {
         if modelled {
             match inst.mnemonic() {
                 M::Syscall => return Ok(Step::Refused),
-                M::Jmp | M::Call | M::Ret => return Ok(self.transfer(inst, reader, indirect, over_jump)),
+                M::Jmp | M::Call | M::Ret => return Ok(self.transfer(inst, reader, rules)),
                 M::Jrcxz | M::Jecxz | M::Loop | M::Loope | M::Loopne => {
                     // The target of the short branch is behind the jump that it falls into.
                     self.out.bytes.extend_from_slice(reader.raw());
@@ -412,7 +451,7 @@ impl Translator {
             if condition != ConditionCode::None && inst.is_jcc_short_or_near() {
                 // iced numbers conditions as the processor does, from 1.
                 let branch = Transfer::Branch(condition as u8 - 1, inst.near_branch_target());
-                return Ok(self.direct(branch, inst.ip(), inst.next_ip(), indirect, over_jump));
+                return Ok(self.direct(branch, inst.ip(), inst.next_ip(), rules));
             }
         }
         if inst.is_ip_rel_memory_operand() {
@@ -424,7 +463,7 @@ impl Translator {
     }
 
     /// A transfer at `pc`, with the next instruction at `behind`.
-    fn direct(&mut self, transfer: Transfer, pc: u64, behind: u64, indirect: &Indirect, over_jump: bool) -> Step {
+    fn direct(&mut self, transfer: Transfer, pc: u64, behind: u64, rules: &Rules<'_>) -> Step {
         self.mark(pc, None);
         match transfer {
             Transfer::Branch(condition, target) => {
@@ -433,26 +472,22 @@ impl Translator {
                 Step::Branched
             }
             // Backward ones close loops, whose heads are entered from outside.
-            Transfer::Jump(target) if target > pc && over_jump => Step::Goto(target),
+            Transfer::Jump(target) if target > pc && rules.over_jump => Step::Goto(target),
             Transfer::Jump(target) => {
                 self.exit(&[0xe9], Leads::To(target));
                 self.head_if_backward(pc);
                 Step::End
             }
-            Transfer::Call(_) if self.ends_before_call(indirect) => Step::Refused,
+            Transfer::Call(_) if self.ends_before_call() => Step::Refused,
+            Transfer::Call(target) if rules.indirect.returns().is_on() => {
+                self.call_by_stack(pc, behind, Called::Known(target), rules)
+            }
             Transfer::Call(target) => {
-                if indirect.returns().is_on() {
-                    self.call_by_stack(pc, behind, indirect, false);
-                } else {
-                    self.push_return(behind);
-                }
-                self.exit(&[0xe9], Leads::To(target));
-                if let Some(exit) = self.out.exits.last_mut() {
-                    exit.head = Some(true);
-                }
+                self.push_return(behind);
+                self.exit_to_called(target);
                 Step::End
             }
-            Transfer::Return => self.give_back(pc, 0, indirect),
+            Transfer::Return => self.give_back(pc, 0, rules.indirect),
         }
     }
 
@@ -462,6 +497,7 @@ impl Translator {
             self.return_by_stack(pc, indirect);
             return Step::End;
         }
+        self.reach_misses(indirect, returns::COUNTED_STEP);
         self.save(RCX, SAVE_RCX);
         self.mark(pc, Some((RCX, SAVE_RCX)));
         self.emit(&[0x59]);
@@ -475,13 +511,22 @@ impl Translator {
         Step::End
     }
 
-    /// Calls by the stack have blocks of their own.
-    fn ends_before_call(&self, indirect: &Indirect) -> bool {
-        indirect.returns().is_on() && self.out.count > 0
+    /// A jump to what a call calls.
+    pub(super) fn exit_to_called(&mut self, target: u64) {
+        self.exit(&[0xe9], Leads::To(target));
+        if let Some(exit) = self.out.exits.last_mut() {
+            exit.head = Some(true);
+        }
+    }
+
+    /// A block has one call by the stack at most: what is behind many calls would be there many times.
+    fn ends_before_call(&self) -> bool {
+        self.out.call.is_some()
     }
 
     /// `jmp`, `call`, `ret`.
-    fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, indirect: &Indirect, over_jump: bool) -> Step {
+    fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, rules: &Rules<'_>) -> Step {
+        let indirect = rules.indirect;
         if inst.mnemonic() == M::Ret {
             let bytes = if inst.op_count() == 1 { inst.immediate16() } else { 0 };
             return self.give_back(inst.ip(), bytes, indirect);
@@ -489,14 +534,19 @@ impl Translator {
         if !matches!(inst.op0_kind(), OpKind::Register | OpKind::Memory) {
             let target = inst.near_branch_target();
             let transfer = if inst.mnemonic() == M::Call { Transfer::Call(target) } else { Transfer::Jump(target) };
-            return self.direct(transfer, inst.ip(), inst.next_ip(), indirect, over_jump);
+            return self.direct(transfer, inst.ip(), inst.next_ip(), rules);
         }
-        if inst.mnemonic() == M::Call && self.ends_before_call(indirect) {
+        if inst.mnemonic() == M::Call && self.ends_before_call() {
             return Step::Refused;
         }
-        if let Some(target) = self.constant_target(inst, reader) {
+        let slot = constant_slot(inst);
+        if slot.is_some() && self.out.constant.is_some_and(|known| Some(known.slot) != slot) {
+            // One is what is kept of a block.
+            return Step::Refused;
+        }
+        if let Some(target) = slot.and_then(|slot| self.constant_target(inst, slot, reader)) {
             return match inst.mnemonic() {
-                M::Call => self.direct(Transfer::Call(target), inst.ip(), inst.next_ip(), indirect, over_jump),
+                M::Call => self.direct(Transfer::Call(target), inst.ip(), inst.next_ip(), rules),
                 _ => {
                     // Whoever is called so is entered by many: their block is not repeated here.
                     self.exit(&[0xe9], Leads::To(target));
@@ -504,6 +554,7 @@ impl Translator {
                 }
             };
         }
+        self.reach_misses(indirect, returns::COUNTED_STEP);
         // Calls change what memory says anyway, and who is called seldom goes on with a loop.
         if inst.mnemonic() == M::Jmp
             && inst.op0_register().is_gpr64()
@@ -522,31 +573,24 @@ impl Translator {
         }
         self.gs(0x89, RCX, offset::NEXT_PC);
         if by_stack {
-            self.call_by_stack(inst.ip(), inst.next_ip(), indirect, true);
+            return self.call_by_stack(inst.ip(), inst.next_ip(), Called::InRcx, rules);
         }
         self.tail(indirect, Source::Rcx);
         Step::End
     }
 
     /// Where a jump or call through memory leads that loaders fill in and then protect (in `.got`, of programs linked with `-z now`).
-    fn constant_target(&mut self, inst: &Instruction, reader: &Reader<'_>) -> Option<u64> {
+    fn constant_target(&mut self, inst: &Instruction, slot: u64, reader: &Reader<'_>) -> Option<u64> {
         /// The first address that is not the user's.
         const END: u64 = 1 << 47;
-        let is_plain = matches!(inst.code(), Code::Jmp_rm64 | Code::Call_rm64)
-            && inst.memory_base() == Register::RIP
-            && inst.memory_segment() != Register::FS;
-        if !is_plain {
-            return None;
-        }
-        let slot = inst.ip_rel_memory_address();
-        let target = reader.constant(inst.ip(), slot).filter(|target| *target < END)?;
+        let value = reader.constant(inst.ip(), slot).filter(|target| *target < END)?;
         self.out.sources.push(slot..slot.wrapping_add(8));
-        self.out.constant = Some(target);
-        Some(target)
+        self.out.constant = Some(Constant { slot, value });
+        Some(value)
     }
 
     /// Goes where `next_pc` says.
-    fn tail(&mut self, indirect: &Indirect, source: Source) {
+    pub(super) fn tail(&mut self, indirect: &Indirect, source: Source) {
         let piece = indirect.tail(source);
         let field = piece.table.or(piece.jump).unwrap_or_default();
         match source.via() {

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test crate uses its part")]
 
-use dynasour_emitter::{Config, Deopt, Emitter, EntryState, ExitId, FragmentId, Left, SiteKind, set_gs};
+use dynasour_emitter::{Config, Deopt, Emitter, EntryState, ExitId, FragmentId, Left, Returns, SiteKind, set_gs};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::eval::State;
 use dynasour_ir::semantics::ARITH_FLAGS;
@@ -79,6 +79,11 @@ impl Bench {
     /// Its fragments count.
     pub fn counting() -> Bench {
         Bench::with(Config { cache_size: 1 << 20, count: true, ..Config::default() })
+    }
+
+    /// Copied blocks return by the processor's return stack.
+    pub fn returning_by_stack() -> Bench {
+        Bench::with(Config { returns: Returns::Stack, ..Config::default() })
     }
 
     fn with(config: Config) -> Bench {
