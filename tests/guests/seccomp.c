@@ -109,9 +109,10 @@ static void trapped(void) {
 }
 
 static void *asks_late(void *gate) {
+    long before = prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0);
     pthread_barrier_wait(gate);
     pthread_barrier_wait(gate);
-    return (void *)ask(SYS_getppid, 0);
+    return (void *)(ask(SYS_getppid, 0) * 100 - 10 * before - prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0));
 }
 
 static void *dies(void *flag) {
@@ -126,6 +127,7 @@ static void threads(void) {
     pthread_barrier_init(&gate, NULL, 2);
     CHECK(pthread_create(&other, NULL, asks_late, &gate) == 0);
     pthread_barrier_wait(&gate);
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     CHECK(INSTALL(SECCOMP_FILTER_FLAG_TSYNC, LOAD(nr), OF(__NR_getppid, SECCOMP_RET_ERRNO | EBUSY), SAY(SECCOMP_RET_ALLOW)) == 0);
     pthread_barrier_wait(&gate);
     void *result;
@@ -208,13 +210,13 @@ int main(int argc, char **argv) {
     }
     CHECK(prctl(PR_GET_SECCOMP) == 0);
     child("errors", errors);
+    child("threads", threads);
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     child("process", killed);
     child("thread", killed_thread);
     child("strict", strict);
     child("strict, killed", strict_killed);
     child("trapped", trapped);
-    child("threads", threads);
     child("executes", executes);
     child("dispatched", dispatched);
     unsigned known = SECCOMP_RET_TRAP, unknown = 0x12340000;

@@ -7,7 +7,7 @@
 
 mod bpf;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use dynasour_guest::ThreadContext;
@@ -56,6 +56,8 @@ pub(crate) struct Seccomp {
 pub(crate) struct Shared {
     times: AtomicU64,
     filters: Mutex<Vec<Arc<Program>>>,
+    /// Whether it was one that gets no new privileges: then the others get none, either.
+    no_new_privileges: AtomicBool,
 }
 
 /// Where system calls of a thread become signals (`PR_SET_SYSCALL_USER_DISPATCH`).
@@ -149,6 +151,10 @@ impl System {
                 self.seccomp.filters.clone_from(&filters);
             }
             self.seccomp.seen = times;
+            if shared.no_new_privileges.load(Ordering::Relaxed) {
+                // SAFETY: a switch of the thread's, which can only be set.
+                unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            }
         }
         if let Some(dispatch) = self.dispatch
             && let Some(done) = self.screen_dispatched(context, call, architecture, dispatch)
@@ -293,6 +299,10 @@ impl System {
             let shared = self.process.seccomp();
             let mut filters = lock(&shared.filters);
             filters.clone_from(&self.seccomp.filters);
+            // SAFETY: asks about the thread.
+            if unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1 {
+                shared.no_new_privileges.store(true, Ordering::Relaxed);
+            }
             self.seccomp.seen = 1 + shared.times.fetch_add(1, Ordering::Release);
         }
         Done::Value(0)
