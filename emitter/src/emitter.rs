@@ -167,7 +167,7 @@ impl EntryPoint {
         // SAFETY: the addresses are those of the stub and of a fragment of one emitter; the rest is the caller's promise.
         let site = unsafe {
             if let Some(kept) = self.kept {
-                kept.prepare(&mut *ctx);
+                kept.prepare(ctx);
             }
             (*ctx).stub_save[LOADED] = self.loaded;
             let site = stubs::enter(self.stubs, ctx, self.code);

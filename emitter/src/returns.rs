@@ -107,10 +107,15 @@ impl Kept {
     }
 
     /// Before the thread enters generated code.
-    pub fn prepare(self, context: &mut ThreadContext) {
-        if context.landings_of != self.generation {
-            context.landings.fill(self.miss);
-            context.landings_of = self.generation;
+    ///
+    /// # Safety
+    /// `context` is the calling thread's.
+    pub unsafe fn prepare(self, context: *mut ThreadContext) {
+        // SAFETY: only this thread uses these fields; there is no reference to the whole, parts of which others may be reading.
+        let (of, landings) = unsafe { (&mut (*context).landings_of, &mut (*context).landings) };
+        if *of != self.generation {
+            landings.fill(self.miss);
+            *of = self.generation;
         }
     }
 }
