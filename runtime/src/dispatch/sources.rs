@@ -180,12 +180,13 @@ impl Piece {
 }
 
 impl Source {
-    /// Are its bytes in memory, executable, and watched?
+    /// Are its bytes in memory, to stay, executable, and watched?
     fn is_there(&self, pages: &CodePages) -> bool {
         self.pieces.iter().all(|piece| {
             let len = piece.bytes.len();
             let mut now = vec![0; len];
-            pages.fetchable(piece.start, len) == len
+            !pages.is_leaving(&(piece.start..piece.end()))
+                && pages.fetchable(piece.start, len) == len
                 && (piece.checked || pages.watch(piece.start..piece.end()) != Watched::Impossible)
                 && memory::copy_in(piece.start, &mut now) == len
                 && now[..] == piece.bytes[..]

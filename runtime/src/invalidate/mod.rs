@@ -74,6 +74,8 @@ struct State {
     unstable: FxHashSet<u64>,
     /// Ranges that the kernel may be writing to: not to be guarded.
     pinned: Vec<Range<u64>>,
+    /// Ranges that are about to be nobody's any more.
+    leaving: Vec<Range<u64>>,
     /// Opened, and what was made from it not dropped yet.
     written: Vec<Range<u64>>,
     /// About to be opened, while what was made from it is being dropped.
@@ -431,6 +433,25 @@ impl CodePages {
     /// From now on nothing is known of `range` but what is guarded.
     pub fn forget(&self, range: Range<u64>) {
         self.state().mappings.forget(range);
+    }
+
+    /// `range` is about to be nobody's any more: what was made from its code is dropped before that happens, for at once another
+    /// thread may get the same addresses. So nothing may come back, though the code is still there, until it [has left](CodePages::left).
+    pub fn leaving(&self, range: Range<u64>) {
+        self.state().leaving.push(range);
+    }
+
+    /// It is nobody's.
+    pub fn left(&self, range: &Range<u64>) {
+        let leaving = &mut self.state().leaving;
+        if let Some(at) = leaving.iter().position(|other| other == range) {
+            leaving.swap_remove(at);
+        }
+    }
+
+    /// Is part of `range` about to be nobody's?
+    pub fn is_leaving(&self, range: &Range<u64>) -> bool {
+        self.state().leaving.iter().any(|other| other.start < range.end && range.start < other.end)
     }
 
     /// Is code of this file mapped?

@@ -153,3 +153,16 @@ fn where_the_kernel_cannot_be_asked_what_is_known_stays_and_the_rest_may_be_anyt
     });
     assert_eq!(status, 0);
 }
+
+#[test]
+fn what_leaves_is_known_until_it_has_left() {
+    let pages = CodePages::default();
+    let [one, two] = [0x1000..0x3000, 0x2000..0x4000];
+    pages.leaving(one.clone());
+    pages.leaving(two.clone());
+    assert!(pages.is_leaving(&(0x1fff..0x2001)) && !pages.is_leaving(&(0x4000..0x4001)));
+    pages.left(&one);
+    assert!(!pages.is_leaving(&(0x1000..0x2000)) && pages.is_leaving(&(0x2fff..0x3000)));
+    pages.left(&two);
+    assert!(!pages.is_leaving(&(0..u64::MAX)));
+}

@@ -242,20 +242,36 @@ impl System {
 
     /// Performs the call and, unless it was not made, forgets code in `range`: even a call that fails may have
     /// changed a part.
-    ///
-    /// With other threads, before the call, too: as soon as it is made one of them may get the same pages for other code,
-    /// and that it makes executable what it knows to be fresh invalidates nothing.
     fn pass_and_invalidate(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        self.leaving(engine, range.clone(), |system, engine| {
+            let done = system.pass(call);
+            if done != Done::Restart && !range.is_empty() {
+                system.process.pages().forget(range.clone());
+                engine.invalidate(range);
+            }
+            done
+        })
+    }
+
+    /// Makes a call that may leave `range` to others, and forgets what was there.
+    ///
+    /// With other threads its code is forgotten before the call, too, and does not come back: as soon as the call is made one of them
+    /// may get the same pages for other code, and that it makes executable what it knows to be fresh invalidates nothing.
+    fn leaving<R>(
+        &mut self,
+        engine: &mut dyn Engine,
+        range: Range<u64>,
+        call: impl FnOnce(&mut System, &mut dyn Engine) -> R,
+    ) -> R {
         self.process.pages().open(range.clone());
-        if self.process.threads().ever() && !range.is_empty() {
-            engine.invalidate(range.clone());
+        if range.is_empty() || !self.process.threads().ever() {
+            return call(self, engine);
         }
-        let done = self.pass(call);
-        if done != Done::Restart && !range.is_empty() {
-            self.process.pages().forget(range.clone());
-            engine.invalidate(range);
-        }
-        done
+        self.process.pages().leaving(range.clone());
+        engine.invalidate(range.clone());
+        let result = call(self, engine);
+        self.process.pages().left(&range);
+        result
     }
 
     /// The call about a range of the host's, which is to fail as if nothing were mapped there: the kernel is asked about addresses
@@ -411,11 +427,13 @@ impl System {
         let parts = self.process.memory().guest_parts(range);
         for part in parts {
             let own = Call::new(libc::SYS_munmap, &[part.start, part.end - part.start]);
-            self.process.pages().open(part.clone());
-            // SAFETY: none of the range is the host's.
-            let result = unsafe { entry::raw(&own) };
-            self.process.pages().forget(part.clone());
-            engine.invalidate(part);
+            let result = self.leaving(engine, part.clone(), |system, engine| {
+                // SAFETY: none of the range is the host's.
+                let result = unsafe { entry::raw(&own) };
+                system.process.pages().forget(part.clone());
+                engine.invalidate(part);
+                result
+            });
             if result < 0 {
                 return Done::Value(result);
             }

@@ -158,6 +158,7 @@ macro_rules! for_each_guest {
             code_threads: "code_threads.c" .args(&["25"]) .flags(&["-pthread"]),
             code_neighbours: "code_neighbours.c" .args(&["300"]) .flags(&["-pthread"]),
             code_behind_calls: "code_behind_calls.c" .args(&["1000"]) .flags(&["-pthread"]),
+            code_addresses: "code_addresses.c" .flags(&["-pthread"]),
             constant_slots: "constant_slots.c" .flags(&["-pthread"]),
             dlopen_loop: "dlopen_loop.c" .args(&["{dir}/libdlopen_loop.so", "40"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
             dlopen: "dlopen.c" .args(&["{dir}/libdlopen.so"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
