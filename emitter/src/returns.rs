@@ -26,9 +26,9 @@
 //! R is the guest's return address, H the *landing*. Each thread keeps the landings of its calls by some bits of the stack pointer
 //! (`ThreadContext::landings`), which is as near as its stack is: a table by the return address, which all threads could share,
 //! has so many words in use in a large program that looking one up takes longer than all else. (A compiler: 24 % of its time.)
-//! Where none is kept there stands *miss*, which goes on by the tables of indirect jumps. What the guest has on its stack is R but between a `call` and the
-//! store behind it, and between the last store before a `ret` and the landing: landings check that they are meant and put R back.
-//! No flags are touched.
+//! Where none is kept there stands *miss*, which goes on by the tables of indirect jumps. What the guest has on its stack is R but
+//! between a `call` and the store behind it, and between the last store before a `ret` and the landing: landings check that they
+//! are meant and put R back. No flags are touched.
 //!
 //! Programs with few places to return to lose by it (recursive `fib`: 1.0 times native without, 1.6 with), so it is
 //! turned on when there have been many ([`Config`](crate::Config)).
