@@ -21,8 +21,7 @@ use crate::links::Way;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, Site, SiteKind, preg};
 use crate::record::{PendingStore, Record};
-use crate::returns::Kept;
-use crate::returns::Returns;
+use crate::returns::{Kept, Returns};
 use crate::splice::{self, EntryPlaces};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
 use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
@@ -154,6 +153,7 @@ pub struct EntryPoint {
     pub(crate) code: u64,
     /// What [`LOADED`] is to hold: the copied block that `code` goes on to.
     pub(crate) loaded: u64,
+    /// What the thread's landings must be from, if there are returns by the stack.
     pub(crate) kept: Option<Kept>,
 }
 

@@ -231,7 +231,7 @@ pub(crate) struct Blocks {
     own: FxHashMap<u32, Box<[u8]>>,
     /// How often such bytes have changed, by the guest pc.
     changes: FxHashMap<u64, u8>,
-    /// The constants that blocks go to in the end.
+    /// The constants that blocks jump to or call.
     constants: FxHashMap<u32, Constant>,
     /// Blocks that were removed since, for the next who waits until all threads have been outside.
     stale: Option<Doomed>,
