@@ -4,7 +4,6 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::space::Brk;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::process::ThreadBody;
 use crate::signal::{FaultHooks, sa};
@@ -13,18 +12,7 @@ use crate::syscall::{Config, Engine, Inherited, Outcome, System};
 /// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
 pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
     let brk = Brk::new(0).expect("room for a break");
-    let executable = c"/bin/guest".to_owned();
-    let pages = Arc::default();
-    let config = Config {
-        executable,
-        follow: None,
-        brk,
-        stack: 0..0,
-        reports: false,
-        seccomp: None,
-        address_space: None,
-        pages,
-    };
+    let config = Config::alone(c"/bin/guest".to_owned(), brk);
     (ThreadContext::new(), System::new(Inherited::record(), config))
 }
 

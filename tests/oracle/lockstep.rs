@@ -149,17 +149,7 @@ impl Lockstep {
         context.gpr[dynasour_ir::Gpr::RSP.number()] = loaded.places.stack_pointer;
         let native = Native::start(&context).map_err(setup)?;
 
-        let (brk, pages) = (Brk::new(0).map_err(setup)?, std::sync::Arc::default());
-        let config = Config {
-            executable: name,
-            follow: None,
-            reports: false,
-            brk,
-            stack: 0..0,
-            seccomp: None,
-            address_space: None,
-            pages,
-        };
+        let config = Config::alone(name, Brk::new(0).map_err(setup)?);
         let mut system = Box::new(System::new(inherited, config));
         let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
         // SAFETY: context and system are boxed and live until this process, which runs one guest, ends its comparison.

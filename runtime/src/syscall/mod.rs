@@ -139,6 +139,22 @@ pub struct Config {
     pub pages: Arc<CodePages>,
 }
 
+impl Config {
+    /// Of a guest that runs `executable`, follows nothing, inherits nothing, and is not reported on.
+    pub fn alone(executable: CString, brk: Brk) -> Config {
+        Config {
+            executable,
+            follow: None,
+            brk,
+            stack: 0..0,
+            reports: false,
+            seccomp: None,
+            address_space: None,
+            pages: Arc::default(),
+        }
+    }
+}
+
 /// What the process had before anything of ours changed it.
 pub struct Inherited {
     /// Dispositions by signal number.

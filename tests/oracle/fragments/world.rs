@@ -202,17 +202,7 @@ impl World {
         let emitter = Box::leak(Box::new(emitter));
         EMITTER.store(emitter, Ordering::Relaxed);
         let brk = Brk::new(0).expect("room for a break");
-        let pages = std::sync::Arc::default();
-        let config = Config {
-            executable: c"/guest".to_owned(),
-            follow: None,
-            reports: false,
-            brk,
-            stack: 0..0,
-            seccomp: None,
-            address_space: None,
-            pages,
-        };
+        let config = Config::alone(c"/guest".to_owned(), brk);
         let mut system = Box::new(System::new(inherited, config));
         let mut native = State::new();
         let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: fragment_fault, accepted: |_, _| None };
