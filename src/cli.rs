@@ -6,7 +6,8 @@ use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
-    Chaos, Count, Limit, Placement, Returns, RunConfig, Stage, Tier, parse_pass, parse_trace_pass, placement,
+    Chaos, Count, EntryCheck, Limit, Placement, Returns, RunConfig, Stage, Tier, parse_pass, parse_trace_pass,
+    placement,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -171,6 +172,10 @@ pub struct RunArgs {
     /// many calls)
     #[arg(long, default_value_t = Returns::Auto, value_name = "WAY")]
     returns: Returns,
+    /// How what indirect jumps and returns lead to checks that it is meant: loop or pext [default: what is fast here: pext if
+    /// the processor is not AMD's and has it]
+    #[arg(long, value_name = "WAY")]
+    entry_check: Option<EntryCheck>,
     /// What traces assume and where their guards stand: eager, anchored, hoisted, merged, control-only, default, combined
     #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY", value_parser = placement::placement)]
     policy: &'static dyn Placement,
@@ -261,6 +266,9 @@ impl RunArgs {
         if self.returns != Returns::Auto {
             option("--returns", self.returns.to_string());
         }
+        if let Some(check) = self.entry_check {
+            option("--entry-check", check.to_string());
+        }
         option("--policy", self.policy.name().to_string());
         if let Some(chaos) = self.chaos {
             option("--chaos", chaos.to_string());
@@ -304,6 +312,7 @@ impl RunArgs {
             threshold: self.threshold,
             cache_size: self.cache_size,
             returns: self.returns,
+            entry_check: self.entry_check,
             placement: self.policy,
             chaos: self.chaos,
             log: self.log.into_iter().collect::<BTreeSet<_>>(),

@@ -15,6 +15,8 @@ pub struct Cpu {
     pub popcnt: bool,
     /// vzeroupper exists
     pub avx: bool,
+    /// `loop` is as fast as any other branch, which it is on AMD's processors.
+    pub has_fast_loop: bool,
     /// rd/wr fs/gsbase may be used in user mode.
     pub fsgsbase: bool,
     /// The extended-state components that are saved and restored: all of XCR0 but protection keys, whose
@@ -27,6 +29,9 @@ pub struct Cpu {
 /// The protection-key component, which stays live in hardware.
 const PKRU: u64 = 1 << 9;
 
+/// "AuthenticAMD", as CPUID gives it.
+const AMD: [u32; 3] = [0x6874_7541, 0x6974_6e65, 0x444d_4163];
+
 impl Cpu {
     /// Asks this machine.
     pub fn detect() -> Cpu {
@@ -36,6 +41,7 @@ impl Cpu {
             let leaf = std::arch::x86_64::__cpuid_count(0xd, 0);
             if xsave { (xgetbv0(), leaf.ebx as usize) } else { (0, 0) }
         };
+        let vendor = std::arch::x86_64::__cpuid(0);
         // SAFETY: getauxval only reads the auxiliary vector.
         let hwcap2 = unsafe { libc::getauxval(libc::AT_HWCAP2) };
         Cpu {
@@ -44,6 +50,7 @@ impl Cpu {
             lzcnt: is_x86_feature_detected!("lzcnt"),
             popcnt: is_x86_feature_detected!("popcnt"),
             avx: is_x86_feature_detected!("avx"),
+            has_fast_loop: [vendor.ebx, vendor.edx, vendor.ecx] == AMD,
             fsgsbase: hwcap2 & 2 != 0,
             xstate_mask: xcr0 & !PKRU,
             xstate_size,

@@ -13,6 +13,7 @@ use crate::counting::{Counting, Tally};
 use crate::cpu::Cpu;
 use crate::encode::{Surroundings, encode};
 use crate::encoded::{Encoded, EncodedGuard, Homes, Target};
+use crate::entry_check::EntryCheck;
 use crate::exits::Exits;
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail, fragment_at};
 use crate::indirect::{Displaced, Indirect, MISSED, Via};
@@ -91,11 +92,13 @@ pub struct Config {
     pub rates: bool,
     /// How do copied blocks return?
     pub returns: Returns,
+    /// How do entries check that they are what was meant? None: as is fastest on this processor.
+    pub entry_check: Option<EntryCheck>,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { cache_size: 64 << 20, count: false, rates: false, returns: Returns::Auto }
+        Config { cache_size: 64 << 20, count: false, rates: false, returns: Returns::Auto, entry_check: None }
     }
 }
 
@@ -213,7 +216,8 @@ impl Emitter {
         let cpu = Cpu::detect();
         let mut cache = Cache::new(config.cache_size)?;
         let stubs = Stubs::generate(&mut cache, &cpu)?;
-        let mut indirect = Indirect::new(&mut cache, stubs.leave_canonical, config.rates, cpu.bmi2)?;
+        let entry_check = EntryCheck::on(&cpu, config.entry_check);
+        let mut indirect = Indirect::new(&mut cache, stubs.leave_canonical, config.rates, entry_check, cpu.bmi2)?;
         let blocks = Blocks::new(&mut cache, &cpu, &stubs, &mut indirect, config.returns)?;
         cache.set_floor();
         let counting = if config.count { Counting::new(&cache.range()) } else { None };

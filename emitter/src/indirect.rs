@@ -8,8 +8,8 @@
 //! ```text
 //! site's tail:    mov gs:[save], rcx              checked entry of pc:  (out: jmp miss)
 //!                 movzx ecx, word gs:[next_pc]                          mov rcx, gs:[next_pc]
-//!                 jmp [TABLE + rcx*8]                                   lea rcx, [rcx + 1 - PC]
-//!                                                                       loop out
+//!                 jmp [TABLE + rcx*8]                                   lea rcx, [rcx - PC]
+//!                                                                       unless rcx is 0: out
 //!                                                                       mov rcx, gs:[save]
 //!                                                                       (the destination's code)
 //! ```
@@ -20,8 +20,7 @@
 //!
 //! A predictor remembers the jumps that are taken on the way to an indirect one, so there should be none but the guest's own: a
 //! tail follows what it belongs to without a jump, and its own jump is what is patched when the site is to leave: to a table
-//! all of whose words lead out. A check falls through where it is meant: `loop` counts rcx down and goes back unless that
-//! makes 0, without flags. (Recursive `fib`, which does nothing but return: 1.46 times native with a jump before each tail and
+//! all of whose words lead out. A check falls through where it is meant: [`crate::entry_check`]. (Recursive `fib`, which does nothing but return: 1.46 times native with a jump before each tail and
 //! one behind each check, 1.03 without. Virtual calls: 1.62 with a `jrcxz` over the way out in each check, 1.11 so.)
 //!
 //! **Registers.** Going through memory takes rcx as long as a dispatch loop's iteration. So where the target is in a register
@@ -32,8 +31,8 @@
 //! site's tail:    mov gs:[next_pc], rax           checked entry of pc:  (out: jmp miss_rax)
 //!                 movzx eax, ax                                         mov rax, rcx
 //!                 jmp [TABLE_OF_RAX + rax*8]                            mov rcx, gs:[next_pc]
-//!                                                                       lea rcx, [rcx + 1 - PC]
-//!                                                                       loop out
+//!                                                                       lea rcx, [rcx - PC]
+//!                                                                       unless rcx is 0: out
 //!                                                                       mov rcx, rax
 //!                                                                       mov eax, PC
 //! ```
@@ -51,6 +50,7 @@
 
 use crate::cache::Cache;
 use crate::emitter::Diversion;
+use crate::entry_check::EntryCheck;
 use crate::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
 pub use crate::pieces::Piece;
 use crate::pieces::RCX;
@@ -160,6 +160,7 @@ pub struct Indirect {
     stubs: MissStubs,
     rates: Option<RateWords>,
     returns: ReturnStack,
+    entry_check: EntryCheck,
     /// How many transfers of each carrier have come to the runtime.
     asked: [u32; Via::COUNT],
 }
@@ -250,6 +251,7 @@ impl Indirect {
         cache: &mut Cache,
         leave_canonical: u64,
         rates: bool,
+        entry_check: EntryCheck,
         has_pext: bool,
     ) -> Result<Indirect, StubError> {
         let lookup = Lookup::new(&cache.range()).map_err(crate::cache::CacheError::Map)?;
@@ -257,7 +259,7 @@ impl Indirect {
         let stubs = miss_stubs(cache, leave_canonical, rates.as_ref(), &lookup)?;
         let table = lookup.first_table(Via::Memory);
         let returns = ReturnStack::new(cache, has_pext, table, stubs.miss, stubs.outs[1])?;
-        let mut indirect = Indirect { stubs, lookup, rates, returns, asked: [0; Via::COUNT] };
+        let mut indirect = Indirect { stubs, lookup, rates, returns, entry_check, asked: [0; Via::COUNT] };
         indirect.prepare(Via::Memory);
         Ok(indirect)
     }
@@ -278,6 +280,11 @@ impl Indirect {
     pub(crate) fn memory(&self) -> impl Iterator<Item = Range<u64>> {
         let rates = self.rates.as_ref().map(RateWords::memory);
         self.lookup.memory().into_iter().chain(rates)
+    }
+
+    /// How entries and landings check.
+    pub fn entry_check(&self) -> EntryCheck {
+        self.entry_check
     }
 
     /// Returns through the processor's return stack.
@@ -402,16 +409,16 @@ impl Indirect {
         });
         match via {
             Via::Memory => {
-                piece.check(pc);
+                piece.check(pc, self.entry_check);
                 piece.restore_rcx();
             }
             Via::Register(RCX) => {
-                piece.check(pc);
+                piece.check(pc, self.entry_check);
                 piece.constant(RCX, pc);
             }
             Via::Register(r) => {
                 piece.copy(r, RCX);
-                piece.check(pc);
+                piece.check(pc, self.entry_check);
                 piece.copy(RCX, r);
                 piece.constant(r, pc);
             }
@@ -623,7 +630,7 @@ mod tests {
 
     fn indirect() -> (Cache, Indirect) {
         let mut cache = Cache::new(1 << 16).unwrap();
-        let made = Indirect::new(&mut cache, 0x2000_0000, false, true).unwrap();
+        let made = Indirect::new(&mut cache, 0x2000_0000, false, EntryCheck::Pext, true).unwrap();
         (cache, made)
     }
 

@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod emitter;
 mod encode;
 mod encoded;
+mod entry_check;
 mod exits;
 pub mod fragment;
 pub mod indirect;
@@ -35,6 +36,7 @@ mod words;
 mod x86;
 
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};
+pub use entry_check::EntryCheck;
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};
 pub use indirect::{Displaced, Via};
 pub use mach::SiteKind;

@@ -3,6 +3,7 @@
 //! Assembled by hand, since one is needed for every block that is returned to, and a translated block has to cost less
 //! than a microsecond. Registers are given by their numbers.
 
+use crate::entry_check::EntryCheck;
 use crate::indirect::SAVE_RCX;
 use dynasour_guest::context::offset;
 use smallvec::SmallVec;
@@ -159,30 +160,30 @@ impl Piece {
         self.put(&[0; 4]);
     }
 
-    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; no flags are touched, but rcx. (A `loop` that is not
-    /// taken: jumps that are taken, as a `jrcxz` over a jump would be, are what predictors remember.)
-    pub(crate) fn check(&mut self, pc: u64) {
-        let (low, high) = (1u32.wrapping_sub(pc as u32), 1u32.wrapping_sub((pc >> 32) as u32));
+    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; no flags are touched, but rcx.
+    pub(crate) fn check(&mut self, pc: u64, how: EntryCheck) {
+        let goes_on = how.goes_on();
+        let (low, high) = (goes_on.wrapping_sub(pc as u32), goes_on.wrapping_sub((pc >> 32) as u32));
         if i32::try_from(pc).is_ok() {
             self.load(RCX, offset::NEXT_PC);
             self.put(&[0x48]);
             self.lea(low);
-            self.back_unless_one();
+            self.back_unless(how);
         } else {
             // Its halves one after the other.
             self.load_half(RCX, offset::NEXT_PC);
             self.lea(low);
-            self.back_unless_one();
+            self.back_unless(how);
             self.load_half(RCX, offset::NEXT_PC + 4);
             self.lea(high);
-            self.back_unless_one();
+            self.back_unless(how);
         }
     }
 
-    /// To the piece's first instruction unless rcx is 1.
-    fn back_unless_one(&mut self) {
-        let back = -(self.len() as isize + 2);
-        self.put(&[0xe2, back as i8 as u8]);
+    /// To the piece's first instruction unless rcx is what `how` goes on for.
+    fn back_unless(&mut self, how: EntryCheck) {
+        let back = -(self.len() as isize);
+        self.put(&how.unless(back));
     }
 
     /// `lea ecx, [rcx + sum]`
@@ -241,9 +242,11 @@ mod tests {
             assert!(short.contains(&format!("[{name}*8+4000h]")), "{short}");
         }
         assert_eq!(text(|p| p.put(&directly(0x100))), "jmp 0000000000000108h\n");
-        let checked = text(|p| p.check(0x40_1000));
+        let checked = text(|p| p.check(0x40_1000, EntryCheck::Loop));
         assert!(checked.contains("lea rcx,[rcx-400FFFh]") && checked.contains("loop 0"), "{checked}");
-        let checked = text(|p| p.check(0x7fff_f234_5678));
+        let checked = text(|p| p.check(0x40_1000, EntryCheck::Pext));
+        assert!(checked.contains("lea rcx,[rcx-401000h]") && checked.contains("jrcxz 0"), "{checked}");
+        let checked = text(|p| p.check(0x7fff_f234_5678, EntryCheck::Loop));
         assert!(checked.contains("lea ecx,[rcx+0DCBA989h]") && checked.contains("lea ecx,[rcx-7FFEh]"), "{checked}");
         let stored = text(|p| p.jump_to_stored(0x4000));
         assert!(stored.contains("movzx ecx,word [gs:") && stored.contains("jmp qword [rcx*8+4000h]"), "{stored}");

@@ -13,8 +13,8 @@
 //!       mov rcx, gs:[save]                              lea ecx, [rsp + 8]
 //!       call L1                                         pext ecx, ecx, [MASK]
 //! H:    mov rcx, gs:[next_pc]                           mov ecx, gs:[LANDINGS + rcx*4]
-//!       lea rcx, [rcx + 1 - R]                          mov [rsp], rcx
-//!       loop M                                          ret
+//!       lea rcx, [rcx - R]                              mov [rsp], rcx
+//!       unless rcx is 0: M                              ret
 //!       mov qword [rsp - 8], R
 //!       mov rcx, gs:[save]
 //!       (the guest's code at R)

@@ -49,6 +49,8 @@ pub struct ThreadContext {
     pub raw_flags: u64,
     /// Where an indirect exit wants to go.
     pub next_pc: u64,
+    /// 1, for code that compares without flags.
+    pub one: u64,
     /// Nonzero when the runtime wants control at the next safe point (a signal was accepted).
     pub pending: AtomicU32,
     /// What a signal handler of this thread's unlinked: 0 if nothing, else the runtime knows what it means.
@@ -100,6 +102,8 @@ pub mod offset {
     pub const RAW_FLAGS: usize = offset_of!(ThreadContext, raw_flags);
     /// `next_pc`
     pub const NEXT_PC: usize = offset_of!(ThreadContext, next_pc);
+    /// `one`
+    pub const ONE: usize = offset_of!(ThreadContext, one);
     /// `pending`
     pub const PENDING: usize = offset_of!(ThreadContext, pending);
     /// `extended_away`
@@ -136,6 +140,7 @@ impl ThreadContext {
     fn initialise(&mut self) {
         self.this = std::ptr::from_mut(self) as u64;
         self.rflags = 0x202;
+        self.one = 1;
         self.xstate.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
         self.xstate.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
     }

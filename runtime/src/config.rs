@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 pub use crate::syscall::limits::Limit;
-pub use dynasour_emitter::Returns;
+pub use dynasour_emitter::{EntryCheck, Returns};
 pub use dynasour_tracer::HEAD_THRESHOLD;
 pub use dynasour_tracer::placement::{self, Placement};
 
@@ -196,6 +196,8 @@ pub struct RunConfig {
     pub cache_size: usize,
     /// How copied blocks return.
     pub returns: Returns,
+    /// How entries of generated code check that they are what was meant; none for what is fastest on this processor.
+    pub entry_check: Option<EntryCheck>,
     /// What traces assume and where their guards stand.
     pub placement: &'static dyn Placement,
     /// Forced deoptimisation.

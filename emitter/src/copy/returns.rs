@@ -4,6 +4,7 @@ use super::translate::{ExitJump, Leads, Referent, Rules, Step, Translation, Tran
 use super::{Block, Blocks};
 use crate::cache::Cache;
 use crate::emitter::{Diversion, Emitter};
+use crate::entry_check::EntryCheck;
 use crate::indirect::{Indirect, SAVE_RCX, Source};
 use crate::pieces::RCX;
 use crate::returns::{LAST, Returns};
@@ -59,8 +60,8 @@ pub(super) struct Landing {
     /// Offset in the block.
     start: u16,
     len: u8,
-    /// From there to the `loop` that leads to the miss.
-    check: u8,
+    /// From there to the branch that leads to the miss.
+    branch: u8,
 }
 
 /// A block's call, and how it returns.
@@ -125,6 +126,7 @@ impl Translator {
     /// stands behind the block ([`Translator::finish_call`]).
     pub(super) fn call_by_stack(&mut self, pc: u64, address: u64, called: Called, rules: &Rules<'_>) -> Step {
         let immediate = i32::try_from(address as i64).ok();
+        let check = rules.indirect.entry_check();
         if called != Called::InRcx {
             self.save(RCX, SAVE_RCX);
         }
@@ -147,15 +149,15 @@ impl Translator {
         self.mark(address, Some((RCX, SAVE_RCX)));
         if immediate.is_some() {
             self.gs(0x8b, RCX, offset::NEXT_PC);
-            // lea rcx, [rcx + 1 - address]
+            // With rcx for ecx.
             self.emit(&[0x48]);
-            self.unless_one(1u32.wrapping_sub(address as u32));
+            self.miss_unless(address as u32, check);
         } else {
             for (n, half) in [address as u32, (address >> 32) as u32].into_iter().enumerate() {
                 // mov ecx, gs:[…]
                 self.emit(&[0x65, 0x8b, 0x0c, 0x25]);
                 self.emit(&((offset::NEXT_PC + 4 * n) as u32).to_le_bytes());
-                self.unless_one(1u32.wrapping_sub(half));
+                self.miss_unless(half, check);
             }
         }
         match immediate {
@@ -170,8 +172,8 @@ impl Translator {
             }
         }
         self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
-        let (len, check) = (self.out.bytes.len() - start, self.misses[0] - 1 - start);
-        let landing = Landing { start: start as u16, len: len as u8, check: check as u8 };
+        let (len, branch) = (self.out.bytes.len() - start, self.misses[0] - 1 - start);
+        let landing = Landing { start: start as u16, len: len as u8, branch: branch as u8 };
         self.out.call = Some(Call { pc, returns_to: address, called, landing });
         if !rules.compares {
             return Step::Called;
@@ -247,11 +249,11 @@ impl Translator {
         self.displacement(0, Referent::Address(indirect.returns().miss()));
     }
 
-    /// `lea ecx, [rcx + sum]; loop <miss>`, or with rcx if the prefix for that is there.
-    fn unless_one(&mut self, sum: u32) {
+    /// `lea ecx, [rcx - low]; unless rcx is 0: <miss>`, or with rcx if the prefix for that is there.
+    fn miss_unless(&mut self, low: u32, check: EntryCheck) {
         self.emit(&[0x8d, 0x89]);
-        self.emit(&sum.to_le_bytes());
-        self.emit(&[0xe2, 0]);
+        self.emit(&check.goes_on().wrapping_sub(low).to_le_bytes());
+        self.emit(&check.unless(0));
         self.misses.push(self.out.bytes.len() - 1);
     }
 }
@@ -313,10 +315,10 @@ impl Emitter {
     pub(super) fn close_landing(&self, block: u32) {
         let Some(block) = self.blocks.blocks.get(block as usize) else { return };
         if !block.landings.is_empty() {
-            let Landing { start, check, .. } = block.landings.landing;
-            let check = u64::from(block.start) + u64::from(start) + u64::from(check);
-            // `loop` becomes `jmp`.
-            self.cache.patch_byte(self.blocks.base + check, 0xeb);
+            let Landing { start, branch, .. } = block.landings.landing;
+            let branch = u64::from(block.start) + u64::from(start) + u64::from(branch);
+            // It becomes `jmp`.
+            self.cache.patch_byte(self.blocks.base + branch, 0xeb);
         }
     }
 }
@@ -340,9 +342,9 @@ mod tests {
     use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 
     /// Translates `code` for the address `pc`; the offsets of the instructions, and what they are.
-    fn translated(pc: u64, code: &[u8]) -> (Translator, Vec<(usize, Instruction)>) {
+    fn translated(pc: u64, code: &[u8], check: EntryCheck) -> (Translator, Vec<(usize, Instruction)>) {
         let mut cache = Cache::new(1 << 16).unwrap();
-        let mut indirect = Indirect::new(&mut cache, 0x2000_0000, false, true).unwrap();
+        let mut indirect = Indirect::new(&mut cache, 0x2000_0000, false, check, true).unwrap();
         indirect.returns_mut().turn_on();
         let mut translator = Translator::new(cache.range());
         let source = Bytes { start: pc, bytes: code };
@@ -351,6 +353,14 @@ mod tests {
         let all = decoder.into_iter().map(|inst| (inst.ip() as usize, inst)).collect();
         (translator, all)
     }
+
+    /// A place to return to, and how it is checked there, in how many parts and by which branch.
+    const PLACES: [(u64, EntryCheck, usize, Mnemonic); 4] = [
+        (0x40_1000, EntryCheck::Loop, 1, Mnemonic::Loop),
+        (0x40_1000, EntryCheck::Pext, 1, Mnemonic::Jrcxz),
+        (0x7fff_f234_5678, EntryCheck::Loop, 2, Mnemonic::Loop),
+        (0x7fff_f234_5678, EntryCheck::Pext, 2, Mnemonic::Jrcxz),
+    ];
 
     /// Where each instruction is, by its offset.
     fn at(all: &[(usize, Instruction)], offset: usize) -> &Instruction {
@@ -362,12 +372,12 @@ mod tests {
     fn landings_stand_behind_calls_and_check_without_flags() {
         // call rax; call [rcx]; call to somewhere
         for code in [&[0xff, 0xd0][..], &[0xff, 0x11], &[0xe8, 0, 1, 0, 0]] {
-            for pc in [0x40_1000, 0x7fff_f234_5678] {
-                let (translator, all) = translated(pc, &[code, &[0x0f, 0x05]].concat());
+            for (pc, check, _, branch) in PLACES {
+                let (translator, all) = translated(pc, &[code, &[0x0f, 0x05]].concat(), check);
                 let call = translator.out.call.unwrap();
                 let Range { start, end } = call.landing.code();
                 assert_eq!(at(&all, start - 5).mnemonic(), Mnemonic::Call);
-                assert_eq!(at(&all, start + usize::from(call.landing.check)).mnemonic(), Mnemonic::Loop);
+                assert_eq!(at(&all, start + usize::from(call.landing.branch)).mnemonic(), branch);
                 // It goes on where the call returns to.
                 assert_eq!((call.pc, call.returns_to), (pc, pc + code.len() as u64));
                 let exit = translator.out.exits[0];
@@ -377,6 +387,8 @@ mod tests {
                     Mnemonic::Mov,
                     Mnemonic::Lea,
                     Mnemonic::Loop,
+                    Mnemonic::Jrcxz,
+                    Mnemonic::Shrx,
                     Mnemonic::Jmp,
                     Mnemonic::Call,
                     Mnemonic::Movzx,
@@ -393,8 +405,8 @@ mod tests {
         let (add, call) = ([0x48, 0x05, 1, 2, 3, 4], [0xe8, 0, 1, 0, 0]);
         for (before, behind) in (0..30).flat_map(|n| [(n, 1), (0, n), (5, n)]) {
             let code = [&add.repeat(before)[..], &call, &add.repeat(behind), &call].concat();
-            for pc in [0x40_1000, 0x7fff_f234_5678] {
-                let (translator, all) = translated(pc, &code);
+            for (pc, check, parts, branch) in PLACES {
+                let (translator, all) = translated(pc, &code, check);
                 let adds = all.iter().filter(|(_, inst)| inst.mnemonic() == Mnemonic::Add).count();
                 assert_eq!((adds, translator.out.count as usize), (before + behind, before + behind + 1), "{all:?}");
                 let start = translator.out.call.unwrap().landing.code().start;
@@ -402,10 +414,10 @@ mod tests {
                 assert_eq!(second.leads, Leads::To(pc + code.len() as u64 - 5));
                 let misses: Vec<usize> = all
                     .iter()
-                    .filter(|(_, inst)| inst.mnemonic() == Mnemonic::Loop)
+                    .filter(|(_, inst)| inst.mnemonic() == branch)
                     .map(|(_, inst)| inst.near_branch64() as usize)
                     .collect();
-                assert_eq!(misses.len(), if pc < 1 << 31 { 1 } else { 2 });
+                assert_eq!(misses.len(), parts);
                 for miss in misses {
                     assert_eq!(at(&all, miss).mnemonic(), Mnemonic::Jmp);
                     let field = miss as u32 + 1;
@@ -424,7 +436,7 @@ mod tests {
     fn returns_end_where_they_have_looked_into_the_table() {
         for before in 0..8 {
             let code: Vec<u8> = [0x90].repeat(before).into_iter().chain([0xc3]).chain([0xcc; 32]).collect();
-            let (translator, all) = translated(0x40_1000, &code);
+            let (translator, all) = translated(0x40_1000, &code, EntryCheck::Loop);
             let (at, store) = all[all.len() - 2];
             assert_eq!((translator.out.bytes.len() - at, store.mnemonic()), (LAST, Mnemonic::Mov));
             let last: Vec<Mnemonic> = all[all.len() - 4..].iter().map(|(_, what)| what.mnemonic()).collect();

@@ -225,7 +225,8 @@ impl Fragments {
     pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
         let count = config.count.is_some();
         let rates = count || config.stats;
-        let emitter = room::emitter(Config { cache_size: config.cache_size, count, rates, returns: config.returns })?;
+        let &RunConfig { cache_size, returns, entry_check, .. } = config;
+        let emitter = room::emitter(Config { cache_size, count, rates, returns, entry_check })?;
         if config.count.is_some() && !emitter.is_counting() {
             return Err(FragmentError::Counters);
         }

@@ -38,11 +38,13 @@ impl Fragments {
     pub fn leave_room(&mut self, range: &Range<u64>) -> Result<Moved, FragmentError> {
         let cache = self.cache();
         let cache_size = (cache.end - cache.start) as usize;
-        let (rates, returns) = (self.emitter.indirect().rates().is_some(), self.emitter.wanted_returns());
+        let indirect = self.emitter.indirect();
+        let (rates, entry_check) = (indirect.rates().is_some(), Some(indirect.entry_check()));
+        let returns = self.emitter.wanted_returns();
         let fresh = {
             // The new one must not go where the guest wants to go.
             let _kept_free = free_parts(range);
-            emitter(Config { cache_size, rates, returns, count: false })
+            emitter(Config { cache_size, rates, returns, entry_check, count: false })
         };
         let fresh = match fresh {
             Ok(fresh) => fresh,
