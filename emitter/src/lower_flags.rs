@@ -450,8 +450,12 @@ impl Lower<'_> {
             FlagOp::Shl => self.flags_shift(Shift::Shl, size, args, count),
             FlagOp::Shr => self.flags_shift(Shift::Shr, size, args, count),
             FlagOp::Sar => self.flags_shift(Shift::Sar, size, args, count),
-            FlagOp::Rol => self.flags_shift(Shift::Rol, size, args, count),
-            FlagOp::Ror => self.flags_shift(Shift::Ror, size, args, count),
+            // They are rotations by cl, and those by an immediate above 1 may leave another OF.
+            FlagOp::Rol | FlagOp::Ror => {
+                let rotate = if op == FlagOp::Rol { Shift::Rol } else { Shift::Ror };
+                let count = count.filter(|n| *n <= 1 || mask & OF == 0);
+                self.flags_shift(rotate, size, args, count)
+            }
             FlagOp::MulS if ty == Ty::I8 => self.flags_widening_multiply(Code::Imul_rm8, ty, args),
             FlagOp::MulS => {
                 let (a, b) = (self.reg(args[0])?, self.reg(args[1])?);

@@ -67,7 +67,8 @@ impl Cond {
 /// Which operation's flags a `flags.*` instruction computes.
 ///
 /// The result is *what the host processor leaves in the six arithmetic flags* after that instruction,
-/// architecturally undefined flags included; the evaluator and the emitter both execute the real instruction.
+/// architecturally undefined flags included; the evaluator and the emitter both execute the real instruction, shifts
+/// and rotations with their count in cl.
 /// Operations with an `old` operand may keep some flags: inc/dec keep CF, rotates keep all but CF and OF, a
 /// shift by zero keeps all, `bt` and the scans keep what the processor keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -126,8 +126,11 @@ int main(void) {
     code = mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(code != MAP_FAILED);
     static uint64_t data[64];
+    /* On Intel's processors sysenter is a system call of a 32-bit program, which does not come back to this one. */
+    int enters_kernel = !__builtin_cpu_is("amd");
     for (int round = 0; round < 2; round++)
         for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+            if (enters_kernel && strcmp(refused[i], "0f34") == 0) continue;
             size_t length = strlen(refused[i]) / 2;
             memset(code, 0x06, 64); /* undefined in 64-bit mode */
             for (size_t at = 0; at < length; at++) {

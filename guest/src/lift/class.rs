@@ -96,6 +96,8 @@ fn build(code: Code) -> Entry {
     let mut class = classify(code);
     if missing {
         class = match class {
+            // Processors with enclaves know it even if there are none, and refuse in their own way.
+            Class::Special if code.mnemonic() == M::Enclu => Class::Native,
             Class::Special => Class::Trap(Trap::Undefined),
             // An encoding of its own does not exist here; a legacy encoding may be an older instruction or a hint.
             Class::Native | Class::Modelled if code.encoding() != EncodingKind::Legacy => Class::Trap(Trap::Undefined),
@@ -226,10 +228,7 @@ fn is_modelled(code: Code) -> bool {
 fn is_special(code: Code) -> bool {
     if code.cpuid_features().iter().any(|f| {
         matches!(f, F::AMX_TILE | F::AMX_BF16 | F::AMX_INT8 | F::AMX_FP16 | F::AMX_COMPLEX | F::LWP)
-            || matches!(
-                f,
-                F::XSAVE | F::XSAVEC | F::XSAVEOPT | F::FXSR | F::RTM | F::HLE_or_RTM | F::TSXLDTRK | F::SGX1
-            )
+            || matches!(f, F::XSAVE | F::XSAVEC | F::XSAVEOPT | F::FXSR | F::RTM | F::HLE_or_RTM | F::SGX1)
             || matches!(f, F::PADLOCK_ACE | F::PADLOCK_PHE | F::PADLOCK_PMM | F::PADLOCK_RNG | F::PADLOCK_GMI)
             || matches!(f, F::PADLOCK_UNDOC | F::FSGSBASE | F::ENQCMD | F::HRESET | F::TDX | F::TSE)
     }) && !matches!(code.mnemonic(), M::Xgetbv | M::Xsetbv)
@@ -333,6 +332,8 @@ fn is_native_feature(feature: F) -> bool {
             feature,
             F::AES | F::VAES | F::PCLMULQDQ | F::VPCLMULQDQ | F::GFNI | F::SHA | F::AESKLE | F::WIDE_KL
         )
+        // Outside of transactions, and none is ever entered.
+        || matches!(feature, F::TSXLDTRK)
         || matches!(feature, F::BMI1 | F::BMI2 | F::ADX | F::RDRAND | F::RDSEED | F::RDPID | F::RDPRU)
         || matches!(feature, F::CLFSH | F::CLFLUSHOPT | F::CLWB | F::CLZERO | F::MOVDIRI | F::MOVDIR64B | F::SERIALIZE)
         || matches!(feature, F::WAITPKG | F::MONITORX | F::PTWRITE | F::MCOMMIT | F::CET_SS | F::RAO_INT | F::CMPCCXADD)

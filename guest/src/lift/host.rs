@@ -20,6 +20,33 @@ pub(super) fn scan_of_zero_keeps_upper_half() -> bool {
     *KEEPS
 }
 
+/// Does andn leave PF clear, whatever its result? It is undefined; Intel's processors clear it, AMD's let it say what it does
+/// after `and`. (Without andn it does not matter.)
+pub(super) fn andn_clears_parity() -> bool {
+    static CLEARS: LazyLock<bool> = LazyLock::new(|| {
+        let mut parity = 0u8;
+        if detected!("bmi1") {
+            // SAFETY: there is andn; only the named registers and the flags change. The result, 0, has even parity.
+            unsafe {
+                std::arch::asm!("andn {r}, {r}, {r}", "setp {p}", r = inout(reg) 0u64 => _, p = out(reg_byte) parity)
+            };
+        }
+        parity == 0
+    });
+    *CLEARS
+}
+
+/// Is F3 90 `pause` even if a REX prefix makes r8 of the register in it?
+pub(super) fn pause_names_no_register() -> bool {
+    static NONE: LazyLock<bool> = LazyLock::new(|| {
+        let mut r8 = 1u64;
+        // SAFETY: only the named registers change.
+        unsafe { std::arch::asm!(".byte 0xf3, 0x49, 0x90", inout("rax") 0u64 => _, inout("r8") r8) };
+        r8 == 1
+    });
+    *NONE
+}
+
 /// Does a prefix F2 or F3 before loope or loopne say which of the two it is? On AMD's processors, not on Intel's.
 pub(super) fn loop_prefix_chooses_condition() -> bool {
     static CHOOSES: LazyLock<bool> = LazyLock::new(|| {

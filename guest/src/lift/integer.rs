@@ -6,8 +6,9 @@
 use super::class::is_nop;
 use super::host;
 use super::operand::{Address, Emit, Place, ZERO, gpr};
-use dynasour_ir::{Cond, FlagOp, Gpr, Loc, Op, Operand, Ty};
-use iced_x86::{ConditionCode, Mnemonic as M, Register};
+use dynasour_ir::semantics::{ARITH_FLAGS, PF};
+use dynasour_ir::{Cond, FlagOp, Gpr, Loc, Op, Operand, Ty, hostflags};
+use iced_x86::{Code, ConditionCode, Mnemonic as M, Register};
 
 /// SF, ZF, AF, PF, CF: the flags that lahf and sahf move.
 const LAHF_FLAGS: u64 = 0xd5;
@@ -76,8 +77,8 @@ impl Emit<'_, '_> {
             M::Shl | M::Sal => self.shift(Op::Shl, FlagOp::Shl),
             M::Shr => self.shift(Op::Shr, FlagOp::Shr),
             M::Sar => self.shift(Op::Sar, FlagOp::Sar),
-            M::Rol => self.shift(Op::Rol, FlagOp::Rol),
-            M::Ror => self.shift(Op::Ror, FlagOp::Ror),
+            M::Rol => self.rotate(Op::Rol, FlagOp::Rol),
+            M::Ror => self.rotate(Op::Ror, FlagOp::Ror),
             M::Shlx => self.shift_without_flags(Op::Shl),
             M::Shrx => self.shift_without_flags(Op::Shr),
             M::Sarx => self.shift_without_flags(Op::Sar),
@@ -227,6 +228,28 @@ impl Emit<'_, '_> {
             let count = e.read(1, Ty::I8);
             let old = e.flags();
             (e.b.binary(op, ty, a, count), Some(e.b.flags(flag_op, ty, &[a, count, old])))
+        });
+    }
+
+    /// As [`Self::shift`], but for a rotation by an immediate where that leaves OF.
+    fn rotate(&mut self, op: Op, flag_op: FlagOp) {
+        let ty = self.ty(0);
+        let mask = if ty == Ty::I64 { 63 } else { 31 };
+        let leaves_overflow =
+            self.is_immediate(1) && self.inst.immediate(1) & mask > 1 && hostflags::immediate_rotations_keep_overflow();
+        if !leaves_overflow {
+            return self.shift(op, flag_op);
+        }
+        self.unary(|e, ty, a| {
+            let count = e.read(1, Ty::I8);
+            let v = e.b.binary(op, ty, a, count);
+            // CF is the bit that was moved from one end to the other.
+            let at = if op == Op::Rol { 0 } else { u64::from(ty.bits()) - 1 };
+            let wide = e.b.zext(Ty::I64, ty, v);
+            let moved = e.b.binary(Op::Shr, Ty::I64, wide, Operand::Const(at));
+            let carry = e.b.trunc(Ty::I1, Ty::I64, moved);
+            let old = e.flags();
+            (v, Some(e.b.flags(FlagOp::SetCf, Ty::I64, &[old, carry])))
         });
     }
 
@@ -433,14 +456,26 @@ impl Emit<'_, '_> {
         let b = self.read(2, ty);
         let inverse = self.b.pure(Op::Not, ty, &[a]);
         let v = self.b.binary(Op::And, ty, inverse, b);
-        let flags = self.b.flags(FlagOp::And, ty, &[inverse, b]);
+        let mut flags = self.b.flags(FlagOp::And, ty, &[inverse, b]);
+        if host::andn_clears_parity() {
+            let bits = self.b.pure(Op::FlagBits, Ty::I64, &[flags]);
+            let bits = self.b.binary(Op::And, Ty::I64, bits, Operand::Const(ARITH_FLAGS & !PF));
+            flags = self.b.flags(FlagOp::FromBits, Ty::I64, &[bits]);
+        }
         self.write(0, ty, v);
         self.put_flags(flags);
     }
 
-    /// xchg of two registers (with memory it is implicitly locked, hence native).
+    /// xchg of two registers (with memory it is implicitly locked, hence native). F3 90 is pause, and F3 41 90, which exchanges
+    /// rax with r8 on AMD's processors, is to Intel's, too.
     fn exchange(&mut self) {
         let (x, y) = (self.inst.op0_register(), self.inst.op1_register());
+        let pauses_perhaps = matches!(self.inst.code(), Code::Xchg_r16_AX | Code::Xchg_r32_EAX | Code::Xchg_r64_RAX)
+            && x.full_register() == Register::R8
+            && self.inst.has_rep_prefix();
+        if pauses_perhaps && host::pause_names_no_register() {
+            return;
+        }
         let a = self.read_reg(x);
         let b = self.read_reg(y);
         self.write_reg(x, b);

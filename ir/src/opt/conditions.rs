@@ -8,6 +8,7 @@ use super::rules::again;
 use super::simplify::{Numbering, Step};
 use crate::defs::Expr;
 use crate::op::{Cond, FlagOp, Op};
+use crate::semantics::{ARITH_FLAGS, PF};
 use crate::types::{Operand, Ty};
 use Operand::Const;
 
@@ -54,6 +55,16 @@ pub(super) fn step(n: &mut Numbering, cc: Cond, flags: Operand) -> Step {
         FlagOp::Bsf | FlagOp::Bsr | FlagOp::Popcnt => zero_test(cc, Cond::E, Cond::Ne, ty, a),
         FlagOp::Tzcnt | FlagOp::Lzcnt => zero_test(cc, Cond::B, Cond::Ae, ty, a),
         FlagOp::Adc | FlagOp::Sbb | FlagOp::Rol | FlagOp::Ror | FlagOp::MulS | FlagOp::MulU => Step::Keep,
+        // Without PF (andn on Intel's processors).
+        FlagOp::FromBits if !matches!(cc, Cond::P | Cond::Np) => match n.def(a) {
+            Some(Expr { op: Op::And, args: [bits, Const(kept), _], .. }) if kept | PF == ARITH_FLAGS => {
+                match n.def(bits) {
+                    Some(Expr { op: Op::FlagBits, args: [flags, ..], .. }) => again(Op::Cond(cc), Ty::I64, &[flags]),
+                    _ => Step::Keep,
+                }
+            }
+            _ => Step::Keep,
+        },
         FlagOp::Bt | FlagOp::FromBits => Step::Keep,
     }
 }

@@ -38,7 +38,9 @@ pub(super) fn arch_prctl(context: &mut ThreadContext, call: &Call) -> Option<Don
         arch::SET_GS => set(&mut context.gs_base),
         arch::GET_FS => get(context.fs_base),
         arch::GET_GS => get(context.gs_base),
-        arch::SET_CPUID | arch::ENABLE_TAGGED_ADDR => Done::error(libc::ENODEV),
+        // Forbidding it would forbid it to the translator; that it is allowed is so.
+        arch::SET_CPUID if address == 0 => Done::error(libc::ENODEV),
+        arch::ENABLE_TAGGED_ADDR => Done::error(libc::ENODEV),
         arch::REQ_XCOMP_PERM | arch::SHSTK_ENABLE | arch::SHSTK_DISABLE | arch::SHSTK_LOCK | arch::SHSTK_UNLOCK => {
             Done::error(libc::EOPNOTSUPP)
         }
