@@ -106,10 +106,10 @@ pub fn flags(op: FlagOp, ty: Ty, args: &[u64]) -> u64 {
     }
 }
 
-/// Does a rotation by an immediate above 1 leave all flags but CF on this processor?
+/// Does a rotation of a register by an immediate above 1 leave all flags but CF on this processor?
 ///
 /// OF is undefined then. [`FlagOp::Rol`] and [`FlagOp::Ror`] are rotations by cl; on Intel's processors (seen on Sapphire
-/// Rapids) those compute OF for every count, and rotations by an immediate leave it.
+/// Rapids) those compute OF for every count, as rotations of memory do, and those of registers by an immediate leave it.
 pub fn immediate_rotations_keep_overflow() -> bool {
     static KNOWN: AtomicU8 = AtomicU8::new(0);
     match KNOWN.load(Ordering::Relaxed) {

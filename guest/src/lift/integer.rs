@@ -231,12 +231,14 @@ impl Emit<'_, '_> {
         });
     }
 
-    /// As [`Self::shift`], but for a rotation by an immediate where that leaves OF.
+    /// As [`Self::shift`], but for a rotation of a register by an immediate where that leaves OF.
     fn rotate(&mut self, op: Op, flag_op: FlagOp) {
         let ty = self.ty(0);
         let mask = if ty == Ty::I64 { 63 } else { 31 };
-        let leaves_overflow =
-            self.is_immediate(1) && self.inst.immediate(1) & mask > 1 && hostflags::immediate_rotations_keep_overflow();
+        let leaves_overflow = !self.is_memory(0)
+            && self.is_immediate(1)
+            && self.inst.immediate(1) & mask > 1
+            && hostflags::immediate_rotations_keep_overflow();
         if !leaves_overflow {
             return self.shift(op, flag_op);
         }

@@ -136,7 +136,7 @@ impl System {
             on_alternate = true;
         }
         let state = xstate::save(&context.xstate);
-        let fpstate = sp.wrapping_sub(state.len() as u64) & !63;
+        let fpstate = sp.wrapping_sub(state.bytes.len() as u64) & !63;
         let bottom = (fpstate.wrapping_sub(frame::SIZE as u64) & !15).wrapping_sub(8);
         if on_alternate && !self.altstack.contains(bottom) {
             return Err(NoFrame);
@@ -153,7 +153,8 @@ impl System {
                 info: (action.flags & sa::SIGINFO != 0).then_some(info),
             },
         );
-        for (address, bytes) in [(fpstate, &state), (bottom, &bytes)] {
+        let parts = state.written.iter().map(|part| (fpstate + part.start as u64, &state.bytes[part.clone()]));
+        for (address, bytes) in parts.chain([(bottom, &bytes[..])]) {
             // SAFETY: the guest's stack pointer says where its signal frames go.
             if unsafe { memory::copy_out(address, bytes) } != bytes.len() {
                 return Err(NoFrame);

@@ -224,7 +224,7 @@ mod tests {
         // The extended state: same description, same size, and it survives our reading and writing.
         let layout = xstate::layout();
         let total = layout.size + xstate::MAGIC2_SIZE;
-        let description = xstate::save(&context.xstate);
+        let description = xstate::save(&context.xstate).bytes;
         assert_eq!(description.len(), total);
         assert_eq!(description[464..512], state[464..512]);
         assert_eq!(description[layout.size..], state[layout.size..total]);
@@ -235,13 +235,13 @@ mod tests {
             Ok(())
         };
         assert_eq!(xstate::restore(&mut context.xstate, base, read), Ok(()));
-        let again = xstate::save(&context.xstate);
+        let again = xstate::save(&context.xstate).bytes;
         let mut other = ThreadContext::new();
         // Bytes 464.. of the legacy area aside, everything in use must be the kernel's bytes.
         assert_eq!(again[0..416], state[0..416]);
         assert_eq!(again[512..520], state[512..520]);
         assert_eq!(xstate::restore(&mut other.xstate, base, read), Ok(()));
-        assert_eq!(xstate::save(&other.xstate), again);
+        assert_eq!(xstate::save(&other.xstate).bytes, again);
     }
 
     #[test]

@@ -10,9 +10,11 @@
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use dynasour_guest::context::{XSTATE_SIZE, XState};
+use smallvec::{SmallVec, smallvec};
 
 /// Marks that an XSAVE area follows the legacy area.
 const MAGIC1: u32 = 0x4650_5853;
@@ -34,6 +36,8 @@ const SSE_FEATURE: u64 = 1 << 1;
 const AVX: u64 = 1 << 2;
 /// Protection keys.
 const PKRU: u64 = 1 << 9;
+/// AMX tile configuration.
+const TILE_CONFIGURATION: u64 = 1 << 17;
 /// AMX tile data: a process has to ask for it before the kernel saves it.
 const TILE_DATA: u64 = 1 << 18;
 
@@ -121,14 +125,24 @@ fn word64(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The legacy-area bytes of x87 (bit 0) besides those it shares: control to operand pointer, and the registers.
-const X87: [std::ops::Range<usize>; 2] = [0..24, 32..160];
+const X87: [Range<usize>; 2] = [0..24, 32..160];
 /// The legacy-area bytes of SSE (bit 1), MXCSR excepted.
-const SSE: std::ops::Range<usize> = 160..416;
+const SSE: Range<usize> = 160..416;
 
-/// The state as a signal frame holds it: the area and, behind it, `MAGIC2`.
-pub fn save(state: &XState) -> Vec<u8> {
+/// The state as a signal frame holds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Image {
+    /// The area and, behind it, `MAGIC2`.
+    pub bytes: Vec<u8>,
+    /// What of it is written, in ascending order: the kernel and the processor leave the rest of the stack alone.
+    pub written: SmallVec<[Range<usize>; 12]>,
+}
+
+/// The state as a signal frame holds it.
+pub fn save(state: &XState) -> Image {
     let layout = layout();
     let mut image = vec![0; layout.size + MAGIC2_SIZE];
+    let mut written: SmallVec<[Range<usize>; 12]> = smallvec![0..SSE.end, SW_RESERVED..SMALLEST];
     let in_use = word64(&state.0, 512) & layout.features;
     // Components in their initial state are written as such: what memory holds for them may be stale.
     image[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
@@ -143,8 +157,13 @@ pub fn save(state: &XState) -> Vec<u8> {
         image[SSE].copy_from_slice(&state.0[SSE]);
     }
     for &(bit, offset, size) in &layout.extended {
-        if in_use >> bit & 1 != 0 {
+        let is_in_use = in_use >> bit & 1 != 0;
+        if is_in_use {
             image[offset..offset + size].copy_from_slice(&state.0[offset..offset + size]);
+        }
+        // Tile configuration is not written while it is initial; whatever else there is is (seen on Sapphire Rapids).
+        if layout.features >> bit & 1 != 0 && (is_in_use || 1 << bit != TILE_CONFIGURATION) {
+            written.push(offset..offset + size);
         }
     }
     image[512..520].copy_from_slice(&(in_use | LEGACY_FEATURES).to_le_bytes());
@@ -154,7 +173,9 @@ pub fn save(state: &XState) -> Vec<u8> {
     image[SW_RESERVED + 8..SW_RESERVED + 16].copy_from_slice(&layout.features.to_le_bytes());
     image[SW_RESERVED + 16..SW_RESERVED + 20].copy_from_slice(&(layout.size as u32).to_le_bytes());
     image[layout.size..].copy_from_slice(&MAGIC2.to_le_bytes());
-    image
+    written.push(layout.size..image.len());
+    written.sort_unstable_by_key(|range| range.start);
+    Image { bytes: image, written }
 }
 
 /// A frame's state that the processor would refuse, or that cannot be read.
@@ -287,7 +308,7 @@ mod tests {
         let context = filled();
         let image = save(&context.xstate);
         let mut other = ThreadContext::new();
-        assert_eq!(restore(&mut other.xstate, BASE, reader(&image)), Ok(()));
+        assert_eq!(restore(&mut other.xstate, BASE, reader(&image.bytes)), Ok(()));
         assert_eq!(save(&other.xstate), image);
         for range in [0..28, 32..416, 512..520, 576..layout().size] {
             assert!(other.xstate.0[range.clone()] == context.xstate.0[range]);
@@ -298,7 +319,7 @@ mod tests {
     fn stale_bytes_of_initial_components_do_not_leak() {
         let mut context = filled();
         context.xstate.0[512..520].fill(0);
-        let image = save(&context.xstate);
+        let image = save(&context.xstate).bytes;
         assert_eq!(word64(&image, 512), 3);
         assert!(image[160..416].iter().chain(&image[576..layout().size]).all(|&byte| byte == 0));
         assert_eq!(word32(&image, 24), 0x1fa0);
@@ -306,7 +327,7 @@ mod tests {
 
     #[test]
     fn bad_states_are_refused_as_the_processor_refuses_them() {
-        let good = save(&filled().xstate);
+        let good = save(&filled().xstate).bytes;
         let mut state = ThreadContext::new();
         let mut attempt = |at: usize, byte: u8, address: u64| {
             let mut image = good.clone();
