@@ -29,19 +29,28 @@ pub trait Fetch {
         None
     }
 
-    /// Sees to it, where that is possible, that nothing changes the bytes of `range` before everything made from them is
-    /// dropped.
-    fn watch(&self, range: Range<u64>) -> Watched {
+    /// This moment: what is fetched from now on was not read before.
+    fn moment(&self) -> Moment {
+        Moment::default()
+    }
+
+    /// Sees to it, where that is possible, that nothing changes the bytes of `range`, which were fetched after `since`, before
+    /// everything made from them is dropped.
+    fn watch(&self, range: Range<u64>, _since: Moment) -> Watched {
         if self.is_writable(range) { Watched::Impossible } else { Watched::Already }
     }
 }
 
+/// A point in the order of what [`Fetch::watch`] has done for anybody.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct Moment(pub u64);
+
 /// What [`Fetch::watch`] has found or done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Watched {
-    /// No store could change the bytes unnoticed.
+    /// No store could change the bytes unnoticed since then.
     Already,
-    /// From now on none can: what was fetched before may be old.
+    /// From now on none can, or for not so long: what was fetched may be old.
     Now,
     /// Stores may change the bytes at any time.
     Impossible,

@@ -654,12 +654,13 @@ impl Blocks {
         if self.wants_stack(indirect) {
             return Err(CacheError::Full.into());
         }
+        let since = code.moment();
         if !self.translator.translate(pc, code, indirect, via, None)? {
             return Ok(Copied::Instruction);
         }
         let (mut again, mut own) = (false, None);
         for source in &self.translator.out.sources {
-            match code.watch(source.clone()) {
+            match code.watch(source.clone(), since) {
                 Watched::Already => {}
                 Watched::Now => again = true,
                 Watched::Impossible if self.changes_often(pc) => return Ok(Copied::Writable),

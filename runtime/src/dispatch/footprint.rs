@@ -6,7 +6,7 @@
 use crate::interp::ExecutableCode;
 use crate::invalidate::CodePages;
 use crate::sync::lock;
-use dynasour_guest::decode::{Fetch, Watched};
+use dynasour_guest::decode::{Fetch, Moment, Watched};
 use rustc_hash::FxHashSet;
 use std::cell::Cell;
 use std::ops::Range;
@@ -93,8 +93,12 @@ impl Fetch for Noted {
         self.code.constant(pc, address)
     }
 
-    fn watch(&self, range: Range<u64>) -> Watched {
-        self.code.watch(range)
+    fn moment(&self) -> Moment {
+        self.code.moment()
+    }
+
+    fn watch(&self, range: Range<u64>, since: Moment) -> Watched {
+        self.code.watch(range, since)
     }
 }
 

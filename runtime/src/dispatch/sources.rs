@@ -187,7 +187,7 @@ impl Source {
             let mut now = vec![0; len];
             !pages.is_leaving(&(piece.start..piece.end()))
                 && pages.fetchable(piece.start, len) == len
-                && (piece.checked || pages.watch(piece.start..piece.end()) != Watched::Impossible)
+                && (piece.checked || pages.watch(piece.start..piece.end(), pages.moment()) != Watched::Impossible)
                 && memory::copy_in(piece.start, &mut now) == len
                 && now[..] == piece.bytes[..]
         })

@@ -126,6 +126,8 @@ impl Front {
 const PAGE_SHIFT: u32 = 12;
 /// More `user` words of dropped blocks are not kept.
 const MOST_MARKS: usize = 1 << 14;
+/// [`MAX_LENGTH`]
+const LENGTH: u64 = MAX_LENGTH as u64;
 const UNLINKED: [*const Block; 2] = [std::ptr::null(); 2];
 
 /// All blocks.
@@ -254,12 +256,14 @@ impl Cache {
             Purpose::Single => 1,
         };
         let (lifted, lowered, checked) = loop {
-            let lifted = lift_block(pc, &*self.code, max);
+            // It may be the very instruction that writes to its page.
+            let may_change = purpose == Purpose::Single && self.code.is_writable(pc..pc.saturating_add(LENGTH));
+            let since = self.code.moment();
+            let mut lifted = lift_block(pc, &*self.code, max);
             let source = pc..depends_to(&lifted);
             let writable = match purpose {
-                // It may be the very instruction that writes to its page.
-                Purpose::Single => self.code.is_writable(source.clone()),
-                Purpose::Block => match self.code.watch(source.clone()) {
+                Purpose::Single => may_change,
+                Purpose::Block => match self.code.watch(source.clone(), since) {
                     Watched::Already => false,
                     Watched::Now => {
                         recycle(lifted);
@@ -268,13 +272,27 @@ impl Cache {
                     Watched::Impossible => true,
                 },
             };
-            let until_store = if writable { count_until_store(&lifted) } else { lifted.count };
-            if until_store < lifted.count {
-                // The store may change what follows.
-                max = until_store as usize;
-                continue;
+            let mut bytes = None;
+            if writable {
+                // What is compared is what is lifted, whatever happens to memory meanwhile.
+                recycle(lifted);
+                let mut code = self.bytes(pc..source.end.saturating_add(LENGTH));
+                lifted = lift_block(pc, &Bytes { start: pc, bytes: &code }, max);
+                let end = depends_to(&lifted);
+                if end > source.end.saturating_add(LENGTH) {
+                    recycle(lifted);
+                    continue;
+                }
+                code.truncate((end - pc) as usize);
+                let until_store = count_until_store(&lifted);
+                if until_store < lifted.count {
+                    // The store may change what follows.
+                    max = until_store as usize;
+                    recycle(lifted);
+                    continue;
+                }
+                bytes = Some(CodeBytes { start: pc, bytes: code.into() });
             }
-            let bytes = if writable { Some(self.bytes(source)) } else { None };
             let checked = bytes.as_ref().map(|code| code.bytes.clone());
             match lower(&lifted.version, bytes, &mut self.natives, &mut self.work) {
                 Ok(lowered) => break (lifted, lowered, checked),
@@ -313,11 +331,12 @@ impl Cache {
         }))))
     }
 
-    fn bytes(&self, source: Range<u64>) -> CodeBytes {
+    /// Those of `source` that can be fetched.
+    fn bytes(&self, source: Range<u64>) -> Vec<u8> {
         let mut bytes = vec![0; (source.end - source.start) as usize];
         let len = self.code.fetch(source.start, &mut bytes);
         bytes.truncate(len);
-        CodeBytes { start: source.start, bytes: bytes.into() }
+        bytes
     }
 
     fn natives_are_fresh(&self) -> bool {
@@ -437,7 +456,7 @@ enum Purpose {
 /// make an instruction.
 fn depends_to(lifted: &LiftedBlock) -> u64 {
     match lifted.version.blocks.first().map(|block| &block.term) {
-        Some(Term::Guest(GuestTerm::Trap { pc, .. })) => pc.saturating_add(MAX_LENGTH as u64).max(lifted.end),
+        Some(Term::Guest(GuestTerm::Trap { pc, .. })) => pc.saturating_add(LENGTH).max(lifted.end),
         _ => lifted.end.max(lifted.pc),
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use dynasour_guest::decode::{Fetch, Watched};
+use dynasour_guest::decode::{Fetch, Moment, Watched};
 
 use crate::invalidate::CodePages;
 use crate::memory;
@@ -39,8 +39,12 @@ impl Fetch for ExecutableCode {
         is_read.then_some(u64::from_le_bytes(word))
     }
 
-    fn watch(&self, range: Range<u64>) -> Watched {
-        self.pages.watch(range)
+    fn moment(&self) -> Moment {
+        self.pages.moment()
+    }
+
+    fn watch(&self, range: Range<u64>, since: Moment) -> Watched {
+        self.pages.watch(range, since)
     }
 }
 

@@ -3,10 +3,11 @@
 //! How many there are in the whole process is also kept in an atomic word: most guests never have any, and the ways that
 //! ask are hot.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dynasour_guest::decode::Moment;
 use dynasour_guest::space::PAGE;
 use nix::sys::mman::ProtFlags;
 
@@ -25,23 +26,36 @@ pub fn none() -> bool {
 /// Addresses of the guarded pages.
 #[derive(Debug, Default)]
 pub struct Guards {
-    pages: BTreeSet<u64>,
+    /// When each was guarded.
+    pages: BTreeMap<u64, Moment>,
+    /// When the last was.
+    last: Moment,
 }
 
 impl Guards {
     pub fn contains(&self, page: u64) -> bool {
-        self.pages.contains(&page)
+        self.pages.contains_key(&page)
+    }
+
+    /// Since when it has been guarded, if it is.
+    pub fn since(&self, page: u64) -> Option<Moment> {
+        self.pages.get(&page).copied()
+    }
+
+    /// Whatever is guarded from now on will be so since later.
+    pub fn now(&self) -> Moment {
+        self.last
     }
 
     pub fn pages(&self) -> impl Iterator<Item = u64> {
-        self.pages.iter().copied()
+        self.pages.keys().copied()
     }
 
     /// Those in `range`.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         // A range that begins inside a page means all of it.
         let start = range.start & !(PAGE - 1);
-        self.pages.range(start..range.end.max(start)).copied()
+        self.pages.range(start..range.end.max(start)).map(|(page, _)| *page)
     }
 
     /// Takes the right to write away from `page`, of which the guest has `prot`. False if that cannot be.
@@ -70,13 +84,14 @@ impl Guards {
     }
 
     fn insert(&mut self, page: u64) {
-        if self.pages.insert(page) {
+        self.last.0 += 1;
+        if self.pages.insert(page, self.last).is_none() {
             COUNT.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     fn remove(&mut self, page: u64) -> bool {
-        let was = self.pages.remove(&page);
+        let was = self.pages.remove(&page).is_some();
         if was {
             COUNT.fetch_sub(1, Ordering::AcqRel);
         }

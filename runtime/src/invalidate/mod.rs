@@ -35,7 +35,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use dynasour_guest::decode::Watched;
+use dynasour_guest::decode::{Moment, Watched};
 use dynasour_guest::space::{self, Mapping, Mappings, PAGE, page_down, page_up};
 use nix::sys::mman::ProtFlags;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -155,15 +155,16 @@ impl State {
         worst
     }
 
-    /// Guards the page unless it is or need not be. `None`: it cannot be.
-    fn guard(&mut self, page: u64) -> Option<Watched> {
+    /// Guards the page, of which something was read after `since`, unless it is guarded or need not be. `None`: it cannot be.
+    fn guard(&mut self, page: u64, since: Moment) -> Option<Watched> {
         // What is still guarded may be about to be opened.
         let is_pinned = self.pinned.iter().any(|pinned| pinned.start < page + PAGE && page < pinned.end);
         if is_pinned || self.opening.as_ref().is_some_and(|opening| opening.contains(&page)) {
             return self.needs_no_guard(page).then_some(Watched::Already);
         }
-        if self.guards.contains(page) {
-            return Some(Watched::Already);
+        if let Some(guarded) = self.guards.since(page) {
+            // Before another thread guarded it, it may have been written to.
+            return Some(if guarded <= since { Watched::Already } else { Watched::Now });
         }
         let Some(mapping) = self.mappings.at(page) else {
             return if self.is_blind { None } else { Some(Watched::Already) };
@@ -278,8 +279,13 @@ impl CodePages {
         self.keyed.store(true, Ordering::Relaxed);
     }
 
-    /// Sees to it that no store changes `range` unnoticed.
-    pub fn watch(&self, range: Range<u64>) -> Watched {
+    /// For [`CodePages::watch`].
+    pub fn moment(&self) -> Moment {
+        self.state().guards.now()
+    }
+
+    /// Sees to it that no store changes `range` unnoticed, which was read after `since`.
+    pub fn watch(&self, range: Range<u64>, since: Moment) -> Watched {
         let mut state = self.state();
         match state.change_of(range.clone()) {
             Change::ByCall => return Watched::Already,
@@ -288,7 +294,7 @@ impl CodePages {
         }
         let mut watched = Watched::Already;
         for page in pages(range) {
-            match state.guard(page) {
+            match state.guard(page, since) {
                 None => return Watched::Impossible,
                 Some(Watched::Now) => watched = Watched::Now,
                 Some(_) => {}

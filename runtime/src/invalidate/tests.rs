@@ -30,8 +30,10 @@ fn a_guarded_page_is_opened_by_a_store_and_guarded_again() {
     let range = map(READ_WRITE_EXECUTE, PRIVATE);
     let pages = known(&range);
     assert!(pages.may_change(range.start..range.start + 8));
-    assert_eq!(pages.watch(range.start..range.start + 8), Watched::Now);
-    assert_eq!(pages.watch(range.start..range.start + 8), Watched::Already);
+    assert_eq!(pages.watch(range.start..range.start + 8, pages.moment()), Watched::Now);
+    assert_eq!(pages.watch(range.start..range.start + 8, pages.moment()), Watched::Already);
+    // What was read before somebody guarded it may have been written to since.
+    assert_eq!(pages.watch(range.start..range.start + 8, Moment::default()), Watched::Now);
     assert!(!pages.may_change(range.start..range.start + 8));
     assert!(store(range.start + PAGE) && pages.take_written().is_empty());
     assert!(!store(range.start + 5));
@@ -41,7 +43,7 @@ fn a_guarded_page_is_opened_by_a_store_and_guarded_again() {
     assert!(pages.take_written().is_empty());
     // Somebody else was faster.
     assert!(pages.opened_by_fault(&memory::last_fault()));
-    assert_eq!(pages.watch(range.start + PAGE - 4..range.start + PAGE + 4), Watched::Now);
+    assert_eq!(pages.watch(range.start + PAGE - 4..range.start + PAGE + 4, pages.moment()), Watched::Now);
     assert!(!store(range.start + 5) && !store(range.start + PAGE));
     assert!(pages.open(range.clone()));
     assert_eq!(pages.take_written().as_slice(), std::slice::from_ref(&range));
@@ -53,23 +55,23 @@ fn a_page_that_is_written_often_is_guarded_no_more() {
     let range = map(READ_WRITE_EXECUTE, PRIVATE);
     let pages = known(&range);
     for _ in 0..FLIPS {
-        assert_eq!(pages.watch(range.start..range.start + 1), Watched::Now);
+        assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Now);
         assert!(!store(range.start) && pages.opened_by_fault(&memory::last_fault()));
     }
-    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible);
-    assert_eq!(pages.watch(range.start + PAGE..range.end), Watched::Now);
+    assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Impossible);
+    assert_eq!(pages.watch(range.start + PAGE..range.end, pages.moment()), Watched::Now);
     // Until something else is mapped there.
     let all = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
     pages.mapped(range.clone(), Some(Mapping::anonymous(all)));
-    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Now);
+    assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Now);
 }
 
 #[test]
 fn what_cannot_be_guarded() {
     let constant = map(libc::PROT_READ | libc::PROT_EXEC, PRIVATE);
-    assert_eq!(known(&constant).watch(constant.clone()), Watched::Already);
+    assert_eq!(known(&constant).watch(constant.clone(), Moment::default()), Watched::Already);
     let shared = map(libc::PROT_READ | libc::PROT_EXEC, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    assert_eq!(known(&shared).watch(shared.clone()), Watched::Impossible);
+    assert_eq!(known(&shared).watch(shared.clone(), Moment::default()), Watched::Impossible);
     let data = map(libc::PROT_READ | libc::PROT_WRITE, PRIVATE);
     assert_eq!(CodePages::default().fetchable(data.start, 64), 0);
 }
@@ -78,13 +80,13 @@ fn what_cannot_be_guarded() {
 fn the_kernel_is_not_kept_from_writing() {
     let range = map(READ_WRITE_EXECUTE, PRIVATE);
     let pages = known(&range);
-    assert_eq!(pages.watch(range.clone()), Watched::Now);
+    assert_eq!(pages.watch(range.clone(), pages.moment()), Watched::Now);
     let pinned = pages.pin(libc::SYS_read, &[0, range.start + 16, 32, 0, 0, 0]);
     assert_eq!(pages.take_written().as_slice(), std::slice::from_ref(&(range.start..range.start + PAGE)));
     assert!(pages.is_written() && store(range.start));
-    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible);
+    assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Impossible);
     pages.unpin(&pinned);
-    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Now);
+    assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Now);
 }
 
 /// Another thread may execute what was made from the page, and write to it: it is opened when nothing is left of that.
@@ -94,18 +96,22 @@ fn with_several_threads_a_page_is_opened_for_the_kernel_when_nothing_relies_on_i
     let range = map(READ_WRITE_EXECUTE, PRIVATE);
     let pages = known(&range);
     pages.set_threaded();
-    assert_eq!(pages.watch(range.clone()), Watched::Now);
+    assert_eq!(pages.watch(range.clone(), pages.moment()), Watched::Now);
     let pinned = pages.pin(libc::SYS_read, &[0, range.start + 16, 32, 0, 0, 0]);
     let first = range.start..range.start + PAGE;
     assert_eq!(pages.guarded(&pinned)[0], first);
     assert!(!store(range.start), "it is guarded still");
-    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible, "but that does not last");
+    assert_eq!(
+        pages.watch(range.start..range.start + 1, pages.moment()),
+        Watched::Impossible,
+        "but that does not last"
+    );
     pages.open_dropped(first);
     assert!(store(range.start) && !pages.is_written() && pages.guarded(&pinned).is_empty());
-    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Impossible);
-    assert_eq!(pages.watch(range.start + PAGE..range.end), Watched::Already);
+    assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Impossible);
+    assert_eq!(pages.watch(range.start + PAGE..range.end, pages.moment()), Watched::Already);
     pages.unpin(&pinned);
-    assert_eq!(pages.watch(range.start..range.start + 1), Watched::Now);
+    assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Now);
 }
 
 #[test]
@@ -113,7 +119,7 @@ fn faults_of_the_guests_own_stay_its_own() {
     test_handler::install();
     let range = map(libc::PROT_READ | libc::PROT_EXEC, PRIVATE);
     let pages = known(&range);
-    assert_eq!(pages.watch(range.clone()), Watched::Already);
+    assert_eq!(pages.watch(range.clone(), pages.moment()), Watched::Already);
     assert!(!store(range.start));
     assert!(!pages.opened_by_fault(&memory::last_fault()));
     // A read is never ours.
@@ -126,11 +132,11 @@ fn a_file_that_may_change_takes_its_code_with_it() {
     let pages = CodePages::default();
     let function = a_file_that_may_change_takes_its_code_with_it as *const () as u64;
     assert_eq!(pages.fetchable(function, 8), 8);
-    assert_eq!(pages.watch(function..function + 8), Watched::Already);
+    assert_eq!(pages.watch(function..function + 8, pages.moment()), Watched::Already);
     let own = space::maps().expect("maps").into_iter().find(|m| m.range.contains(&function)).expect("own code");
     assert!(pages.file_may_change(own.inode).iter().any(|code| code.contains(&function)));
     assert!(pages.file_may_change(own.inode).is_empty());
-    assert_eq!(pages.watch(function..function + 8), Watched::Impossible);
+    assert_eq!(pages.watch(function..function + 8, pages.moment()), Watched::Impossible);
 }
 
 #[test]
@@ -145,9 +151,9 @@ fn where_the_kernel_cannot_be_asked_what_is_known_stays_and_the_rest_may_be_anyt
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
         assert_eq!(pages.fetchable(data.start, 16), 0);
         assert_eq!(pages.fetchable(code.start, 2 * PAGE as usize), 2 * PAGE as usize);
-        assert_eq!(pages.watch(code.start..code.start + 8), Watched::Now);
+        assert_eq!(pages.watch(code.start..code.start + 8, pages.moment()), Watched::Now);
         assert!(!pages.may_change(code.start..code.start + 8));
-        assert_eq!(pages.watch(code.start + PAGE - 4..code.start + PAGE + 4), Watched::Impossible);
+        assert_eq!(pages.watch(code.start + PAGE - 4..code.start + PAGE + 4, pages.moment()), Watched::Impossible);
         assert!(pages.may_change(code.start + PAGE - 4..code.start + PAGE + 4));
         0
     });

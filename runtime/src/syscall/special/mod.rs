@@ -120,6 +120,10 @@ impl System {
             M::Vmcall | M::Vmmcall | M::Vmgexit | M::Vmfunc | M::Tdcall | M::Sysenter => return undefined(inst),
             M::Incsspd | M::Incsspq | M::Saveprevssp | M::Rstorssp | M::Wrssd | M::Wrssq => return undefined(inst),
             M::Hreset | M::Pcommit => return undefined(inst),
+            // Nobody gets the permission to use tile data (`arch_prctl`).
+            M::Tilezero | M::Tileloadd | M::Tileloaddt1 | M::Tilestored => return undefined(inst),
+            M::Tdpbssd | M::Tdpbsud | M::Tdpbusd | M::Tdpbuud => return undefined(inst),
+            M::Tdpbf16ps | M::Tdpfp16ps | M::Tcmmimfp16ps | M::Tcmmrlfp16ps => return undefined(inst),
             _ => return Err(Refused::Unsupported),
         }
         Ok(next)
