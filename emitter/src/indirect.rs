@@ -304,6 +304,14 @@ impl Indirect {
         Some(piece)
     }
 
+    /// What counts a jump that has found its target by a comparison, likewise.
+    pub(crate) fn count_compared(&self, scratch: u8) -> Option<Piece> {
+        let words = self.rates.as_ref()?;
+        let mut piece = Piece::default();
+        piece.count(scratch, words.compared());
+        Some(piece)
+    }
+
     /// How transfers found where they went, if that is counted.
     pub fn rates(&self) -> Option<Rates> {
         self.rates.as_ref().map(RateWords::rates)

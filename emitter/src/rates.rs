@@ -1,7 +1,7 @@
 //! How indirect transfers found where they went, for who asks: hit rates.
 //!
 //! Under [`Config::rates`](crate::Config::rates) each tail ([`crate::indirect`]) adds one to a word of data memory, and so does
-//! the miss stub where the second table has what it looks for; who leaves is counted by the runtime. The rest has been found by
+//! the miss stub where the second table has what it looks for, and each jump that has compared with its target; who leaves is counted by the runtime. The rest has been found by
 //! the first table. Without that setting no byte of the code is different. Threads that do it at once lose counts.
 
 use crate::words::Words;
@@ -10,6 +10,7 @@ use std::ops::Range;
 /// The words.
 const EXECUTED: usize = 0;
 const SECOND: usize = 1;
+const COMPARED: usize = 2;
 const WORDS: usize = 512;
 
 /// What indirect transfers have done, traces followed inside not among them: those are guards.
@@ -19,6 +20,8 @@ pub struct Rates {
     pub executed: u64,
     /// Found in the second table.
     pub second: u64,
+    /// Found by a comparison, beside [`Rates::executed`].
+    pub compared: u64,
 }
 
 /// See the module.
@@ -43,9 +46,15 @@ impl RateWords {
         self.words.address(SECOND) as u32
     }
 
+    /// The address of what jumps count in that have compared.
+    pub fn compared(&self) -> u32 {
+        self.words.address(COMPARED) as u32
+    }
+
     /// Counts so far.
     pub fn rates(&self) -> Rates {
-        Rates { executed: self.words.get(EXECUTED), second: self.words.get(SECOND) }
+        let [executed, second, compared] = [EXECUTED, SECOND, COMPARED].map(|n| self.words.get(n));
+        Rates { executed, second, compared }
     }
 
     /// The addresses of the words.

@@ -29,6 +29,11 @@ pub trait Fetch {
         None
     }
 
+    /// The word at `address` as it is now: anything may change it.
+    fn word(&self, _address: u64) -> Option<u64> {
+        None
+    }
+
     /// This moment: what is fetched from now on was not read before.
     fn moment(&self) -> Moment {
         Moment::default()
@@ -138,6 +143,16 @@ impl<'f> Reader<'f> {
     /// As [`Fetch::constant`].
     pub fn constant(&self, pc: u64, address: u64) -> Option<u64> {
         self.code.constant(pc, address)
+    }
+
+    /// As [`Fetch::word`].
+    pub fn word(&self, address: u64) -> Option<u64> {
+        self.code.word(address)
+    }
+
+    /// As [`Fetch::fetch`].
+    pub fn fetch(&self, address: u64, buffer: &mut [u8]) -> usize {
+        self.code.fetch(address, buffer)
     }
 
     /// The bytes of the instruction decoded last.

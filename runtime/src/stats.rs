@@ -98,7 +98,9 @@ pub struct Stats {
 pub struct Indirect {
     /// How many there were, if they were counted: with `--stats` or `--count`.
     pub executed: Option<u64>,
-    /// Of these, in the second table; the first has the rest. Counted likewise.
+    /// Of these, by a comparison with the target. Counted likewise.
+    pub compared: Option<u64>,
+    /// In the second table; the first has the rest. Counted likewise.
     pub second: Option<u64>,
     /// Nowhere, and came to the runtime.
     pub missed: u64,
@@ -109,16 +111,24 @@ impl Indirect {
     pub(crate) fn and(self, rates: Option<Rates>) -> Indirect {
         let Some(rates) = rates else { return self };
         let sum = |before: Option<u64>, more: u64| Some(before.unwrap_or_default() + more);
-        Indirect { executed: sum(self.executed, rates.executed), second: sum(self.second, rates.second), ..self }
+        Indirect {
+            executed: sum(self.executed, rates.executed + rates.compared),
+            compared: sum(self.compared, rates.compared),
+            second: sum(self.second, rates.second),
+            ..self
+        }
     }
 
     fn rows(&self) -> Vec<(&'static str, String)> {
-        let (Some(executed), Some(second)) = (self.executed, self.second) else { return Vec::new() };
+        let (Some(executed), Some(compared), Some(second)) = (self.executed, self.compared, self.second) else {
+            return Vec::new();
+        };
         let of = |n: u64| if executed == 0 { 0.0 } else { 100.0 * n as f64 / executed as f64 };
         let row = |name, n: u64| (name, format!("{n:>14}{:>9.3} %", of(n)));
         vec![
             ("indirect transfers", executed.to_string()),
-            row("  in the first table", executed.saturating_sub(second + self.missed)),
+            row("  by a comparison", compared),
+            row("  in the first table", executed.saturating_sub(compared + second + self.missed)),
             row("  in the second table", second),
             row("  in the runtime", self.missed),
         ]

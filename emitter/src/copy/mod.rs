@@ -26,6 +26,7 @@ mod own;
 mod plain;
 mod remove;
 mod returns;
+mod slots;
 mod state;
 mod stubs;
 mod translate;
@@ -49,11 +50,12 @@ pub use remove::Doomed;
 use remove::{Free, Key, Pages};
 use returns::{Landings, Wanted};
 use rustc_hash::{FxBuildHasher, FxHashMap};
+use slots::Word;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
-use translate::{Constant, Leads, Referent, Translator};
+use translate::{Leads, Referent, Translator};
 
 /// No link, place or block.
 const NONE: u32 = u32::MAX;
@@ -231,8 +233,8 @@ pub(crate) struct Blocks {
     own: FxHashMap<u32, Box<[u8]>>,
     /// How often such bytes have changed, by the guest pc.
     changes: FxHashMap<u64, u8>,
-    /// The constants that blocks jump to or call.
-    constants: FxHashMap<u32, Constant>,
+    /// The words that blocks jump or call through.
+    words: FxHashMap<u32, Word>,
     /// Blocks that were removed since, for the next who waits until all threads have been outside.
     stale: Option<Doomed>,
     heads: Heads,
@@ -284,7 +286,7 @@ impl Blocks {
             pages: Pages::with_capacity(2 * room),
             free: Free::default(),
             own: FxHashMap::default(),
-            constants: FxHashMap::default(),
+            words: FxHashMap::default(),
             changes: FxHashMap::default(),
             stale: None,
             heads: Heads::new(&cache.range()),
@@ -311,7 +313,7 @@ impl Blocks {
         self.pages.clear();
         self.free = Free::default();
         self.own.clear();
-        self.constants.clear();
+        self.words.clear();
         self.changes.clear();
         self.stale = None;
         self.unlinked.store(0, Ordering::Relaxed);
@@ -693,8 +695,8 @@ impl Blocks {
         if let Some(bytes) = own {
             self.own.insert(made, bytes);
         }
-        if let Some(constant) = self.translator.out.constant {
-            self.constants.insert(made, constant);
+        if let Some(word) = self.translator.out.word {
+            self.words.insert(made, word);
         }
         self.give(place, offset + prefix, cache, fragments);
         self.count_found(cache, fragments);

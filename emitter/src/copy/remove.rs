@@ -411,7 +411,7 @@ impl Emitter {
             }
             blocks.free.add(block.key, index);
             blocks.own.remove(&index);
-            blocks.constants.remove(&index);
+            blocks.words.remove(&index);
         }
         for index in doomed.checks {
             let (key, link) = (blocks.checks[index as usize].key(), blocks.checks[index as usize].link);

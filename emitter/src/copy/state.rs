@@ -1,17 +1,18 @@
 //! The guest's state at a fault in a block, by translating the block once more.
 
 use super::own;
-use super::translate::{Constant, Mark};
+use super::slots::Word;
+use super::translate::Mark;
 use crate::emitter::Emitter;
 use crate::indirect::Via;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_ir::Gpr;
 
-/// Code as it was when it was copied: what was constant then may be about to change.
+/// Code as it was when it was copied: the word that it goes through may have changed, or be about to.
 struct Copied<'f> {
     code: &'f dyn Fetch,
-    constant: Option<Constant>,
+    word: Option<Word>,
 }
 
 impl Fetch for Copied<'_> {
@@ -20,7 +21,11 @@ impl Fetch for Copied<'_> {
     }
 
     fn constant(&self, _pc: u64, address: u64) -> Option<u64> {
-        self.constant.filter(|known| known.slot == address).map(|known| known.value)
+        self.word.filter(|known| known.is_constant && known.slot == address).map(|known| known.value)
+    }
+
+    fn word(&self, address: u64) -> Option<u64> {
+        self.word.filter(|known| !known.is_constant && known.slot == address).map(|known| known.value)
     }
 }
 
@@ -38,8 +43,8 @@ impl Emitter {
         let own = self.blocks.own.get(&index);
         let translated = match own {
             None => {
-                let constant = self.blocks.constants.get(&index).copied();
-                translator.translate(pc, &Copied { code, constant }, &self.indirect, via, None)
+                let word = self.blocks.words.get(&index).copied();
+                translator.translate(pc, &Copied { code, word }, &self.indirect, via, None)
             }
             Some(own) => {
                 let check = (&own[..], self.blocks.stubs.stale);

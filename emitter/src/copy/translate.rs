@@ -21,6 +21,7 @@
 use super::own::{self, Check};
 use super::plain::{self, Transfer};
 use super::returns::{self, Call, Called};
+use super::slots::{self, Word};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use crate::pieces::RCX;
 use crate::placement::{self, LINE};
@@ -30,6 +31,7 @@ use dynasour_guest::lift::{class::Class, classify};
 use iced_x86::{
     Code, ConditionCode, Encoder, IcedError, Instruction, InstructionInfoFactory, Mnemonic as M, OpKind, Register,
 };
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -95,13 +97,6 @@ pub(super) enum Referent {
     Own(u32),
 }
 
-/// A word of the guest's that does not change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Constant {
-    pub slot: u64,
-    pub value: u64,
-}
-
 /// A translated block.
 #[derive(Default)]
 pub(super) struct Translation {
@@ -114,8 +109,8 @@ pub(super) struct Translation {
     pub constants: SmallVec<[u64; 1]>,
     /// The guest bytes that it was made from, those of a constant among them.
     pub sources: SmallVec<[Range<u64>; 2]>,
-    /// The constant that it goes to, and where that stands.
-    pub constant: Option<Constant>,
+    /// The word that it goes through.
+    pub word: Option<Word>,
     /// Bytes of its checked entry.
     pub prefix: u32,
     /// Where it compares its guest bytes.
@@ -154,6 +149,8 @@ pub(super) struct Translator {
     pub marking: bool,
     /// Fields of short branches that lead to a miss of their landing, which is not there yet.
     pub misses: SmallVec<[usize; 2]>,
+    /// Jumps that led to a function which had not been bound.
+    pub unbound: FxHashSet<u64>,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
     /// Made when it is needed, like all of iced's tables for encoding.
@@ -186,14 +183,6 @@ pub(super) struct Rules<'a> {
     pub compares: bool,
 }
 
-/// The memory that a jump or call goes through, if that may be a constant.
-fn constant_slot(inst: &Instruction) -> Option<u64> {
-    let is_plain = matches!(inst.code(), Code::Jmp_rm64 | Code::Call_rm64)
-        && inst.memory_base() == Register::RIP
-        && inst.memory_segment() != Register::FS;
-    is_plain.then(|| inst.ip_rel_memory_address())
-}
-
 impl Translator {
     /// A translator for a cache at these addresses.
     pub fn new(cache: Range<u64>) -> Translator {
@@ -203,6 +192,7 @@ impl Translator {
             most_branches: MAX_BRANCHES,
             marking: false,
             misses: SmallVec::new(),
+            unbound: FxHashSet::default(),
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
             encoder: None,
             info: InstructionInfoFactory::new(),
@@ -233,7 +223,7 @@ impl Translator {
         out.relatives.clear();
         out.constants.clear();
         out.sources.clear();
-        out.constant = None;
+        out.word = None;
         out.count = 0;
         out.basic_blocks = 1;
         out.prefix = 0;
@@ -539,8 +529,8 @@ impl Translator {
         if inst.mnemonic() == M::Call && self.ends_before_call() {
             return Step::Refused;
         }
-        let slot = constant_slot(inst);
-        if slot.is_some() && self.out.constant.is_some_and(|known| Some(known.slot) != slot) {
+        let slot = slots::slot(inst);
+        if slot.is_some() && self.out.word.is_some_and(|known| Some(known.slot) != slot) {
             // One is what is kept of a block.
             return Step::Refused;
         }
@@ -553,6 +543,9 @@ impl Translator {
                     Step::End
                 }
             };
+        }
+        if let (Some(slot), M::Jmp) = (slot, inst.mnemonic()) {
+            return self.jump_by_word(inst, slot, reader, indirect);
         }
         self.reach_misses(indirect, returns::COUNTED_STEP);
         // Calls change what memory says anyway, and who is called seldom goes on with a loop.
@@ -579,16 +572,6 @@ impl Translator {
         Step::End
     }
 
-    /// Where a jump or call through memory leads that loaders fill in and then protect (in `.got`, of programs linked with `-z now`).
-    fn constant_target(&mut self, inst: &Instruction, slot: u64, reader: &Reader<'_>) -> Option<u64> {
-        /// The first address that is not the user's.
-        const END: u64 = 1 << 47;
-        let value = reader.constant(inst.ip(), slot).filter(|target| *target < END)?;
-        self.out.sources.push(slot..slot.wrapping_add(8));
-        self.out.constant = Some(Constant { slot, value });
-        Some(value)
-    }
-
     /// Goes where `next_pc` says.
     pub(super) fn tail(&mut self, indirect: &Indirect, source: Source) {
         let piece = indirect.tail(source);
@@ -603,7 +586,7 @@ impl Translator {
     }
 
     /// Target of an indirect jump or call to rcx.
-    fn load_target(&mut self, inst: &Instruction, reader: &Reader<'_>) {
+    pub(super) fn load_target(&mut self, inst: &Instruction, reader: &Reader<'_>) {
         if inst.op0_kind() == OpKind::Register {
             let r = inst.op0_register().number() as u8;
             if r != 1 {

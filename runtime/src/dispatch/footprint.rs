@@ -93,6 +93,10 @@ impl Fetch for Noted {
         self.code.constant(pc, address)
     }
 
+    fn word(&self, address: u64) -> Option<u64> {
+        self.code.word(address)
+    }
+
     fn moment(&self) -> Moment {
         self.code.moment()
     }

@@ -39,6 +39,11 @@ impl Fetch for ExecutableCode {
         is_read.then_some(u64::from_le_bytes(word))
     }
 
+    fn word(&self, address: u64) -> Option<u64> {
+        let mut word = [0; 8];
+        (memory::copy_in(address, &mut word) == 8).then(|| u64::from_le_bytes(word))
+    }
+
     fn moment(&self) -> Moment {
         self.pages.moment()
     }

@@ -160,6 +160,7 @@ macro_rules! for_each_guest {
             code_behind_calls: "code_behind_calls.c" .args(&["1000"]) .flags(&["-pthread"]),
             code_addresses: "code_addresses.c" .flags(&["-pthread"]),
             constant_slots: "constant_slots.c" .flags(&["-pthread"]),
+            word_jumps: "word_jumps.c" .flags(&["-pthread", "-Wl,-z,lazy"]),
             dlopen_loop: "dlopen_loop.c" .args(&["{dir}/libdlopen_loop.so", "40"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
             dlopen: "dlopen.c" .args(&["{dir}/libdlopen.so"]) .flags(&["-rdynamic"]) .library("dlopen_library.c"),
             script: "script.sh" .args(&["one", "two words"]) .stdin(b"alpha beta gamma\ndelta\n") .exits(12),
