@@ -68,7 +68,8 @@ impl Translator {
         let pc = inst.ip();
         let known = reader.word(slot).and_then(|value| i32::try_from(value).ok()).filter(|value| *value >= 0);
         let target = match known {
-            Some(target) if is_unbound(target as u64, reader) => {
+            // (Who translates again wants what there was.)
+            Some(target) if !self.marking && is_unbound(target as u64, reader) => {
                 if self.unbound.insert(pc) {
                     return Step::Refused;
                 }
