@@ -115,6 +115,9 @@ fn result(path: &Path, source: &str) -> String {
     let passes = source.lines().next().and_then(|l| l.strip_prefix("; passes: "));
     let passes: Vec<&str> =
         passes.unwrap_or_else(|| panic!("{name}: the first line names no passes")).split(", ").collect();
+    let is_known = |pass: &str| dynasour_ir::opt::PASSES.iter().any(|known| known.name == pass);
+    let unknown = passes.iter().find(|pass| **pass != "default" && !is_known(pass));
+    assert_eq!(unknown, None, "{name}: no such pass");
     let before = text::version(source).unwrap_or_else(|e| panic!("{name}: {e}"));
     assert_valid(&before);
     let mut version = before.clone();

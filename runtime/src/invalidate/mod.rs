@@ -14,7 +14,8 @@
 //! faulted by itself, so that the very next instruction is fetched anew; by system calls before the kernel writes
 //! ([`outputs`]); by the host's own stores into guest memory (see [`crate::memory::copy_out`]). What was opened is
 //! *written*: whoever runs guest code next first drops everything made from it ([`CodePages::take_written`]), or waits until
-//! another thread has.
+//! another thread has. Somebody else may have taken the guard after the bytes were read, and they may have changed before: who
+//! watches says since when ([`Moment`]), and reads again.
 //!
 //! Where the kernel cannot be asked what is mapped (a process in a jail has no `/proc`), what is known stays known, and what is not is
 //! taken for code if it can be read, and for code that may change unseen.
