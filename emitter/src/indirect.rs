@@ -20,8 +20,9 @@
 //!
 //! A predictor remembers the jumps that are taken on the way to an indirect one, so there should be none but the guest's own: a
 //! tail follows what it belongs to without a jump, and its own jump is what is patched when the site is to leave: to a table
-//! all of whose words lead out. A check falls through where it is meant: [`crate::entry_check`]. (Recursive `fib`, which does nothing but return: 1.46 times native with a jump before each tail and
-//! one behind each check, 1.03 without. Virtual calls: 1.62 with a `jrcxz` over the way out in each check, 1.11 so.)
+//! all of whose words lead out. A check falls through where it is meant ([`crate::entry_check`]). Recursive `fib`, which does
+//! nothing but return: 1.46 times native with a jump before each tail and one behind each check, 1.03 without; virtual calls: 1.62
+//! with a `jrcxz` over the way out in each check, 1.11 so; both on Zen 5.
 //!
 //! **Registers.** Going through memory takes rcx as long as a dispatch loop's iteration. So where the target is in a register
 //! of the guest's, that register carries it, which the destination may clobber, since it knows what is in there: a site of
@@ -298,18 +299,12 @@ impl Indirect {
 
     /// What counts a transfer, if they are counted; `scratch` is anything then.
     pub(crate) fn count_transfer(&self, scratch: u8) -> Option<Piece> {
-        let words = self.rates.as_ref()?;
-        let mut piece = Piece::default();
-        piece.count(scratch, words.executed());
-        Some(piece)
+        self.rates.as_ref().map(|words| counting(scratch, words.executed()))
     }
 
     /// What counts a jump that has found its target by a comparison, likewise.
     pub(crate) fn count_compared(&self, scratch: u8) -> Option<Piece> {
-        let words = self.rates.as_ref()?;
-        let mut piece = Piece::default();
-        piece.count(scratch, words.compared());
-        Some(piece)
+        self.rates.as_ref().map(|words| counting(scratch, words.compared()))
     }
 
     /// How transfers found where they went, if that is counted.
@@ -600,6 +595,13 @@ global_asm!(
     MISSED = const MISSED,
     ENTRIES = const ENTRIES,
 );
+
+/// What counts in the word at `address`.
+fn counting(scratch: u8, address: u32) -> Piece {
+    let mut piece = Piece::default();
+    piece.count(scratch, address);
+    piece
+}
 
 /// Generates the stubs.
 fn miss_stubs(

@@ -1,8 +1,9 @@
 //! How indirect transfers found where they went, for who asks: hit rates.
 //!
 //! Under [`Config::rates`](crate::Config::rates) each tail ([`crate::indirect`]) adds one to a word of data memory, and so does
-//! the miss stub where the second table has what it looks for, and each jump that has compared with its target; who leaves is counted by the runtime. The rest has been found by
-//! the first table. Without that setting no byte of the code is different. Threads that do it at once lose counts.
+//! the miss stub where the second table has what it looks for, and, in place of its tail, each jump that has found its target by a
+//! comparison; who leaves is counted by the runtime. The rest has been found by the first table. Without that setting no byte of
+//! the code is different. Threads that do it at once lose counts.
 
 use crate::words::Words;
 use std::ops::Range;

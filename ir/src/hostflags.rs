@@ -8,7 +8,7 @@ use crate::op::FlagOp;
 use crate::semantics::{ARITH_FLAGS, CF, OF};
 use crate::types::Ty;
 use std::arch::asm;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::LazyLock;
 
 /// Runs one instruction on a (rax), b (rdx) and a count (cl) with the arithmetic flags preset to `old`.
 macro_rules! run {
@@ -111,18 +111,14 @@ pub fn flags(op: FlagOp, ty: Ty, args: &[u64]) -> u64 {
 /// OF is undefined then. [`FlagOp::Rol`] and [`FlagOp::Ror`] are rotations by cl; on Intel's processors (seen on Sapphire
 /// Rapids) those compute OF for every count, as rotations of memory do, and those of registers by an immediate leave it.
 pub fn immediate_rotations_keep_overflow() -> bool {
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
-    match KNOWN.load(Ordering::Relaxed) {
-        0 => {
-            let keep = [0, OF].into_iter().all(|old| {
-                let left = [0x01u64, 0x41, 0x91].into_iter().all(|a| run!(old, a, 0u64, "rol al, 3") & OF == old);
-                left && [0x01u64, 0x41, 0x91].into_iter().all(|a| run!(old, a, 0u64, "ror eax, 3") & OF == old)
-            });
-            KNOWN.store(if keep { 1 } else { 2 }, Ordering::Relaxed);
-            keep
-        }
-        known => known == 1,
-    }
+    static KEEP: LazyLock<bool> = LazyLock::new(|| {
+        [0, OF].into_iter().all(|old| {
+            let keeps =
+                |a: u64| [run!(old, a, 0u64, "rol al, 3"), run!(old, a, 0u64, "ror eax, 3")].map(|f| f & OF == old);
+            [0x01, 0x41, 0x91].into_iter().all(|a| keeps(a) == [true; 2])
+        })
+    });
+    *KEEP
 }
 
 #[cfg(test)]

@@ -153,7 +153,8 @@ impl System {
                 info: (action.flags & sa::SIGINFO != 0).then_some(info),
             },
         );
-        let parts = state.written.iter().map(|part| (fpstate + part.start as u64, &state.bytes[part.clone()]));
+        let parts =
+            state.written.iter().map(|part| (fpstate.wrapping_add(part.start as u64), &state.bytes[part.clone()]));
         for (address, bytes) in parts.chain([(bottom, &bytes[..])]) {
             // SAFETY: the guest's stack pointer says where its signal frames go.
             if unsafe { memory::copy_out(address, bytes) } != bytes.len() {
