@@ -94,11 +94,20 @@ pub struct Config {
     pub returns: Returns,
     /// How do entries check that they are what was meant? None: as is fastest on this processor.
     pub entry_check: Option<EntryCheck>,
+    /// Do indirect transfers name themselves? See [`Emitter::name_transfers`].
+    pub names_transfers: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { cache_size: 64 << 20, count: false, rates: false, returns: Returns::Auto, entry_check: None }
+        Config {
+            cache_size: 64 << 20,
+            count: false,
+            rates: false,
+            returns: Returns::Auto,
+            entry_check: None,
+            names_transfers: false,
+        }
     }
 }
 
@@ -109,6 +118,8 @@ pub struct Deopt {
     pub exit: ExitId,
     /// What kind of place it is.
     pub kind: SiteKind,
+    /// The indirect jump, call or return that computed the pc, right before it; if one did.
+    pub after: Option<u64>,
     /// Deferred stores to perform, oldest first.
     pub stores: SmallVec<[PendingStore; 4]>,
 }
@@ -208,6 +219,8 @@ pub struct Emitter {
     pub(crate) blocks: Blocks,
     allocator: Allocator,
     pub(crate) counting: Option<Counting>,
+    /// Do indirect transfers name themselves from the next flush on?
+    will_name: bool,
 }
 
 impl Emitter {
@@ -218,6 +231,7 @@ impl Emitter {
         let stubs = Stubs::generate(&mut cache, &cpu)?;
         let entry_check = EntryCheck::on(&cpu, config.entry_check);
         let mut indirect = Indirect::new(&mut cache, stubs.leave_canonical, config.rates, entry_check, cpu.bmi2)?;
+        indirect.name_transfers(config.names_transfers);
         let blocks = Blocks::new(&mut cache, &cpu, &stubs, &mut indirect, config.returns)?;
         cache.set_floor();
         let counting = if config.count { Counting::new(&cache.range()) } else { None };
@@ -232,7 +246,24 @@ impl Emitter {
             blocks,
             allocator: Allocator::default(),
             counting,
+            will_name: config.names_transfers,
         })
+    }
+
+    /// From the next flush on indirect jumps, calls and returns name themselves, so that [`Emitter::transfer`] knows which one
+    /// it was that led nowhere. That costs a store each. False if they do already.
+    pub fn name_transfers(&mut self) -> bool {
+        !std::mem::replace(&mut self.will_name, true)
+    }
+
+    /// Has [`Emitter::name_transfers`] been called?
+    pub fn will_name_transfers(&self) -> bool {
+        self.will_name
+    }
+
+    /// The guest pc of the indirect jump, call or return by which native code has left, if they name themselves.
+    pub fn transfer(&self, context: &ThreadContext) -> Option<u64> {
+        (self.indirect.names_transfers() && context.transfer != 0).then_some(context.transfer)
     }
 
     /// What indirect jumps share.
@@ -407,6 +438,7 @@ impl Emitter {
             kind: s.kind,
             anchor: s.anchor,
             target: version.anchors[s.anchor.index()].target.as_const(),
+            after: version.anchors[s.anchor.index()].after,
             progress: s.progress,
             record: s.record.map(|r| r as u32),
             jcc: None,
@@ -509,7 +541,8 @@ impl Emitter {
             }
             Some(r) => self.fragments[e.fragment.0 as usize].records[r as usize].apply(ctx),
         };
-        Ok(Deopt { exit, kind: e.kind, stores })
+        let after = e.after.filter(|_| e.target.is_none());
+        Ok(Deopt { exit, kind: e.kind, after, stores })
     }
 
     /// The fragment whose code contains a host address. Async-signal-safe.
@@ -570,6 +603,7 @@ impl Emitter {
         self.exits.clear();
         self.passages.clear();
         self.indirect.clear();
+        self.indirect.name_transfers(self.will_name);
         self.blocks.clear(&mut self.indirect);
         self.cache.flush();
     }
@@ -582,6 +616,7 @@ impl Emitter {
         self.cache.replace_after_fork()?;
         self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
         self.indirect.reset_after_fork(&mut self.cache, self.stubs.leave_canonical)?;
+        self.indirect.name_transfers(self.will_name);
         self.blocks.renew(&mut self.cache, &self.cpu, &self.stubs, &mut self.indirect)?;
         self.cache.set_floor();
         Ok(())

@@ -432,6 +432,8 @@ impl Emit<'_> {
             self.constant_register(*r, *c)?;
         }
         if end.indirect {
+            let name = self.indirect.name_transfer(end.after);
+            self.section().bytes(&name.bytes);
             self.homes.restore.iter().try_for_each(|&(r, s)| self.put(&restore(r, s)?))?;
         } else if !self.homes.restore.is_empty() {
             let at = self.jump(&[0xe9], Target::Restored(end.site), true);

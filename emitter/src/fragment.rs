@@ -27,6 +27,8 @@ pub struct Exit {
     pub anchor: AnchorId,
     /// The guest pc to continue at, unless it is computed.
     pub target: Option<u64>,
+    /// [`Anchor::after`](dynasour_ir::Anchor::after), if it is.
+    pub after: Option<u64>,
     /// Has the guest certainly executed an instruction between the fragment's entry and this exit? Known from an
     /// effect in between: an anchor never reaches over one.
     pub progress: bool,

@@ -67,6 +67,8 @@ use std::ops::Range;
 pub(crate) const MISSED: u32 = 0x7fff_ff00;
 /// Bytes of the jump to the miss stub that a checked entry stands behind.
 const WAY_OUT: u64 = 5;
+/// The most bytes of [`Indirect::name_transfer`].
+pub(crate) const NAMING: usize = 24;
 /// The number of rsp, which carries no target.
 const RSP: u8 = 4;
 
@@ -162,6 +164,7 @@ pub struct Indirect {
     rates: Option<RateWords>,
     returns: ReturnStack,
     entry_check: EntryCheck,
+    names_transfers: bool,
     /// How many transfers of each carrier have come to the runtime.
     asked: [u32; Via::COUNT],
 }
@@ -260,7 +263,8 @@ impl Indirect {
         let stubs = miss_stubs(cache, leave_canonical, rates.as_ref(), &lookup)?;
         let table = lookup.first_table(Via::Memory);
         let returns = ReturnStack::new(cache, has_pext, table, stubs.miss, stubs.outs[1])?;
-        let mut indirect = Indirect { stubs, lookup, rates, returns, entry_check, asked: [0; Via::COUNT] };
+        let (names_transfers, asked) = (false, [0; Via::COUNT]);
+        let mut indirect = Indirect { stubs, lookup, rates, returns, entry_check, names_transfers, asked };
         indirect.prepare(Via::Memory);
         Ok(indirect)
     }
@@ -286,6 +290,25 @@ impl Indirect {
     /// How entries and landings check.
     pub fn entry_check(&self) -> EntryCheck {
         self.entry_check
+    }
+
+    /// Do sites say which transfer they are?
+    pub(crate) fn names_transfers(&self) -> bool {
+        self.names_transfers
+    }
+
+    /// Lets sites that are made from now on say which transfer they are, or not; there are none yet.
+    pub(crate) fn name_transfers(&mut self, names: bool) {
+        self.names_transfers = names;
+    }
+
+    /// What says that the transfer at guest pc `pc` is executed, if they do; at most [`NAMING`] bytes, and nothing is displaced.
+    pub(crate) fn name_transfer(&self, pc: u64) -> Piece {
+        let mut piece = Piece::default();
+        if self.names_transfers {
+            piece.store_word(offset::TRANSFER, pc);
+        }
+        piece
     }
 
     /// Returns through the processor's return stack.

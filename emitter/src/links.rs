@@ -186,6 +186,7 @@ impl Emitter {
             kind: SiteKind::Poll,
             anchor: AnchorId(0),
             target: Some(pc),
+            after: None,
             progress: true,
             record: None,
             jcc: None,

@@ -30,7 +30,7 @@ impl Lower<'_> {
             let field = Opnd::Mem(Addr::context(offset::NEXT_PC));
             self.x86(Code::Mov_rm64_r64, &[field, Opnd::Op(0, Size::B8)], smallvec![RaOperand::reg_use(target)]);
         }
-        let mut end = End { indirect, ..End::default() };
+        let mut end = End { indirect, after: a.after.unwrap_or_default(), ..End::default() };
         let mut ops = Ops::new();
         let mut placed = 0u16;
         let mut flags = None;
@@ -188,6 +188,7 @@ impl Lower<'_> {
     ) -> Result<(), LowerError> {
         let a = &self.v.anchors[anchor.index()];
         b.record.target = self.node(a.target, Ty::I64, b)?;
+        b.record.after = a.after;
         let mut named = raw;
         let mut flags_named = raw_flags;
         self.find_inverses(anchor, b);

@@ -87,6 +87,8 @@ pub struct End {
     pub site: u32,
     /// Its target is in `next_pc`.
     pub indirect: bool,
+    /// The guest pc of the transfer that computed the target, 0 if there is none.
+    pub after: u64,
 }
 
 /// What the stack pointer becomes at a trace's end.

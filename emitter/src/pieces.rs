@@ -75,6 +75,19 @@ impl Piece {
         self.put(&value.to_le_bytes());
     }
 
+    /// As [`Piece::store_constant`], of any value.
+    pub(crate) fn store_word(&mut self, field: usize, value: u64) {
+        if let Ok(low) = i32::try_from(value) {
+            return self.store_constant(field, low as u32);
+        }
+        for (half, field) in [(value as u32, field), ((value >> 32) as u32, field + 4)] {
+            // mov dword gs:[field], half
+            self.put(&[0x65, 0xc7, 0x04, 0x25]);
+            self.put(&(field as u32).to_le_bytes());
+            self.put(&half.to_le_bytes());
+        }
+    }
+
     pub(crate) fn save_rcx(&mut self) {
         self.store(RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
     }
@@ -226,6 +239,9 @@ mod tests {
         assert_eq!(text(|p| p.load(0, 0x80)), "mov rax,[gs:80h]\n");
         assert_eq!(text(|p| p.load_half(1, 0x80)), "mov ecx,[gs:80h]\n");
         assert_eq!(text(|p| p.store_constant(0x80, 7)), "mov qword [gs:80h],7\n");
+        assert_eq!(text(|p| p.store_word(0x80, 7)), "mov qword [gs:80h],7\n");
+        let halves = "mov dword [gs:80h],0F2345678h\nmov dword [gs:84h],7FFFh\n";
+        assert_eq!(text(|p| p.store_word(0x80, 0x7fff_f234_5678)), halves);
         assert_eq!(text(|p| p.copy(1, 12)), "mov rcx,r12\n");
         assert_eq!(text(|p| p.copy(12, 1)), "mov r12,rcx\n");
         for (r, name) in [(1, "rcx"), (12, "r12"), (13, "r13")] {

@@ -51,6 +51,8 @@ pub struct Record {
     pub nodes: Vec<Node>,
     /// Node of the pc to continue at.
     pub target: u16,
+    /// [`Anchor::after`](dynasour_ir::Anchor::after).
+    pub after: Option<u64>,
     /// Guest location -> node; what is not named is in place.
     pub locations: Vec<(Loc, u16)>,
     /// Stores to perform, oldest first.

@@ -127,7 +127,7 @@ impl Prefix {
             .iter()
             .map(|s| DeferredStore { ty: s.ty, mem: s.mem, args: s.args.map(|n| self.node(n)) })
             .collect();
-        Anchor { target: self.node(record.target), varmap, stores, via: None }
+        Anchor { target: self.node(record.target), after: record.after, varmap, stores, via: None }
     }
 
     /// Makes `params` and `places` the entry of the version.

@@ -127,7 +127,7 @@ fn state(target: u64) -> State {
 fn jumper() -> Version {
     version(
         "region 0x1000 { version t1 {
-    anchor a0 = base.v0 [rcx = v1, rsi = v2, rdi = v3]
+    anchor a0 = base.v0 after 0x1004 [rcx = v1, rsi = v2, rdi = v3]
     b0(v0: i64 = rbx, v1: i64 = rdi, v2: i64 = rcx, v3: i64 = rsi):
       exit a0
   } }",
@@ -158,7 +158,12 @@ fn between(before: &State) -> State {
 
 /// A destination for `pc`, and one that shares its word in the first table if `collide`: then the miss stub finds it.
 fn signal_everywhere(pc: u64, flags: bool, collide: bool, registered: bool) {
-    let mut bench = Bench::new();
+    for bench in [Bench::new(), Bench::naming_transfers()] {
+        signals(bench, pc, flags, collide, registered);
+    }
+}
+
+fn signals(mut bench: Bench, pc: u64, flags: bool, collide: bool, registered: bool) {
     let first = bench.compile(&jumper());
     let second = bench.compile(&adder(pc, flags));
     let listing = |b: &Bench| [first, second].map(|f| b.emitter.listing(f).unwrap()).concat();
@@ -262,6 +267,28 @@ fn pcs_that_share_a_word_are_told_apart() {
     for pc in [0, u64::MAX] {
         assert_eq!(bench.run(first, &state(pc)).pc, pc);
     }
+}
+
+#[test]
+fn who_jumps_is_known_from_the_next_flush_on() {
+    let mut bench = Bench::new();
+    let first = bench.compile(&jumper());
+    assert!(bench.emitter.name_transfers() && !bench.emitter.name_transfers());
+    let out = bench.run(first, &state(0x40_2000));
+    assert_eq!((out.deopt.after, bench.emitter.transfer(&bench.ctx)), (Some(0x1004), None));
+    bench.emitter.flush_all();
+    for from in [0x1004, 0x8000_1004, 0x7fff_f678_9abc] {
+        let text = jumper().to_string().replace("0x1004", &format!("{from:#x}"));
+        let first = bench.compile(&version(&text).unwrap());
+        let before = state(0x40_2000);
+        let out = bench.run(first, &before);
+        assert_eq!((out.pc, out.state), (0x40_2000, between(&before)));
+        assert_eq!(bench.emitter.transfer(&bench.ctx), Some(from));
+    }
+    // Who does not know leaves nobody else's name behind.
+    let first = bench.compile(&version(&jumper().to_string().replace("after 0x1004 ", "")).unwrap());
+    let out = bench.run(first, &state(0x40_2000));
+    assert_eq!((out.deopt.after, bench.emitter.transfer(&bench.ctx)), (None, None));
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub struct ThreadContext {
     pub raw_flags: u64,
     /// Where an indirect exit wants to go.
     pub next_pc: u64,
+    /// The guest pc of the indirect jump, call or return that was last executed, in code that names them.
+    pub transfer: u64,
     /// 1, for code that compares without flags.
     pub one: u64,
     /// Nonzero when the runtime wants control at the next safe point (a signal was accepted).
@@ -102,6 +104,8 @@ pub mod offset {
     pub const RAW_FLAGS: usize = offset_of!(ThreadContext, raw_flags);
     /// `next_pc`
     pub const NEXT_PC: usize = offset_of!(ThreadContext, next_pc);
+    /// `transfer`
+    pub const TRANSFER: usize = offset_of!(ThreadContext, transfer);
     /// `one`
     pub const ONE: usize = offset_of!(ThreadContext, one);
     /// `pending`

@@ -153,8 +153,11 @@ pub struct DeferredStore {
 /// region that may be entered instead, so that only the assumptions of this version are undone (sourir 3.3).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Anchor {
-    /// The guest pc to continue at: a constant, except where an indirect jump ends the trace.
+    /// The guest pc to continue at: a constant, except behind an indirect jump.
     pub target: Operand,
+    /// The pc of the indirect jump, call or return that computes the target, right before this: where control is if nothing can
+    /// be executed at the target because that is no address.
+    pub after: Option<u64>,
     /// Guest location -> operand, sorted by location. Locations not named are in place.
     pub varmap: Vec<(Loc, Operand)>,
     /// Stores to perform, oldest first.
@@ -494,7 +497,7 @@ impl Version {
 impl Anchor {
     /// An anchor without deferred stores that leads to `base`.
     pub fn new(target: Operand, varmap: Vec<(Loc, Operand)>) -> Anchor {
-        Anchor { target, varmap, stores: Vec::new(), via: None }
+        Anchor { target, after: None, varmap, stores: Vec::new(), via: None }
     }
 
     /// Every operand, in order: target, varmap, deferred stores, label.

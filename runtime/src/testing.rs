@@ -49,6 +49,7 @@ pub(crate) fn in_child(body: impl FnOnce() -> i32) -> i32 {
 pub(crate) struct Notes {
     pub(crate) invalidated: Vec<Range<u64>>,
     pub(crate) shared: bool,
+    pub(crate) handled: bool,
     pub(crate) forked: bool,
     pub(crate) reported: bool,
     pub(crate) child: Option<fn(&mut ThreadContext, &mut System) -> i32>,
@@ -74,6 +75,10 @@ impl Engine for Notes {
 
     fn private_memory_lost(&mut self) {
         self.shared = true;
+    }
+
+    fn faults_are_handled(&mut self) {
+        self.handled = true;
     }
 
     fn after_fork_child(&mut self) {

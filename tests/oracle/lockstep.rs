@@ -97,6 +97,7 @@ struct NoEngine;
 impl Engine for NoEngine {
     fn invalidate(&mut self, _: Range<u64>) {}
     fn private_memory_lost(&mut self) {}
+    fn faults_are_handled(&mut self) {}
     fn after_fork_child(&mut self) {}
     fn report(&mut self, _: &System) {}
     fn run_vfork_child(&mut self, _: &mut ThreadContext, _: &mut System) -> ! {

@@ -339,6 +339,15 @@ impl<'v, 'w> Body<'v, 'w> {
         self.builder.version.anchor(Anchor::new(target, varmap))
     }
 
+    /// An anchor where the present guest instruction, a transfer, leads.
+    fn anchor_behind(&mut self, target: Operand, state: &State) -> AnchorId {
+        let anchor = self.new_anchor(target, state);
+        if target.as_const().is_none() {
+            self.builder.version.anchors[anchor.index()].after = Some(self.pc);
+        }
+        anchor
+    }
+
     /// An anchor at the start of the present guest instruction.
     fn anchor_here(&mut self) -> Result<AnchorId, BuildError> {
         if self.effect_since_start {
@@ -559,13 +568,13 @@ impl<'v, 'w> Body<'v, 'w> {
                     self.jumps.push((target, self.step));
                 }
                 if ends {
-                    return Ok(Some(self.new_anchor(target, &state)));
+                    return Ok(Some(self.anchor_behind(target, &state)));
                 }
                 if target.as_const().is_some_and(|c| c != next) {
                     return Err(BuildError(AbortReason::Inconsistent));
                 }
                 if target.as_const().is_none() {
-                    let anchor = self.new_anchor(target, &state);
+                    let anchor = self.anchor_behind(target, &state);
                     let holds = self.builder.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
                     self.builder.assume(holds, anchor);
                 }

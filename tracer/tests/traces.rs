@@ -250,7 +250,9 @@ fn an_indirect_call_is_guarded_behind_its_push() {
         a.inc(rax)?;
         a.ret()
     });
-    check_trace(program, CODE, TraceShape::Loop, 0);
+    let version = check_trace(program, CODE, TraceShape::Loop, 0);
+    let computed: Vec<_> = version.anchors.iter().filter(|a| a.target.as_const().is_none()).map(|a| a.after).collect();
+    assert_eq!(computed, [Some(CODE + 0x22)], "{version}");
 }
 
 #[test]

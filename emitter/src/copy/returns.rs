@@ -5,7 +5,7 @@ use super::{Block, Blocks};
 use crate::cache::Cache;
 use crate::emitter::{Diversion, Emitter};
 use crate::entry_check::EntryCheck;
-use crate::indirect::{Indirect, SAVE_RCX, Source};
+use crate::indirect::{Indirect, NAMING, SAVE_RCX, Source};
 use crate::pieces::RCX;
 use crate::returns::{LAST, Returns};
 use dynasour_guest::context::offset;
@@ -28,14 +28,19 @@ impl Wanted {
     }
 }
 
-/// The most bytes that an instruction takes but for calls, and for what goes where `next_pc` says if that is counted.
+/// The most bytes that an instruction takes but for calls, and for what goes where `next_pc` says if that is counted or named.
 pub(super) const STEP: usize = 64;
-/// The most bytes of all.
-pub(super) const COUNTED_STEP: usize = 96;
+/// The most bytes of all that are not named.
+const COUNTED_STEP: usize = 96;
 /// From the field of a short branch to the farthest that it reaches.
 const SHORT: usize = 128;
 /// Bytes of a jump over misses.
 const OVER: usize = 2;
+
+/// The most bytes that an instruction takes.
+pub(super) fn most_bytes(indirect: &Indirect) -> usize {
+    COUNTED_STEP + if indirect.names_transfers() { NAMING } else { 0 }
+}
 
 /// What is called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,9 +102,10 @@ impl Translator {
     pub(super) fn return_by_stack(&mut self, pc: u64, indirect: &Indirect) {
         let returns = indirect.returns();
         let count = indirect.count_transfer(RCX);
-        if count.is_some() {
-            self.reach_misses(indirect, COUNTED_STEP);
+        if count.is_some() || indirect.names_transfers() {
+            self.reach_misses(indirect, most_bytes(indirect));
         }
+        self.name(pc, indirect);
         self.save(RCX, SAVE_RCX);
         self.mark(pc, Some((RCX, SAVE_RCX)));
         // mov rcx, [rsp]
@@ -213,7 +219,7 @@ impl Translator {
             }
             Called::InRcx => {
                 self.gs(0x8b, RCX, offset::NEXT_PC);
-                self.tail(indirect, Source::Rcx);
+                self.tail(pc, indirect, Source::Rcx);
             }
         }
     }

@@ -99,7 +99,7 @@ impl Translator {
             self.load_target(inst, reader);
         }
         self.gs(0x89, RCX, offset::NEXT_PC);
-        self.tail(indirect, Source::Rcx);
+        self.tail(pc, indirect, Source::Rcx);
         Step::End
     }
 }

@@ -487,7 +487,7 @@ impl Translator {
             self.return_by_stack(pc, indirect);
             return Step::End;
         }
-        self.reach_misses(indirect, returns::COUNTED_STEP);
+        self.reach_misses(indirect, returns::most_bytes(indirect));
         self.save(RCX, SAVE_RCX);
         self.mark(pc, Some((RCX, SAVE_RCX)));
         self.emit(&[0x59]);
@@ -497,7 +497,7 @@ impl Translator {
             self.emit(&u32::from(bytes).to_le_bytes());
         }
         self.gs(0x89, RCX, offset::NEXT_PC);
-        self.tail(indirect, Source::Rcx);
+        self.tail(pc, indirect, Source::Rcx);
         Step::End
     }
 
@@ -547,14 +547,14 @@ impl Translator {
         if let (Some(slot), M::Jmp) = (slot, inst.mnemonic()) {
             return self.jump_by_word(inst, slot, reader, indirect);
         }
-        self.reach_misses(indirect, returns::COUNTED_STEP);
+        self.reach_misses(indirect, returns::most_bytes(indirect));
         // Calls change what memory says anyway, and who is called seldom goes on with a loop.
         if inst.mnemonic() == M::Jmp
             && inst.op0_register().is_gpr64()
             && let Via::Register(r) = indirect.carrier(inst.op0_register().number() as u8)
         {
             self.gs(0x89, r, offset::NEXT_PC);
-            self.tail(indirect, Source::Register(r));
+            self.tail(inst.ip(), indirect, Source::Register(r));
             return Step::End;
         }
         self.save(RCX, SAVE_RCX);
@@ -568,12 +568,13 @@ impl Translator {
         if by_stack {
             return self.call_by_stack(inst.ip(), inst.next_ip(), Called::InRcx, rules);
         }
-        self.tail(indirect, Source::Rcx);
+        self.tail(inst.ip(), indirect, Source::Rcx);
         Step::End
     }
 
-    /// Goes where `next_pc` says.
-    pub(super) fn tail(&mut self, indirect: &Indirect, source: Source) {
+    /// Goes where `next_pc` says, by the transfer at `pc`.
+    pub(super) fn tail(&mut self, pc: u64, indirect: &Indirect, source: Source) {
+        self.name(pc, indirect);
         let piece = indirect.tail(source);
         let field = piece.table.or(piece.jump).unwrap_or_default();
         match source.via() {
@@ -583,6 +584,13 @@ impl Translator {
         let field = (self.out.bytes.len() + field) as u32;
         self.emit(&piece.bytes);
         self.out.exits.push(ExitJump { field, leads: Leads::Indirect(source.via()), head: None });
+    }
+
+    /// Says that the transfer at `pc` is executed, if that is wanted.
+    pub(super) fn name(&mut self, pc: u64, indirect: &Indirect) {
+        if indirect.names_transfers() {
+            self.emit(&indirect.name_transfer(pc).bytes);
+        }
     }
 
     /// Target of an indirect jump or call to rcx.

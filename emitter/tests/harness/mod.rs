@@ -81,6 +81,11 @@ impl Bench {
         Bench::with(Config { cache_size: 1 << 20, count: true, ..Config::default() })
     }
 
+    /// Its indirect transfers name themselves.
+    pub fn naming_transfers() -> Bench {
+        Bench::with(Config { cache_size: 1 << 20, names_transfers: true, ..Config::default() })
+    }
+
     /// Copied blocks return by the processor's return stack.
     pub fn returning_by_stack() -> Bench {
         Bench::with(Config { returns: Returns::Stack, ..Config::default() })

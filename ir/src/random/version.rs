@@ -167,7 +167,8 @@ impl<'r> Maker<'r> {
             })
             .collect();
         let target = if self.rng.one_in(4) { self.operand(Ty::I64) } else { Operand::Const(self.rng.bits()) };
-        self.version.anchor(Anchor { target, varmap, stores, via: None })
+        let after = if self.rng.one_in(4) { Some(self.rng.bits()) } else { None };
+        self.version.anchor(Anchor { target, after, varmap, stores, via: None })
     }
 
     fn anchor(&mut self) -> AnchorId {

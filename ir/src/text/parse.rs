@@ -415,6 +415,7 @@ impl<'t> Parser<'t> {
         self.expect_word("base")?;
         self.expect(".")?;
         let target = self.operand()?;
+        let after = if self.eat_word("after") { Some(self.number("a pc")?) } else { None };
         self.expect("[")?;
         let varmap = self.list("]", |p| {
             let loc = p.loc()?;
@@ -427,7 +428,7 @@ impl<'t> Parser<'t> {
             stores = self.list("]", Self::deferred_store)?;
         }
         let via = if self.eat_word("via") { Some(Box::new(self.via()?)) } else { None };
-        Ok(Anchor { target, varmap, stores, via })
+        Ok(Anchor { target, after, varmap, stores, via })
     }
 
     /// `t1.a3 [v2 = v5, v7 = 4]`

@@ -216,7 +216,11 @@ impl Display for DeferredStore {
 
 impl Display for Anchor {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "base.{} [", Pc(self.target))?;
+        write!(f, "base.{} ", Pc(self.target))?;
+        if let Some(after) = self.after {
+            write!(f, "after {after:#x} ")?;
+        }
+        f.write_str("[")?;
         list(f, self.varmap.iter().map(|(loc, o)| format!("{loc} = {o}")), ", ")?;
         f.write_str("]")?;
         if !self.stores.is_empty() {

@@ -13,7 +13,7 @@ use super::fragments::{Arrival, Came, Failure, Side};
 use super::select::{self, COPIED_BLOCK, NO_FRAGMENT};
 use super::worth;
 use crate::config::Tier;
-use crate::interp::Stop;
+use crate::interp::{Stop, astray};
 use crate::process;
 use crate::profile::{Phase, during};
 use crate::signal;
@@ -166,6 +166,9 @@ impl Dispatcher {
         if came == Came::Fault && !fragments.copy_state(context, code) {
             broken("a copied block faulted whose code has changed unnoticed");
         }
+        if let Came::Astray(from) = came {
+            astray::undo(context, from, code);
+        }
         let dispatch = fragments.take_new_dispatch();
         drop(fragments);
         self.arrival = match came {
@@ -181,7 +184,7 @@ impl Dispatcher {
         }
         match came {
             Came::On(_) => None,
-            Came::Fault | Came::Interpret => {
+            Came::Fault | Came::Interpret | Came::Astray(_) => {
                 let stop = during(Phase::Interpret, || self.interp.run_one(context));
                 self.arrival = Arrival::Anyhow;
                 stop.map(|stop| Ended::Stopped(stop.without_policy()))

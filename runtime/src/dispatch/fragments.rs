@@ -36,6 +36,7 @@ use super::sources::{Role, Sources};
 use super::worth;
 use crate::census::CompileTimes;
 use crate::config::{Chaos, RunConfig, Stage};
+use crate::interp::astray;
 use crate::invalidate::CodePages;
 use crate::memory;
 use crate::perf_map::Piece;
@@ -100,6 +101,8 @@ pub enum After {
     Flush,
     /// No fragment starts there (any more).
     Nothing,
+    /// `rip` is no address. The transfer at this pc led there, and is to be interpreted instead.
+    Astray(u64),
 }
 
 /// What happens next.
@@ -226,7 +229,7 @@ impl Fragments {
         let count = config.count.is_some();
         let rates = count || config.stats;
         let &RunConfig { cache_size, returns, entry_check, .. } = config;
-        let emitter = room::emitter(Config { cache_size, count, rates, returns, entry_check })?;
+        let emitter = room::emitter(Config { cache_size, count, rates, returns, entry_check, names_transfers: false })?;
         if config.count.is_some() && !emitter.is_counting() {
             return Err(FragmentError::Counters);
         }
@@ -339,6 +342,11 @@ impl Fragments {
         !self.sources.is_empty()
     }
 
+    /// From the next [`Fragments::clear`] on transfers name themselves: see [`Emitter::name_transfers`]. False if they do already.
+    pub fn name_transfers(&mut self) -> bool {
+        self.emitter.name_transfers()
+    }
+
     /// Makes nothing lead into any fragment any more, and whoever is in one come out. When all are, somebody must
     /// [`Fragments::clear`]. `false` if another thread is about to do that already.
     pub fn retire(&mut self) -> bool {
@@ -412,6 +420,9 @@ impl Fragments {
                 context.rip = context.next_pc;
                 self.stats.indirect.missed += 1;
                 self.stats.fragment_ends += 1;
+                if let Some(from) = astray::origin(context, self.emitter.transfer(context)) {
+                    return Ok(Next::After(After::Astray(from)));
+                }
                 return Ok(self.find(context.rip).map_or(Next::After(After::CountHead), Next::Enter));
             }
             _ => return Ok(Next::After(After::Pending)),
@@ -420,6 +431,9 @@ impl Fragments {
         let deopt = self.emitter.deopt(exit, context)?;
         for store in &deopt.stores {
             perform(store)?;
+        }
+        if let Some(from) = astray::origin(context, deopt.after) {
+            return Ok(Next::After(After::Astray(from)));
         }
         if self.log_exits {
             eprintln!("dynasour: {:?} left through {exit:?} ({:?}) to {:#x}", way.fragment, deopt.kind, context.rip);

@@ -328,9 +328,10 @@ impl Dispatcher {
     }
 
     /// Prepares what is to happen where fragments have left.
-    fn after(&mut self, context: &ThreadContext, after: After) {
+    fn after(&mut self, context: &mut ThreadContext, after: After) {
         match after {
             After::Interpret | After::Pending => {}
+            After::Astray(from) => astray::undo(context, from, &*self.interp.code()),
             After::Nothing => self.mark(context.rip),
             After::Flush => self.overflowed(),
             After::CountHead => {
@@ -436,7 +437,6 @@ impl Dispatcher {
                         context.rip = pc + 1;
                         GuestFault::breakpoint()
                     }
-                    Trap::Fetch if self.undo_call(context, pc) => GuestFault::protection(0),
                     Trap::Fetch => fetch_fault(self.interp.first_unfetchable(pc)),
                 };
                 system.raise(context, fault)
@@ -453,17 +453,6 @@ impl Dispatcher {
                 Outcome::Killed(libc::SIGABRT)
             }
         }
-    }
-
-    /// If native code has called what is no address, as `pc` is then, goes back to before that.
-    fn undo_call(&self, context: &mut ThreadContext, pc: u64) -> bool {
-        let code = self.interp.code();
-        let call = if astray::is_astray(pc) { astray::find_call(context, pc, &*code) } else { None };
-        if let Some(call) = call {
-            astray::undo(context, call, &*code);
-            context.rip = call;
-        }
-        call.is_some()
     }
 
     /// Was this fault only ours? Then the page is open now, and whatever was made from it has gone, or goes before anything
@@ -628,6 +617,12 @@ impl Engine for Dispatcher {
         // If that is for a thread, it may guard pages while this one is in a system call.
         self.machine.pages.set_threaded();
         if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
+            self.flush();
+        }
+    }
+
+    fn faults_are_handled(&mut self) {
+        if self.machine.fragments().is_some_and(|mut f| f.name_transfers()) {
             self.flush();
         }
     }

@@ -8,7 +8,7 @@ use super::{
     sa, set_of,
 };
 use crate::entry::{self, Call};
-use crate::syscall::{Done, System, guest_read, guest_write};
+use crate::syscall::{Done, Engine, System, guest_read, guest_write};
 
 /// Bytes of the kernel's signal set.
 const SET_SIZE: u64 = 8;
@@ -28,7 +28,7 @@ fn read_mask(address: u64, size: u64) -> Option<SigSet> {
 
 impl System {
     /// `rt_sigaction`
-    pub(crate) fn rt_sigaction(&mut self, call: &Call) -> Done {
+    pub(crate) fn rt_sigaction(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let [signo, new, old, size, ..] = call.args;
         let signo = signo as i32;
         if size != SET_SIZE {
@@ -43,6 +43,9 @@ impl System {
         };
         if !(1..=MAX_SIGNAL).contains(&signo) || (action.is_some() && UNBLOCKABLE & set_of(signo) != 0) {
             return Done::error(libc::EINVAL);
+        }
+        if signo == libc::SIGSEGV && action.is_some_and(|new| new.handler > SIG_IGN) {
+            engine.faults_are_handled();
         }
         // Held while the kernel's is set: the two change together.
         let mut actions = self.process.actions();

@@ -250,7 +250,10 @@ fn faults_of_the_guest() {
     with_machine(|m| {
         let fault = GuestFault { signo: SEGV, code: 1, addr: 0x77, trapno: 14, err: 6, cr2: Some(0x77) };
         assert_eq!(m.system.raise(&mut m.context, fault), Outcome::Killed(SEGV));
+        m.handle(libc::SIGBUS, 0, 0);
+        assert!(!m.engine.handled);
         m.handle(SEGV, sa::SIGINFO | sa::RESETHAND, 0);
+        assert!(m.engine.handled);
         m.context.rip = 0x9999;
         assert_eq!(m.system.raise(&mut m.context, fault), Outcome::Continue);
         assert_eq!(m.in_handler(), Some(SEGV));

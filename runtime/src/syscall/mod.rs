@@ -68,6 +68,9 @@ pub trait Engine {
     /// From now on other processes or devices may change memory that the guest reads.
     fn private_memory_lost(&mut self);
 
+    /// From now on the guest can see what state a fault finds it in.
+    fn faults_are_handled(&mut self);
+
     /// This is a new process with a copy of everything: give it caches of its own.
     fn after_fork_child(&mut self);
 
@@ -365,7 +368,7 @@ impl System {
             return Done::error(libc::ENOSYS);
         }
         match nr {
-            libc::SYS_rt_sigaction => self.rt_sigaction(call),
+            libc::SYS_rt_sigaction => self.rt_sigaction(engine, call),
             libc::SYS_rt_sigprocmask => self.rt_sigprocmask(context, call),
             libc::SYS_rt_sigreturn => self.sigreturn(context),
             libc::SYS_rt_sigpending => self.rt_sigpending(call),

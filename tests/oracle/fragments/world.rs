@@ -261,7 +261,8 @@ impl World {
     }
 
     /// An indirect transfer to what is no address is refused by the interpreter, as by the processor. Native code, which is what
-    /// is compared with, goes there, and is refused then (README, limits): so does this, if the one at `pc` is such a transfer.
+    /// is compared with, goes there (and the runtime goes back, [`Emitter::transfer`]): so does this, if the one at `pc` is such
+    /// a transfer.
     fn goes_astray(&mut self, pc: u64) -> bool {
         let Decoded::Inst(inst) = Reader::new(&ProgramCode).decode(pc) else { return false };
         let context = &mut *self.ours.context;

@@ -147,6 +147,7 @@ macro_rules! for_each_guest {
             vsyscall: "vsyscall.c" .flags(&["-mno-red-zone"]),
             return_slots: "return_slots.c" .flags(&["-mno-red-zone"]),
             calls_astray: "calls_astray.c" .flags(&["-mno-red-zone"]),
+            jumps_astray: "jumps_astray.c",
             refused: "refused.c",
             self_modifying: "self_modifying.c",
             code_writes: "code_writes.c" .args(&["{dir}/code_writes.tmp"]) .flags(&["-mno-red-zone"]),

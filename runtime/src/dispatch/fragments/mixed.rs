@@ -8,6 +8,7 @@
 //! in a later version or in the block there, never where links lead that lead to the pc.
 
 use super::{FragmentError, Fragments, Side, Stub, perform};
+use crate::interp::astray;
 use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::{Copied, Counted, CounterId};
 use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
@@ -47,6 +48,8 @@ pub enum Came {
     Side(Side),
     /// The cache is full.
     Full,
+    /// `rip` is no address. The transfer at this pc led there, and is to be interpreted instead.
+    Astray(u64),
 }
 
 impl Fragments {
@@ -154,6 +157,9 @@ impl Fragments {
             Left::Indirect(via) => {
                 context.rip = context.next_pc;
                 self.stats.indirect.missed += 1;
+                if let Some(from) = astray::origin(context, self.emitter.transfer(context)) {
+                    return Ok(Came::Astray(from));
+                }
                 return Ok(Came::On(Arrival::Indirect(via)));
             }
             Left::Hot(counter) => {
@@ -177,6 +183,9 @@ impl Fragments {
         self.note_left(exit);
         let deopt = self.emitter.deopt(exit, context)?;
         deopt.stores.iter().try_for_each(perform)?;
+        if let Some(from) = astray::origin(context, deopt.after) {
+            return Ok(Came::Astray(from));
+        }
         if self.log_exits {
             eprintln!("dynasour: left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
         }

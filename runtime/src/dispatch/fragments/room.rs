@@ -41,10 +41,11 @@ impl Fragments {
         let indirect = self.emitter.indirect();
         let (rates, entry_check) = (indirect.rates().is_some(), Some(indirect.entry_check()));
         let returns = self.emitter.wanted_returns();
+        let names_transfers = self.emitter.will_name_transfers();
         let fresh = {
             // The new one must not go where the guest wants to go.
             let _kept_free = free_parts(range);
-            emitter(Config { cache_size, rates, returns, entry_check, count: false })
+            emitter(Config { cache_size, rates, returns, entry_check, count: false, names_transfers })
         };
         let fresh = match fresh {
             Ok(fresh) => fresh,
