@@ -26,6 +26,12 @@ pub struct Cpu {
     pub xstate_size: usize,
 }
 
+/// The time stamp counter.
+pub fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has it.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
 /// The protection-key component, which stays live in hardware.
 const PKRU: u64 = 1 << 9;
 

@@ -35,6 +35,7 @@ mod template;
 mod words;
 mod x86;
 
+pub use cpu::ticks;
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};
 pub use entry_check::EntryCheck;
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};

@@ -8,6 +8,7 @@
 
 pub mod sampling;
 
+use dynasour_emitter::ticks;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -110,12 +111,6 @@ pub fn enable() {
 /// Are they?
 pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
-}
-
-/// The time stamp counter.
-pub fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has it.
-    unsafe { std::arch::x86_64::_rdtsc() }
 }
 
 /// How long so many ticks are.

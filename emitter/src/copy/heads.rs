@@ -11,6 +11,7 @@ use super::remove::Key;
 use super::returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
 use crate::cache::{Cache, CacheError};
+use crate::cpu::ticks;
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, Fragment, FragmentId, LinkKind, fragment_at};
 use crate::indirect::SAVE_RCX;
@@ -36,11 +37,39 @@ pub enum Counted {
     Exit(ExitId, u64),
 }
 
+/// Which heads are counted, and how far.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadCounts {
+    /// Executions before a head is hot; 0 if nothing is counted.
+    pub threshold: u64,
+    /// May the function at this pc be a head? Nearly every place that is called would be one.
+    pub functions: fn(u64) -> bool,
+}
+
+impl Default for HeadCounts {
+    /// Nothing is counted.
+    fn default() -> HeadCounts {
+        HeadCounts { threshold: 0, functions: |_| true }
+    }
+}
+
 /// A counter.
 struct Counter {
     counts: Counted,
-    /// What it was set to last.
+    /// What it was set to last, and when.
     from: AtomicU64,
+    since: AtomicU64,
+}
+
+/// What a counter has counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Count {
+    /// Of what.
+    pub counts: Counted,
+    /// What it was set to last.
+    pub executions: u64,
+    /// Ticks of the time stamp counter since then.
+    pub ticks: u64,
 }
 
 /// What is known of heads.
@@ -49,8 +78,7 @@ pub(super) struct Heads {
     counters: Vec<Counter>,
     /// Numbers of counters that are gone.
     pub free: Vec<u32>,
-    /// Executions before a head is hot; 0 if nothing is counted.
-    threshold: u64,
+    counts: HeadCounts,
     /// Heads whose blocks have no counter yet.
     pub found: Vec<u32>,
 }
@@ -66,7 +94,7 @@ impl Heads {
             words: Words::new(cache, COUNTERS),
             counters: Vec::new(),
             free: Vec::new(),
-            threshold: 0,
+            counts: HeadCounts::default(),
             found: Vec::new(),
         }
     }
@@ -78,7 +106,7 @@ impl Heads {
     }
 
     pub fn are_counted(&self) -> bool {
-        self.threshold != 0
+        self.counts.threshold != 0
     }
 }
 
@@ -163,7 +191,7 @@ impl Blocks {
         if matches!(counts, Counted::Head(_)) {
             self.places[place as usize].made[1] = index;
         }
-        let counter = Counter { counts, from: AtomicU64::new(threshold) };
+        let counter = Counter { counts, from: AtomicU64::new(threshold), since: AtomicU64::new(ticks()) };
         match self.heads.free.pop() {
             Some(free) => self.heads.counters[free as usize] = counter,
             None => self.heads.counters.push(counter),
@@ -174,7 +202,13 @@ impl Blocks {
     /// A link leads to this place backward, by a call or from a fragment.
     pub(super) fn found_head(&mut self, place: u32, called: bool) {
         let p = &mut self.places[place as usize];
-        p.is_called |= called && !p.is_head;
+        if called && !p.is_head {
+            p.is_passed |= !(self.heads.counts.functions)(p.pc);
+            if p.is_passed {
+                return;
+            }
+            p.is_called = true;
+        }
         if !std::mem::replace(&mut p.is_head, true) {
             self.heads.found.push(place);
         }
@@ -188,7 +222,7 @@ impl Blocks {
                 // Without a block it is met again when it gets one.
                 continue;
             }
-            if let Ok(Some(entry)) = self.counter(place, Counted::Head(p.pc), self.heads.threshold, cache) {
+            if let Ok(Some(entry)) = self.counter(place, Counted::Head(p.pc), self.heads.counts.threshold, cache) {
                 self.lead(place, entry, cache, fragments);
             }
         }
@@ -196,14 +230,16 @@ impl Blocks {
 }
 
 impl Emitter {
-    /// From now on heads are counted, and leave after `threshold` executions; 0 for never.
-    pub fn count_heads(&mut self, threshold: u64) {
-        self.blocks.heads.threshold = threshold;
+    /// Which heads are counted from now on.
+    pub fn count_heads(&mut self, counts: HeadCounts) {
+        self.blocks.heads.counts = counts;
     }
 
-    /// What a counter counts, and what it was set to last.
-    pub fn counted(&self, counter: CounterId) -> Option<(Counted, u64)> {
-        self.blocks.heads.counters.get(counter.0 as usize).map(|c| (c.counts, c.from.load(Ordering::Relaxed)))
+    /// What a counter that is at zero has counted.
+    pub fn counted(&self, counter: CounterId) -> Option<Count> {
+        let c = self.blocks.heads.counters.get(counter.0 as usize)?;
+        let ticks = ticks().saturating_sub(c.since.load(Ordering::Relaxed));
+        Some(Count { counts: c.counts, executions: c.from.load(Ordering::Relaxed), ticks })
     }
 
     /// Lets a counter leave at the `n`th execution from now. One that has left must be set again.
@@ -211,6 +247,7 @@ impl Emitter {
         let heads = &self.blocks.heads;
         if let (Some(words), Some(c)) = (&heads.words, heads.counters.get(counter.0 as usize)) {
             c.from.store(n, Ordering::Relaxed);
+            c.since.store(ticks(), Ordering::Relaxed);
             words.set(counter.0 as usize, n);
         }
     }
@@ -225,6 +262,19 @@ impl Emitter {
         let Some(place) = self.blocks.by_pc.get(&pc).copied() else { return };
         let block = self.blocks.places[place as usize].block;
         self.lead_place(place, block);
+    }
+
+    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th execution.
+    pub fn count_again(&mut self, pc: u64, n: u64) {
+        let Some(place) = self.blocks.by_pc.get(&pc).copied() else { return };
+        let p = &self.blocks.places[place as usize];
+        if let Some(counter) = self.blocks.blocks.get(p.made[1] as usize)
+            && p.entry == p.block
+        {
+            let (number, entry) = (CounterId(counter.counter), counter.start);
+            self.set_counter(number, n);
+            self.lead_place(place, entry);
+        }
     }
 
     /// Links to the fragment's pc lead to it from now on.

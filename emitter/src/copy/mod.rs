@@ -45,7 +45,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
 use heads::Heads;
-pub use heads::{Counted, CounterId};
+pub use heads::{Count, Counted, CounterId, HeadCounts};
 pub use remove::Doomed;
 use remove::{Free, Key, Pages};
 use returns::{Landings, Wanted};
@@ -116,6 +116,8 @@ struct Place {
     is_head: bool,
     /// It was found by a call.
     is_called: bool,
+    /// It was found by a call, which does not make it a head.
+    is_passed: bool,
     /// The indices of its block and of its head's counter, [`NONE`] if there is none.
     made: [u32; 2],
     /// Are there checked entries of its own that belong to no block?
@@ -355,6 +357,7 @@ impl Blocks {
                 expected: None,
                 is_head: false,
                 is_called: false,
+                is_passed: false,
                 made: [NONE; 2],
                 has_checks: false,
             };

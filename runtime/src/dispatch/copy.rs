@@ -19,7 +19,7 @@ use crate::profile::{Phase, during};
 use crate::signal;
 use crate::syscall::{Outcome, System};
 use dynasour_emitter::Left;
-use dynasour_emitter::copy::{Copied, CounterId};
+use dynasour_emitter::copy::{Copied, CounterId, HeadCounts};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::HeadKind;
@@ -70,6 +70,7 @@ impl Dispatcher {
                 return Ended::Stopped(Stop::Pending);
             }
             let Some(mut fragments) = self.machine.fragments() else { return Ended::Gone };
+            fragments.end_naps();
             if self.machine.config.chaos.is_some()
                 && self.arrival != Arrival::WithoutProgress
                 && let Some(fragment) = fragments.first(context.rip)
@@ -211,12 +212,9 @@ impl Dispatcher {
             return self.mark(pc);
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
-        if self.machine.config.watches_paths() && kind == HeadKind::Function && !worth::keeps_a_frame(pc) {
-            return fragments.stop_counting(pc);
-        }
         if !self.effort.is_affordable() {
             // Later, when the guest has had more time.
-            return fragments.set_counter(counter, executions.saturating_mul(2));
+            return fragments.put_off(pc, counter, executions);
         }
         drop(fragments);
         let selector = &mut self.selector;
@@ -240,8 +238,8 @@ impl Dispatcher {
     fn set_counter(&mut self, pc: u64, counter: CounterId) {
         match self.selector.heads.due(pc, &self.selector.policy) {
             Some(due) => {
-                if let Some(fragments) = self.machine.fragments() {
-                    fragments.set_counter(counter, due);
+                if let Some(mut fragments) = self.machine.fragments() {
+                    fragments.set_counter(pc, counter, due);
                 }
             }
             None => self.give_up_head(pc),
@@ -277,14 +275,16 @@ impl Dispatcher {
         }
     }
 
-    /// How many executions of a head blocks count, before the runtime does.
-    pub(super) fn native_threshold(&self) -> u64 {
-        match self.machine.config.tier {
+    /// Which heads blocks count, and how far, before the runtime does.
+    pub(super) fn native_heads(&self) -> HeadCounts {
+        let threshold = match self.machine.config.tier {
             Tier::Full | Tier::Dynamo if self.copies() => {
                 self.selector.heads.due(u64::MAX, &self.selector.policy).unwrap_or(1)
             }
             _ => 0,
-        }
+        };
+        let functions = if self.machine.config.watches_paths() { worth::keeps_a_frame } else { |_| true };
+        HeadCounts { threshold, functions }
     }
 }
 

@@ -28,6 +28,7 @@ mod chaos;
 mod describe;
 mod ledger;
 mod mixed;
+mod pace;
 mod removal;
 mod resting;
 mod room;
@@ -43,7 +44,7 @@ use crate::perf_map::Piece;
 use crate::profile::{Phase, during};
 use crate::stats::{DeoptReason, Stats};
 use aims::Aims;
-use dynasour_emitter::copy::BlockId;
+use dynasour_emitter::copy::{BlockId, HeadCounts};
 use dynasour_emitter::{
     Config, Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
 };
@@ -53,6 +54,7 @@ use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
 use ledger::{Ledger, Made};
+use pace::Paces;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -211,7 +213,8 @@ pub struct Fragments {
     /// Between [`Fragments::retire`] and [`Fragments::clear`].
     retired: bool,
     /// See [`Fragments::count_heads`].
-    head_threshold: u64,
+    heads: HeadCounts,
+    paces: Paces,
     /// Of a counting run.
     ledger: Option<Box<Ledger>>,
     /// Code that is gone, if it is to be named at the end.
@@ -256,7 +259,8 @@ impl Fragments {
             log_code: config.log.contains(&Stage::Code),
             generation: 0,
             retired: false,
-            head_threshold: 0,
+            heads: HeadCounts::default(),
+            paces: Paces::default(),
             pieces: config.perf_map.then(Vec::new),
             ledger: config.count.as_ref().map(|_| Box::default()),
             stats: Stats::default(),
@@ -388,6 +392,7 @@ impl Fragments {
         self.guest_loops.clear();
         self.dispatching.clear();
         self.new_dispatch = None;
+        self.paces.clear();
     }
 
     /// The way into `fragment`. Nothing leads there but this: chaos forces some of its guards.
@@ -675,7 +680,7 @@ impl Fragments {
             }
             if first || guest {
                 self.register(path.head, id);
-                if self.head_threshold != 0 && self.chaos.is_none() {
+                if self.heads.threshold != 0 && self.chaos.is_none() {
                     self.emitter.lead_to(id).map_err(|_| Failure::Stale)?;
                 }
             }

@@ -99,9 +99,9 @@ impl Dispatcher {
 
     /// Tells native code when heads are hot.
     fn count_heads(&self) {
-        let threshold = self.native_threshold();
+        let heads = self.native_heads();
         if let Some(mut fragments) = self.machine.fragments() {
-            fragments.count_heads(threshold);
+            fragments.count_heads(heads, self.machine.config.watches_paths());
         }
     }
 
@@ -232,7 +232,10 @@ impl Dispatcher {
                     fragments.stats.recorded(end);
                 }
                 match self.compile(&path) {
-                    Ok(()) => self.mark(path.head),
+                    Ok(()) => {
+                        self.effort.came_to(true);
+                        self.mark(path.head);
+                    }
                     Err(failure) => {
                         if path.guest.is_some() {
                             self.selector.dispatch.fail(path.head, true);
@@ -267,6 +270,9 @@ impl Dispatcher {
             Failure::Refused(reason) => reason,
         };
         self.machine.log(Stage::Record, || format!("gave up {head:#x}: {reason:?}"));
+        if let Failure::Refused(_) = failure {
+            self.effort.came_to(false);
+        }
         self.count_abort(reason);
         match failure {
             Failure::Full => self.overflowed(),

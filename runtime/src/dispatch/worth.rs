@@ -14,7 +14,8 @@
 //! end pay together if at all: each goes on in others, and without it they would have to leave. One that costs no more than its
 //! blocks is taken.
 //!
-//! And all that judging may only take a small part of the time ([`Effort`]).
+//! And all that judging may only take a small part of the time ([`Effort`]), which gets smaller the more is refused in a row: the
+//! heads that are executed most are hot first, so where none of those was worth a trace the others are hardly.
 
 use crate::config::RunConfig;
 use crate::memory;
@@ -131,11 +132,15 @@ const PART: u64 = 25;
 const FREE_EARLY: u64 = 50_000_000;
 /// The same where traces are made early.
 const PART_EARLY: u64 = 5;
+/// So many refusals in a row halve both.
+const DISCOURAGING: u64 = 16;
 
 /// How much of a thread's time has gone into finding and making traces.
 #[derive(Debug)]
 pub struct Effort {
     spent: u64,
+    /// How many attempts came to nothing since some came to a trace.
+    refused: u64,
     since: Option<u64>,
     /// What may be spent before the guest has had any time, and the part of the thread's time that may, unless all may.
     limits: Option<(u64, u64)>,
@@ -145,12 +150,19 @@ impl Effort {
     /// None so far.
     pub fn new(config: &RunConfig) -> Effort {
         let limits = if config.interprets_first() { (FREE_EARLY, PART_EARLY) } else { (FREE, PART) };
-        Effort { spent: 0, since: None, limits: config.weighs_traces().then_some(limits) }
+        Effort { spent: 0, refused: 0, since: None, limits: config.weighs_traces().then_some(limits) }
     }
 
     /// May another trace be tried?
     pub fn is_affordable(&self) -> bool {
-        self.limits.is_none_or(|(free, part)| self.spent < free + now() / part)
+        self.limits.is_none_or(|(free, part)| {
+            self.spent < (free + now() / part) * DISCOURAGING / (DISCOURAGING + self.refused)
+        })
+    }
+
+    /// It came to a trace, or to nothing.
+    pub fn came_to(&mut self, trace: bool) {
+        self.refused = if trace { self.refused / 2 } else { self.refused.saturating_add(1) };
     }
 
     /// It is tried from now on.
@@ -222,7 +234,13 @@ mod tests {
 
     #[test]
     fn effort_is_limited() {
-        let mut effort = Effort { spent: 0, since: None, limits: Some((FREE, PART)) };
+        let mut effort = Effort { spent: 0, refused: 0, since: None, limits: Some((FREE, PART)) };
+        assert!(effort.is_affordable());
+        effort.spent = (FREE + now() / PART) / 2;
+        (0..2 * DISCOURAGING).for_each(|_| effort.came_to(false));
+        assert!(!effort.is_affordable(), "nothing has come of it so far");
+        effort.came_to(true);
+        effort.came_to(true);
         assert!(effort.is_affordable());
         effort.spent = u64::MAX / 2;
         assert!(!effort.is_affordable());

@@ -7,10 +7,10 @@
 //! **Progress.** An exit that leads to its own fragment's pc, perhaps without an instruction having been executed, goes on
 //! in a later version or in the block there, never where links lead that lead to the pc.
 
-use super::{FragmentError, Fragments, Side, Stub, perform};
+use super::{FragmentError, Fragments, Side, Stub, pace, perform};
 use crate::interp::astray;
 use crate::stats::{DeoptReason, Stats};
-use dynasour_emitter::copy::{Copied, Counted, CounterId};
+use dynasour_emitter::copy::{Copied, Counted, CounterId, HeadCounts};
 use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
@@ -53,10 +53,14 @@ pub enum Came {
 }
 
 impl Fragments {
-    /// Heads are hot after `threshold` executions; 0 if they are not counted.
-    pub fn count_heads(&mut self, threshold: u64) {
-        self.head_threshold = threshold;
-        self.emitter.count_heads(threshold);
+    /// Which heads are counted from now on, and whether step by step.
+    pub fn count_heads(&mut self, mut heads: HeadCounts, by_steps: bool) {
+        if by_steps {
+            self.pace_heads(heads.threshold);
+            heads.threshold = heads.threshold.min(pace::STEP);
+        }
+        self.heads = heads;
+        self.emitter.count_heads(heads);
     }
 
     /// Which part of native code a host address is in, if in any.
@@ -163,13 +167,16 @@ impl Fragments {
                 return Ok(Came::On(Arrival::Indirect(via)));
             }
             Left::Hot(counter) => {
-                let (counts, executions) = self.emitter.counted(counter).ok_or(EmitError::Unknown)?;
+                let count = self.emitter.counted(counter).ok_or(EmitError::Unknown)?;
                 // Until somebody knows better it leaves each time.
                 self.emitter.set_counter(counter, 1);
-                match counts {
+                match count.counts {
                     Counted::Head(pc) => {
                         context.rip = pc;
-                        return Ok(Came::Hot(counter, executions));
+                        return Ok(match self.is_hot(pc, counter, count.executions, count.ticks) {
+                            Some(executions) => Came::Hot(counter, executions),
+                            None => Came::On(Arrival::WithoutProgress),
+                        });
                     }
                     Counted::Exit(exit, pc) => {
                         context.rip = pc;
@@ -339,11 +346,6 @@ impl Fragments {
             // Without a stub (its stores need a register too many) the exit goes on to come here.
             Err(error) => error.is_full().then_some(Came::Full),
         }
-    }
-
-    /// A head's counter leaves after `n` executions.
-    pub fn set_counter(&self, counter: CounterId, n: u64) {
-        self.emitter.set_counter(counter, n);
     }
 
     /// Lets links lead to the fragment at `pc`.

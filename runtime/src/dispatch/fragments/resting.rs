@@ -24,7 +24,7 @@ impl Fragments {
 
     /// Among copied blocks: links to `pc` lead to the fragment, or if there is none to the block.
     fn lead_links(&mut self, pc: u64, fragment: Option<FragmentId>) {
-        if self.head_threshold == 0 || self.chaos.is_some() {
+        if self.heads.threshold == 0 || self.chaos.is_some() {
             return;
         }
         match fragment {

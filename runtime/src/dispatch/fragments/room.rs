@@ -57,7 +57,7 @@ impl Fragments {
         self.stats = self.statistics();
         let from = self.emitter.memory();
         *self.emitter = fresh;
-        self.emitter.count_heads(self.head_threshold);
+        self.emitter.count_heads(self.heads);
         self.generation += 1;
         self.retired = false;
         Ok(Moved { from, to: self.emitter.memory() })
