@@ -2,8 +2,8 @@
 
 mod harness;
 
-use dynasour_emitter::copy::Copied;
-use dynasour_emitter::{Emitter, Left};
+use dynasour_emitter::copy::{Copied, Counted, HeadCounts};
+use dynasour_emitter::{Emitter, Left, set_gs};
 use dynasour_guest::decode::Bytes;
 use dynasour_ir::Version;
 use dynasour_ir::eval::State;
@@ -107,4 +107,65 @@ fn many_places_to_return_to_make_returns_go_by_the_stack() {
     let Ok(Copied::Entry(calls)) = emitter.copy(START, &code) else { panic!("it can be copied") };
     assert_eq!(first(emitter, calls), 0x65, "what keeps the landing begins with a store");
     assert!((0..CALLS).all(|n| emitter.copy(START + 5 * n, &code).is_ok()), "this is done once");
+}
+
+/// Runs from the copy at `pc`, rax being `rax`; how it left, and rax then.
+fn run(bench: &mut Bench, pc: u64, code: &[u8], rax: u64) -> (Left, u64) {
+    let entry = entry(&mut bench.emitter, pc, code);
+    bench.ctx.gpr[0] = rax;
+    // SAFETY: this thread's context; the guest counts in a register.
+    let left = unsafe {
+        set_gs(&mut *bench.ctx);
+        bench.emitter.enter_copy(&mut *bench.ctx, entry)
+    };
+    (left, bench.ctx.gpr[0])
+}
+
+#[test]
+fn heads_are_counted_until_told_otherwise_and_again() {
+    // `dec eax; jne` back, and an instruction of the runtime's.
+    let mut looping = vec![0xff, 0xc8, 0x75, 0xfc, 0x0f, 0x05];
+    looping.resize(40, 0xcc);
+    let mut bench = Bench::new();
+    bench.emitter.count_heads(HeadCounts { threshold: 10, functions: |_| false });
+    let (left, rax) = run(&mut bench, START, &looping, 100);
+    let Left::Hot(counter) = left else { panic!("{left:?}") };
+    assert_eq!(rax, 100 - 9, "it leaves before the tenth round");
+    let count = bench.emitter.counted(counter).expect("a counter");
+    assert_eq!((count.counts, count.executions), (Counted::Head(START), 10));
+    bench.emitter.stop_counting(START);
+    let (left, rax) = run(&mut bench, START, &looping, rax);
+    assert!(matches!(left, Left::Block(_)) && rax == 0, "{left:?} {rax}");
+    bench.emitter.count_again(START, 5);
+    assert_eq!(run(&mut bench, START, &looping, 100), (Left::Hot(counter), 96));
+    assert_eq!(bench.emitter.counted(counter).map(|count| count.executions), Some(5));
+    // What is no head, or counted already, stays as it is.
+    bench.emitter.count_again(START + 2, 5);
+    bench.emitter.set_counter(counter, 7);
+    bench.emitter.count_again(START, 1);
+    assert_eq!(run(&mut bench, START, &looping, 100), (Left::Hot(counter), 94));
+}
+
+#[test]
+fn functions_are_heads_if_they_may_be() {
+    // `call` to the next but one instruction; the runtime's; `dec eax; jmp` to the runtime's.
+    let mut calling = vec![0xe8, 2, 0, 0, 0, 0x0f, 0x05, 0xff, 0xc8, 0xeb, 0xfa];
+    calling.resize(48, 0xcc);
+    for (functions, is_head) in [((|_| false) as fn(u64) -> bool, false), (|_| true, true)] {
+        let mut stack = [0u64; 16];
+        let mut bench = Bench::new();
+        bench.emitter.count_heads(HeadCounts { threshold: 3, functions });
+        let function = START + 7;
+        let mut lefts = (0..4).map(|n| {
+            bench.ctx.gpr[4] = stack.as_mut_ptr_range().end as u64 - 8;
+            let code = [&calling[..7], &calling[7..]].concat();
+            if n == 0 {
+                entry(&mut bench.emitter, function, &calling[7..]);
+            }
+            run(&mut bench, START, &code, 100).0
+        });
+        assert_eq!(lefts.any(|left| matches!(left, Left::Hot(_))), is_head);
+        drop(lefts);
+        assert_eq!(bench.emitter.is_called(function), is_head);
+    }
 }

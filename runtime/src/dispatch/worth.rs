@@ -162,7 +162,7 @@ impl Effort {
 
     /// It came to a trace, or to nothing.
     pub fn came_to(&mut self, trace: bool) {
-        self.refused = if trace { self.refused / 2 } else { self.refused.saturating_add(1) };
+        self.refused = if trace { self.refused / 4 } else { self.refused.saturating_add(1) };
     }
 
     /// It is tried from now on.
