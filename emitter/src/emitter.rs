@@ -253,7 +253,8 @@ impl Emitter {
     /// From the next flush on indirect jumps, calls and returns name themselves, so that [`Emitter::transfer`] knows which one
     /// it was that led nowhere. That costs a store each. False if they do already.
     pub fn name_transfers(&mut self) -> bool {
-        !std::mem::replace(&mut self.will_name, true)
+        self.will_name = true;
+        !self.indirect.names_transfers()
     }
 
     /// Has [`Emitter::name_transfers`] been called?

@@ -273,10 +273,11 @@ fn pcs_that_share_a_word_are_told_apart() {
 fn who_jumps_is_known_from_the_next_flush_on() {
     let mut bench = Bench::new();
     let first = bench.compile(&jumper());
-    assert!(bench.emitter.name_transfers() && !bench.emitter.name_transfers());
+    assert!(bench.emitter.name_transfers() && bench.emitter.name_transfers(), "not yet");
     let out = bench.run(first, &state(0x40_2000));
     assert_eq!((out.deopt.after, bench.emitter.transfer(&bench.ctx)), (Some(0x1004), None));
     bench.emitter.flush_all();
+    assert!(!bench.emitter.name_transfers());
     for from in [0x1004, 0x8000_1004, 0x7fff_f678_9abc] {
         let text = jumper().to_string().replace("0x1004", &format!("{from:#x}"));
         let first = bench.compile(&version(&text).unwrap());

@@ -49,7 +49,7 @@ pub struct ThreadContext {
     pub raw_flags: u64,
     /// Where an indirect exit wants to go.
     pub next_pc: u64,
-    /// The guest pc of the indirect jump, call or return that was last executed, in code that names them.
+    /// The guest pc of the indirect jump, call or return that went by `next_pc` last, in code that names them.
     pub transfer: u64,
     /// 1, for code that compares without flags.
     pub one: u64,

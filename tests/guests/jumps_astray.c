@@ -31,13 +31,15 @@ ATTEMPT("return", "push %rax", "ret", "");
 ATTEMPT("returns", "sub $24, %rsp; mov %rax, (%rsp)", "ret $16", "");
 ATTEMPT("call", "", "call *%rax", "add $8, %rsp");
 ATTEMPT("calls", "", "call *(%rdi,%r8,8)", "add $8, %rsp");
+/* What it pushes lies over what it goes through. */
+ATTEMPT("over", "mov %rax, -8(%rsp)", "call *-8(%rsp)", "add $8, %rsp");
 /* As functions do; the return goes where the call came from. */
 ATTEMPT("function", "call 2f; function_back: jmp function_next; 2: mov %rax, (%rsp)", "ret", "");
 
 #define LABELS(name) long attempt_##name(uint64_t *, long); extern char name##_at[], name##_next[], name##_end[]
 #define ENTRY(name, leads) {#name, attempt_##name, name##_at, leads, name##_end}
 LABELS(low); LABELS(high); LABELS(memory); LABELS(indexed); LABELS(word); LABELS(return); LABELS(returns); LABELS(call);
-LABELS(calls); LABELS(function);
+LABELS(calls); LABELS(over); LABELS(function);
 extern char function_back[];
 static const struct attempt {
     const char *name;
@@ -46,7 +48,7 @@ static const struct attempt {
 } attempts[] = {ENTRY(low, low_next),         ENTRY(high, high_next),       ENTRY(memory, memory_next),
                 ENTRY(indexed, indexed_next), ENTRY(word, word_next),       ENTRY(return, return_next),
                 ENTRY(returns, returns_next), ENTRY(call, call_next),       ENTRY(calls, calls_next),
-                ENTRY(function, function_back)};
+                ENTRY(over, over_next),       ENTRY(function, function_back)};
 
 static uint64_t targets[ROUNDS], *list = targets, at, next, faults, seen;
 
@@ -59,6 +61,7 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
     for (unsigned i = 0; i < sizeof state / sizeof *state; i++) seen = mix(seen, state[i]);
     faults++;
     if (*stack == list[round]) *stack = next;
+    stack[-1] = next;
     r[REG_RAX] = r[REG_R9] = list[round] = word = next;
 }
 

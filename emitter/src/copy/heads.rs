@@ -2,8 +2,9 @@
 //!
 //! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it lead to its *counter*, a
 //! piece of code without a guest instruction that counts down a word of data memory and goes on to the block, all
-//! registers and flags in place; at zero it leaves, and has to be set again. When the head has a
-//! fragment, its links lead there instead, and its block is only reached by who may not enter the fragment.
+//! registers and flags in place; from one on it leaves each time, until it is set again. Counting may pause: then links lead to the
+//! block. When the head has a fragment, its links lead there instead, and its block is only reached by who may not enter the
+//! fragment.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 
@@ -40,9 +41,9 @@ pub enum Counted {
 /// Which heads are counted, and how far.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadCounts {
-    /// Executions before a head is hot; 0 if nothing is counted.
+    /// Executions before its counter leaves for the first time; 0 if nothing is counted.
     pub threshold: u64,
-    /// May the function at this pc be a head? Nearly every place that is called would be one.
+    /// Is the function at this pc counted? Nearly every place that is called would be.
     pub functions: fn(u64) -> bool,
 }
 
@@ -66,7 +67,8 @@ struct Counter {
 pub struct Count {
     /// Of what.
     pub counts: Counted,
-    /// What it was set to last.
+    /// How often that was executed since it was set last. If another thread has left by it at the same time and it was set since,
+    /// hardly ever.
     pub executions: u64,
     /// Ticks of the time stamp counter since then.
     pub ticks: u64,
@@ -133,10 +135,10 @@ impl Blocks {
         let load = code.len();
         // lea rcx, [rcx - 1]
         code.extend([0x48, 0x8d, 0x49, 0xff]);
+        // jrcxz over the way to the block. The word is never 0: whoever comes next, by then or at the same time, leaves, too.
+        code.extend([0xe3, 21]);
         code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
         let store = code.len();
-        // jrcxz over the way to the block
-        code.extend([0xe3, 14]);
         restore(&mut code);
         code.extend([0xe9, 0, 0, 0, 0]);
         restore(&mut code);
@@ -202,13 +204,7 @@ impl Blocks {
     /// A link leads to this place backward, by a call or from a fragment.
     pub(super) fn found_head(&mut self, place: u32, called: bool) {
         let p = &mut self.places[place as usize];
-        if called && !p.is_head {
-            p.is_passed |= !(self.heads.counts.functions)(p.pc);
-            if p.is_passed {
-                return;
-            }
-            p.is_called = true;
-        }
+        p.is_called |= called && !p.is_head;
         if !std::mem::replace(&mut p.is_head, true) {
             self.heads.found.push(place);
         }
@@ -220,6 +216,9 @@ impl Blocks {
             let Some(p) = self.places.get(place as usize) else { continue };
             if p.block == 0 || p.entry != p.block || !p.is_head {
                 // Without a block it is met again when it gets one.
+                continue;
+            }
+            if p.is_called && !(self.heads.counts.functions)(p.pc) {
                 continue;
             }
             if let Ok(Some(entry)) = self.counter(place, Counted::Head(p.pc), self.heads.counts.threshold, cache) {
@@ -235,11 +234,13 @@ impl Emitter {
         self.blocks.heads.counts = counts;
     }
 
-    /// What a counter that is at zero has counted.
+    /// What a counter has counted that has left.
     pub fn counted(&self, counter: CounterId) -> Option<Count> {
         let c = self.blocks.heads.counters.get(counter.0 as usize)?;
         let ticks = ticks().saturating_sub(c.since.load(Ordering::Relaxed));
-        Some(Count { counts: c.counts, executions: c.from.load(Ordering::Relaxed), ticks })
+        let left = self.blocks.heads.words.as_ref()?.get(counter.0 as usize);
+        let executions = c.from.load(Ordering::Relaxed).saturating_sub(left) + 1;
+        Some(Count { counts: c.counts, executions, ticks })
     }
 
     /// Lets a counter leave at the `n`th execution from now. One that has left must be set again.
@@ -264,17 +265,35 @@ impl Emitter {
         self.lead_place(place, block);
     }
 
-    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th execution.
-    pub fn count_again(&mut self, pc: u64, n: u64) {
-        let Some(place) = self.blocks.by_pc.get(&pc).copied() else { return };
+    /// Links to the head at `pc` lead to its block, if they lead to its counter. Do they?
+    pub fn pause_counting(&mut self, pc: u64) -> bool {
+        let Some((place, counter)) = self.counter_of(pc) else { return false };
         let p = &self.blocks.places[place as usize];
-        if let Some(counter) = self.blocks.blocks.get(p.made[1] as usize)
-            && p.entry == p.block
-        {
-            let (number, entry) = (CounterId(counter.counter), counter.start);
-            self.set_counter(number, n);
-            self.lead_place(place, entry);
+        let (counted, block) = (p.entry == self.blocks.blocks[counter as usize].start, p.block);
+        if counted {
+            self.lead_place(place, block);
         }
+        counted
+    }
+
+    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th execution. Is it?
+    pub fn count_again(&mut self, pc: u64, n: u64) -> bool {
+        let Some((place, counter)) = self.counter_of(pc) else { return false };
+        let p = &self.blocks.places[place as usize];
+        let Block { counter, start, .. } = self.blocks.blocks[counter as usize];
+        let pauses = p.entry == p.block;
+        if pauses {
+            self.set_counter(CounterId(counter), n);
+            self.lead_place(place, start);
+        }
+        pauses
+    }
+
+    /// The place at `pc` and the block that is its counter.
+    fn counter_of(&self, pc: u64) -> Option<(u32, u32)> {
+        let place = *self.blocks.by_pc.get(&pc)?;
+        let counter = self.blocks.places[place as usize].made[1];
+        (counter != NONE).then_some((place, counter))
     }
 
     /// Links to the fragment's pc lead to it from now on.

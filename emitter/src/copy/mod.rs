@@ -116,8 +116,6 @@ struct Place {
     is_head: bool,
     /// It was found by a call.
     is_called: bool,
-    /// It was found by a call, which does not make it a head.
-    is_passed: bool,
     /// The indices of its block and of its head's counter, [`NONE`] if there is none.
     made: [u32; 2],
     /// Are there checked entries of its own that belong to no block?
@@ -245,8 +243,10 @@ pub(crate) struct Blocks {
     cold: Vec<u8>,
     /// How many blocks are unlinked.
     unlinked: AtomicU32,
-    /// How often everything was dropped.
+    /// How often everything was dropped for other reasons than that blocks are to be different.
     clears: u32,
+    /// Do blocks name their transfers?
+    named: bool,
     figures: CopyFigures,
 }
 
@@ -296,6 +296,7 @@ impl Blocks {
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
             clears: 0,
+            named: false,
             figures: CopyFigures::default(),
         };
         blocks.choose_returns(indirect);
@@ -304,7 +305,8 @@ impl Blocks {
 
     /// Forgets everything: the cache is empty.
     pub fn clear(&mut self, indirect: &mut Indirect) {
-        let wanted = self.wants_stack(indirect);
+        let named = std::mem::replace(&mut self.named, indirect.names_transfers());
+        let wanted = self.wants_stack(indirect) || named != self.named;
         self.blocks.clear();
         self.places.clear();
         self.by_pc.clear();
@@ -357,7 +359,6 @@ impl Blocks {
                 expected: None,
                 is_head: false,
                 is_called: false,
-                is_passed: false,
                 made: [NONE; 2],
                 has_checks: false,
             };

@@ -22,6 +22,7 @@ use dynasour_emitter::Left;
 use dynasour_emitter::copy::{Copied, CounterId, HeadCounts};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
+use dynasour_ir::Trap;
 use dynasour_tracer::HeadKind;
 use std::sync::atomic::Ordering;
 
@@ -185,7 +186,8 @@ impl Dispatcher {
         }
         match came {
             Came::On(_) => None,
-            Came::Fault | Came::Interpret | Came::Astray(_) => {
+            Came::Astray(pc) => Some(Ended::Stopped(Stop::Trap { pc, trap: Trap::Protection })),
+            Came::Fault | Came::Interpret => {
                 let stop = during(Phase::Interpret, || self.interp.run_one(context));
                 self.arrival = Arrival::Anyhow;
                 stop.map(|stop| Ended::Stopped(stop.without_policy()))

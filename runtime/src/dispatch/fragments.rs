@@ -103,7 +103,7 @@ pub enum After {
     Flush,
     /// No fragment starts there (any more).
     Nothing,
-    /// `rip` is no address. The transfer at this pc led there, and is to be interpreted instead.
+    /// `rip` is no address. The transfer at this pc led there, and is refused.
     Astray(u64),
 }
 

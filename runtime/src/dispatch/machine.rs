@@ -176,8 +176,8 @@ impl Machine {
         }
     }
 
-    /// Drops all fragments, after whoever is at it already.
-    fn drop_all(&self, own: &Peer) {
+    /// As [`Machine::flush`], but after whoever is at it already.
+    pub fn drop_all(&self, own: &Peer) {
         while self.fragments().is_some_and(|mut f| !f.retire()) {
             // Somebody who drops everything is soon done.
             std::thread::yield_now();

@@ -185,6 +185,10 @@ impl Dispatcher {
         {
             let after = self.fragments(context);
             self.peer.leave();
+            if let After::Astray(pc) = after {
+                astray::undo(context, pc, &*self.interp.code());
+                return self.stopped(context, system, Stop::<Selected>::Trap { pc, trap: Trap::Protection });
+            }
             self.after(context, after);
             return Outcome::Continue;
         }
@@ -270,7 +274,9 @@ impl Dispatcher {
             Failure::Refused(reason) => reason,
         };
         self.machine.log(Stage::Record, || format!("gave up {head:#x}: {reason:?}"));
-        if let Failure::Refused(_) = failure {
+        if let Failure::Refused(reason) = failure
+            && reason != AbortReason::NotSelected
+        {
             self.effort.came_to(false);
         }
         self.count_abort(reason);
@@ -334,10 +340,9 @@ impl Dispatcher {
     }
 
     /// Prepares what is to happen where fragments have left.
-    fn after(&mut self, context: &mut ThreadContext, after: After) {
+    fn after(&mut self, context: &ThreadContext, after: After) {
         match after {
-            After::Interpret | After::Pending => {}
-            After::Astray(from) => astray::undo(context, from, &*self.interp.code()),
+            After::Interpret | After::Pending | After::Astray(_) => {}
             After::Nothing => self.mark(context.rip),
             After::Flush => self.overflowed(),
             After::CountHead => {
@@ -382,7 +387,11 @@ impl Dispatcher {
     fn flush(&mut self) {
         self.abandon(AbortReason::Flushed);
         self.machine.flush(&self.peer);
-        // Other threads find out when they enter one.
+        self.forget_fragments();
+    }
+
+    /// All fragments are gone. Other threads find out when they enter one.
+    fn forget_fragments(&mut self) {
         self.selector.dispatch.clear();
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
     }
@@ -629,7 +638,10 @@ impl Engine for Dispatcher {
 
     fn faults_are_handled(&mut self) {
         if self.machine.fragments().is_some_and(|mut f| f.name_transfers()) {
-            self.flush();
+            self.abandon(AbortReason::Flushed);
+            // Whoever else drops everything may have begun before this.
+            self.machine.drop_all(&self.peer);
+            self.forget_fragments();
         }
     }
 

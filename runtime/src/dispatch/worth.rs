@@ -134,12 +134,14 @@ const FREE_EARLY: u64 = 50_000_000;
 const PART_EARLY: u64 = 5;
 /// So many refusals in a row halve both.
 const DISCOURAGING: u64 = 16;
+/// More do not count.
+const MOST_REFUSED: u64 = 64;
 
 /// How much of a thread's time has gone into finding and making traces.
 #[derive(Debug)]
 pub struct Effort {
     spent: u64,
-    /// How many attempts came to nothing since some came to a trace.
+    /// How many attempts came to nothing in a row, more or less.
     refused: u64,
     since: Option<u64>,
     /// What may be spent before the guest has had any time, and the part of the thread's time that may, unless all may.
@@ -162,7 +164,7 @@ impl Effort {
 
     /// It came to a trace, or to nothing.
     pub fn came_to(&mut self, trace: bool) {
-        self.refused = if trace { self.refused / 4 } else { self.refused.saturating_add(1) };
+        self.refused = if trace { self.refused / 4 } else { MOST_REFUSED.min(self.refused + 1) };
     }
 
     /// It is tried from now on.

@@ -48,7 +48,7 @@ pub enum Came {
     Side(Side),
     /// The cache is full.
     Full,
-    /// `rip` is no address. The transfer at this pc led there, and is to be interpreted instead.
+    /// `rip` is no address. The transfer at this pc led there, and is refused.
     Astray(u64),
 }
 
@@ -168,8 +168,7 @@ impl Fragments {
             }
             Left::Hot(counter) => {
                 let count = self.emitter.counted(counter).ok_or(EmitError::Unknown)?;
-                // Until somebody knows better it leaves each time.
-                self.emitter.set_counter(counter, 1);
+                // Until somebody sets it, it leaves each time.
                 match count.counts {
                     Counted::Head(pc) => {
                         context.rip = pc;
