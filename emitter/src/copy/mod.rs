@@ -26,6 +26,7 @@ mod own;
 mod plain;
 mod remove;
 mod returns;
+mod segment;
 mod slots;
 mod state;
 mod stubs;

@@ -13,7 +13,8 @@
 //! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; a tail ([`crate::indirect`]) |
 //! | `call`, `ret` in programs with many calls | the same, where returns find a landing ([`crate::returns`]) |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
-//! | what the lifter leaves to the runtime, GS operands | an exit to that very instruction: nothing starts there |
+//! | `op gs:[m]` | through a borrowed register, too ([`super::segment`]) |
+//! | what the lifter leaves to the runtime | an exit to that very instruction: nothing starts there |
 //!
 //! Everything that can fault comes before any change of guest registers but the borrowed ones, so that the instruction
 //! can be started over.
@@ -21,6 +22,7 @@
 use super::own::{self, Check};
 use super::plain::{self, Transfer};
 use super::returns::{self, Call, Called};
+use super::segment;
 use super::slots::{self, Word};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use crate::pieces::RCX;
@@ -44,7 +46,7 @@ const MAX_BRANCHES: u32 = 4;
 /// A prefix that means nothing to the instructions it is put before.
 const PADDING: u8 = 0x2e;
 /// Where a register borrowed for an address is.
-const BORROWED: usize = 5;
+pub(super) const BORROWED: usize = 5;
 
 /// From `at` on the host code belongs to the guest instruction at `pc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -418,8 +420,8 @@ impl Translator {
             Class::Native => false,
             Class::Special | Class::Unlisted | Class::Trap(_) => return Ok(Step::Refused),
         };
-        if inst.segment_prefix() == Register::GS || inst.memory_segment() == Register::GS {
-            return Ok(Step::Refused);
+        if segment::is_relative_to_gs(inst) {
+            return self.relative_to_gs(inst, reader);
         }
         if modelled {
             match inst.mnemonic() {
@@ -681,26 +683,35 @@ impl Translator {
             self.constant(inst.op0_register().number() as u8, address);
             return Ok(());
         }
-        // Through a register that the instruction does not use, and that needs no prefix.
-        let used = self.info.info(inst).used_registers();
-        const CANDIDATES: [Register; 6] =
-            [Register::RSI, Register::RDI, Register::RBX, Register::RDX, Register::RCX, Register::RAX];
-        let is_free = |r: &Register| !used.iter().any(|u| u.register().full_register() == *r);
-        let borrowed = CANDIDATES.into_iter().find(is_free).unwrap_or(Register::RSI);
+        let borrowed = self.unused_register(inst).unwrap_or(Register::RSI);
         let number = borrowed.number() as u8;
         let mut moved = *inst;
         moved.set_memory_base(borrowed);
         moved.set_memory_displacement64(0);
         moved.set_memory_displ_size(0);
-        let encoder = self.encoder.get_or_insert_with(|| Encoder::new(64));
-        encoder.encode(&moved, 0)?;
-        let bytes = encoder.take_buffer();
         self.save(number, BORROWED);
         self.constant(number, address);
         self.mark(inst.ip(), Some((number, BORROWED)));
-        self.emit(&bytes);
+        self.encode(&moved)?;
         self.mark(inst.ip(), None);
         self.gs(0x8b, number, offset::STUB_SAVE + 8 * BORROWED);
+        Ok(())
+    }
+
+    /// A register that the instruction does not use, that needs no prefix and goes with the data segment; if there is one.
+    pub(super) fn unused_register(&mut self, inst: &Instruction) -> Option<Register> {
+        const CANDIDATES: [Register; 6] =
+            [Register::RSI, Register::RDI, Register::RBX, Register::RDX, Register::RCX, Register::RAX];
+        let used = self.info.info(inst).used_registers();
+        CANDIDATES.into_iter().find(|r| !used.iter().any(|u| u.register().full_register() == *r))
+    }
+
+    /// An instruction without a place of its own.
+    pub(super) fn encode(&mut self, inst: &Instruction) -> Result<(), IcedError> {
+        let encoder = self.encoder.get_or_insert_with(|| Encoder::new(64));
+        encoder.encode(inst, 0)?;
+        let bytes = encoder.take_buffer();
+        self.emit(&bytes);
         Ok(())
     }
 

@@ -144,6 +144,7 @@ macro_rules! for_each_guest {
             jit_code: "jit_code.c",
             not_executable: "not_executable.c",
             segment_overrides: "segment_overrides.c",
+            gs_operands: "gs_operands.c" .flags(&["-mno-red-zone"]),
             vsyscall: "vsyscall.c" .flags(&["-mno-red-zone"]),
             return_slots: "return_slots.c" .flags(&["-mno-red-zone"]),
             calls_astray: "calls_astray.c" .flags(&["-mno-red-zone"]),
