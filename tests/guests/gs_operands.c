@@ -33,6 +33,13 @@ static uint64_t forms(uint64_t i, char *data) {
 
 static uint64_t registers(uint64_t i, uint64_t sum) {
     uint64_t out, flags;
+    /* The stack as a base, from which the base of GS is as far as the data is. */
+    uint64_t stacked;
+    __asm__ volatile("mov %%rsp, %%rcx; neg %%rcx; mov %%gs:8(%%rsp,%%rcx), %0; add %%gs:16(%%rsp,%%rcx), %0"
+                     : "=&r"(stacked)
+                     :
+                     : "rcx", "memory", "cc");
+    sum = mix(sum, stacked);
     /* Bases and indices with a meaning of their own; high bytes; the stack; what uses many registers; flags that pass by. */
     __asm__ volatile("push %%rbx; push %%r12; push %%r13\n"
                      "mov %2, %%r12; mov %2, %%r13; mov %2, %%rbx\n"

@@ -33,8 +33,9 @@ fn is_plain(inst: &Instruction) -> bool {
         && is_address(base)
         && is_address(index)
         && (!is_absolute || inst.memory_displ_size() == 8);
-    // `pop` reckons with rsp as it is afterwards; others have no address but one of eight bytes.
+    // `pop` reckons with rsp as it is afterwards.
     let is_usual = !matches!(inst.mnemonic(), M::Jmp | M::Call | M::Ret | M::Pop | M::Xlatb);
+    // These have an address of eight bytes in place of registers.
     let has_modrm = !matches!(
         inst.code(),
         Code::Mov_AL_moffs8
@@ -59,19 +60,18 @@ impl Translator {
         }
         let Some(borrowed) = self.unused_register(inst).filter(|_| is_plain(inst)) else { return Ok(Step::Refused) };
         let number = borrowed.number() as u8;
-        let add = |register: Register, scale: u32| {
-            let sum = MemoryOperand::new(borrowed, register, scale, 0, 0, false, Register::None);
+        let sum = |base: Register, index: Register, scale: u32| {
+            let sum = MemoryOperand::new(base, index, scale, 0, 0, false, Register::None);
             Instruction::with2(Code::Lea_r64_m, borrowed, sum)
         };
         self.save(number, BORROWED);
         self.gs(0x8b, number, offset::GS_BASE);
         if inst.memory_base() != Register::None {
-            let sum = add(inst.memory_base(), 1)?;
-            self.encode(&sum)?;
+            // It may be rsp, which is no index.
+            self.encode(&sum(inst.memory_base(), borrowed, 1)?)?;
         }
         if inst.memory_index() != Register::None {
-            let sum = add(inst.memory_index(), inst.memory_index_scale())?;
-            self.encode(&sum)?;
+            self.encode(&sum(borrowed, inst.memory_index(), inst.memory_index_scale())?)?;
         }
         let mut moved = *inst;
         moved.set_segment_prefix(Register::None);
@@ -116,7 +116,7 @@ mod tests {
         let [save, base, first, second, op, restore] = all[..] else { panic!("{all:?}") };
         assert_eq!((save.op1_register(), base.op0_register()), (Register::RDX, Register::RDX));
         assert_eq!(base.memory_displacement64(), offset::GS_BASE as u64);
-        assert_eq!((first.memory_index(), first.memory_index_scale()), (Register::RSI, 1));
+        assert_eq!((first.memory_base(), first.memory_index()), (Register::RSI, Register::RDX));
         assert_eq!((second.memory_index(), second.memory_index_scale()), (Register::RDI, 4));
         assert_eq!((op.mnemonic(), op.memory_base(), op.memory_index()), (M::Add, Register::RDX, Register::None));
         assert_eq!((op.memory_displacement64(), op.memory_segment()), (0x10, Register::DS));
@@ -138,7 +138,8 @@ mod tests {
         for (code, name) in left {
             assert_eq!(copied(code), None, "{name}");
         }
-        // mov eax, gs:[0x100]; lea rax, gs:[rbx], which has no use for it
+        // mov rax, gs:[rsp + 8]; mov eax, gs:[0x100]; lea rax, gs:[rbx], which has no use for it
+        assert_eq!(copied(&[0x65, 0x48, 0x8b, 0x44, 0x24, 8]).map(|all| all[2].memory_base()), Some(Register::RSP));
         assert_eq!(copied(&[0x65, 0x8b, 0x04, 0x25, 0, 1, 0, 0]).map(|all| all.len()), Some(4));
         assert_eq!(copied(&[0x65, 0x48, 0x8d, 0x03]).map(|all| all.len()), Some(1));
     }
