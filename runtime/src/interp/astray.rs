@@ -2,7 +2,8 @@
 //! that a handler finds the state before the instruction, where here the target has been taken already.
 //!
 //! The interpreter knows which instruction it was. Native code leaves for the runtime at the target, which knows as soon as the
-//! guest has a handler that could see it ([`dynasour_emitter::Emitter::name_transfers`]), and lets the interpreter do it again.
+//! guest has a handler that could see it ([`dynasour_emitter::Emitter::name_transfers`]), goes back and refuses it there. It is not
+//! done again: a call may have pushed its return address over what it goes through.
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
