@@ -1,12 +1,12 @@
 //! The machine that runs: dispatcher, interpreter, deopt, system calls, signals
 
 pub mod census;
+pub mod changes;
 pub mod config;
 mod dispatch;
 pub mod entry;
 pub mod heap;
 pub mod interp;
-pub mod invalidate;
 pub mod memory;
 mod perf_map;
 pub mod process;

@@ -12,7 +12,7 @@
 use std::arch::asm;
 use std::cell::Cell;
 
-use crate::invalidate;
+use crate::changes::host;
 
 /// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -217,22 +217,33 @@ pub fn copy_in(addr: u64, buf: &mut [u8]) -> usize {
 }
 
 /// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be written. For the host's own
-/// stores: pages of code that are write-protected are opened.
+/// stores: they reach pages of code that are write-protected behind the guest's back, too ([`host`]).
 ///
 /// # Safety
 /// As for [`store`].
 pub unsafe fn copy_out(addr: u64, bytes: &[u8]) -> usize {
-    let mut rest = bytes;
+    let mut done = 0;
     loop {
-        let done = bytes.len() - rest.len();
-        // SAFETY: `rest` is valid for reading; the guest side may fault, which ends the copy.
-        let left = unsafe { copy(rest.as_ptr() as u64, addr.wrapping_add(done as u64), rest.len()) };
-        rest = &rest[rest.len() - left..];
-        // Code was made from the page: it is to be noticed that it changes.
-        if left == 0 || !invalidate::opened_for_host(&last_fault()) {
-            return bytes.len() - left;
+        // SAFETY: the caller's promise.
+        done += unsafe { copy_out_open(addr.wrapping_add(done as u64), &bytes[done..]) };
+        if done == bytes.len() {
+            return done;
+        }
+        // Code may have been made from the page: it is to be noticed that it changes.
+        match host::write_for_host(&last_fault(), addr.wrapping_add(done as u64), &bytes[done..]) {
+            0 => return done,
+            written => done += written,
         }
     }
+}
+
+/// As [`copy_out`], to pages that the guest may write to and that are not guarded.
+///
+/// # Safety
+/// As for [`store`].
+pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
+    // SAFETY: `bytes` is valid for reading; the guest side may fault, which ends the copy.
+    bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
 /// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix.

@@ -1,9 +1,9 @@
 //! Starting a guest: find and load the program, make the machine, run.
 
+use crate::changes::{CodePages, host};
 use crate::config::RunConfig;
 use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
-use crate::invalidate::{self, CodePages};
 use crate::process::{self, exec::Follow};
 use crate::profile;
 use crate::signal::FaultHooks;
@@ -64,7 +64,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
     // After the guest's images, which may insist on their addresses; the code cache does not.
     let pages = Arc::new(CodePages::default());
-    invalidate::install(&pages);
+    host::install(&pages);
     let machine = Machine::new(config, vdso_range(), pages.clone()).map_err(setup)?;
     if config.stats || config.stats_json.is_some() {
         profile::enable();

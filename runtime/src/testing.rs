@@ -5,6 +5,7 @@ use dynasour_guest::space::Brk;
 
 use std::ops::Range;
 
+use crate::changes::Code;
 use crate::process::ThreadBody;
 use crate::signal::{FaultHooks, sa};
 use crate::syscall::{Config, Engine, Inherited, Outcome, System};
@@ -47,7 +48,7 @@ pub(crate) fn in_child(body: impl FnOnce() -> i32) -> i32 {
 /// An engine that only notes what it is told, and runs vfork children by a function.
 #[derive(Default)]
 pub(crate) struct Notes {
-    pub(crate) invalidated: Vec<Range<u64>>,
+    pub(crate) dropped: Vec<Range<u64>>,
     pub(crate) shared: bool,
     pub(crate) handled: bool,
     pub(crate) forked: bool,
@@ -64,11 +65,13 @@ impl ThreadBody for Body {
     }
 }
 
-impl Engine for Notes {
-    fn invalidate(&mut self, range: Range<u64>) {
-        self.invalidated.push(range);
+impl Code for Notes {
+    fn drop_code(&mut self, range: Range<u64>) {
+        self.dropped.push(range);
     }
+}
 
+impl Engine for Notes {
     fn report(&mut self, _: &System) {
         self.reported = true;
     }

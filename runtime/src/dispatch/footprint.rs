@@ -3,8 +3,8 @@
 //! A page is noted before it is read. So when a page has changed and then [`Footprint::forget`] is called, whoever read it
 //! before the change is found out; whoever reads it afterwards notes it again.
 
+use crate::changes::CodePages;
 use crate::interp::ExecutableCode;
-use crate::invalidate::CodePages;
 use crate::sync::lock;
 use dynasour_guest::decode::{Fetch, Moment, Watched};
 use rustc_hash::FxHashSet;

@@ -7,8 +7,8 @@ use super::fragments::{FragmentError, Fragments, Touched};
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, Resting};
 use crate::census::{self, Census};
+use crate::changes::CodePages;
 use crate::config::{RunConfig, Stage, Tier};
-use crate::invalidate::CodePages;
 use crate::profile::{self, Phase};
 use crate::stats::Stats;
 use crate::sync::lock;
@@ -35,9 +35,6 @@ pub struct Machine {
     pub peers: Peers,
     /// Guest code that somebody has read.
     pub footprint: Footprint,
-    /// Held while code is invalidated, until the last thread has forgotten it: whoever finds nothing left to forget knows
-    /// that nobody runs what was.
-    changes: Mutex<()>,
     /// Dispatchers of threads that have ended.
     resting: Mutex<Vec<Resting>>,
     /// The fragment side; none when everything is interpreted.
@@ -68,7 +65,6 @@ impl Machine {
             pages,
             peers: Peers::default(),
             footprint: Footprint::default(),
-            changes: Mutex::new(()),
             resting: Mutex::new(Vec::new()),
             cache: AtomicU64::new(fragments.as_ref().map_or(0, |f| packed(&f.cache()))),
             fragments: fragments.map(Mutex::new),
@@ -81,12 +77,6 @@ impl Machine {
     /// The fragments, locked.
     pub fn fragments(&self) -> Option<MutexGuard<'_, Fragments>> {
         self.fragments.as_ref().map(lock)
-    }
-
-    /// The right to invalidate code. The caller is outside and holds no lock, so that whoever has the right need not wait for
-    /// it.
-    pub fn changes(&self) -> MutexGuard<'_, ()> {
-        lock(&self.changes)
     }
 
     /// The statistics so far, of all threads.
@@ -191,7 +181,7 @@ impl Machine {
     /// The guest wants `range` to itself: if something of the emitter's is there, it goes elsewhere. The caller is outside and
     /// holds no lock.
     pub fn make_room(&self, own: &Peer, range: &Range<u64>) -> Option<Moved> {
-        let _changes = self.changes();
+        let _exclusive = self.pages.exclusive();
         if !self.fragments()?.could_leave(range) {
             return None;
         }
@@ -223,6 +213,7 @@ impl Machine {
         self.peers.keep_only(resting.iter().map(Resting::peer).chain([own]));
         drop(resting);
         self.forced.store(false, Ordering::Relaxed);
+        self.pages.after_fork_child();
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }
 
@@ -245,7 +236,7 @@ impl Machine {
 
     /// Calls `f` with every lock held.
     pub fn with_locks(&self, f: &mut dyn FnMut()) {
-        let _changes = self.changes();
+        let _exclusive = self.pages.exclusive();
         let _resting = lock(&self.resting);
         let _fragments = self.fragments();
         self.footprint.held(|| self.peers.held(&mut || self.pages.held(&mut *f)));

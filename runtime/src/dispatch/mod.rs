@@ -23,9 +23,9 @@ mod select;
 mod sources;
 mod worth;
 
+use crate::changes::{Code, Store};
 use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop, astray};
-use crate::invalidate::Opening;
 use crate::memory::{self, FaultInfo};
 use crate::perf_map;
 use crate::process::{self, ThreadBody};
@@ -470,25 +470,14 @@ impl Dispatcher {
         }
     }
 
-    /// Was this fault only ours? Then the page is open now, and whatever was made from it has gone, or goes before anything
-    /// else is done.
-    ///
-    /// With several threads it goes first: as soon as the page is open, another thread may write to it, and execute what it has
-    /// written.
+    /// Was this fault only ours? Then its page is open now, and whatever was made from it is gone.
     fn opened_by_fault(&mut self, fault: &FaultInfo) -> bool {
-        if !self.machine.pages.is_threaded() {
-            return self.machine.pages.opened_by_fault(fault);
-        }
-        if !fault.is_denied_write() {
-            return false;
-        }
-        let _changes = self.machine.changes();
-        match self.machine.pages.begin_opening(fault) {
-            Opening::NotOurs => false,
-            Opening::Done => true,
-            Opening::Begun(page) => {
-                self.drop_code(page.clone());
-                self.machine.pages.finish_opening(page);
+        let machine = self.machine;
+        match machine.pages.announce_store(fault) {
+            Store::Refused => false,
+            Store::Open => true,
+            Store::Guarded(change) => {
+                change.quiesce(self).perform(|| ()).0.publish(self, []);
                 true
             }
         }
@@ -497,7 +486,6 @@ impl Dispatcher {
     /// The instruction at rip wrote to a page of code that is open now: runs it again, by itself, since it may have changed
     /// the next one.
     fn repeat(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
-        self.drop_written();
         if !self.peer.enter(context) {
             // It faults again, or does not, when it is tried next.
             self.attend();
@@ -508,26 +496,17 @@ impl Dispatcher {
         stop.map_or(Outcome::Continue, |stop| self.stopped(context, system, stop))
     }
 
-    /// Drops what was made from pages that were opened for writing.
+    /// Drops what was made from pages that the host has written to.
     fn drop_written(&mut self) {
         if !self.machine.pages.is_written() {
             return;
         }
         // If another thread is at it already, this one must not go on before that is done.
-        let _changes = self.machine.changes();
+        let _exclusive = self.machine.pages.exclusive();
         for range in self.machine.pages.take_written() {
             self.drop_code(range);
         }
         self.machine.pages.dropped_written();
-    }
-
-    /// Drops everything made from code in `range`, with the right to do so.
-    fn drop_code(&mut self, range: Range<u64>) {
-        let read = self.machine.footprint.forget(&range);
-        self.forget_blocks(&range);
-        if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
-            self.machine.invalidate(&self.peer, &range);
-        }
     }
 
     /// Ends the process if the outcome says so; says when the thread has ended.
@@ -605,12 +584,17 @@ fn fetch_fault(addr: u64) -> GuestFault {
     }
 }
 
-impl Engine for Dispatcher {
-    fn invalidate(&mut self, range: Range<u64>) {
-        let _changes = self.machine.changes();
-        self.drop_code(range);
+impl Code for Dispatcher {
+    fn drop_code(&mut self, range: Range<u64>) {
+        let read = self.machine.footprint.forget(&range);
+        self.forget_blocks(&range);
+        if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
+            self.machine.invalidate(&self.peer, &range);
+        }
     }
+}
 
+impl Engine for Dispatcher {
     fn make_room(&mut self, range: &Range<u64>) -> Option<Moved> {
         self.abandon(AbortReason::Flushed);
         let moved = self.machine.make_room(&self.peer, range);
@@ -629,7 +613,9 @@ impl Engine for Dispatcher {
     }
 
     fn private_memory_lost(&mut self) {
-        // If that is for a thread, it may guard pages while this one is in a system call.
+        // If that is for a thread, it must not find code that is to be dropped before this one goes on. And it may guard pages
+        // while this one is in a system call.
+        self.drop_written();
         self.machine.pages.set_threaded();
         if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
             self.flush();

@@ -5,7 +5,7 @@
 //! not dropped but *rests*: nothing leads to it. When its pc is wanted again its guest bytes are compared with those it was
 //! made from; if they are the same, it comes back.
 
-use crate::invalidate::CodePages;
+use crate::changes::CodePages;
 use crate::memory;
 use dynasour_emitter::{ExitId, FragmentId};
 use dynasour_guest::decode::Watched;
@@ -185,7 +185,7 @@ impl Source {
         self.pieces.iter().all(|piece| {
             let len = piece.bytes.len();
             let mut now = vec![0; len];
-            !pages.is_leaving(&(piece.start..piece.end()))
+            !pages.is_changing(&(piece.start..piece.end()))
                 && pages.fetchable(piece.start, len) == len
                 && (piece.checked || pages.watch(piece.start..piece.end(), pages.moment()) != Watched::Impossible)
                 && memory::copy_in(piece.start, &mut now) == len

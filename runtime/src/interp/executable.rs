@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dynasour_guest::decode::{Fetch, Moment, Watched};
 
-use crate::invalidate::CodePages;
+use crate::changes::CodePages;
 use crate::memory;
 
 /// Executable guest memory; see [`CodePages`].

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::exec::Follow;
 use super::thread::Threads;
-use crate::invalidate::CodePages;
+use crate::changes::CodePages;
 use crate::signal::{MAX_SIGNAL, SigAction};
 use crate::sync::lock;
 use crate::syscall::limits::Limit;

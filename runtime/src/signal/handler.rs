@@ -15,8 +15,8 @@ use dynasour_guest::ThreadContext;
 use dynasour_emitter::Diversion;
 
 use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, precise, set_of};
+use crate::changes::host;
 use crate::entry::{self, Call, Window};
-use crate::invalidate;
 use crate::memory::{self, FaultInfo};
 
 /// `restart_syscall`: what the kernel puts into rax when it restarts a call that measures time.
@@ -229,7 +229,7 @@ fn synchronous(
             true
         }
         // A store of a fragment's exit to memory that it has written before: code was translated from that page since.
-        None if invalidate::opened_for_host(&fault) => {
+        None if host::opened_for_host(&fault) => {
             context.pending.store(1, Ordering::Relaxed);
             true
         }

@@ -160,9 +160,9 @@ impl System {
         let nr = call.nr as u32;
         let [a, b, c, d, e, f] = call.args;
         if let Some(&(_, same)) = SAME.iter().find(|(number, _)| *number == nr) {
-            return self.pinned(context, engine, &Call { nr: same as u64, args: call.args });
+            return self.perform_writing(context, engine, &Call { nr: same as u64, args: call.args });
         }
-        let mut made = |nr, args: &[u64]| self.pinned(context, engine, &Call::new(nr, args));
+        let mut made = |nr, args: &[u64]| self.perform_writing(context, engine, &Call::new(nr, args));
         match nr {
             converted::WAITPID => made(libc::SYS_wait4, &[a, b, c, 0]),
             converted::LSEEK => made(libc::SYS_lseek, &[a, signed(b), c]),

@@ -2,8 +2,8 @@
 //!
 //! * Ranges of the host's are *protected*: to the guest they are unmapped addresses that cannot be mapped. The code cache and
 //!   its tables, which lie where programs with a layout of their own map, make room instead ([`Engine::make_room`]).
-//! * The engine hears of every range whose contents, protection or existence may have changed, and so do the
-//!   [code pages](crate::invalidate), which must agree with the kernel about what is guarded.
+//! * Every call that may change the contents, protection or existence of a range is a transaction
+//!   of the [code pages](crate::changes), which must agree with the kernel about what is guarded.
 //! * A shared mapping whose contents somebody may change ends the assumption `private_memory` (DESIGN 4); see
 //!   [`is_plain`]. So do `shmat`, the first thread ([`crate::process`]), and `io_setup`, whose ring the kernel writes.
 //! * What the dynamic linker maps goes low ([`dynasour_guest::space`]).
@@ -15,6 +15,7 @@ use dynasour_guest::space::{self, Brk, Mapping, PAGE, USER_END, page_down, page_
 use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::{Done, Engine, System};
+use crate::changes::News;
 use crate::entry::{self, Call};
 
 /// Room above the host's heap that stays the host's: all that it allocates comes from there (see [`crate::start`]).
@@ -220,8 +221,8 @@ impl System {
             libc::SYS_madvise if !changes_contents(call.args[2] as i32) => self.pass(call),
             libc::SYS_shmat => self.shmat(engine, call),
             // Where a segment ends only the kernel knows.
-            libc::SYS_shmdt => self.pass_and_invalidate(engine, call, 0..USER_END),
-            _ => self.pass_and_invalidate(engine, call, range),
+            libc::SYS_shmdt => self.pass_and_forget(engine, call, 0..USER_END),
+            _ => self.pass_and_forget(engine, call, range),
         }
     }
 
@@ -240,38 +241,14 @@ impl System {
         }
     }
 
-    /// Performs the call and, unless it was not made, forgets code in `range`: even a call that fails may have
-    /// changed a part.
-    fn pass_and_invalidate(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
-        self.leaving(engine, range.clone(), |system, engine| {
-            let done = system.pass(call);
-            if done != Done::Restart && !range.is_empty() {
-                system.process.pages().forget(range.clone());
-                engine.invalidate(range);
-            }
-            done
-        })
-    }
-
-    /// Makes a call that may leave `range` to others, and forgets what was there.
-    ///
-    /// With other threads its code is forgotten before the call, too, and does not come back: as soon as the call is made one of them
-    /// may get the same pages for other code, and that it makes executable what it knows to be fresh invalidates nothing.
-    fn leaving<R>(
-        &mut self,
-        engine: &mut dyn Engine,
-        range: Range<u64>,
-        call: impl FnOnce(&mut System, &mut dyn Engine) -> R,
-    ) -> R {
-        self.process.pages().open(range.clone());
-        if range.is_empty() || !self.process.threads().ever() {
-            return call(self, engine);
+    /// Performs a call that may change anything in `range`: even one that fails may have changed a part.
+    fn pass_and_forget(&self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        let change = self.process.pages().announce([range.clone()]).quiesce(engine);
+        let (performed, done) = change.perform(|| self.pass(call));
+        if done != Done::Restart {
+            performed.publish(engine, [News::Unknown(range)]);
         }
-        self.process.pages().leaving(range.clone());
-        engine.invalidate(range.clone());
-        let result = call(self, engine);
-        self.process.pages().left(&range);
-        result
+        done
     }
 
     /// The call about a range of the host's, which is to fail as if nothing were mapped there: the kernel is asked about addresses
@@ -293,40 +270,40 @@ impl System {
         if is_keyed {
             self.process.pages().set_keyed();
         }
-        let spares_code = prot == ProtFlags::PROT_READ | ProtFlags::PROT_EXEC
+        let announced = self.process.pages().announce([range.clone()]);
+        let keeps_code = prot == ProtFlags::PROT_READ | ProtFlags::PROT_EXEC
             && !is_keyed
             && self.process.pages().knows(range.clone());
-        if !spares_code {
-            self.process.pages().open(range.clone());
-        }
-        let done = self.pass(call);
+        let change = if keeps_code { announced.keep_code() } else { announced.quiesce(engine) };
+        let (performed, done) = change.perform(|| self.pass(call));
+        let known = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
         if done == Done::Restart || range.is_empty() {
             return done;
         }
-        let known = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
         if done == Done::Value(0) && known.contains(prot) {
-            self.process.pages().protected(range.clone(), prot);
-            if spares_code {
-                return done;
-            }
+            performed.publish(engine, [News::Protected(range, prot)]);
+        } else if keeps_code {
+            // A part may have been changed. The guards go now that nothing relies on them.
+            let (performed, ()) = performed.again().quiesce(engine).perform(|| ());
+            performed.publish(engine, [News::Unknown(range)]);
         } else {
-            self.process.pages().open(range.clone());
-            self.process.pages().forget(range.clone());
+            performed.publish(engine, [News::Unknown(range)]);
         }
-        engine.invalidate(range);
         done
     }
 
     fn brk(&mut self, engine: &mut dyn Engine, wanted: u64) -> Done {
-        let (before, now) = {
-            let mut memory = self.process.memory();
-            (memory.brk.current(), memory.brk.set(wanted))
-        };
-        if now < before {
-            let range = page_down(now)..page_up(before).unwrap_or(before);
-            self.process.pages().mapped(page_up(now).unwrap_or(now)..range.end, None);
-            engine.invalidate(range);
+        // Others need no lock of this rank to come out of guest code.
+        let mut memory = self.process.memory();
+        let before = memory.brk.current();
+        if !(memory.brk.start()..before).contains(&wanted) {
+            return Done::Value(memory.brk.set(wanted) as i64);
         }
+        let left = page_down(wanted)..page_up(before).unwrap_or(before);
+        let change = self.process.pages().announce([left.clone()]).quiesce(engine);
+        let (performed, now) = change.perform(|| memory.brk.set(wanted));
+        let unmapped = page_up(now).unwrap_or(now)..left.end;
+        performed.publish(engine, [News::Mapped(unmapped, None)]);
         Done::Value(now as i64)
     }
 
@@ -345,41 +322,36 @@ impl System {
             return self.refuse_fixed(call);
         }
         let is_code = flags & libc::MAP_DENYWRITE != 0 || prot & libc::PROT_EXEC != 0;
-        let done = if fixed == 0 && address == 0 && private && !anonymous && is_code && fd >= 0 {
-            // SAFETY: borrowed for the call; a descriptor that is not open makes it fail with EBADF.
-            let file = unsafe { BorrowedFd::borrow_raw(fd) };
-            let (prot, flags) = (ProtFlags::from_bits_retain(prot), MapFlags::from_bits_retain(flags));
-            match space::map_low(len, prot, flags, file, offset) {
-                Ok(start) => Done::Value(start as i64),
-                Err(errno) => Done::error(errno as i32),
-            }
-        } else if refused {
+        let replaced = if fixed & libc::MAP_FIXED != 0 { range } else { 0..0 };
+        let goes_low = fixed == 0 && address == 0 && private && !anonymous && is_code && fd >= 0;
+        let change = self.process.pages().announce([replaced.clone()]).quiesce(engine);
+        let (performed, done) = change.perform(|| match (goes_low, refused) {
+            (true, _) => map_low(call),
             // A mere hint, at what is not free: the kernel chooses.
-            let mut call = *call;
-            call.args[0] = 0;
-            self.pass(&call)
-        } else {
-            self.pass(call)
-        };
+            (false, true) => {
+                self.pass(&Call { args: [0, len, call.args[2], call.args[3], call.args[4], offset], ..*call })
+            }
+            (false, false) => self.pass(call),
+        });
         let Done::Value(start) = done else { return done };
         if is_error(start) {
             // MAP_FIXED unmaps what was there before it finds out that it cannot map.
-            if fixed & libc::MAP_FIXED != 0 {
-                let range = pages(address, len);
-                self.process.pages().open(range.clone());
-                self.process.pages().forget(range.clone());
-                engine.invalidate(range);
-            }
+            performed.publish(engine, [News::Unknown(replaced)]);
             return done;
         }
         let range = pages(start as u64, len);
+        let executable = prot & libc::PROT_EXEC != 0;
         let mapping = Mapping::anonymous(ProtFlags::from_bits_truncate(prot));
-        self.process.pages().mapped(range.clone(), (private && anonymous).then_some(mapping));
+        let mapping = (private && anonymous).then_some(mapping);
+        if executable && replaced.is_empty() {
+            performed.publish_fresh(engine, [], range, mapping);
+        } else {
+            performed.publish(engine, [News::Mapped(range, mapping)]);
+        }
         let changes = anonymous || prot & libc::PROT_WRITE != 0 || is_open_for_writing(fd) || !is_plain(fd);
         if !private && changes {
             engine.private_memory_lost();
         }
-        let executable = prot & libc::PROT_EXEC != 0;
         if !anonymous
             && (executable || !private)
             && let Some(inode) = inode_of(fd)
@@ -387,9 +359,6 @@ impl System {
         {
             // Code of that file, here or mapped before, may change in ways that are not seen.
             self.file_may_change(engine, inode);
-        }
-        if fixed != 0 || prot & libc::PROT_EXEC != 0 {
-            engine.invalidate(range);
         }
         done
     }
@@ -421,19 +390,16 @@ impl System {
             || len == 0
             || range.end > USER_END
         {
-            return self.pass_and_invalidate(engine, call, range);
+            return self.pass_and_forget(engine, call, range);
         }
         // What is the host's is not mapped as far as the guest is concerned: nothing to do there.
         let parts = self.process.memory().guest_parts(range);
         for part in parts {
             let own = Call::new(libc::SYS_munmap, &[part.start, part.end - part.start]);
-            let result = self.leaving(engine, part.clone(), |system, engine| {
-                // SAFETY: none of the range is the host's.
-                let result = unsafe { entry::raw(&own) };
-                system.process.pages().forget(part.clone());
-                engine.invalidate(part);
-                result
-            });
+            let change = self.process.pages().announce([part.clone()]).quiesce(engine);
+            // SAFETY: none of the range is the host's.
+            let (performed, result) = change.perform(|| unsafe { entry::raw(&own) });
+            performed.publish(engine, [News::Unknown(part)]);
             if result < 0 {
                 return Done::Value(result);
             }
@@ -462,14 +428,16 @@ impl System {
             let done = self.pass(&call);
             return if !outside && done == Done::error(libc::EFAULT) { Done::error(libc::ENOMEM) } else { done };
         }
-        let done = self.pass_and_invalidate(engine, call, pages(old, old_len));
-        if let Done::Value(start) = done {
-            let moved_to = if is_error(start) && fixed { new } else { start as u64 };
-            if fixed || !is_error(start) {
-                let range = pages(moved_to, new_len);
-                self.process.pages().mapped(range.clone(), None);
-                engine.invalidate(range);
-            }
+        let replaced = if fixed { to } else { 0..0 };
+        let left = pages(old, old_len);
+        let change = self.process.pages().announce([left.clone(), replaced.clone()]).quiesce(engine);
+        let (performed, done) = change.perform(|| self.pass(call));
+        let Done::Value(start) = done else { return done };
+        let unknown = [News::Unknown(left), News::Unknown(replaced)];
+        if is_error(start) || fixed {
+            performed.publish(engine, unknown);
+        } else {
+            performed.publish_fresh(engine, unknown, pages(start as u64, new_len), None);
         }
         done
     }
@@ -480,15 +448,28 @@ impl System {
             // How far it reaches depends on the segment, so the host's memory could be in the way.
             return Done::error(libc::EINVAL);
         }
-        let done = self.pass(call);
+        let change = self.process.pages().announce([]).quiesce(engine);
+        let (performed, done) = change.perform(|| self.pass(call));
         if let Done::Value(start) = done
             && !is_error(start)
         {
             // How far it reaches only the kernel knows; it was nobody's before.
-            self.process.pages().forget(start as u64..USER_END);
+            performed.publish(engine, [News::Unknown(start as u64..USER_END)]);
             engine.private_memory_lost();
         }
         done
+    }
+}
+
+/// `mmap` of a file's code to where the kernel may choose: it goes low ([`space::map_low`]).
+fn map_low(call: &Call) -> Done {
+    let [_, len, prot, flags, fd, offset] = call.args;
+    // SAFETY: borrowed for the call; a descriptor that is not open makes it fail with EBADF.
+    let file = unsafe { BorrowedFd::borrow_raw(fd as i32) };
+    let (prot, flags) = (ProtFlags::from_bits_retain(prot as i32), MapFlags::from_bits_retain(flags as i32));
+    match space::map_low(len, prot, flags, file, offset) {
+        Ok(start) => Done::Value(start as i64),
+        Err(errno) => Done::error(errno as i32),
     }
 }
 

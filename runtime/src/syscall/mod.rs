@@ -38,9 +38,8 @@ use std::sync::atomic::Ordering;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::Brk;
 
+use crate::changes::{Code, CodePages};
 use crate::entry::{self, Call};
-use crate::invalidate::CodePages;
-use crate::invalidate::outputs::Outputs;
 use crate::process::exec::{Arguments, Follow};
 use crate::process::{Process, ThreadBody};
 use crate::signal::altstack::AltStack;
@@ -53,10 +52,7 @@ use seccomp::{ARCHITECTURE, Dispatch, Seccomp};
 use special::Segments;
 
 /// What system calls ask of the machine that runs guest code.
-pub trait Engine {
-    /// Code in `range` may have changed or gone: forget everything made from it.
-    fn invalidate(&mut self, range: Range<u64>);
-
+pub trait Engine: Code {
     /// The guest wants `range` to itself. If memory of the engine's is there that can be elsewhere, it is from now on.
     fn make_room(&mut self, _range: &Range<u64>) -> Option<Moved> {
         None
@@ -310,7 +306,7 @@ impl System {
         } else if let Some(done) = self.screen(context, &call, ARCHITECTURE) {
             done
         } else {
-            self.pinned(context, engine, &call)
+            self.perform_writing(context, engine, &call)
         };
         match done {
             Done::Value(value) => {
@@ -341,24 +337,13 @@ impl System {
     }
 
     /// Performs a call that may write to pages of code.
-    fn pinned(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {
-        let outputs = self.pin(engine, call);
-        let done = self.perform(context, engine, call);
-        self.process.pages().unpin(&outputs);
-        done
-    }
-
-    /// Lets the kernel write to what it may be about to write to, until that is unpinned.
-    fn pin(&self, engine: &mut dyn Engine, call: &Call) -> Outputs {
-        let pages = self.process.pages();
-        let outputs = pages.pin(i64::from(call.nr as u32), &call.args);
-        if pages.is_threaded() {
-            for page in pages.guarded(&outputs) {
-                engine.invalidate(page.clone());
-                pages.open_dropped(page);
-            }
+    fn perform_writing(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {
+        if !self.process.pages().announces_outputs() {
+            return self.perform(context, engine, call);
         }
-        outputs
+        let process = self.process.clone();
+        let _outputs = process.pages().announce_outputs(engine, i64::from(call.nr as u32), &call.args);
+        self.perform(context, engine, call)
     }
 
     fn perform(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, call: &Call) -> Done {

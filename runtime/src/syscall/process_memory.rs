@@ -1,5 +1,5 @@
 //! Writes of the guest to its own memory as a file, `/proc/self/mem`: they know no protections, so code that is changed in
-//! this way must be invalidated by hand.
+//! this way has no guard that would notice.
 //!
 //! Whether such a file is open for writing is noticed when it is opened, by whatever path; until then writes are passed
 //! through without a look. A descriptor that comes over a socket or from a parent is not noticed.
@@ -46,8 +46,10 @@ impl System {
 
     /// Code of a file may change in ways that are not seen.
     pub(super) fn file_may_change(&self, engine: &mut dyn Engine, inode: u64) {
-        for code in self.process.pages().file_may_change(inode) {
-            engine.invalidate(code);
+        let pages = self.process.pages();
+        let code = pages.file_may_change(inode);
+        if !code.is_empty() {
+            pages.changed(engine, code);
         }
     }
 
@@ -71,7 +73,7 @@ impl System {
             && !is_error(len)
         {
             let written: Range<u64> = from..from.saturating_add(len as u64);
-            engine.invalidate(written);
+            self.process.pages().changed(engine, [written]);
         }
         done
     }

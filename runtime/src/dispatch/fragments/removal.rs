@@ -5,7 +5,7 @@
 //! natively is told to come out, too ([`super::super::peers`]), since where it is nobody knows.
 //!
 //! What rests may be woken by one thread while another is still about to make the change that it rests for: a page that is
-//! about to be opened is known not to be watched ([`crate::invalidate`]), and calls that change mappings say so once more
+//! about to be opened is known not to be watched ([`crate::changes`]), and calls that change mappings say so once more
 //! when they are done.
 
 use super::{FragmentId, Fragments, Role};

@@ -8,12 +8,13 @@ mod state;
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
+use dynasour_guest::space::page_down;
 use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
 
 pub use segment::Segments;
 
 use super::{Outcome, System};
-use crate::invalidate;
+use crate::changes::host;
 use crate::memory::{self, Fault};
 use crate::signal::GuestFault;
 
@@ -203,6 +204,7 @@ fn load(address: u64, size: usize) -> Result<u64, Refused> {
 
 /// Writes 2, 4 or 8 bytes.
 fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
+    let crosses = page_down(address) != page_down(address.wrapping_add(size as u64 - 1));
     loop {
         // SAFETY: the guest computed the address.
         let done = unsafe {
@@ -212,8 +214,14 @@ fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
                 _ => memory::store(address, value),
             }
         };
-        if done.is_ok() || !invalidate::opened_for_host(&memory::last_fault()) {
-            return done.map_err(Refused::from);
+        let Err(fault) = done else { return Ok(()) };
+        let fault_info = memory::last_fault();
+        // A store is made as a whole, or not at all.
+        if !crosses && host::write_for_host(&fault_info, address, &value.to_le_bytes()[..size]) == size {
+            return Ok(());
+        }
+        if !crosses || !host::opened_for_host(&fault_info) {
+            return Err(Refused::from(fault));
         }
     }
 }

@@ -170,6 +170,7 @@ mod tests {
 
     #[test]
     fn lists_of_buffers_are_followed() {
+        crate::memory::test_handler::install();
         let vectors = [[0x10000u64, 0x1000], [0x50000, 0x2000]];
         let list = vectors.as_ptr() as u64;
         for address in [0x10fff, 0x51fff] {

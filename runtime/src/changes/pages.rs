@@ -1,36 +1,22 @@
-//! Pages of guest code: what may be executed, what may change it, and how a change is noticed (DESIGN 7,
-//! "Self-modifying code").
+//! What is known of the guest's code pages, and which of them are write-protected behind the guest's back.
 //!
-//! Code is translated once and executed often, so whatever changes it must be noticed first. How depends on the page:
+//! [`CodePages`] holds the record of the guest's mappings, the guards, and the ranges that some
+//! thread has announced to change (see [`super`]). One lock, [`State`], protects all of it; it has the
+//! last rank ([`crate::sync`]), so any thread may take it at any time, except a signal handler that
+//! interrupted a thread which holds it. (No store to guest memory is made while it is held.)
 //!
-//! | page | who may change it | how it is noticed |
-//! | --- | --- | --- |
-//! | private, not writable | mprotect, mmap, munmap, … | by the call |
-//! | private, writable | stores, system calls that write memory | *guarded*: write-protected behind the guest's back |
-//! | shared, of a file open for writing, written too often | also other processes, other mappings | not at all: what is made from it compares its bytes |
+//! A **guard** is taken by [`CodePages::watch`] when code is made from a writable page. It is given
+//! back (the page is *opened*) before anything is written to the page, by a transaction
+//! ([`super::transaction`]) or by a store of the host's ([`super::host`]).
 //!
-//! A **guard** is taken by [`CodePages::watch`] when code is made from the page and given back (*opened*) before
-//! anything is written: by the dispatcher after a fault ([`CodePages::opened_by_fault`]), which runs the store that
-//! faulted by itself, so that the very next instruction is fetched anew; by system calls before the kernel writes
-//! ([`outputs`]); by the host's own stores into guest memory (see [`crate::memory::copy_out`]). What was opened is
-//! *written*: whoever runs guest code next first drops everything made from it ([`CodePages::take_written`]), or waits until
-//! another thread has. Somebody else may have taken the guard after the bytes were read, and they may have changed before: who
-//! watches says since when ([`Moment`]), and reads again.
+//! Another thread may guard a page after this one has read it, and the page may have changed in
+//! between. So a translator passes the [`Moment`] before its first read to [`CodePages::watch`], and reads
+//! again if the page was guarded later than that ([`Watched::Now`]).
 //!
-//! Where the kernel cannot be asked what is mapped (a process in a jail has no `/proc`), what is known stays known, and what is not is
-//! taken for code if it can be read, and for code that may change unseen.
+//! Where the kernel cannot be asked what is mapped (a process in a jail has no `/proc`), ranges that are
+//! known stay known. Unknown ranges count as code if they can be read, and as code that may change unseen.
 //!
-//! Protections that the guest asks about (`/proc/self/maps`, its own faults) are those that it set.
-//!
-//! Not noticed: what other processes write to files of which code is mapped privately, or to private pages (ptrace,
-//! process_vm_writev).
-
-mod guards;
-mod handler;
-mod listing;
-pub mod outputs;
-
-pub use handler::{install, opened_for_host};
+//! The record holds the protections that the guest set, not those that guards changed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,19 +27,23 @@ use dynasour_guest::space::{self, Mapping, Mappings, PAGE, page_down, page_up};
 use nix::sys::mman::ProtFlags;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::guards::{self, Guards};
+use super::listing;
+use super::schedule::{Step, step};
 use crate::memory::FaultInfo;
 use crate::sync::lock;
-use guards::Guards;
-use outputs::Outputs;
 
-/// A page that was opened so often is guarded no more: its code compares its bytes.
-const FLIPS: u32 = 64;
+/// A page that was opened this often is not guarded any more: code made from it compares its bytes
+/// (guess; higher costs a fault and a quiesce for each write of a JIT compiler's hot page).
+pub(super) const FLIPS: u32 = 64;
 
 /// The code pages of one address space.
 #[derive(Debug, Default)]
 pub struct CodePages {
     state: Mutex<State>,
-    /// Is there something in [`State::written`], or about to be dropped?
+    /// The exclusive right to change code: see [`CodePages::exclusive`].
+    exclusive: Mutex<()>,
+    /// Is there something in [`State::written`], or is it being dropped?
     written: AtomicBool,
     /// Are there, or were there, several threads?
     threaded: AtomicBool,
@@ -63,36 +53,31 @@ pub struct CodePages {
     keyed: AtomicBool,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    mappings: Mappings,
-    /// The kernel could not be asked when it was last tried.
-    is_blind: bool,
-    guards: Guards,
-    /// How often guarded pages were opened.
-    flips: FxHashMap<u64, u32>,
-    /// Inodes of files whose contents may change by other ways than a private mapping of them.
-    unstable: FxHashSet<u64>,
-    /// Ranges that the kernel may be writing to: not to be guarded.
-    pinned: Vec<Range<u64>>,
-    /// Ranges that are about to be nobody's any more.
-    leaving: Vec<Range<u64>>,
-    /// Opened, and what was made from it not dropped yet.
-    written: Vec<Range<u64>>,
-    /// About to be opened, while what was made from it is being dropped.
-    opening: Option<Range<u64>>,
-    opened: u64,
+/// Why a range is announced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// A call changes what is mapped there, its protection, or its contents as a whole.
+    Mapping,
+    /// A guarded page is about to be opened for a store.
+    Store,
+    /// The kernel may write there until a system call returns.
+    Output,
 }
 
-/// What became of a fault.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Opening {
-    /// It is the guest's own.
-    NotOurs,
-    /// Its page is open already.
-    Done,
-    /// Whatever was made from this page is to be dropped before it is opened.
-    Begun(Range<u64>),
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub mappings: Mappings,
+    /// The kernel could not be asked when it was last tried.
+    is_blind: bool,
+    pub guards: Guards,
+    /// How often each guarded page was opened.
+    pub flips: FxHashMap<u64, u32>,
+    /// Inodes of files whose contents may change by other ways than a private mapping of them.
+    unstable: FxHashSet<u64>,
+    /// Ranges that some thread is about to change. No code made from them relies on a guard or a protection.
+    announced: Vec<(Range<u64>, Kind)>,
+    /// Ranges that the host has written to, until what was made from them is dropped.
+    pub written: Vec<Range<u64>>,
 }
 
 /// How code may change.
@@ -156,11 +141,16 @@ impl State {
         worst
     }
 
+    /// Is some of `range` announced, for a reason that `kinds` accepts?
+    fn is_announced(&self, range: &Range<u64>, kinds: impl Fn(Kind) -> bool) -> bool {
+        let meets = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+        self.announced.iter().any(|(other, kind)| kinds(*kind) && meets(other))
+    }
+
     /// Guards the page, of which something was read after `since`, unless it is guarded or need not be. `None`: it cannot be.
     fn guard(&mut self, page: u64, since: Moment) -> Option<Watched> {
-        // What is still guarded may be about to be opened.
-        let is_pinned = self.pinned.iter().any(|pinned| pinned.start < page + PAGE && page < pinned.end);
-        if is_pinned || self.opening.as_ref().is_some_and(|opening| opening.contains(&page)) {
+        if self.is_announced(&(page..page + PAGE), |_| true) {
+            // What is guarded still may be about to be opened.
             return self.needs_no_guard(page).then_some(Watched::Already);
         }
         if let Some(guarded) = self.guards.since(page) {
@@ -186,53 +176,67 @@ impl State {
         self.mappings.at(page).is_some_and(|mapping| self.change(&mapping) == Change::ByCall)
     }
 
-    /// May the guest write there? Asked where it could not: another thread may have opened it meanwhile.
-    fn is_writable(&mut self, page: u64) -> bool {
-        let writable = |state: &State| state.mappings.at(page).is_some_and(|mapping| mapping.is_writable());
-        writable(self) && {
-            self.refresh();
-            writable(self)
+    /// May the guest write there? Asked after a store has faulted, with the exclusive right: the page may
+    /// have been opened, or its record forgotten, since the fault.
+    pub(super) fn is_writable(&mut self, page: u64) -> bool {
+        let writable = |state: &State| state.mappings.at(page).map(|mapping| mapping.is_writable());
+        if writable(self) == Some(false) {
+            return false;
         }
+        self.refresh();
+        writable(self) == Some(true)
     }
 
-    /// As [`State::open`], because of a write.
-    fn open_for_write(&mut self, range: Range<u64>) -> bool {
-        for page in self.guards.within(range.clone()) {
+    /// Counts an opening because of a write, for each guarded page of `range`.
+    pub(super) fn count_flips(&mut self, range: Range<u64>) {
+        for page in self.guards.within(range) {
             *self.flips.entry(page).or_default() += 1;
         }
-        self.open(range)
     }
 
-    /// As [`State::open_for_write`], where nothing is left to be dropped.
-    fn open_dropped(&mut self, page: Range<u64>) {
-        let written = self.written.len();
-        self.open_for_write(page);
-        self.written.truncate(written);
-    }
-
-    /// Gives the guards in `range` back; what they covered is written from now on.
-    fn open(&mut self, range: Range<u64>) -> bool {
+    /// Gives the guards in `range` back.
+    pub(super) fn open(&mut self, range: Range<u64>) {
         let pages: Vec<u64> = self.guards.within(range).collect();
-        for &page in &pages {
+        for page in pages {
             let prot = self.mappings.at(page).map_or(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, |m| m.prot);
             self.guards.give_back(page, prot);
-            self.opened += 1;
-            match self.written.last_mut() {
-                Some(last) if last.end == page => last.end = page + PAGE,
-                _ => self.written.push(page..page + PAGE),
-            }
         }
-        !pages.is_empty()
     }
 }
 
 impl CodePages {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// The exclusive right to change code. While a thread has it, no other changes a mapping, opens a page for a
+    /// store, or drops code; so a thread that gets it and finds nothing left to drop knows that nobody runs what was
+    /// there. The caller is outside (see [`crate::dispatch`]) and holds no lock that another
+    /// thread needs to come out of guest code.
+    pub fn exclusive(&self) -> MutexGuard<'_, ()> {
+        step(Step::TakeExclusive);
+        super::schedule::lock(&self.exclusive)
+    }
+
+    /// Records that `range` is about to change.
+    pub(super) fn begin(&self, ranges: &[Range<u64>], kind: Kind) {
+        step(Step::Announce);
+        self.state().announced.extend(ranges.iter().map(|range| (range.clone(), kind)));
+    }
+
+    /// Withdraws what [`CodePages::begin`] has recorded.
+    pub(super) fn end(&self, ranges: &[Range<u64>], kind: Kind) {
+        let announced = &mut self.state().announced;
+        for range in ranges {
+            if let Some(at) = announced.iter().position(|(other, other_kind)| other == range && *other_kind == kind) {
+                announced.swap_remove(at);
+            }
+        }
     }
 
     /// How many of the bytes at `address`, `len` at most, may be fetched as instructions.
     pub fn fetchable(&self, address: u64, len: usize) -> usize {
+        step(Step::Fetch);
         let mut state = self.state();
         let wanted = address.saturating_add(len as u64);
         if state.mappings.extent(address, Mapping::is_executable) < wanted {
@@ -244,7 +248,7 @@ impl CodePages {
     /// May stores, or something unseen, change the bytes of `range` now?
     pub fn may_change(&self, range: Range<u64>) -> bool {
         let state = self.state();
-        if state.is_obscure(&range) {
+        if state.is_obscure(&range) || state.is_announced(&range, |kind| kind != Kind::Output) {
             return true;
         }
         let changing = state.mappings.parts(range).find(|(part, mapping)| match state.change(mapping) {
@@ -262,6 +266,9 @@ impl CodePages {
             return false;
         }
         let mut state = self.state();
+        if state.is_announced(&range, |kind| kind == Kind::Mapping) {
+            return false;
+        }
         if state.mappings.at(range.start).is_none() {
             state.refresh();
         }
@@ -269,7 +276,7 @@ impl CodePages {
         let is_constant = |mapping: &Mapping| {
             mapping.prot.contains(ProtFlags::PROT_READ)
                 && state.change(mapping) == Change::ByCall
-                // Of the files of which no code is mapped nobody knows who writes to them.
+                // Nobody knows who writes to files of which no code is mapped.
                 && mapping.file.is_none_or(|mapped| Some(mapped.inode) == file)
         };
         state.mappings.extent(range.start, is_constant) >= range.end
@@ -287,7 +294,11 @@ impl CodePages {
 
     /// Sees to it that no store changes `range` unnoticed, which was read after `since`.
     pub fn watch(&self, range: Range<u64>, since: Moment) -> Watched {
+        step(Step::Watch);
         let mut state = self.state();
+        if state.is_announced(&range, |kind| kind == Kind::Mapping) {
+            return Watched::Impossible;
+        }
         match state.change_of(range.clone()) {
             Change::ByCall => return Watched::Already,
             Change::Unseen => return Watched::Impossible,
@@ -304,87 +315,42 @@ impl CodePages {
         watched
     }
 
-    /// Was this fault only ours? Then the page is open now, and the store can be repeated.
-    pub fn opened_by_fault(&self, fault: &FaultInfo) -> bool {
-        if !fault.is_denied_write() {
-            return false;
-        }
+    /// Is the page of this fault guarded? `None`: it is not, and the guest may write to it, so the store can be repeated.
+    /// The caller has the exclusive right.
+    pub(super) fn guarded_by_us(&self, fault: &FaultInfo) -> Option<bool> {
         let page = page_down(fault.addr);
         let mut state = self.state();
-        if state.open_for_write(page..page + PAGE) {
-            self.written.store(true, Ordering::Release);
-            return true;
+        match state.guards.contains(page) {
+            true => Some(true),
+            false if state.is_writable(page) => None,
+            false => Some(false),
         }
-        state.is_writable(page)
     }
 
-    /// Was this fault only ours? If its page is still guarded, it stays so until [`CodePages::finish_opening`]; nothing
-    /// new that is made from it relies on that. The caller has the right to invalidate code.
-    pub fn begin_opening(&self, fault: &FaultInfo) -> Opening {
-        let page = page_down(fault.addr);
-        let mut state = self.state();
-        if state.guards.contains(page) {
-            state.opening = Some(page..page + PAGE);
-            return Opening::Begun(page..page + PAGE);
-        }
-        if state.is_writable(page) { Opening::Done } else { Opening::NotOurs }
-    }
-
-    /// Nothing is left that was made from what was being opened, and nobody runs it any more.
-    pub fn finish_opening(&self, page: Range<u64>) {
-        let mut state = self.state();
-        state.opening = None;
-        state.open_dropped(page);
-    }
-
-    /// Opens what is guarded in `range`: it is about to be written, or its guards are about to be lost. Was anything?
-    pub fn open(&self, range: Range<u64>) -> bool {
-        if guards::none() {
-            return false;
-        }
-        let opened = self.state().open(range);
-        if opened {
-            self.written.store(true, Ordering::Release);
-        }
-        opened
-    }
-
-    /// Was something opened and what was made from it not dropped yet? Then that has to be done before guest code runs.
+    /// Has the host written to something, and what was made from it is not dropped yet? Then that has to be done before guest code
+    /// runs.
     pub fn is_written(&self) -> bool {
         self.written.load(Ordering::Acquire)
     }
 
-    /// What was opened since the last call: the caller drops whatever was made from it, and then says
-    /// [`CodePages::dropped_written`].
+    /// The host has written to `range`.
+    pub(super) fn set_written(&self, state: &mut State, range: Range<u64>) {
+        state.written.push(range);
+        self.written.store(true, Ordering::Release);
+    }
+
+    /// What the host has written to since the last call: the caller, who has the exclusive right, drops whatever was made from it,
+    /// and then says [`CodePages::dropped_written`].
     pub fn take_written(&self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.state().written)
     }
 
-    /// What was taken last has been dealt with.
+    /// What was taken last has been dropped.
     pub fn dropped_written(&self) {
         let state = self.state();
         if state.written.is_empty() {
             self.written.store(false, Ordering::Release);
         }
-    }
-
-    /// The kernel may be about to write to what the arguments of the call `nr` say: that is opened, and stays so until
-    /// [`CodePages::unpin`]. With several threads the caller opens it, since one of them may execute what was made from it, and
-    /// write to it: what [`CodePages::guarded`] says, when that has been dropped.
-    pub fn pin(&self, nr: i64, args: &[u64; 6]) -> Outputs {
-        // Only another thread can guard something while the call is made.
-        if guards::none() && !self.is_threaded() {
-            return Outputs::new();
-        }
-        let ranges = outputs::outputs(nr, args);
-        let mut state = self.state();
-        for range in &ranges {
-            if !self.is_threaded() && state.open_for_write(range.clone()) {
-                self.written.store(true, Ordering::Release);
-            }
-            state.pinned.push(range.clone());
-        }
-        ranges
     }
 
     /// The guarded pages with bytes in these ranges.
@@ -393,36 +359,10 @@ impl CodePages {
             return Vec::new();
         }
         let state = self.state();
-        ranges.iter().flat_map(|range| state.guards.within(range.clone())).map(|page| page..page + PAGE).collect()
-    }
-
-    /// Opens a page from which nothing is made any more, nor will be while it is pinned.
-    pub fn open_dropped(&self, page: Range<u64>) {
-        self.state().open_dropped(page);
-    }
-
-    /// The kernel has written to these ranges.
-    pub fn unpin(&self, ranges: &[Range<u64>]) {
-        if ranges.is_empty() {
-            return;
-        }
-        let mut state = self.state();
-        for range in ranges {
-            if let Some(at) = state.pinned.iter().position(|pinned| pinned == range) {
-                state.pinned.swap_remove(at);
-            }
-        }
-    }
-
-    /// The guest has mapped something new to `range`: what it is, if that is known.
-    pub fn mapped(&self, range: Range<u64>, mapping: Option<Mapping>) {
-        let mut state = self.state();
-        state.guards.lose(range.clone());
-        state.flips.retain(|page, _| !range.contains(page));
-        match mapping {
-            Some(mapping) => state.mappings.set(range, mapping),
-            None => state.mappings.forget(range),
-        }
+        let mut pages: Vec<u64> = ranges.iter().flat_map(|range| state.guards.within(range.clone())).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages.into_iter().map(|page| page..page + PAGE).collect()
     }
 
     /// Is all of `range` known to be mapped?
@@ -430,35 +370,9 @@ impl CodePages {
         self.state().mappings.extent(range.start, |_| true) >= range.end
     }
 
-    /// The guest has set the protection of `range`, guards included.
-    pub fn protected(&self, range: Range<u64>, prot: ProtFlags) {
-        let mut state = self.state();
-        state.guards.lose(range.clone());
-        state.mappings.set_protection(range, prot);
-    }
-
-    /// From now on nothing is known of `range` but what is guarded.
-    pub fn forget(&self, range: Range<u64>) {
-        self.state().mappings.forget(range);
-    }
-
-    /// `range` is about to be nobody's any more: what was made from its code is dropped before that happens, for at once another
-    /// thread may get the same addresses. So nothing may come back, though the code is still there, until it [has left](CodePages::left).
-    pub fn leaving(&self, range: Range<u64>) {
-        self.state().leaving.push(range);
-    }
-
-    /// It is nobody's.
-    pub fn left(&self, range: &Range<u64>) {
-        let leaving = &mut self.state().leaving;
-        if let Some(at) = leaving.iter().position(|other| other == range) {
-            leaving.swap_remove(at);
-        }
-    }
-
-    /// Is part of `range` about to be nobody's?
-    pub fn is_leaving(&self, range: &Range<u64>) -> bool {
-        self.state().leaving.iter().any(|other| other.start < range.end && range.start < other.end)
+    /// Is some of `range` about to change?
+    pub fn is_changing(&self, range: &Range<u64>) -> bool {
+        self.state().is_announced(range, |_| true)
     }
 
     /// Is code of this file mapped?
@@ -492,7 +406,7 @@ impl CodePages {
         self.written_as_file.load(Ordering::Relaxed)
     }
 
-    /// From now on several threads run guest code.
+    /// From now on several threads run guest code. Nothing is [written](CodePages::is_written) and not dropped.
     pub fn set_threaded(&self) {
         self.threaded.store(true, Ordering::Relaxed);
     }
@@ -502,15 +416,15 @@ impl CodePages {
         self.threaded.load(Ordering::Relaxed)
     }
 
+    /// In a forked child: the threads that announced changes are not there.
+    pub fn after_fork_child(&self) {
+        self.state().announced.clear();
+    }
+
     /// Calls `f` while nobody changes anything here.
     pub fn held(&self, f: impl FnOnce()) {
         let _state = self.state();
         f();
-    }
-
-    /// How often guarded pages were opened.
-    pub fn opened(&self) -> u64 {
-        self.state().opened
     }
 }
 
@@ -523,6 +437,3 @@ fn pages(range: Range<u64>) -> impl Iterator<Item = u64> {
     let end = if range.is_empty() { range.start } else { page_up(range.end).unwrap_or(page_down(u64::MAX)) };
     (page_down(range.start)..end).step_by(PAGE as usize)
 }
-
-#[cfg(test)]
-mod tests;
