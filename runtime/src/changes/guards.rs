@@ -28,8 +28,10 @@ pub fn none() -> bool {
 pub struct Guards {
     /// When each was guarded.
     pages: BTreeMap<u64, Moment>,
-    /// When the last was.
+    /// When something was guarded or published last.
     last: Moment,
+    /// When a change of mappings was published last.
+    published: Moment,
 }
 
 impl Guards {
@@ -42,13 +44,24 @@ impl Guards {
         self.pages.get(&page).copied()
     }
 
-    /// Whatever is guarded from now on will be so since later.
+    /// What is guarded or published from now on will be so later than this.
     pub fn now(&self) -> Moment {
         self.last
     }
 
     pub fn pages(&self) -> impl Iterator<Item = u64> {
         self.pages.keys().copied()
+    }
+
+    /// A change of mappings is published: what was fetched until now may be old.
+    pub fn publish(&mut self) {
+        self.last.0 += 1;
+        self.published = self.last;
+    }
+
+    /// Was a change of mappings published after `since`?
+    pub fn has_published(&self, since: Moment) -> bool {
+        self.published > since
     }
 
     /// Those in `range`.

@@ -107,6 +107,13 @@ impl State {
         self.is_blind && self.mappings.extent(range.start, |_| true) < range.end
     }
 
+    /// Asks the kernel if something in `range` is not known: it may be anything.
+    fn learn(&mut self, range: &Range<u64>) {
+        if self.mappings.extent(range.start, |_| true) < range.end {
+            self.refresh();
+        }
+    }
+
     /// The end of what may be executed from `address` on, as far as `wanted`.
     fn executable_end(&self, address: u64, wanted: u64) -> u64 {
         let mut end = self.mappings.extent(address, Mapping::is_executable);
@@ -125,7 +132,7 @@ impl State {
         }
     }
 
-    /// The worst that can happen to `range`.
+    /// The worst that can happen to `range`. Where nothing is mapped, nothing can.
     fn change_of(&self, range: Range<u64>) -> Change {
         if self.is_obscure(&range) {
             return Change::Unseen;
@@ -247,7 +254,8 @@ impl CodePages {
 
     /// May stores, or something unseen, change the bytes of `range` now?
     pub fn may_change(&self, range: Range<u64>) -> bool {
-        let state = self.state();
+        let mut state = self.state();
+        state.learn(&range);
         if state.is_obscure(&range) || state.is_announced(&range, |kind| kind != Kind::Output) {
             return true;
         }
@@ -298,6 +306,10 @@ impl CodePages {
         let mut state = self.state();
         if state.is_announced(&range, |kind| kind == Kind::Mapping) {
             return Watched::Impossible;
+        }
+        if state.guards.has_published(since) {
+            // What was fetched may be of before. And the record may have been forgotten since.
+            return Watched::Now;
         }
         match state.change_of(range.clone()) {
             Change::ByCall => return Watched::Already,

@@ -165,11 +165,12 @@ impl<'p> Performed<'p> {
         let Performed { mut change, keeps } = self;
         {
             let mut state = change.pages.state();
+            state.guards.publish();
             for news in news {
                 match news {
                     News::Unknown(range) => state.mappings.forget(range),
+                    // Where nothing was, another thread may have guarded a page since the call, and is right.
                     News::Mapped(range, mapping) => {
-                        state.guards.lose(range.clone());
                         state.flips.retain(|page, _| !range.contains(page));
                         match mapping {
                             Some(mapping) => state.mappings.set(range.clone(), mapping),

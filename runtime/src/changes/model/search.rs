@@ -1,0 +1,56 @@
+//! The exploration: depth first over all interleavings, each state once.
+
+use rustc_hash::FxHashSet;
+
+use super::state::{Program, State, THREADS};
+use super::steps::Step;
+
+/// Where a page is guarded more often than this, other threads keep opening it for ever: no further.
+const MOST_GUARDS: u8 = 20;
+
+/// What an exploration has found.
+#[derive(Debug)]
+pub struct Found {
+    /// Different states.
+    pub states: usize,
+    /// The first violation, and the threads that took the steps to it.
+    pub violation: Option<(&'static str, Vec<usize>)>,
+}
+
+/// Explores all interleavings of a program, until an invariant does not hold.
+pub fn explore(program: &Program) -> Found {
+    let first = State::new(program);
+    let mut seen = FxHashSet::default();
+    seen.insert(first.clone());
+    // A state, the thread that is tried next, and whether any could go on.
+    let mut path = vec![(first, 0, false)];
+    let mut steps = Vec::new();
+    while let Some((state, thread, moved)) = path.last_mut() {
+        if *thread == THREADS {
+            let stuck = !*moved && !(0..THREADS).all(|t| state.has_ended(program, t) || !state.threads[t].begun);
+            if stuck {
+                return Found { states: seen.len(), violation: Some(("nobody can go on", steps)) };
+            }
+            path.pop();
+            steps.pop();
+            continue;
+        }
+        let t = *thread;
+        *thread += 1;
+        match state.step(program, t) {
+            Step::Blocked => {}
+            Step::Violation(what) => {
+                steps.push(t);
+                return Found { states: seen.len(), violation: Some((what, steps)) };
+            }
+            Step::Next(next) => {
+                *moved = true;
+                if next.moment <= MOST_GUARDS && seen.insert((*next).clone()) {
+                    path.push((*next, 0, false));
+                    steps.push(t);
+                }
+            }
+        }
+    }
+    Found { states: seen.len(), violation: None }
+}
