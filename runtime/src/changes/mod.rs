@@ -17,8 +17,9 @@
 //! | [`host`] | stores of the host's own |
 //! | [`outputs`] | which memory a system call may write |
 //! | [`listing`] | `/proc/self/maps` without guards |
+//! | [`schedule`] | the steps at which tests let another thread go on |
 //! | `model` | the protocol as an explicit-state model, explored in the tests |
-//! | `interleavings` | the real code, driven through interleavings, in the tests |
+//! | `scheduler` | drives real threads through interleavings, in the tests (`dispatch/interleavings.rs`) |
 //!
 //! **Invariant.** What a thread executes after an operation has completed was read after that operation: an
 //! operation is a store, a system call, or the start of a thread, and it has completed when its thread goes on.
@@ -39,8 +40,8 @@ pub use pages::CodePages;
 pub use transaction::{Code, News, Store};
 
 #[cfg(test)]
-mod interleavings;
-#[cfg(test)]
 mod model;
+#[cfg(test)]
+pub(crate) mod scheduler;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! The steps of the protocol, where a test may stop a thread to let another one go on.
 //!
 //! In release builds [`step`] is nothing and [`lock`] is an ordinary lock. In the tests of this crate both
-//! ask the scheduler of [`super::interleavings`], if the thread is one of its threads.
+//! ask the scheduler (`super::scheduler`), if the thread is one of its threads.
 
 /// Where a thread is about to do something that others can see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,4 +51,4 @@ mod real {
 pub use real::{lock, step};
 
 #[cfg(test)]
-pub use super::interleavings::scheduler::{lock, step};
+pub use super::scheduler::{lock, step};

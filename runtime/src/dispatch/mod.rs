@@ -17,6 +17,8 @@
 mod copy;
 mod footprint;
 mod fragments;
+#[cfg(test)]
+mod interleavings;
 mod machine;
 mod peers;
 mod select;
@@ -113,6 +115,8 @@ impl Dispatcher {
         if self.copies() {
             self.peer.sample();
         }
+        // A new thread's id is written for it before it comes here.
+        self.drop_written();
         loop {
             let outcome = if !self.peer.enter(context) {
                 self.attend();

@@ -15,6 +15,7 @@
 //! nobody is called who is seen not to be in the cache, and who leaves the cache while a call is being made waits until it has
 //! arrived.
 
+use crate::changes::schedule::{Step, step};
 use crate::entry::{self, Call};
 use crate::profile::sampling::Samples;
 use crate::profile::{self, Clock};
@@ -149,10 +150,12 @@ impl Peer {
     /// must first [`Peer::take_stale`].
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
+        step(Step::Enter);
         let before = self.moves.swap(self.moved(Place::Interpreting), Ordering::SeqCst);
         if Place::of(before) == Place::Cache {
             self.answer();
         }
+        step(Step::Enter);
         let free = !self.posted.load(Ordering::SeqCst);
         if !free {
             self.leave();
@@ -169,6 +172,7 @@ impl Peer {
     /// The thread has finished with guest code for now.
     pub fn leave(&self) {
         debug_assert_ne!(self.place(), Place::Outside);
+        step(Step::Leave);
         let before = self.moves.swap(self.moved(Place::Outside), Ordering::SeqCst);
         if Place::of(before) == Place::Cache {
             self.answer();
@@ -261,6 +265,7 @@ impl Peers {
     /// Makes every thread but `own` forget its blocks made from `range` before it interprets or compiles anything else.
     pub fn tell(&self, own: &Peer, range: &Range<u64>) -> Told {
         let others = self.others(own);
+        step(Step::DropCode);
         others.iter().for_each(|peer| peer.post(range));
         Told(others)
     }
@@ -311,6 +316,7 @@ impl Patience {
     fn wait(&mut self) {
         const SPINS: u32 = 100;
         const YIELDS: u32 = 200;
+        step(Step::Wait);
         self.rounds += 1;
         match self.rounds {
             rounds if rounds <= SPINS => std::hint::spin_loop(),

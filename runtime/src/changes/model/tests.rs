@@ -156,6 +156,8 @@ fn a_deadlock_is_found() {
             }
         }
     }
-    assert!((0..2).all(|t| matches!(state.step(&program, t), super::steps::Step::Blocked) || state.has_ended(&program, t)));
+    assert!(
+        (0..2).all(|t| matches!(state.step(&program, t), super::steps::Step::Blocked) || state.has_ended(&program, t))
+    );
     assert_eq!(state.rights(0), Some(RWX), "nobody could unmap it");
 }

@@ -1,0 +1,427 @@
+//! The real code under the interleavings that the model of [`crate::changes`] explores: dispatchers with real interpreters, real
+//! pages and system calls, on threads that a scheduler lets go on one at a time.
+//!
+//! One page holds `mov eax, N; ud2`. An operation that changes it writes an N of its own. What a call of the code returns must be
+//! what the page held at some time since the last operation on it that had completed when the call began.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use dynasour_guest::ThreadContext;
+use dynasour_guest::space::{Brk, PAGE};
+use dynasour_ir::Trap;
+
+use super::{Code, Dispatcher, Machine, Stop};
+use crate::changes::CodePages;
+use crate::changes::scheduler::{Scheduler, explore, when_performing};
+use crate::config::{RunConfig, Tier};
+use crate::interp::NoPolicy;
+use crate::memory;
+use crate::sync::lock;
+use crate::syscall::{Config, Inherited, Outcome, System};
+use crate::testing::{AFTER_SYSCALL, in_child, start};
+
+const RWX: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+const RX: i32 = libc::PROT_READ | libc::PROT_EXEC;
+const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+/// The opcode of `mov eax, N`.
+const MOV_EAX: u8 = 0xb8;
+/// Where N stands.
+const VALUE: u64 = 1;
+
+/// See `changes/model/state.rs`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Op {
+    Store,
+    Interpret,
+    Protect(i32),
+    Refused,
+    Unmap,
+    Map(i32),
+    Remap,
+    Output,
+    HostStore,
+}
+
+use Op::{HostStore, Interpret, Map, Output, Protect, Refused, Remap, Store, Unmap};
+
+impl Op {
+    /// May a store or call at the same time fault?
+    fn may_forbid(self) -> bool {
+        matches!(self, Unmap | Map(_)) || matches!(self, Protect(prot) if prot != RWX)
+    }
+}
+
+/// What all threads see.
+struct World {
+    page: u64,
+    /// A file of numbers, the n-th of which is n.
+    numbers: i32,
+    next: AtomicU32,
+    /// What the page held whenever all threads stood still.
+    held: Mutex<Vec<Option<u32>>>,
+    /// The place in `held` from which on the last completed change is seen.
+    completed: Mutex<usize>,
+    wrong: Mutex<Option<String>>,
+    may_fault: bool,
+}
+
+/// What a page without code returns: it is mapped anew, and its first instruction faults.
+const BLANK: u32 = u32::MAX;
+
+/// What a call of the page would return, if that is mapped.
+fn number(page: u64) -> Option<u32> {
+    let before = memory::last_fault();
+    // SAFETY: the test's own page.
+    let (first, number) = unsafe { (memory::load::<u8>(page), memory::load::<u32>(page + VALUE)) };
+    memory::note_fault(before);
+    match first {
+        Ok(MOV_EAX) => number.ok(),
+        Ok(_) => Some(BLANK),
+        Err(_) => None,
+    }
+}
+
+impl World {
+    fn look(&self) {
+        lock(&self.held).push(number(self.page));
+    }
+
+    fn now(&self) -> usize {
+        lock(&self.held).len()
+    }
+
+    fn report(&self, what: String) {
+        lock(&self.wrong).get_or_insert(what);
+    }
+
+    /// An operation whose effect is seen from `since` on has completed.
+    fn complete(&self, since: usize) {
+        let mut completed = lock(&self.completed);
+        *completed = (*completed).max(since);
+    }
+}
+
+/// One guest thread.
+struct Guest {
+    world: Arc<World>,
+    dispatcher: Dispatcher,
+    context: Box<ThreadContext>,
+    system: System,
+    performed: Arc<AtomicU32>,
+}
+
+impl Guest {
+    /// The result in rax of a system call that no signal interrupts.
+    fn call(&mut self, nr: i64, args: &[u64]) -> i64 {
+        loop {
+            self.context.pending.store(0, Ordering::SeqCst);
+            self.context.rip = AFTER_SYSCALL;
+            self.context.gpr[0] = nr as u64;
+            for (&arg, register) in args.iter().chain(&[0; 6]).zip([7, 6, 2, 10, 8, 9]) {
+                self.context.gpr[register] = arg;
+            }
+            assert_eq!(self.system.syscall(&mut self.context, &mut self.dispatcher), Outcome::Continue);
+            if self.context.rip == AFTER_SYSCALL {
+                self.dispatcher.drop_written();
+                return self.context.gpr[0] as i64;
+            }
+        }
+    }
+
+    fn store(&mut self, value: u32) -> bool {
+        loop {
+            // SAFETY: the test's own page.
+            if unsafe { memory::store(self.world.page + VALUE, value) }.is_ok() {
+                return true;
+            }
+            let fault = memory::last_fault();
+            if !self.dispatcher.opened_by_fault(&fault) {
+                return false;
+            }
+        }
+    }
+
+    /// Calls the code; none if it cannot be fetched.
+    fn interpret(&mut self) -> Option<u32> {
+        loop {
+            self.context.rip = self.world.page;
+            self.context.gpr[0] = 0;
+            if !self.dispatcher.peer.enter(&mut self.context) {
+                self.dispatcher.attend();
+                continue;
+            }
+            let stop = self.dispatcher.interp.run(&mut self.context, &mut NoPolicy);
+            self.dispatcher.peer.leave();
+            match stop {
+                Stop::Pending => self.context.pending.store(0, Ordering::SeqCst),
+                Stop::Trap { trap: Trap::Undefined, .. } => return Some(self.context.gpr[0] as u32),
+                Stop::Trap { trap: Trap::Fetch, .. } => return None,
+                Stop::Fault { .. } => return Some(BLANK),
+                _ => panic!("the code does nothing else"),
+            }
+        }
+    }
+
+    fn perform(&mut self, op: Op) {
+        let world = self.world.clone();
+        let (page, n) = (world.page, world.next.fetch_add(1, Ordering::SeqCst));
+        let mut since = None;
+        match op {
+            Store => match self.store(n) {
+                true => since = Some(world.now()),
+                false if !world.may_fault => world.report("a store faults".into()),
+                false => {}
+            },
+            HostStore => {
+                // SAFETY: the test's own page.
+                let done = unsafe { memory::copy_out(page + VALUE, &n.to_le_bytes()) };
+                if done == 4 {
+                    since = Some(world.now());
+                } else if !world.may_fault {
+                    world.report("a store of the host's fails".into());
+                }
+                self.dispatcher.drop_written();
+            }
+            Interpret => {
+                let needed = *lock(&world.completed);
+                let seen = self.interpret();
+                world.look();
+                let held = lock(&world.held);
+                if seen.is_none() && !world.may_fault {
+                    world.report("code cannot be fetched".into());
+                } else if seen.is_some() && !held[needed.min(held.len() - 1)..].contains(&seen) {
+                    world.report(format!("code returns {seen:?}, the page held {held:?}, {needed} is completed"));
+                }
+            }
+            Protect(prot) => drop(self.call(libc::SYS_mprotect, &[page, PAGE, prot as u64])),
+            Refused => drop(self.call(libc::SYS_mprotect, &[page, PAGE, 0x100])),
+            Remap => drop(self.call(libc::SYS_mremap, &[page, PAGE, PAGE, 0])),
+            Unmap => {
+                self.call(libc::SYS_munmap, &[page, PAGE]);
+                since = Some(self.performed.load(Ordering::SeqCst) as usize);
+            }
+            Map(prot) => {
+                let args = [page, PAGE, prot as u64, ANONYMOUS as u64, u64::MAX, 0];
+                if self.call(libc::SYS_mmap, &args) == page as i64 {
+                    since = Some(self.performed.load(Ordering::SeqCst) as usize);
+                }
+            }
+            Output => {
+                let offset = u64::from(n) * 4;
+                let read = self.call(libc::SYS_pread64, &[world.numbers as u64, page + VALUE, 4, offset]);
+                match read {
+                    4 => since = Some(world.now()),
+                    _ if !world.may_fault => world.report(format!("a system call cannot write: {read}")),
+                    _ => {}
+                }
+            }
+        }
+        if let Some(since) = since {
+            world.complete(since);
+        }
+    }
+}
+
+/// A thread that runs what it is sent.
+struct Worker {
+    jobs: Sender<(Arc<World>, Arc<Scheduler>, Vec<Op>)>,
+    done: Receiver<()>,
+}
+
+fn worker(number: usize, machine: &'static Machine, system: System) -> Worker {
+    let (jobs, receiver) = channel::<(Arc<World>, Arc<Scheduler>, Vec<Op>)>();
+    let (ended, done) = channel();
+    std::thread::spawn(move || {
+        let mut context = ThreadContext::new();
+        // SAFETY: the context outlives the thread's last access to guest memory.
+        unsafe { crate::entry::set_gs_base(&*context) };
+        system.attach(&mut context);
+        let dispatcher = Dispatcher::new(machine).expect("memory");
+        let performed = Arc::new(AtomicU32::new(0));
+        let mut state = Some((dispatcher, context, system));
+        while let Ok((world, scheduler, ops)) = receiver.recv() {
+            let (dispatcher, context, system) = state.take().expect("it came back");
+            let mut guest = Guest { world, dispatcher, context, system, performed: performed.clone() };
+            let (seen, at) = (guest.world.clone(), performed.clone());
+            when_performing(move || at.store(seen.now() as u32, Ordering::SeqCst));
+            scheduler.run(number, || ops.iter().for_each(|op| guest.perform(*op)));
+            state = Some((guest.dispatcher, guest.context, guest.system));
+            if ended.send(()).is_err() {
+                break;
+            }
+        }
+    });
+    Worker { jobs, done }
+}
+
+fn config() -> RunConfig {
+    RunConfig {
+        tier: Tier::Interp,
+        threshold: None,
+        cache_size: 1 << 20,
+        returns: Default::default(),
+        entry_check: None,
+        placement: crate::config::placement::DEFAULT,
+        chaos: None,
+        log: Default::default(),
+        passes: None,
+        skip_passes: Vec::new(),
+        only_traces: None,
+        stats: false,
+        stats_json: None,
+        perf_map: false,
+        count: None,
+        follow: false,
+        argv0: None,
+        seccomp: None,
+        address_space: None,
+        program: "guest".into(),
+        args: Vec::new(),
+        child_options: Vec::new(),
+        own_options: Vec::new(),
+    }
+}
+
+/// Runs every schedule of the programs in a child process; what it printed is on stdout. Each program: what the page allows at
+/// first, and what the threads do.
+fn hold(programs: &[(i32, &[&[Op]])], preemptions: usize) {
+    let status = in_child(|| {
+        // SAFETY: the alarm of `in_child` is for tests that take no time.
+        unsafe { libc::alarm(600) };
+        let pages = Arc::new(CodePages::default());
+        let machine = Machine::new(&config(), 0..0, pages.clone()).expect("memory");
+        crate::changes::host::install(&pages);
+        pages.set_threaded();
+        let brk = Brk::new(0).expect("room for a break");
+        let mut context = ThreadContext::new();
+        let config = Config { pages, ..Config::alone(c"/bin/guest".to_owned(), brk) };
+        let mut system = System::new(Inherited::record(), config);
+        start(&mut system, &mut context);
+        let workers: Vec<Worker> = (0..3).map(|n| worker(n, machine, system.for_thread(0))).collect();
+        let mut schedules = 0;
+        for &(prot, threads) in programs {
+            match explore_program(machine, &workers, prot, threads, preemptions) {
+                Ok(n) => schedules += n,
+                Err(what) => {
+                    println!("{threads:?}: {what}");
+                    return 1;
+                }
+            }
+        }
+        println!("{} programs, {schedules} schedules of at most {preemptions} preemptions", programs.len());
+        0
+    });
+    assert_eq!(status, 0);
+}
+
+fn explore_program(
+    machine: &'static Machine,
+    workers: &[Worker],
+    prot: i32,
+    threads: &[&[Op]],
+    preemptions: usize,
+) -> Result<usize, String> {
+    let page = fresh_page();
+    let numbers = numbers();
+    let world = std::cell::RefCell::new(None::<Arc<World>>);
+    let may_fault = prot != RWX || threads.iter().flat_map(|ops| ops.iter()).any(|op| op.may_forbid());
+    let begin = || {
+        reset(machine, page, prot);
+        let new = Arc::new(World {
+            page,
+            numbers,
+            next: AtomicU32::new(1),
+            held: Mutex::default(),
+            completed: Mutex::new(0),
+            wrong: Mutex::default(),
+            may_fault,
+        });
+        *world.borrow_mut() = Some(new.clone());
+        let scheduler = Scheduler::new(threads.len());
+        for (worker, ops) in workers.iter().zip(threads) {
+            worker.jobs.send((new.clone(), scheduler.clone(), ops.to_vec())).expect("the worker waits");
+        }
+        (scheduler, Box::new(move || new.look()) as Box<dyn FnMut()>)
+    };
+    let end = || {
+        workers.iter().zip(threads).for_each(|(worker, _)| worker.done.recv().expect("the worker has ended its job"));
+        let world = world.borrow().clone().expect("it was made");
+        let wrong = lock(&world.wrong).take();
+        wrong.map_or(Ok(()), Err)
+    };
+    explore(preemptions, begin, end)
+}
+
+/// An address for a page.
+fn fresh_page() -> u64 {
+    // SAFETY: a new mapping where the kernel likes.
+    let page =
+        unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, RWX, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+    assert_ne!(page, libc::MAP_FAILED);
+    page as u64
+}
+
+fn numbers() -> i32 {
+    let bytes: Vec<u8> = (0..256u32).flat_map(u32::to_le_bytes).collect();
+    // SAFETY: a new file, and bytes of ours.
+    unsafe {
+        let file = libc::memfd_create(c"numbers".as_ptr(), 0);
+        assert_eq!(libc::write(file, bytes.as_ptr().cast(), bytes.len()), bytes.len() as isize);
+        file
+    }
+}
+
+/// Notes what is dropped: nothing is, since no thread runs.
+struct Nobody(&'static Machine);
+
+impl Code for Nobody {
+    fn drop_code(&mut self, range: std::ops::Range<u64>) {
+        self.0.footprint.forget(&range);
+        // All of them forget.
+        self.0.peers.tell(&super::peers::Peer::default(), &range).await_interpreters();
+    }
+}
+
+/// The page as it is at first.
+fn reset(machine: &'static Machine, page: u64, prot: i32) {
+    let mut nobody = Nobody(machine);
+    let change = machine.pages.announce([page..page + PAGE]).quiesce(&mut nobody);
+    let (performed, ()) = change.perform(|| {
+        // SAFETY: the test's own page.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            assert_eq!(libc::mmap(page as *mut libc::c_void, PAGE as usize, RWX, flags, -1, 0) as u64, page);
+            (page as *mut [u8; 7]).write([MOV_EAX, 0, 0, 0, 0, 0x0f, 0x0b]);
+            assert_eq!(libc::mprotect(page as *mut libc::c_void, PAGE as usize, prot), 0);
+        }
+    });
+    performed.publish(&mut nobody, [crate::changes::News::Mapped(page..page + PAGE, None)]);
+}
+
+/// Each operation against the calls and stores of another thread.
+#[test]
+fn the_real_code_keeps_the_invariant() {
+    let others =
+        [Protect(RWX), Protect(RX), Protect(RW), Refused, Unmap, Map(RWX), Remap, Store, Interpret, Output, HostStore];
+    let first: Vec<[Op; 2]> = others.iter().map(|op| [*op, Interpret]).collect();
+    let second: [&[Op]; 2] = [&[Interpret, Store, Interpret], &[Interpret, HostStore, Interpret]];
+    let threads: Vec<Vec<&[Op]>> =
+        first.iter().flat_map(|first| second.iter().map(move |second| vec![&first[..], *second])).collect();
+    let programs: Vec<(i32, &[&[Op]])> =
+        threads.iter().flat_map(|threads| [(RWX, &threads[..]), (RX, &threads[..])]).collect();
+    hold(&programs, 2);
+}
+
+#[test]
+fn the_real_code_keeps_the_invariant_with_three_threads() {
+    let programs: &[(i32, &[&[Op]])] = &[
+        (RWX, &[&[Protect(RWX)], &[Remap], &[Interpret, Store, Interpret]]),
+        (RWX, &[&[Unmap, Map(RWX)], &[Interpret], &[Interpret, Store, Interpret]]),
+        (RWX, &[&[Unmap], &[Map(RW), Protect(RX), Interpret], &[Interpret]]),
+        (RWX, &[&[Output], &[Store], &[Interpret, Store, Interpret]]),
+    ];
+    hold(programs, 1);
+}
