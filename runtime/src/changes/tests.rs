@@ -249,8 +249,9 @@ fn where_the_kernel_cannot_be_asked_what_is_known_stays_and_the_rest_may_be_anyt
     let (code, data) = (map(READ_WRITE_EXECUTE, PRIVATE), map(libc::PROT_READ, PRIVATE));
     let status = crate::testing::in_child(|| {
         let pages = known(&code);
-        let change = pages.announce([code.start + PAGE..code.end]).quiesce(&mut Notes::default());
-        let news = News::Unknown(code.start + PAGE..code.end);
+        let second = code.start + PAGE..code.end;
+        let change = pages.announce([second.clone()]).quiesce(&mut Notes::default());
+        let news = News::Unknown(second);
         change.perform(|| ()).0.publish(&mut Notes::default(), [news]);
         // No descriptors: as if there were no /proc.
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -388,7 +388,8 @@ impl Code for Nobody {
 /// The page as it is at first.
 fn reset(machine: &'static Machine, page: u64, prot: i32) {
     let mut nobody = Nobody(machine);
-    let change = machine.pages.announce([page..page + PAGE]).quiesce(&mut nobody);
+    let range = page..page + PAGE;
+    let change = machine.pages.announce([range.clone()]).quiesce(&mut nobody);
     let (performed, ()) = change.perform(|| {
         // SAFETY: the test's own page.
         unsafe {
@@ -398,7 +399,7 @@ fn reset(machine: &'static Machine, page: u64, prot: i32) {
             assert_eq!(libc::mprotect(page as *mut libc::c_void, PAGE as usize, prot), 0);
         }
     });
-    performed.publish(&mut nobody, [crate::changes::News::Mapped(page..page + PAGE, None)]);
+    performed.publish(&mut nobody, [crate::changes::News::Mapped(range, None)]);
 }
 
 /// Each operation against the calls and stores of another thread.
