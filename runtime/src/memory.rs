@@ -88,11 +88,13 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
 }
 
 /// The text that records "a fault at label 2 continues at label 3".
-macro_rules! entry {
+macro_rules! fixup_entry {
     () => {
         ".pushsection dynasour_fixups,\"aR\",@progbits\n.long 2b - .\n.long 3b - .\n.popsection"
     };
 }
+
+pub(crate) use fixup_entry;
 
 mod sealed {
     pub trait Sealed {}
@@ -123,7 +125,7 @@ macro_rules! width {
                 // SAFETY: one load; if it faults, execution goes on at label 3 with `failed` still 1. The
                 // caller answers for the address being the guest's.
                 unsafe {
-                    asm!("mov {failed:e}, 1", concat!("2: ", $load), "mov {failed:e}, 0", "3:", entry!(),
+                    asm!("mov {failed:e}, 1", concat!("2: ", $load), "mov {failed:e}, 0", "3:", fixup_entry!(),
                         value = out($class) value, failed = out(reg) failed, addr = in(reg) addr,
                         options(nostack, preserves_flags));
                 }
@@ -136,7 +138,7 @@ macro_rules! width {
                 // SAFETY: one store; if it faults, execution goes on at label 3 with `failed` still 1. The
                 // caller answers for the address being the guest's.
                 unsafe {
-                    asm!("mov {failed:e}, 1", concat!("2: ", $store), "mov {failed:e}, 0", "3:", entry!(),
+                    asm!("mov {failed:e}, 1", concat!("2: ", $store), "mov {failed:e}, 0", "3:", fixup_entry!(),
                         value = in($class) value, failed = out(reg) failed, addr = in(reg) addr,
                         options(nostack, preserves_flags));
                 }
@@ -190,10 +192,27 @@ pub unsafe fn compare_exchange(addr: u64, old: u32, new: u32) -> Result<u32, Fau
     // SAFETY: one locked instruction; if it faults, execution goes on at label 3 with `failed` still 1. The caller answers
     // for the address being the guest's.
     unsafe {
-        asm!("mov {failed:e}, 1", "2: lock cmpxchg dword ptr [{addr}], {new:e}", "mov {failed:e}, 0", "3:", entry!(),
+        asm!("mov {failed:e}, 1", "2: lock cmpxchg dword ptr [{addr}], {new:e}", "mov {failed:e}, 0", "3:", fixup_entry!(),
             inout("eax") value, new = in(reg) new, failed = out(reg) failed, addr = in(reg) addr, options(nostack));
     }
     if failed == 0 { Ok(value) } else { Err(Fault) }
+}
+
+/// Writes the byte at `addr` as it is.
+///
+/// # Errors
+/// As [`store`].
+///
+/// # Safety
+/// As for [`store`].
+pub unsafe fn probe_write(addr: u64) -> Result<(), Fault> {
+    let failed: u32;
+    // SAFETY: one locked instruction that changes nothing; if it faults, execution goes on at label 3.
+    unsafe {
+        asm!("mov {failed:e}, 1", "2: lock or byte ptr [{addr}], 0", "mov {failed:e}, 0", "3:", fixup_entry!(),
+            failed = out(reg) failed, addr = in(reg) addr, options(nostack));
+    }
+    if failed == 0 { Ok(()) } else { Err(Fault) }
 }
 
 /// `rep movsb` that reports how many bytes it did *not* move.
@@ -204,7 +223,7 @@ unsafe fn copy(from: u64, to: u64, len: usize) -> usize {
     let mut left = len;
     // SAFETY: the instruction is restartable: at a fault rcx holds what is left, and execution goes on at label 3.
     unsafe {
-        asm!("2: rep movsb", "3:", entry!(), inout("rcx") left, inout("rsi") from => _, inout("rdi") to => _,
+        asm!("2: rep movsb", "3:", fixup_entry!(), inout("rcx") left, inout("rsi") from => _, inout("rdi") to => _,
             options(nostack, preserves_flags));
     }
     left

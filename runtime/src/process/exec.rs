@@ -315,6 +315,8 @@ impl System {
         let five_blocked = self.mask & signal::FIVE;
         if five_blocked != 0 {
             signal::set_kernel_mask(self.mask);
+            // What is pending stays so.
+            self.send_held_again(five_blocked);
         }
         let done = self.pass(call);
         // Still here.

@@ -1,11 +1,13 @@
 //! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
 
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
 use dynasour_guest::ThreadContext;
 
 use super::altstack::StackT;
 use super::{
-    DEADLY, FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigSet, UNBLOCKABLE, action_call, host_mask, mirror, ours,
-    sa, set_of,
+    DEADLY, FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigInfo, SigSet, UNBLOCKABLE, action_call, host_mask,
+    mirror, ours, sa, set_of,
 };
 use crate::entry::{self, Call};
 use crate::syscall::{Done, Engine, System, guest_read, guest_write};
@@ -24,6 +26,54 @@ const NO_SET: u64 = -4096i64 as u64;
 /// The mask that a call names, if it is one.
 fn read_mask(address: u64, size: u64) -> Option<SigSet> {
     if size == SET_SIZE { read_set(address).ok() } else { None }
+}
+
+/// Has the guest made a signalfd of one of the five?
+static READ_FROM_FILE: AtomicBool = AtomicBool::new(false);
+
+/// Threads that are in a call during which the five that their guest blocks are blocked in the kernel; 0 for none. Of more than
+/// this many (guess) some do not get signals that were sent to the process while they wait.
+static IN_CALL: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
+
+fn own_tid() -> i32 {
+    // SAFETY: asks only.
+    unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) as i32 }
+}
+
+/// One of the five was sent to the process, and came to this thread, whose guest blocks it. If another thread waits in a call that
+/// may read it from a file, that thread gets it. Async-signal-safe.
+pub(super) fn hand_over(signo: i32, info: &SigInfo) -> bool {
+    let own = own_tid();
+    let waiting = IN_CALL.iter().map(|place| place.load(Ordering::Relaxed)).find(|tid| ![0, own].contains(tid));
+    let Some(other) = waiting.filter(|_| info.code() != libc::SI_TKILL) else { return false };
+    // SAFETY: asks only, and reads `info`.
+    unsafe {
+        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
+        let args = [pid, other as u64, signo as u64, std::ptr::from_ref(info) as u64];
+        entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
+    }
+}
+
+/// Blocks or unblocks signals of this thread in the kernel.
+fn change_kernel_mask(how: i32, set: SigSet) {
+    let call = Call::new(libc::SYS_rt_sigprocmask, &[how as u64, std::ptr::from_ref(&set) as u64, 0, 8]);
+    // SAFETY: reads `set`; which signals are blocked is part of our own protocol.
+    unsafe { entry::raw(&call) };
+}
+
+/// Sends a signal that was accepted again: to this thread if it was sent to that, else to the process.
+fn send_again(signo: i32, info: &SigInfo) {
+    // SAFETY: asks only, and reads `info`. A process may send itself any code.
+    unsafe {
+        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
+        let info_address = std::ptr::from_ref(info) as u64;
+        let call = if info.code() == libc::SI_TKILL {
+            Call::new(libc::SYS_rt_tgsigqueueinfo, &[pid, own_tid() as u64, signo as u64, info_address])
+        } else {
+            Call::new(libc::SYS_rt_sigqueueinfo, &[pid, signo as u64, info_address])
+        };
+        entry::raw(&call);
+    }
 }
 
 impl System {
@@ -218,9 +268,45 @@ impl System {
         }
     }
 
+    /// `signalfd`: if some of the five can be read from it, they must be pending in the kernel during calls.
+    pub(crate) fn signalfd(&self, call: &Call) -> Done {
+        if read_mask(call.args[1], call.args[2]).is_some_and(|set| set & FIVE != 0) {
+            READ_FROM_FILE.store(true, Ordering::Relaxed);
+        }
+        self.pass(call)
+    }
+
+    /// Calls `f`, which makes a system call, while those of the five that `mask` blocks are blocked in the kernel, and those of
+    /// them that were accepted are pending there: so a signalfd shows them. The host needs no faults then: the kernel answers
+    /// EFAULT. Afterwards what is still pending comes to the handler again.
+    ///
+    /// Only if there is, or was, a signalfd of one of the five: it costs two calls.
+    pub(crate) fn with_held_pending<R>(&self, mask: SigSet, f: impl FnOnce() -> R) -> R {
+        let held = mask & FIVE;
+        if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) {
+            return f();
+        }
+        change_kernel_mask(libc::SIG_BLOCK, held);
+        self.send_held_again(held);
+        let tid = own_tid();
+        let take = |place: &&AtomicI32| place.compare_exchange(0, tid, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let place = IN_CALL.iter().find(take);
+        let result = f();
+        place.into_iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        change_kernel_mask(libc::SIG_UNBLOCK, held);
+        result
+    }
+
+    /// Makes those of `held` that were accepted pending in the kernel, where they are blocked now.
+    pub(crate) fn send_held_again(&self, held: SigSet) {
+        while let Some((signo, info)) = self.signals.take(!held) {
+            send_again(signo, &info);
+        }
+    }
+
     /// Performs a call during which `mask` replaces the guest's. `call_with` gets the address of the kernel's version.
     fn with_mask(&mut self, context: &mut ThreadContext, mask: SigSet, call_with: impl FnOnce(u64) -> Call) -> Done {
-        let kernel = host_mask(mask);
+        let kernel = if READ_FROM_FILE.load(Ordering::Relaxed) { mask } else { host_mask(mask) };
         self.signals.set_effective_mask(mask);
         if self.signals.accepted() & !mask != 0 {
             // One of the five was waiting for this mask. (Any other would have been delivered before the call.)
@@ -229,8 +315,8 @@ impl System {
             return Done::error(libc::EINTR);
         }
         let call = call_with(std::ptr::from_ref(&kernel) as u64);
-        // SAFETY: the guest's own call, with a mask that leaves the five unblocked.
-        let result = unsafe { entry::windowed(&call) };
+        // SAFETY: the guest's own call. The five are blocked during it at most, in which the host has no faults.
+        let result = self.with_held_pending(mask, || unsafe { entry::windowed(&call) });
         if result == -i64::from(libc::EINTR) && self.signals.accepted() & !mask != 0 {
             self.delivery_mask = Some(mask);
         } else {

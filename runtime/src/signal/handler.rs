@@ -14,6 +14,7 @@ use dynasour_guest::ThreadContext;
 
 use dynasour_emitter::Diversion;
 
+use super::calls;
 use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, precise, set_of};
 use crate::changes::host;
 use crate::entry::{self, Call, Window};
@@ -249,9 +250,13 @@ fn asynchronous(
     context: &ThreadContext,
     state: &SignalState,
 ) {
+    let is_held = FIVE & state.effective_mask() & !state.waiting() & set_of(signo) != 0;
+    if is_held && calls::hand_over(signo, info) {
+        return;
+    }
     state.accept(signo, info);
     if FIVE & set_of(signo) != 0 {
-        if state.effective_mask() & !state.waiting() & set_of(signo) != 0 {
+        if is_held {
             return;
         }
     } else {

@@ -2,7 +2,7 @@
 //!
 //! | treatment | calls |
 //! | --- | --- |
-//! | signals, emulated and mirrored ([`crate::signal`]) | `rt_sig*`, `sigaltstack`, the masks of `ppoll`, `pselect6`, `epoll_pwait(2)`, `io_pgetevents`, `io_uring_enter` |
+//! | signals, emulated and mirrored ([`crate::signal`]) | `rt_sig*`, `sigaltstack`, `signalfd(4)`, the masks of `ppoll`, `pselect6`, `epoll_pwait(2)`, `io_pgetevents`, `io_uring_enter` |
 //! | end the assumption that memory is private | `io_setup`, `io_uring_setup`, `userfaultfd` |
 //! | address space ([`memory`]) | `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`, `madvise`, `remap_file_pages`, `shmat`, `shmdt` |
 //! | processes and threads ([`crate::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group`, `set_tid_address` |
@@ -360,6 +360,7 @@ impl System {
             libc::SYS_rt_sigsuspend => self.rt_sigsuspend(context, call),
             libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(call),
             libc::SYS_sigaltstack => self.sigaltstack(context, call),
+            libc::SYS_signalfd | libc::SYS_signalfd4 => self.signalfd(call),
             libc::SYS_ppoll => self.with_mask_argument(context, call, 3),
             libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => self.with_mask_argument(context, call, 4),
             libc::SYS_pselect6 | SYS_IO_PGETEVENTS => self.pselect6(context, call),
@@ -456,7 +457,7 @@ impl System {
     /// Performs a call as it stands.
     pub(crate) fn pass(&self, call: &Call) -> Done {
         // SAFETY: the guest's own call; what would touch the translator has been sorted out.
-        match unsafe { entry::windowed(call) } {
+        match self.with_held_pending(self.mask, || unsafe { entry::windowed(call) }) {
             entry::NOT_ENTERED => Done::Restart,
             value => Done::Value(value),
         }

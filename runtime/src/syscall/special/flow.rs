@@ -3,7 +3,7 @@
 use dynasour_guest::ThreadContext;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind};
 
-use super::{Refused, Step, address, load, peek, protection, push, read_operand, truncate};
+use super::{Refused, Step, address, load, peek, probe_write, protection, push, read_operand, truncate};
 use crate::signal::GuestFault;
 use crate::signal::frame::{USER_CS, USER_DS};
 
@@ -38,33 +38,40 @@ fn set_flags(context: &mut ThreadContext, flags: u64, size: usize) {
     context.rflags = context.rflags & !mask | flags & mask;
 }
 
-/// `enter`, 64-bit form.
+/// `enter`. With an operand-size prefix it pushes words, and changes only the low word of rbp; addresses have 64 bits all the
+/// same.
 pub(super) fn enter(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
-    if inst.code() != Code::Enterq_imm16_imm8 {
-        return Err(Refused::Unsupported);
-    }
+    let size = match inst.code() {
+        Code::Enterq_imm16_imm8 => 8,
+        Code::Enterw_imm16_imm8 => 2,
+        _ => return Err(Refused::Unsupported),
+    };
     let (sp, bp) = (context.gpr[4], context.gpr[5]);
-    let outcome = enter_frame(context, inst.immediate16().into(), inst.immediate8_2nd() & 31);
+    let outcome = enter_frame(context, size, inst.immediate16().into(), inst.immediate8_2nd() & 31);
     if outcome.is_err() {
         (context.gpr[4], context.gpr[5]) = (sp, bp);
     }
     outcome
 }
 
-fn enter_frame(context: &mut ThreadContext, bytes: u64, level: u8) -> Result<(), Refused> {
-    push(context, 8, context.gpr[5])?;
+fn enter_frame(context: &mut ThreadContext, size: usize, bytes: u64, level: u8) -> Result<(), Refused> {
+    let bp = context.gpr[5];
+    push(context, size, bp)?;
     let frame = context.gpr[4];
+    let mut outer = bp;
     for _ in 1..level {
-        context.gpr[5] = context.gpr[5].wrapping_sub(8);
-        let outer = load(context.gpr[5], 8)?;
-        push(context, 8, outer)?;
+        outer = outer.wrapping_sub(size as u64);
+        let link = load(outer, size)?;
+        push(context, size, link)?;
     }
     if level > 0 {
-        push(context, 8, frame)?;
+        push(context, size, frame)?;
     }
-    context.gpr[5] = frame;
+    let low = if size == 2 { 0xffff } else { u64::MAX };
+    context.gpr[5] = bp & !low | frame & low;
     context.gpr[4] = context.gpr[4].wrapping_sub(bytes);
-    Ok(())
+    // The processor refuses a frame to which it could not write (SDM vol. 2, "ENTER").
+    probe_write(context.gpr[4])
 }
 
 /// `leave` with an operand-size prefix.

@@ -5,6 +5,7 @@
 mod flow;
 mod segment;
 mod state;
+mod tables;
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
@@ -103,7 +104,7 @@ impl System {
             M::Wrfsbase => context.fs_base = segment::new_base(context, inst)?,
             M::Wrgsbase => context.gs_base = segment::new_base(context, inst)?,
             M::Mov | M::Push | M::Pop | M::Lfs | M::Lgs | M::Lss => self.segments.execute(context, inst)?,
-            M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw => segment::descriptor_tables(context, inst)?,
+            M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw => tables::execute(context, inst)?,
 
             M::Pushf | M::Pushfq => flow::pushf(context, inst)?,
             M::Popf | M::Popfq => flow::popf(context, inst)?,
@@ -226,6 +227,15 @@ fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
     }
 }
 
+/// Faults where a byte cannot be written; changes nothing.
+fn probe_write(address: u64) -> Result<(), Refused> {
+    // SAFETY: the guest computed the address.
+    match unsafe { memory::probe_write(address) } {
+        Err(fault) if !host::opened_for_host(&memory::last_fault()) => Err(Refused::from(fault)),
+        _ => Ok(()),
+    }
+}
+
 /// Pushes `size` bytes.
 fn push(context: &mut ThreadContext, size: usize, value: u64) -> Result<(), Refused> {
     let sp = context.gpr[4].wrapping_sub(size as u64);
@@ -245,20 +255,6 @@ fn read_operand(context: &ThreadContext, inst: &Instruction, operand: u32, size:
         OpKind::Register => Ok(truncate(read_register(context, inst.op_register(operand)), size)),
         _ => load(address(context, inst, operand)?, size),
     }
-}
-
-/// Writes a 16-bit value: all of a register operand (zero-extended), two bytes of memory.
-fn write_word_operand(
-    context: &mut ThreadContext,
-    inst: &Instruction,
-    operand: u32,
-    value: u64,
-) -> Result<(), Refused> {
-    match inst.op_kind(operand) {
-        OpKind::Register => write_register(context, inst.op_register(operand), value),
-        _ => store(address(context, inst, operand)?, 2, value)?,
-    }
-    Ok(())
 }
 
 #[cfg(test)]

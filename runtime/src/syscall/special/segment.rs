@@ -3,10 +3,7 @@
 use dynasour_guest::ThreadContext;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
-use super::{
-    Refused, address, load, peek, protection, push, read_operand, read_register, store, write_register,
-    write_word_operand,
-};
+use super::{Refused, address, load, peek, protection, push, read_operand, read_register, store, write_register};
 use crate::signal::frame::{USER_CS, USER_DS};
 
 /// The selectors that a 64-bit process can load: ES, DS, FS, GS. CS and SS never change.
@@ -120,20 +117,16 @@ pub(super) fn new_base(context: &ThreadContext, inst: &Instruction) -> Result<u6
     if canonical { Ok(base) } else { Err(protection(0)) }
 }
 
-/// `sgdt`, `sidt`, `sldt`, `str`, `smsw`: with UMIP the kernel makes these values up (`arch/x86/kernel/umip.c`).
-pub(super) fn descriptor_tables(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
-    const GDT_BASE: u64 = 0xffff_ffff_fffe_0000;
-    const IDT_BASE: u64 = 0xffff_ffff_ffff_0000;
-    const TASK_REGISTER: u64 = 0x40;
-    const CR0: u64 = 0x8005_0033;
-    let base = match inst.mnemonic() {
-        M::Sgdt => GDT_BASE,
-        M::Sidt => IDT_BASE,
-        M::Sldt => return write_word_operand(context, inst, 0, 0),
-        M::Str => return write_word_operand(context, inst, 0, TASK_REGISTER),
-        _ => return write_word_operand(context, inst, 0, CR0),
-    };
-    let pointer = address(context, inst, 0)?;
-    store(pointer, 2, 0)?;
-    store(pointer.wrapping_add(2), 8, base)
+/// Writes a 16-bit value: all of a register operand (zero-extended), two bytes of memory.
+fn write_word_operand(
+    context: &mut ThreadContext,
+    inst: &Instruction,
+    operand: u32,
+    value: u64,
+) -> Result<(), Refused> {
+    match inst.op_kind(operand) {
+        OpKind::Register => write_register(context, inst.op_register(operand), value),
+        _ => store(address(context, inst, operand)?, 2, value)?,
+    }
+    Ok(())
 }
