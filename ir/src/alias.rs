@@ -1,22 +1,29 @@
-//! The alias oracle: addresses as linear forms, and what is known of how two accesses lie to each other.
+//! The alias oracle: may two memory accesses of one version touch the same byte?
 //!
-//! Verifier and passes ask the same oracle (DESIGN section 4). A stack slot and a pointer are *not* assumed to be
-//! different; that takes a guard.
+//! The verifier and the passes ask the same oracle, so what a pass proves the verifier accepts
+//! (docs/design.md, "The IR").
 //!
-//! An address is `segment + sum of coefficient*value + offset`, modulo 2^64. Two accesses with the same segment and
-//! terms have a known distance; for others the answer comes from *alias guards* that have been passed: a guard
+//! **Data.** [`Addresses`] numbers the addresses of one version and holds the alias guards passed
+//! so far. An address is a linear form: `segment + sum of coefficient*value + offset`, modulo 2^64.
+//! Two accesses with the same segment and the same terms lie at a known distance. For any other
+//! pair the answer comes from an *alias guard*, which is an assume of this form:
 //!
 //! ```text
 //! assume le.u N, X else aK        with X = (sum of coefficient*value) + k
 //! ```
 //!
-//! says of the difference D of two addresses with exactly these terms that D + k lies in [N, 2^64). For an access A
-//! of w bytes and one B of z bytes with A - B = D + s, no byte is common iff (D + s + w - 1) >= z + w - 1 unsigned.
-//! With e = k - (s + w - 1) that is ((D + k) - e) >= z + w - 1, which the guard implies if 0 <= e and
-//! e + z + w - 1 <= N. So one guard serves every slot of the group it was made for (`opt::alias`).
+//! Let D be the difference of two addresses whose terms are exactly these. After the guard, D + k
+//! lies in [N, 2^64). Take an access A of w bytes and an access B of z bytes with A - B = D + s.
+//! They share no byte if and only if (D + s + w - 1) >= z + w - 1, unsigned. With e = k - (s + w -
+//! 1) this is ((D + k) - e) >= z + w - 1, which the guard implies if 0 <= e and e + z + w - 1 <= N.
+//! So one guard serves every slot of the group that it was made for ([`crate::opt`], pass `alias`).
 //!
-//! A guard speaks of SSA values, so what it says holds wherever it dominates: both the values and the guard are then
-//! those of the same moment. Whoever asks walks in dominance order and lets the oracle [`Addresses::learn`].
+//! **Invariants.** The oracle never assumes that a stack slot and a pointer differ: that takes a
+//! guard. A guard speaks of SSA values, so it holds at every point that it dominates.
+//!
+//! **Callers.** A pass or the verifier, on a version that it owns or borrows; no lock. The caller
+//! walks the blocks in dominance order and passes each assume that it meets to
+//! [`Addresses::learn`].
 
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
@@ -37,11 +44,14 @@ pub(crate) struct Linear {
     pub offset: u64,
 }
 
-/// More terms than this are not looked into: the value counts as a term itself.
+/// Largest number of terms of a linear form (guess). A value whose form has more is one term
+/// itself; too low makes fewer addresses comparable, too high makes the oracle slow.
 const MAX_TERMS: usize = 4;
-/// Nor are sums nested deeper than this (a constant added to a value does not count).
+/// Deepest nesting of sums that is followed; adding a constant does not count (guess, as for
+/// [`MAX_TERMS`]).
 const MAX_DEPTH: u32 = 6;
-/// Definitions of a verified version form no cycle, but a chain of additions may be long.
+/// Longest chain of added constants that is followed. Definitions of a verified version form no
+/// cycle; the bound keeps a long chain from taking quadratic time.
 const MAX_CHAIN: u32 = 200;
 
 impl Linear {
@@ -93,7 +103,7 @@ impl Linear {
     }
 }
 
-/// What linear forms are computed from: definitions, seen through replacements.
+/// Definitions, seen through replacements: the input of linear forms.
 pub(crate) struct Values<'a> {
     pub defs: &'a Defs,
     pub replaced: &'a [Option<Operand>],
@@ -133,7 +143,8 @@ impl Values<'_> {
         linear
     }
 
-    /// The value as a sum of others, if it is one.
+    /// The linear form of a value that a sum, difference, negation, shift or multiplication by a
+    /// constant defines.
     fn sum(&self, v: Value, depth: u32) -> Option<Linear> {
         let Expr { op, ty: Ty::I64, args: [a, b, _] } = self.defs.get(v.into()).filter(|_| depth < MAX_DEPTH)? else {
             return None;
@@ -158,7 +169,7 @@ impl Values<'_> {
     }
 }
 
-/// An access: what its address is relative to, and the bytes.
+/// The bytes of one access: the number of its segment and terms, an offset from them, and a size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Location {
     /// Number of the segment and terms in [`Addresses`].
@@ -175,14 +186,14 @@ impl Location {
     }
 }
 
-/// How two locations lie to each other.
+/// The relation of a second location to a first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Overlap {
     /// No byte in common.
     Disjoint,
     /// The second covers the first.
     Covered,
-    /// At least one byte in common, but not that.
+    /// At least one byte in common, but the second does not cover the first.
     Partial,
     /// Nothing is known.
     Unknown,
@@ -208,7 +219,7 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
     match inst.op {
         Op::Load => Access::Read(inst.ty.bytes()),
         Op::Store => Access::Write(inst.ty.bytes()),
-        // Whoever sees the event may look at memory.
+        // The observer of an event may read memory, so all earlier stores must have been performed.
         Op::Print | Op::Read => Access::Barrier,
         Op::Native => {
             let Some(native) = inst.native.and_then(|n| version.natives.get(n.index())) else { return Access::Barrier };
@@ -230,7 +241,8 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
     }
 }
 
-/// What the alias guards passed so far say. Terms D -> (k, N): D + k lies in [N, 2^64).
+/// What the passed alias guards imply: for terms with difference D, pairs (k, N) such that D + k
+/// lies in [N, 2^64).
 #[derive(Clone, Default)]
 pub(crate) struct Guards(FxHashMap<Terms, SmallVec<[(u64, u64); 2]>>);
 
@@ -239,7 +251,7 @@ pub(crate) struct Guards(FxHashMap<Terms, SmallVec<[(u64, u64); 2]>>);
 pub(crate) struct Addresses {
     numbers: FxHashMap<(Option<Segment>, Terms), u32>,
     keys: Vec<(Option<Segment>, Terms)>,
-    /// What is known here.
+    /// The alias guards that hold at the current point of the walk.
     pub guards: Guards,
 }
 
@@ -284,7 +296,7 @@ impl Addresses {
         Some(form(&x.1, a.offset).minus(&form(&y.1, b.offset)))
     }
 
-    /// How does `b` lie to `a`?
+    /// The relation of `b` to `a`.
     pub(crate) fn overlap(&self, a: &Location, b: &Location) -> Overlap {
         if self.disjoint(a, b) {
             Overlap::Disjoint

@@ -1,8 +1,16 @@
-//! The arithmetic flags an instruction leaves, asked of the host processor itself.
+//! The arithmetic flags that an instruction leaves, computed by executing it on the host processor.
 //!
-//! Some flags are architecturally undefined after shifts, multiplications and bit scans, yet every processor
-//! leaves *something* there, and a guest can see it. Executing the very instruction makes the evaluator and the
-//! interpreter agree with emitted code on whatever machine this is.
+//! Some flags are architecturally undefined after shifts, multiplications and bit scans. Every
+//! processor leaves a definite value in them, and a guest can read it. Executing the instruction
+//! itself makes the evaluator and the interpreter agree with emitted code on the processor at hand.
+//!
+//! No data; the functions are pure, may be called from any thread and take no lock. They push and
+//! pop rflags on the host stack, so they must not be called where the stack below rsp is in use.
+//!
+//! ```text
+//! flags(FlagOp::Sub, Ty::I32, &[5, 5])      executes `sub eax, edx` with 5 and 5: ZF is set
+//! flags(FlagOp::Shl, Ty::I64, &[7, 0, CF])  executes `shl rax, cl` with a count of 0: CF is kept
+//! ```
 
 use crate::op::FlagOp;
 use crate::semantics::{ARITH_FLAGS, CF, OF};
@@ -106,10 +114,12 @@ pub fn flags(op: FlagOp, ty: Ty, args: &[u64]) -> u64 {
     }
 }
 
-/// Does a rotation of a register by an immediate above 1 leave all flags but CF on this processor?
+/// Does a rotation of a register by an immediate above 1 leave all flags but CF unchanged on this
+/// processor?
 ///
-/// OF is undefined then. [`FlagOp::Rol`] and [`FlagOp::Ror`] are rotations by cl; on Intel's processors (seen on Sapphire
-/// Rapids) those compute OF for every count, as rotations of memory do, and those of registers by an immediate leave it.
+/// OF is undefined after such a rotation. [`FlagOp::Rol`] and [`FlagOp::Ror`] are rotations by cl.
+/// On Intel's processors (measured on Sapphire Rapids) rotations by cl and rotations of memory
+/// compute OF for every count, and rotations of a register by an immediate leave it.
 pub fn immediate_rotations_keep_overflow() -> bool {
     static KEEP: LazyLock<bool> = LazyLock::new(|| {
         [0, OF].into_iter().all(|old| {
