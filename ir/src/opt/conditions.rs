@@ -1,8 +1,17 @@
-//! Conditions over known flags become comparisons of the operands; the flags themselves then are mostly dead.
+//! Rewrites conditions of known flags as comparisons of the operands; most flags then are dead.
 //!
-//! Intel SDM vol. 1, 3.4.3.1 and appendix B: with `r` the result of the operation that set the flags,
-//! ZF is `r == 0`, SF is `r < 0` signed, CF the unsigned carry, SF != OF the sign of the *exact* result.
-//! Conditions that need PF or OF alone stay: the emitter reads them from the host's flags.
+//! The rules follow Intel SDM vol. 1, 3.4.3.1 and appendix B. With `r` the result of the operation
+//! that set the flags, ZF is `r == 0`, SF is `r < 0` signed, CF is the unsigned carry, and SF != OF
+//! is the sign of the *exact* result. A condition that needs PF or OF alone is kept: the emitter
+//! reads it from the host's flags.
+//!
+//! [`super::rules`] calls [`step`] for each `cond`, under the numbering of [`super::simplify`]; no
+//! data of its own, no lock. Invariant: the comparison is true exactly when the condition is.
+//!
+//! ```text
+//! v8 = flags.sub.i64 v7, 100                  v9 = lt.s.i64 v7, 100
+//! v9 = cond.l v8
+//! ```
 
 use super::rules::again;
 use super::simplify::{Numbering, Step};
@@ -49,13 +58,14 @@ pub(super) fn step(n: &mut Numbering, cc: Cond, flags: Operand) -> Step {
             Cond::Be | Cond::A => Step::Keep,
             _ => again(Op::Cond(cc), Ty::I64, &[a]),
         },
-        // Only CF is defined by bt; ZF is architecturally kept.
+        // bt defines only CF; ZF is architecturally kept.
         FlagOp::Bt if matches!(cc, Cond::E | Cond::Ne) => again(Op::Cond(cc), Ty::I64, &[c]),
         // A scan of zero sets ZF; tzcnt and lzcnt of zero set CF; popcnt of zero sets ZF.
         FlagOp::Bsf | FlagOp::Bsr | FlagOp::Popcnt => zero_test(cc, Cond::E, Cond::Ne, ty, a),
         FlagOp::Tzcnt | FlagOp::Lzcnt => zero_test(cc, Cond::B, Cond::Ae, ty, a),
         FlagOp::Adc | FlagOp::Sbb | FlagOp::Rol | FlagOp::Ror | FlagOp::MulS | FlagOp::MulU => Step::Keep,
-        // Without PF (andn on Intel's processors).
+        // The bits of other flags with PF removed (andn on Intel's processors): any condition but
+        // PF reads the other flags.
         FlagOp::FromBits if !matches!(cc, Cond::P | Cond::Np) => match n.def(a) {
             Some(Expr { op: Op::And, args: [bits, Const(kept), _], .. }) if kept | PF == ARITH_FLAGS => {
                 match n.def(bits) {
@@ -79,7 +89,7 @@ fn zero_test(cc: Cond, zero: Cond, nonzero: Cond, ty: Ty, a: Operand) -> Step {
 
 /// `cmp a, b` and `sub a, b`.
 fn subtraction(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> Step {
-    // Where the difference exists anyway, testing it lets `a` die (a counter that runs to zero).
+    // If the difference is computed anyway, testing it lets `a` die (a counter that runs to zero).
     let difference = match b {
         Const(c) => n.computed(Op::Add, ty, &[a, Const(c.wrapping_neg() & ty.mask())]),
         Operand::Value(_) => n.computed(Op::Sub, ty, &[a, b]),
@@ -119,7 +129,7 @@ fn sign(cc: Cond, ty: Ty, r: Operand) -> Step {
     if cc == Cond::S { again(Op::LtS, ty, &[r, ZERO]) } else { again(Op::LeS, ty, &[ZERO, r]) }
 }
 
-/// CF = OF = 0: and, or, xor, test.
+/// The conditions of a result with CF = OF = 0: and, or, xor, test.
 fn logic(cc: Cond, ty: Ty, r: Operand) -> Step {
     match cc {
         Cond::O | Cond::B => FALSE,
@@ -157,7 +167,7 @@ fn addition(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> Step
     }
 }
 
-/// Conditions of `a + c` that do not involve CF.
+/// Conditions of `a + c` that do not read CF.
 fn signed_step(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, c: u64) -> Step {
     let negated = c.wrapping_neg() & ty.mask();
     match cc {

@@ -1,9 +1,19 @@
-//! Dead code, dead flags, dead block parameters, dead anchors and natives.
+//! Pass `dce`: removes dead code, dead flags, dead block parameters, unused anchors and unused
+//! natives.
 //!
-//! What is live: instructions with an effect, whatever they use, and what their anchors' varmaps name (a varmap
-//! is just a use). Everything else goes. Three things are *not* dead although nobody reads their result: a load
-//! (it may fault, and some guests rely on that: null checks, safe points), a native that may trap or that
-//! repeats differently, and an `assume`.
+//! Live is: each instruction with an effect; each value that a live instruction or terminator uses;
+//! each value that the varmap of a live instruction's anchor names (a varmap is an ordinary use).
+//! Everything else is removed. Three kinds of instruction are live although nothing uses their
+//! result: a load, because it may fault and some guests rely on the fault (null checks, safe
+//! points); a native that may trap or that gives another result when repeated; and an `assume`.
+//!
+//! The pass keeps no data between runs; the caller owns the version, no lock. Other passes leave
+//! unused anchors and natives behind for this one to remove.
+//!
+//! ```text
+//! v4 = flags.add.i64 v1, v2                   (no use of v4: removed)
+//! v5 = load.i64 [v1] !a0                      v5 = load.i64 [v1] !a0        (no use of v5: kept, it may fault)
+//! ```
 
 use super::OptOptions;
 use super::params::drop_params;
@@ -13,9 +23,9 @@ use crate::op::Op;
 use crate::types::{AnchorId, NativeId, Operand};
 use crate::version::{Effects, Inst, Term, Version};
 
-/// Runs the pass; returns how many instructions, parameters, anchors and natives went.
+/// Runs the pass; returns the number of instructions, parameters, anchors and natives removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    // Versions with branches are in neither shape, which is all right here.
+    // A version with branches has neither shape; this pass works on it all the same.
     normalise(version);
     if version.is_base() || version.blocks.is_empty() {
         return 0;
@@ -23,7 +33,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     remove_dead(version) + remove_unused_tables(version)
 }
 
-/// Must this instruction stay although nobody uses its results?
+/// Must this instruction stay although nothing uses its results?
 pub(super) fn has_effect(version: &Version, inst: &Inst) -> bool {
     const HARMLESS: Effects = Effects::READ_STATE;
     match inst.op {
