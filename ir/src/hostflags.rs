@@ -4,8 +4,7 @@
 //! processor leaves a definite value in them, and a guest can read it. Executing the instruction
 //! itself makes the evaluator and the interpreter agree with emitted code on the processor at hand.
 //!
-//! No data; the functions are pure, may be called from any thread and take no lock. They push and
-//! pop rflags on the host stack, so they must not be called where the stack below rsp is in use.
+//! No data; the functions are pure, may be called from any thread and take no lock.
 //!
 //! ```text
 //! flags(FlagOp::Sub, Ty::I32, &[5, 5])      executes `sub eax, edx` with 5 and 5: ZF is set

@@ -7,8 +7,7 @@
 //!
 //! The module has no data but constant tables. Invariant: the tables stand in declaration order (a
 //! test checks it). To add an operation, add it to [`Op`] and follow the compiler's exhaustiveness
-//! errors; no `match` over operations has a wildcard arm that would hide a missing case of
-//! semantics.
+//! errors.
 //!
 //! ```text
 //! v3 = lt.s.i64 v1, v2          op LtS, ty i64 (of the operands), result i1

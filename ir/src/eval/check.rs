@@ -12,7 +12,7 @@
 //!
 //! **Data.** A check owns copies of the entry state and of the machine, one for each evaluation;
 //! the caller's are not changed. **Callers.** The tests of the passes, on a
-//! [`super::ModelMachine`], and `--verify-traces`, on the live state at entry. No lock.
+//! [`super::ModelMachine`], and the fuzz targets. No lock.
 //!
 //! ```text
 //! base      0x10: rax += 1    0x14: rax *= 2    0x18: …

@@ -1,9 +1,8 @@
 //! The part of the guest that the evaluator does not keep as SSA values: memory, segment bases,
 //! in-place state, native instructions.
 //!
-//! [`Machine`] is the interface; the interpreter's tests and `--verify-traces` implement it on real
-//! memory. [`ModelMachine`] is a complete machine in a few maps, for tests and for `dynasour ir
-//! eval`.
+//! [`Machine`] is the interface. [`ModelMachine`] is a complete machine in a few maps, for tests and
+//! for `dynasour ir eval`.
 //!
 //! **Data.** A model machine owns sparse pages of memory, a value for each in-place location, the
 //! input still to be read and the numbers printed. **Invariant.** It does not execute native

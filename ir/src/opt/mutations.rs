@@ -1,9 +1,20 @@
-//! Every side condition of the passes is needed, and its loss is noticed: each is switched off in turn, and programs run
-//! through the passes until the verifier or the checker complains.
+//! Mutation tests: every side condition of the passes is needed, and a pass that ignores it is
+//! caught.
 //!
-//! Most show in random programs ([`super::mutations_hunt`]). The others have a witness, `tests/mutations/NAME.ir`: its first
-//! line names the passes to run; if it has the guest's `base` blocks the version is compared with them, every anchor taken,
-//! else with what it was before. With the condition nothing is wrong from any `state` of the file, without it something is.
+//! A test switches each side condition off in turn ([`super::side`]) and runs programs through the
+//! passes until the verifier or the checker complains. Most are caught in random programs
+//! ([`super::mutations_hunt`]). The others have a witness, `tests/mutations/NAME.ir`. Its first
+//! line names the passes to run. If the file has the guest's `base` blocks, the version is compared
+//! with them, with every anchor taken; otherwise with the version before the passes. With the
+//! condition on, every `state` of the file gives the right result; with it off, at least one does
+//! not.
+//!
+//! The switch is local to the thread, so the tests may run in parallel; no lock.
+//!
+//! ```text
+//! ; passes: sink                              tests/mutations/SinkBarrier.ir: a native of unknown extent between two stores
+//! SinkBarrier: the checker, witness           printed when the checker has caught the change
+//! ```
 
 use super::mutations_hunt::{by_continuation, by_inlining, by_passes};
 use super::side::Side;
@@ -18,10 +29,11 @@ use crate::version::Version;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Random programs that a side condition may take to be missed.
+/// Most random programs tried before a side condition counts as missed (measured: each is caught in
+/// fewer).
 const PROGRAMS: u64 = 4_000;
 
-/// The first complaint in random programs, with the number of programs it took.
+/// The first complaint in random programs, and the number of programs tried.
 fn hunt(side: Side) -> Option<(u64, Wrong)> {
     let attempt: fn(Side, u64) -> Result<(), Wrong> = match side {
         Side::ContinuationCheck | Side::ContinuationFresh => by_continuation,
@@ -31,8 +43,8 @@ fn hunt(side: Side) -> Option<(u64, Wrong)> {
     (0..PROGRAMS).find_map(|seed| Some((seed + 1, attempt(side, seed).err()?)))
 }
 
-/// The first complaint about the traces of a witness after the passes that its first line names; `inline` puts the second in
-/// place of the first one's exit.
+/// The first complaint about the traces of a witness after the passes that its first line names.
+/// The name `inline` puts the second trace in place of the first one's exit.
 fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
     let versions = || file.regions.iter().flat_map(|r| &r.versions).cloned();
     versions().for_each(|v| assert_valid(&v));
@@ -56,7 +68,8 @@ fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
                 same_result(original, &version, &state, &machine, 10_000).map_err(Wrong::Checker)?;
                 continue;
             }
-            // Repeating a load that a peer changes is nothing wrong, so there nothing is forced.
+            // A peer may change a byte between two loads, so repeating a load is not wrong there:
+            // with a peer nothing is forced.
             let limits = Limits { steps: 1_000, forced: if machine.has_peer() { 0 } else { 16 } };
             check(&mut guest, &version, &state, &machine, limits).map_err(|m| Wrong::Checker(m.to_string()))?;
         }
@@ -64,7 +77,7 @@ fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// What happens to the witness of a side condition without it.
+/// The complaint about the witness of a side condition when the condition is off.
 fn witness(side: Side, path: &Path) -> Option<Wrong> {
     let text = std::fs::read_to_string(path).unwrap();
     let names = text.lines().next().and_then(|l| l.strip_prefix("; passes: ")).expect("the first line names passes");

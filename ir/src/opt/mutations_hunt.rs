@@ -1,5 +1,13 @@
-//! Where the loss of a side condition is looked for in random programs: traces and whole programs through random passes,
-//! continuations from their anchors, callees inlined. [`super::mutations`] says which side condition is looked for where.
+//! The random programs of the mutation tests: traces and whole programs through random passes,
+//! continuations from their anchors, and inlined callees.
+//!
+//! [`super::mutations`] chooses the function for a side condition and calls it with one seed after
+//! another. Each function switches the condition off for the passes only, and returns the first
+//! complaint of the verifier or the checker. No data between calls, no lock.
+//!
+//! ```text
+//! by_passes(Side::ForwardKill, 17)       Err(Checker("base passes 0x1040 2 times, never in this state …"))
+//! ```
 
 use super::side::Side;
 use super::side::tests::without;
@@ -53,7 +61,7 @@ pub(super) fn by_continuation(side: Side, seed: u64) -> Result<(), Wrong> {
         let mut hooks = StopAt(version.region);
         let stopped = run_base(&mut program, Program::pc(0), &mut state, &mut machine, &mut hooks, &mut 2_000);
         if hits > 0 && stopped == Ok(Leave::Stopped { pc: version.region }) {
-            // A state that never passed the entry: its registers are anything.
+            // A state that has not passed the version's entry: all registers but rsp are random.
             let other = generate::state(&mut rng);
             state.gpr = std::array::from_fn(|i| if i == 4 { state.gpr[i] } else { other.gpr[i] });
             let limits = Limits { steps: 2_000, forced: 8 };
@@ -63,7 +71,8 @@ pub(super) fn by_continuation(side: Side, seed: u64) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The callees of a program's first block, inlined after `frames` has made their return addresses wait.
+/// Inlines the callees of a program's first block, after `frames` has deferred the stores of their
+/// return addresses.
 pub(super) fn by_inlining(side: Side, seed: u64) -> Result<(), Wrong> {
     let mut program = generate::program(&mut Rng::new(seed));
     let mut rng = Rng::new(seed);

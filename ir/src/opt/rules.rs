@@ -1,8 +1,16 @@
-//! The rewrite rules of pure operations: each arm states what it rewrites and why it is smaller.
+//! The rewrite rules of pure operations. Each arm states what it rewrites.
 //!
-//! Constants are folded before and commutative operations have their constant on the right when these rules see
-//! them. A rule may build sub-expressions (`n.build`), which are numbered like any other. Rules never keep a value
-//! alive that was dead unless what they save is worth more; the exceptions say so.
+//! [`super::simplify`] folds constants and moves the constant of a commutative operation to the
+//! right before it calls [`step`]. A rule returns the operand or the smaller expression that
+//! replaces the old one, and may build sub-expressions (`n.build`), which are numbered like any
+//! other. Invariants: both sides compute the same value for all operands; a rule does not keep a
+//! dead value alive unless it saves more than that costs, and then says so. No data of its own, no
+//! lock.
+//!
+//! ```text
+//! sub.i64 (add.i64 v1, 8), 8        v1
+//! eq.i64 (xor.i64 v1, v2), 0        eq.i64 v1, v2
+//! ```
 
 use super::bounds::Bounds;
 use super::conditions;
@@ -102,12 +110,12 @@ pub(super) fn step(n: &mut Numbering, e: &Expr) -> Step {
     }
 }
 
-/// Go on with this expression.
+/// Replace the expression by this one and apply the rules again.
 pub(super) fn again(op: Op, ty: Ty, args: &[Operand]) -> Step {
     Step::Again(Expr::new(op, ty, args))
 }
 
-/// What is known of the size of `o`, an operand of type `ty`.
+/// The range of `o`, an operand of type `ty`.
 pub(super) fn bounds(n: &Numbering, o: Operand, ty: Ty) -> Bounds {
     let Operand::Value(v) = o else {
         let Const(c) = o else { return Bounds::all(ty) };
@@ -142,7 +150,7 @@ fn reassociate(n: &Numbering, e: &Expr, fold: impl Fn(u64, u64) -> u64) -> Step 
     Step::Keep
 }
 
-/// `o` as a value plus a constant.
+/// `o` as the sum of a value and a constant.
 fn root(n: &Numbering, o: Operand) -> (Operand, u64) {
     match n.def(o) {
         Some(Expr { op: Op::Add, args: [x, Const(c), _], .. }) => (x, c),
@@ -176,7 +184,7 @@ fn sub(n: &mut Numbering, e: &Expr) -> Step {
         _ if a == b => return Step::Done(ZERO),
         _ => {}
     }
-    // Both are the same value plus a constant.
+    // The difference of two sums of one value and a constant.
     let ((x, c1), (y, c2)) = (root(n, a), root(n, b));
     if x == y {
         return Step::Done(Const(c1.wrapping_sub(c2) & e.ty.mask()));
@@ -233,7 +241,8 @@ fn shift(n: &mut Numbering, e: &Expr) -> Step {
         return Step::Done(ZERO);
     }
     match n.def(a) {
-        // (x << j) << k = x << (j + k), and so for the others, while the sum is a legal count.
+        // (x << j) << k = x << (j + k), and the same for the other shifts, while the sum is a legal
+        // count.
         Some(Expr { op, args: [x, Const(inner), _], .. }) if op == e.op => {
             let sum = count + shift_count(e.ty, inner);
             if sum < e.ty.bits() {
@@ -270,7 +279,7 @@ fn not(n: &mut Numbering, e: &Expr) -> Step {
 fn zext(n: &mut Numbering, e: &Expr, from: Ty) -> Step {
     match n.def(e.args[0]) {
         Some(Expr { op: Op::Zext(inner), args: [x, ..], .. }) => again(Op::Zext(inner), e.ty, &[x]),
-        // zext(trunc x) = x if x has nothing above.
+        // zext(trunc x) = x if the upper bits of x are 0.
         Some(Expr { op: Op::Trunc, args: [Operand::Value(v), ..], .. })
             if n.ty(v) == e.ty && bounds(n, v.into(), e.ty).umax <= from.mask() =>
         {
@@ -339,7 +348,7 @@ fn insert(n: &mut Numbering, e: &Expr) -> Step {
         }
         _ => {}
     }
-    // Writing back what is there.
+    // Writing back the part that is already there.
     match n.def(new) {
         Some(Expr { op: Op::Trunc, args: [x, ..], .. }) if x == old && e.op != Op::Insert8High => Step::Done(old),
         _ => Step::Keep,
@@ -364,7 +373,7 @@ fn equality(n: &mut Numbering, e: &Expr) -> Step {
     }
     let def = n.def(a);
     match (def, b) {
-        // x - y == 0 and x ^ y == 0: x == y, if the difference is not needed otherwise it is now dead.
+        // x - y == 0 and x ^ y == 0 become x == y; the difference is dead if nothing else uses it.
         (Some(Expr { op: Op::Xor, args: [x, y, _], .. }), ZERO) => again(e.op, e.ty, &[x, y]),
         (Some(Expr { op: Op::Neg, args: [x, ..], .. }), ZERO) => again(e.op, e.ty, &[x, ZERO]),
         (Some(Expr { op: Op::Zext(from), args: [x, ..], .. }), Const(c)) if c <= from.mask() => {
@@ -414,7 +423,8 @@ fn order(n: &mut Numbering, e: &Expr) -> Step {
         (Op::LtU, ZERO, _) | (Op::LeU, Const(1), _) => return again(Op::Ne, e.ty, &[b, ZERO]),
         _ => {}
     }
-    // Compare in the narrow type, where both sides come from it. Behind a zero extension order is unsigned.
+    // Compare in the narrow type if both operands are extended from it. Zero-extended values
+    // compare unsigned.
     let (narrow_a, narrow_b) = (extended(n, a, e.ty), extended(n, b, e.ty));
     let narrow = match (narrow_a, narrow_b) {
         (Some((op, x)), Some((other, y))) if op == other => Some((op, x, y)),
@@ -436,17 +446,17 @@ fn order(n: &mut Numbering, e: &Expr) -> Step {
     }
 }
 
-/// The extension that made `o`, and what it extended.
+/// The extension that defines `o`, and its operand.
 fn extended(n: &Numbering, o: Operand, ty: Ty) -> Option<(Op, Operand)> {
     match n.def(o) {
-        // i1 has no order of its own.
+        // i1 values are not ordered.
         Some(Expr { op: Op::Zext(Ty::I1) | Op::Sext(Ty::I1), .. }) => None,
         Some(Expr { op: op @ (Op::Zext(_) | Op::Sext(_)), ty: to, args: [x, ..] }) if to == ty => Some((op, x)),
         _ => None,
     }
 }
 
-/// `o` as an operand of the type that `extension` extends to `ty`, if it is a constant in that type's range.
+/// `o` in the type that `extension` extends to `ty`, if it is a constant in the range of that type.
 fn constant_in(extension: Op, ty: Ty, o: Operand) -> Option<Operand> {
     let c = o.as_const()?;
     match extension {
@@ -462,7 +472,7 @@ fn flags(n: &mut Numbering, e: &Expr, op: FlagOp) -> Step {
         // Without a carry in, adc and sbb are add and sub, flags included.
         FlagOp::Adc if c == ZERO => again(Op::Flags(FlagOp::Add), e.ty, &[a, b]),
         FlagOp::Sbb if c == ZERO => again(Op::Flags(FlagOp::Sub), e.ty, &[a, b]),
-        // inc and dec take only CF from the old flags, which an earlier inc or dec has kept.
+        // inc and dec read only CF of the old flags, and an earlier inc or dec has kept CF.
         FlagOp::Inc | FlagOp::Dec => match n.def(b) {
             Some(Expr { op: Op::Flags(FlagOp::Inc | FlagOp::Dec), args: [_, older, _], .. }) => {
                 again(e.op, e.ty, &[a, older])
@@ -470,7 +480,7 @@ fn flags(n: &mut Numbering, e: &Expr, op: FlagOp) -> Step {
             _ => Step::Keep,
         },
         FlagOp::Shl | FlagOp::Shr | FlagOp::Sar => match b {
-            // A count of zero leaves the flags alone; any other replaces them all.
+            // A count of zero leaves the flags alone; any other count replaces all of them.
             Const(k) if shift_count(e.ty, k) == 0 => Step::Done(c),
             _ => Step::Keep,
         },
