@@ -1,4 +1,19 @@
 //! A small guest: x86-like instructions, 16 bytes each, and their lifting to `base` blocks.
+//!
+//! The real lifter needs real code bytes; this one lifts [`GuestInst`] values, in the same way:
+//! faults come before any `put`, flags are values, natives declare their effects. [`Program`] owns
+//! the instructions and a cache of lifted blocks. Invariant: the block at a pc is a function of the
+//! instructions alone. [`super::generate`] makes programs, tests evaluate them; no lock.
+//!
+//! ```text
+//! GuestInst::IncDec { dec: true, ty: I64, dst: rbx }        at 0x1020
+//!                                                           v0 = get.i64 rbx
+//!                                                           v1 = get.flags rflags
+//!                                                           v2 = sub.i64 v0, 1
+//!                                                           v3 = flags.dec.i64 v0, v1
+//!                                                           put.i64 rbx, v2
+//!                                                           put.flags rflags, v3
+//! ```
 
 use crate::builder::Builder;
 use crate::eval::check::Code;
@@ -54,7 +69,7 @@ pub enum Source {
     Mem(Address),
 }
 
-/// Native instructions: what they declare is what matters, see [`crate::eval::ModelMachine`].
+/// Native instructions; only their declarations matter, see [`crate::eval::ModelMachine`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NativeKind {
     /// Registers to registers and flags, no effect (`bsf rax, rcx`).
@@ -69,13 +84,13 @@ pub enum NativeKind {
     VectorStore,
     /// A fence (`mfence`).
     Fence,
-    /// Reads nobody knows where (`lodsd`, whose pointer the small guest leaves alone).
+    /// Reads memory of unknown extent (`lodsd`; the small guest does not change the pointer).
     Scan,
-    /// Writes nobody knows where (`stosd`, likewise).
+    /// Writes memory of unknown extent (`stosd`; the small guest does not change the pointer).
     Fill,
 }
 
-/// What a [`NativeKind`] looks like.
+/// The bytes, operands and effects of a [`NativeKind`].
 struct NativeShape {
     bytes: &'static [u8],
     gpr_in: &'static [Gpr],
@@ -166,7 +181,7 @@ pub enum GuestInst {
     Read(Gpr),
 }
 
-/// A program, and the blocks that it has been asked for.
+/// A program, with a cache of the blocks lifted so far.
 #[derive(Clone)]
 pub struct Program {
     /// The instructions; the n-th is at [`Program::pc`]`(n)`.
@@ -305,7 +320,8 @@ impl Lifter<'_> {
         (if matches!(op, Alu::Cmp | Alu::Test) { None } else { Some(result) }, flags)
     }
 
-    /// Lifts one instruction; a terminator if it transfers control. Faults come before any `put`.
+    /// Lifts one instruction. Returns a terminator if it transfers control. Faults come before any
+    /// `put`.
     fn inst(&mut self, inst: &GuestInst, next: u64) -> Option<GuestTerm> {
         match *inst {
             GuestInst::Nop => {}

@@ -1,4 +1,11 @@
-//! Tokens of the text form, each with its line and column.
+//! Splits the text form into tokens, each with its line and column.
+//!
+//! [`tokens`] returns borrowed slices of the text and has no state. Invariants: the last token is
+//! [`Token::End`]; positions never decrease. Only the parser calls it; no lock.
+//!
+//! ```text
+//! v1 = add.i64 v0, -1       Word v1, Punct =, Word add, Punct ., Word i64, Word v0, Punct ",", Punct -, Number 1, End
+//! ```
 
 use super::ParseError;
 use std::fmt;
