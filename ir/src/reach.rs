@@ -18,7 +18,7 @@
 //! An anchor without uses has no position; its operands may be stale.
 //!
 //! **Data.** [`Cfg`] and [`Reach`] hold tables for one version; they are invalid once its blocks
-//! change. **Callers.** Passes, the verifier and the emitter, each on tables of their own; no lock.
+//! change. **Callers.** Passes, the verifier and regions, each on tables of their own; no lock.
 //!
 //! ```text
 //! b1: poll else a0              position of a0; in reach: a0

@@ -1,14 +1,18 @@
-//! What is hot, and what to assume about it (DESIGN section 5).
+//! Decides what is hot and what to assume about it (docs/design.md, "Recording and speculation").
 //!
-//! * [`heads`]: trace-head counters, penalties, the blacklist.
-//! * [`recorder`]: the state machine that follows the next executing tail.
-//! * [`guests`]: interpreters as guests: traces along the loops of the program that the guest interprets.
-//! * [`observe`]: what a block is about to compute.
-//! * [`build`]: from a recorded path to a trace version whose every speculation is an `assume`.
-//! * [`survival`]: how well recorded paths are kept to.
+//! * [`heads`]: counters of trace heads, penalties, heads given up.
+//! * [`recorder`]: the state machine that records the path which the guest executes next.
+//! * [`guests`]: traces along the loops of a program that the guest interprets.
+//! * [`observe`]: predicts the values that a block computes.
+//! * [`build`]: turns a recorded path into a trace version in which every speculation is an
+//!   `assume`.
+//! * [`survival`]: counts how often the guest keeps to a recorded path.
 //! * [`trips`]: loops so short and regular that they are unrolled into the traces around them.
-//! * [`placement`]: which assumptions a trace makes and where their guards stand.
-//! * [`policy`]: the numbers and choices a study may swap.
+//! * [`placement`]: which assumptions a trace makes, and where their guards stand.
+//! * [`policy`]: the numbers and choices that a study may exchange.
+//!
+//! The crate has no global state and takes no lock. The runtime owns the tables and recorders and
+//! calls them under its own lock; the crate does not know how code is emitted or run.
 
 pub mod build;
 pub mod guests;
