@@ -13,10 +13,11 @@
 //! ```
 //!
 //! Let D be the difference of two addresses whose terms are exactly these. After the guard, D + k
-//! lies in [N, 2^64). Take an access A of w bytes and an access B of z bytes with A - B = D + s.
-//! They share no byte if and only if (D + s + w - 1) >= z + w - 1, unsigned. With e = k - (s + w -
-//! 1) this is ((D + k) - e) >= z + w - 1, which the guard implies if 0 <= e and e + z + w - 1 <= N.
-//! So one guard serves every slot of the group that it was made for ([`crate::opt`], pass `alias`).
+//! lies in [N, 2^64). Take an access A of w bytes and an access B of z bytes with A - B = D + s. They
+//! share no byte if and only if `(D + s + w - 1) >= z + w - 1`, unsigned. Let `e = k - (s + w - 1)`.
+//! Then the condition is `((D + k) - e) >= z + w - 1`, and the guard implies it if `0 <= e` and
+//! `e + z + w - 1 <= N`. So one guard serves every slot of the group that it was made for
+//! ([`crate::opt`], pass `alias`).
 //!
 //! **Invariants.** The oracle never assumes that a stack slot and a pointer differ: that takes a
 //! guard. A guard speaks of SSA values, so it holds at every point that it dominates.
@@ -28,7 +29,7 @@
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::opt::rename;
-use crate::opt::side::{Side, holds};
+use crate::opt::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Effects, Inst, Mem, Segment, Version};
 use rustc_hash::FxHashMap;
@@ -120,14 +121,14 @@ impl Values<'_> {
         let mut offset = 0u64;
         for _ in 0..MAX_CHAIN {
             o = rename(self.replaced, o);
-            let step = match self.defs.get(o) {
+            let (operand, constant) = match self.defs.get(o) {
                 Some(Expr { op: Op::Add, ty: Ty::I64, args: [x, Operand::Const(c), _] })
                 | Some(Expr { op: Op::Add, ty: Ty::I64, args: [Operand::Const(c), x, _] }) => (x, c),
                 Some(Expr { op: Op::Sub, ty: Ty::I64, args: [x, Operand::Const(c), _] }) => (x, c.wrapping_neg()),
                 _ => break,
             };
-            o = step.0;
-            offset = offset.wrapping_add(step.1);
+            o = operand;
+            offset = offset.wrapping_add(constant);
         }
         match o {
             Operand::Const(c) => (Operand::Const(0), offset.wrapping_add(c)),
@@ -289,7 +290,7 @@ impl Addresses {
     /// The difference of two addresses, if they are in one address space.
     pub(crate) fn difference(&self, a: &Location, b: &Location) -> Option<Linear> {
         let (x, y) = (&self.keys[a.key as usize], &self.keys[b.key as usize]);
-        if !holds(Side::AliasSegment, x.0 == y.0) {
+        if !holds(SideCondition::AliasSegment, x.0 == y.0) {
             return None;
         }
         let form = |terms: &Terms, offset| Linear { terms: terms.clone(), offset };
@@ -313,7 +314,7 @@ impl Addresses {
     pub(crate) fn disjoint(&self, a: &Location, b: &Location) -> bool {
         if a.key == b.key {
             let (forward, backward) = (b.offset.wrapping_sub(a.offset), a.offset.wrapping_sub(b.offset));
-            return holds(Side::AliasDistance, forward >= u64::from(a.size) && backward >= u64::from(b.size));
+            return holds(SideCondition::AliasDistance, forward >= u64::from(a.size) && backward >= u64::from(b.size));
         }
         !self.guards.0.is_empty() && (self.guarded(a, b) || self.guarded(b, a))
     }
@@ -324,7 +325,7 @@ impl Addresses {
         let (w, z) = (u64::from(a.size), u64::from(b.size));
         guards.iter().any(|(k, n)| {
             let e = k.wrapping_sub(difference.offset.wrapping_add(w - 1));
-            e < 1 << 32 && holds(Side::AliasGuardSize, e + z + w - 1 <= *n)
+            e < 1 << 32 && holds(SideCondition::AliasGuardSize, e + z + w - 1 <= *n)
         })
     }
 

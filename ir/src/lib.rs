@@ -21,6 +21,7 @@ mod alias;
 pub mod builder;
 mod defs;
 pub mod eval;
+pub mod expressions;
 pub mod hostflags;
 pub mod live;
 pub mod op;
@@ -34,7 +35,6 @@ pub mod text;
 pub mod types;
 pub mod verify;
 pub mod version;
-pub mod words;
 
 pub use builder::Builder;
 pub use op::{Cond, FlagOp, Op};

@@ -110,9 +110,9 @@ impl Cfg {
             seen[0] = true;
             stack.push((0, targets(0).collect()));
         }
-        while let Some((block, rest)) = stack.last_mut() {
+        while let Some((block, unvisited)) = stack.last_mut() {
             let block = *block;
-            match rest.pop() {
+            match unvisited.pop() {
                 Some(next) if !seen[next.index()] => {
                     seen[next.index()] = true;
                     stack.push((next.index(), targets(next.index()).collect()));

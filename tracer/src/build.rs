@@ -38,10 +38,11 @@
 //! observation decides only what is assumed. The builder owns the version until it returns it. The
 //! thread that compiles a recording calls [`build`]; the module takes no lock.
 
+use crate::entry_guards::speculate_registers;
 use crate::guests::{self, Definitions, GuestLoop};
 use crate::observe::Observation;
 use crate::placement::BranchAnchor;
-use crate::policy::{RegisterUse, SpeculationPolicy};
+use crate::policy::SpeculationPolicy;
 use crate::recorder::{AbortReason, Transfer};
 use crate::survival::Runs;
 use dynasour_guest::lift::LiftedBlock;
@@ -103,7 +104,7 @@ impl Path {
 #[error("the path cannot become a trace: {0:?}")]
 pub struct BuildError(pub AbortReason);
 
-type State = [Operand; Loc::SSA_COUNT];
+pub(crate) type State = [Operand; Loc::SSA_COUNT];
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
 pub fn build(path: &Path, name: &str, context: Context, policy: &dyn SpeculationPolicy) -> Result<Version, BuildError> {
@@ -218,7 +219,7 @@ fn written_operands(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<Oper
     (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| state[i]).collect()
 }
 
-fn base_insts(step: &Step) -> &[Inst] {
+pub(crate) fn base_insts(step: &Step) -> &[Inst] {
     &step.block.version.blocks[0].insts
 }
 
@@ -234,67 +235,7 @@ fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
     written
 }
 
-/// The registers that the path reads before it writes them, and how it uses them.
-fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
-    let mut uses = [None; 16];
-    for step in &path.steps {
-        let mut held = rustc_hash::FxHashMap::default();
-        for inst in base_insts(step) {
-            if let (Op::Get(Loc::Gpr(g)), Some(v)) = (inst.op, inst.def()) {
-                held.insert(v, g);
-                uses[g.number()].get_or_insert(RegisterUse { written: written[g.number()], expensive: false });
-            }
-            let expensive = match inst.op {
-                Op::Mul | Op::MulHighS | Op::MulHighU => &inst.args[..],
-                Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror => &inst.args[1..],
-                // A shift count reaches its shift through the truncation to i8.
-                Op::Trunc => {
-                    if let Some(g) = inst.args[0].as_value().and_then(|v| held.get(&v).copied()) {
-                        held.insert(inst.def().expect("trunc has a result"), g);
-                    }
-                    &[]
-                }
-                _ => &[],
-            };
-            for g in expensive.iter().filter_map(|a| held.get(&a.as_value()?)) {
-                if let Some(use_) = &mut uses[g.number()] {
-                    use_.expensive = true;
-                }
-            }
-        }
-    }
-    uses
-}
-
-/// Assumes at entry that stable registers keep their values. The guards come before everything
-/// else, on an anchor with the state at entry.
-fn speculate_registers(
-    path: &Path,
-    version: &mut Version,
-    state: &mut State,
-    written: &[bool; Loc::SSA_COUNT],
-    policy: &dyn SpeculationPolicy,
-) -> Vec<Inst> {
-    let uses = register_uses(path, written);
-    let wanted =
-        |g: &Gpr, value: u64| uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u));
-    let stable = path.stable.iter().filter(|(g, value)| wanted(g, *value));
-    let chosen: Vec<_> = stable.chain(path.guest.iter().flat_map(|g| &g.registers)).collect();
-    if chosen.is_empty() {
-        return Vec::new();
-    }
-    let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
-    let mut builder = Builder::new(version);
-    for (gpr, value) in chosen {
-        let slot = &mut state[gpr.number()];
-        let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(*value));
-        builder.assume(holds, anchor);
-        *slot = Operand::Const(*value);
-    }
-    builder.insts
-}
-
-fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
+pub(crate) fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
     (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| (Loc::from_ssa_index(i), state[i])).collect()
 }
 
@@ -415,22 +356,22 @@ impl<'v, 'w> Body<'v, 'w> {
         self.at_start = self.state;
         self.effect_since_start = false;
         let anchor = self.anchor_here()?;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let (ty, len) = match rest.len() {
+        let mut remaining = bytes;
+        while !remaining.is_empty() {
+            let (ty, len) = match remaining.len() {
                 8.. => (Ty::I64, 8),
                 4.. => (Ty::I32, 4),
                 2.. => (Ty::I16, 2),
                 _ => (Ty::I8, 1),
             };
-            let (these, others) = rest.split_at(len);
+            let (these, others) = remaining.split_at(len);
             let expected = these.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-            let address = Operand::Const(pc.wrapping_add((bytes.len() - rest.len()) as u64));
+            let address = Operand::Const(pc.wrapping_add((bytes.len() - remaining.len()) as u64));
             let found = self.builder.load(ty, Mem { seg: None, scale: 1, disp: 0 }, address, Operand::Const(0));
             self.builder.insts.last_mut().expect("just built").anchor = Some(anchor);
             let holds = self.builder.binary(Op::Eq, ty, found, Operand::Const(expected));
             self.builder.assume(holds, anchor);
-            rest = others;
+            remaining = others;
         }
         Ok(())
     }

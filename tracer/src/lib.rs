@@ -6,8 +6,9 @@
 //! * [`observe`]: predicts the values that a block computes.
 //! * [`build`]: turns a recorded path into a trace version in which every speculation is an
 //!   `assume`.
+//! * `entry_guards`: the assumptions about registers at a trace's entry.
 //! * [`survival`]: counts how often the guest keeps to a recorded path.
-//! * [`trips`]: loops so short and regular that they are unrolled into the traces around them.
+//! * [`short_loops`]: loops so short and regular that they are unrolled into the traces around them.
 //! * [`placement`]: which assumptions a trace makes, and where their guards stand.
 //! * [`policy`]: the numbers and choices that a study may exchange.
 //!
@@ -15,14 +16,15 @@
 //! calls them under its own lock; the crate does not know how code is emitted or run.
 
 pub mod build;
+mod entry_guards;
 pub mod guests;
 pub mod heads;
 pub mod observe;
 pub mod placement;
 pub mod policy;
 pub mod recorder;
+pub mod short_loops;
 pub mod survival;
-pub mod trips;
 
 pub use build::{BuildError, Path, Step, TraceShape};
 pub use guests::{DispatchHeads, GuestLoop};
@@ -31,5 +33,5 @@ pub use observe::Surroundings;
 pub use placement::Placement;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
+pub use short_loops::{Probe, Verdict};
 pub use survival::{Runs, Survival};
-pub use trips::{Probe, Verdict};

@@ -15,7 +15,7 @@
 //!   loop that the exit has left. An example is the bottom of a `while` that jumps back to its
 //!   body. Otherwise they would end at the branch, in a trace that begins with all values in their
 //!   guest locations.
-//! * **Short loops** that always run the same number of times ([`crate::trips`]) are followed to
+//! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed to
 //!   their end, so that the trace holds all their iterations.
 //! * **Dispatch loops**, whose first indirect jump has changing targets, do not end a recording. It
 //!   goes on through them in search of a loop of the interpreted program ([`crate::guests`]). If
@@ -34,7 +34,7 @@ use crate::build::{Path, Step, TraceShape};
 use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
 use crate::observe::{Observation, Surroundings, observe};
 use crate::policy::SpeculationPolicy;
-use crate::trips;
+use crate::short_loops;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{GuestTerm, Term};
 use std::rc::Rc;
@@ -382,7 +382,7 @@ impl Recorder {
 
     /// Has the path reached the short loop at `head` no more often than two runs of it would?
     fn may_pass(&self, head: u64) -> bool {
-        self.steps.iter().filter(|s| s.next == head).count() <= 2 * trips::MOST_TRIPS as usize
+        self.steps.iter().filter(|s| s.next == head).count() <= 2 * short_loops::MOST_TRIPS as usize
     }
 
     /// The path of an exit has taken a backward branch. If the loop that the exit left is near, the

@@ -222,16 +222,16 @@ impl ModelMachine {
 
     /// Writes bytes, mapping what is not mapped, whatever the protection.
     pub fn write(&mut self, start: u64, bytes: &[u8]) {
-        let (mut start, mut rest) = (start, bytes);
-        while !rest.is_empty() {
+        let (mut start, mut remaining) = (start, bytes);
+        while !remaining.is_empty() {
             let offset = (start % PAGE) as usize;
-            let (now, later) = rest.split_at(rest.len().min(PAGE as usize - offset));
+            let (now, later) = remaining.split_at(remaining.len().min(PAGE as usize - offset));
             self.map(start, 1);
             if let Some(page) = self.pages.get_mut(&(start / PAGE)) {
                 page[offset..offset + now.len()].copy_from_slice(now);
             }
             start = start.wrapping_add(now.len() as u64);
-            rest = later;
+            remaining = later;
         }
     }
 

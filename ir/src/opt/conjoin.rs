@@ -15,12 +15,12 @@
 //! traces do see a difference: both now belong to one exit. `delay` runs before this pass and makes
 //! guards adjacent.
 //!
-//! Side condition: the anchor is the same. No instruction stands between the two guards, so the
+//! SideCondition condition: the anchor is the same. No instruction stands between the two guards, so the
 //! first may be checked where the second stands. The caller owns the version; no data between runs,
 //! no lock.
 
 use super::OptOptions;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::types::{Operand, Ty};
@@ -40,7 +40,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
             let joins = |before: &Inst| {
                 before.op == Op::Assume
                     && inst.op == Op::Assume
-                    && holds(Side::ConjoinAnchor, before.anchor == inst.anchor)
+                    && holds(SideCondition::ConjoinAnchor, before.anchor == inst.anchor)
             };
             if let Some(before) = out.pop_if(|before| joins(before)) {
                 inst.args[0] = conjunction(version, &mut defs, &mut out, before.args[0], inst.args[0]);

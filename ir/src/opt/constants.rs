@@ -9,7 +9,7 @@
 //! print.i64 v1                          print.i64 42
 //! ```
 //!
-//! Side conditions:
+//! SideCondition conditions:
 //! * An operand of an instruction is replaced if it is known *just before* that instruction.
 //! * An operand of an anchor is replaced if it is known at the anchor's *position*, the place that
 //!   all its uses share. A guard between the position and a use does not count, because the anchor
@@ -22,7 +22,7 @@
 
 use super::OptOptions;
 use super::facts::{Env, Facts};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::reach::{Cfg, Place, Reach};
 use crate::types::{AnchorId, Operand};
 use crate::version::Version;
@@ -30,7 +30,7 @@ use crate::version::Version;
 /// Runs the pass; returns how many operands became constants.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_waits = !version.defers_stores();
-    if version.is_base() || version.blocks.is_empty() || !holds(Side::ConstantsNothingWaits, nothing_waits) {
+    if version.is_base() || version.blocks.is_empty() || !holds(SideCondition::ConstantsNothingWaits, nothing_waits) {
         return 0;
     }
     let cfg = Cfg::new(version);
@@ -40,7 +40,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut anchors_at: Vec<Vec<(usize, AnchorId)>> = vec![Vec::new(); version.blocks.len()];
     for (i, position) in reach.positions.iter().enumerate() {
         let last = || reach.uses[i].iter().max().copied();
-        let place = if holds(Side::ConstantsPosition, false) { last() } else { *position };
+        let place = if holds(SideCondition::ConstantsPosition, false) { last() } else { *position };
         if let Some(Place { block, inst }) = place {
             anchors_at[block.index()].push((inst, AnchorId(i as u32)));
         }

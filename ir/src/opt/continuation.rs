@@ -20,7 +20,7 @@
 //! guards that fall back to the state at entry: a location mapped to a constant must hold it, and
 //! two locations mapped to one value must be equal.
 //!
-//! Side conditions:
+//! SideCondition conditions:
 //! * The version is *fresh*: no pass has used a fact that holds only because control came from the
 //!   version's entry (facts of its context, guards before the anchor, results of loads). A state
 //!   that enters in the middle need not satisfy such a fact. Passes that use one set
@@ -32,8 +32,8 @@
 //! No data between calls; the caller owns the versions, no lock.
 
 use super::OptOptions;
-use super::closed::close;
-use super::side::{Side, holds};
+use super::closed_form::close;
+use super::side_conditions::{SideCondition, holds};
 use super::speculation::Assumption;
 use super::unreachable;
 use crate::op::Op;
@@ -75,7 +75,7 @@ pub(super) fn continue_under(
     name: &str,
     assumptions: &[Assumption],
 ) -> Result<Version, ContinuationError> {
-    if !holds(Side::ContinuationFresh, !version.optimised) {
+    if !holds(SideCondition::ContinuationFresh, !version.optimised) {
         return Err(ContinuationError::Optimised(version.name.clone()));
     }
     let cfg = Cfg::new(version);
@@ -100,13 +100,13 @@ pub(super) fn continue_under(
     let needed = close(&mut made);
 
     // Nothing leads to the old entry any more; the new entry replaces it.
-    let mut entry = Entry::new(version, at, &mut made);
+    let mut entry = EntryBuilder::new(version, at, &mut made);
     let args: Result<Vec<Operand>, ContinuationError> =
         needed[middle.index()].iter().map(|v| entry.operand(Operand::Value(*v))).collect();
     let args = args?;
     entry.check(region)?;
     entry.assume(region, assumptions);
-    let Entry { params, insts, .. } = entry;
+    let EntryBuilder { params, insts, .. } = entry;
     made.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
     made.blocks[0] = Block { params, insts, term: Term::Jump { to: middle, args } };
     unreachable::run(&mut made, &OptOptions::default());
@@ -116,7 +116,7 @@ pub(super) fn continue_under(
 }
 
 /// Builds the new entry: computes values of the old version from the guest's state.
-struct Entry<'a> {
+struct EntryBuilder<'a> {
     old: &'a Version,
     defs: Vec<Option<Def>>,
     at: &'a Anchor,
@@ -127,11 +127,18 @@ struct Entry<'a> {
     known: FxHashMap<Value, Operand>,
 }
 
-impl<'a> Entry<'a> {
-    fn new(old: &'a Version, at: &'a Anchor, made: &'a mut Version) -> Entry<'a> {
+impl<'a> EntryBuilder<'a> {
+    fn new(old: &'a Version, at: &'a Anchor, made: &'a mut Version) -> EntryBuilder<'a> {
         let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| made.value(Loc::from_ssa_index(i).ty())).collect();
-        let mut entry =
-            Entry { old, defs: definitions(old), at, made, params, insts: Vec::new(), known: FxHashMap::default() };
+        let mut entry = EntryBuilder {
+            old,
+            defs: definitions(old),
+            at,
+            made,
+            params,
+            insts: Vec::new(),
+            known: FxHashMap::default(),
+        };
         for (loc, operand) in &at.varmap {
             if let (Operand::Value(v), Some(param)) = (operand, entry.param(*loc)) {
                 entry.known.entry(*v).or_insert(param);
@@ -208,7 +215,7 @@ impl<'a> Entry<'a> {
         for (loc, operand) in &self.at.varmap {
             let Some(mut held) = self.param(*loc) else { continue };
             let mut mapped = self.operand(*operand)?;
-            if holds(Side::ContinuationCheck, mapped == held) {
+            if holds(SideCondition::ContinuationCheck, mapped == held) {
                 continue;
             }
             if loc.ty() == Ty::Flags {

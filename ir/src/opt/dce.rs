@@ -18,8 +18,9 @@
 use super::OptOptions;
 use super::params::drop_params;
 use super::shape::normalise;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::op::Op;
+use crate::reach::{Def, definitions};
 use crate::types::{AnchorId, NativeId, Operand};
 use crate::version::{Effects, Inst, Term, Version};
 
@@ -45,22 +46,8 @@ pub(super) fn has_effect(version: &Version, inst: &Inst) -> bool {
     }
 }
 
-/// Where a value comes from.
-#[derive(Clone, Copy)]
-enum Source {
-    Nowhere,
-    Inst(usize, usize),
-    Param(usize, usize),
-}
-
 fn remove_dead(version: &mut Version) -> usize {
-    let mut source = vec![Source::Nowhere; version.types.len()];
-    for (b, block) in version.blocks.iter().enumerate() {
-        block.params.iter().enumerate().for_each(|(i, p)| source[p.index()] = Source::Param(b, i));
-        for (i, inst) in block.insts.iter().enumerate() {
-            inst.defs.iter().for_each(|d| source[d.index()] = Source::Inst(b, i));
-        }
-    }
+    let defs = definitions(version);
     let mut live: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     let mut live_value = vec![false; version.types.len()];
     let mut live_anchor = vec![false; version.anchors.len()];
@@ -71,7 +58,7 @@ fn remove_dead(version: &mut Version) -> usize {
             let inst = &version.blocks[b].insts[i];
             work.extend(inst.args.iter().copied());
             if let Some(a) = inst.anchor
-                && !holds(Side::DceVarmapIsUse, false)
+                && !holds(SideCondition::DceVarmapIsUse, false)
                 && !std::mem::replace(&mut live_anchor[a.index()], true)
             {
                 work.extend(version.anchors[a.index()].operands());
@@ -80,7 +67,7 @@ fn remove_dead(version: &mut Version) -> usize {
     };
     for (b, block) in version.blocks.iter().enumerate() {
         for (i, inst) in block.insts.iter().enumerate() {
-            if !holds(Side::DceEffects, !has_effect(version, inst)) {
+            if !holds(SideCondition::DceEffects, !has_effect(version, inst)) {
                 mark_inst(version, &mut work, b, i);
             }
         }
@@ -96,12 +83,12 @@ fn remove_dead(version: &mut Version) -> usize {
         if std::mem::replace(&mut live_value[v.index()], true) {
             continue;
         }
-        match source[v.index()] {
-            Source::Nowhere => {}
-            Source::Inst(b, i) => mark_inst(version, &mut work, b, i),
-            Source::Param(b, i) => {
-                let edges = version.blocks.iter().flat_map(|block| block.term.edges());
-                work.extend(edges.filter(|(to, _)| to.index() == b).filter_map(|(_, args)| args.get(i).copied()));
+        match defs[v.index()] {
+            None => {}
+            Some(Def::Inst(place)) => mark_inst(version, &mut work, place.block.index(), place.inst),
+            Some(Def::Param(block, i)) => {
+                let edges = version.blocks.iter().flat_map(|from| from.term.edges());
+                work.extend(edges.filter(|(to, _)| *to == block).filter_map(|(_, args)| args.get(i).copied()));
             }
         }
     }

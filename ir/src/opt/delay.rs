@@ -15,7 +15,7 @@
 //!                                                 store.i64 [v2], 0 !a1
 //! ```
 //!
-//! Side conditions:
+//! SideCondition conditions:
 //! * (1) The assume does not pass an instruction that ends reach.
 //! * (2) It does not pass a use of another anchor. A value that was computed because the guard
 //!   holds may be wrong until the guard is checked, and the other anchor's varmap would show it.
@@ -28,7 +28,7 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, access};
 use crate::op::Op;
 use crate::reach::{Cfg, ends_reach, may_fault};
@@ -54,11 +54,11 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
 /// May an assume move down over `inst`? `deferring` says whether anchors defer stores.
 fn passes(version: &Version, assume: &Inst, inst: &Inst, deferring: bool, options: &OptOptions) -> bool {
     let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
-    let own = holds(Side::DelayAnchor, own);
+    let own = holds(SideCondition::DelayAnchor, own);
     // The assume may be the guard that proves that the access misses a deferred store.
-    let apart = holds(Side::DelayDeferred, !deferring || access(version, inst) == Access::None);
+    let apart = holds(SideCondition::DelayDeferred, !deferring || access(version, inst) == Access::None);
     let harmless = options.delay_past_faults || !may_fault(version, inst);
-    harmless && own && apart && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
+    harmless && own && apart && holds(SideCondition::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
 }
 
 /// Moves each assume of a block down as far as possible; assumes that meet keep their order.
@@ -86,7 +86,7 @@ fn sink_within(version: &mut Version, block: BlockId, deferring: bool, options: 
 
 /// Moves the assumes at the end of a block into its successors, or drops them before an exit.
 fn leave(version: &mut Version, cfg: &Cfg, block: BlockId) -> usize {
-    let own = |to: BlockId| to != block && holds(Side::DelayOnlyEntry, cfg.preds[to.index()].len() == 1);
+    let own = |to: BlockId| to != block && holds(SideCondition::DelayOnlyEntry, cfg.preds[to.index()].len() == 1);
     let successors: Vec<BlockId> = version.blocks[block.index()].term.edges().map(|(to, _)| to).collect();
     let mut changes = 0;
     while let Some(last) = version.blocks[block.index()].insts.last().filter(|i| i.op == Op::Assume).cloned() {

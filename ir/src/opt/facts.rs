@@ -22,7 +22,7 @@
 
 use super::bounds::Bounds;
 use super::known::Known;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Cond, FlagOp, Op};
 use crate::reach::{Cfg, Place};
@@ -64,7 +64,7 @@ impl<'v> Facts<'v> {
         let body = &self.version.blocks[block.index()];
         for (i, inst) in body.insts.iter().enumerate() {
             f(Place { block, inst: i }, &env);
-            if !self.step(&mut env, inst) {
+            if !self.apply(&mut env, inst) {
                 return;
             }
         }
@@ -190,7 +190,7 @@ impl<'v> Facts<'v> {
         let Some(mut env) = self.at_start[block.index()].clone() else { return };
         let version = self.version;
         let body = &version.blocks[block.index()];
-        if !body.insts.iter().all(|inst| self.step(&mut env, inst)) {
+        if !body.insts.iter().all(|inst| self.apply(&mut env, inst)) {
             return;
         }
         for (k, (to, args)) in body.term.edges().enumerate() {
@@ -225,7 +225,7 @@ impl<'v> Facts<'v> {
         for (i, (new, old)) in next.iter_mut().zip(&*old).enumerate() {
             *new = match (*new, old) {
                 (Some(a), Some(b)) => {
-                    let joined = if holds(Side::FactsJoin, a == *b) { *b } else { a.join(b) };
+                    let joined = if holds(SideCondition::FactsJoin, a == *b) { *b } else { a.join(b) };
                     Some(if widen && joined != *b { joined.widened(self.version.types[i]) } else { joined })
                 }
                 // Computed on one path only: any use is preceded by another computation.
@@ -238,7 +238,7 @@ impl<'v> Facts<'v> {
     }
 
     /// Applies an instruction to the state; false if control never gets behind it.
-    fn step(&self, env: &mut Env, inst: &Inst) -> bool {
+    fn apply(&self, env: &mut Env, inst: &Inst) -> bool {
         if inst.op == Op::Assume {
             return self.constant(env, inst.args[0]) != Some(0) && self.refine(env, inst.args[0], true);
         }

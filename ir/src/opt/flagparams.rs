@@ -20,7 +20,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Op};
 use crate::types::{Operand, Ty, Value};
@@ -81,11 +81,11 @@ fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
     let same_op = |i: usize| match (defs.get(args(version, ENTRY)[i]), defs.get(args(version, BODY)[i])) {
         (Some(a), Some(b)) => {
             let same = a.op == b.op && a.ty == b.ty;
-            // Side condition off (in tests): still require one arity and the same types, so that
+            // SideCondition condition off (in tests): still require one arity and the same types, so that
             // the result can be printed and run.
             matches!(a.op, Op::Flags(_))
                 && a.op.signature() == b.op.signature()
-                && holds(Side::FlagsSameOperation, same)
+                && holds(SideCondition::FlagsSameOperation, same)
         }
         _ => false,
     };

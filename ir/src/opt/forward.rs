@@ -29,7 +29,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -87,7 +87,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 
 impl Forward<'_> {
     fn body(&mut self) {
-        let may_carry = holds(Side::ForwardPrivateLoop, self.private);
+        let may_carry = holds(SideCondition::ForwardPrivateLoop, self.private);
         let mut carried = if may_carry { self.loop_invariant_slots() } else { Vec::new() };
         let insts = std::mem::take(&mut self.version.blocks[BODY].insts);
         let (addresses, removed) = (self.addresses.clone(), self.removed);
@@ -102,7 +102,7 @@ impl Forward<'_> {
             let ends: Vec<Option<Operand>> = carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
             let survivors: Vec<Slot> =
                 carried.iter().zip(&ends).filter(|(_, end)| end.is_some()).map(|(s, _)| *s).collect();
-            if holds(Side::ForwardSurvives, survivors.len() == carried.len()) {
+            if holds(SideCondition::ForwardSurvives, survivors.len() == carried.len()) {
                 self.version.blocks[BODY].insts = out;
                 self.version.blocks[BODY].params.extend(params);
                 self.extend_args(ENTRY, carried.iter().map(|s| s.value));
@@ -196,7 +196,7 @@ impl Forward<'_> {
             self.replaced[def.index()] = Some(value);
             return true;
         }
-        if holds(Side::ForwardPrivateLoad, self.private) {
+        if holds(SideCondition::ForwardPrivateLoad, self.private) {
             self.remember(Slot { location, ty: inst.ty, value: def.into() });
         }
         false
@@ -208,14 +208,14 @@ impl Forward<'_> {
             return;
         };
         let addresses = &self.addresses;
-        self.slots.retain(|s| holds(Side::ForwardKill, addresses.disjoint(&s.location, &location)));
+        self.slots.retain(|s| holds(SideCondition::ForwardKill, addresses.disjoint(&s.location, &location)));
         if inst.op == Op::Store {
             self.remember(Slot { location, ty: inst.ty, value: inst.args[2] });
         }
     }
 
     fn forget_all(&mut self) {
-        self.slots.retain(|_| holds(Side::ForwardBarrier, false));
+        self.slots.retain(|_| holds(SideCondition::ForwardBarrier, false));
     }
 
     fn remember(&mut self, slot: Slot) {

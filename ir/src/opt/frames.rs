@@ -13,7 +13,7 @@
 //! only if the exits behind a store are colder than the store, or are removed later. It is not part
 //! of the pipeline.
 //!
-//! Side conditions (docs/design.md, "The IR"), in a version without branches and loops:
+//! SideCondition conditions (docs/design.md, "The IR"), in a version without branches and loops:
 //! * (a) `private_memory` holds, or the store pushes a constant on the stack, which is a return
 //!   address.
 //! * (b) Every later access certainly misses the location. None is of unknown extent, and no fence,
@@ -26,7 +26,7 @@
 
 use super::OptOptions;
 use super::shape::{ENTRY, Shape, normalise};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -64,16 +64,16 @@ fn waiting(version: &Version) -> Vec<usize> {
             Access::Read(size) | Access::Write(size) => Some(size),
         };
         let Some(here) = size.and_then(|size| addresses.locate(&values, inst, size)) else {
-            pending.retain(|_| holds(Side::FramesBarrier, false));
+            pending.retain(|_| holds(SideCondition::FramesBarrier, false));
             continue;
         };
-        pending.retain(|(_, location)| holds(Side::FramesDisjoint, addresses.disjoint(location, &here)));
+        pending.retain(|(_, location)| holds(SideCondition::FramesDisjoint, addresses.disjoint(location, &here)));
         if inst.op != Op::Store {
             continue;
         }
-        let accessible = holds(Side::FramesWritten, written.iter().any(|w| w.contains(&here)));
+        let accessible = holds(SideCondition::FramesWritten, written.iter().any(|w| w.contains(&here)));
         let unseen = version.context.private_memory() || is_return_address(version, &values, inst);
-        if accessible && holds(Side::FramesPrivate, unseen) {
+        if accessible && holds(SideCondition::FramesPrivate, unseen) {
             pending.push((i, here));
         }
         written.push(here);

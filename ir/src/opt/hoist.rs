@@ -15,7 +15,7 @@
 //!     assume v5 else a1                           …
 //! ```
 //!
-//! Side conditions: the predicate does not vary in the loop, that is, pure operations compute it
+//! SideCondition conditions: the predicate does not vary in the loop, that is, pure operations compute it
 //! from values defined outside; and an anchor reaches the end of the preheader. What pays: the
 //! assume runs in every iteration, so the copy fails no more often than the original.
 //!

@@ -23,7 +23,7 @@
 //! `hoist`, `licm`, `slots` and [`super::speculation`] call this module on a version that they own;
 //! no data, no lock.
 
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::op::Op;
 use crate::reach::{Cfg, Place, Reach, ends_reach};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
@@ -44,7 +44,7 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
     };
     let reaches = reach.anchors_at(place);
     let used = (0..version.anchors.len() as u32).map(AnchorId).filter(|a| reach.positions[a.index()].is_some());
-    let near = used.filter(|a| holds(Side::InjectReach, reaches.contains(a)));
+    let near = used.filter(|a| holds(SideCondition::InjectReach, reaches.contains(a)));
     if let Some(youngest) = near.reduce(later) {
         return Some(youngest);
     }
@@ -58,7 +58,7 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
             used.flat_map(|(a, _)| &a.varmap).any(|(l, _)| l == loc)
         })
         .collect();
-    let untouched = holds(Side::InjectUntouched, is_untouched(version, cfg, place));
+    let untouched = holds(SideCondition::InjectUntouched, is_untouched(version, cfg, place));
     untouched.then(|| entry_anchor(version, &named))
 }
 
@@ -97,7 +97,7 @@ fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) 
     let begins = |a: &usize| reach.positions[*a].filter(|p| p.block == *to).map(|p| p.inst);
     let (inst, first) = (0..version.anchors.len()).filter_map(|a| Some((begins(&a)?, a))).min()?;
     let quiet = !next.insts[..inst].iter().any(|inst| ends_reach(version, inst));
-    if !holds(Side::InjectHeader, quiet) {
+    if !holds(SideCondition::InjectHeader, quiet) {
         return None;
     }
     let defs = crate::reach::definitions(version);

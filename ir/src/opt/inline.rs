@@ -21,7 +21,7 @@
 //! state *and* the caller's frame on the guest's stack (sourir's extra continuations); with several
 //! levels, each level's.
 //!
-//! Side conditions:
+//! SideCondition conditions:
 //! * The exit's target is the constant pc of the callee's region.
 //! * The callee's context holds there: facts about registers are checked by guards on the exit's
 //!   own anchor, and monitored facts must be in the caller's context.
@@ -34,7 +34,7 @@
 //! The caller of [`inline`] owns both versions; no lock.
 
 use super::shape::rename;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -76,7 +76,7 @@ pub fn inline(caller: &mut Version, block: BlockId, callee: &Version) -> Result<
     let mut inlined = caller.clone();
     splice(&mut inlined, block, exit, callee);
     let disturbed = disturbs(&inlined, caller.blocks.len(), &caller.anchors[exit.index()].stores);
-    if let Some(what) = disturbed.filter(|_| !holds(Side::InlinePending, false)) {
+    if let Some(what) = disturbed.filter(|_| !holds(SideCondition::InlinePending, false)) {
         return Err(InlineError::Pending(what));
     }
     *caller = inlined;
@@ -213,7 +213,7 @@ fn check_context(caller: &mut Version, block: BlockId, exit: AnchorId, frame: &A
             Fact::PrivateMemory | Fact::MemEquals { .. } => continue,
         };
         let operand = in_frame(caller, frame, Loc::Gpr(gpr));
-        if holds(Side::InlineContext, operand.as_const().is_some_and(|c| (min..=max).contains(&c))) {
+        if holds(SideCondition::InlineContext, operand.as_const().is_some_and(|c| (min..=max).contains(&c))) {
             continue;
         }
         let mut add = |op: Op, result: Ty, args: &[Operand]| -> Operand {

@@ -10,7 +10,7 @@
 //!     v7 = load.i64 [v6] !a0
 //! ```
 //!
-//! Side conditions: the loop has a preheader, the operands do not vary, and the operation is pure.
+//! SideCondition conditions: the loop has a preheader, the operands do not vary, and the operation is pure.
 //! A load moves under further conditions: `private_memory` holds; the load runs in every iteration;
 //! no access in the loop may write its bytes; and an anchor reaches the end of the preheader. If
 //! the load faults there, `base` runs from the anchor and finds out whether the guest gets to the
@@ -21,7 +21,7 @@
 use super::OptOptions;
 use super::inject::anchor_for;
 use super::loops::{Loop, is_steady, loops, make_preheaders};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -70,7 +70,7 @@ fn hoist(version: &mut Version, cfg: &Cfg, l: &Loop) -> usize {
 
 /// The loads of a loop, by block and index, that run in every iteration and whose bytes nothing in it writes.
 fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
-    if !holds(Side::LicmPrivate, version.context.private_memory()) {
+    if !holds(SideCondition::LicmPrivate, version.context.private_memory()) {
         return Vec::new();
     }
     let defs = Defs::of(version);
@@ -81,7 +81,7 @@ fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
             match access(version, inst) {
                 Access::None | Access::ReadUnknown => {}
-                Access::Barrier if !holds(Side::LicmBarrier, false) => return Vec::new(),
+                Access::Barrier if !holds(SideCondition::LicmBarrier, false) => return Vec::new(),
                 Access::Barrier => {}
                 Access::Read(size) => {
                     if inst.op == Op::Load
@@ -98,6 +98,8 @@ fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
             }
         }
     }
-    loads.retain(|(_, _, location)| writes.iter().all(|w| holds(Side::LicmDisjoint, addresses.disjoint(w, location))));
+    loads.retain(|(_, _, location)| {
+        writes.iter().all(|w| holds(SideCondition::LicmDisjoint, addresses.disjoint(w, location)))
+    });
     loads.into_iter().map(|(b, i, _)| (b, i)).collect()
 }

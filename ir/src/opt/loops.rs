@@ -11,7 +11,7 @@
 //!                                             b1(v4): … jump b1(v5)
 //! ```
 
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::reach::{Cfg, Place, definitions};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Block, Term, Version};
@@ -52,7 +52,7 @@ impl Loop {
 
 /// Is an operand the same in every iteration?
 pub(super) fn is_steady(varying: &[bool], o: Operand) -> bool {
-    holds(Side::LoopsSteady, o.as_value().is_none_or(|v: Value| !varying[v.index()]))
+    holds(SideCondition::LoopsSteady, o.as_value().is_none_or(|v: Value| !varying[v.index()]))
 }
 
 /// Gives each loop without a preheader one: an empty block on all edges from outside.

@@ -17,7 +17,7 @@
 //! predicate to an assume is always right (Lemma 5.7). It implies both predicates and dominates the
 //! second guard, which is redundant.
 //!
-//! Side conditions:
+//! SideCondition conditions:
 //! * The merged predicate is exactly the conjunction, and is about the value of the first
 //!   predicate, which is available there.
 //! * No anchor defers a store. Either guard may be the proof that an access misses the store, in
@@ -29,7 +29,7 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
@@ -39,7 +39,7 @@ use rustc_hash::FxHashMap;
 /// Runs the pass; returns the number of assumes removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_waits = !version.defers_stores();
-    if version.is_base() || !holds(Side::MergeNothingWaits, nothing_waits) {
+    if version.is_base() || !holds(SideCondition::MergeNothingWaits, nothing_waits) {
         return 0;
     }
     let mut merged = 0;
@@ -89,7 +89,7 @@ fn merge_block(version: &mut Version, block: usize) -> usize {
         let Some((value, ty, says)) = meaning(&defs, inst.args[0]) else { continue };
         let same = of_value.entry((value, ty)).or_default();
         let of_type: Vec<usize>;
-        let candidates = match holds(Side::MergeSameValue, false) {
+        let candidates = match holds(SideCondition::MergeSameValue, false) {
             true => {
                 of_type = (0..kept.len()).filter(|k| kept[*k].ty == ty).collect();
                 &of_type

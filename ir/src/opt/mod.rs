@@ -12,11 +12,11 @@
 //! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
 //! | `params` | `params` | invariant and duplicate parameters of loops |
 //! | `dce` | `dce` | dead code, dead parameters, unused anchors |
-//! | `alias` | `alias` | guards that stores through pointers miss the loop's slots |
+//! | `alias_guards` | `alias` | guards that stores through pointers miss the loop's slots |
 //! | `forward` | `forward` | loads replaced by what memory is known to hold, around loops too |
 //! | `sink` | `sink` | dead stores move into the varmaps of the exits |
 //! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
-//! | `chain` | `chain` | what comes last around a loop enters its chain of operations last |
+//! | `loop_chain` | `chain` | what comes last around a loop enters its chain of operations last |
 //! | `peel` | `peel` | one iteration of a loop before it |
 //! | `constants` (`facts`, `known`) | `constants` | speculative constant propagation: ranges, bits, guards, branches |
 //! | `unreachable` | `unreachable` | branches on constants, failed guards, unreachable blocks, chains of blocks |
@@ -27,11 +27,11 @@
 //! | `delay` | `delay` | guards move down to the ways that need them |
 //! | `conjoin` | `conjoin` | guards in a row on one anchor become one |
 //! | `frames` | `frames` | stores wait in the anchors behind them: frames of inlined calls |
-//! | `slots` | `slots` | what stack slots hold becomes SSA values, with parameters where ways meet |
+//! | `slot_promotion` | `slots` | what stack slots hold becomes SSA values, with parameters where ways meet |
 //! | `monitor` | `monitor` | guards on memory become facts that writes break |
 //! | `speculation` | | specialising under a list of assumptions, undoing one of them |
 //! | `inject` | | adding assumptions wherever an anchor reaches |
-//! | `continuation` (`closed`) | | a version that begins at an anchor of another, in the middle of a loop |
+//! | `continuation` (`closed_form`) | | a version that begins at an anchor of another, in the middle of a loop |
 //! | `inline` | | another region's version in place of the exit that leads there |
 //!
 //! The first nine and `merge` make up the pipeline of recorded traces, which have no branches
@@ -51,10 +51,9 @@
 //! ```
 
 mod address;
-mod alias;
+mod alias_guards;
 mod bounds;
-mod chain;
-mod closed;
+mod closed_form;
 mod conditions;
 mod conjoin;
 mod constants;
@@ -70,22 +69,23 @@ mod inject;
 mod inline;
 mod known;
 mod licm;
+mod loop_chain;
 mod loops;
 mod merge;
 mod monitor;
 #[cfg(test)]
 mod mutations;
 #[cfg(test)]
-mod mutations_hunt;
+mod mutations_random;
 mod params;
 mod peel;
 mod redundant;
 mod rules;
 mod shape;
-pub(crate) mod side;
+pub(crate) mod side_conditions;
 mod simplify;
 mod sink;
-mod slots;
+mod slot_promotion;
 mod speculation;
 mod unreachable;
 
@@ -209,7 +209,7 @@ pub const PASSES: &[Pass] = &[
         again_after: &["simplify", "peel", "forward"],
         from_entry: false,
         evaluator_only: false,
-        run: alias::run,
+        run: alias_guards::run,
     },
     Pass {
         name: "forward",
@@ -241,7 +241,7 @@ pub const PASSES: &[Pass] = &[
         again_after: &[],
         from_entry: true,
         evaluator_only: false,
-        run: chain::run,
+        run: loop_chain::run,
     },
     Pass {
         name: "peel",
@@ -329,7 +329,7 @@ pub const PASSES: &[Pass] = &[
         again_after: &[],
         from_entry: true,
         evaluator_only: false,
-        run: slots::run,
+        run: slot_promotion::run,
     },
     Pass {
         name: "monitor",

@@ -14,7 +14,7 @@
 //! as a write to a protected page does, so the fact holds throughout. A write outside the version
 //! makes the context false. The hot path has no check.
 //!
-//! Side conditions: the address is a constant without a segment, and the load has the type of the
+//! SideCondition conditions: the address is a constant without a segment, and the load has the type of the
 //! fact. Every load of exactly these bytes is replaced, also before the guard, because the fact
 //! holds from the entry on. What pays: the version has no store that certainly hits the bytes.
 //!
@@ -23,7 +23,7 @@
 
 use super::OptOptions;
 use super::shape::rename;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Overlap, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -51,7 +51,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 /// The bytes of a load from a constant address.
 fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
     let mem = inst.mem.filter(|m| inst.op == Op::Load && m.seg.is_none())?;
-    let number = |o: Operand| o.as_const().or_else(|| holds(Side::MonitorFixed, false).then_some(0));
+    let number = |o: Operand| o.as_const().or_else(|| holds(SideCondition::MonitorFixed, false).then_some(0));
     let (base, index) = (number(*inst.args.first()?)?, number(*inst.args.get(1)?)?);
     let address = base.wrapping_add(index.wrapping_mul(u64::from(mem.scale))).wrapping_add(mem.disp as u64);
     Some((inst.ty, address))

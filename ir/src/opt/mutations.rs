@@ -1,9 +1,9 @@
 //! Mutation tests: every side condition of the passes is needed, and a pass that ignores it is
 //! caught.
 //!
-//! A test switches each side condition off in turn ([`super::side`]) and runs programs through the
+//! A test switches each side condition off in turn ([`super::side_conditions`]) and runs programs through the
 //! passes until the verifier or the checker complains. Most are caught in random programs
-//! ([`super::mutations_hunt`]). The others have a witness, `tests/mutations/NAME.ir`. Its first
+//! ([`super::mutations_random`]). The others have a witness, `tests/mutations/NAME.ir`. Its first
 //! line names the passes to run. If the file has the guest's `base` blocks, the version is compared
 //! with them, with every anchor taken; otherwise with the version before the passes. With the
 //! condition on, every `state` of the file gives the right result; with it off, at least one does
@@ -16,9 +16,9 @@
 //! SinkBarrier: the checker, witness           printed when the checker has caught the change
 //! ```
 
-use super::mutations_hunt::{by_continuation, by_inlining, by_passes};
-use super::side::Side;
-use super::side::tests::without;
+use super::mutations_random::{by_continuation, by_inlining, by_passes};
+use super::side_conditions::SideCondition;
+use super::side_conditions::tests::without;
 use super::{OptOptions, inline, pass};
 use crate::eval::check::{Limits, check, same_result};
 use crate::random::cases::Wrong;
@@ -34,13 +34,13 @@ use std::path::Path;
 const PROGRAMS: u64 = 4_000;
 
 /// The first complaint in random programs, and the number of programs tried.
-fn hunt(side: Side) -> Option<(u64, Wrong)> {
-    let attempt: fn(Side, u64) -> Result<(), Wrong> = match side {
-        Side::ContinuationCheck | Side::ContinuationFresh => by_continuation,
-        Side::InlineContext | Side::InlinePending => by_inlining,
+fn hunt(condition: SideCondition) -> Option<(u64, Wrong)> {
+    let attempt: fn(SideCondition, u64) -> Result<(), Wrong> = match condition {
+        SideCondition::ContinuationCheck | SideCondition::ContinuationFresh => by_continuation,
+        SideCondition::InlineContext | SideCondition::InlinePending => by_inlining,
         _ => by_passes,
     };
-    (0..PROGRAMS).find_map(|seed| Some((seed + 1, attempt(side, seed).err()?)))
+    (0..PROGRAMS).find_map(|seed| Some((seed + 1, attempt(condition, seed).err()?)))
 }
 
 /// The first complaint about the traces of a witness after the passes that its first line names.
@@ -78,7 +78,7 @@ fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
 }
 
 /// The complaint about the witness of a side condition when the condition is off.
-fn witness(side: Side, path: &Path) -> Option<Wrong> {
+fn witness(condition: SideCondition, path: &Path) -> Option<Wrong> {
     let text = std::fs::read_to_string(path).unwrap();
     let names = text.lines().next().and_then(|l| l.strip_prefix("; passes: ")).expect("the first line names passes");
     let names: Vec<&str> = names.split(',').collect();
@@ -87,7 +87,7 @@ fn witness(side: Side, path: &Path) -> Option<Wrong> {
     if let Err(wrong) = judge(&file, &names) {
         panic!("{}: with the condition: {wrong}", path.display());
     }
-    let (result, hits) = without(side, || judge(&file, &names));
+    let (result, hits) = without(condition, || judge(&file, &names));
     assert!(hits > 0, "{}: the condition does not matter here", path.display());
     result.err()
 }
@@ -96,16 +96,16 @@ fn witness(side: Side, path: &Path) -> Option<Wrong> {
 fn every_side_condition_is_needed() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mutations");
     let mut missed = Vec::new();
-    for side in Side::ALL {
-        let path = directory.join(format!("{side:?}.ir"));
-        let noticed = if path.exists() { witness(*side, &path).map(|wrong| (0, wrong)) } else { hunt(*side) };
+    for condition in SideCondition::ALL {
+        let path = directory.join(format!("{condition:?}.ir"));
+        let noticed = if path.exists() { witness(*condition, &path).map(|wrong| (0, wrong)) } else { hunt(*condition) };
         match noticed {
             Some((programs, wrong)) => {
                 let who = if matches!(wrong, Wrong::Verifier(_)) { "verifier" } else { "checker" };
                 let how = if programs == 0 { "witness".to_string() } else { format!("program {programs}") };
-                println!("{side:?}: the {who}, {how}");
+                println!("{condition:?}: the {who}, {how}");
             }
-            None => missed.push(side),
+            None => missed.push(condition),
         }
     }
     assert!(missed.is_empty(), "nobody noticed the loss of {missed:?}");

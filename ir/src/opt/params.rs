@@ -19,7 +19,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::types::Operand;
 use crate::version::{Term, Version};
 use rustc_hash::FxHashMap;
@@ -61,7 +61,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
             refined.push(*split.entry((class[i], back_key)).or_insert(next));
         }
         let count = split.len();
-        if holds(Side::ParamsSplit, count == classes) {
+        if holds(SideCondition::ParamsSplit, count == classes) {
             break;
         }
         class = refined;
@@ -71,7 +71,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut invariant = vec![true; classes];
     for i in 0..params.len() {
         let stays = position.get(&back[i]).map_or(back[i] == entry[i], |p| class[*p] == class[i]);
-        invariant[class[i]] &= holds(Side::ParamsInvariant, stays);
+        invariant[class[i]] &= holds(SideCondition::ParamsInvariant, stays);
     }
     let mut leader: Vec<Option<Operand>> = vec![None; classes];
     let mut table = vec![None; version.types.len()];
@@ -110,7 +110,7 @@ fn trivial(version: &mut Version) -> usize {
                 *slot = match *slot {
                     _ if *arg == Operand::Value(*param) => *slot,
                     Passed::Nothing => Passed::Always(*arg),
-                    Passed::Always(known) if holds(Side::ParamsTrivial, known == *arg) => *slot,
+                    Passed::Always(known) if holds(SideCondition::ParamsTrivial, known == *arg) => *slot,
                     Passed::Always(_) | Passed::Several => Passed::Several,
                 };
             }

@@ -5,7 +5,7 @@
 //! assume ne.i64 v1, 0 else a1                                                     v1 > 10 is not 0
 //! ```
 //!
-//! Side condition: the predicate is known *before* the assume on every path, from definitions,
+//! SideCondition condition: the predicate is known *before* the assume on every path, from definitions,
 //! branches and other guards ([`super::facts`]), or an assume of the same value or of an equal
 //! expression dominates it. Removing an assume never makes an anchor wrong, because it only removes
 //! an occasion to take it. While anchors defer stores only an equal guard makes another one
@@ -15,7 +15,7 @@
 
 use super::OptOptions;
 use super::facts::Facts;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::reach::Cfg;
@@ -32,12 +32,12 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut gone: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     let facts = Facts::new(version, &cfg);
     let nothing_waits = !version.defers_stores();
-    let by_facts = holds(Side::RedundantNothingWaits, nothing_waits);
+    let by_facts = holds(SideCondition::RedundantNothingWaits, nothing_waits);
     for block in cfg.order.iter().filter(|_| by_facts) {
         facts.walk(*block, |place, env| {
             if let Some(inst) = version.blocks[block.index()].insts.get(place.inst)
                 && inst.op == Op::Assume
-                && holds(Side::RedundantKnown, facts.constant(env, inst.args[0]).is_some_and(|c| c != 0))
+                && holds(SideCondition::RedundantKnown, facts.constant(env, inst.args[0]).is_some_and(|c| c != 0))
             {
                 gone[block.index()][place.inst] = true;
             }

@@ -24,7 +24,7 @@
 use super::OptOptions;
 use super::bounds::Bounds;
 use super::shape::normalise;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use super::{address, rules};
 use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
@@ -35,7 +35,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 /// The answer of a rule about an expression.
-pub(super) enum Step {
+pub(super) enum Rewrite {
     /// It equals this operand.
     Done(Operand),
     /// It equals this other expression.
@@ -46,7 +46,7 @@ pub(super) enum Step {
 
 /// Most rules applied to one expression (guess). Each application makes it simpler; the bound stops
 /// a cycle of rules.
-const MAX_STEPS: usize = 12;
+const MAX_REWRITES: usize = 12;
 
 /// The state of the walk.
 pub(super) struct Numbering<'v> {
@@ -137,15 +137,15 @@ impl Numbering<'_> {
 
     fn number(&mut self, expr: Expr, name: Option<Value>) -> Operand {
         let mut expr = expr;
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_REWRITES {
             if let Some(c) = fold(&expr) {
                 return Operand::Const(c);
             }
             expr = canonical(expr);
-            match rules::step(self, &expr) {
-                Step::Done(o) => return self.known(o),
-                Step::Again(next) => expr = next,
-                Step::Keep => break,
+            match rules::rewrite(self, &expr) {
+                Rewrite::Done(o) => return self.known(o),
+                Rewrite::Again(next) => expr = next,
+                Rewrite::Keep => break,
             }
         }
         expr = canonical(expr);
@@ -334,7 +334,7 @@ impl Numbering<'_> {
     /// Called at each use of an anchor. At the first use, what is known here holds at every use.
     fn see_anchor(&mut self, anchor: AnchorId) {
         let first = !std::mem::replace(&mut self.anchor_seen[anchor.index()], true);
-        if !holds(Side::SimplifyFirstUse, first) {
+        if !holds(SideCondition::SimplifyFirstUse, first) {
             return;
         }
         let placeholder = Anchor::new(Operand::Const(0), Vec::new());

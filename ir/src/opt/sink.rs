@@ -18,7 +18,7 @@
 //!     jump b1(v8)                                  jump b1(v8)
 //! ```
 //!
-//! Side conditions:
+//! SideCondition conditions:
 //! * (a) `private_memory` holds.
 //! * (b) Until the store is performed or dead, every access certainly misses it: by its offset, or
 //!   by an alias guard passed before. Loads of the location have been forwarded. No access of
@@ -34,7 +34,7 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -51,7 +51,9 @@ const MAX_PENDING: usize = 32;
 /// Runs the pass; returns the number of stores that left the hot path.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_deferred = !version.defers_stores();
-    if !holds(Side::SinkPrivate, version.context.private_memory()) || !holds(Side::SinkOnce, nothing_deferred) {
+    if !holds(SideCondition::SinkPrivate, version.context.private_memory())
+        || !holds(SideCondition::SinkOnce, nothing_deferred)
+    {
         return 0;
     }
     let Some(shape) = normalise(version) else { return 0 };
@@ -134,7 +136,7 @@ fn carried(version: &Version) -> Vec<Carried> {
             if ours {
                 c.slot.stores.push((i, inst.args[2]));
             }
-            ours || holds(Side::SinkCarriedDisjoint, addresses.disjoint(&c.location, &here))
+            ours || holds(SideCondition::SinkCarriedDisjoint, addresses.disjoint(&c.location, &here))
         });
     }
     list.truncate(MAX_CARRIED);
@@ -248,18 +250,18 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
                 Access::Read(size) | Access::Write(size) => Some(size),
             };
             let Some(here) = size.and_then(|size| addresses.locate(&values, inst, size)) else {
-                pending.retain(|_| holds(Side::SinkBarrier, false));
+                pending.retain(|_| holds(SideCondition::SinkBarrier, false));
                 continue;
             };
             if inst.op == Op::Store {
-                let covered = pending.iter().filter(|(_, l)| holds(Side::SinkCovered, here.contains(l)));
+                let covered = pending.iter().filter(|(_, l)| holds(SideCondition::SinkCovered, here.contains(l)));
                 found.extend(covered.map(|(k, _)| Overwritten { block, store: *k, by: i }));
             }
-            pending.retain(|(_, l)| holds(Side::SinkPendingDisjoint, addresses.disjoint(l, &here)));
+            pending.retain(|(_, l)| holds(SideCondition::SinkPendingDisjoint, addresses.disjoint(l, &here)));
             if inst.op == Op::Store {
                 // Only a location that has been written before may wait, because performing the
                 // store must not fault.
-                if holds(Side::SinkWritten, written.iter().any(|w| w.contains(&here))) {
+                if holds(SideCondition::SinkWritten, written.iter().any(|w| w.contains(&here))) {
                     pending.push((i, here));
                 } else if written.len() < MAX_PENDING {
                     written.push(here);

@@ -60,7 +60,7 @@ impl Rng {
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        if let Some(bytes) = self.tape.get(self.at..).and_then(|rest| rest.first_chunk()) {
+        if let Some(bytes) = self.tape.get(self.at..).and_then(|bytes| bytes.first_chunk()) {
             self.at += 8;
             return u64::from_le_bytes(*bytes);
         }

@@ -325,74 +325,17 @@ impl Lifter<'_> {
     fn inst(&mut self, inst: &GuestInst, next: u64) -> Option<GuestTerm> {
         match *inst {
             GuestInst::Nop => {}
-            GuestInst::Alu { op, ty, dst, ref src } => {
-                let b = self.source(ty, src);
-                let a = self.read(ty, dst);
-                let (result, flags) = self.alu(op, ty, a, b);
-                if let Some(result) = result {
-                    self.write(ty, dst, result);
-                }
-                self.put_flags(flags);
-            }
-            GuestInst::AluMem { op, ty, ref mem, src } => {
-                let (mem, base, index) = self.address(mem);
-                let a = self.b.load(ty, mem, base, index);
-                let b = self.read(ty, src);
-                let (result, flags) = self.alu(op, ty, a, b);
-                if let Some(result) = result {
-                    self.b.store(ty, mem, base, index, result);
-                }
-                self.put_flags(flags);
-            }
-            GuestInst::IncDec { dec, ty, dst } => {
-                let a = self.read(ty, dst);
-                let (op, flag_op) = if dec { (Op::Sub, FlagOp::Dec) } else { (Op::Add, FlagOp::Inc) };
-                let old = self.b.get(Loc::Flags);
-                let result = self.b.binary(op, ty, a, Operand::Const(1));
-                let flags = self.b.flags(flag_op, ty, &[a, old]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
-            GuestInst::Shift { op, ty, dst, count } => {
-                let a = self.read(ty, dst);
-                let old = self.b.get(Loc::Flags);
-                let count = match count {
-                    Some(n) => Operand::Const(u64::from(n)),
-                    None => self.read(Ty::I8, Gpr::RCX),
-                };
-                let flag_op = match op {
-                    Op::Shl => FlagOp::Shl,
-                    Op::Shr => FlagOp::Shr,
-                    Op::Sar => FlagOp::Sar,
-                    Op::Rol => FlagOp::Rol,
-                    _ => FlagOp::Ror,
-                };
-                let result = self.b.binary(op, ty, a, count);
-                let flags = self.b.flags(flag_op, ty, &[a, count, old]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
+            GuestInst::Alu { op, ty, dst, ref src } => self.alu_register(op, ty, dst, src),
+            GuestInst::AluMem { op, ty, ref mem, src } => self.alu_memory(op, ty, mem, src),
+            GuestInst::IncDec { dec, ty, dst } => self.inc_dec(dec, ty, dst),
+            GuestInst::Shift { op, ty, dst, count } => self.shift(op, ty, dst, count),
             GuestInst::Not { ty, dst } => {
                 let a = self.read(ty, dst);
                 let result = self.b.pure(Op::Not, ty, &[a]);
                 self.write(ty, dst, result);
             }
-            GuestInst::Neg { ty, dst } => {
-                let a = self.read(ty, dst);
-                let result = self.b.pure(Op::Neg, ty, &[a]);
-                let flags = self.b.flags(FlagOp::Sub, ty, &[Operand::Const(0), a]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
-            GuestInst::Mul { ty, dst, ref src } => {
-                let b = self.source(ty, src);
-                let a = self.read(ty, dst);
-                let old = self.b.get(Loc::Flags);
-                let result = self.b.binary(Op::Mul, ty, a, b);
-                let flags = self.b.flags(FlagOp::MulS, ty, &[a, b, old]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
+            GuestInst::Neg { ty, dst } => self.neg(ty, dst),
+            GuestInst::Mul { ty, dst, ref src } => self.mul(ty, dst, src),
             GuestInst::Lea { dst, ref mem } => {
                 let (shape, base, index) = self.address(&Address { fs: false, ..*mem });
                 let scaled = self.b.binary(Op::Mul, Ty::I64, index, Operand::Const(u64::from(shape.scale)));
@@ -458,6 +401,75 @@ impl Lifter<'_> {
             GuestInst::Syscall => return Some(GuestTerm::Syscall { next }),
         }
         None
+    }
+
+    fn alu_register(&mut self, op: Alu, ty: Ty, dst: Gpr, src: &Source) {
+        let b = self.source(ty, src);
+        let a = self.read(ty, dst);
+        let (result, flags) = self.alu(op, ty, a, b);
+        if let Some(result) = result {
+            self.write(ty, dst, result);
+        }
+        self.put_flags(flags);
+    }
+
+    fn alu_memory(&mut self, op: Alu, ty: Ty, mem: &Address, src: Gpr) {
+        let (mem, base, index) = self.address(mem);
+        let a = self.b.load(ty, mem, base, index);
+        let b = self.read(ty, src);
+        let (result, flags) = self.alu(op, ty, a, b);
+        if let Some(result) = result {
+            self.b.store(ty, mem, base, index, result);
+        }
+        self.put_flags(flags);
+    }
+
+    fn inc_dec(&mut self, dec: bool, ty: Ty, dst: Gpr) {
+        let a = self.read(ty, dst);
+        let (op, flag_op) = if dec { (Op::Sub, FlagOp::Dec) } else { (Op::Add, FlagOp::Inc) };
+        let old = self.b.get(Loc::Flags);
+        let result = self.b.binary(op, ty, a, Operand::Const(1));
+        let flags = self.b.flags(flag_op, ty, &[a, old]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
+    }
+
+    fn shift(&mut self, op: Op, ty: Ty, dst: Gpr, count: Option<u8>) {
+        let a = self.read(ty, dst);
+        let old = self.b.get(Loc::Flags);
+        let count = match count {
+            Some(n) => Operand::Const(u64::from(n)),
+            None => self.read(Ty::I8, Gpr::RCX),
+        };
+        let flag_op = match op {
+            Op::Shl => FlagOp::Shl,
+            Op::Shr => FlagOp::Shr,
+            Op::Sar => FlagOp::Sar,
+            Op::Rol => FlagOp::Rol,
+            _ => FlagOp::Ror,
+        };
+        let result = self.b.binary(op, ty, a, count);
+        let flags = self.b.flags(flag_op, ty, &[a, count, old]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
+    }
+
+    fn neg(&mut self, ty: Ty, dst: Gpr) {
+        let a = self.read(ty, dst);
+        let result = self.b.pure(Op::Neg, ty, &[a]);
+        let flags = self.b.flags(FlagOp::Sub, ty, &[Operand::Const(0), a]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
+    }
+
+    fn mul(&mut self, ty: Ty, dst: Gpr, src: &Source) {
+        let b = self.source(ty, src);
+        let a = self.read(ty, dst);
+        let old = self.b.get(Loc::Flags);
+        let result = self.b.binary(Op::Mul, ty, a, b);
+        let flags = self.b.flags(FlagOp::MulS, ty, &[a, b, old]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
     }
 
     fn push(&mut self, v: Operand) {

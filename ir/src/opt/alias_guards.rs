@@ -69,7 +69,7 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
 }
 
 /// One access of a block.
-struct Place {
+struct BlockAccess {
     location: Location,
     /// Index of the instruction in the block.
     at: usize,
@@ -79,7 +79,7 @@ struct Place {
 
 /// The accesses of a block with a known extent, in order. The flag is true if there is no write of
 /// unknown extent and no barrier.
-fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addresses) -> (Vec<Place>, bool) {
+fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addresses) -> (Vec<BlockAccess>, bool) {
     let values = Values { defs, replaced: &[] };
     let (mut list, mut complete) = (Vec::new(), true);
     for (at, inst) in version.blocks[block].insts.iter().enumerate() {
@@ -93,7 +93,7 @@ fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addres
             Access::Write(size) => (size, true),
         };
         match addresses.locate(&values, inst, size) {
-            Some(location) => list.push(Place { location, at, write, load: inst.op == Op::Load }),
+            Some(location) => list.push(BlockAccess { location, at, write, load: inst.op == Op::Load }),
             None => complete = false,
         }
     }
@@ -108,11 +108,11 @@ struct Span {
     write: bool,
 }
 
-fn spans(accesses: &[Place]) -> Vec<Span> {
-    let mut sorted: Vec<&Place> = accesses.iter().collect();
+fn spans(accesses: &[BlockAccess]) -> Vec<Span> {
+    let mut sorted: Vec<&BlockAccess> = accesses.iter().collect();
     sorted.sort_by_key(|p| (p.location.key, p.location.offset as i64));
     let mut spans: Vec<Span> = Vec::new();
-    for Place { location, at, write, .. } in sorted {
+    for BlockAccess { location, at, write, .. } in sorted {
         if let Some(last) = spans.last_mut()
             && let Some(size) = joined(&last.range, location)
             && size <= MAX_SPAN
@@ -144,7 +144,7 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
     block.params.iter().chain(block.insts.iter().flat_map(|i| &i.defs)).for_each(|v| varies[v.index()] = true);
     let steady = |l: &Location| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()]);
 
-    let mut slots: Vec<&Place> = body.iter().filter(|p| steady(&p.location)).collect();
+    let mut slots: Vec<&BlockAccess> = body.iter().filter(|p| steady(&p.location)).collect();
     slots.sort_by_key(|p| (p.location.key, p.location.offset as i64));
     let mut groups: Vec<Group> = Vec::new();
     for slot in slots {

@@ -17,7 +17,7 @@
 //! The stores stay (`sink` and `frames` defer them). Unlike `forward` the pass needs no peeled
 //! iteration and handles branches; it does not use alias guards.
 //!
-//! Side conditions:
+//! SideCondition conditions:
 //! * (a) `private_memory` holds.
 //! * (b) Every access of the version is the slot itself, with one type, or misses it by a known
 //!   distance. There is no write of unknown extent, fence or locked operation. Events and reads of
@@ -32,7 +32,7 @@
 use super::OptOptions;
 use super::inject::anchor_for;
 use super::shape::rename;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -46,7 +46,10 @@ const MAX_SLOTS: usize = 16;
 
 /// Runs the pass; returns the number of loads removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if version.is_base() || version.blocks.is_empty() || !holds(Side::SlotsPrivate, version.context.private_memory()) {
+    if version.is_base()
+        || version.blocks.is_empty()
+        || !holds(SideCondition::SlotsPrivate, version.context.private_memory())
+    {
         return 0;
     }
     let cfg = Cfg::new(version);
@@ -87,7 +90,7 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
             }
             let size = match access(version, inst) {
                 Access::None | Access::ReadUnknown => continue,
-                Access::Barrier if !holds(Side::SlotsBarrier, false) => return Vec::new(),
+                Access::Barrier if !holds(SideCondition::SlotsBarrier, false) => return Vec::new(),
                 Access::Barrier => continue,
                 Access::Read(size) | Access::Write(size) => size,
             };
@@ -113,7 +116,8 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
     let alone = |slot: &Slot| {
         let same = |l: &Location, ty: Option<Ty>| *l == slot.location && ty == Some(slot.ty);
         let all = found.iter().map(|s| (s.location, Some(s.ty))).chain(others.iter().map(|l| (*l, None)));
-        all.into_iter().all(|(l, ty)| same(&l, ty) || holds(Side::SlotsAlone, addresses.disjoint(&l, &slot.location)))
+        all.into_iter()
+            .all(|(l, ty)| same(&l, ty) || holds(SideCondition::SlotsAlone, addresses.disjoint(&l, &slot.location)))
     };
     let alone: Vec<bool> = found.iter().map(alone).collect();
     let mut alone = alone.iter();
@@ -180,7 +184,8 @@ fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::type
     });
     version.blocks[0].insts.splice(0..0, first);
     super::params::run(version, &OptOptions::default());
-    let droppable = initial.iter().zip(may_fault).filter(|(_, may_fault)| holds(Side::SlotsFirstLoad, !may_fault));
+    let droppable =
+        initial.iter().zip(may_fault).filter(|(_, may_fault)| holds(SideCondition::SlotsFirstLoad, !may_fault));
     let droppable: Vec<Value> = droppable.map(|(value, _)| *value).collect();
     drop_unused(version, &droppable);
     removed

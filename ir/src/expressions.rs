@@ -15,7 +15,7 @@
 //! Unsigned comparisons have a `u`, operations on less than 64 bits their width. The expressions
 //! are for reading; only the text form is exact.
 //!
-//! [`Words`] borrows the version and owns the names of its values; reports build one for each
+//! [`Expressions`] borrows the version and owns the names of its values; reports build one for each
 //! version they show. No lock.
 
 use crate::op::{Cond, FlagOp, Op};
@@ -28,15 +28,15 @@ use std::collections::HashMap;
 const DEEPEST: u32 = 5;
 
 /// The readable names of a version's values.
-pub struct Words<'v> {
+pub struct Expressions<'v> {
     version: &'v Version,
     defs: Vec<Option<&'v Inst>>,
     names: HashMap<Value, String>,
 }
 
-impl<'v> Words<'v> {
-    /// The words for a trace version.
-    pub fn new(version: &'v Version) -> Words<'v> {
+impl<'v> Expressions<'v> {
+    /// The expressions of a trace version.
+    pub fn new(version: &'v Version) -> Expressions<'v> {
         let mut defs = vec![None; version.types.len()];
         for inst in version.blocks.iter().flat_map(|b| &b.insts) {
             inst.defs.iter().for_each(|d| defs[d.index()] = Some(inst));
@@ -56,7 +56,7 @@ impl<'v> Words<'v> {
                 }
             }
         }
-        Words { version, defs, names }
+        Expressions { version, defs, names }
     }
 
     /// An operand of a type as an expression.
@@ -73,12 +73,12 @@ impl<'v> Words<'v> {
     pub fn anchor(&self, anchor: AnchorId) -> Vec<String> {
         let Some(a) = self.version.anchors.get(anchor.index()) else { return Vec::new() };
         let location = |(loc, operand): &(Loc, Operand)| format!("{loc} = {}", self.operand(*operand, loc.ty()));
-        let mut words: Vec<String> = a.varmap.iter().map(location).collect();
-        words.extend(a.stores.iter().map(|s| {
+        let mut effects: Vec<String> = a.varmap.iter().map(location).collect();
+        effects.extend(a.stores.iter().map(|s| {
             let value = self.operand(s.args[2], s.ty);
             format!("then stores {} {} := {value}", s.ty, self.address(&s.mem, &s.args[..2], DEEPEST))
         }));
-        words
+        effects
     }
 
     /// The definition of a value as nested text of the IR: `lt.s.i64 (add.i64 v3, 1), 100`.
@@ -300,12 +300,12 @@ mod tests {
     #[test]
     fn predicates_and_anchors_speak_of_registers() {
         let version = version();
-        let words = Words::new(&version);
+        let expressions = Expressions::new(&version);
         let assume = version.blocks[1].insts.iter().find(|i| i.op == Op::Assume).expect("there is one");
-        assert_eq!(words.predicate(assume.args[0]), "(rcx@loop + 1) < 100");
-        assert_eq!(words.text(assume.args[0]), "cond.l (flags.sub.i64 (add.i64 v3, 1), 100)");
+        assert_eq!(expressions.predicate(assume.args[0]), "(rcx@loop + 1) < 100");
+        assert_eq!(expressions.text(assume.args[0]), "cond.l (flags.sub.i64 (add.i64 v3, 1), 100)");
         assert_eq!(
-            words.anchor(AnchorId(1)),
+            expressions.anchor(AnchorId(1)),
             [
                 "rax = rax@loop + zext32(i32[rdi@entry + rcx@loop*4])",
                 "rcx = rcx@loop + 1",
@@ -313,7 +313,7 @@ mod tests {
                 "then stores i64 [rsp@entry - 8] := rax@loop + zext32(i32[rdi@entry + rcx@loop*4])",
             ]
         );
-        assert!(words.is_loop(BlockId(1)) && !words.is_loop(BlockId(0)));
+        assert!(expressions.is_loop(BlockId(1)) && !expressions.is_loop(BlockId(0)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The side conditions of the passes, by name: what must hold for a transformation to be right.
 //!
-//! A pass asks `holds(Side::X, condition)`, whose result is `condition`. In this crate's own tests
+//! A pass asks `holds(SideCondition::X, condition)`, whose result is `condition`. In this crate's own tests
 //! one side condition can be switched off on the current thread (`without`), so that `holds`
 //! returns true for it. [`super`]'s mutation tests do this for each and show that the verifier or
 //! the checker ([`crate::eval::check`]) notices. A condition whose loss nothing notices either only
@@ -9,24 +9,24 @@
 //! The only data is the thread-local switch of the tests; no lock.
 //!
 //! ```text
-//! if !holds(Side::SinkPrivate, version.context.private_memory()) { return 0 }        a pass that needs private_memory
+//! if !holds(SideCondition::SinkPrivate, version.context.private_memory()) { return 0 }        a pass that needs private_memory
 //! ```
 
-macro_rules! sides {
+macro_rules! side_conditions {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// One side condition.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub(crate) enum Side { $($(#[$doc])* $name,)* }
+        pub(crate) enum SideCondition { $($(#[$doc])* $name,)* }
 
         #[cfg(test)]
-        impl Side {
+        impl SideCondition {
             /// All of them.
-            pub(crate) const ALL: &[Side] = &[$(Side::$name,)*];
+            pub(crate) const ALL: &[SideCondition] = &[$(SideCondition::$name,)*];
         }
     };
 }
 
-sides! {
+side_conditions! {
     /// simplify: facts enter an anchor's varmap at its first use only, because the first use
     /// dominates the others.
     SimplifyFirstUse,
@@ -145,7 +145,7 @@ sides! {
 /// Does this side condition hold?
 #[cfg(not(test))]
 #[inline(always)]
-pub(crate) fn holds(_side: Side, condition: bool) -> bool {
+pub(crate) fn holds(_side: SideCondition, condition: bool) -> bool {
     condition
 }
 
@@ -154,27 +154,27 @@ pub(crate) use tests::holds;
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::Side;
+    use super::SideCondition;
     use std::cell::Cell;
 
     thread_local! {
-        static OFF: Cell<Option<Side>> = const { Cell::new(None) };
+        static OFF: Cell<Option<SideCondition>> = const { Cell::new(None) };
         /// How often the switched-off condition was false.
         static HITS: Cell<u64> = const { Cell::new(0) };
     }
 
-    pub(crate) fn holds(side: Side, condition: bool) -> bool {
-        let off = OFF.get() == Some(side);
+    pub(crate) fn holds(name: SideCondition, condition: bool) -> bool {
+        let off = OFF.get() == Some(name);
         if off && !condition {
             HITS.set(HITS.get() + 1);
         }
         condition || off
     }
 
-    /// Runs `f` on this thread as if `side` always held. Also returns how often the condition was
+    /// Runs `f` on this thread as if `name` always held. Also returns how often the condition was
     /// false.
-    pub(crate) fn without<T>(side: Side, f: impl FnOnce() -> T) -> (T, u64) {
-        OFF.set(Some(side));
+    pub(crate) fn without<T>(name: SideCondition, f: impl FnOnce() -> T) -> (T, u64) {
+        OFF.set(Some(name));
         HITS.set(0);
         let result = f();
         OFF.set(None);
