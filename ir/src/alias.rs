@@ -13,10 +13,10 @@
 //! ```
 //!
 //! Let D be the difference of two addresses whose terms are exactly these. After the guard, D + k
-//! lies in [N, 2^64). Take an access A of w bytes and an access B of z bytes with A - B = D + s. They
-//! share no byte if and only if `(D + s + w - 1) >= z + w - 1`, unsigned. Let `e = k - (s + w - 1)`.
-//! Then the condition is `((D + k) - e) >= z + w - 1`, and the guard implies it if `0 <= e` and
-//! `e + z + w - 1 <= N`. So one guard serves every slot of the group that it was made for
+//! lies in [N, 2^64). Take an access A of w bytes and an access B of z bytes with A - B = D + s.
+//! They share no byte if and only if `(D + s + w - 1) >= z + w - 1`, unsigned. Let `e = k - (s + w
+//! - 1)`. Then the condition is `((D + k) - e) >= z + w - 1`, and the guard implies it if `0 <= e`
+//! and `e + z + w - 1 <= N`. So one guard serves every slot of the group that it was made for
 //! ([`crate::opt`], pass `alias`).
 //!
 //! **Invariants.** The oracle never assumes that a stack slot and a pointer differ: that takes a
@@ -356,8 +356,8 @@ impl Addresses {
 mod tests {
     use super::*;
 
-    /// Small addresses exhaustively: whenever a guard's fact makes the oracle say "disjoint", no distance that
-    /// passes the guard makes the ranges overlap.
+    /// Small addresses exhaustively: whenever a guard's fact makes the oracle say "disjoint", no
+    /// distance that passes the guard makes the ranges overlap.
     #[test]
     fn guards_imply_disjointness() {
         let mut addresses = Addresses::default();

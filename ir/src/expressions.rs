@@ -7,9 +7,9 @@
 //! would become too long:
 //!
 //! ```text
-//! v7 = add.i64 v3, 1                   rcx@loop + 1
-//! v9 = cond.l v8                       rcx@loop + 1 < 100                (v8 = flags.sub.i64 v7, 100)
-//! anchor a3 = base.0x40 [rcx = v7]     rcx = rcx@loop + 1
+//! v7 = add.i64 v3, 1                rcx@loop + 1
+//! v9 = cond.l v8                    rcx@loop + 1 < 100                (v8 = flags.sub.i64 v7, 100)
+//! anchor a3 = base.0x40 [rcx = v7]  rcx = rcx@loop + 1
 //! ```
 //!
 //! Unsigned comparisons have a `u`, operations on less than 64 bits their width. The expressions

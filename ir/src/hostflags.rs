@@ -17,12 +17,14 @@ use crate::types::Ty;
 use std::arch::asm;
 use std::sync::LazyLock;
 
-/// Runs one instruction on a (rax), b (rdx) and a count (cl) with the arithmetic flags preset to `old`.
+/// Runs one instruction on a (rax), b (rdx) and a count (cl) with the arithmetic flags preset to
+/// `old`.
 macro_rules! run {
     ($old:expr, $a:expr, $b:expr, $instruction:expr) => {{
         let mut flags: u64 = $old & ARITH_FLAGS | 0x202;
-        // SAFETY: balanced push and pop on our own stack; only the named registers and the flags change, and
-        // the image put into rflags has only arithmetic flags and the always-on bits set.
+        // SAFETY: balanced push and pop on our own stack; only the named registers and the flags
+        // change, and the image put into rflags has only arithmetic flags and the always-on bits
+        // set.
         unsafe {
             asm!("push {f}", "popfq", $instruction, "pushfq", "pop {f}", f = inout(reg) flags,
                 inout("rax") $a => _, inout("rdx") $b => _, in("rcx") $b);

@@ -7,7 +7,7 @@
 //! version changes. Passes and regions build it for one question and drop it. No lock.
 //!
 //! ```text
-//! b1(v2): v3 = add.i64 v2, 1; assume v4 else a0 [rax = v2]; jump b1(v3)       live at b1[1]: v2, v3, v4
+//! b1(v2): v3 = add.i64 v2, 1; assume v4 else a0 [rax = v2]; jump b1(v3)  live at b1[1]: v2, v3, v4
 //! ```
 
 use crate::reach::{Cfg, Place};

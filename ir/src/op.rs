@@ -18,7 +18,8 @@
 use crate::types::{Loc, Ty};
 use std::fmt;
 
-/// An x86 condition (Intel SDM vol. 1, appendix B), in encoding order: `cond as u8` is the `cc` field.
+/// An x86 condition (Intel SDM vol. 1, appendix B), in encoding order: `cond as u8` is the `cc`
+/// field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are the architecture's own")]
@@ -266,7 +267,8 @@ pub enum Op {
     Flags(FlagOp),
     /// The six flags as an rflags image (i64, other bits 0).
     FlagBits,
-    // Memory. Operands: base (i64), index (i64), and for a store the value; the rest of the address is in `Inst::mem`.
+    // Memory. Operands: base (i64), index (i64), and for a store the value; the rest of the address
+    // is in `Inst::mem`.
     /// Read guest memory.
     Load,
     /// Write guest memory.
@@ -290,8 +292,9 @@ pub enum Op {
     Print,
     /// Takes the next number of the input.
     Read,
-    /// An original guest instruction, see [`crate::Native`]. Operands: memory base and index if it has an
-    /// explicit memory operand, then `gpr_in` values, then flags if `flags_in`. Results: `gpr_out`, then flags.
+    /// An original guest instruction, see [`crate::Native`]. Operands: memory base and index if it
+    /// has an explicit memory operand, then `gpr_in` values, then flags if `flags_in`. Results:
+    /// `gpr_out`, then flags.
     Native,
 }
 

@@ -317,7 +317,8 @@ impl<'v> Reach<'v> {
         reach
     }
 
-    /// Forward data-flow: in reach at a block's start is what is in reach at the end of *every* predecessor.
+    /// Forward data-flow: in reach at a block's start is what is in reach at the end of *every*
+    /// predecessor.
     fn solve(&mut self, cfg: &Cfg, anchors: usize) {
         let mut changed = true;
         while changed {
@@ -354,7 +355,8 @@ impl<'v> Reach<'v> {
         set
     }
 
-    /// Calls `f` with each place of a reachable block, in order, terminator included, and what is in reach there.
+    /// Calls `f` with each place of a reachable block, in order, terminator included, and what is
+    /// in reach there.
     pub fn walk(&self, block: BlockId, mut f: impl FnMut(Place, &AnchorSet)) {
         let mut set = self.at_start[block.index()].clone();
         let body = &self.version.blocks[block.index()];

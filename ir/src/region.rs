@@ -7,9 +7,9 @@
 //! [`Region::remove_unreferenced`] removes a version when no anchor leads to it any more.
 //!
 //! ```text
-//! copy t1 as t2        t2 { anchor a0 = base.0x1000 [rax = v5] via t1.a0 [v2 = v2, v5 = v5]; … }     3.3: identity
+//! copy t1 as t2        t2 { anchor a0 = base.0x1000 [rax = v5] via t1.a0 [v2 = v2, v5 = v5]; … }
 //! insert               t2, t1, base           t2 is active: it has t1's context and is newer
-//! bypass t1            t2 { anchor a0 = base.0x1000 [rax = v5] }                 4.6: as far as t1's own anchor leads
+//! bypass t1            t2 { anchor a0 = base.0x1000 [rax = v5] }         as t1's own anchor (4.6)
 //! remove_unreferenced  t2, base
 //! ```
 //!

@@ -5,7 +5,7 @@
 //! them; no lock.
 //!
 //! ```text
-//! Loc::Gpr(Gpr::RAX)  rax        Value(3)  v3        AnchorId(0)  a0        Operand::Const(u64::MAX)  -1
+//! Loc::Gpr(Gpr::RAX)  rax  Value(3)  v3        AnchorId(0)  a0        Operand::Const(u64::MAX)  -1
 //! ```
 
 use std::fmt;
@@ -282,7 +282,8 @@ index_type!(
     "n"
 );
 
-/// What an instruction reads: an SSA value, or a constant of the type its context asks for (kept zero-extended).
+/// What an instruction reads: an SSA value, or a constant of the type its context asks for (kept
+/// zero-extended).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operand {
     /// An SSA value.

@@ -102,7 +102,8 @@ bitflags! {
         const READ = 1;
         /// Writes memory.
         const WRITE = 2;
-        /// Its memory accesses are not just the explicit memory operand (string operations, gathers, fxsave…).
+        /// Its memory accesses are not just the explicit memory operand (string operations,
+        /// gathers, fxsave…).
         const UNKNOWN_EXTENT = 4;
         /// Orders memory (mfence, lfence, sfence).
         const FENCE = 8;
@@ -110,28 +111,33 @@ bitflags! {
         const LOCKED = 16;
         /// Two executions may give different results (rdtsc, rdrand, cpuid).
         const NO_REPEAT = 32;
-        /// May raise an exception besides a memory fault (divide error, SIMD and x87 floating point, alignment).
+        /// May raise an exception besides a memory fault (divide error, SIMD and x87 floating
+        /// point, alignment).
         const MAY_TRAP = 64;
-        /// Writes state that is not an SSA value: vector, mask, x87, MXCSR, DF. Ends an anchor's reach.
+        /// Writes state that is not an SSA value: vector, mask, x87, MXCSR, DF. Ends an anchor's
+        /// reach.
         const STATE = 128;
         /// Reads state that is not an SSA value (so it may not move across `STATE`).
         const READ_STATE = 256;
-        /// On a fault part of the work is done and registers say how far (rep string, gather, scatter).
+        /// On a fault part of the work is done and registers say how far (rep string, gather,
+        /// scatter).
         const RESTARTABLE = 512;
     }
 }
 
 /// An original guest instruction with its register and memory operands made explicit.
 ///
-/// `Inst::args` holds: base and index if `mem_size` is some; then one operand per `gpr_in`; then the flags if
-/// `flags_in`. `Inst::defs` holds one value per `gpr_out`, then the flags if `flags_out`. A register that is
-/// written partially or conditionally is also read. Vector, mask, x87 registers and MXCSR are used in place.
-/// The registers of the explicit memory operand are *not* in `gpr_in` (unless read otherwise too).
+/// `Inst::args` holds: base and index if `mem_size` is some; then one operand per `gpr_in`; then
+/// the flags if `flags_in`. `Inst::defs` holds one value per `gpr_out`, then the flags if
+/// `flags_out`. A register that is written partially or conditionally is also read. Vector, mask,
+/// x87 registers and MXCSR are used in place. The registers of the explicit memory operand are
+/// *not* in `gpr_in` (unless read otherwise too).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Native {
     /// The decoded instruction, `ip()` its guest pc, `len()` its length.
     pub inst: Instruction,
-    /// Size in bytes of the explicit memory operand, if there is one (0: address only or unknown extent).
+    /// Size in bytes of the explicit memory operand, if there is one (0: address only or unknown
+    /// extent).
     pub mem_size: Option<u32>,
     /// Registers read, other than as memory base or index.
     pub gpr_in: SmallVec<[Gpr; 4]>,
@@ -151,7 +157,8 @@ pub struct Native {
     pub effects: Effects,
 }
 
-/// A store that has been moved out of the hot path and is performed, in order, when its anchor is taken.
+/// A store that has been moved out of the hot path and is performed, in order, when its anchor is
+/// taken.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeferredStore {
     /// Type of the stored value.
@@ -224,12 +231,14 @@ pub enum GuestTerm {
         /// pc after the instruction
         next: u64,
     },
-    /// An instruction that the runtime emulates in Rust (rd/wrfsbase, popf of special bits, xsave family, …).
+    /// An instruction that the runtime emulates in Rust (rd/wrfsbase, popf of special bits, xsave
+    /// family, …).
     Special {
         /// pc of the instruction
         pc: u64,
     },
-    /// An instruction that raises a signal: undefined opcode, privileged, int3, bytes that cannot be fetched.
+    /// An instruction that raises a signal: undefined opcode, privileged, int3, bytes that cannot
+    /// be fetched.
     Trap {
         /// pc of the instruction
         pc: u64,
@@ -270,7 +279,8 @@ pub enum Term {
         /// One operand per parameter.
         args: Vec<Operand>,
     },
-    /// To one of two blocks of the version. Recorded traces have none; versions that hold several paths do.
+    /// To one of two blocks of the version. Recorded traces have none; versions that hold several
+    /// paths do.
     Branch {
         /// i1
         cond: Operand,
@@ -374,7 +384,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Does `self` imply `other` (every fact of `other` follows from one of ours)? The partial order of contexts.
+    /// Does `self` imply `other` (every fact of `other` follows from one of ours)? The partial
+    /// order of contexts.
     pub fn implies(&self, other: &Context) -> bool {
         other.facts.iter().all(|theirs| self.facts.iter().any(|ours| ours.implies(theirs)))
     }

@@ -4,14 +4,14 @@
 //! location to SSA operand, and each thing that the recording took for granted becomes an `assume`:
 //!
 //! ```text
-//! base                                    trace
-//!   at 0x40                                 (the map at this point is what an anchor for 0x40 records)
+//! base                                trace
+//!   at 0x40                             (the map at this point is what an anchor for 0x40 records)
 //!   v0 = get.i64 rax
-//!   v1 = load.i32 [v0]                      v7 = load.i32 [v3] !a1
-//!   v2 = flags.and.i32 v1, v1               v8 = flags.and.i32 v7, v7
+//!   v1 = load.i32 [v0]                  v7 = load.i32 [v3] !a1
+//!   v2 = flags.and.i32 v1, v1           v8 = flags.and.i32 v7, v7
 //!   put.flags rflags, v2
-//!   at 0x44                                 a2 = base.0x44 [rax = v3, rflags = v8, …]
-//!   branch cond.e v2 → 0x60 | 0x46          assume cond.ne v8 else a2
+//!   at 0x44                             a2 = base.0x44 [rax = v3, rflags = v8, …]
+//!   branch cond.e v2 → 0x60 | 0x46      assume cond.ne v8 else a2
 //! ```
 //!
 //! **Anchors.** A branch is guarded on an anchor at its own pc, so that a failed guard replays one
@@ -144,7 +144,8 @@ struct Notes {
     origins: Vec<(Value, (usize, usize))>,
 }
 
-/// Builds the version, assuming that the results of the `promoted` instructions are what was observed.
+/// Builds the version, assuming that the results of the `promoted` instructions are what was
+/// observed.
 fn assemble(
     path: &Path,
     name: &str,

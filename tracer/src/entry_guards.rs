@@ -1,15 +1,16 @@
 //! Assumptions at a trace's entry: registers that keep their values.
 //!
-//! A register is *stable* if it held one value at every sampled execution of the head. The placement
-//! decides which stable registers a trace assumes, from how the path uses them. The guards come
-//! before everything else, on an anchor with the state at entry; behind them the register is a
-//! constant. The greens of an interpreter's loop ([`crate::guests`]) are assumed in the same way.
+//! A register is *stable* if it held one value at every sampled execution of the head. The
+//! placement decides which stable registers a trace assumes, from how the path uses them. The
+//! guards come before everything else, on an anchor with the state at entry; behind them the
+//! register is a constant. The greens of an interpreter's loop ([`crate::guests`]) are assumed in
+//! the same way.
 //!
 //! [`crate::build`] is the only caller. It owns the version; the module has no data and takes no
 //! lock. Invariant: the map from location to operand changes only for guarded registers.
 //!
 //! ```text
-//! stable: rcx = 3, a shift count          v20 = eq.i64 v1, 3; assume v20 else a0; from here rcx is 3
+//! stable: rcx = 3, a shift count        v20 = eq.i64 v1, 3; assume v20 else a0; from here rcx is 3
 //! ```
 
 use crate::build::{Path, State, base_insts, varmap};

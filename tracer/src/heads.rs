@@ -11,7 +11,7 @@
 //! table; the module takes none itself.
 //!
 //! ```text
-//! threshold 1000: executions 1 to 995 count; 996 to 1000 also sample the registers; number 1000 returns Hot
+//! threshold 1000: executions 1 to 995 count; 996 to 1000 also sample; number 1000 is Hot
 //! ```
 
 use crate::policy::SpeculationPolicy;
@@ -45,7 +45,8 @@ struct Sample {
 pub enum Heat {
     /// Go on interpreting.
     Cold,
-    /// Record it now. Bit n of `stable`: register n held its present value at each sampled execution.
+    /// Record it now. Bit n of `stable`: register n held its present value at each sampled
+    /// execution.
     Hot {
         /// The stable registers.
         stable: u16,

@@ -8,7 +8,8 @@
 //!   `assume`.
 //! * `entry_guards`: the assumptions about registers at a trace's entry.
 //! * [`survival`]: counts how often the guest keeps to a recorded path.
-//! * [`short_loops`]: loops so short and regular that they are unrolled into the traces around them.
+//! * [`short_loops`]: loops so short and regular that they are unrolled into the traces around
+//!   them.
 //! * [`placement`]: which assumptions a trace makes, and where their guards stand.
 //! * [`policy`]: the numbers and choices that a study may exchange.
 //!

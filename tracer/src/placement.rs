@@ -7,24 +7,24 @@
 //! repeated when one fails; `dynasour guards` measures that.
 //!
 //! ```text
-//!                 guest                    eager                    anchored                 hoisted
-//! loop head:      mov  (%rdi),%rax         poll else a0             poll else a0             v5 = le.u v1, v2
-//!                 cmp  %rsi,%rdx           v7 = load [v0] !a0       v7 = load [v0] !a0       assume v5 else a9
-//!                 ja   out                 v5 = le.u v1, v2         v5 = le.u v1, v2         loop: poll else a0
-//!                 add  %rcx,%rax           assume v5 else a2        v8 = add v7, v3          v7 = load [v0] !a0
-//!                 mov  %rax,(%rdi)         v8 = add v7, v3          assume v5 else a0        v8 = add v7, v3
-//!                                          store [v0], v8 !a2       store [v0], v8 !a0       store [v0], v8 !a0
+//!               guest             eager                  anchored               hoisted
+//! loop head:    mov  (%rdi),%rax  poll else a0           poll else a0           v5 = le.u v1, v2
+//!               cmp  %rsi,%rdx    v7 = load [v0] !a0     v7 = load [v0] !a0     assume v5 else a9
+//!               ja   out          v5 = le.u v1, v2       v5 = le.u v1, v2       loop: poll else a0
+//!               add  %rcx,%rax    assume v5 else a2      v8 = add v7, v3        v7 = load [v0] !a0
+//!               mov  %rax,(%rdi)  v8 = add v7, v3        assume v5 else a0      v8 = add v7, v3
+//!                                 store [v0], v8 !a2     store [v0], v8 !a0     store [v0], v8 !a0
 //! ```
 //!
 //! | placement | assumes | guards stand | branches fall back to |
 //! | --- | --- | --- | --- |
 //! | `eager` | stable registers | where the branch was, in every iteration | the branch itself |
-//! | `anchored` | the same | before the first thing that depends on them | the latest anchor that reaches |
-//! | `hoisted` | the same | before the loop if they do not vary in it | the branch itself, or the loop's entry |
-//! | `merged` | the same | one for all on one anchor | the latest anchor that reaches |
+//! | `anchored` | the same | before the first dependent use | the latest in reach |
+//! | `hoisted` | the same | before the loop if steady | the branch itself, or the loop's entry |
+//! | `merged` | the same | one for all on one anchor | the latest in reach |
 //! | `control-only` | nothing | as `default` | the branch itself |
-//! | `default` | stable registers, stores that miss slots | the first iteration apart, so that what it checked is known | the branch itself |
-//! | `combined` | as `default` | as `default`, then as `merged` | the latest anchor that reaches |
+//! | `default` | also that stores miss slots | behind one peeled iteration | the branch itself |
+//! | `combined` | as `default` | as `default`, then as `merged` | the latest in reach |
 //!
 //! "Nothing" means nothing about values: that the recorded path is taken is always assumed. All
 //! other placements also assume the values on which the dispatch of an interpreter depends, in
@@ -70,7 +70,8 @@ pub trait Placement: Sync {
         true
     }
 
-    /// May loops of interpreted programs ([`crate::guests`]) assume the values that drive their dispatch?
+    /// May loops of interpreted programs ([`crate::guests`]) assume the values that drive their
+    /// dispatch?
     fn speculate_guest_loops(&self) -> bool {
         true
     }

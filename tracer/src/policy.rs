@@ -7,7 +7,7 @@
 //! protects its trace tables.
 //!
 //! ```text
-//! DefaultPolicy::default()        head threshold 1000, exit threshold 500, at most 400 instructions, 3 failures, 5 versions
+//! DefaultPolicy::default()  thresholds 1000 and 500, 400 instructions, 5 versions
 //! ```
 
 use crate::placement::{self, Placement};
@@ -23,7 +23,8 @@ pub trait SpeculationPolicy {
     /// Failed recordings or compilations of one head after which it is given up. Each failure
     /// before that doubles the threshold of the head (TraceMonkey's blacklisting).
     fn max_failures(&self) -> u32;
-    /// Most versions of one region, so that chains of exits stay short (deoptless: 5 continuations).
+    /// Most versions of one region, so that chains of exits stay short (deoptless: 5
+    /// continuations).
     fn max_versions(&self) -> usize;
     /// Notes that the code cache overflowed and was flushed. A cache that is too small for the
     /// program's hot code must not make the program spend its time on compiling, so the thresholds

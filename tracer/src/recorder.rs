@@ -15,8 +15,8 @@
 //!   loop that the exit has left. An example is the bottom of a `while` that jumps back to its
 //!   body. Otherwise they would end at the branch, in a trace that begins with all values in their
 //!   guest locations.
-//! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed to
-//!   their end, so that the trace holds all their iterations.
+//! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed
+//!   to their end, so that the trace holds all their iterations.
 //! * **Dispatch loops**, whose first indirect jump has changing targets, do not end a recording. It
 //!   goes on through them in search of a loop of the interpreted program ([`crate::guests`]). If
 //!   there is none the trace ends at that jump, so that each opcode's handler has a dispatch of its
@@ -188,7 +188,8 @@ struct Passage {
 }
 
 impl Recorder {
-    /// Starts recording at `head`; `stable` are the registers that held these values at the sampled executions.
+    /// Starts recording at `head`; `stable` are the registers that held these values at the sampled
+    /// executions.
     pub fn new(
         head: u64,
         kind: HeadKind,

@@ -12,7 +12,7 @@
 //! recording thread calls [`Probe::arrive`] before each block; no lock.
 //!
 //! ```text
-//! do { for (k = 0; k < 3; k++) sum += d[k]; } while (…)      runs of 3, 3, 3: the outer loop's trace holds all three
+//! do { for (k = 0; k < 3; k++) sum += d[k]; } while (…)  runs of 3, 3, 3: unrolled
 //! ```
 
 use crate::build::{Path, TraceShape};

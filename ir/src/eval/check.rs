@@ -16,8 +16,8 @@
 //!
 //! ```text
 //! base      0x10: rax += 1    0x14: rax *= 2    0x18: …
-//! version   leaves to 0x18 with rax = 4, entered with rax = 1           correct
-//! version   leaves to 0x14 with rax = 4, entered with rax = 1           a mismatch: base passes 0x14 with rax = 2
+//! version   leaves to 0x18 with rax = 4, entered with rax = 1  correct
+//! version   leaves to 0x14 with rax = 4, entered with rax = 1  wrong: base has rax = 2 there
 //! ```
 
 use super::{EvalError, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run};

@@ -1,8 +1,8 @@
 //! The part of the guest that the evaluator does not keep as SSA values: memory, segment bases,
 //! in-place state, native instructions.
 //!
-//! [`Machine`] is the interface. [`ModelMachine`] is a complete machine in a few maps, for tests and
-//! for `dynasour ir eval`.
+//! [`Machine`] is the interface. [`ModelMachine`] is a complete machine in a few maps, for tests
+//! and for `dynasour ir eval`.
 //!
 //! **Data.** A model machine owns sparse pages of memory, a value for each in-place location, the
 //! input still to be read and the numbers printed. **Invariant.** It does not execute native
@@ -76,8 +76,9 @@ pub trait Machine {
         0
     }
 
-    /// Executes an original instruction. `address` is that of its explicit memory operand; `inputs` are the
-    /// `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then the flags.
+    /// Executes an original instruction. `address` is that of its explicit memory operand; `inputs`
+    /// are the `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then
+    /// the flags.
     fn native(
         &mut self,
         native: &Native,
@@ -164,7 +165,8 @@ impl ModelMachine {
         self.pages.get_mut(&page).map(|p| &mut p[..])
     }
 
-    /// Makes the pages that contain `len` bytes at `start` accessible, zero-filled where they were not.
+    /// Makes the pages that contain `len` bytes at `start` accessible, zero-filled where they were
+    /// not.
     pub fn map(&mut self, start: u64, len: u64) {
         for page in start / PAGE..=(start.saturating_add(len.max(1) - 1)) / PAGE {
             self.pages.entry(page).or_insert_with(|| vec![0; PAGE as usize].into_boxed_slice());
@@ -281,7 +283,8 @@ impl ModelMachine {
         (self.clock != other.clock).then(|| format!("clock: {} and {}", self.clock, other.clock))
     }
 
-    /// The bytes that differ from those of an earlier state of this machine, adjacent ones together.
+    /// The bytes that differ from those of an earlier state of this machine, adjacent ones
+    /// together.
     pub fn changes(&self, before: &ModelMachine) -> Vec<(u64, Vec<u8>)> {
         let mut out: Vec<(u64, Vec<u8>)> = Vec::new();
         for (page, bytes) in &self.pages {

@@ -11,13 +11,13 @@
 //! **Data.** An evaluation owns one `u64` for each value, zero-extended from the value's type;
 //! vectors are not values of the evaluator but stay in the machine. **Invariants.** The version
 //! satisfies the verifier; one that does not may panic here. When an anchor is taken everything is
-//! read before anything is written. **Callers.** Tests and `dynasour ir`, with a state and a machine
-//! that they own; no lock.
+//! read before anything is written. **Callers.** Tests and `dynasour ir`, with a state and a
+//! machine that they own; no lock.
 //!
 //! ```text
-//! t1 { anchor a0 = base.0x40 [rax = v1]        run(t1, rax = 5): v1 = 6, the assume fails,
-//!   b0(v0: i64 = rax): v1 = add.i64 v0, 1      Leave::Anchor { anchor: a0, reason: Assume, pc: 0x40 }
-//!     assume 0 else a0; … }                    with rax = 6
+//! t1 { anchor a0 = base.0x40 [rax = v1]     run(t1, rax = 5): v1 = 6, the assume fails,
+//!   b0(v0: i64 = rax): v1 = add.i64 v0, 1   Leave::Anchor { anchor: a0, reason: Assume, pc: 0x40 }
+//!     assume 0 else a0; … }                 with rax = 6
 //! ```
 
 pub mod check;

@@ -15,8 +15,8 @@
 //! IR"). **Callers.** `dynasour ir eval`, `dynasour ir diff` and tests; no lock.
 //!
 //! ```text
-//! 0x100 t2: through a1 to 0x108 (a failed assumption)       the trace t2 of region 0x100 leaves
-//! 0x108 base: to 0x110                                      base runs one block; 0x110 has no code: the end
+//! 0x100 t2: through a1 to 0x108 (a failed assumption)  the trace t2 of region 0x100 leaves
+//! 0x108 base: to 0x110                                 base runs a block; 0x110 has no code
 //! ```
 
 use super::check::{Code, Comparable, context_holds};

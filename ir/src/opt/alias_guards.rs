@@ -7,11 +7,11 @@
 //! says that the store misses the whole group:
 //!
 //! ```text
-//!                                          v9 = sub.i64 v3, v5                   (pointer - rbp)
-//!                                          v10 = add.i64 v9, 8 + 8 - 1           (lowest slot at rbp - 8, w = 8)
-//!                                          v11 = le.u.i64 8 + 8 - 1, v10
-//!                                          assume v11 else a3
-//! store.i64 [v3], v7 !a3                   store.i64 [v3], v7 !a3
+//!                            v9 = sub.i64 v3, v5                   (pointer - rbp)
+//!                            v10 = add.i64 v9, 8 + 8 - 1           (lowest slot at rbp - 8, w = 8)
+//!                            v11 = le.u.i64 8 + 8 - 1, v10
+//!                            assume v11 else a3
+//! store.i64 [v3], v7 !a3     store.i64 [v3], v7 !a3
 //! ```
 //!
 //! [`crate::alias`] has the arithmetic. A *group* holds slots at constant distances from one

@@ -5,8 +5,8 @@
 //! is the sign of the *exact* result. A condition that needs PF or OF alone is kept: the emitter
 //! reads it from the host's flags.
 //!
-//! [`super::rules`] calls [`rewrite`] for each `cond`, under the numbering of [`super::simplify`]; no
-//! data of its own, no lock. Invariant: the comparison is true exactly when the condition is.
+//! [`super::rules`] calls [`rewrite`] for each `cond`, under the numbering of [`super::simplify`];
+//! no data of its own, no lock. Invariant: the comparison is true exactly when the condition is.
 //!
 //! ```text
 //! v8 = flags.sub.i64 v7, 100                  v9 = lt.s.i64 v7, 100

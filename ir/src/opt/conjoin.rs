@@ -2,22 +2,22 @@
 //! predicates.
 //!
 //! ```text
-//! assume eq.i64 v1, 0 else a0                 v3 = or.i64 v1, v2
-//! assume eq.i64 v2, 0 else a0                 assume eq.i64 v3, 0 else a0      equalities share one test
+//! assume eq.i64 v1, 0 else a0     v3 = or.i64 v1, v2
+//! assume eq.i64 v2, 0 else a0     assume eq.i64 v3, 0 else a0      equalities share one test
 //!
-//! v5 = lt.u.i64 v1, v4                        v5 = lt.u.i64 v1, v4
-//! v6 = ne.i64 v2, 0                           v6 = ne.i64 v2, 0
-//! assume v5 else a0                           v7 = and.i1 v5, v6
-//! assume v6 else a0                           assume v7 else a0                any other predicates: their and
+//! v5 = lt.u.i64 v1, v4            v5 = lt.u.i64 v1, v4
+//! v6 = ne.i64 v2, 0               v6 = ne.i64 v2, 0
+//! assume v5 else a0               v7 = and.i1 v5, v6
+//! assume v6 else a0               assume v7 else a0                any other predicates: their and
 //! ```
 //!
 //! The anchor leaves in the same state whichever of them failed. Counts of failed guards and side
 //! traces do see a difference: both now belong to one exit. `delay` runs before this pass and makes
 //! guards adjacent.
 //!
-//! SideCondition condition: the anchor is the same. No instruction stands between the two guards, so the
-//! first may be checked where the second stands. The caller owns the version; no data between runs,
-//! no lock.
+//! Side condition: the anchor is the same. No instruction stands between the two guards,
+//! so the first may be checked where the second stands. The caller owns the version; no data
+//! between runs, no lock.
 
 use super::OptOptions;
 use super::side_conditions::{SideCondition, holds};

@@ -9,7 +9,7 @@
 //! print.i64 v1                          print.i64 42
 //! ```
 //!
-//! SideCondition conditions:
+//! Side conditions:
 //! * An operand of an instruction is replaced if it is known *just before* that instruction.
 //! * An operand of an anchor is replaced if it is known at the anchor's *position*, the place that
 //!   all its uses share. A guard between the position and a use does not count, because the anchor

@@ -20,7 +20,7 @@
 //! guards that fall back to the state at entry: a location mapped to a constant must hold it, and
 //! two locations mapped to one value must be equal.
 //!
-//! SideCondition conditions:
+//! Side conditions:
 //! * The version is *fresh*: no pass has used a fact that holds only because control came from the
 //!   version's entry (facts of its context, guards before the anchor, results of loads). A state
 //!   that enters in the middle need not satisfy such a fact. Passes that use one set

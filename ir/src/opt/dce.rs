@@ -11,8 +11,8 @@
 //! unused anchors and natives behind for this one to remove.
 //!
 //! ```text
-//! v4 = flags.add.i64 v1, v2                   (no use of v4: removed)
-//! v5 = load.i64 [v1] !a0                      v5 = load.i64 [v1] !a0        (no use of v5: kept, it may fault)
+//! v4 = flags.add.i64 v1, v2       (no use of v4: removed)
+//! v5 = load.i64 [v1] !a0          v5 = load.i64 [v1] !a0        (no use of v5: kept, it may fault)
 //! ```
 
 use super::OptOptions;

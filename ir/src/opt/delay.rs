@@ -15,7 +15,7 @@
 //!                                                 store.i64 [v2], 0 !a1
 //! ```
 //!
-//! SideCondition conditions:
+//! Side conditions:
 //! * (1) The assume does not pass an instruction that ends reach.
 //! * (2) It does not pass a use of another anchor. A value that was computed because the guard
 //!   holds may be wrong until the guard is checked, and the other anchor's varmap would show it.

@@ -17,7 +17,7 @@
 //! `redundant` build it for one run. No lock.
 //!
 //! ```text
-//! v2 = and.i64 v1, 7; assume lt.u.i64 v2, 1 else a0       after it: v2 = 0, and the low three bits of v1 are 0
+//! v2 = and.i64 v1, 7; assume lt.u.i64 v2, 1 else a0  then v2 is 0, as are the low bits of v1
 //! ```
 
 use super::bounds::Bounds;

@@ -8,9 +8,9 @@
 //! can be recomputed on deoptimisation is not kept alive for it).
 //!
 //! ```text
-//! b0: … jump b1(v5, flags.sub v5, 100)        b0: … jump b1(v5)
-//! b1(v7, v8: flags): poll !a0 [rflags = v8]   b1(v7): v8 = flags.sub v7, 100; poll !a0 [rflags = v8]
-//!     … jump b1(v9, flags.sub v9, 100)             … jump b1(v9)
+//! b0: … jump b1(v5, flags.sub v5, 100)       b0: … jump b1(v5)
+//! b1(v7, v8: flags): poll !a0 [rflags = v8]  b1(v7): v8 = flags.sub v7, 100; poll !a0 …
+//!     … jump b1(v9, flags.sub v9, 100)            … jump b1(v9)
 //! ```
 //!
 //! Flags that something other than varmaps reads in the loop stay a parameter: the first *machine*
@@ -81,8 +81,8 @@ fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
     let same_op = |i: usize| match (defs.get(args(version, ENTRY)[i]), defs.get(args(version, BODY)[i])) {
         (Some(a), Some(b)) => {
             let same = a.op == b.op && a.ty == b.ty;
-            // SideCondition condition off (in tests): still require one arity and the same types, so that
-            // the result can be printed and run.
+            // Side condition off (in tests): still require one arity and the same types,
+            // so that the result can be printed and run.
             matches!(a.op, Op::Flags(_))
                 && a.op.signature() == b.op.signature()
                 && holds(SideCondition::FlagsSameOperation, same)

@@ -13,7 +13,7 @@
 //! only if the exits behind a store are colder than the store, or are removed later. It is not part
 //! of the pipeline.
 //!
-//! SideCondition conditions (docs/design.md, "The IR"), in a version without branches and loops:
+//! Side conditions (docs/design.md, "The IR"), in a version without branches and loops:
 //! * (a) `private_memory` holds, or the store pushes a constant on the stack, which is a return
 //!   address.
 //! * (b) Every later access certainly misses the location. None is of unknown extent, and no fence,

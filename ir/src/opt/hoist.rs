@@ -7,17 +7,17 @@
 //! redundant and is removed.
 //!
 //! ```text
-//! b0: jump b1(v0)                             b0: v7 = eq.i64 v1, 5
-//!                                                 assume v7 else a9           a9: base at the version's entry
-//!                                                 jump b1(v0)
-//! b1(v4): poll else a0                        b1(v4): poll else a0
-//!     v5 = eq.i64 v1, 5                           v5 = eq.i64 v1, 5
-//!     assume v5 else a1                           …
+//! b0: jump b1(v0)                  b0: v7 = eq.i64 v1, 5
+//!                                      assume v7 else a9           a9: base at the version's entry
+//!                                      jump b1(v0)
+//! b1(v4): poll else a0             b1(v4): poll else a0
+//!     v5 = eq.i64 v1, 5                v5 = eq.i64 v1, 5
+//!     assume v5 else a1                …
 //! ```
 //!
-//! SideCondition conditions: the predicate does not vary in the loop, that is, pure operations compute it
-//! from values defined outside; and an anchor reaches the end of the preheader. What pays: the
-//! assume runs in every iteration, so the copy fails no more often than the original.
+//! Side conditions: the predicate does not vary in the loop, that is, pure operations
+//! compute it from values defined outside; and an anchor reaches the end of the preheader. What
+//! pays: the assume runs in every iteration, so the copy fails no more often than the original.
 //!
 //! The caller owns the version; no data between runs, no lock.
 

@@ -8,7 +8,7 @@
 //! that was pushed. So calls of any depth can be inlined.
 //!
 //! ```text
-//! caller  a1 = base.0x2000 [rax = v5, rsp = v4] stores [store.i64 [v4], 0x1010]       the call: 0x2000 is the callee
+//! caller  a1 = base.0x2000 [rax = v5, rsp = v4] stores [store.i64 [v4], 0x1010]
 //!         b0: …; exit a1
 //! callee  a0 = base.0x2008 [rax = v2]
 //!         b0(v0: i64 = rdi): v1 = ne.i64 v0, 0; assume v1 else a0; …
@@ -21,7 +21,7 @@
 //! state *and* the caller's frame on the guest's stack (sourir's extra continuations); with several
 //! levels, each level's.
 //!
-//! SideCondition conditions:
+//! Side conditions:
 //! * The exit's target is the constant pc of the callee's region.
 //! * The callee's context holds there: facts about registers are checked by guards on the exit's
 //!   own anchor, and monitored facts must be in the caller's context.

@@ -10,11 +10,11 @@
 //!     v7 = load.i64 [v6] !a0
 //! ```
 //!
-//! SideCondition conditions: the loop has a preheader, the operands do not vary, and the operation is pure.
-//! A load moves under further conditions: `private_memory` holds; the load runs in every iteration;
-//! no access in the loop may write its bytes; and an anchor reaches the end of the preheader. If
-//! the load faults there, `base` runs from the anchor and finds out whether the guest gets to the
-//! load.
+//! Side conditions: the loop has a preheader, the operands do not vary, and the operation
+//! is pure. A load moves under further conditions: `private_memory` holds; the load runs in every
+//! iteration; no access in the loop may write its bytes; and an anchor reaches the end of the
+//! preheader. If the load faults there, `base` runs from the anchor and finds out whether the guest
+//! gets to the load.
 //!
 //! The caller owns the version; no data between runs, no lock.
 
@@ -68,7 +68,8 @@ fn hoist(version: &mut Version, cfg: &Cfg, l: &Loop) -> usize {
     moved
 }
 
-/// The loads of a loop, by block and index, that run in every iteration and whose bytes nothing in it writes.
+/// The loads of a loop, by block and index, that run in every iteration and whose bytes nothing in
+/// it writes.
 fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
     if !holds(SideCondition::LicmPrivate, version.context.private_memory()) {
         return Vec::new();

@@ -9,12 +9,12 @@
 //! remains for its other uses, mostly exits.
 //!
 //! ```text
-//! b0: … jump b1(v0)                           b0: … jump b1(v0, v0, 0)
-//! b1(v1): v2 = xor.i32 v1, v9                 b1(v1, v6, v7): v8 = xor.i32 v7, v9; v2 = xor.i32 v6, v8
-//!     v3 = load.i32 [… v2 …]                      v3 = load.i32 [… v2 …]
-//!     v4 = shr.i32 v1, 8                          v4 = shr.i32 v1, 8
-//!     v5 = xor.i32 v3, v4                         v5 = xor.i32 v3, v4
-//!     … jump b1(v5)                               … jump b1(v5, v3, v4)
+//! b0: … jump b1(v0)                       b0: … jump b1(v0, v0, 0)
+//! b1(v1): v2 = xor.i32 v1, v9             b1(v1, v6, v7): v8 = xor.i32 v7, v9; v2 = xor.i32 v6, v8
+//!     v3 = load.i32 [… v2 …]                  v3 = load.i32 [… v2 …]
+//!     v4 = shr.i32 v1, 8                      v4 = shr.i32 v1, 8
+//!     v5 = xor.i32 v3, v4                     v5 = xor.i32 v3, v4
+//!     … jump b1(v5)                           … jump b1(v5, v3, v4)
 //! ```
 //!
 //! What pays: the pass costs one operation and up to two registers. So it regroups only where the

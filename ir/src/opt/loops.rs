@@ -6,9 +6,9 @@
 //! `hoist` and `licm` call both on a version that they own; no lock.
 //!
 //! ```text
-//! b0: branch v1 then b1(v2) else b1(v3)       b0: branch v1 then b3(v2) else b3(v3)
-//! b1(v4): … jump b1(v5)                       b3(v6): jump b1(v6)            the preheader of the loop b1
-//!                                             b1(v4): … jump b1(v5)
+//! b0: branch v1 then b1(v2) else b1(v3)  b0: branch v1 then b3(v2) else b3(v3)
+//! b1(v4): … jump b1(v5)                  b3(v6): jump b1(v6)            the preheader
+//!                                        b1(v4): … jump b1(v5)
 //! ```
 
 use super::side_conditions::{SideCondition, holds};

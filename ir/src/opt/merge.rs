@@ -2,14 +2,14 @@
 //! block become one.
 //!
 //! ```text
-//! assume ne.i64 v1, 0 else a0                 assume lt.u.i64 10, v1 else a0       the second implies the first
-//! …                                           …
+//! assume ne.i64 v1, 0 else a0        assume lt.u.i64 10, v1 else a0       the stronger one
+//! …                                  …
 //! assume lt.u.i64 10, v1 else a1
 //!
-//! assume le.s.i64 0, v1 else a0               assume lt.u.i64 v1, 100 else a0      a range is one unsigned comparison
+//! assume le.s.i64 0, v1 else a0      assume lt.u.i64 v1, 100 else a0      one comparison
 //! assume lt.s.i64 v1, 100 else a1
 //!
-//! assume eq.i64 (v1 & 1), 0 else a0           assume eq.i64 (v1 & 7), 0 else a0    bits are one mask
+//! assume eq.i64 (v1 & 1), 0 else a0  assume eq.i64 (v1 & 7), 0 else a0    bits are one mask
 //! assume eq.i64 (v1 & 6), 0 else a1
 //! ```
 //!
@@ -17,7 +17,7 @@
 //! predicate to an assume is always right (Lemma 5.7). It implies both predicates and dominates the
 //! second guard, which is redundant.
 //!
-//! SideCondition conditions:
+//! Side conditions:
 //! * The merged predicate is exactly the conjunction, and is about the value of the first
 //!   predicate, which is available there.
 //! * No anchor defers a store. Either guard may be the proof that an access misses the store, in

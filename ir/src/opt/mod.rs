@@ -7,32 +7,35 @@
 //! version that its caller owns, takes no lock, and keeps no data between runs, so passes may run
 //! on any thread. A pass leaves `base` versions alone.
 //!
-//! | file | pass | what it does |
+//! | file | pass | effect |
 //! | --- | --- | --- |
-//! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
-//! | `params` | `params` | invariant and duplicate parameters of loops |
-//! | `dce` | `dce` | dead code, dead parameters, unused anchors |
-//! | `alias_guards` | `alias` | guards that stores through pointers miss the loop's slots |
-//! | `forward` | `forward` | loads replaced by what memory is known to hold, around loops too |
-//! | `sink` | `sink` | dead stores move into the varmaps of the exits |
+//! | `simplify` | `simplify` | rewrite rules, value numbering, facts from guards |
+//! | `params` | `params` | removes invariant and duplicate parameters of loops |
+//! | `dce` | `dce` | removes dead code, dead parameters, unused anchors |
+//! | `alias_guards` | `alias` | adds guards that stores through pointers miss the loop's slots |
+//! | `forward` | `forward` | replaces loads by known content of memory, around loops too |
+//! | `sink` | `sink` | moves dead stores into the varmaps of the exits |
 //! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
-//! | `loop_chain` | `chain` | what comes last around a loop enters its chain of operations last |
-//! | `peel` | `peel` | one iteration of a loop before it |
-//! | `constants` (`facts`, `known`) | `constants` | speculative constant propagation: ranges, bits, guards, branches |
-//! | `unreachable` | `unreachable` | branches on constants, failed guards, unreachable blocks, chains of blocks |
-//! | `redundant` | `redundant` | assumes whose predicate is known to hold |
-//! | `hoist` (`loops`, `inject`) | `hoist` | predicates that do not vary move out of loops |
-//! | `licm` (`loops`, `inject`) | `licm` | operations and loads that do not vary move out of loops |
+//! | `loop_chain` | `chain` | regroups the chain of operations that limits a loop |
+//! | `peel` | `peel` | puts a copy of one iteration before the loop |
+//! | `constants` | `constants` | speculative constant propagation over any control flow |
+//! | `unreachable` | `unreachable` | removes branches on constants and unreachable blocks |
+//! | `redundant` | `redundant` | removes assumes whose predicate is known to hold |
+//! | `hoist` | `hoist` | moves predicates that do not vary out of loops |
+//! | `licm` | `licm` | moves operations and loads that do not vary out of loops |
 //! | `merge` | `merge` | two guards of one value become one that implies both |
-//! | `delay` | `delay` | guards move down to the ways that need them |
-//! | `conjoin` | `conjoin` | guards in a row on one anchor become one |
-//! | `frames` | `frames` | stores wait in the anchors behind them: frames of inlined calls |
-//! | `slot_promotion` | `slots` | what stack slots hold becomes SSA values, with parameters where ways meet |
-//! | `monitor` | `monitor` | guards on memory become facts that writes break |
-//! | `speculation` | | specialising under a list of assumptions, undoing one of them |
-//! | `inject` | | adding assumptions wherever an anchor reaches |
-//! | `continuation` (`closed_form`) | | a version that begins at an anchor of another, in the middle of a loop |
-//! | `inline` | | another region's version in place of the exit that leads there |
+//! | `delay` | `delay` | moves guards down to the paths that need them |
+//! | `conjoin` | `conjoin` | adjacent guards on one anchor become one |
+//! | `frames` | `frames` | defers stores to the anchors behind them: frames of inlined calls |
+//! | `slot_promotion` | `slots` | promotes stack slots to SSA values over any control flow |
+//! | `monitor` | `monitor` | guards on memory become facts that writes invalidate |
+//! | `speculation` | | specialises under a list of assumptions, undoes one of them |
+//! | `inject` | | adds assumptions at any place that an anchor reaches |
+//! | `continuation` | | a version that begins at an anchor in the middle of another |
+//! | `inline` | | puts another region's version in place of the exit to it |
+//!
+//! `rules`, `conditions`, `address` and `bounds` belong to `simplify`; `facts` and `known` to
+//! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
 //!
 //! The first nine and `merge` make up the pipeline of recorded traces, which have no branches
 //! ([`PIPELINE`]). The others work on any control flow; other placements of guards use some of them
@@ -47,7 +50,7 @@
 //!   numbering have done their work.
 //!
 //! ```text
-//! let stats = optimise(&mut trace, &OptOptions::default());      stats.passes: simplify, params, forward, …
+//! let stats = optimise(&mut trace, &OptOptions::default());  stats.passes: simplify, params, …
 //! ```
 
 mod address;

@@ -14,9 +14,9 @@
 //! as a write to a protected page does, so the fact holds throughout. A write outside the version
 //! makes the context false. The hot path has no check.
 //!
-//! SideCondition conditions: the address is a constant without a segment, and the load has the type of the
-//! fact. Every load of exactly these bytes is replaced, also before the guard, because the fact
-//! holds from the entry on. What pays: the version has no store that certainly hits the bytes.
+//! Side conditions: the address is a constant without a segment, and the load has the type
+//! of the fact. Every load of exactly these bytes is replaced, also before the guard, because the
+//! fact holds from the entry on. What pays: the version has no store that certainly hits the bytes.
 //!
 //! For the evaluator only: `dynasour run` does not monitor such facts. The caller owns the version;
 //! no data between runs, no lock.

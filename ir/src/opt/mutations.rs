@@ -1,19 +1,19 @@
 //! Mutation tests: every side condition of the passes is needed, and a pass that ignores it is
 //! caught.
 //!
-//! A test switches each side condition off in turn ([`super::side_conditions`]) and runs programs through the
-//! passes until the verifier or the checker complains. Most are caught in random programs
-//! ([`super::mutations_random`]). The others have a witness, `tests/mutations/NAME.ir`. Its first
-//! line names the passes to run. If the file has the guest's `base` blocks, the version is compared
-//! with them, with every anchor taken; otherwise with the version before the passes. With the
-//! condition on, every `state` of the file gives the right result; with it off, at least one does
-//! not.
+//! A test switches each side condition off in turn ([`super::side_conditions`]) and runs programs
+//! through the passes until the verifier or the checker complains. Most are caught in random
+//! programs ([`super::mutations_random`]). The others have a witness, `tests/mutations/NAME.ir`.
+//! Its first line names the passes to run. If the file has the guest's `base` blocks, the version
+//! is compared with them, with every anchor taken; otherwise with the version before the passes.
+//! With the condition on, every `state` of the file gives the right result; with it off, at least
+//! one does not.
 //!
 //! The switch is local to the thread, so the tests may run in parallel; no lock.
 //!
 //! ```text
-//! ; passes: sink                              tests/mutations/SinkBarrier.ir: a native of unknown extent between two stores
-//! SinkBarrier: the checker, witness           printed when the checker has caught the change
+//! ; passes: sink                     tests/mutations/SinkBarrier.ir: the native may read [v0]
+//! SinkBarrier: the checker, witness  printed when the checker has caught the change
 //! ```
 
 use super::mutations_random::{by_continuation, by_inlining, by_passes};

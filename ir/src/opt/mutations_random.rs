@@ -6,7 +6,7 @@
 //! complaint of the verifier or the checker. No data between calls, no lock.
 //!
 //! ```text
-//! by_passes(SideCondition::ForwardKill, 17)       Err(Checker("base passes 0x1040 2 times, never in this state …"))
+//! by_passes(SideCondition::ForwardKill, 17)  Err(Checker("base passes 0x1040 …"))
 //! ```
 
 use super::side_conditions::SideCondition;

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! b0: … jump b1(v1, v2, v2)                  b0: … jump b1(v2)
-//! b1(v3, v4, v5): … jump b1(v3, v5, v4)      b1(v4): … jump b1(v4)       and v4 is v2 too, in the next round
+//! b1(v3, v4, v5): … jump b1(v3, v5, v4)      b1(v4): … jump b1(v4)  next round: v4 is v2
 //! ```
 //!
 //! In a version with branches only the simplest case is found: a parameter to which every edge
@@ -67,7 +67,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         class = refined;
         classes = count;
     }
-    // A class is its entry argument if all its back-edge arguments stay in the class or are that argument.
+    // A class is its entry argument if all its back-edge arguments stay in the class or are that
+    // argument.
     let mut invariant = vec![true; classes];
     for i in 0..params.len() {
         let stays = position.get(&back[i]).map_or(back[i] == entry[i], |p| class[*p] == class[i]);

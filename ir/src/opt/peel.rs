@@ -19,8 +19,8 @@ use crate::op::Op;
 use crate::types::{AnchorId, Operand};
 use crate::version::{Term, Version};
 
-/// Runs the pass on a loop of at most `options.peel_limit` instructions; returns the number of instructions copied.
-/// Running it again peels another iteration.
+/// Runs the pass on a loop of at most `options.peel_limit` instructions; returns the number of
+/// instructions copied. Running it again peels another iteration.
 pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if normalise(version) != Some(Shape::Loop) || version.blocks[BODY].insts.len() > options.peel_limit {
         return 0;

@@ -5,11 +5,11 @@
 //! assume ne.i64 v1, 0 else a1                                                     v1 > 10 is not 0
 //! ```
 //!
-//! SideCondition condition: the predicate is known *before* the assume on every path, from definitions,
-//! branches and other guards ([`super::facts`]), or an assume of the same value or of an equal
-//! expression dominates it. Removing an assume never makes an anchor wrong, because it only removes
-//! an occasion to take it. While anchors defer stores only an equal guard makes another one
-//! redundant: the guard may be the proof that an access misses the stores.
+//! Side condition: the predicate is known *before* the assume on every path, from
+//! definitions, branches and other guards ([`super::facts`]), or an assume of the same value or of
+//! an equal expression dominates it. Removing an assume never makes an anchor wrong, because it
+//! only removes an occasion to take it. While anchors defer stores only an equal guard makes
+//! another one redundant: the guard may be the proof that an access misses the stores.
 //!
 //! The analysis lives for one run; the caller owns the version, no lock.
 

@@ -1,15 +1,15 @@
 //! The side conditions of the passes, by name: what must hold for a transformation to be right.
 //!
-//! A pass asks `holds(SideCondition::X, condition)`, whose result is `condition`. In this crate's own tests
-//! one side condition can be switched off on the current thread (`without`), so that `holds`
-//! returns true for it. [`super`]'s mutation tests do this for each and show that the verifier or
-//! the checker ([`crate::eval::check`]) notices. A condition whose loss nothing notices either only
-//! decides what pays, and then is not listed here, or shows a hole in the checks.
+//! A pass asks `holds(SideCondition::X, condition)`, whose result is `condition`. In this crate's
+//! own tests one side condition can be switched off on the current thread (`without`), so that
+//! `holds` returns true for it. [`super`]'s mutation tests do this for each and show that the
+//! verifier or the checker ([`crate::eval::check`]) notices. A condition whose loss nothing notices
+//! either only decides what pays, and then is not listed here, or shows a hole in the checks.
 //!
 //! The only data is the thread-local switch of the tests; no lock.
 //!
 //! ```text
-//! if !holds(SideCondition::SinkPrivate, version.context.private_memory()) { return 0 }        a pass that needs private_memory
+//! if !holds(SideCondition::SinkPrivate, version.context.private_memory()) { return 0 }
 //! ```
 
 macro_rules! side_conditions {

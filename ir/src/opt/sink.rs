@@ -11,14 +11,14 @@
 //!   and the loop itself writes nothing.
 //!
 //! ```text
-//! b1(v6): poll !a0 [rcx = v6]                  b1(v6): poll !a0 [rcx = v6] stores [store.i64 [v3 - 8], v6]
-//!     v8 = add.i64 v6, 1                           v8 = add.i64 v6, 1
+//! b1(v6): poll !a0 [rcx = v6]         b1(v6): poll !a0 [rcx = v6] stores [store.i64 [v3 - 8], v6]
+//!     v8 = add.i64 v6, 1                  v8 = add.i64 v6, 1
 //!     store.i64 [v3 - 8], v8 !a0
-//!     assume v9 else a1                            assume v9 else a1   with stores [store.i64 [v3 - 8], v8]
-//!     jump b1(v8)                                  jump b1(v8)
+//!     assume v9 else a1                   assume v9 else a1   with stores [store.i64 [v3 - 8], v8]
+//!     jump b1(v8)                         jump b1(v8)
 //! ```
 //!
-//! SideCondition conditions:
+//! Side conditions:
 //! * (a) `private_memory` holds.
 //! * (b) Until the store is performed or dead, every access certainly misses it: by its offset, or
 //!   by an alias guard passed before. Loads of the location have been forwarded. No access of

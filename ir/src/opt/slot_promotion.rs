@@ -17,7 +17,7 @@
 //! The stores stay (`sink` and `frames` defer them). Unlike `forward` the pass needs no peeled
 //! iteration and handles branches; it does not use alias guards.
 //!
-//! SideCondition conditions:
+//! Side conditions:
 //! * (a) `private_memory` holds.
 //! * (b) Every access of the version is the slot itself, with one type, or misses it by a known
 //!   distance. There is no write of unknown extent, fence or locked operation. Events and reads of

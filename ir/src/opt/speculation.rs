@@ -9,8 +9,8 @@
 //!
 //! ```text
 //! spec123   specialise(parent, [e1, e2, e3])
-//! spec13    specialise(parent, [e1, e3])                 for the next call
-//! cont13    resume(parent, anchor, [e1, e2, e3], 1)      for this one: entered in the state the anchor leaves
+//! spec13    specialise(parent, [e1, e3])             for the next call
+//! cont13    resume(parent, anchor, [e1, e2, e3], 1)  for this one: starts at the anchor
 //! ```
 //!
 //! Invariant: the parent is fresh ([`Version::optimised`] is false). No data, no lock; `dynasour
@@ -23,7 +23,8 @@ use crate::reach::{Cfg, Reach};
 use crate::types::{AnchorId, Operand, Ty, Value};
 use crate::version::{Inst, Version};
 
-/// An assumption about a fresh version: at an anchor of it, a comparison of one of its values with a constant.
+/// An assumption about a fresh version: at an anchor of it, a comparison of one of its values with
+/// a constant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Assumption {
     /// Checked at this anchor's position.

@@ -12,7 +12,7 @@
 //! tests call this module on values that they own; no lock.
 //!
 //! ```text
-//! holds(&program, 17)       Ok(112 evaluations), or Err(Failure { seed: 17, passes: ["peel", "sink"], … })
+//! holds(&program, 17)  Ok(112 evaluations), or Err(Failure { seed: 17, passes: ["peel"], … })
 //! ```
 
 use super::program::Program;

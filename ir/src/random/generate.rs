@@ -7,7 +7,7 @@
 //! lock.
 //!
 //! ```text
-//! 0x1000 mov rbx, 5    0x1010 add rax, [rsi + rbx*8]    0x1020 dec rbx    0x1030 jne 0x1010    0x1040 syscall
+//! 0x1000 mov rbx, 5  0x1010 add rax, [rsi + rbx*8]    0x1020 dec rbx    0x1030 jne 0x1010
 //! ```
 
 use super::Rng;
@@ -17,7 +17,8 @@ use crate::op::{Cond, Op};
 use crate::semantics::ARITH_FLAGS;
 use crate::types::{Gpr, Loc, Ty};
 
-/// Registers that random instructions write: not the stack pointer, the loop counter, or the pointers.
+/// Registers that random instructions write: not the stack pointer, the loop counter, or the
+/// pointers.
 const SCRATCH: [u8; 8] = [0, 1, 2, 5, 8, 9, 10, 11];
 /// Loop counter.
 const COUNTER: Gpr = Gpr::RBX;

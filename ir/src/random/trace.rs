@@ -11,8 +11,8 @@
 //! and transparent by construction. Tests and the mutation tests call it; no lock.
 //!
 //! ```text
-//! at 0x1010; v0 = get.i64 rax; put.i64 rax, v0 + 1         v20 = add.i64 v0, 1        (the map: rax is v20 now)
-//! at 0x1020; branch v3 then 0x1000 else 0x1030             assume v21 else a1         a1 = base.0x1020 [rax = v20, …]
+//! at 0x1010; v0 = get.i64 rax; put.i64 rax, v0 + 1  v20 = add.i64 v0, 1        (rax is v20 now)
+//! at 0x1020; branch v3 then 0x1000 else 0x1030      assume v21 else a1         (a1 is at 0x1020)
 //! ```
 
 use super::Rng;
@@ -73,7 +73,8 @@ struct TraceBuilder<'a> {
     env: [Operand; Loc::SSA_COUNT],
     /// The locations that the path writes.
     written: [bool; Loc::SSA_COUNT],
-    /// The guest instruction being translated, and the state before it; `None` after an effect of it.
+    /// The guest instruction being translated, and the state before it; `None` after an effect of
+    /// it.
     here: Option<(u64, [Operand; Loc::SSA_COUNT])>,
     /// The anchor at `here`, once made.
     own_anchor: Option<AnchorId>,

@@ -5,7 +5,7 @@
 //! function of the random source; no lock.
 //!
 //! ```text
-//! trace(&mut Rng::new(17))       region 0x3f { version t1 context rbx == 7 && private_memory { … } }
+//! trace(&mut Rng::new(17))     region 0x3f { version t1 context rbx == 7 && private_memory { … } }
 //! ```
 
 use super::Rng;

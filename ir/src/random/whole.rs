@@ -5,7 +5,7 @@
 //! tests call [`case`]; no lock.
 //!
 //! ```text
-//! b1(v17 …): poll else a1; v30 = and.i64 v17, 7; v31 = eq.i64 v30, 0; assume v31 else a1; … branch v33 then b2(…) else b3(…)
+//! b1(v17 …): poll else a1; v30 = and.i64 v17, 7; v31 = eq.i64 v30, 0; assume v31 else a1; …
 //! ```
 
 use super::program::Program;

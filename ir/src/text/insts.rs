@@ -6,7 +6,7 @@
 //! [`super::parse`] calls [`Parser::block`]; no lock.
 //!
 //! ```text
-//! v8 = load.i64 [v3 + v6*8] !a0       Inst { op: Load, ty: I64, defs: [v8], args: [v3, v6], mem: scale 8, anchor: a0 }
+//! v8 = load.i64 [v3 + v6*8] !a0  Inst { op: Load, ty: I64, defs: [v8], args: [v3, v6], … }
 //! ```
 
 use super::ParseError;

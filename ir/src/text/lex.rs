@@ -4,7 +4,7 @@
 //! [`Token::End`]; positions never decrease. Only the parser calls it; no lock.
 //!
 //! ```text
-//! v1 = add.i64 v0, -1       Word v1, Punct =, Word add, Punct ., Word i64, Word v0, Punct ",", Punct -, Number 1, End
+//! v1 = add.i64 v0, -1  Word v1, Punct =, Word add, Punct ., Word i64, Word v0, …, End
 //! ```
 
 use super::ParseError;

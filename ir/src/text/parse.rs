@@ -12,7 +12,7 @@
 //! Invariant: no text makes it panic. No lock.
 //!
 //! ```text
-//! region 0x100 { version t1 { … b0(v0: i64 = rax): exit a0 } }       version(text)  Ok(Version { name: "t1", … })
+//! region 0x100 { version t1 { … b0(v0: i64 = rax): exit a0 } }  Ok(Version { … })
 //! ```
 
 use super::ParseError;

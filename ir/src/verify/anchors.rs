@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! anchor a0 = base.0x10 [rax = v1] stores [store.i64 [v0 - 8], 5]
-//! poll else a0; v2 = load.i64 [v0 - 8] !a0        [deferred]: this touches a store, which a0 defers
+//! poll else a0; v2 = load.i64 [v0 - 8] !a0    [deferred]: this touches a store, which a0 defers
 //! ```
 
 use super::{Checker, Rule, Where};
@@ -156,7 +156,8 @@ impl Checker<'_> {
         if !version.context.private_memory() {
             self.return_addresses(&values, used);
         }
-        // The guards that hold at the end of each block, from which its children in the dominator tree start.
+        // The guards that hold at the end of each block, from which its children in the dominator
+        // tree start.
         let mut at_end: Vec<Guards> = vec![Guards::default(); version.blocks.len()];
         for block in &cfg.order {
             let body = &version.blocks[block.index()];

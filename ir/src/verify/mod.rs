@@ -2,15 +2,19 @@
 //! debug builds, and in tests.
 //!
 //! The rules, by the name that an error carries:
-//! * **shape** The version has an entry block and an identifier for a name. It is either `base` (one block, no
-//!   parameters, no anchors, ends in guest control flow, `get`/`put`/`at` allowed, every instruction belongs to an
-//!   `at`) or a trace (`get`/`put`/`at` and guest terminators not allowed). A trace's entry parameters are distinct
-//!   SSA locations, typed as those, and nothing jumps to the entry block.
-//! * **op** An instruction has the operands, results, type suffix, address and native that its operation asks for.
-//! * **type** Operands have the types of [`crate::Op::signature`]; constants fit their type. Vectors are not values.
+//! * **shape** The version has an entry block and an identifier for a name. It is either `base`
+//!   (one block, no parameters, no anchors, ends in guest control flow, `get`/`put`/`at` allowed,
+//!   every instruction belongs to an `at`) or a trace (`get`/`put`/`at` and guest terminators not
+//!   allowed). A trace's entry parameters are distinct SSA locations, typed as those, and nothing
+//!   jumps to the entry block.
+//! * **op** An instruction has the operands, results, type suffix, address and native that its
+//!   operation asks for.
+//! * **type** Operands have the types of [`crate::Op::signature`]; constants fit their type.
+//!   Vectors are not values.
 //! * **ssa** Each value is defined once, and its definition dominates every use.
 //! * **jump** A jump's target exists and gets one operand of the right type for each parameter.
-//! * **native** A native's operands and results are those it declares; what it writes in place is in its effects.
+//! * **native** A native's operands and results are those it declares; what it writes in place is
+//!   in its effects.
 //! * **anchor** In a trace every `assume`, every `poll` and every instruction that may fault names
 //!   an anchor, and no other does.
 //! * **varmap** Sorted by location without repetition, typed, SSA locations only.

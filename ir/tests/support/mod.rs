@@ -1,9 +1,9 @@
-//! Random guest programs as `base` blocks, and a small trace builder over them (what `tracer` does, without guest
-//! bytes), for the optimiser's property tests.
+//! Random guest programs as `base` blocks, and a small trace builder over them, for the property
+//! tests of the optimiser. The builder does what `tracer` does, without guest bytes.
 //!
-//! A program is a path of blocks; a branch off the path leaves the program. Registers have roles, so that accesses
-//! mostly hit mapped memory: rbp and rsp point into the stack, rsi and rdi anywhere (the stack too, so that
-//! they may alias), rbx is a small index, the others are data.
+//! A program is a path of blocks; a branch off the path leaves the program. Registers have roles,
+//! so that most accesses hit mapped memory: rbp and rsp point into the stack, rsi and rdi anywhere
+//! (also into the stack, so that they may alias), rbx is a small index, and the others hold data.
 
 use dynasour_ir::eval::{ModelMachine, State};
 use dynasour_ir::{
@@ -366,7 +366,8 @@ fn written_locations(program: &Program) -> [bool; Loc::SSA_COUNT] {
     written
 }
 
-/// Declares every SSA location as an entry parameter; returns the operand of each, and the parameters.
+/// Declares every SSA location as an entry parameter; returns the operand of each, and the
+/// parameters.
 fn entry_state(version: &mut Version) -> ([Operand; Loc::SSA_COUNT], Vec<Value>) {
     let mut state = [Operand::Const(0); Loc::SSA_COUNT];
     let mut params: Vec<Value> = Vec::new();
@@ -489,7 +490,8 @@ fn subst(map: &[Operand], o: Operand) -> Operand {
     }
 }
 
-/// A machine state: pointers into mapped memory, mostly; sometimes aliasing the stack slots, sometimes unmapped.
+/// A machine state: pointers into mapped memory, mostly; sometimes aliasing the stack slots,
+/// sometimes unmapped.
 pub fn entry(random: &mut Random, program: &Program) -> (State, ModelMachine) {
     let mut machine = ModelMachine::new();
     for area in [STACK - 4096, ARRAY] {
