@@ -2,7 +2,7 @@
 //!
 //! In this form a value crosses from one block to another only as an argument. So control can be
 //! led to any block from anywhere that has the values: this is how a loop gets a new entry
-//! ([`super::continuation`], the only caller). [`params`](super::params) removes the parameters
+//! ([`mod@super::continuation`], the only caller). [`params`](super::params) removes the parameters
 //! that turn out to be unnecessary.
 //!
 //! An anchor that is used in several blocks becomes one anchor for each block, in terms of that

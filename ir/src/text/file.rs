@@ -2,7 +2,7 @@
 //!
 //! [`File`] owns the parsed regions and states; [`Spots`] holds the positions by which tools show
 //! an error of the verifier in the text. Invariant: `spots[r][v]` belongs to version `v` of region
-//! `r`. `dynasour ir` and tests call [`file`]; no lock.
+//! `r`. `dynasour ir` and tests call [`file()`]; no lock.
 //!
 //! ```text
 //! state { rdi = 3 }            file.setups[0]
