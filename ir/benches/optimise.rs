@@ -1,9 +1,11 @@
-//! What the IR costs by the size of the trace: parsing, printing, verifying, each pass and the default pipeline, on traces of
-//! about 20, 200 and 2,000 IR instructions, linear and loops.
+//! Measures the cost of the IR by the size of the trace: parsing, printing, verifying, each pass
+//! and the default pipeline, on traces of about 20, 200 and 2,000 IR instructions, linear and
+//! loops.
 //!
-//! `cargo bench -p dynasour-ir`, or one of it: `cargo bench -p dynasour-ir -- pipeline`. The traces look like `-O0` code: locals on
-//! the stack, an array written through a pointer, a comparison and a branch every ten guest instructions, every register
-//! in every varmap. Goal (issue 4): the pipeline on 200 instructions below 400 µs, growing no worse than n log n.
+//! `cargo bench -p dynasour-ir`, or one of it: `cargo bench -p dynasour-ir -- pipeline`. The traces
+//! look like `-O0` code: locals on the stack, an array written through a pointer, a comparison and
+//! a branch every ten guest instructions, every register in every varmap. The goal is the pipeline
+//! on 200 instructions in less than 400 µs, and no growth worse than n log n.
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use dynasour_ir::opt::{OptOptions, PASSES, optimise};
@@ -39,8 +41,8 @@ fn store(b: &mut Builder, ty: Ty, mem: Mem, base: Operand, value: Operand, ancho
     b.insts.last_mut().expect("it was just appended").anchor = Some(anchor);
 }
 
-/// `local += 1; array[local] = local; other ^= local; if (local > bound) leave;` as a compiler without optimisation
-/// translates it.
+/// `local += 1; array[local] = local; other ^= local; if (local > bound) leave;` as a compiler
+/// without optimisation translates it.
 fn unit(b: &mut Builder, n: usize, state: &mut State) {
     let pc = 0x40_1000 + 64 * n as u64;
     let local = Mem::disp(-4 - 4 * (n as i64 % 12));
@@ -102,7 +104,7 @@ fn trace(units: usize, is_loop: bool) -> Version {
     version
 }
 
-/// The trace with about so many instructions.
+/// A trace with about this many instructions.
 fn sized(insts: usize, is_loop: bool) -> Version {
     let count = |v: &Version| v.blocks.iter().map(|b| b.insts.len()).sum::<usize>();
     let per_unit = count(&trace(2, is_loop)) - count(&trace(1, is_loop));

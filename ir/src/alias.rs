@@ -1,27 +1,35 @@
-//! The alias oracle: addresses as linear forms, and what is known of how two accesses lie to each other.
+//! The alias oracle: may two memory accesses of one version touch the same byte?
 //!
-//! Verifier and passes ask the same oracle (DESIGN section 4). A stack slot and a pointer are *not* assumed to be
-//! different; that takes a guard.
+//! The verifier and the passes ask the same oracle, so what a pass proves the verifier accepts
+//! (docs/design.md, "The IR").
 //!
-//! An address is `segment + sum of coefficient*value + offset`, modulo 2^64. Two accesses with the same segment and
-//! terms have a known distance; for others the answer comes from *alias guards* that have been passed: a guard
+//! **Data.** [`Addresses`] numbers the addresses of one version and holds the alias guards passed
+//! so far. An address is a linear form: `segment + sum of coefficient*value + offset`, modulo 2^64.
+//! Two accesses with the same segment and the same terms lie at a known distance. For any other
+//! pair the answer comes from an *alias guard*, which is an assume of this form:
 //!
 //! ```text
 //! assume le.u N, X else aK        with X = (sum of coefficient*value) + k
 //! ```
 //!
-//! says of the difference D of two addresses with exactly these terms that D + k lies in [N, 2^64). For an access A
-//! of w bytes and one B of z bytes with A - B = D + s, no byte is common iff (D + s + w - 1) >= z + w - 1 unsigned.
-//! With e = k - (s + w - 1) that is ((D + k) - e) >= z + w - 1, which the guard implies if 0 <= e and
-//! e + z + w - 1 <= N. So one guard serves every slot of the group it was made for (`opt::alias`).
+//! Let D be the difference of two addresses whose terms are exactly these. After the guard, D + k
+//! lies in [N, 2^64). Take an access A of w bytes and an access B of z bytes with A - B = D + s.
+//! They share no byte if and only if `(D + s + w - 1) >= z + w - 1`, unsigned. Let `e = k - (s + w
+//! - 1)`. Then the condition is `((D + k) - e) >= z + w - 1`, and the guard implies it if `0 <= e`
+//! and `e + z + w - 1 <= N`. So one guard serves every slot of the group that it was made for
+//! ([`crate::opt`], pass `alias`).
 //!
-//! A guard speaks of SSA values, so what it says holds wherever it dominates: both the values and the guard are then
-//! those of the same moment. Whoever asks walks in dominance order and lets the oracle [`Addresses::learn`].
+//! **Invariants.** The oracle never assumes that a stack slot and a pointer differ: that takes a
+//! guard. A guard speaks of SSA values, so it holds at every point that it dominates.
+//!
+//! **Callers.** A pass or the verifier, on a version that it owns or borrows; no lock. The caller
+//! walks the blocks in dominance order and passes each assume that it meets to
+//! [`Addresses::learn`].
 
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::opt::rename;
-use crate::opt::side::{Side, holds};
+use crate::opt::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Effects, Inst, Mem, Segment, Version};
 use rustc_hash::FxHashMap;
@@ -37,11 +45,14 @@ pub(crate) struct Linear {
     pub offset: u64,
 }
 
-/// More terms than this are not looked into: the value counts as a term itself.
+/// Largest number of terms of a linear form (guess). A value whose form has more is one term
+/// itself; too low makes fewer addresses comparable, too high makes the oracle slow.
 const MAX_TERMS: usize = 4;
-/// Nor are sums nested deeper than this (a constant added to a value does not count).
+/// Deepest nesting of sums that is followed; adding a constant does not count (guess, as for
+/// [`MAX_TERMS`]).
 const MAX_DEPTH: u32 = 6;
-/// Definitions of a verified version form no cycle, but a chain of additions may be long.
+/// Longest chain of added constants that is followed. Definitions of a verified version form no
+/// cycle; the bound keeps a long chain from taking quadratic time.
 const MAX_CHAIN: u32 = 200;
 
 impl Linear {
@@ -93,7 +104,7 @@ impl Linear {
     }
 }
 
-/// What linear forms are computed from: definitions, seen through replacements.
+/// Definitions, seen through replacements: the input of linear forms.
 pub(crate) struct Values<'a> {
     pub defs: &'a Defs,
     pub replaced: &'a [Option<Operand>],
@@ -110,14 +121,14 @@ impl Values<'_> {
         let mut offset = 0u64;
         for _ in 0..MAX_CHAIN {
             o = rename(self.replaced, o);
-            let step = match self.defs.get(o) {
+            let (operand, constant) = match self.defs.get(o) {
                 Some(Expr { op: Op::Add, ty: Ty::I64, args: [x, Operand::Const(c), _] })
                 | Some(Expr { op: Op::Add, ty: Ty::I64, args: [Operand::Const(c), x, _] }) => (x, c),
                 Some(Expr { op: Op::Sub, ty: Ty::I64, args: [x, Operand::Const(c), _] }) => (x, c.wrapping_neg()),
                 _ => break,
             };
-            o = step.0;
-            offset = offset.wrapping_add(step.1);
+            o = operand;
+            offset = offset.wrapping_add(constant);
         }
         match o {
             Operand::Const(c) => (Operand::Const(0), offset.wrapping_add(c)),
@@ -133,7 +144,8 @@ impl Values<'_> {
         linear
     }
 
-    /// The value as a sum of others, if it is one.
+    /// The linear form of a value that a sum, difference, negation, shift or multiplication by a
+    /// constant defines.
     fn sum(&self, v: Value, depth: u32) -> Option<Linear> {
         let Expr { op, ty: Ty::I64, args: [a, b, _] } = self.defs.get(v.into()).filter(|_| depth < MAX_DEPTH)? else {
             return None;
@@ -158,7 +170,7 @@ impl Values<'_> {
     }
 }
 
-/// An access: what its address is relative to, and the bytes.
+/// The bytes of one access: the number of its segment and terms, an offset from them, and a size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Location {
     /// Number of the segment and terms in [`Addresses`].
@@ -175,14 +187,14 @@ impl Location {
     }
 }
 
-/// How two locations lie to each other.
+/// The relation of a second location to a first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Overlap {
     /// No byte in common.
     Disjoint,
     /// The second covers the first.
     Covered,
-    /// At least one byte in common, but not that.
+    /// At least one byte in common, but the second does not cover the first.
     Partial,
     /// Nothing is known.
     Unknown,
@@ -208,7 +220,7 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
     match inst.op {
         Op::Load => Access::Read(inst.ty.bytes()),
         Op::Store => Access::Write(inst.ty.bytes()),
-        // Whoever sees the event may look at memory.
+        // The observer of an event may read memory, so all earlier stores must have been performed.
         Op::Print | Op::Read => Access::Barrier,
         Op::Native => {
             let Some(native) = inst.native.and_then(|n| version.natives.get(n.index())) else { return Access::Barrier };
@@ -230,7 +242,8 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
     }
 }
 
-/// What the alias guards passed so far say. Terms D -> (k, N): D + k lies in [N, 2^64).
+/// What the passed alias guards imply: for terms with difference D, pairs (k, N) such that D + k
+/// lies in [N, 2^64).
 #[derive(Clone, Default)]
 pub(crate) struct Guards(FxHashMap<Terms, SmallVec<[(u64, u64); 2]>>);
 
@@ -239,7 +252,7 @@ pub(crate) struct Guards(FxHashMap<Terms, SmallVec<[(u64, u64); 2]>>);
 pub(crate) struct Addresses {
     numbers: FxHashMap<(Option<Segment>, Terms), u32>,
     keys: Vec<(Option<Segment>, Terms)>,
-    /// What is known here.
+    /// The alias guards that hold at the current point of the walk.
     pub guards: Guards,
 }
 
@@ -277,14 +290,14 @@ impl Addresses {
     /// The difference of two addresses, if they are in one address space.
     pub(crate) fn difference(&self, a: &Location, b: &Location) -> Option<Linear> {
         let (x, y) = (&self.keys[a.key as usize], &self.keys[b.key as usize]);
-        if !holds(Side::AliasSegment, x.0 == y.0) {
+        if !holds(SideCondition::AliasSegment, x.0 == y.0) {
             return None;
         }
         let form = |terms: &Terms, offset| Linear { terms: terms.clone(), offset };
         Some(form(&x.1, a.offset).minus(&form(&y.1, b.offset)))
     }
 
-    /// How does `b` lie to `a`?
+    /// The relation of `b` to `a`.
     pub(crate) fn overlap(&self, a: &Location, b: &Location) -> Overlap {
         if self.disjoint(a, b) {
             Overlap::Disjoint
@@ -301,7 +314,7 @@ impl Addresses {
     pub(crate) fn disjoint(&self, a: &Location, b: &Location) -> bool {
         if a.key == b.key {
             let (forward, backward) = (b.offset.wrapping_sub(a.offset), a.offset.wrapping_sub(b.offset));
-            return holds(Side::AliasDistance, forward >= u64::from(a.size) && backward >= u64::from(b.size));
+            return holds(SideCondition::AliasDistance, forward >= u64::from(a.size) && backward >= u64::from(b.size));
         }
         !self.guards.0.is_empty() && (self.guarded(a, b) || self.guarded(b, a))
     }
@@ -312,7 +325,7 @@ impl Addresses {
         let (w, z) = (u64::from(a.size), u64::from(b.size));
         guards.iter().any(|(k, n)| {
             let e = k.wrapping_sub(difference.offset.wrapping_add(w - 1));
-            e < 1 << 32 && holds(Side::AliasGuardSize, e + z + w - 1 <= *n)
+            e < 1 << 32 && holds(SideCondition::AliasGuardSize, e + z + w - 1 <= *n)
         })
     }
 
@@ -343,8 +356,8 @@ impl Addresses {
 mod tests {
     use super::*;
 
-    /// Small addresses exhaustively: whenever a guard's fact makes the oracle say "disjoint", no distance that
-    /// passes the guard makes the ranges overlap.
+    /// Small addresses exhaustively: whenever a guard's fact makes the oracle say "disjoint", no
+    /// distance that passes the guard makes the ranges overlap.
     #[test]
     fn guards_imply_disjointness() {
         let mut addresses = Addresses::default();

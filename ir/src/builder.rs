@@ -1,6 +1,15 @@
-//! Building straight-line IR: one method an operation, constants folded on the way.
+//! Builds straight-line IR: one method for each operation; constants are folded on the way.
 //!
-//! The lifter appends to a `base` block through this; trace builder and tests build traces with it.
+//! The lifter appends the instructions of a `base` block through [`Builder`]; the trace builder and
+//! tests build traces with it. A builder borrows the version in which it names values and declares
+//! natives, and owns the list of instructions; the caller moves the list into a block. Invariant: a
+//! value is declared before the instruction that defines it is appended. No lock: the version
+//! belongs to the caller.
+//!
+//! ```text
+//! let sum = b.binary(Op::Add, Ty::I64, rax, Operand::Const(1));    appends  v7 = add.i64 v3, 1
+//! let four = b.binary(Op::Add, Ty::I64, Const(1), Const(3));       appends nothing: the constant 4
+//! ```
 
 use crate::op::{Cond, FlagOp, Op};
 use crate::semantics;
@@ -8,7 +17,7 @@ use crate::types::{AnchorId, Gpr, Loc, NativeId, Operand, Ty, Value};
 use crate::version::{Inst, Mem, Native, Version};
 use smallvec::SmallVec;
 
-/// Appends instructions to a list while naming values in a version.
+/// Appends instructions to a list and names their results in a version.
 pub struct Builder<'v> {
     /// Where values and natives are declared.
     pub version: &'v mut Version,
@@ -111,7 +120,7 @@ impl<'v> Builder<'v> {
         self.insts.push(inst);
     }
 
-    /// Shows a value (i64).
+    /// Prints a value (i64) as an observable event.
     pub fn print(&mut self, v: Operand) {
         self.insts.push(Inst::new(Op::Print, Ty::I64, None, &[v]));
     }
@@ -121,14 +130,15 @@ impl<'v> Builder<'v> {
         self.push(Op::Read, Ty::I64, Ty::I64, &[])
     }
 
-    /// Predicate or anchor.
+    /// If `predicate` is false, control leaves through `anchor`.
     pub fn assume(&mut self, predicate: Operand, anchor: AnchorId) {
         let mut inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
         inst.anchor = Some(anchor);
         self.insts.push(inst);
     }
 
-    /// An original instruction: `args` and results as [`Native`] documents; returns the results.
+    /// An original instruction. [`Native`] documents the order of `args` and of the returned
+    /// results.
     pub fn native(&mut self, native: Native, mem: Option<Mem>, args: &[Operand]) -> SmallVec<[Value; 3]> {
         let mut inst = Inst::new(Op::Native, Ty::I64, None, args);
         for _ in &native.gpr_out {

@@ -1,10 +1,20 @@
-//! Definitions as expressions: what passes pattern-match on.
+//! The pure definition of each value, as an expression that passes match on.
+//!
+//! [`Defs`] is a table from value to [`Expr`]; a value that a load, a native or a block parameter
+//! defines has none. A pass builds the table from a version ([`Defs::of`]) and adds the
+//! instructions that it makes ([`Defs::note`]). The table copies operands, so it does not follow
+//! later replacements; a pass that replaces operands renames what it reads. No lock: the table
+//! belongs to the pass.
+//!
+//! ```text
+//! v2 = add.i64 v0, 8        Expr { op: Add, ty: I64, args: [v0, 8, 0] }        arity 2
+//! ```
 
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
 
-/// A pure operation with its operands; unused operand places hold `Const(0)`.
+/// A pure operation with its operands; unused operands are `Const(0)`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Expr {
     pub op: Op,

@@ -1,8 +1,15 @@
-//! The arithmetic flags an instruction leaves, asked of the host processor itself.
+//! The arithmetic flags that an instruction leaves, computed by executing it on the host processor.
 //!
-//! Some flags are architecturally undefined after shifts, multiplications and bit scans, yet every processor
-//! leaves *something* there, and a guest can see it. Executing the very instruction makes the evaluator and the
-//! interpreter agree with emitted code on whatever machine this is.
+//! Some flags are architecturally undefined after shifts, multiplications and bit scans. Every
+//! processor leaves a definite value in them, and a guest can read it. Executing the instruction
+//! itself makes the evaluator and the interpreter agree with emitted code on the processor at hand.
+//!
+//! No data; the functions are pure, may be called from any thread and take no lock.
+//!
+//! ```text
+//! flags(FlagOp::Sub, Ty::I32, &[5, 5])      executes `sub eax, edx` with 5 and 5: ZF is set
+//! flags(FlagOp::Shl, Ty::I64, &[7, 0, CF])  executes `shl rax, cl` with a count of 0: CF is kept
+//! ```
 
 use crate::op::FlagOp;
 use crate::semantics::{ARITH_FLAGS, CF, OF};
@@ -10,12 +17,14 @@ use crate::types::Ty;
 use std::arch::asm;
 use std::sync::LazyLock;
 
-/// Runs one instruction on a (rax), b (rdx) and a count (cl) with the arithmetic flags preset to `old`.
+/// Runs one instruction on a (rax), b (rdx) and a count (cl) with the arithmetic flags preset to
+/// `old`.
 macro_rules! run {
     ($old:expr, $a:expr, $b:expr, $instruction:expr) => {{
         let mut flags: u64 = $old & ARITH_FLAGS | 0x202;
-        // SAFETY: balanced push and pop on our own stack; only the named registers and the flags change, and
-        // the image put into rflags has only arithmetic flags and the always-on bits set.
+        // SAFETY: balanced push and pop on our own stack; only the named registers and the flags
+        // change, and the image put into rflags has only arithmetic flags and the always-on bits
+        // set.
         unsafe {
             asm!("push {f}", "popfq", $instruction, "pushfq", "pop {f}", f = inout(reg) flags,
                 inout("rax") $a => _, inout("rdx") $b => _, in("rcx") $b);
@@ -106,10 +115,12 @@ pub fn flags(op: FlagOp, ty: Ty, args: &[u64]) -> u64 {
     }
 }
 
-/// Does a rotation of a register by an immediate above 1 leave all flags but CF on this processor?
+/// Does a rotation of a register by an immediate above 1 leave all flags but CF unchanged on this
+/// processor?
 ///
-/// OF is undefined then. [`FlagOp::Rol`] and [`FlagOp::Ror`] are rotations by cl; on Intel's processors (seen on Sapphire
-/// Rapids) those compute OF for every count, as rotations of memory do, and those of registers by an immediate leave it.
+/// OF is undefined after such a rotation. [`FlagOp::Rol`] and [`FlagOp::Ror`] are rotations by cl.
+/// On Intel's processors (measured on Sapphire Rapids) rotations by cl and rotations of memory
+/// compute OF for every count, and rotations of a register by an immediate leave it.
 pub fn immediate_rotations_keep_overflow() -> bool {
     static KEEP: LazyLock<bool> = LazyLock::new(|| {
         [0, OF].into_iter().all(|old| {

@@ -1,16 +1,27 @@
-//! The assume IR: versions, anchors, verifier, evaluator and optimisation passes (DESIGN section 4).
+//! The assume IR: versions, anchors, verifier, evaluator and optimisation passes (docs/design.md,
+//! "The IR").
 //!
-//! * [`types`], [`op`], [`version`], [`region`]: the data model. Everything prints as the text form.
-//! * [`semantics`]: what each pure operation computes; [`hostflags`] asks the processor for flags.
+//! A *version* is one executable form of a guest region: `base`, which is lifted guest code, or a
+//! trace, in which every speculation is an `assume` that names an anchor. The crate owns no global
+//! state. All data is plain values; a caller that shares a version between threads brings its own
+//! lock.
+//!
+//! * [`types`], [`op`], [`version`], [`region`]: the data model. Everything prints as the text
+//!   form.
+//! * [`semantics`]: what each pure operation computes; [`hostflags`] executes instructions to learn
+//!   their flags.
 //! * [`builder`]: appending instructions.
 //! * [`text`]: printing and parsing; [`verify`]: the rules; [`reach`]: the analyses behind them.
 //! * [`eval`]: running versions, and comparing them with `base`.
 //! * [`opt`]: the passes. [`random`]: programs, traces and versions to try them on.
+//!
+//! `ir/README.md` has the text form with a worked example.
 
 mod alias;
 pub mod builder;
 mod defs;
 pub mod eval;
+pub mod expressions;
 pub mod hostflags;
 pub mod live;
 pub mod op;
@@ -24,7 +35,6 @@ pub mod text;
 pub mod types;
 pub mod verify;
 pub mod version;
-pub mod words;
 
 pub use builder::Builder;
 pub use op::{Cond, FlagOp, Op};

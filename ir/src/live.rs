@@ -1,7 +1,14 @@
-//! Liveness: which values are needed from a place on.
+//! Liveness: which values are used at or after a place.
 //!
-//! A use is an operand of an instruction or terminator, or of an anchor where it is named: taking an anchor reads its
-//! operands at that place.
+//! A use is an operand of an instruction or a terminator. Where an instruction names an anchor, all
+//! operands of the anchor are used too, because taking the anchor reads them there.
+//!
+//! [`Live`] borrows the version and owns a set of values for each block; it is invalid once the
+//! version changes. Passes and regions build it for one question and drop it. No lock.
+//!
+//! ```text
+//! b1(v2): v3 = add.i64 v2, 1; assume v4 else a0 [rax = v2]; jump b1(v3)  live at b1[1]: v2, v3, v4
+//! ```
 
 use crate::reach::{Cfg, Place};
 use crate::types::{AnchorId, BlockId, Operand, Value};

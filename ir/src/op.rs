@@ -1,15 +1,25 @@
 //! Every operation of the IR, declared once: name, operand and result types, purity.
 //!
-//! A typed operation prints as `name.ty`; `ty` is the type of the *operands* for comparisons and flag
-//! operations and the type of the *result* everywhere else. A value of a narrow type has no defined upper bits
-//! in a machine register; the evaluator keeps it zero-extended in 64 bits.
+//! A typed operation prints as `name.ty`. For comparisons and flag operations `ty` is the type of
+//! the *operands*; for every other operation it is the type of the *result*. A value of a narrow
+//! type has no defined upper bits in a machine register; the evaluator keeps it zero-extended in 64
+//! bits.
 //!
-//! Adding an operation means adding it to [`Op`] and following the compiler's exhaustiveness errors.
+//! The module has no data but constant tables. Invariant: the tables stand in declaration order (a
+//! test checks it). To add an operation, add it to [`Op`] and follow the compiler's exhaustiveness
+//! errors.
+//!
+//! ```text
+//! v3 = lt.s.i64 v1, v2          op LtS, ty i64 (of the operands), result i1
+//! v4 = zext32.i64 v3            op Zext(I32), ty i64 (of the result)
+//! v5 = flags.sub.i32 v6, 1      op Flags(Sub), ty i32 (of the operands), result flags
+//! ```
 
 use crate::types::{Loc, Ty};
 use std::fmt;
 
-/// An x86 condition (Intel SDM vol. 1, appendix B), in encoding order: `cond as u8` is the `cc` field.
+/// An x86 condition (Intel SDM vol. 1, appendix B), in encoding order: `cond as u8` is the `cc`
+/// field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are the architecture's own")]
@@ -66,11 +76,11 @@ impl Cond {
 
 /// Which operation's flags a `flags.*` instruction computes.
 ///
-/// The result is *what the host processor leaves in the six arithmetic flags* after that instruction,
-/// architecturally undefined flags included; the evaluator and the emitter both execute the real instruction, shifts
-/// and rotations with their count in cl.
-/// Operations with an `old` operand may keep some flags: inc/dec keep CF, rotates keep all but CF and OF, a
-/// shift by zero keeps all, `bt` and the scans keep what the processor keeps.
+/// The result is *the content of the six arithmetic flags that the host processor leaves* after
+/// that instruction, architecturally undefined flags included. The evaluator and the emitter both
+/// execute the real instruction, shifts and rotations with their count in cl. An operation with an
+/// `old` operand may keep some flags: inc/dec keep CF, rotates keep all but CF and OF, a shift by
+/// zero keeps all, `bt` and the scans keep those that the processor keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FlagOp {
     /// `a + b`
@@ -257,7 +267,8 @@ pub enum Op {
     Flags(FlagOp),
     /// The six flags as an rflags image (i64, other bits 0).
     FlagBits,
-    // Memory. Operands: base (i64), index (i64), and for a store the value; the rest of the address is in `Inst::mem`.
+    // Memory. Operands: base (i64), index (i64), and for a store the value; the rest of the address
+    // is in `Inst::mem`.
     /// Read guest memory.
     Load,
     /// Write guest memory.
@@ -272,15 +283,18 @@ pub enum Op {
     // Speculation.
     /// Predicate (i1) or fall back to the anchor.
     Assume,
-    /// Holds always, except when the runtime wants the thread to leave here: at a loop's head.
+    /// A safe point at a loop's head: control leaves through the anchor if the runtime has asked
+    /// the thread to stop.
     Poll,
-    // Observable events, for programs that are written for the IR itself; the lifter makes none.
-    /// Shows a number to the outside.
+    // Observable events, for programs that are written in the text form itself; the lifter makes
+    // none.
+    /// Prints a number.
     Print,
-    /// Takes a number from the outside.
+    /// Takes the next number of the input.
     Read,
-    /// An original guest instruction, see [`crate::Native`]. Operands: memory base and index if it has an
-    /// explicit memory operand, then `gpr_in` values, then flags if `flags_in`. Results: `gpr_out`, then flags.
+    /// An original guest instruction, see [`crate::Native`]. Operands: memory base and index if it
+    /// has an explicit memory operand, then `gpr_in` values, then flags if `flags_in`. Results:
+    /// `gpr_out`, then flags.
     Native,
 }
 

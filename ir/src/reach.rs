@@ -1,20 +1,31 @@
-//! Analyses that verifier and passes share: dominance, definition places, anchor positions and reach.
+//! Analyses that the verifier and the passes share: dominance, places of definitions, positions and
+//! reach of anchors.
 //!
-//! Words:
-//! * a [`Place`] is the point just before an instruction (or before the terminator) of a block;
-//! * an anchor is *used* where an instruction or a terminator names it;
-//! * an anchor's *position* is the earliest point that all its uses share: its first use in the nearest block
-//!   that dominates all uses, or the end of that block if no use stands there. Every time control passes the
-//!   position the anchor starts afresh, on the values of that moment;
-//! * an anchor is *in reach* at a place if, on every path to it, no effect outside SSA lies after the last pass
-//!   of the position (DESIGN section 4; the data-flow goes over back edges too).
+//! Definitions:
+//! * A [`Place`] is the point just before an instruction, or before the terminator, of a block.
+//! * An anchor is *used* where an instruction or a terminator names it.
+//! * An anchor's *position* is the latest point that comes before all its uses: its first use in
+//!   the nearest block that dominates all uses, or the end of that block if it has no use there.
+//!   Each time control passes the position, the anchor is set anew from the values of that moment.
+//! * An anchor is *in reach* at a place if, on every path to it, no effect outside SSA lies after
+//!   the last pass of the position (docs/design.md, "The IR"). The data-flow includes back edges.
 //!
-//! Why dominance is enough for the values: what an anchor names must dominate its position. If a value could
-//! change (by a back edge to its definition) between the position and a use without passing the position again,
-//! there would be a path from the entry to the use around the position, which the position, dominating the use,
-//! excludes.
+//! An operand of an anchor must dominate the anchor's position. This is enough, for the following
+//! reason. Suppose that a value could change, by a back edge to its definition, between the
+//! position and a use without another pass of the position. Then a path from the entry to the use
+//! would avoid the position. But the position dominates the use.
 //!
-//! An anchor that nothing uses has no position; its operands may be stale and mean nothing.
+//! An anchor without uses has no position; its operands may be stale.
+//!
+//! **Data.** [`Cfg`] and [`Reach`] hold tables for one version; they are invalid once its blocks
+//! change. **Callers.** Passes, the verifier and regions, each on tables of their own; no lock.
+//!
+//! ```text
+//! b1: poll else a0              position of a0; in reach: a0
+//!     v1 = load.i64 [v0] !a0    in reach: a0
+//!     store.i64 [v0], 1 !a0     in reach before it: a0; behind it: none
+//!     assume v2 else a1         position of a1
+//! ```
 
 use crate::op::Op;
 use crate::types::{AnchorId, BlockId, Loc, Operand, Value};
@@ -36,7 +47,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The blocks control may go to from a terminator.
+/// The blocks to which a terminator may go.
 pub fn successors(term: &Term) -> impl Iterator<Item = BlockId> {
     term.edges().map(|(to, _)| to)
 }
@@ -93,15 +104,15 @@ impl Cfg {
         }
         let mut order = Vec::new();
         let mut seen = vec![false; count];
-        // (block, its successors not yet visited)
+        // (block, its successors that are not visited yet)
         let mut stack: Vec<(usize, Vec<BlockId>)> = Vec::new();
         if count > 0 {
             seen[0] = true;
             stack.push((0, targets(0).collect()));
         }
-        while let Some((block, rest)) = stack.last_mut() {
+        while let Some((block, unvisited)) = stack.last_mut() {
             let block = *block;
-            match rest.pop() {
+            match unvisited.pop() {
                 Some(next) if !seen[next.index()] => {
                     seen[next.index()] = true;
                     stack.push((next.index(), targets(next.index()).collect()));
@@ -122,7 +133,7 @@ impl Cfg {
         Cfg { preds, order, rank, idom }
     }
 
-    /// Immediate dominators (Cooper, Harvey, Kennedy: a simple, fast dominance algorithm).
+    /// Immediate dominators (Cooper, Harvey, Kennedy: A Simple, Fast Dominance Algorithm).
     fn dominators(order: &[BlockId], rank: &[Option<usize>], preds: &[Vec<BlockId>]) -> Vec<usize> {
         let mut idom: Vec<Option<usize>> = vec![None; order.len()];
         if let Some(entry) = idom.first_mut() {
@@ -190,7 +201,7 @@ fn common(idom: &dyn Fn(usize) -> usize, mut a: usize, mut b: usize) -> usize {
     a
 }
 
-/// Where each value is defined.
+/// The place of a value's definition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Def {
     /// The n-th parameter of a block.
@@ -199,7 +210,8 @@ pub enum Def {
     Inst(Place),
 }
 
-/// The definition of each value (`None`: dead). Of several definitions the first counts.
+/// The definition of each value; `None` for a dead value. If a value has several definitions the
+/// first is used.
 pub fn definitions(version: &Version) -> Vec<Option<Def>> {
     let mut defs = vec![None; version.types.len()];
     let mut define = |v: Value, def: Def| {
@@ -225,7 +237,7 @@ pub fn available(cfg: &Cfg, def: Def, place: Place) -> bool {
     }
 }
 
-/// Every place that names an anchor, by anchor, unreachable blocks left out.
+/// The places that use each anchor, by anchor; unreachable blocks are left out.
 pub fn anchor_uses(version: &Version, cfg: &Cfg) -> Vec<Vec<Place>> {
     let mut uses = vec![Vec::new(); version.anchors.len()];
     for block in &cfg.order {
@@ -305,7 +317,8 @@ impl<'v> Reach<'v> {
         reach
     }
 
-    /// Forward data-flow: in reach at a block's start is what is in reach at the end of *every* predecessor.
+    /// Forward data-flow: in reach at a block's start is what is in reach at the end of *every*
+    /// predecessor.
     fn solve(&mut self, cfg: &Cfg, anchors: usize) {
         let mut changed = true;
         while changed {
@@ -328,7 +341,8 @@ impl<'v> Reach<'v> {
         let mut set = self.at_start[place.block.index()].clone();
         let starting = &self.starting[place.block.index()];
         let body = &self.version.blocks[place.block.index()];
-        // What starts before the last effect does not count; so look for that effect first.
+        // An anchor whose position is before the last effect is not in reach, so find that effect
+        // first.
         let last_effect = (0..place.inst).rev().find(|i| ends_reach(self.version, &body.insts[*i]));
         if last_effect.is_some() {
             set.clear();
@@ -341,7 +355,8 @@ impl<'v> Reach<'v> {
         set
     }
 
-    /// Calls `f` with each place of a reachable block, in order, terminator included, and what is in reach there.
+    /// Calls `f` with each place of a reachable block, in order, terminator included, and what is
+    /// in reach there.
     pub fn walk(&self, block: BlockId, mut f: impl FnMut(Place, &AnchorSet)) {
         let mut set = self.at_start[block.index()].clone();
         let body = &self.version.blocks[block.index()];
@@ -378,8 +393,8 @@ fn position(version: &Version, cfg: &Cfg, uses: &[Place]) -> Option<Place> {
     Some(Place { block, inst: inst.unwrap_or(version.blocks[block.index()].insts.len()) })
 }
 
-/// The SSA locations that the version writes: those that some used anchor maps to anything but the location's
-/// own value at entry. Indexed by [`Loc::ssa_index`].
+/// The SSA locations that the version writes: a used anchor maps them to an operand other than
+/// their value at entry. Indexed by [`Loc::ssa_index`].
 pub fn written_locs(version: &Version, cfg: &Cfg) -> [bool; Loc::SSA_COUNT] {
     let mut written = [false; Loc::SSA_COUNT];
     for (anchor, uses) in version.anchors.iter().zip(anchor_uses(version, cfg)) {

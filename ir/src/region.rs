@@ -1,19 +1,22 @@
 //! Regions: a guest entry point and all its versions (sourir 3.1, 3.3).
 //!
-//! The versions stand in the order of dispatch: the first whose context holds is entered; more specific contexts
-//! come before those they imply, newer versions before older ones with the same context, `base` last. A version that
-//! nothing can dispatch to may still be the station of another one's anchors ([`crate::Via`]); when no anchor leads
-//! there any more either, [`Region::remove_unreferenced`] takes it away.
+//! **Data.** [`Region`] owns its versions in the order of dispatch: the first one whose context
+//! holds is entered. A more specific context comes before those that it implies, a newer version
+//! before an older one with the same context, and `base` last. A version that dispatch cannot
+//! choose may still be the target of another version's anchors ([`crate::Via`]).
+//! [`Region::remove_unreferenced`] removes a version when no anchor leads to it any more.
 //!
 //! ```text
-//! copy t1 as t2        t2 { anchor a0 = base.0x1000 [rax = v5] via t1.a0 [v2 = v2, v5 = v5]; … }     3.3: identity
+//! copy t1 as t2        t2 { anchor a0 = base.0x1000 [rax = v5] via t1.a0 [v2 = v2, v5 = v5]; … }
 //! insert               t2, t1, base           t2 is active: it has t1's context and is newer
-//! bypass t1            t2 { anchor a0 = base.0x1000 [rax = v5] }                 4.6: as far as t1's own anchor leads
+//! bypass t1            t2 { anchor a0 = base.0x1000 [rax = v5] }         as t1's own anchor (4.6)
 //! remove_unreferenced  t2, base
 //! ```
 //!
-//! A version that others lead to is *frozen*: passes may change only versions that nothing leads to, because labels name
-//! values of the frozen text. [`verify_region`] finds labels that have gone stale.
+//! **Invariants.** A version to which a label leads is *frozen*: labels name values of its text, so
+//! passes may change only versions to which no label leads. [`verify_region`] finds labels that no
+//! longer fit. **Callers.** `dynasour ir`, the evaluator and tests, on regions that they own; no
+//! lock.
 
 use crate::live::Live;
 use crate::reach::{Cfg, Reach};
@@ -33,7 +36,7 @@ pub struct Region {
     pub versions: Vec<Version>,
 }
 
-/// What cannot be done with a region.
+/// Why an operation on a region is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RegionError {
     /// There is no version of that name.
@@ -94,17 +97,17 @@ impl Region {
         self.versions.iter_mut().find(|v| v.name == name)
     }
 
-    /// The first version whose context holds.
+    /// The first version whose context holds, which dispatch enters.
     pub fn dispatch(&self, mut holds: impl FnMut(&Context) -> bool) -> Option<&Version> {
         self.versions.iter().find(|v| holds(&v.context))
     }
 
-    /// The version that a region with no contexts enters: the first one.
+    /// The version that a region without contexts enters: the first one.
     pub fn active(&self) -> Option<&Version> {
         self.versions.first()
     }
 
-    /// Adds a version at its place in the order of dispatch: before everything whose context it implies.
+    /// Inserts a version in the order of dispatch: before every version whose context it implies.
     pub fn insert(&mut self, version: Version) -> Result<(), RegionError> {
         if self.version(&version.name).is_some() {
             return Err(RegionError::Exists(version.name));
@@ -120,8 +123,9 @@ impl Region {
         Ok(())
     }
 
-    /// A fresh version: the parent's instructions, each anchor with a label at the same place of the parent and the
-    /// identity as its map (sourir 3.3). It is not inserted: assumptions come first (3.4).
+    /// A fresh version with the parent's instructions. Each anchor has a label at the same anchor
+    /// of the parent, with the identity as its map (sourir 3.3). The copy is not inserted, because
+    /// assumptions are injected first (3.4).
     pub fn copy(&self, parent: &str, name: &str) -> Result<Version, RegionError> {
         let original = self.version(parent).ok_or_else(|| RegionError::NoVersion(parent.to_string()))?;
         if original.is_base() {
@@ -143,11 +147,12 @@ impl Region {
         Ok(copy)
     }
 
-    /// Makes every anchor that leads to `middle` lead where `middle`'s own anchor leads from there (assume composition,
-    /// 4.6), so that nothing refers to `middle` any more; returns how many. Returns 0 if there is no such version.
+    /// Composes assumes (4.6): every anchor that leads to `middle` then leads where `middle`'s own
+    /// anchor leads, so that nothing refers to `middle` any more. Returns the number of anchors
+    /// changed; 0 if there is no such version.
     ///
-    /// The predicate of `middle`'s assume need not be taken over: by transparency its anchor may be taken whether it
-    /// holds or not.
+    /// The predicate of `middle`'s assume need not be copied: by transparency its anchor may be
+    /// taken whether it holds or not.
     pub fn bypass(&mut self, middle: &str) -> usize {
         let Some(target) = self.version(middle).cloned() else { return 0 };
         let mut changed = 0;
@@ -161,20 +166,22 @@ impl Region {
         changed
     }
 
-    /// Composes all labels of all versions, transitively: every anchor leads straight to `base`. Returns how many did not.
+    /// Composes all labels of all versions, transitively, so that every anchor leads straight to
+    /// `base`. Returns the number of anchors changed.
     pub fn compose_all(&mut self) -> usize {
         let names: Vec<String> = self.versions.iter().map(|v| v.name.clone()).collect();
         names.iter().map(|name| self.bypass(name)).sum()
     }
 
-    /// The versions that dispatch can come to: those whose context does not imply that of an earlier one.
+    /// The versions that dispatch can choose: their context does not imply the context of an
+    /// earlier version.
     pub fn dispatchable(&self) -> impl Iterator<Item = &Version> {
         let shadowed = |i: usize| self.versions[..i].iter().any(|w| self.versions[i].context.implies(&w.context));
         self.versions.iter().enumerate().filter(move |(i, v)| v.is_base() || !shadowed(*i)).map(|(_, v)| v)
     }
 
-    /// Removes the versions that neither dispatch nor an anchor of a remaining version leads to; returns their names.
-    /// `base` remains.
+    /// Removes the versions that neither dispatch chooses nor an anchor of a remaining version
+    /// leads to; returns their names. `base` remains.
     pub fn remove_unreferenced(&mut self) -> Vec<String> {
         let mut wanted: FxHashSet<String> = FxHashSet::default();
         let mut work: Vec<String> = self.dispatchable().map(|v| v.name.clone()).collect();
@@ -202,8 +209,9 @@ fn labels(version: &Version) -> impl Iterator<Item = (AnchorId, &Via)> {
     anchors.filter_map(|(i, a)| Some((AnchorId(i as u32), a.via.as_deref()?)))
 }
 
-/// Makes an anchor lead where `middle`'s anchor leads from the label on: under the anchor's map, to `middle`'s own label, or
-/// to `base`, whose state the anchor has in any case (with what it defers beyond `middle`). False if the label is stale.
+/// Makes an anchor lead where `middle`'s anchor leads: under the anchor's map, to the label of
+/// `middle`'s anchor. Without such a label it leads to `base`, whose state the anchor describes in
+/// any case. False if the label does not fit.
 fn compose(anchor: &mut Anchor, middle: &Version) -> bool {
     let Some(via) = &anchor.via else { return false };
     let Some(next) = middle.anchors.get(via.anchor.index()) else { return false };
@@ -224,8 +232,9 @@ fn compose(anchor: &mut Anchor, middle: &Version) -> bool {
     true
 }
 
-/// Checks every version by itself and the labels between them: the version and the anchor named exist and are in use,
-/// what is live there is mapped and typed, our context implies the other's, and no chain of labels leads back.
+/// Verifies every version, and the labels between them. The named version and anchor exist and are
+/// used; the values live there are mapped and typed; the context implies that of the target; no
+/// chain of labels leads back.
 pub fn verify_region(region: &Region) -> Result<(), Vec<RegionRule>> {
     let mut broken = Vec::new();
     for (i, version) in region.versions.iter().enumerate() {

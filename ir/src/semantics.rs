@@ -1,8 +1,16 @@
-//! What each pure operation computes, on values kept zero-extended in 64 bits.
+//! The result of each pure operation, on values kept zero-extended in 64 bits.
 //!
-//! The evaluator, constant folding, the interpreter's slow paths and deoptimisation all come here, so there is
-//! one meaning. Flags are rflags images of the six arithmetic flags and come from the host processor itself,
-//! see [`crate::hostflags`].
+//! The evaluator, constant folding, the interpreter's slow paths and deoptimisation all call
+//! [`eval`], so that there is one meaning. Flags are rflags images of the six arithmetic flags; the
+//! host processor computes them ([`crate::hostflags`]).
+//!
+//! No data and no lock; every function is pure. Invariant: operands and results have no bits set
+//! above their type.
+//!
+//! ```text
+//! eval(Op::Add, Ty::I8, &[0xff, 1])       0
+//! eval(Op::LtS, Ty::I8, &[0xff, 1])       1: -1 < 1
+//! ```
 
 use crate::hostflags;
 use crate::op::{Cond, Op};
@@ -48,8 +56,9 @@ pub const fn cond_holds(cond: Cond, flags: u64) -> bool {
 
 /// The result of a pure operation.
 ///
-/// `args` are zero-extended from their types, as the result is. Panics on an operation that is not pure or on
-/// too few operands: both are broken invariants of the caller (the verifier checks them).
+/// `args` are zero-extended from their types, and so is the result. Panics on an operation that is
+/// not pure or on too few operands: both are broken invariants of the caller, which the verifier
+/// checks.
 pub fn eval(op: Op, ty: Ty, args: &[u64]) -> u64 {
     let mask = ty.mask();
     let bits = ty.bits();

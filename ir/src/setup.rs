@@ -13,13 +13,17 @@
 //! }
 //! ```
 //!
-//! Registers and flags not named are 0; memory not named cannot be accessed (memory is made by the page).
+//! Registers and flags that are not named are 0. Memory that is not named cannot be accessed;
+//! naming one byte makes its page accessible.
+//!
+//! [`Setup`] is plain data that the parser makes; [`Setup::build`] makes a state and a machine of
+//! it. A later setting overrides an earlier one. No lock.
 
 use crate::eval::{Machine, ModelMachine, State};
 use crate::types::{Loc, Operand, Ty};
 use std::fmt;
 
-/// Memory that one `zero` may ask for.
+/// Most bytes that one `zero` may ask for (guess: a short text must not ask for much memory).
 pub const MAX_ZERO: u64 = 1 << 22;
 
 /// One line of a `state`.
@@ -29,11 +33,11 @@ pub enum Setting {
     Loc(Loc, u64),
     /// `memory ADDRESS: TYPE VALUE, …`
     Data {
-        /// Of the first byte.
+        /// Address of the first byte.
         address: u64,
         /// An integer type.
         ty: Ty,
-        /// Little endian, one after the other.
+        /// The values, little endian, one after the other.
         values: Vec<u64>,
     },
     /// `memory ADDRESS: zero SIZE`, at most [`MAX_ZERO`] bytes
@@ -47,7 +51,8 @@ pub enum Setting {
     ReadOnly(u64),
     /// `shared ADDRESS`: a peer writes to the page there too ([`ModelMachine::share`])
     Shared(u64),
-    /// `answer ADDRESS after LOADS`: a peer sets the byte there when it has been loaded so often ([`ModelMachine::answer`])
+    /// `answer ADDRESS after LOADS`: a peer sets the byte there after that many loads of it
+    /// ([`ModelMachine::answer`])
     Answer {
         /// Of the byte.
         address: u64,

@@ -1,6 +1,12 @@
-//! The small words of the IR: types, guest locations, value names and operands.
+//! The basic types of the IR: value types, guest locations, names of values and blocks, operands.
 //!
-//! Each `Display` here *is* the text form, so what a person reads in `explain` is what the parser accepts.
+//! All are small `Copy` values without state. The `Display` of each *is* the text form, so that a
+//! person reads in `explain` what the parser accepts. Everything else in the crate is built of
+//! them; no lock.
+//!
+//! ```text
+//! Loc::Gpr(Gpr::RAX)  rax  Value(3)  v3        AnchorId(0)  a0        Operand::Const(u64::MAX)  -1
+//! ```
 
 use std::fmt;
 
@@ -157,10 +163,11 @@ impl fmt::Debug for Gpr {
     }
 }
 
-/// A place that holds guest state outside memory.
+/// A register or flag that holds guest state outside memory.
 ///
-/// `Gpr` and `Flags` are SSA values in every version; the others stay *in place*: they are written only by
-/// `native` instructions, whose writes end the reach of an anchor (DESIGN section 4).
+/// `Gpr` and `Flags` are SSA values in every version. The others stay *in place*: only `native`
+/// instructions write them, and such a write ends the reach of an anchor (docs/design.md, "The
+/// IR").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub enum Loc {
     /// A general-purpose register, 64 bits.
@@ -275,7 +282,8 @@ index_type!(
     "n"
 );
 
-/// What an instruction reads: an SSA value, or a constant of the type its context asks for (kept zero-extended).
+/// What an instruction reads: an SSA value, or a constant of the type its context asks for (kept
+/// zero-extended).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operand {
     /// An SSA value.

@@ -1,10 +1,24 @@
-//! Versions and what they are made of: blocks, instructions, anchors, contexts.
+//! The data model of a version: blocks, instructions, anchors, contexts.
 //!
-//! Two kinds of version share these types (DESIGN sections 2 and 4):
-//! * `base`: one lifted guest block. It reads and writes guest locations with `get`/`put`, marks each guest
-//!   instruction with `at`, and ends in a [`Term::Guest`].
-//! * traces: SSA over block parameters, no `get`/`put`/`at`; control leaves only through anchors. The entry
-//!   block's parameters are [`Version::entry_locs`], the guest state at entry.
+//! Two kinds of version share these types (docs/design.md, "Words" and "The IR"):
+//! * `base`: one lifted guest block. It reads and writes guest locations with `get`/`put`, marks
+//!   each guest instruction with `at`, and ends in a [`Term::Guest`].
+//! * traces: SSA over block parameters, without `get`/`put`/`at`. Control leaves only through
+//!   anchors. The parameters of the entry block are the guest state at entry;
+//!   [`Version::entry_locs`] names their locations.
+//!
+//! **Data.** A [`Version`] owns tables of value types, blocks, anchors and natives; instructions
+//! refer to them by index. **Invariants** are the verifier's ([`crate::verify`]). **Callers.**
+//! Everyone who has a version owns or borrows it; a version that threads share is never changed; no
+//! lock.
+//!
+//! ```text
+//! version t1 {                                        types: [i64, i64]
+//!   anchor a0 = base.0x40 [rax = v1]                  anchors[0]: target 0x40, varmap [(rax, v1)]
+//!   b0(v0: i64 = rax):                                blocks[0].params: [v0], entry_locs: [rax]
+//!     v1 = add.i64 v0, 1                              blocks[0].insts[0]
+//!     exit a0 }                                       blocks[0].term
+//! ```
 
 use crate::op::Op;
 use crate::types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
@@ -49,11 +63,12 @@ pub struct Inst {
     pub ty: Ty,
     /// The values it defines: at most one, except for `native`.
     pub defs: SmallVec<[Value; 1]>,
-    /// What it reads. For `load`/`store`: base, index, then the stored value.
+    /// The operands. For `load`/`store`: base, index, then the stored value.
     pub args: SmallVec<[Operand; 3]>,
     /// The address shape of `load`, `store`, and of a `native` with an explicit memory operand.
     pub mem: Option<Mem>,
-    /// Where to fall back: on `assume` and `poll` always, on what may fault in a trace.
+    /// The anchor to fall back to: always on `assume` and `poll`, and in a trace on every
+    /// instruction that may fault.
     pub anchor: Option<AnchorId>,
     /// The original instruction of a `native`.
     pub native: Option<NativeId>,
@@ -87,7 +102,8 @@ bitflags! {
         const READ = 1;
         /// Writes memory.
         const WRITE = 2;
-        /// Its memory accesses are not just the explicit memory operand (string operations, gathers, fxsave…).
+        /// Its memory accesses are not just the explicit memory operand (string operations,
+        /// gathers, fxsave…).
         const UNKNOWN_EXTENT = 4;
         /// Orders memory (mfence, lfence, sfence).
         const FENCE = 8;
@@ -95,28 +111,33 @@ bitflags! {
         const LOCKED = 16;
         /// Two executions may give different results (rdtsc, rdrand, cpuid).
         const NO_REPEAT = 32;
-        /// May raise an exception besides a memory fault (divide error, SIMD and x87 floating point, alignment).
+        /// May raise an exception besides a memory fault (divide error, SIMD and x87 floating
+        /// point, alignment).
         const MAY_TRAP = 64;
-        /// Writes state that is not an SSA value: vector, mask, x87, MXCSR, DF. Ends an anchor's reach.
+        /// Writes state that is not an SSA value: vector, mask, x87, MXCSR, DF. Ends an anchor's
+        /// reach.
         const STATE = 128;
         /// Reads state that is not an SSA value (so it may not move across `STATE`).
         const READ_STATE = 256;
-        /// On a fault part of the work is done and registers say how far (rep string, gather, scatter).
+        /// On a fault part of the work is done and registers say how far (rep string, gather,
+        /// scatter).
         const RESTARTABLE = 512;
     }
 }
 
 /// An original guest instruction with its register and memory operands made explicit.
 ///
-/// `Inst::args` holds: base and index if `mem_size` is some; then one operand per `gpr_in`; then the flags if
-/// `flags_in`. `Inst::defs` holds one value per `gpr_out`, then the flags if `flags_out`. A register that is
-/// written partially or conditionally is also read. Vector, mask, x87 registers and MXCSR are used in place.
-/// The registers of the explicit memory operand are *not* in `gpr_in` (unless read otherwise too).
+/// `Inst::args` holds: base and index if `mem_size` is some; then one operand per `gpr_in`; then
+/// the flags if `flags_in`. `Inst::defs` holds one value per `gpr_out`, then the flags if
+/// `flags_out`. A register that is written partially or conditionally is also read. Vector, mask,
+/// x87 registers and MXCSR are used in place. The registers of the explicit memory operand are
+/// *not* in `gpr_in` (unless read otherwise too).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Native {
     /// The decoded instruction, `ip()` its guest pc, `len()` its length.
     pub inst: Instruction,
-    /// Size in bytes of the explicit memory operand, if there is one (0: address only or unknown extent).
+    /// Size in bytes of the explicit memory operand, if there is one (0: address only or unknown
+    /// extent).
     pub mem_size: Option<u32>,
     /// Registers read, other than as memory base or index.
     pub gpr_in: SmallVec<[Gpr; 4]>,
@@ -136,7 +157,8 @@ pub struct Native {
     pub effects: Effects,
 }
 
-/// A store that has been moved out of the hot path and is performed, in order, when its anchor is taken.
+/// A store that has been moved out of the hot path and is performed, in order, when its anchor is
+/// taken.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeferredStore {
     /// Type of the stored value.
@@ -147,34 +169,37 @@ pub struct DeferredStore {
     pub args: [Operand; 3],
 }
 
-/// A place from which deoptimisation is possible: the `base` pc to continue at and how to rebuild its state.
+/// A place from which deoptimisation is possible: the `base` pc at which to continue, and how to
+/// rebuild the state there.
 ///
-/// `target`, `varmap` and `stores` are always the way to `base`. `via` is a station on it: another version of the
-/// region that may be entered instead, so that only the assumptions of this version are undone (sourir 3.3).
+/// `target`, `varmap` and `stores` always describe the way to `base`. `via` is an alternative:
+/// another version of the region in which control may continue, so that only the assumptions of
+/// this version are undone (sourir 3.3).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Anchor {
     /// The guest pc to continue at: a constant, except behind an indirect jump.
     pub target: Operand,
-    /// The pc of the indirect jump, call or return that computes the target, right before this: where control is if nothing can
-    /// be executed at the target because that is no address.
+    /// The pc of the indirect jump, call or return directly before the anchor that computes the
+    /// target. Control is at this pc if the target is not an executable address.
     pub after: Option<u64>,
     /// Guest location -> operand, sorted by location. Locations not named are in place.
     pub varmap: Vec<(Loc, Operand)>,
     /// Stores to perform, oldest first.
     pub stores: Vec<DeferredStore>,
-    /// A label in another version where control may go on instead, before anything above is done.
+    /// A label in another version at which control may continue, before anything above is done.
     pub via: Option<Box<Via>>,
 }
 
-/// A label in another version of the region: the *position* of one of its anchors (see [`crate::reach`]), and what
-/// that version's live values are there.
+/// A label in another version of the region: the *position* of one of its anchors (see
+/// [`crate::reach`]), and the values that are live there in terms of this version's operands.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Via {
     /// The other version's name.
     pub version: String,
     /// Its anchor.
     pub anchor: AnchorId,
-    /// Its values -> our operands, sorted by value. Those that are live at the label are all there.
+    /// Values of the other version -> operands of this one, sorted by value. Every value live at
+    /// the label is listed.
     pub values: Vec<(Value, Operand)>,
 }
 
@@ -201,17 +226,19 @@ pub enum GuestTerm {
     },
     /// A return to the popped address.
     Ret(Operand),
-    /// `syscall`; `next` is the pc after it. rcx, r11 and rax are the runtime's to write.
+    /// `syscall`; `next` is the pc after it. The runtime writes rcx, r11 and rax.
     Syscall {
         /// pc after the instruction
         next: u64,
     },
-    /// An instruction that the runtime emulates in Rust (rd/wrfsbase, popf of special bits, xsave family, …).
+    /// An instruction that the runtime emulates in Rust (rd/wrfsbase, popf of special bits, xsave
+    /// family, …).
     Special {
         /// pc of the instruction
         pc: u64,
     },
-    /// An instruction that raises a signal: undefined opcode, privileged, int3, bytes that cannot be fetched.
+    /// An instruction that raises a signal: undefined opcode, privileged, int3, bytes that cannot
+    /// be fetched.
     Trap {
         /// pc of the instruction
         pc: u64,
@@ -220,7 +247,7 @@ pub enum GuestTerm {
     },
 }
 
-/// Traps raised by an instruction itself, whatever its operands.
+/// Traps that an instruction raises whatever its operands are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Trap {
     /// #UD: SIGILL.
@@ -233,7 +260,7 @@ pub enum Trap {
     Fetch,
 }
 
-/// A way from the end of a block to the start of another.
+/// An edge from the end of a block to the start of another.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Edge {
     /// Target block.
@@ -252,7 +279,8 @@ pub enum Term {
         /// One operand per parameter.
         args: Vec<Operand>,
     },
-    /// To one of two blocks of the version. Recorded traces have none; versions that hold several paths do.
+    /// To one of two blocks of the version. Recorded traces have none; versions that hold several
+    /// paths do.
     Branch {
         /// i1
         cond: Operand,
@@ -304,7 +332,7 @@ pub struct Block {
     pub term: Term,
 }
 
-/// One conjunct of a context or one fact known at entry: `loc == value`, or an event-monitored assumption.
+/// One conjunct of a context: a fact about a register at entry, or a monitored fact.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub enum Fact {
     /// A guest register holds this value at entry.
@@ -318,10 +346,12 @@ pub enum Fact {
         /// The largest.
         max: u64,
     },
-    /// Monitored: no other thread, process or device writes the guest's private memory (DESIGN section 4).
+    /// Monitored: no other thread, process or device writes the guest's private memory
+    /// (docs/design.md, "The IR").
     PrivateMemory,
-    /// Monitored: memory at a fixed address holds this value, as long as nothing writes there. Whoever would write
-    /// there while the version runs makes it fall back first (sourir 7.2); nothing is checked on the path.
+    /// Monitored: memory at a fixed address holds this value as long as nothing writes there. A
+    /// write there while the version runs first makes the version fall back (sourir 7.2); the hot
+    /// path has no check.
     MemEquals {
         /// i8 to i64.
         ty: Ty,
@@ -354,7 +384,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Does `self` imply `other` (every fact of `other` follows from one of ours)? The partial order of contexts.
+    /// Does `self` imply `other` (every fact of `other` follows from one of ours)? The partial
+    /// order of contexts.
     pub fn implies(&self, other: &Context) -> bool {
         other.facts.iter().all(|theirs| self.facts.iter().any(|ours| ours.implies(theirs)))
     }
@@ -369,7 +400,7 @@ impl Context {
         })
     }
 
-    /// An address that a fact about memory is about.
+    /// The address of a fact about memory, if the context has one.
     pub fn watched(&self) -> Option<u64> {
         self.facts.iter().find_map(|fact| match fact {
             Fact::MemEquals { address, .. } => Some(*address),
@@ -390,8 +421,9 @@ pub struct Version {
     pub name: String,
     /// The guest pc of the region.
     pub region: u64,
-    /// Has a pass used what holds only because control came from the entry (guards passed, facts of the context, loads)? Then
-    /// it cannot be entered elsewhere: [`crate::opt::continuation`] takes *fresh* versions only.
+    /// Has a pass used facts that hold only because control came from the entry (guards passed,
+    /// facts of the context, results of loads)? Then control may not enter it elsewhere:
+    /// [`crate::opt::continuation`] takes *fresh* versions only.
     pub optimised: bool,
     /// What must hold on entry.
     pub context: Context,
@@ -399,7 +431,7 @@ pub struct Version {
     pub types: Vec<Ty>,
     /// Blocks; the first is the entry.
     pub blocks: Vec<Block>,
-    /// For each parameter of the entry block of a trace, the guest location it is.
+    /// For each parameter of a trace's entry block, the guest location whose value it is.
     pub entry_locs: Vec<Loc>,
     /// Anchors.
     pub anchors: Vec<Anchor>,
@@ -440,7 +472,7 @@ impl Version {
         AnchorId((self.anchors.len() - 1) as u32)
     }
 
-    /// Do stores wait in anchors, to be performed only if one is taken?
+    /// Does an anchor defer stores, which are performed only if it is taken?
     pub fn defers_stores(&self) -> bool {
         self.anchors.iter().any(|a| !a.stores.is_empty())
     }
@@ -450,7 +482,8 @@ impl Version {
         self.blocks.iter().any(|b| matches!(b.term, Term::Guest(_)))
     }
 
-    /// Calls `f` on every operand of an anchor: target, varmap, deferred stores, label. A varmap is just a use.
+    /// Calls `f` on every operand of an anchor: target, varmap, deferred stores, label. A varmap is
+    /// an ordinary use.
     pub fn for_each_anchor_operand(anchor: &mut Anchor, mut f: impl FnMut(&mut Operand)) {
         f(&mut anchor.target);
         anchor.varmap.iter_mut().for_each(|(_, o)| f(o));

@@ -1,5 +1,5 @@
-//! Version equivalence and assumption transparency of traces of random programs; and that the checker notices
-//! when a trace is broken.
+//! Traces of random programs are equivalent to `base` and transparent, and the checker notices when
+//! a trace is broken on purpose.
 
 use dynasour_ir::eval::check::{Checked, Limits, check, run_base};
 use dynasour_ir::eval::{Hooks, Machine, ModelMachine, State};
@@ -20,7 +20,7 @@ impl<M: Machine> Hooks<M> for StopAt {
     }
 }
 
-/// A path that starts at `head`, on the first visit of `head` if the program comes there, and the state there.
+/// A path that starts at `head`, at its first visit if the program gets there, and the state there.
 fn path_at(
     program: &mut Program,
     head: u64,
@@ -58,7 +58,7 @@ fn traces(program: &mut Program, rng: &mut Rng) -> Vec<(Version, Vec<(State, Mod
     out
 }
 
-/// Checks every trace of the program; the counts of evaluations and opportunities.
+/// Checks every trace of the program; returns the numbers of evaluations and opportunities.
 fn check_program(program: &Program, seed: u64) -> Result<(u64, u64), String> {
     let mut program = program.clone();
     let mut rng = Rng::new(seed ^ 0x5eed);
@@ -93,7 +93,8 @@ fn reference_traces_are_equivalent_and_transparent() {
     assert!(total.0 > 10_000 && total.1 > 20_000, "too little was checked: {total:?}");
 }
 
-/// Breaks a trace in one of the ways that passes break them. `None` if there is no such place.
+/// Breaks a trace in one of the ways in which a wrong pass would. `None` if the trace has no such
+/// place.
 fn sabotage(trace: &Version, kind: usize, rng: &mut Rng) -> Option<Version> {
     let mut broken = trace.clone();
     let block = rng.below(broken.blocks.len());
@@ -126,14 +127,14 @@ fn sabotage(trace: &Version, kind: usize, rng: &mut Rng) -> Option<Version> {
             let anchor = rng.below(broken.anchors.len());
             broken.anchors[anchor].target = Operand::Const(Program::pc(1));
         }
-        // An anchor of before a store, used after it.
+        // An anchor from before a store, used after it.
         4 => {
             places.retain(|i| insts[*i].op == Op::Store);
             let store = *places.get(rng.below(places.len().max(1)))?;
             let later = (store + 1..insts.len()).find(|i| insts[*i].anchor.is_some())?;
             insts[later].anchor = insts[store].anchor;
         }
-        // A load that came from another address.
+        // A load from another address.
         5 => {
             places.retain(|i| insts[*i].op == Op::Load);
             insts[*places.get(rng.below(places.len().max(1)))?].mem.as_mut()?.disp += 8;
@@ -165,8 +166,8 @@ fn broken_traces_are_noticed() {
             caught[kind] += u32::from(states.iter().any(noticed));
         }
     }
-    // Some changes do nothing (a value that is never read, a branch that always goes one way, a store over an
-    // equal value); most must be seen.
+    // Some changes have no effect (a value that is never read, a branch that always goes one way, a
+    // store of an equal value). Most must be noticed.
     let rates: Vec<u32> = tried.iter().zip(&caught).map(|(t, c): (&u32, &u32)| c * 100 / t.max(&1)).collect();
     let least = [65, 35, 80, 75, 55, 35, 65];
     assert!(tried.iter().all(|t| *t > 5), "tried {tried:?}");

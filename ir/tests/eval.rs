@@ -1,4 +1,4 @@
-//! The evaluator: every way of leaving a version, and the state it leaves.
+//! The evaluator: each way of leaving a version, and the state in which it leaves.
 
 use dynasour_ir::eval::check::{Limits, check, run_base, same_result};
 use dynasour_ir::eval::{EvalError, Fault, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run};
@@ -94,7 +94,7 @@ fn leave(anchor: u32, reason: Reason, inst: usize, pc: u64) -> Result<Leave, Eva
 fn a_trace_ends_with_varmap_and_deferred_stores() {
     let (mut s, mut m) = (state(&[(RAX, 3), (RCX, 0x1010)]), machine());
     assert_eq!(go(&parse(TRACE), &mut s, &mut m), leave(1, Reason::End, 5, 0x1010));
-    // The varmap is applied at once: rax and rcx do not see each other's new values.
+    // The varmap is applied at once: the new value of rax does not reach rcx, nor the reverse.
     assert_eq!((s.gpr[RAX.number()], s.gpr[RCX.number()], s.flags), (0x1716_1514_1312_1110, 3, 1));
     assert_eq!(m.load(0x1000, 8), Ok(0x0706_0504_03bb_ccaa));
     assert_eq!(m.load(0x1018, 4), Ok(7));
@@ -152,7 +152,8 @@ fn loops_carry_their_parameters_and_budgets_end_them() {
     let mut budget = 100;
     let left = run(&v, &mut s, &mut machine(), &mut NoHooks, &mut budget);
     assert!(matches!(left, Ok(Leave::Anchor { reason: Reason::Assume, pc: 0x10, .. })), "{left:?}");
-    // The two registers take turns; the arguments of the jump are read before the parameters are written.
+    // The two registers exchange their values; the jump's arguments are read before the parameters
+    // are written.
     assert_eq!((s.gpr[RAX.number()], s.gpr[RCX.number()]), (5, 5));
     assert_eq!(budget, 100 - 1 - 10 * 4 - 2);
     assert_eq!(run(&v, &mut state(&[(RAX, 9), (RCX, 9)]), &mut machine(), &mut NoHooks, &mut 50), Ok(Leave::Budget));
@@ -180,7 +181,8 @@ fn natives_are_functions_of_what_they_declare() {
     let plain = result(0x1100, 0, &|_| {});
     assert!(matches!(plain.0, Leave::Anchor { reason: Reason::End, .. }));
     assert_eq!(plain, result(0x1100, 0, &|_| {}));
-    // Flags reach n0; memory reaches n1 and through its vector register n3; a second cpuid differs from the first.
+    // Flags reach n0; memory reaches n1 and through its vector register n3; a second cpuid differs
+    // from the first.
     assert_ne!(plain.1.flags, result(0x1100, 1, &|_| {}).1.flags);
     let mut other = result(0x1100, 0, &|m| m.write(0x1100, &[0xff]));
     assert_eq!(plain.1, other.1);

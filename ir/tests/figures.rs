@@ -1,9 +1,11 @@
-//! The figures of sourir (POPL 2018) that show code, re-expressed on machine state: the transformation applied to the
-//! "before" gives the "after" (Fig. 14, the machine's state, is looked at as it is after a deoptimisation), and what comes out is compared with the guest's own code by the checker.
+//! The figures of sourir (POPL 2018) that show code, re-expressed on machine state. The
+//! transformation applied to the "before" gives the "after", and the checker compares the result
+//! with the guest's own code. (Fig. 14, the machine's state, is checked after a deoptimisation.)
 //!
-//! `tests/figures/fig_NN.ir` holds what the figure starts from and, behind `---`, what must come out; `*.guest` holds guest code
-//! that several share. `FIGURES_BLESS=1 cargo test -p dynasour-ir --test figures` writes the results: read the diff.
-//! Figures 1, 3, 4, 12, 13, 15 and 16 show no versions (source text, syntax, semantics).
+//! `tests/figures/fig_NN.ir` holds the start of a figure and, behind `---`, the expected result;
+//! `*.guest` holds guest code that several figures share. `FIGURES_BLESS=1 cargo test -p
+//! dynasour-ir --test figures` writes the results: read the diff. Figures 1, 3, 4, 12, 13, 15 and
+//! 16 show no versions (source text, syntax, semantics).
 
 use dynasour_ir::eval::check::{Limits, check};
 use dynasour_ir::eval::{self, Fault, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State};
@@ -49,7 +51,7 @@ fn guest(name: &str) -> BTreeMap<u64, Version> {
     versions.filter(|v| v.is_base()).map(|v| (v.region, v)).collect()
 }
 
-/// What came out is what stands behind `---` in the figure's file.
+/// The result equals the text behind `---` in the figure's file.
 fn expect(name: &str, found: &str) {
     let content = read(name);
     let (source, expected) = content.split_once("---\n").unwrap_or((&content, ""));
@@ -85,7 +87,8 @@ fn state(gprs: &[(Gpr, u64)]) -> (State, ModelMachine) {
     (state, machine)
 }
 
-/// The version leaves where `base` passes, by itself and when any anchor is taken, from each of these states.
+/// From each of these states the version leaves where `base` passes, by itself and with any anchor
+/// taken.
 #[track_caller]
 fn agrees(guest: &BTreeMap<u64, Version>, version: &Version, states: &[(State, ModelMachine)]) {
     for (state, machine) in states {
@@ -142,7 +145,8 @@ fn fig_05() {
     expect("fig_05.ir", &shown(&version));
 }
 
-/// The middle version violates the deoptimisation invariant; speculative constant propagation never makes it.
+/// The middle version violates the deoptimisation invariant; speculative constant propagation never
+/// makes it.
 #[test]
 fn fig_06() {
     let region = region("fig_06.ir");
@@ -171,20 +175,20 @@ fn fig_07() {
     let guest = guest("fig_07.ir");
     let states: Vec<_> = [0, 1].iter().map(|e| state(&[(Gpr::RDX, *e)])).collect();
     let mut first = region.copy("v0", "v1").unwrap();
-    // e at L1, then what follows from constants.
+    // e at L1, then the consequences of constants.
     speculate(&mut first, 0, 3, Op::Eq, Value(2), 0);
     run(&mut first, &["constants", "dce"]);
     agrees(&guest, &first, &states);
     region.insert(first).unwrap();
     let mut second = region.copy("v1", "v2").unwrap();
-    // The assumes without a predicate may go; those that have one stay.
+    // The assumes without a predicate may be removed; those with one stay.
     run(&mut second, &["redundant", "dce"]);
     agrees(&guest, &second, &states);
     region.insert(second).unwrap();
     verify_region(&region).unwrap();
     let shown: Vec<String> = ["v2", "v1"].iter().map(|v| shown(region.version(v).unwrap())).collect();
     expect("fig_07.ir", &shown.concat());
-    // Composition (4.6) leads from v2 past v1 to v0, and v1 goes.
+    // Composition (4.6) leads from v2 past v1 to v0, and v1 is removed.
     assert!(region.bypass("v1") > 0);
     verify_region(&region).unwrap();
     assert_eq!(region.remove_unreferenced(), ["v1"]);
@@ -200,13 +204,13 @@ fn fig_10() {
     let states = vec![state(&[]), state(&[(Gpr::RAX, 5)])];
     agrees(&guest, &version, &states);
     inline(&mut version, BlockId(0), &size).unwrap();
-    // The popped return address is the pushed one, so control goes on at Lret, and it is known where.
+    // The popped return address is the pushed one, so control continues at Lret, which is known.
     run(&mut version, &["simplify", "forward", "simplify", "redundant", "dce"]);
     agrees(&guest, &version, &states);
     let mut whole = version.clone();
     inline(&mut whole, BlockId(0), &after).unwrap();
     agrees(&guest, &whole, &states);
-    // Nothing but the anchor of size needs the frame: it exists only when that is taken.
+    // Only the anchor of size needs the frame, so the frame exists only if that anchor is taken.
     run(&mut version, &["frames", "dce"]);
     agrees(&guest, &version, &states);
     let error = inline(&mut version.clone(), BlockId(0), &after).unwrap_err();
@@ -250,7 +254,8 @@ fn optimised(name: &str) -> Version {
     regions(name).into_iter().flat_map(|r| r.versions).find(|v| !v.is_base()).expect("there is one")
 }
 
-/// A compiled function: the anchor behind the call of `add` rebuilds j, the guard of the type leaves the loop.
+/// A compiled function: the anchor behind the call of `add` rebuilds j, the guard of the type
+/// leaves the loop.
 #[test]
 fn fig_02() {
     let (mut version, guest) = (optimised("fig_02.ir"), guest("fig_02.ir"));
@@ -273,8 +278,9 @@ fn fig_02() {
     assert!(!checks(Value(23)), "the type is checked before the loop only:\n{version}");
 }
 
-/// The abstract machine state ⟨P I L K* M E⟩ after a deoptimisation in inlined code: I and L are the pc, M is memory, E
-/// the registers; the continuation ⟨I L x E⟩ is the caller's frame on the guest's stack, with its return address.
+/// The abstract machine state ⟨P I L K* M E⟩ after a deoptimisation in inlined code: I and L are
+/// the pc, M is memory, E the registers; the continuation ⟨I L x E⟩ is the caller's frame on the
+/// guest's stack, with its return address.
 #[test]
 fn fig_14() {
     let source = read("fig_10.ir");
@@ -300,7 +306,8 @@ impl Hooks<ModelMachine> for ForceFirst {
     }
 }
 
-/// Deoptimisation points keep variables alive: when e leaves the loop, nothing needs y any more; x stays.
+/// Deoptimisation points keep variables alive: when e leaves the loop, nothing needs y any more; x
+/// stays.
 #[test]
 fn fig_17() {
     let (mut version, guest) = (optimised("fig_17.ir"), guest("fig_17.ir"));
@@ -314,7 +321,8 @@ fn fig_17() {
     expect("fig_17.ir", &shown(&version));
 }
 
-/// Long-running execution is stuck in poorly optimised code: one version for the whole of it, debug tested all the time.
+/// Long-running execution is stuck in poorly optimised code: one version for the whole of it, debug
+/// tested all the time.
 #[test]
 fn fig_18() {
     let (mut version, guest) = (optimised("fig_18.ir"), guest("fig_18.ir"));
@@ -346,7 +354,7 @@ fn fig_19() {
     assert!(!prints, "Lslow is gone:\n{version}");
 }
 
-/// Undoing an isolated assumption: e2 goes, e1 and e3 and what rests on them stay.
+/// Undoing an isolated assumption: e2 is dropped; e1, e3 and the code that depends on them stay.
 #[test]
 fn fig_20() {
     let (parent, guest) = (optimised("fig_20.ir"), guest("fig_20.ir"));
@@ -363,7 +371,7 @@ fn fig_20() {
     agrees(&guest, &all, &states);
     assert!(shown(&all).contains("print 6\n"), "1 + 2 + 3 is known:\n{all}");
 
-    // The second state fails e2. What leaves there is taken up by a version under e1 and e3.
+    // The second state fails e2. A version under e1 and e3 continues there.
     let (mut state, mut machine) = states[1].clone();
     let leave = eval::run(&all, &mut state, &mut machine, &mut NoHooks, &mut 1_000).unwrap();
     let Leave::Anchor { anchor, pc: 0x1000, reason: Reason::Assume, .. } = leave else { panic!("{leave:?}") };
@@ -375,8 +383,8 @@ fn fig_20() {
     expect("fig_20.ir", &format!("{}{}", shown(&all), shown(&rest)));
 }
 
-/// Loop with a dead store to x (Guo and Palsberg): removing the store is wrong, though the trace never reads x; deferring it
-/// to the exits is right.
+/// Loop with a dead store to x (Guo and Palsberg): removing the store is wrong, though the trace
+/// never reads x; deferring it to the exits is right.
 #[test]
 fn fig_21() {
     let (trace, guest) = (optimised("fig_21.ir"), guest("fig_21.ir"));
@@ -388,7 +396,7 @@ fn fig_21() {
     let (state, machine) = &states[2];
     let mismatch = check(&mut guest.clone(), &unsound, state, machine, Limits::default()).expect_err("x is lost");
     assert!(mismatch.to_string().contains("byte at 0x1fff8"), "{mismatch}");
-    // No pass does that.
+    // No pass removes the store.
     let mut version = trace.clone();
     for pass in PASSES {
         run(&mut version, &[pass.name]);

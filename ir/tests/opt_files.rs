@@ -1,19 +1,22 @@
-//! File tests: `tests/opt/*.ir` hold what a transformation starts from and, behind a line `---`, what must come out.
+//! File tests of the optimiser: `tests/opt/*.ir` hold the start of a transformation and, behind a
+//! line `---`, the expected result.
 //!
-//! The first line is `; passes: a, b`, or `; passes: default`, for the one version of the file; or the first lines are steps:
+//! The first line is `; passes: a, b`, or `; passes: default`, for the only version of the file. Or
+//! the first lines are commands:
 //!
 //! ```text
 //! ; do: optimise t1 simplify, dce                passes over a version
-//! ; do: inline t1 b0 0x2000.t2                   that version of region 0x2000 in place of the exit of a block
+//! ; do: inline t1 b0 0x2000.t2                   that version replaces the exit of b0
 //! ; do: continue t1 a0 c1                        c1 continues t1 at its anchor a0
 //! ; do: specialise t1 t2 a0 eq v1 7, a0 ne v2 0  a copy under assumptions
-//! ; do: resume t1 a0 t3 1 a0 eq v1 7, a0 ne v2 0 what takes up there when assumption 1 has failed
-//! ; do: copy t1 t2, bypass t1, tidy              identity anchors (3.3), composition (4.6), versions nothing refers to
+//! ; do: resume t1 a0 t3 1 a0 eq v1 7, a0 ne v2 0 continues when assumption 1 failed
+//! ; do: copy t1 t2, bypass t1, tidy              3.3, composition (4.6), removal of unused
 //! ```
 //!
-//! Steps work on the first region; afterwards its versions that are not `base` are what must come out. What passes make that
-//! do not move exits is also run beside what they started from. `OPT_BLESS=1 cargo test -p dynasour-ir --test opt_files`
-//! writes the results into the files: read the diff.
+//! Commands work on the first region; afterwards its versions other than `base` are compared with
+//! the expected result. A version changed by passes that do not move exits is also run beside its
+//! original. `OPT_BLESS=1 cargo test -p dynasour-ir --test opt_files` writes the results into the
+//! files: read the diff.
 
 use dynasour_ir::eval::ModelMachine;
 use dynasour_ir::eval::check::same_result;
@@ -25,7 +28,7 @@ use dynasour_ir::{AnchorId, BlockId, Op, Region, Value, Version, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is left of a word without its prefix, as a number.
+/// The number that follows a prefix in a word.
 fn number(word: &str, prefix: &str) -> u64 {
     let digits = word.strip_prefix(prefix).unwrap_or_else(|| panic!("{word} is not {prefix} and a number"));
     digits.parse().unwrap_or_else(|_| panic!("{word} is not {prefix} and a number"))
@@ -45,7 +48,7 @@ fn named<'r>(region: &'r mut Region, name: &str) -> &'r mut Version {
     region.version_mut(name).unwrap_or_else(|| panic!("there is no version {name}"))
 }
 
-/// One step; versions of other regions are in `others`.
+/// Executes one command; versions of other regions are in `others`.
 fn step(region: &mut Region, others: &[Region], line: &str) {
     let words: Vec<&str> = line.split([' ', ',']).filter(|w| !w.is_empty()).collect();
     match words[..] {
@@ -83,7 +86,7 @@ fn step(region: &mut Region, others: &[Region], line: &str) {
     }
 }
 
-/// From random states both do the same.
+/// From random states both versions do the same.
 fn compare(name: &str, before: &Version, after: &Version) {
     for seed in 0..20 {
         let mut rng = Rng::new(seed);

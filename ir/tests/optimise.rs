@@ -1,5 +1,6 @@
-//! Random guest programs through the optimiser: every pass alone, random sequences, and the default pipeline
-//! must keep version equivalence and assumption transparency, checked against `base` by the evaluator.
+//! Random guest programs through the optimiser: each pass alone, random sequences, and the default
+//! pipeline keep version equivalence and assumption transparency, checked against `base` by the
+//! evaluator.
 
 mod support;
 
@@ -11,7 +12,7 @@ use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Version, text};
 use support::{Program, Random, entry, program, trace};
 
-/// How many programs each test runs; `OPT_PROGRAMS` asks for a longer soak.
+/// The number of programs of each test; `OPT_PROGRAMS` sets another.
 fn programs(default: u64) -> u64 {
     std::env::var("OPT_PROGRAMS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
@@ -40,7 +41,7 @@ fn run(seeds: std::ops::Range<u64>, sequence: impl Fn(&mut Random) -> Vec<&'stat
         let names = sequence(&mut random);
         let mut version = original.clone();
         if names == PIPELINE {
-            // The pipeline itself leaves out what has nothing to do.
+            // The pipeline itself leaves out passes that have nothing to do.
             optimise(&mut version, &OptOptions::default());
         } else {
             optimise_with(&mut version, &names, &OptOptions::default());
@@ -73,7 +74,8 @@ fn random_sequences() {
     });
 }
 
-/// Every pass of the pipeline must have something to do in these programs, or they test nothing.
+/// Every pass of the pipeline must change something in these programs; otherwise they do not test
+/// it.
 #[test]
 fn every_pass_finds_work() {
     let mut changes: std::collections::BTreeMap<&str, usize> = PIPELINE.iter().map(|name| (*name, 0)).collect();
@@ -87,14 +89,15 @@ fn every_pass_finds_work() {
         }
     }
     println!("{changes:?}");
-    // Hardly any of these programs compares one value twice: `merge` has its work in those with random assumptions. Nor does
-    // any wait for a chain: those of `chains_around_random_loops` do.
+    // Few of these programs compare one value twice, so `merge` is tested in those with random
+    // assumptions. None is limited by a chain, so `chain` is tested by
+    // `chains_around_random_loops`.
     changes.remove("merge");
     changes.remove("chain");
     assert!(changes.values().all(|n| *n >= 20), "{changes:?}");
 }
 
-/// A loop of two values, a counter and random operations of one kind mostly, of one width.
+/// A loop of two values, a counter and random operations, mostly of one kind and width.
 fn chains(random: &mut Random) -> Version {
     let (kind, ty) = (random.pick(&["add", "xor", "or"]), random.pick(&["i64", "i64", "i32", "i8"]));
     let narrow = |name: u64, of: u64| match ty {
@@ -102,7 +105,7 @@ fn chains(random: &mut Random) -> Version {
         _ => format!("      v{name} = trunc.{ty} v{of}\n"),
     };
     let mut body = String::new();
-    // Values 5 and 6 go around, 7 counts, 8 and 9 stay as they are.
+    // Values 5 and 6 are carried around the loop, 7 counts, 8 and 9 do not change.
     let mut values = vec![5, 6, 8, 9];
     let count = 2 + random.below(6);
     for v in 20..20 + count {

@@ -1,5 +1,5 @@
-//! Random sequences of passes over versions that hold a whole random program with its branches and loops: they must stay
-//! equivalent to `base` and transparent. Failures shrink to a small program.
+//! Random sequences of passes over versions that hold a whole random program with its branches and
+//! loops: they must stay equivalent to `base` and transparent. Failures shrink to a small program.
 //!
 //! `IR_SEEDS=from..to` runs other seeds, more of them or one.
 
@@ -26,7 +26,7 @@ fn seeds(default: Range<u64>) -> Range<u64> {
     }
 }
 
-/// What was seen: evaluations compared, versions with branches, changes that each pass made.
+/// Counts of evaluations compared, of versions with branches, and of changes by each pass.
 #[derive(Default, Debug)]
 struct Seen {
     evaluations: u64,
@@ -66,7 +66,8 @@ fn whole_programs_stay_equivalent_and_transparent() {
         }
     }
     assert!(seen.evaluations >= 5 * count && seen.branching >= count / 3, "{seen:?} of {count} programs");
-    // Those that need recorded traces, which have no branches, do little here; `merge` and `redundant` have tests of their own.
+    // Passes for recorded traces, which have no branches, do little here; `merge` and `redundant`
+    // have tests of their own.
     let general = ["simplify", "dce", "constants", "unreachable", "params", "hoist", "licm", "delay"];
     if count >= 400 {
         assert!(general.iter().all(|name| seen.changes.get(name).is_some_and(|n| *n > 0)), "{seen:?}");
@@ -82,7 +83,8 @@ impl<M: Machine> Hooks<M> for StopAt {
     }
 }
 
-/// Enters whole programs at each of their anchors; counts the continuations, and those that were compared with `base`.
+/// Makes continuations at each anchor of whole programs; returns the numbers made, and compared
+/// with `base`.
 fn check_continuations(program: &Program, seed: u64, seen: &mut (u64, u64)) -> Result<(), String> {
     let mut program = program.clone();
     let mut rng = Rng::new(seed ^ 0xc0de);
@@ -125,7 +127,7 @@ fn continuations_are_equivalent_and_transparent() {
     assert!(seen.0 > 5 * count && seen.1 > 2 * count, "{seen:?} continuations and comparisons of {count} programs");
 }
 
-/// Builds versions of single blocks and inlines what their exits lead to, several levels deep.
+/// Builds versions of single blocks and inlines the targets of their exits, several levels deep.
 fn check_inlining(program: &Program, seed: u64, seen: &mut (u64, u64)) -> Result<(), String> {
     let mut program = program.clone();
     let mut rng = Rng::new(seed ^ 0x1111);

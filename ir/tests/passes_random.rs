@@ -1,5 +1,6 @@
-//! Random sequences of passes over random traces: traces of programs stay equivalent to `base` and transparent;
-//! arbitrary versions still do what they did. Failures shrink to a small program and are printed as text form.
+//! Random sequences of passes over random traces. Traces of programs stay equivalent to `base` and
+//! transparent; arbitrary versions still do what they did. A failure is shrunk to a small program
+//! and printed in the text form.
 //!
 //! `IR_SEEDS=from..to` runs other seeds, more of them or one.
 
@@ -52,8 +53,8 @@ fn arbitrary_versions_do_what_they_did() {
         let original: Version = arbitrary::trace(&mut rng);
         assert_valid(&original);
         let mut version = original.clone();
-        // A new guard, one that has moved, or a load that has, may leave earlier or later than the original would, and nothing
-        // says that anchors of arbitrary versions are transparent.
+        // A new guard, or a guard or load that has moved, may leave earlier or later than the
+        // original, and anchors of arbitrary versions need not be transparent.
         let moving = ["hoist", "licm", "merge", "delay", "slots"];
         let passes: Vec<&str> = passes(&mut rng).into_iter().filter(|name| !moving.contains(name)).collect();
         optimise_with(&mut version, &passes, &OptOptions { alias_guards: false, ..OptOptions::default() });
@@ -66,7 +67,8 @@ fn arbitrary_versions_do_what_they_did() {
                     state.gpr[gpr.number()] = *value;
                 }
             }
-            // A deferred store that faults is the original's own fault; nothing is asked of the passes then.
+            // A deferred store that faults is a fault of the original; nothing is required of the
+            // passes then.
             if same_result(&original, &original, &state, &machine, 500).is_err() {
                 continue;
             }

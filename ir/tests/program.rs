@@ -5,7 +5,8 @@ use dynasour_ir::eval::program::{Choice, Diverged, Program, Route, check_program
 use dynasour_ir::text::{File, file};
 use dynasour_ir::verify::assert_valid;
 
-/// Prints rdi, rdi - 1, … 1. Two traces: t1 as recorded, t2 a copy that assumes rsi == 7 and prints 7s.
+/// Prints rdi, rdi - 1, … 1. Two traces: t1 as recorded, t2 a copy that assumes rsi == 7 and prints
+/// 7s.
 const COUNTDOWN: &str = include_str!("programs/countdown.ir");
 
 fn load(text: &str) -> File {

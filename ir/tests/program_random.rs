@@ -1,8 +1,9 @@
-//! Whole random programs with several versions of every region that gets hot, run to their end: whatever dispatch enters
-//! and whatever anchor is taken on the way, the events and the final state are those of `base` (sourir 5.4).
+//! Whole random programs, with several versions of every hot region, run to their end. Whichever
+//! versions dispatch enters and whichever anchor is taken, the events and the final state are those
+//! of `base` (sourir 5.4).
 //!
-//! Each head gets a trace, and a copy of it with more assumed, optimised by a random sequence of passes, whose anchors
-//! lead to the trace. `IR_SEEDS=from..to` runs other seeds.
+//! Each head gets a trace, and a copy of it with more assumptions, optimised by a random sequence
+//! of passes, whose anchors lead to the trace. `IR_SEEDS=from..to` runs other seeds.
 
 use dynasour_ir::eval::check::Code;
 use dynasour_ir::eval::program::{Program as Whole, Route, check_program};
@@ -24,7 +25,7 @@ fn seeds(default: Range<u64>) -> Range<u64> {
     }
 }
 
-/// The program's regions: `base` everywhere, two versions more at the heads.
+/// The program's regions: `base` everywhere, and two more versions at each head.
 fn regions(program: &mut Program, seed: u64) -> Vec<Region> {
     let heads = generate::heads(program);
     let mut out = Vec::new();
@@ -38,7 +39,7 @@ fn regions(program: &mut Program, seed: u64) -> Vec<Region> {
             region.insert(case.trace).expect("the first");
             let mut copy = region.copy("t1", "t2").expect("t1 is there");
             if rng.one_in(2) {
-                // Sorted as contexts are: registers come before memory.
+                // Sorted as in a context: registers come before memory.
                 let value = case.states[0].0.gpr[Gpr::RBX.number()];
                 copy.context.facts.insert(0, Fact::RegEquals(Gpr::RBX, value));
             }

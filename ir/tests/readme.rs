@@ -23,7 +23,7 @@ fn the_programs_verify_and_round_trip() {
     }
     let page = include_str!("../README.md").split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next());
     let states = page.flat_map(|text| file(text).map(|f| f.setups).unwrap_or_default()).map(|s| s.to_string());
-    // The short form: lists of dead values help nobody to read.
+    // The short form, without the lists of dead values.
     let printed: String = programs.iter().map(|r| format!("{r:#}")).chain(states).collect();
     for line in include_str!("../README.md").split("```").filter_map(|b| b.strip_prefix("ir\n")).flat_map(str::lines) {
         assert!(printed.contains(line), "the printer writes this line in another way: {line}");
@@ -43,7 +43,7 @@ fn the_trace_is_equivalent_to_base_and_transparent() {
         state.gpr[Gpr::RDI.number()] = 0x1_0000;
         state.gpr[Gpr::RCX.number()] = from;
         state.gpr[Gpr::RDX.number()] = to;
-        // The last range leaves the array: the load faults at its 513th element.
+        // The last range exceeds the array: the load of its 513th element faults.
         let checked = check(&mut code, &trace, &state, &machine, Limits { steps: 10_000, forced: 40 });
         let forced = opportunities.min(40);
         let expected =

@@ -1,4 +1,5 @@
-//! Regions: copies with identity anchors, order of dispatch, composition, removal, the rules of labels.
+//! Regions: copies with identity anchors, order of dispatch, composition, removal, the rules of
+//! labels.
 
 use dynasour_ir::region::{RegionRule, verify_region};
 use dynasour_ir::{Context, Fact, Gpr, Region, text};
@@ -53,7 +54,7 @@ fn a_copy_maps_each_anchor_to_the_same_place_by_identity() {
         copy.contains("anchor a0 = base.0x1000 [rax = v2, rcx = v3] via t1.a0 [v2 = v2, v3 = v3, v9 = v9]"),
         "{copy}"
     );
-    // At a1 what the next iteration needs is live, and the predicate that t1 checks there.
+    // Live at a1 are the values of the next iteration and the predicate that t1 checks there.
     assert!(copy.contains("via t1.a1 [v5 = v5, v6 = v6, v7 = v7, v9 = v9]"), "{copy}");
     assert_eq!(text::version(&copy).unwrap(), *region.version("t2").unwrap());
     assert!(region.is_frozen("t1") && !region.is_frozen("t2"));
@@ -78,7 +79,7 @@ fn composition_leads_past_a_version_and_lets_it_go() {
     assert_eq!(names(&region), ["t3", "base"]);
 }
 
-/// What is live in the middle version goes through the map: sourir's example of 4.6.
+/// Values that are live in the middle version are mapped: sourir's example of 4.6.
 #[test]
 fn composition_substitutes() {
     let source = r#"
@@ -118,7 +119,7 @@ region 0x1000 {
     let via = region.versions[0].anchors[0].via.as_mut().unwrap();
     via.values.push((dynasour_ir::Value(4), dynasour_ir::Operand::Const(2)));
     assert_eq!(region.bypass("v2"), 1);
-    // What only v3 defers is still deferred.
+    // Stores that only v3 defers are still deferred.
     let composed = "base.0x2000 [rax = 1, rdx = 2] stores [store.i64 [v3 - 8], 7] via v1.a0 [v5 = 2, v6 = 1]";
     assert_eq!(region.versions[0].anchors[0].to_string(), composed);
     assert_eq!(region.remove_unreferenced(), ["v2"]);

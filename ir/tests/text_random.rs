@@ -70,7 +70,7 @@ fn damaged_text_is_answered() {
         let whole = random::trace(&mut rng).to_string();
         let text = mutate(&mut rng, &whole);
         match regions(&text) {
-            // What parses prints, and the verifier has an answer for it.
+            // A text that parses can be printed, and the verifier answers for it.
             Ok(all) => {
                 parsed += 1;
                 for v in all.iter().flat_map(|r| &r.versions) {

@@ -1,5 +1,5 @@
-//! What the verifier says of versions that the text form cannot express, built by hand; and of every effect of natives.
-//! Everything else is in `tests/verify/*.ir` (`verify_files.rs`).
+//! The verifier on versions that the text form cannot express, built by hand, and on every effect
+//! of natives. `tests/verify/*.ir` (`verify_files.rs`) has everything else.
 
 use dynasour_ir::eval::check::{Limits, check};
 use dynasour_ir::eval::{ModelMachine, State};
@@ -16,7 +16,7 @@ fn parse(body: &str) -> Version {
     version(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// The only errors of this version are these (each is matched as the start of an error's text).
+/// The version has exactly these errors (each string is the start of an error's text).
 #[track_caller]
 fn breaks_version(v: &Version, expected: &[&str]) {
     let found = errors(v);
@@ -46,7 +46,7 @@ fn base(body: &str) -> String {
     format!("base {{ b0:\n at 0x10\n v0 = get.i64 rax\n{body}\n goto 0x20\n }}")
 }
 
-/// Values that are not values of the text form: built by hand.
+/// Values that the text form cannot express, built by hand.
 fn with_inst(inst: Inst) -> Version {
     let mut v = parse(&base(""));
     while v.types.len() < 4 {
@@ -72,7 +72,7 @@ fn by_hand() {
     let mut v = parse(&base(""));
     v.blocks[0].insts.push(Inst::new(Op::Not, Ty::I64, Some(Value(7)), &[Operand::Const(1)]));
     breaks_version(&v, &["b0[2]: v7 does not exist [ssa]"]);
-    // Found by the fuzz target `verify`: an anchor that nothing uses named a value past the end of the table.
+    // Found by the fuzz target `verify`: an unused anchor named a value past the end of the table.
     let mut v = parse(&trace("").replace("b0(", "anchor a1 = base.0x20 [rbp = 1]\n b0("));
     v.anchors[1].varmap[0].1 = Operand::Value(Value(45));
     breaks_version(&v, &["a1: v45 does not exist [varmap]"]);
@@ -114,10 +114,10 @@ fn verify_answers_for_numbers_out_of_range() {
     breaks_version(&v, &["a0: rax: v4294967295 does not exist [varmap]"]);
 }
 
-/// What no verifier of single versions can know (the header of `verify` says so): *when* a deferred store was due. One text
-/// is right for the program that loads first and stores then, and wrong for the one that stores first: an anchor defers
-/// a store that its pass has moved past an access *before* the anchor's position. The checker, which has the program, tells them
-/// apart.
+/// The verifier of single versions cannot know *when* a deferred store was due (see the header of
+/// `verify`). The same text is right for a program that loads first and then stores, and wrong for
+/// one that stores first: there an anchor defers a store that its pass has moved past an access
+/// *before* the anchor's position. The checker, which has the program, tells the two apart.
 #[test]
 fn when_a_deferred_store_was_due_is_not_in_the_text() {
     let trace = version(

@@ -1,7 +1,9 @@
-//! File tests of the verifier: `tests/verify/RULE.ir` hold versions that break the rule, one at a time, and versions beside
-//! the edge that do not. Behind the line that an error is about stands `; error: ` and what the verifier says.
+//! File tests of the verifier: `tests/verify/RULE.ir` hold versions that break the rule, one at a
+//! time, and versions that just keep it. Behind the line with an error stands `; error: ` and the
+//! verifier's message.
 //!
-//! `VERIFY_BLESS=1 cargo test -p dynasour-ir --test verify_files` writes the comments: read the diff.
+//! `VERIFY_BLESS=1 cargo test -p dynasour-ir --test verify_files` writes the comments: read the
+//! diff.
 
 use dynasour_ir::text::file;
 use dynasour_ir::verify::{Rule, verify};
@@ -18,7 +20,7 @@ fn paths() -> Vec<PathBuf> {
     paths
 }
 
-/// What the verifier says about a file, by line.
+/// The verifier's messages for a file, by line.
 fn errors(path: &Path, text: &str) -> BTreeMap<usize, Vec<String>> {
     let file = file(text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut found: BTreeMap<usize, Vec<String>> = BTreeMap::new();
@@ -58,7 +60,7 @@ fn errors_stand_on_their_lines() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The file named after a rule has a program that breaks this rule and a program that breaks none.
+/// The file named after a rule has a program that breaks this rule, and a program that breaks none.
 #[test]
 fn every_rule_has_a_file() {
     let rules = [

@@ -1,39 +1,48 @@
-//! From a recorded path to a trace version.
+//! Turns a recorded path into a trace version.
 //!
-//! The base blocks of the path are concatenated; `get` and `put` disappear into a map from guest location to SSA
-//! operand, and whatever the recording took for granted becomes an `assume`:
+//! The base blocks of the path are concatenated. `get` and `put` disappear into a map from guest
+//! location to SSA operand, and each thing that the recording took for granted becomes an `assume`:
 //!
 //! ```text
-//! base                                    trace
-//!   at 0x40                                 (the map at this point is what an anchor for 0x40 records)
+//! base                                trace
+//!   at 0x40                             (the map at this point is what an anchor for 0x40 records)
 //!   v0 = get.i64 rax
-//!   v1 = load.i32 [v0]                      v7 = load.i32 [v3] !a1
-//!   v2 = flags.and.i32 v1, v1               v8 = flags.and.i32 v7, v7
+//!   v1 = load.i32 [v0]                  v7 = load.i32 [v3] !a1
+//!   v2 = flags.and.i32 v1, v1           v8 = flags.and.i32 v7, v7
 //!   put.flags rflags, v2
-//!   at 0x44                                 a2 = base.0x44 [rax = v3, rflags = v8, …]
-//!   branch cond.e v2 → 0x60 | 0x46          assume cond.ne v8 else a2
+//!   at 0x44                             a2 = base.0x44 [rax = v3, rflags = v8, …]
+//!   branch cond.e v2 → 0x60 | 0x46      assume cond.ne v8 else a2
 //! ```
 //!
-//! Anchors. A branch is guarded on an anchor at its own pc, so that a failed guard replays one instruction (unless the
-//! [placement](crate::placement) shares anchors). An
-//! indirect jump is guarded on an anchor *behind* it, whose target is the jump's own: right whether or not the guess
-//! was, and possible even where the instruction has pushed a return address. What may fault takes the latest anchor still in reach; after an effect (a store, a native that
-//! writes state) the next one that needs an anchor makes a new one, at the start of its guest instruction. Every
-//! varmap names every location that the path writes anywhere, so it is total.
+//! **Anchors.** A branch is guarded on an anchor at its own pc, so that a failed guard replays one
+//! instruction (unless the [placement](crate::placement) shares anchors). An indirect jump is
+//! guarded on an anchor *behind* it whose target is the computed target. Such an anchor is right
+//! whether or not the guess was, and is possible even if the instruction has pushed a return
+//! address. An instruction that may fault uses the latest anchor still in reach. After an effect (a
+//! store, a native that writes state) the next instruction that needs an anchor makes a new one, at
+//! its own start. Every varmap names every location that the path writes, so it is total.
 //!
-//! Code that stores may change unnoticed is compared with what it was when it was recorded, block by block: such blocks end
-//! behind their first store, so no store goes unseen.
+//! **Code that may change unnoticed.** If stores may change a block's code without notice, the
+//! trace compares the code with the recorded bytes where the block begins. Such blocks end behind
+//! their first store, so the comparison sees every store.
 //!
-//! Loops of interpreted programs ([`crate::guests`]) are built twice: the first time tells which values a dispatch depends
-//! on; the second time those are assumed to be what was observed as soon as they are there, and are constants from then on.
+//! **Loops of interpreted programs** ([`crate::guests`]) are built twice. The first build shows
+//! which values a dispatch depends on. The second build assumes that these values are the observed
+//! ones as soon as they are computed; from then on they are constants.
 //!
-//! Shapes. A path that came back to its head becomes `b0: jump b1(…)` and the loop `b1`, whose parameters are the
-//! written locations and whose first instruction is the `poll`; any other path is one block ending in `exit`.
+//! **Shapes.** A path that has returned to its head becomes `b0: jump b1(…)` and the loop `b1`,
+//! whose parameters are the written locations and whose first instruction is the `poll`. Any other
+//! path is one block that ends in `exit`.
+//!
+//! Invariant: the version is equivalent to `base` and transparent, whatever was observed; an
+//! observation decides only what is assumed. The builder owns the version until it returns it. The
+//! thread that compiles a recording calls [`build`]; the module takes no lock.
 
+use crate::entry_guards::speculate_registers;
 use crate::guests::{self, Definitions, GuestLoop};
 use crate::observe::Observation;
 use crate::placement::BranchAnchor;
-use crate::policy::{RegisterUse, SpeculationPolicy};
+use crate::policy::SpeculationPolicy;
 use crate::recorder::{AbortReason, Transfer};
 use crate::survival::Runs;
 use dynasour_guest::lift::LiftedBlock;
@@ -45,14 +54,15 @@ use rustc_hash::FxHashSet;
 use std::rc::Rc;
 use thiserror::Error;
 
-/// One block of a path and where control went from it.
+/// One block of a path and the pc to which control went from it.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// The lifted block.
     pub block: Rc<LiftedBlock>,
     /// The pc after it.
     pub next: u64,
-    /// What it was seen to compute, if anybody looked.
+    /// The values that it was predicted to compute, if the recorder searched for a loop of an
+    /// interpreted program.
     pub observed: Option<Observation>,
 }
 
@@ -76,14 +86,14 @@ pub struct Path {
     pub steps: Vec<Step>,
     /// Registers that held the same value at each sampled execution of the head.
     pub stable: Vec<(Gpr, u64)>,
-    /// It is a loop of the program that the guest interprets.
+    /// Set if the path is a loop of the program that the guest interprets.
     pub guest: Option<GuestLoop>,
-    /// How well it was kept to afterwards, if that was watched.
+    /// How often the guest kept to the path afterwards, if that was observed.
     pub runs: Option<Runs>,
 }
 
 impl Path {
-    /// Does the path go through an indirect jump, like that of a switch, or an indirect call?
+    /// Does the path go through an indirect jump or an indirect call?
     pub fn jumps_indirectly(&self) -> bool {
         self.steps.iter().any(guests::dispatches)
     }
@@ -94,7 +104,7 @@ impl Path {
 #[error("the path cannot become a trace: {0:?}")]
 pub struct BuildError(pub AbortReason);
 
-type State = [Operand; Loc::SSA_COUNT];
+pub(crate) type State = [Operand; Loc::SSA_COUNT];
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
 pub fn build(path: &Path, name: &str, context: Context, policy: &dyn SpeculationPolicy) -> Result<Version, BuildError> {
@@ -113,28 +123,29 @@ pub fn build(path: &Path, name: &str, context: Context, policy: &dyn Speculation
     Ok(assemble(path, name, context, policy, &origins)?.0)
 }
 
-/// The version of a linear path, and the targets of its indirect jumps and calls.
+/// The version of a linear path, with the targets of its indirect jumps and calls.
 pub(crate) fn with_targets(path: &Path, policy: &dyn SpeculationPolicy) -> Result<(Version, Vec<Operand>), BuildError> {
     let (version, notes) = assemble(path, "greens", Context::default(), policy, &Origins::default())?;
     let targets = notes.jumps.into_iter().map(|j| j.0).filter(|t| t.as_const().is_none()).collect();
     Ok((version, targets))
 }
 
-/// Instructions of a path: index of the step, index in its block.
+/// Instructions of a path: index of the step, and index of the instruction in its block.
 type Origins = FxHashSet<(usize, usize)>;
 
-/// What assembling a version tells about it.
+/// Information about a version that assembling it yields.
 #[derive(Debug, Default)]
 struct Notes {
     /// The parameters of the block that the path became, and their locations.
     parameters: Vec<(Value, Loc)>,
     /// Targets of indirect jumps and calls, and the steps that end in them.
     jumps: Vec<(Operand, usize)>,
-    /// Where loads and conditions come from.
+    /// The instructions of the path from which loads and conditions come.
     origins: Vec<(Value, (usize, usize))>,
 }
 
-/// Builds the version, assuming that the results of the `promoted` instructions are what was observed.
+/// Builds the version, assuming that the results of the `promoted` instructions are what was
+/// observed.
 fn assemble(
     path: &Path,
     name: &str,
@@ -209,7 +220,7 @@ fn written_operands(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<Oper
     (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| state[i]).collect()
 }
 
-fn base_insts(step: &Step) -> &[Inst] {
+pub(crate) fn base_insts(step: &Step) -> &[Inst] {
     &step.block.version.blocks[0].insts
 }
 
@@ -225,67 +236,7 @@ fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
     written
 }
 
-/// Which registers the path reads before writing, and for what.
-fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
-    let mut uses = [None; 16];
-    for step in &path.steps {
-        let mut held = rustc_hash::FxHashMap::default();
-        for inst in base_insts(step) {
-            if let (Op::Get(Loc::Gpr(g)), Some(v)) = (inst.op, inst.def()) {
-                held.insert(v, g);
-                uses[g.number()].get_or_insert(RegisterUse { written: written[g.number()], expensive: false });
-            }
-            let expensive = match inst.op {
-                Op::Mul | Op::MulHighS | Op::MulHighU => &inst.args[..],
-                Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror => &inst.args[1..],
-                // A count reaches its shift through the truncation to i8.
-                Op::Trunc => {
-                    if let Some(g) = inst.args[0].as_value().and_then(|v| held.get(&v).copied()) {
-                        held.insert(inst.def().expect("trunc has a result"), g);
-                    }
-                    &[]
-                }
-                _ => &[],
-            };
-            for g in expensive.iter().filter_map(|a| held.get(&a.as_value()?)) {
-                if let Some(use_) = &mut uses[g.number()] {
-                    use_.expensive = true;
-                }
-            }
-        }
-    }
-    uses
-}
-
-/// Assumes at entry that stable registers keep their values; the guards stand before everything else, on an
-/// anchor that is the state at entry.
-fn speculate_registers(
-    path: &Path,
-    version: &mut Version,
-    state: &mut State,
-    written: &[bool; Loc::SSA_COUNT],
-    policy: &dyn SpeculationPolicy,
-) -> Vec<Inst> {
-    let uses = register_uses(path, written);
-    let wanted =
-        |g: &Gpr, value: u64| uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u));
-    let stable = path.stable.iter().filter(|(g, value)| wanted(g, *value));
-    let chosen: Vec<_> = stable.chain(path.guest.iter().flat_map(|g| &g.registers)).collect();
-    if chosen.is_empty() {
-        return Vec::new();
-    }
-    let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
-    let mut builder = Builder::new(version);
-    for (gpr, value) in chosen {
-        let slot = &mut state[gpr.number()];
-        let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(*value));
-        builder.assume(holds, anchor);
-        *slot = Operand::Const(*value);
-    }
-    builder.insts
-}
-
-fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
+pub(crate) fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
     (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| (Loc::from_ssa_index(i), state[i])).collect()
 }
 
@@ -296,22 +247,22 @@ struct Body<'v, 'w> {
     written: &'w [bool; Loc::SSA_COUNT],
     /// The operand that each location holds now.
     state: State,
-    /// The same at the start of the present guest instruction.
+    /// The same, at the start of the current guest instruction.
     at_start: State,
-    /// The present guest instruction.
+    /// The current guest instruction.
     pc: u64,
-    /// Something outside SSA has happened since the start of the present guest instruction.
+    /// Has an effect outside SSA happened since the start of the current guest instruction?
     effect_since_start: bool,
     /// The latest anchor, if still in reach.
     reach: Option<AnchorId>,
-    /// The flags that the block began with.
+    /// The flags at the start of the block.
     first_flags: Operand,
-    /// The present step.
+    /// The current step.
     step: usize,
     promoted: &'w Origins,
     jumps: Vec<(Operand, usize)>,
     origins: Vec<(Value, (usize, usize))>,
-    /// What guards of branches fall back to.
+    /// The anchor to which guards of branches fall back.
     branch_anchor: BranchAnchor,
 }
 
@@ -339,7 +290,7 @@ impl<'v, 'w> Body<'v, 'w> {
         self.builder.version.anchor(Anchor::new(target, varmap))
     }
 
-    /// An anchor where the present guest instruction, a transfer, leads.
+    /// An anchor at the place to which the current guest instruction, a transfer, leads.
     fn anchor_behind(&mut self, target: Operand, state: &State) -> AnchorId {
         let anchor = self.new_anchor(target, state);
         if target.as_const().is_none() {
@@ -348,7 +299,7 @@ impl<'v, 'w> Body<'v, 'w> {
         anchor
     }
 
-    /// An anchor at the start of the present guest instruction.
+    /// An anchor at the start of the current guest instruction.
     fn anchor_here(&mut self) -> Result<AnchorId, BuildError> {
         if self.effect_since_start {
             return Err(BuildError(AbortReason::NoAnchor));
@@ -359,8 +310,9 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(anchor)
     }
 
-    /// The latest anchor, unless it wants the flags that the block began with although others have taken their place:
-    /// those would have to be kept as data, while the present ones are what some operation leaves.
+    /// The latest anchor in reach. A new anchor is made instead if the latest one names the flags
+    /// of the block's start although they have been overwritten since. Those flags would have to be
+    /// kept as data, while the current flags are the result of an operation.
     fn anchor_in_reach(&mut self) -> Result<AnchorId, BuildError> {
         let flags = Loc::Flags.ssa_index().expect("flags are an SSA location");
         let (first, now) = (self.first_flags, self.at_start[flags]);
@@ -386,7 +338,7 @@ impl<'v, 'w> Body<'v, 'w> {
         self.reach = Some(anchor);
     }
 
-    /// Translates the path; gives the exit's anchor, or none if the path closes a loop.
+    /// Translates the path. Returns the exit's anchor, or `None` if the path closes a loop.
     fn path(&mut self, path: &Path) -> Result<Option<AnchorId>, BuildError> {
         for (index, step) in path.steps.iter().enumerate() {
             let last = index + 1 == path.steps.len();
@@ -398,34 +350,34 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(None)
     }
 
-    /// Assumes that the block at `pc` still stands there. Its bytes are read where it begins: whatever the path has stored
-    /// before, has been stored.
+    /// Assumes that the code of the block at `pc` still has these bytes. The loads stand where the
+    /// block begins, so they see every earlier store of the path.
     fn check(&mut self, pc: u64, bytes: &[u8]) -> Result<(), BuildError> {
         self.pc = pc;
         self.at_start = self.state;
         self.effect_since_start = false;
         let anchor = self.anchor_here()?;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let (ty, len) = match rest.len() {
+        let mut remaining = bytes;
+        while !remaining.is_empty() {
+            let (ty, len) = match remaining.len() {
                 8.. => (Ty::I64, 8),
                 4.. => (Ty::I32, 4),
                 2.. => (Ty::I16, 2),
                 _ => (Ty::I8, 1),
             };
-            let (these, others) = rest.split_at(len);
+            let (these, others) = remaining.split_at(len);
             let expected = these.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-            let address = Operand::Const(pc.wrapping_add((bytes.len() - rest.len()) as u64));
+            let address = Operand::Const(pc.wrapping_add((bytes.len() - remaining.len()) as u64));
             let found = self.builder.load(ty, Mem { seg: None, scale: 1, disp: 0 }, address, Operand::Const(0));
             self.builder.insts.last_mut().expect("just built").anchor = Some(anchor);
             let holds = self.builder.binary(Op::Eq, ty, found, Operand::Const(expected));
             self.builder.assume(holds, anchor);
-            rest = others;
+            remaining = others;
         }
         Ok(())
     }
 
-    /// Translates one block; gives the exit's anchor if the trace ends with it.
+    /// Translates one block. Returns the exit's anchor if the trace ends with it.
     fn step(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
         if let Some(bytes) = &step.block.checked {
             self.check(step.block.pc, bytes)?;
@@ -463,7 +415,8 @@ impl<'v, 'w> Body<'v, 'w> {
         self.terminator(term, step.next, ends, |o| translate(&map, o))
     }
 
-    /// Notes a value that was observed, or assumes that it is what was observed.
+    /// Notes an observed value; if it is to be promoted, assumes that the value is the observed
+    /// one.
     fn promote(
         &mut self,
         inst: &Inst,
@@ -480,7 +433,8 @@ impl<'v, 'w> Body<'v, 'w> {
         let origin = (self.step, index);
         self.origins.push((v, origin));
         if self.promoted.contains(&origin) {
-            // In the middle of an instruction that has had an effect there is no way back.
+            // In the middle of an instruction that has had an effect there is no anchor: assume
+            // nothing.
             let Ok(anchor) = self.anchor_in_reach() else { return Ok(()) };
             let holds = match (ty, value & 1) {
                 (Ty::I1, 1) => v.into(),
@@ -493,7 +447,7 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(())
     }
 
-    /// At the end of a loop: the greens are what they were at its head.
+    /// At the end of a loop, assumes that the greens have the values that they had at its head.
     fn assume_greens(&mut self, head: u64, greens: &[(Gpr, u64)]) -> Result<(), BuildError> {
         let state = self.state;
         let mut anchor = None;
@@ -531,8 +485,9 @@ impl<'v, 'w> Body<'v, 'w> {
             _ => Effects::READ,
         });
         if effects.intersects(Effects::READ | Effects::WRITE | Effects::MAY_TRAP) {
-            // A restartable instruction that faults half done continues from the machine's own state, at its own pc; and
-            // a trapping floating-point instruction has set MXCSR's flags.
+            // Some faults need an anchor at the instruction's own pc. A restartable instruction
+            // that faults half done continues from the machine's state. A trapping floating-point
+            // instruction has set flags in MXCSR.
             let here = effects.contains(Effects::RESTARTABLE) || effects.contains(Effects::MAY_TRAP | Effects::STATE);
             copy.anchor = Some(if here { self.anchor_here()? } else { self.anchor_in_reach()? });
         }
@@ -598,7 +553,7 @@ impl<'v, 'w> Body<'v, 'w> {
                 }
             }
             GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => {
-                // The runtime does this instruction: leave just before it.
+                // The runtime executes this instruction, so the trace ends just before it.
                 let state = self.at_start;
                 return Ok(Some(self.new_anchor(Operand::Const(self.pc), &state)));
             }
@@ -615,6 +570,6 @@ impl<'v, 'w> Body<'v, 'w> {
     }
 }
 
-/// Effects after which an earlier anchor may no longer be taken (DESIGN section 4, "reach").
+/// Effects that end the reach of earlier anchors (docs/design.md, "The IR").
 const ENDS_REACH: Effects =
     Effects::WRITE.union(Effects::FENCE).union(Effects::LOCKED).union(Effects::NO_REPEAT).union(Effects::STATE);

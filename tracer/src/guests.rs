@@ -1,10 +1,12 @@
-//! Interpreters as guests: loops of the program that the guest interprets (DESIGN section 6).
+//! Finds loops of the program that an interpreter (the guest) interprets, so that each becomes a
+//! trace of its own (docs/design.md, "Recording and speculation").
 //!
-//! In an interpreter every iteration of the hot loop passes the same *dispatch head* and goes elsewhere by an indirect
-//! jump. What drives that jump, found by following its target backwards to the state at the head, are the *greens*
-//! (PyPy's word): the interpreter's own program counter, in a register or a slot of memory. The values of the greens at a
-//! passage are its *key*. A recording that passes the head goes on until a key comes again: then the program that is
-//! interpreted has gone round a loop of its own, and that is the trace.
+//! In an interpreter every iteration of the hot loop passes the same *dispatch head* and leaves it
+//! by an indirect jump with changing targets. The *greens* (PyPy's word) are the state at the head
+//! from which the target follows; they are found by following the target backwards. Typically they
+//! are the interpreter's own program counter, in a register or in memory. The values of the greens
+//! at one passage of the head are its *key*. A recording that passes the head goes on until a key
+//! repeats. Then the interpreted program has gone round a loop, and the path between is the trace.
 //!
 //! ```text
 //! head: mov eax, [rbx]          greens: rbx       passages: 0x10, 0x14, 0x1c, 0x14
@@ -12,9 +14,14 @@
 //!       jmp [table + rax*8]
 //! ```
 //!
-//! The trace begins by assuming the key. What the path loads by addresses that follow from it, as far as a dispatch depends
-//! on it, is assumed to be what was observed ([`promotions`]), so the addresses of the next loads are known as well, and
-//! the dispatches fold away. A guess that was wrong is a guard that fails, no more.
+//! The trace begins by assuming the key. Then it assumes the observed results of loads whose
+//! addresses follow from the key, as far as a dispatch depends on them ([`promotions`]). So the
+//! addresses of the next loads are known too, and the dispatches fold away.
+//!
+//! **Data.** [`DispatchHeads`] has, for each dispatch head, its greens, the keys with a trace and
+//! the number of failed searches. **Invariant.** A wrong guess costs a guard that fails, never a
+//! wrong result. **Callers.** The recorder and the runtime, under the lock that protects the
+//! runtime's trace tables; the module takes none itself.
 
 use crate::build::{self, Path, Step, TraceShape};
 use crate::observe::Surroundings;
@@ -22,23 +29,27 @@ use crate::policy::DefaultPolicy;
 use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Mem, Op, Operand, Term, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Failed recordings before a head is taken to be no interpreter's.
+/// Failed recordings after which a head counts as not being an interpreter's (guess; too high
+/// wastes recordings on ordinary loops).
 const MAX_FAILURES: u32 = 2;
-/// Failed recordings of all heads together that are free, and so many more for each loop found: a search costs as much as
-/// compiling some traces.
+/// Failed recordings of all heads together that are allowed, and again as many for each loop found
+/// (guess: a search costs as much as compiling some traces).
 const FREE_FAILURES: u32 = 8;
-/// Most keys of one head with a trace (DESIGN section 5: at most 15 versions).
+/// Most keys of one head that have a trace (guess, after context dispatch's limit of 15 versions).
 const MAX_KEYS: usize = 14;
-/// Recordings that begin at the head itself as soon as the interpreter comes by.
+/// Recordings that begin as soon as the interpreter reaches the head (guess; too high records a
+/// program's start-up).
 const EAGER: u32 = 4;
-/// Registers within this distance above the stack pointer hold addresses of frames.
+/// Registers with a value less than this many bytes above the stack pointer hold addresses of
+/// frames (guess); they are no greens.
 const FRAMES: u64 = 1 << 20;
-/// An interpreter's place in its program is in fewer locations than this.
+/// Most greens of a head (guess: an interpreter keeps its program counter in fewer locations; more
+/// mean that the slice is something else).
 const MAX_GREENS: usize = 12;
-/// Longer computations of a target are not followed.
+/// Most values visited when a target is followed backwards (guess; bounds the time of a search).
 const MAX_SLICE: usize = 200;
 
-/// What an interpreter's dispatch depends on.
+/// A location on whose content an interpreter's dispatch depends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Green {
     /// A register.
@@ -47,20 +58,20 @@ pub enum Green {
     Slot(Gpr, i64, Ty),
 }
 
-/// The values of the greens, in their order.
+/// The values of the greens, in the order of the greens.
 pub type Key = Vec<u64>;
 
-/// What is known of one dispatch head.
+/// The state of one dispatch head.
 #[derive(Debug, Default)]
 struct Head {
     greens: Vec<Green>,
-    /// Keys with a trace.
+    /// Keys that have a trace.
     keys: Vec<Key>,
     failures: u32,
     eager: u32,
 }
 
-/// What is known of dispatch heads.
+/// The state of all dispatch heads.
 #[derive(Debug, Default)]
 pub struct DispatchHeads {
     heads: FxHashMap<u64, Head>,
@@ -70,12 +81,12 @@ pub struct DispatchHeads {
 }
 
 impl DispatchHeads {
-    /// Nothing is known yet; with `search` false, nothing will be.
+    /// An empty table. With `search` false no loop is ever searched for.
     pub fn new(search: bool) -> DispatchHeads {
         DispatchHeads { off: !search, ..DispatchHeads::default() }
     }
 
-    /// Should a recording that passes `head` go on in search of a loop?
+    /// Should a recording that passes `head` search for a loop of an interpreted program?
     pub fn wants(&self, head: u64) -> bool {
         self.may_search() && self.heads.get(&head).is_none_or(|h| h.failures < MAX_FAILURES)
     }
@@ -92,7 +103,7 @@ impl DispatchHeads {
         may_search && h.failures < MAX_FAILURES && h.keys.len() < MAX_KEYS && h.eager <= EAGER
     }
 
-    /// Has `head` traces of loops?
+    /// Does `head` have traces of such loops?
     pub fn has_loops(&self, head: u64) -> bool {
         self.heads.get(&head).is_some_and(|h| !h.keys.is_empty())
     }
@@ -123,7 +134,7 @@ impl DispatchHeads {
         self.heads.get(&head).is_some_and(|h| h.keys.contains(key))
     }
 
-    /// A trace for this key is being made. False if the head has too many.
+    /// Notes that a trace for this key is being made. False if the head has too many.
     pub(crate) fn add(&mut self, head: u64, key: Key) -> bool {
         let h = self.heads.entry(head).or_default();
         let room = h.keys.len() < MAX_KEYS;
@@ -134,7 +145,8 @@ impl DispatchHeads {
         room
     }
 
-    /// A search found nothing, or the trace that was made last for `head` did not come about.
+    /// Notes that a search found nothing or, with `made`, that the trace noted last for `head` was
+    /// not published.
     pub fn fail(&mut self, head: u64, made: bool) {
         self.failures += 1;
         if let Some(h) = self.heads.get_mut(&head) {
@@ -143,35 +155,35 @@ impl DispatchHeads {
                 h.keys.pop();
             }
             if h.keys.is_empty() {
-                // Perhaps they were no good.
+                // The greens may have been wrong; the next search finds them anew.
                 h.greens.clear();
             }
         }
     }
 
-    /// The fragments of `head` are gone.
+    /// The fragments of `head` have been dropped.
     pub fn forget(&mut self, head: u64) {
         self.heads.remove(&head);
     }
 
-    /// All fragments are gone.
+    /// All fragments have been dropped.
     pub fn clear(&mut self) {
         self.heads.clear();
     }
 }
 
-/// The loop of an interpreted program.
+/// A loop of an interpreted program.
 #[derive(Clone, Debug)]
 pub struct GuestLoop {
     /// Greens that are registers, with their values at the head.
     pub registers: Vec<(Gpr, u64)>,
-    /// Registers that held the same at each passage of the head: bit n is register n.
+    /// Registers that had the same value at each passage of the head: bit n is register n.
     pub stable: u16,
     /// The block whose end dispatches.
     pub dispatch: u64,
 }
 
-/// Is the step's transfer indirect (and no return)?
+/// Does the step end in an indirect jump or call?
 pub(crate) fn dispatches(step: &Step) -> bool {
     match &step.block.version.blocks[0].term {
         Term::Guest(GuestTerm::Goto(target) | GuestTerm::Call { target, .. }) => target.as_const().is_none(),
@@ -179,8 +191,9 @@ pub(crate) fn dispatches(step: &Step) -> bool {
     }
 }
 
-/// What drives the dispatches of `steps`, which began at the head with registers `gpr`: the state there that their targets
-/// follow from. The path must go through the head twice, for what the second dispatch depends on is often loaded ahead.
+/// The greens of a dispatch head: the state at the head from which the targets of the indirect
+/// jumps in `steps` follow. `gpr` are the registers at the start. The steps must pass the head
+/// twice, because a dispatch often depends on a value that was loaded one dispatch earlier.
 pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
     let Some(first) = steps.first() else { return Vec::new() };
     let path = Path {
@@ -219,7 +232,8 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
                 }
                 work.extend_from_slice(&inst.args);
             }
-            // Which way the program goes is guarded, but not part of where it is.
+            // The direction of the choice is guarded; it is not part of the interpreted program's
+            // position.
             (Op::Select, _) => work.extend_from_slice(&inst.args[1..]),
             _ => work.extend_from_slice(&inst.args),
         }
@@ -232,7 +246,7 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
     if greens.len() > MAX_GREENS { Vec::new() } else { greens }
 }
 
-/// Where the values of a straight piece of a version come from.
+/// The definitions of the values of straight-line code.
 pub(crate) struct Definitions<'v> {
     insts: &'v [Inst],
     at: FxHashMap<Value, usize>,
@@ -240,7 +254,7 @@ pub(crate) struct Definitions<'v> {
 }
 
 impl<'v> Definitions<'v> {
-    /// For instructions that begin with these values of locations.
+    /// For instructions that start with these values in these locations.
     pub fn new(insts: &'v [Inst], params: impl Iterator<Item = (Value, Loc)>) -> Self {
         let at = insts.iter().enumerate().flat_map(|(i, inst)| inst.defs.iter().map(move |d| (*d, i))).collect();
         Definitions { insts, at, params: params.collect() }
@@ -254,7 +268,7 @@ impl<'v> Definitions<'v> {
         self.params.get(&v).copied()
     }
 
-    /// A register's value at the start plus a constant.
+    /// An operand that is a register's value at the start plus a constant.
     fn based(&self, operand: Operand) -> Option<(Gpr, i64)> {
         let v = operand.as_value()?;
         if let Some(loc) = self.param(v) {
@@ -280,7 +294,8 @@ impl<'v> Definitions<'v> {
         Some((g, d.wrapping_add(mem.disp).wrapping_add(index.wrapping_mul(u64::from(mem.scale)) as i64)))
     }
 
-    /// Does `operand` follow from constants, once the values in `found` are assumed? They are added to it.
+    /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found`
+    /// the loads that must be assumed too.
     fn follows(&self, operand: Operand, stable: u16, found: &mut FxHashSet<Value>, budget: &mut usize) -> bool {
         let Operand::Value(v) = operand else { return true };
         if found.contains(&v) {
@@ -302,7 +317,8 @@ impl<'v> Definitions<'v> {
                 known
             }
             (Op::Select, _) => {
-                // A choice that does not follow is itself assumed; both ways must be known then.
+                // If the condition does not follow, it is itself assumed, and both choices must
+                // follow.
                 let mut own = found.clone();
                 if !self.follows(inst.args[0], stable, &mut own, budget) {
                     own.clone_from(found);
@@ -316,7 +332,8 @@ impl<'v> Definitions<'v> {
     }
 }
 
-/// The values that must be assumed for the targets of `jumps` to be constants. Jumps for which that cannot be are left.
+/// The values that must be assumed so that the targets of `jumps` are constants. A jump whose
+/// target cannot be made constant is left out.
 pub(crate) fn promotions(defs: &Definitions<'_>, jumps: &[Operand], stable: u16) -> FxHashSet<Value> {
     let mut all = FxHashSet::default();
     for jump in jumps {

@@ -1,17 +1,28 @@
-//! Trace-head counters.
+//! Counters of trace heads: decides when a head is hot.
 //!
-//! A trace head is the target of a backward branch, of a call, of a fragment's exit (DESIGN section 2). Only
-//! heads are counted. The table is limited and direct-mapped: two heads may share a counter and steal it from
-//! each other (HotpathVM accepts collisions), which delays a trace but never makes a wrong one. Heads whose
-//! recording failed are kept apart, with a doubled threshold each time, and are given up after a few tries.
+//! A trace head is the target of a backward branch, of a call or of a fragment's exit
+//! (docs/design.md, "Words"). Only heads are counted.
+//!
+//! **Data.** [`HeadTable`] has a direct-mapped table of counters, samples of the registers of heads
+//! that will soon be hot, and the failures of each head. **Invariants.** Two heads may share a
+//! counter and take it from each other (HotpathVM accepts collisions); this delays a trace and
+//! never makes a wrong one. Each failed recording doubles the head's threshold, until the head is
+//! given up. **Callers.** The thread that executes the head, under the lock that protects the
+//! table; the module takes none itself.
+//!
+//! ```text
+//! threshold 1000: executions 1 to 995 count; 996 to 1000 also sample; number 1000 is Hot
+//! ```
 
 use crate::policy::SpeculationPolicy;
 use dynasour_ir::Gpr;
 use rustc_hash::FxHashMap;
 
+/// Counters of the table (guess: 256 KiB of counters; fewer make hot heads take each other's).
 const SLOTS: usize = 1 << 14;
 
-/// How often the last executions of a head are sampled for stable registers.
+/// The number of last executions before the threshold at which the registers are compared (guess;
+/// fewer take changing registers for stable).
 const SAMPLES: u32 = 4;
 
 /// One counter.
@@ -21,20 +32,21 @@ struct Slot {
     count: u32,
 }
 
-/// What is known of the last executions of a head that will soon be hot.
+/// Samples of the last executions of a head that will soon be hot.
 struct Sample {
-    /// Registers at the last of them.
+    /// Registers at the latest sample.
     gpr: [u64; 16],
     /// Bit n: register n was the same at every sample so far.
     stable: u16,
 }
 
-/// What the table says of an execution of a head.
+/// The answer of the table for one execution of a head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heat {
     /// Go on interpreting.
     Cold,
-    /// Record it now. Bit n of `stable`: register n held its present value at each sampled execution.
+    /// Record it now. Bit n of `stable`: register n held its present value at each sampled
+    /// execution.
     Hot {
         /// The stable registers.
         stable: u16,
@@ -45,7 +57,7 @@ fn index(pc: u64) -> usize {
     (pc as usize ^ (pc >> 14) as usize) % SLOTS
 }
 
-/// The counter of `pc`, taken from whoever has it.
+/// The counter of `pc`. If another head has it, that head loses its count.
 fn slot<'s>(slots: &'s mut Vec<Slot>, samples: &mut FxHashMap<u64, Sample>, pc: u64) -> &'s mut Slot {
     if slots.is_empty() {
         slots.resize(SLOTS, Slot { pc: 0, count: 0 });
@@ -61,9 +73,9 @@ fn slot<'s>(slots: &'s mut Vec<Slot>, samples: &mut FxHashMap<u64, Sample>, pc: 
 /// Counters of trace heads.
 #[derive(Default)]
 pub struct HeadTable {
-    /// Empty until something is counted: many processes end before that.
+    /// Empty until the first count, because many processes end before that.
     slots: Vec<Slot>,
-    /// By pc; only of heads in `slots`.
+    /// By pc; only for heads in `slots`.
     samples: FxHashMap<u64, Sample>,
     failures: FxHashMap<u64, u32>,
     postponed: FxHashMap<u64, u32>,
@@ -86,7 +98,8 @@ impl HeadTable {
             self.samples.insert(pc, Sample { gpr: *gpr, stable: u16::MAX });
             return Heat::Cold;
         }
-        // A threshold below the number of samples leaves too few to tell.
+        // A threshold below the number of samples leaves too few samples, so no register counts as
+        // stable.
         let sample = self.samples.entry(pc).or_insert(Sample { gpr: *gpr, stable: 0 });
         for g in Gpr::all() {
             if sample.gpr[g.number()] != gpr[g.number()] {
@@ -104,8 +117,8 @@ impl HeadTable {
         Heat::Hot { stable }
     }
 
-    /// The head at `pc` was executed `n` times without [`HeadTable::count`]. That does not make it hot: the last
-    /// executions are always counted, and sampled.
+    /// Notes `n` executions of the head at `pc` that [`HeadTable::count`] did not see. They do not
+    /// make the head hot: the last executions must be counted and sampled.
     pub fn skip(&mut self, pc: u64, n: u64, policy: &dyn SpeculationPolicy) {
         let most = self.threshold(pc, policy).saturating_sub(SAMPLES + 1);
         let slot = slot(&mut self.slots, &mut self.samples, pc);
@@ -114,7 +127,8 @@ impl HeadTable {
         }
     }
 
-    /// At which execution of the head at `pc` from now [`HeadTable::count`] must be called; none if it is given up.
+    /// The number of executions of the head at `pc` after which [`HeadTable::count`] must be
+    /// called; `None` if the head has been given up.
     pub fn due(&self, pc: u64, policy: &dyn SpeculationPolicy) -> Option<u64> {
         if self.is_blacklisted(pc, policy) {
             return None;
@@ -134,17 +148,18 @@ impl HeadTable {
         self.postponed.insert(pc, factor.max(1));
     }
 
-    /// Has the head been postponed and not become hot since?
+    /// Has the head been postponed without becoming hot since?
     pub fn is_postponed(&self, pc: u64) -> bool {
         self.postponed.contains_key(&pc)
     }
 
-    /// Recording or compiling the head at `pc` failed: its threshold doubles, until it is given up.
+    /// Notes that recording or compiling the head at `pc` failed. Its threshold doubles; after
+    /// enough failures it is given up.
     pub fn penalise(&mut self, pc: u64) {
         *self.failures.entry(pc).or_default() += 1;
     }
 
-    /// The head at `pc` is not worth another try.
+    /// Gives the head at `pc` up.
     pub fn give_up(&mut self, pc: u64, policy: &dyn SpeculationPolicy) {
         self.failures.insert(pc, policy.max_failures());
     }

@@ -1,24 +1,31 @@
-//! What is hot, and what to assume about it (DESIGN section 5).
+//! Decides what is hot and what to assume about it (docs/design.md, "Recording and speculation").
 //!
-//! * [`heads`]: trace-head counters, penalties, the blacklist.
-//! * [`recorder`]: the state machine that follows the next executing tail.
-//! * [`guests`]: interpreters as guests: traces along the loops of the program that the guest interprets.
-//! * [`observe`]: what a block is about to compute.
-//! * [`build`]: from a recorded path to a trace version whose every speculation is an `assume`.
-//! * [`survival`]: how well recorded paths are kept to.
-//! * [`trips`]: loops so short and regular that they are unrolled into the traces around them.
-//! * [`placement`]: which assumptions a trace makes and where their guards stand.
-//! * [`policy`]: the numbers and choices a study may swap.
+//! * [`heads`]: counters of trace heads, penalties, heads given up.
+//! * [`recorder`]: the state machine that records the path which the guest executes next.
+//! * [`guests`]: traces along the loops of a program that the guest interprets.
+//! * [`observe`]: predicts the values that a block computes.
+//! * [`build`]: turns a recorded path into a trace version in which every speculation is an
+//!   `assume`.
+//! * `entry_guards`: the assumptions about registers at a trace's entry.
+//! * [`survival`]: counts how often the guest keeps to a recorded path.
+//! * [`short_loops`]: loops so short and regular that they are unrolled into the traces around
+//!   them.
+//! * [`placement`]: which assumptions a trace makes, and where their guards stand.
+//! * [`policy`]: the numbers and choices that a study may exchange.
+//!
+//! The crate has no global state and takes no lock. The runtime owns the tables and recorders and
+//! calls them under its own lock; the crate does not know how code is emitted or run.
 
 pub mod build;
+mod entry_guards;
 pub mod guests;
 pub mod heads;
 pub mod observe;
 pub mod placement;
 pub mod policy;
 pub mod recorder;
+pub mod short_loops;
 pub mod survival;
-pub mod trips;
 
 pub use build::{BuildError, Path, Step, TraceShape};
 pub use guests::{DispatchHeads, GuestLoop};
@@ -27,5 +34,5 @@ pub use observe::Surroundings;
 pub use placement::Placement;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
+pub use short_loops::{Probe, Verdict};
 pub use survival::{Runs, Survival};
-pub use trips::{Probe, Verdict};

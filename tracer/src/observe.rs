@@ -1,9 +1,21 @@
-//! What a block is about to compute, without executing it.
+//! Predicts the values that a block is about to compute, without executing it.
 //!
-//! While a recording looks for a guest's own loop ([`crate::guests`]) it wants to know the values that the path loads and
-//! tests. The interpreter does not keep them, so each block is evaluated beforehand on the registers and memory it will
-//! find: pure operations by their meaning, loads by reading, stores kept aside. What cannot be known (results of natives,
-//! loads behind them) is none. The values are guesses to be guarded; nothing depends on their being right.
+//! While a recording searches for a loop of an interpreted program ([`crate::guests`]) it needs the
+//! values that the path loads and tests. The interpreter does not keep them. So each block is
+//! evaluated beforehand on the registers and memory that it will find: pure operations by
+//! [`semantics`], loads by reading guest memory, stores in a list. A value that cannot be known
+//! (results of natives, loads behind them) is `None`.
+//!
+//! **Data.** One evaluation owns its values and stores; guest state is only read. **Invariant.**
+//! The values are guesses that the trace guards, so no result depends on their being right; another
+//! thread may change the memory at any time. **Callers.** The recorder, on the recording thread; no
+//! lock.
+//!
+//! ```text
+//! v0 = get.i64 rbx             Some(0x10)
+//! v1 = load.i32 [v0]           Some(7), read from guest memory
+//! v2 = native n0 …             None
+//! ```
 
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{Effects, Inst, Loc, Op, Operand, Segment, semantics};
@@ -21,10 +33,10 @@ pub struct Surroundings<'a> {
     pub read: &'a dyn Fn(u64, u32) -> Option<u64>,
 }
 
-/// For each value of a base block: what it will be, if that is known.
+/// For each value of a base block, its predicted value if there is one.
 pub type Observation = Vec<Option<u64>>;
 
-/// Evaluates `block`.
+/// Predicts the values of `block`.
 pub fn observe(block: &LiftedBlock, around: &Surroundings<'_>) -> Observation {
     let version = &block.version;
     let mut e = Evaluation {

@@ -1,32 +1,36 @@
 //! Guard placement: which assumptions a trace makes, and where their guards stand.
 //!
-//! A recorded path takes many things for granted. A [`Placement`] says what is assumed besides the directions of branches,
-//! which anchor a branch's guard falls back to, and which passes then move, merge or remove guards. All placements run
-//! the same programs with the same results; what differs is how many guards are executed, what they cost, and how
-//! much is done again when one fails. `dynasour guards` measures that.
+//! A recorded path takes many things for granted. A [`Placement`] decides three things: what is
+//! assumed besides the directions of branches; to which anchor the guard of a branch falls back;
+//! and which passes then move, merge or remove guards. All placements run the same programs with
+//! the same results. They differ in how many guards are executed, what these cost, and how much is
+//! repeated when one fails; `dynasour guards` measures that.
 //!
 //! ```text
-//!                 guest                    eager                    anchored                 hoisted
-//! loop head:      mov  (%rdi),%rax         poll else a0             poll else a0             v5 = le.u v1, v2
-//!                 cmp  %rsi,%rdx           v7 = load [v0] !a0       v7 = load [v0] !a0       assume v5 else a9
-//!                 ja   out                 v5 = le.u v1, v2         v5 = le.u v1, v2         loop: poll else a0
-//!                 add  %rcx,%rax           assume v5 else a2        v8 = add v7, v3          v7 = load [v0] !a0
-//!                 mov  %rax,(%rdi)         v8 = add v7, v3          assume v5 else a0        v8 = add v7, v3
-//!                                          store [v0], v8 !a2       store [v0], v8 !a0       store [v0], v8 !a0
+//!               guest             eager                  anchored               hoisted
+//! loop head:    mov  (%rdi),%rax  poll else a0           poll else a0           v5 = le.u v1, v2
+//!               cmp  %rsi,%rdx    v7 = load [v0] !a0     v7 = load [v0] !a0     assume v5 else a9
+//!               ja   out          v5 = le.u v1, v2       v5 = le.u v1, v2       loop: poll else a0
+//!               add  %rcx,%rax    assume v5 else a2      v8 = add v7, v3        v7 = load [v0] !a0
+//!               mov  %rax,(%rdi)  v8 = add v7, v3        assume v5 else a0      v8 = add v7, v3
+//!                                 store [v0], v8 !a2     store [v0], v8 !a0     store [v0], v8 !a0
 //! ```
 //!
 //! | placement | assumes | guards stand | branches fall back to |
 //! | --- | --- | --- | --- |
 //! | `eager` | stable registers | where the branch was, in every iteration | the branch itself |
-//! | `anchored` | the same | before the first thing that depends on them | the latest anchor that reaches |
-//! | `hoisted` | the same | before the loop if they do not vary in it | the branch itself, or the loop's entry |
-//! | `merged` | the same | one for all on one anchor | the latest anchor that reaches |
+//! | `anchored` | the same | before the first dependent use | the latest in reach |
+//! | `hoisted` | the same | before the loop if steady | the branch itself, or the loop's entry |
+//! | `merged` | the same | one for all on one anchor | the latest in reach |
 //! | `control-only` | nothing | as `default` | the branch itself |
-//! | `default` | stable registers, stores that miss slots | the first iteration apart, so that what it checked is known | the branch itself |
-//! | `combined` | as `default` | as `default`, then as `merged` | the latest anchor that reaches |
+//! | `default` | also that stores miss slots | behind one peeled iteration | the branch itself |
+//! | `combined` | as `default` | as `default`, then as `merged` | the latest in reach |
 //!
-//! "Nothing" is nothing about values: that a path is taken is always assumed. All others also assume the values that drive
-//! the dispatch of an interpreter, in traces of its program's loops.
+//! "Nothing" means nothing about values: that the recorded path is taken is always assumed. All
+//! other placements also assume the values on which the dispatch of an interpreter depends, in
+//! traces of loops of its program.
+//!
+//! A placement is a constant without state, so it may be used from any thread without a lock.
 
 use crate::policy::RegisterUse;
 use dynasour_ir::opt::{self, OptOptions, OptStats};
@@ -36,24 +40,28 @@ use std::fmt;
 /// Which anchor the guard of a conditional branch falls back to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BranchAnchor {
-    /// One of its own, at the branch: a failed guard repeats one instruction.
+    /// An anchor at the branch itself: a failed guard repeats one instruction.
     Own,
-    /// The latest that reaches the branch: guards share anchors, and a failed one repeats what came since.
+    /// The latest anchor that reaches the branch: guards share anchors, and a failed guard repeats
+    /// the instructions since.
     InReach,
 }
 
-/// A way to choose assumptions and to place their guards. The answers must not change between calls.
+/// A way to choose assumptions and to place their guards. A method must return the same answer at
+/// each call.
 pub trait Placement: Sync {
-    /// What `--policy` calls it.
+    /// The name for `--policy`.
     fn name(&self) -> &'static str;
 
-    /// One line for people.
+    /// One line of description.
     fn about(&self) -> &'static str;
 
-    /// Should a register that held `value` over the sampled head executions be assumed to hold it at entry?
+    /// Should the trace assume that a register holds `value` at entry, as it did at the sampled
+    /// executions of the head?
     fn speculate_register(&self, _gpr: Gpr, value: u64, use_: RegisterUse) -> bool {
-        // A guard at the loop's entry buys immediate operands inside: worth it for values that become shift
-        // counts or factors, not for addresses, which differ from call to call.
+        // A guard at the loop's entry makes the register an immediate operand inside. That pays for
+        // values that become shift counts or factors. It does not pay for addresses, which differ
+        // from call to call; values of 2^16 and above count as addresses (guess).
         !use_.written && use_.expensive && value < 1 << 16
     }
 
@@ -62,12 +70,13 @@ pub trait Placement: Sync {
         true
     }
 
-    /// May loops of interpreted programs ([`crate::guests`]) assume the values that drive their dispatch?
+    /// May loops of interpreted programs ([`crate::guests`]) assume the values that drive their
+    /// dispatch?
     fn speculate_guest_loops(&self) -> bool {
         true
     }
 
-    /// What the trace builder makes the guards of branches fall back to.
+    /// The anchor to which the trace builder lets the guards of branches fall back.
     fn branch_anchor(&self) -> BranchAnchor {
         BranchAnchor::Own
     }
@@ -75,11 +84,13 @@ pub trait Placement: Sync {
     /// The passes that a built trace goes through, in order.
     fn passes(&self) -> &'static [&'static str];
 
-    /// Optimises a built trace. `options` are the run's; a placement only takes liberties away.
+    /// Optimises a built trace. `options` are those of the run; a placement only forbids what they
+    /// allow.
     fn optimise(&self, version: &mut Version, options: &OptOptions) -> OptStats {
         let mut options = options.clone();
         options.alias_guards &= self.speculate_aliasing();
-        // A guard's first use is also what may fault unless the guard holds.
+        // An access behind a guard may be one that faults unless the guard holds, so the guard
+        // stays before it.
         options.delay_past_faults = false;
         opt::run_pipeline(version, self.passes(), &options)
     }
@@ -91,7 +102,7 @@ impl fmt::Debug for dyn Placement {
     }
 }
 
-/// What one iteration says by itself: nothing moves from one iteration to another.
+/// The passes that use facts of one iteration only: nothing moves between iterations.
 macro_rules! one_iteration {
     ($($then:literal),*) => {
         &["simplify", "params", "forward", "simplify", "params", "dce", $($then,)* "sink", "flagparams", "params", "dce"]
@@ -153,7 +164,7 @@ impl Placement for Hoisted {
     }
 }
 
-/// `delay` puts guards of one anchor in a row, which `conjoin` makes one.
+/// `delay` makes guards of one anchor adjacent, and `conjoin` makes them one.
 const MERGE: &[&str] = &[
     "simplify",
     "params",
@@ -261,7 +272,7 @@ impl Placement for Combined {
     }
 }
 
-/// The default pipeline, and the end of [`MERGE`].
+/// The default pipeline, followed by the last two passes of [`MERGE`].
 const COMBINED: [&str; opt::PIPELINE.len() + 2] = {
     let mut all = ["delay"; opt::PIPELINE.len() + 2];
     let mut i = 0;
@@ -276,7 +287,7 @@ const COMBINED: [&str; opt::PIPELINE.len() + 2] = {
 /// Every placement, in the order of the table.
 pub const PLACEMENTS: &[&dyn Placement] = &[&Eager, &Anchored, &Hoisted, &Merged, &ControlOnly, &Peeled, &Combined];
 
-/// What is used unless the user says otherwise.
+/// The placement that is used if the user names none.
 pub const DEFAULT: &dyn Placement = &Peeled;
 
 /// The placement with this name.

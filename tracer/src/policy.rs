@@ -1,4 +1,14 @@
-//! The choices of the trace selector, behind one trait so that a study can swap them.
+//! The thresholds and limits of trace selection, behind one trait so that a study can exchange
+//! them.
+//!
+//! **Data.** [`DefaultPolicy`] has the threshold of heads, which rises when the code cache
+//! overflows, and the placement. **Invariant.** A policy decides how fast a program runs, never
+//! what it computes. **Callers.** The runtime owns the policy and calls it under the lock that
+//! protects its trace tables.
+//!
+//! ```text
+//! DefaultPolicy::default()  thresholds 1000 and 500, 400 instructions, 5 versions
+//! ```
 
 use crate::placement::{self, Placement};
 
@@ -10,19 +20,21 @@ pub trait SpeculationPolicy {
     fn exit_threshold(&self) -> u32;
     /// Most guest instructions in one trace.
     fn max_instructions(&self) -> usize;
-    /// Failed recordings or compilations of one head before it is never tried again; each failure doubles the
-    /// threshold of that head first (TraceMonkey's blacklisting).
+    /// Failed recordings or compilations of one head after which it is given up. Each failure
+    /// before that doubles the threshold of the head (TraceMonkey's blacklisting).
     fn max_failures(&self) -> u32;
-    /// Most versions of one region, so that chains of exits stay short (deoptless: 5 continuations).
+    /// Most versions of one region, so that chains of exits stay short (deoptless: 5
+    /// continuations).
     fn max_versions(&self) -> usize;
-    /// The code cache overflowed and was flushed: a cache too small for the program's hot code must not make it spend
-    /// its time on compiling, so traces become dearer.
+    /// Notes that the code cache overflowed and was flushed. A cache that is too small for the
+    /// program's hot code must not make the program spend its time on compiling, so the thresholds
+    /// rise.
     fn cache_overflowed(&mut self);
-    /// What is assumed and where the guards stand.
+    /// The placement: what is assumed, and where the guards stand.
     fn placement(&self) -> &'static dyn Placement;
 }
 
-/// What a trace does with a register that it reads before writing.
+/// How a trace uses a register that it reads before it writes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RegisterUse {
     /// The trace writes the register too, so it is not an invariant of the loop.
@@ -31,8 +43,9 @@ pub struct RegisterUse {
     pub expensive: bool,
 }
 
-/// Executions of a trace head before it is recorded, by default. Compiling a fragment costs some 0.3 ms, as much as
-/// interpreting it about a thousand times.
+/// Executions of a trace head before it is recorded (measured: compiling a fragment costs about 0.3
+/// ms, as much as interpreting it a thousand times; a lower threshold compiles code that is not
+/// hot).
 pub const HEAD_THRESHOLD: u32 = 1000;
 
 /// Dynamo's recipe with conservative value speculation.
@@ -56,8 +69,9 @@ impl SpeculationPolicy for DefaultPolicy {
     }
 
     fn exit_threshold(&self) -> u32 {
-        // Side traces are worth less than the trace itself until they prove hot; at least twice, so that a
-        // single accident never compiles anything, except where everything is forced to be hot.
+        // Half the head's threshold (guess). A side trace is worth less than the trace until its
+        // exit proves hot; too low compiles rare exits. At least 1, for the tests that make
+        // everything hot.
         (self.head_threshold() / 2).max(1)
     }
 

@@ -1,29 +1,40 @@
-//! Following the next executing tail.
+//! Records a trace: the state machine that follows the path which the guest executes next.
 //!
-//! The recorder is told of every block the interpreter finishes while it records. It stops at a cycle back to the
-//! head (a loop), where another loop begins, at a system call or another instruction the runtime must do, or at
-//! the length limit. What cannot be traced aborts with a named reason.
+//! The interpreter reports each block that it finishes while a recording is active. A recording
+//! ends where the path returns to its head (a loop), where another loop begins, before a system
+//! call or another instruction that the runtime executes, or at the length limit. A path that
+//! cannot be traced is aborted with a named reason. A *landing* is what starts at the pc to which
+//! control goes.
 //!
-//! Calls are followed into functions even where a fragment starts, so that a loop's trace holds all it calls; but not
-//! into a function that is active already, nor into the head: a head that a call reaches again is a function with
-//! several calls, not a loop. The trace of a function that was hot by its calls ends where it returns, since the next
-//! call comes from elsewhere.
+//! * **Calls** are followed into the function even if a fragment starts there, so that the trace of
+//!   a loop holds everything that the loop calls. A call of a function that is already active in
+//!   the path is not followed, and neither is a call of the head: a head that a call reaches again
+//!   is a function with several callers, not a loop. The trace of a function that was hot by its
+//!   calls ends where the function returns, because the next call comes from elsewhere.
+//! * **Paths from an exit** may go on for a short way after a backward branch, if they reach the
+//!   loop that the exit has left. An example is the bottom of a `while` that jumps back to its
+//!   body. Otherwise they would end at the branch, in a trace that begins with all values in their
+//!   guest locations.
+//! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed
+//!   to their end, so that the trace holds all their iterations.
+//! * **Dispatch loops**, whose first indirect jump has changing targets, do not end a recording. It
+//!   goes on through them in search of a loop of the interpreted program ([`crate::guests`]). If
+//!   there is none the trace ends at that jump, so that each opcode's handler has a dispatch of its
+//!   own.
 //!
-//! What an exit leads to and a backward branch leaves may go on for a little to the loop that the exit has left, as where the
-//! bottom of a `while` jumps back to its body: else it would end in a trace that begins there with everything in its place.
+//! **Data.** [`Recorder`] owns the steps of one recording. **Invariant.** The steps are what the
+//! guest executed, in order; what may end the recording is decided after each. **Callers.** The
+//! interpreter of the recording thread; the recorder belongs to that thread, no lock.
 //!
-//! Loops that always run the same few times ([`crate::trips`]) are followed to their end, so that the trace holds all
-//! their iterations.
-//!
-//! A loop whose first indirect jump keeps going elsewhere (an interpreter's dispatch) is no place to end: the recording
-//! goes on through it in search of a loop of the program that is being interpreted ([`crate::guests`]). If there is none,
-//! the trace ends at that jump, so that each opcode's handler has a dispatch of its own.
+//! ```text
+//! head 0x10: step(0x10 → 0x20), step(0x20 → 0x10)       Done(Path { shape: Loop, 2 steps }, Cycle)
+//! ```
 
 use crate::build::{Path, Step, TraceShape};
 use crate::guests::{self, DispatchHeads, Green, GuestLoop, Key};
 use crate::observe::{Observation, Surroundings, observe};
 use crate::policy::SpeculationPolicy;
-use crate::trips;
+use crate::short_loops;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{GuestTerm, Term};
 use std::rc::Rc;
@@ -31,35 +42,35 @@ use std::rc::Rc;
 /// Why a recording produced no trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub enum AbortReason {
-    /// The very first instruction must be done by the runtime, so there is nothing to compile.
+    /// The runtime must execute the first instruction, so there is nothing to compile.
     NothingToTrace,
     /// A guest instruction faulted while it was recorded.
     Fault,
     /// A signal arrived.
     Signal,
-    /// A location that traces do not keep was used (a segment base).
+    /// The path uses a location that traces do not keep (a segment base).
     UnsupportedLocation,
     /// A guest instruction needs an anchor after its own effect.
     NoAnchor,
-    /// Code in the vDSO: its loads must never be removed.
+    /// The code is in the vDSO, whose loads must never be removed.
     Vdso,
     /// Plain stores may change the code.
     WritableCode,
     /// The emitter refused the trace.
     Emitter,
-    /// The code cache was flushed under the recording.
+    /// The code cache was flushed during the recording.
     Flushed,
-    /// The region has as many versions as it may have.
+    /// The region has as many versions as the policy allows.
     TooManyVersions,
-    /// The user asked for other traces only.
+    /// The user asked for other traces only (`--only-trace`).
     NotSelected,
-    /// The trace would hardly save anything of what the copied blocks cost.
+    /// The trace would save hardly anything compared with the copied blocks.
     NoGain,
     /// The guest leaves the path too often.
     LeavesEarly,
-    /// A dispatch loop, but no loop of an interpreted program.
+    /// The path goes through a dispatch loop, but no loop of an interpreted program was found.
     NoGuestLoop,
-    /// What was observed does not lead along the recorded path.
+    /// The observed values contradict the recorded path.
     Inconsistent,
 }
 
@@ -76,26 +87,26 @@ pub enum EndReason {
     Length,
     /// The return of the function that the trace began with.
     Return,
-    /// The indirect jump of a dispatch loop.
+    /// The indirect jump of a dispatch loop (see the module's header).
     Dispatch,
-    /// The program that is being interpreted came round a loop.
+    /// The interpreted program has gone round a loop.
     GuestLoop,
-    /// The head of a dispatch loop, where traces of such loops begin.
+    /// The head of a dispatch loop, where traces of loops of the interpreted program begin.
     DispatchHead,
 }
 
-/// What starts where control goes.
+/// What starts at the pc to which control goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Landing {
-    /// Nothing that matters.
+    /// No fragment that ends a recording.
     Ordinary,
     /// A loop's fragment.
     Loop,
-    /// A loop's fragment whose indirect jump keeps going elsewhere.
+    /// A loop's fragment whose first indirect jump has changing targets.
     Dispatch,
-    /// Another fragment whose indirect jump does.
+    /// A linear trace's fragment whose first indirect jump has changing targets.
     LinearDispatch,
-    /// A short loop, which the recording goes through.
+    /// A short loop, through which the recording goes.
     Short,
 }
 
@@ -104,20 +115,20 @@ pub enum Landing {
 pub enum HeadKind {
     /// A function, by its calls.
     Function,
-    /// By jumps to it, or by fragments that leave to it.
+    /// By jumps to it, or by exits of fragments that lead to it.
     Other,
-    /// An exit of a fragment leads there.
+    /// An exit of a fragment, from which a side trace is recorded, leads there.
     Exit,
 }
 
-/// What the recorder says after each block.
+/// The recorder's answer after each block.
 #[derive(Debug)]
 pub enum Recording {
     /// Go on.
     Continue,
     /// The path is complete.
     Done(Path, EndReason),
-    /// Nothing came of it.
+    /// The recording produced no path.
     Aborted(AbortReason),
 }
 
@@ -128,25 +139,29 @@ pub struct Recorder {
     kind: HeadKind,
     stable: Vec<(dynasour_ir::Gpr, u64)>,
     steps: Vec<Step>,
-    /// Functions entered by calls in the path and not left again.
+    /// Functions that the path has called and not returned from.
     callees: Vec<u64>,
     instructions: usize,
     limit: usize,
-    /// The path of an exit has gone back by a branch, after so many steps and instructions.
+    /// Set when the path of an exit has taken a backward branch: the numbers of steps and
+    /// instructions until then.
     back: Option<(usize, usize)>,
-    /// The path has come through a dispatch loop's head.
+    /// The path has passed the head of a dispatch loop.
     dispatching: bool,
     /// The search for a loop of the interpreted program.
     search: Option<Search>,
-    /// What the block computes that is being executed.
+    /// The predicted values of the block that is being executed.
     observation: Option<Observation>,
 }
 
-/// How many instructions behind a backward branch the loop may be that an exit has left.
+/// Most instructions between a backward branch and the loop that the exit has left (guess; too low
+/// ends paths at the branch, too high records code that belongs to another trace).
 const HOME: usize = 40;
-/// How far a search goes, in guest instructions.
+/// Most guest instructions of a search for a loop of an interpreted program (guess; bounds the
+/// memory and time of a recording).
 const SEARCH_LIMIT: usize = 8000;
-/// The longest loop of an interpreted program that becomes a trace, in guest instructions.
+/// Most guest instructions of a loop of an interpreted program that becomes a trace (guess: a
+/// longer trace compiles for too long and leaves early).
 const GUEST_LIMIT: usize = 2500;
 
 /// A search for a loop of an interpreted program.
@@ -155,25 +170,26 @@ struct Search {
     /// The dispatch loop's head.
     head: u64,
     passages: Vec<Passage>,
-    /// How many steps there were after the first dispatch, and the block that dispatched.
+    /// The number of steps at the first dispatch, and the block that dispatched.
     dispatched: Option<(usize, u64)>,
-    /// The head has traces of loops already.
+    /// Does the head have traces of such loops already?
     has_loops: bool,
 }
 
-/// The path came to the head.
+/// One passage of the dispatch head.
 #[derive(Debug)]
 struct Passage {
-    /// How many steps there were.
+    /// The number of steps until then.
     steps: usize,
-    /// How many instructions.
+    /// The number of instructions until then.
     instructions: usize,
     gpr: [u64; 16],
     key: Option<Key>,
 }
 
 impl Recorder {
-    /// Starts recording at `head`; `stable` are the registers that held these values at the sampled executions.
+    /// Starts recording at `head`; `stable` are the registers that held these values at the sampled
+    /// executions.
     pub fn new(
         head: u64,
         kind: HeadKind,
@@ -200,7 +216,8 @@ impl Recorder {
         self.head
     }
 
-    /// The interpreter ran `block` to its end and goes to `next`, where `landing` starts.
+    /// Reports that the interpreter ran `block` to its end and goes to `next`, where `landing`
+    /// starts.
     pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, landing: Landing) -> Recording {
         self.instructions += block.count as usize;
         self.steps.push(Step { block: Rc::clone(block), next, observed: self.observation.take() });
@@ -217,7 +234,7 @@ impl Recorder {
             _ => {}
         }
         if self.search.is_some() {
-            // Whoever searches says where it ends.
+            // During a search `passage` and `between` decide where the path ends.
             return Recording::Continue;
         }
         if next == self.head && transfer != Transfer::Call {
@@ -247,8 +264,8 @@ impl Recorder {
         Recording::Continue
     }
 
-    /// The same, going on through dispatch loops in search of loops of an interpreted program. `around` is the state at
-    /// `next`.
+    /// As [`Recorder::step`], but goes on through dispatch loops in search of loops of an
+    /// interpreted program. `around` is the state at `next`.
     pub fn step_through(
         &mut self,
         block: &Rc<LiftedBlock>,
@@ -275,14 +292,14 @@ impl Recorder {
         }
     }
 
-    /// The block that is executed next, in this state.
+    /// Reports the block that is executed next, and the state before it.
     pub fn prepare(&mut self, block: &LiftedBlock, around: &Surroundings<'_>) {
         if self.search.is_some() {
             self.observation = Some(observe(block, around));
         }
     }
 
-    /// The search has come to its head.
+    /// The path has reached the head of the search.
     fn passage(&mut self, heads: &mut DispatchHeads, around: &Surroundings<'_>) -> Recording {
         let Some(search) = &mut self.search else { return Recording::Continue };
         let head = search.head;
@@ -315,7 +332,7 @@ impl Recorder {
         Recording::Continue
     }
 
-    /// The search goes on in a handler.
+    /// The path is between two passages of the head.
     fn between(&mut self, landing: Landing, heads: &mut DispatchHeads) -> Recording {
         let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else { return Recording::Continue };
         if guests::dispatches(step) {
@@ -337,7 +354,7 @@ impl Recorder {
         Recording::Continue
     }
 
-    /// There is no loop of an interpreted program here.
+    /// The search has found no loop of an interpreted program.
     fn search_failed(&mut self, heads: &mut DispatchHeads) -> Recording {
         if let Some(search) = &self.search
             && !search.has_loops
@@ -347,14 +364,15 @@ impl Recorder {
         self.without_search()
     }
 
-    /// What there is of the path without a search.
+    /// Ends the search and returns the part of the path that is useful without it.
     fn without_search(&mut self) -> Recording {
         let Some(search) = self.search.take() else { return Recording::Continue };
         let first = search.passages.first().map_or(0, |p| p.steps);
         if self.head == search.head || first == 0 {
             return Recording::Aborted(AbortReason::NoGuestLoop);
         }
-        // Where there are loops already, their traces are found at the head.
+        // If the head already has traces of such loops, the path ends at the head, where those
+        // begin.
         let (steps, reason) = match search.dispatched {
             Some((steps, _)) if !search.has_loops => (steps, EndReason::Dispatch),
             _ => (first, EndReason::DispatchHead),
@@ -363,13 +381,14 @@ impl Recorder {
         self.finish(TraceShape::Linear, reason)
     }
 
-    /// Has the path come to the short loop at `head` less often than two runs of it would?
+    /// Has the path reached the short loop at `head` no more often than two runs of it would?
     fn may_pass(&self, head: u64) -> bool {
-        self.steps.iter().filter(|s| s.next == head).count() <= 2 * trips::MOST_TRIPS as usize
+        self.steps.iter().filter(|s| s.next == head).count() <= 2 * short_loops::MOST_TRIPS as usize
     }
 
-    /// The path of an exit has gone back by a branch: is the loop near from which the exit left? A trace that begins where the
-    /// branch leads would know nothing of what the exit's fragment has in registers. If it is not, the path ends at the branch.
+    /// The path of an exit has taken a backward branch. If the loop that the exit left is near, the
+    /// path ends there; otherwise it ends at the branch. A trace that began at the target of the
+    /// branch would not know which values the exit's fragment has in registers.
     fn go_home(&mut self, transfer: Transfer, landing: Landing, (steps, instructions): (usize, usize)) -> Recording {
         let near = self.instructions - instructions <= HOME;
         match (transfer, landing) {
@@ -380,7 +399,7 @@ impl Recorder {
         self.finish(TraceShape::Linear, EndReason::OtherHead)
     }
 
-    /// The interpreter ran `block` up to an instruction that the runtime must do.
+    /// Reports that the interpreter ran `block` up to an instruction that the runtime executes.
     pub fn runtime_instruction(&mut self, block: &Rc<LiftedBlock>) -> Recording {
         if block.count <= 1 && self.steps.is_empty() {
             return Recording::Aborted(AbortReason::NothingToTrace);
@@ -411,10 +430,11 @@ impl Recorder {
     }
 }
 
-/// How control goes from one block to the next.
+/// The kind of a transfer from one block to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transfer {
-    /// By a direct jump, taken or not, or straight on; `backward` if it was taken to an earlier address.
+    /// A direct jump or branch, taken or not, or the next block in order; `backward` if it was
+    /// taken to an earlier address.
     Jump {
         backward: bool,
     },

@@ -1,54 +1,61 @@
-//! How well a recorded loop is kept to.
+//! Measures how often the guest keeps to a recorded loop, before the loop is compiled.
 //!
-//! Where everything else runs natively, a trace has to pay for the way in and out, which loops that leave after half an
-//! iteration never do. So when a loop has been recorded, the interpreter goes on for a while and counts how often the
-//! guest comes to its head, how often it then goes all the way, and how often it is back soon after it has left
-//! ([`Survival`]): what leaves by few ways and comes back can have side traces.
+//! If everything else runs natively, a trace must pay for its entry and exits; a loop that leaves
+//! after half an iteration never does. So after a loop has been recorded the interpreter continues
+//! for a while. [`Survival`] counts how often the guest reaches the head, how often it then
+//! completes the path, and how often it is back at the head soon after leaving the path. A path
+//! that is left in few ways and soon reached again can have side traces.
+//!
+//! **Data.** [`Survival`] owns the recording, the current position on the path and the ways in
+//! which it was left. **Invariant.** The counts influence only whether the path is compiled.
+//! **Callers.** The interpreter of the recording thread calls [`Survival::arrive`] before each
+//! block; no lock.
 //!
 //! ```text
-//! path a b c      a b c a b c a d  a b e …      begun twice, twice all the way, back once
+//! path a b c      a b c a b c a d  a b e …      begun twice, completed twice, back once
 //! ```
 
 use crate::build::{Path, TraceShape};
 use crate::recorder::EndReason;
 
-/// Runs that are watched at most.
+/// Runs of the path that are observed at most (guess; more delay the trace, fewer judge by chance).
 const RUNS: u32 = 50;
-/// Blocks that are watched at most.
+/// Blocks that are observed at most (guess: bounds the time in the interpreter).
 const PATIENCE: u32 = 2000;
-/// Ways out of the path that are told apart.
+/// Ways out of the path that are told apart (guess: as many as may get side traces).
 const WAYS: usize = 6;
-/// Blocks after which a way back is long.
+/// Blocks off the path after which a return to the head no longer counts as soon (guess).
 const BACK: u32 = 40;
 
-/// What came of watching a path.
+/// The result of observing a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Runs {
-    /// How often the guest came to the head otherwise than by the path.
+    /// How often the guest reached the head otherwise than along the path.
     pub begun: u32,
-    /// How often it went all the way.
+    /// How often it completed the path.
     pub whole: u32,
-    /// How often it left by one of the first few ways, and was back at the head soon.
+    /// How often it left the path in a known way and was back at the head within [`BACK`] blocks.
     pub back: u32,
 }
 
-/// Watches what becomes of a recorded path.
+/// Observes how the guest keeps to a recorded path.
 #[derive(Debug)]
 pub struct Survival {
     path: Path,
     end: EndReason,
-    /// How many steps of the path have been gone, if the guest is on it.
+    /// The number of steps of the path that have been executed, if the guest is on it.
     gone: Option<usize>,
-    /// Where the path was left, by step and pc.
+    /// The ways in which the path was left: step and pc.
     ways: Vec<(usize, u64)>,
-    /// After how many blocks off the path the guest will not have come back; 0 if it went an unknown way.
+    /// The number of blocks within which a return to the head counts; 0 if the guest left in an
+    /// unknown way.
     off: u32,
     runs: Runs,
     patience: u32,
 }
 
 impl Survival {
-    /// Watches from the end of the recording on.
+    /// Starts at the end of the recording.
     pub fn new(path: Path, end: EndReason) -> Survival {
         let ways = Vec::with_capacity(WAYS);
         Survival { path, end, gone: None, ways, off: 0, runs: Runs::default(), patience: PATIENCE }
@@ -59,7 +66,7 @@ impl Survival {
         self.path.head
     }
 
-    /// The block at `pc` comes next. Has enough been seen?
+    /// Reports that the block at `pc` is executed next. Returns whether enough has been observed.
     pub fn arrive(&mut self, pc: u64) -> bool {
         self.patience = self.patience.saturating_sub(1);
         self.off = self.off.saturating_sub(1);
@@ -90,12 +97,12 @@ impl Survival {
         self.off = if known { BACK } else { 0 };
     }
 
-    /// The runtime does something now: whatever the guest does next, it is not on the path.
+    /// Reports that the runtime interrupts the guest, which is no longer on the path.
     pub fn interrupted(&mut self) {
         (self.gone, self.off) = (None, 0);
     }
 
-    /// The recording, with what was seen.
+    /// The recording, with the counts.
     pub fn into_recording(mut self) -> (Path, EndReason) {
         self.path.runs = Some(self.runs);
         (self.path, self.end)

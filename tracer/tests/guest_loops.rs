@@ -1,4 +1,5 @@
-//! Recordings through the dispatch loop of an interpreter follow the loop of its program.
+//! Recordings through the dispatch loop of an interpreter follow the loop of the interpreted
+//! program.
 
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::{Leave, Machine, ModelMachine, NoHooks, State, run};
@@ -18,8 +19,8 @@ const PROGRAM: u64 = 0x10_0000;
 const TABLE: u64 = 0x10_1000;
 const STACK: u64 = 0x7f_0000;
 
-/// An interpreter: rbx is its program counter, rdi its accumulator, rsi a count. Bytes 0: add 3, 1: double, 2: back to the
-/// start of the program while the count lasts, 3: leave.
+/// An interpreter: rbx is its program counter, rdi its accumulator, rsi a count. Opcodes: 0 adds 3,
+/// 1 doubles, 2 goes back to the start of the program while the count lasts, 3 leaves.
 struct Interpreter {
     bytes: Vec<u8>,
     head: u64,
@@ -68,7 +69,7 @@ impl Interpreter {
         Rc::new(lift_block(pc, &Bytes { start: CODE, bytes: &self.bytes }, MAX_BLOCK))
     }
 
-    /// Records from the head on until the recorder is done.
+    /// Records from the head until the recorder is done.
     fn record(&mut self, state: &mut State, heads: &mut DispatchHeads) -> Result<(Path, EndReason), String> {
         let policy = DefaultPolicy::default();
         let mut recorder = Recorder::new(self.head, HeadKind::Other, Vec::new(), &policy);
@@ -107,7 +108,7 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
     let mut heads = DispatchHeads::default();
     let (path, end) = interpreter.record(&mut state(), &mut heads).unwrap();
     assert_eq!((end, path.shape, path.head), (EndReason::GuestLoop, TraceShape::Loop, interpreter.head));
-    // Five instructions of the program: a dispatch and a handler each.
+    // Five instructions of the interpreted program: a dispatch and a handler for each.
     assert_eq!(path.steps.len(), 10);
     let guest = path.guest.as_ref().unwrap();
     assert!(guest.registers.iter().any(|(g, _)| g.number() == 3), "{guest:?}");
@@ -116,10 +117,11 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
     optimise(&mut version, &OptOptions::default());
     assert_valid(&version);
     let body = &version.blocks.last().unwrap().insts;
-    // What is loaded is compared with constants; no target is computed.
+    // Loaded values are compared with constants; no target is computed.
     let loads: Vec<_> = body.iter().filter(|i| i.op == Op::Load).collect();
     assert!(loads.iter().all(|l| l.args[0].as_const().is_some()), "{version}");
-    // Each iteration: five opcodes, three table entries (or five), and which way `again` goes.
+    // Each iteration assumes five opcodes, three (or five) table entries, and the direction of
+    // `again`.
     let guards = body.iter().filter(|i| i.op == Op::Assume).count();
     assert!(guards <= 11, "{guards} guards\n{version}");
 }
@@ -133,7 +135,7 @@ fn a_known_loop_is_where_other_recordings_end() {
     let (second, end) = interpreter.record(&mut state(), &mut heads).unwrap();
     assert_eq!((end, second.shape), (EndReason::DispatchHead, TraceShape::Linear));
     assert!(second.guest.is_none() && first.guest.is_some());
-    // Once that trace is gone, the loop is found again.
+    // After that trace has been dropped, the loop is found again.
     heads.fail(interpreter.head, true);
     let (_, end) = interpreter.record(&mut state(), &mut heads).unwrap();
     assert_eq!(end, EndReason::GuestLoop);

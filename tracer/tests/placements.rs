@@ -1,5 +1,5 @@
-//! Every placement on random traces: what its passes make verifies, is equivalent to `base` and transparent; and each
-//! does something of its own.
+//! Every placement on random traces: the result verifies, is equivalent to `base` and transparent;
+//! and no two placements give the same result for all of them.
 
 use dynasour_ir::eval::check::{Checked, check};
 use dynasour_ir::opt::OptOptions;
@@ -41,7 +41,7 @@ fn placed_traces_are_equivalent_and_transparent() {
     assert!(compared > 5_000, "{compared}");
 }
 
-/// Two placements that make the same of every trace are one.
+/// Two placements with the same result for every trace would be one.
 #[test]
 fn no_two_placements_are_the_same() {
     let mut cases = Vec::new();
@@ -60,7 +60,7 @@ fn no_two_placements_are_the_same() {
     }
 }
 
-/// What the table of the module says of guards in loops.
+/// The statements of the module's table about guards in loops.
 #[test]
 fn guards_stand_where_the_placement_says() {
     let in_loops = |version: &Version| -> usize {

@@ -1,4 +1,5 @@
-//! Traces built from assembled guest code verify, and leave only in states that `base` passes through.
+//! Traces built from assembled guest code verify, and leave only in states that `base` passes
+//! through.
 
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
 use dynasour_ir::eval::check::{Checked, Code, Limits, check};
@@ -43,7 +44,7 @@ impl Program {
         self.follow((head, HeadKind::Other), state, machine, stable, &[]).0
     }
 
-    /// The same for a head of some kind, among other fragments.
+    /// The same for a head of some kind, with other fragments around.
     fn follow(
         &mut self,
         (head, kind): (u64, HeadKind),
@@ -177,7 +178,7 @@ fn calls_and_returns_are_followed() {
     check_trace(program, CODE, TraceShape::Loop, 0);
 }
 
-/// A loop that calls one function twice; the function stands behind it.
+/// A loop that calls one function twice; the function's code is behind the loop.
 fn two_calls_of_one_function() -> Program {
     Program::assemble(|a| {
         let (mut top, mut function) = (a.create_label(), a.create_label());
@@ -204,7 +205,7 @@ fn a_function_called_twice_is_inlined_twice() {
 fn a_function_called_again_is_no_loop() {
     let mut program = two_calls_of_one_function();
     let function = program.record(CODE, state(5), machine(), 0).steps[0].next;
-    // As after the first call.
+    // The state after the first call.
     let mut machine = machine();
     machine.write(STACK, &(CODE + 5).to_le_bytes());
     let path = program.record(function, state(5), machine, 0);

@@ -1,4 +1,5 @@
-//! Any sequence of passes over the traces of any program keeps them equivalent to `base` and transparent.
+//! Fuzz target: any sequence of passes over the traces of any program keeps them equivalent to
+//! `base` and transparent.
 #![no_main]
 
 use dynasour_ir::random::{Rng, cases, generate};

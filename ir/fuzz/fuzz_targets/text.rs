@@ -1,4 +1,5 @@
-//! Any text is answered: with an error that names a place in it, or with a file that prints as what parses to it.
+//! Fuzz target: the parser answers any text with an error that names a position in it, or with a
+//! file that prints as a text which parses to the same file.
 #![no_main]
 
 use dynasour_ir::text::{file, regions};

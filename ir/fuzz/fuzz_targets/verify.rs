@@ -1,4 +1,5 @@
-//! The verifier has an answer for any version, and what it accepts the evaluator runs without a panic and the text
+//! Fuzz target: the verifier answers for any version. The evaluator runs each version that it
+//! accepts without a panic, and the text form round-trips it.
 //! form keeps.
 #![no_main]
 
@@ -20,6 +21,7 @@ fuzz_target!(|tape: &[u8]| {
     let mut machine = ModelMachine::boundless(rng.bits());
     let mut state = generate::state(&mut rng);
     let mut hooks = ForceNth { seen: 0, nth: Some(rng.below(64) as u64) };
-    // Deferred stores may fault here (rule (c) is not the verifier's); nothing else may go wrong.
+    // A deferred store may fault here, because the verifier does not check rule (c); nothing else
+    // may go wrong.
     let _ = run(&v, &mut state, &mut machine, &mut hooks, &mut 2_000);
 });

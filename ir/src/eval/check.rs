@@ -1,14 +1,24 @@
-//! Version equivalence and assumption transparency as programs (sourir 5.4).
+//! Checks that a version does what `base` does: version equivalence and assumption transparency
+//! (sourir 5.4).
 //!
-//! A version may leave in exactly those states that `base` passes through: starting both from one state, the
-//! guest state (registers, flags, memory, in-place state, pc) with which the version leaves must appear in the
-//! sequence of states that `base` has before each of its guest instructions. That is one notion for every way of
-//! leaving: the end of the trace, a failed assumption, a fault (whose anchor is earlier; `base` replays up to it),
-//! and, for *assumption transparency*, every anchor that is taken although nothing failed.
+//! The rule: a version may leave only in a state that `base` passes through. Both start from one
+//! state. The state in which the version leaves (registers, flags, memory, in-place state, pc) must
+//! appear in the sequence of states that `base` has before each of its guest instructions. This one
+//! rule covers the end of a trace, a failed assumption, and a fault, whose anchor is earlier and
+//! from which `base` replays. For *assumption transparency* it covers each anchor that is taken
+//! although nothing failed.
 //!
-//! A version that never leaves where `base` comes to an end is not equivalent either.
+//! A version that never leaves although `base` comes to an end is not equivalent.
 //!
-//! Used by the passes' tests on a [`super::ModelMachine`] and by `--verify-traces` on the live state at entry.
+//! **Data.** A check owns copies of the entry state and of the machine, one for each evaluation;
+//! the caller's are not changed. **Callers.** The tests of the passes, on a
+//! [`super::ModelMachine`], and the fuzz targets. No lock.
+//!
+//! ```text
+//! base      0x10: rax += 1    0x14: rax *= 2    0x18: …
+//! version   leaves to 0x18 with rax = 4, entered with rax = 1  correct
+//! version   leaves to 0x14 with rax = 4, entered with rax = 1  wrong: base has rax = 2 there
+//! ```
 
 use super::{EvalError, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run};
 use crate::types::Loc;
@@ -47,12 +57,13 @@ impl Comparable for ModelMachine {
     }
 }
 
-/// How much a check may do.
+/// The budget of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// IR instructions that one evaluation may execute.
     pub steps: u64,
-    /// Opportunities that are forced; if there are more, they are chosen evenly.
+    /// Most opportunities that are forced. If the evaluation has more, the forced ones are spread
+    /// evenly over all.
     pub forced: u64,
 }
 
@@ -62,7 +73,7 @@ impl Default for Limits {
     }
 }
 
-/// What a check that found nothing wrong looked at.
+/// What a check that found no mismatch has compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checked {
     /// The version's context does not hold of the state: there is nothing to check.
@@ -107,7 +118,8 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Does a version's context hold of this state? (`private_memory` is the caller's to know.)
+/// Does the context of `version` hold in this state? The caller answers for `private_memory`, which
+/// a state cannot show.
 pub fn context_holds<M: Machine>(version: &Version, state: &State, machine: &mut M) -> bool {
     version.context.facts.iter().all(|fact| match *fact {
         Fact::RegEquals(gpr, value) => state.gpr[gpr.number()] == value,
@@ -117,8 +129,8 @@ pub fn context_holds<M: Machine>(version: &Version, state: &State, machine: &mut
     })
 }
 
-/// Runs the program from `pc` in `base` until it leaves otherwise than by going to another block, or until
-/// there is no block (`Leave::Goto`).
+/// Runs the program from `pc` in `base`. It ends when a block leaves otherwise than to another
+/// block, or at a pc without a block (`Leave::Goto`).
 pub fn run_base<M: Machine, H: Hooks<M>>(
     code: &mut dyn Code,
     mut pc: u64,
@@ -136,7 +148,7 @@ pub fn run_base<M: Machine, H: Hooks<M>>(
     Ok(Leave::Goto(pc))
 }
 
-/// Looks for a state among those that `base` passes through.
+/// Compares each state that `base` passes with the one looked for.
 struct Search<'a, M> {
     pc: u64,
     state: &'a State,
@@ -146,11 +158,11 @@ struct Search<'a, M> {
     visits: u64,
 }
 
-/// A state that `base` passes and that is not the one looked for.
+/// A state that `base` passes at the right pc and that differs from the one looked for.
 struct Candidate {
-    /// Location, what it holds in `base`, what it should.
+    /// Location, its value in `base`, its value when the version left.
     differing: Vec<(Loc, u64, u64)>,
-    /// What differs in the machine, if the locations agree.
+    /// The first difference of the machines, if all locations agree.
     machine: Option<String>,
 }
 
@@ -191,8 +203,8 @@ impl<M: Comparable> Hooks<M> for Search<'_, M> {
     }
 }
 
-/// Does `base`, started at `from` in `entry`, pass through the state (`pc`, `state`, `machine`)?
-/// If not: the nearest state it passes at that pc.
+/// Does `base`, started at pc, state and machine `from`, pass through pc, state and machine `to`?
+/// The error names the nearest state that it passes at that pc.
 fn passes_through<M: Comparable>(
     code: &mut dyn Code,
     from: (u64, &State, &M),
@@ -204,7 +216,7 @@ fn passes_through<M: Comparable>(
     let leave = run_base(code, from.0, &mut state, &mut machine, &mut search, &mut budget);
     match leave {
         Ok(Leave::Stopped { .. }) => return Ok(()),
-        // The end of the program is a state too, though no block starts there.
+        // The end of the program is also a state, although no block starts there.
         Ok(Leave::Goto(pc)) if search.matches(pc, &state, &machine) => return Ok(()),
         _ => {}
     }
@@ -217,8 +229,8 @@ fn passes_through<M: Comparable>(
     })
 }
 
-/// Checks `version` against the program from one state: it must leave where `base` passes, by itself and when
-/// any of its opportunities is forced.
+/// Checks `version` against the program from one state. The version must leave in a state that
+/// `base` passes: by itself, and with each chosen opportunity forced.
 pub fn check<M: Comparable>(
     code: &mut dyn Code,
     version: &Version,
@@ -252,7 +264,8 @@ pub fn check<M: Comparable>(
             }
             Leave::Stopped { .. } => return Err(mismatch(Some(leave), "stopped without being asked".to_string())),
         };
-        // A loop of the trace may stand for many more base instructions than it executes itself.
+        // One pass through a loop of the trace may stand for many base instructions; the factor is
+        // a guess, and too low reports a correct version as a mismatch.
         let steps = limits.steps.saturating_mul(8);
         passes_through(code, (version.region, entry, machine), (pc, &state, &after), steps)
             .map_err(|what| mismatch(Some(leave), what))?;
@@ -270,16 +283,19 @@ pub fn check<M: Comparable>(
     Ok(Checked::Compared { evaluations, opportunities })
 }
 
-/// A version executes hardly more instructions than `base` does (what guards it adds); so many times more it never does.
+/// A version that has not left after this many times the instructions within which `base` ends
+/// counts as one that never leaves (guess: guards add a few instructions, never a factor of eight;
+/// too low reports correct versions).
 const HASTE: u64 = 8;
 
-/// Does the program end, from this state, within `steps`?
+/// Does the program end, from this state, within `steps` IR instructions?
 fn base_ends<M: Comparable>(code: &mut dyn Code, pc: u64, entry: &State, machine: &M, steps: u64) -> bool {
     let (mut state, mut machine, mut budget) = (entry.clone(), machine.clone(), steps);
     !matches!(run_base(code, pc, &mut state, &mut machine, &mut NoHooks, &mut budget), Ok(Leave::Budget))
 }
 
-/// A `base` version that ends in something else than a pc: the program must end the same way.
+/// For a `base` version that ends in a system call, a trap or the like: the program must end in the
+/// same way and state.
 fn same_end<M: Comparable>(
     code: &mut dyn Code,
     version: &Version,
@@ -302,9 +318,10 @@ fn same_end<M: Comparable>(
     base_machine.difference(after.1).map_or(Ok(()), Err)
 }
 
-/// Do two versions of one region leave in the same way from this state? For `diff` and for passes that may not
-/// even move an exit. Reasons and anchors' numbers may differ; pc, state and machine may not. Where both do not leave within
-/// `steps`, nothing is said; one that does not leave even in many times the steps never does.
+/// Do two versions of one region leave in the same way from this state? Reasons and anchor numbers
+/// may differ; pc, state and machine may not. If neither leaves within `steps` instructions they
+/// count as equal. A version that does not leave even in [`HASTE`] times the steps counts as one
+/// that never leaves. Used by `diff`, and for passes that may not move an exit.
 pub fn same_result<M: Comparable>(
     one: &Version,
     two: &Version,

@@ -1,9 +1,21 @@
-//! What the evaluator needs beside the SSA state: memory, segment bases, in-place state, native instructions.
+//! The part of the guest that the evaluator does not keep as SSA values: memory, segment bases,
+//! in-place state, native instructions.
 //!
-//! [`ModelMachine`] is a complete machine in a few maps, for tests and for `dynasour ir eval`. It does not execute
-//! native instructions: each is an *uninterpreted function* of exactly what it declares to read. That is the
-//! right model for checking transformations: two versions agree on it only if they run the same natives on the
-//! same inputs in an order that their declared effects allow.
+//! [`Machine`] is the interface. [`ModelMachine`] is a complete machine in a few maps, for tests
+//! and for `dynasour ir eval`.
+//!
+//! **Data.** A model machine owns sparse pages of memory, a value for each in-place location, the
+//! input still to be read and the numbers printed. **Invariant.** It does not execute native
+//! instructions. Each native is an *uninterpreted function* of exactly what it declares to read. So
+//! two versions agree only if they run the same natives on the same inputs in an order that their
+//! declared effects allow. **Callers.** One evaluation at a time; no lock.
+//!
+//! ```text
+//! let mut machine = ModelMachine::new();
+//! machine.map(0x1000, 16);                  one page, zero-filled
+//! machine.store(0x1000, 8, 5)               Ok(())
+//! machine.load(0x2000, 8)                   Err(Fault::Load(0x2000))
+//! ```
 
 use crate::semantics::ARITH_FLAGS;
 use crate::types::{Loc, Ty};
@@ -64,8 +76,9 @@ pub trait Machine {
         0
     }
 
-    /// Executes an original instruction. `address` is that of its explicit memory operand; `inputs` are the
-    /// `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then the flags.
+    /// Executes an original instruction. `address` is that of its explicit memory operand; `inputs`
+    /// are the `gpr_in` values, then the flags if `flags_in`; `outputs` receives `gpr_out`, then
+    /// the flags.
     fn native(
         &mut self,
         native: &Native,
@@ -83,35 +96,36 @@ pub struct ModelMachine {
     pages: BTreeMap<u64, Box<[u8]>>,
     read_only: BTreeSet<u64>,
     in_place: BTreeMap<Loc, u64>,
-    /// How many natives that do not repeat have run: a part of their input.
+    /// The number of natives with NO_REPEAT executed so far; each such native reads it as an input.
     clock: u64,
-    /// What was printed, oldest first.
+    /// The numbers printed, oldest first.
     pub printed: Vec<u64>,
-    /// What will be read, next first; when it is empty, 0 is.
+    /// The numbers still to be read, next first. A read from the empty queue gives 0.
     pub input: VecDeque<u64>,
     /// Pages that a peer writes too, see [`ModelMachine::share`].
     shared: Option<Box<Shared>>,
     /// A byte that a peer sets, see [`ModelMachine::answer`].
     answer: Option<Answer>,
-    /// Every address is accessible, and this decides what is in memory that nothing has written.
+    /// If set, every address is accessible, and this seed determines the bytes that nothing has
+    /// written.
     boundless: Option<u64>,
 }
 
-/// Memory that somebody else accesses as well.
+/// Pages that a simulated peer thread writes too.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Shared {
     pages: BTreeSet<u64>,
-    /// Bytes that we have written: the peer leaves them alone.
+    /// Bytes that the program has written; the peer does not change those.
     ours: BTreeSet<u64>,
-    /// Our stores in order, for the peer sees them: address, size, value.
+    /// The program's stores in order, because the peer can see each: address, size, value.
     stores: Vec<(u64, u32, u64)>,
 }
 
-/// A peer that answers who waits for it.
+/// A simulated peer thread that sets a byte for which the program polls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Answer {
     address: u64,
-    /// After so many more of our loads of the byte.
+    /// The peer writes after this many further loads of the byte.
     after: u32,
 }
 
@@ -132,7 +146,7 @@ impl ModelMachine {
         ModelMachine { boundless: Some(seed), ..ModelMachine::default() }
     }
 
-    /// The byte that is at an address before anything is written to its page, if it is accessible then.
+    /// The initial content of an address in a boundless machine; `None` in any other machine.
     fn untouched(&self, address: u64) -> Option<u8> {
         let word = (self.boundless? ^ address >> 3).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(32);
         Some((word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (8 * (address & 7))) as u8)
@@ -142,7 +156,7 @@ impl ModelMachine {
         (0..PAGE).map(|i| self.untouched(page * PAGE + i)).collect()
     }
 
-    /// The page for writing, made if it is accessible.
+    /// The page for writing; a boundless machine creates it on first use.
     fn page_mut(&mut self, page: u64) -> Option<&mut [u8]> {
         if !self.pages.contains_key(&page) {
             let fresh = self.untouched_page(page)?;
@@ -151,7 +165,8 @@ impl ModelMachine {
         self.pages.get_mut(&page).map(|p| &mut p[..])
     }
 
-    /// Makes the pages that contain `len` bytes at `start` accessible, zero-filled where they were not.
+    /// Makes the pages that contain `len` bytes at `start` accessible, zero-filled where they were
+    /// not.
     pub fn map(&mut self, start: u64, len: u64) {
         for page in start / PAGE..=(start.saturating_add(len.max(1) - 1)) / PAGE {
             self.pages.entry(page).or_insert_with(|| vec![0; PAGE as usize].into_boxed_slice());
@@ -163,20 +178,21 @@ impl ModelMachine {
         self.read_only.insert(address / PAGE);
     }
 
-    /// Lets a peer access the page at `address`: whatever of it we have not written is changed each time after we read
-    /// it, and our stores to it are observable one by one. That is one of the schedules a real peer may have, and it tells
-    /// how often and in which order a program accesses memory.
+    /// Lets a simulated peer write the page at `address` too. Each byte that the program has not
+    /// written changes after every read of it, and the program's stores to the page are recorded in
+    /// order. This is one schedule that a real peer may have; it shows how often and in which order
+    /// a program accesses memory.
     pub fn share(&mut self, address: u64) {
         self.shared.get_or_insert_default().pages.insert(address / PAGE);
     }
 
-    /// Lets a peer set the byte at `address` to 1 when we have loaded it `after` times: whoever waits for that must go on
-    /// looking.
+    /// Lets a simulated peer set the byte at `address` to 1 after the program has loaded it `after`
+    /// times. A program that polls the byte must repeat its load.
     pub fn answer(&mut self, address: u64, after: u32) {
         self.answer = Some(Answer { address, after });
     }
 
-    /// Does somebody else write to memory too?
+    /// Does a simulated peer write memory too?
     pub fn has_peer(&self) -> bool {
         self.shared.is_some() || self.answer.is_some()
     }
@@ -194,7 +210,7 @@ impl ModelMachine {
         }
     }
 
-    /// The peer's turn after we have read a byte.
+    /// The peer changes a shared byte after the program has read it.
     fn peer(&mut self, address: u64) {
         let Some(shared) = &self.shared else { return };
         if shared.pages.contains(&(address / PAGE))
@@ -208,16 +224,16 @@ impl ModelMachine {
 
     /// Writes bytes, mapping what is not mapped, whatever the protection.
     pub fn write(&mut self, start: u64, bytes: &[u8]) {
-        let (mut start, mut rest) = (start, bytes);
-        while !rest.is_empty() {
+        let (mut start, mut remaining) = (start, bytes);
+        while !remaining.is_empty() {
             let offset = (start % PAGE) as usize;
-            let (now, later) = rest.split_at(rest.len().min(PAGE as usize - offset));
+            let (now, later) = remaining.split_at(remaining.len().min(PAGE as usize - offset));
             self.map(start, 1);
             if let Some(page) = self.pages.get_mut(&(start / PAGE)) {
                 page[offset..offset + now.len()].copy_from_slice(now);
             }
             start = start.wrapping_add(now.len() as u64);
-            rest = later;
+            remaining = later;
         }
     }
 
@@ -267,7 +283,8 @@ impl ModelMachine {
         (self.clock != other.clock).then(|| format!("clock: {} and {}", self.clock, other.clock))
     }
 
-    /// The bytes that differ from those of an earlier state of this machine, adjacent ones together.
+    /// The bytes that differ from those of an earlier state of this machine, adjacent ones
+    /// together.
     pub fn changes(&self, before: &ModelMachine) -> Vec<(u64, Vec<u8>)> {
         let mut out: Vec<(u64, Vec<u8>)> = Vec::new();
         for (page, bytes) in &self.pages {
@@ -382,14 +399,16 @@ impl Machine for ModelMachine {
                 }
             }
         }
-        // Nobody knows where it accesses memory: here, wherever its registers point.
+        // The extent of the access is unknown. The model accesses 8 bytes at each address that an
+        // input register holds.
         let unknown = native.effects.contains(Effects::UNKNOWN_EXTENT);
         let pointers: SmallVec<[u64; 4]> =
             inputs.iter().take(native.gpr_in.len()).filter(|_| unknown).copied().collect();
         if native.effects.contains(Effects::READ) {
             pointers.iter().for_each(|at| self.load(*at, 8).ok().hash(&mut hasher));
         }
-        // The address itself is an input only of what computes with it (lea, bt on memory…), not of an access.
+        // The address counts as an input only of a native that computes with it (lea, bt on
+        // memory), not of one that accesses memory.
         if memory.is_none() {
             address.hash(&mut hasher);
         }
@@ -408,7 +427,8 @@ impl Machine for ModelMachine {
         }
         if native.effects.contains(Effects::WRITE) {
             for (i, at) in pointers.iter().enumerate() {
-                // What cannot be written it leaves alone.
+                // An address that cannot be written is skipped: the model says nothing about faults
+                // of unknown extent.
                 let _ = self.store(*at, 8, nth(3000 + i as u64));
             }
         }

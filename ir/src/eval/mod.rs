@@ -1,14 +1,24 @@
-//! The evaluator: runs any version, `base` or trace, on a guest state and a [`Machine`].
+//! The evaluator: runs any version, `base` or trace, on a guest state and a [`Machine`]. It is the
+//! executable meaning of the IR.
 //!
-//! It is the executable meaning of the IR. `base` versions are stepped from guest instruction to guest
-//! instruction, traces from their entry to an anchor; taking an anchor rebuilds the guest state from the varmap
-//! and performs the deferred stores. [`check`] compares the two: version equivalence and assumption transparency.
+//! A `base` version runs from one guest instruction to the next. A trace runs from its entry to an
+//! anchor; taking the anchor rebuilds the guest state from the varmap and performs the deferred
+//! stores. [`check`] compares the two; [`program`] runs whole programs of many versions.
 //!
-//! Words: an *opportunity* is one execution of an instruction that names an anchor (assume, poll, or an access
-//! that may fault). [`Hooks::force`] may take the anchor there although nothing failed.
+//! An *opportunity* is one execution of an instruction that names an anchor: an assume, a poll, or
+//! an access that may fault. [`Hooks::force`] may take the anchor there although nothing failed.
 //!
-//! Values are `u64`, zero-extended from their types; vectors are not values of the evaluator (they stay in
-//! place, in the machine). A version must satisfy the verifier; what breaks the verifier's rules may panic here.
+//! **Data.** An evaluation owns one `u64` for each value, zero-extended from the value's type;
+//! vectors are not values of the evaluator but stay in the machine. **Invariants.** The version
+//! satisfies the verifier; one that does not may panic here. When an anchor is taken everything is
+//! read before anything is written. **Callers.** Tests and `dynasour ir`, with a state and a
+//! machine that they own; no lock.
+//!
+//! ```text
+//! t1 { anchor a0 = base.0x40 [rax = v1]     run(t1, rax = 5): v1 = 6, the assume fails,
+//!   b0(v0: i64 = rax): v1 = add.i64 v0, 1   Leave::Anchor { anchor: a0, reason: Assume, pc: 0x40 }
+//!     assume 0 else a0; … }                 with rax = 6
+//! ```
 
 pub mod check;
 mod machine;
@@ -24,7 +34,7 @@ use crate::version::{Anchor, Effects, GuestTerm, Inst, Mem, Term, Trap, Version,
 use smallvec::SmallVec;
 use std::fmt;
 
-/// The guest state that is SSA in the IR; everything else is the machine's.
+/// The guest state that the IR keeps as SSA values; the machine has everything else.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct State {
     /// General-purpose registers by encoding number.
@@ -84,7 +94,7 @@ pub enum Reason {
     Forced,
 }
 
-/// How an evaluation left its version. The guest state is exact in every case.
+/// How an evaluation left its version. The guest state is exact in every variant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Leave {
     /// Through an anchor: the varmap is applied, the deferred stores are performed.
@@ -117,7 +127,7 @@ pub enum Leave {
         /// which trap
         trap: Trap,
     },
-    /// A `base` instruction faulted; nothing of it is done except what a restartable native did.
+    /// A `base` instruction faulted. It has had no effect, unless it is a restartable native.
     Fault {
         /// pc of the faulting guest instruction
         pc: u64,
@@ -156,10 +166,11 @@ impl fmt::Display for Leave {
     }
 }
 
-/// What cannot happen to a version that keeps the rules.
+/// Errors that a version which satisfies the verifier cannot cause.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EvalError {
-    /// DESIGN section 4, deferred stores, rule (c): their pages are known to be accessible.
+    /// A page of a deferred store must be known to be accessible: rule (c) of docs/design.md, "The
+    /// IR", deferred stores.
     #[error("deferred store {store} of {anchor} faulted: {fault}")]
     DeferredStore {
         /// The anchor taken.
@@ -194,9 +205,10 @@ pub trait Hooks<M: Machine> {
     /// Called before each `print` and `read`.
     fn event(&mut self, _place: Place) {}
 
-    /// Called when an anchor is taken that has a label in another version, with that version's values. If the caller goes
-    /// on there ([`resume`]) the answer is how many of the anchor's deferred stores, the oldest ones, still wait there too:
-    /// the others are performed, and the guest state is left as it is. `None` takes the way to `base`.
+    /// Called when the anchor taken has a label in another version, with the values of that
+    /// version. A caller that continues there ([`resume`]) returns the number of deferred stores,
+    /// counted from the oldest, that stay deferred in the other version. The remaining stores are
+    /// performed, and the guest state is left as it is. With `None` control leaves to `base`.
     fn label(&mut self, _via: &Via, _values: &[(Value, u64)]) -> Option<usize> {
         None
     }
@@ -224,8 +236,8 @@ impl<M: Machine> Hooks<M> for ForceNth {
     }
 }
 
-/// Runs `version` from its entry on `state`. `budget` is the number of instructions that may still be executed;
-/// it is counted down.
+/// Runs `version` from its entry on `state`. `budget` is the number of instructions that may still
+/// be executed; the evaluator counts it down.
 pub fn run<M: Machine, H: Hooks<M>>(
     version: &Version,
     state: &mut State,
@@ -244,7 +256,8 @@ pub fn run<M: Machine, H: Hooks<M>>(
     frame.run(start, budget)
 }
 
-/// Goes on in `version` at a place where its live values are these: what taking a label does ([`Hooks::label`]).
+/// Continues in `version` at a place, given its live values there. This is what taking a label does
+/// ([`Hooks::label`]).
 pub fn resume<M: Machine, H: Hooks<M>>(
     version: &Version,
     place: Place,
@@ -342,7 +355,7 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         }
     }
 
-    /// Executes one instruction; the answer is how it left, if it did.
+    /// Executes one instruction. The result is how it left the version, if it did.
     fn step(&mut self, inst: &Inst, place: Place) -> Result<Option<Leave>, EvalError> {
         if let Some(anchor) = inst.anchor
             && self.hooks.force(anchor, place)
@@ -420,7 +433,8 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         {
             return self.fault(inst, Fault::Watched(address), place).map(Some);
         }
-        // Where it writes nobody knows: it may be there.
+        // The extent of the write is unknown, so it may hit the address that the context assumes
+        // not to be written.
         if native.effects.contains(Effects::WRITE | Effects::UNKNOWN_EXTENT)
             && let Some(address) = self.version.context.watched()
         {
@@ -446,7 +460,7 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         }
     }
 
-    /// Leaves through an anchor: everything is read before anything is written.
+    /// Leaves through an anchor. All operands are read before the state is written.
     fn take(&mut self, id: AnchorId, reason: Reason, place: Place) -> Result<Leave, EvalError> {
         let anchor: &Anchor = &self.version.anchors[id.index()];
         let pc = self.operand(anchor.target);

@@ -1,13 +1,23 @@
-//! Programs of many regions and versions, run to their end; and the two properties of versions stated for whole runs
-//! (sourir 5.4): *equivalence*: whatever versions are entered, the events and the final state are those of `base`;
-//! *transparency*: so they are if, at any anchor reached, the run forks and the anchor is taken.
+//! Runs whole programs of many regions and versions to their end, and checks the two properties of
+//! versions on whole runs (sourir 5.4).
 //!
-//! [`super::check`] asks more of one version (each state it leaves with is one that `base` passes through); this module
-//! sees what a user of the program sees, follows labels into other versions, and needs no guest program besides
-//! the file. A `base` version also provides the blocks that start at its later `at`s, if no value lives across them.
+//! *Equivalence*: whichever versions are entered, the events and the final state are those of
+//! `base`. *Transparency*: the same holds if the run takes the anchor at any one opportunity.
 //!
-//! After an anchor is taken other than at a version's end, `base` runs at least one block before a version is
-//! entered again (DESIGN section 4).
+//! [`super::check`] is stricter about one version: each state that it leaves with must be one that
+//! `base` passes. This module checks what a user of the program sees. It also follows labels into
+//! other versions, and needs no guest program besides the file. A `base` version provides a block
+//! for its own pc, and one for each later `at` across which no value is live.
+//!
+//! **Data.** [`Program`] borrows the regions and owns the `base` block of each pc. [`Outcome`] owns
+//! the final state and machine. **Invariant.** After an anchor is taken other than at a version's
+//! end, `base` runs at least one block before a version is entered again (docs/design.md, "The
+//! IR"). **Callers.** `dynasour ir eval`, `dynasour ir diff` and tests; no lock.
+//!
+//! ```text
+//! 0x100 t2: through a1 to 0x108 (a failed assumption)  the trace t2 of region 0x100 leaves
+//! 0x108 base: to 0x110                                 base runs a block; 0x110 has no code
+//! ```
 
 use super::check::{Code, Comparable, context_holds};
 use super::{EvalError, Hooks, Leave, Machine, Reason, State, resume, run};
@@ -26,7 +36,7 @@ pub struct Program<'r> {
 }
 
 impl<'r> Program<'r> {
-    /// A program of these regions; of two with one pc the first counts.
+    /// A program of these regions. If two regions have the same pc the first is used.
     pub fn new(regions: &'r [Region]) -> Program<'r> {
         let mut blocks = BTreeMap::new();
         let bases = || regions.iter().filter_map(|r| r.versions.iter().find(|v| v.is_base()));
@@ -57,7 +67,8 @@ impl Code for Program<'_> {
 fn suffixes(base: &Version) -> Vec<(u64, Version)> {
     let [body] = &base.blocks[..] else { return Vec::new() };
     let mut out = Vec::new();
-    // Values used behind a place and defined before it, going backwards.
+    // Values that are used behind the current instruction and defined before it, in a backward
+    // walk.
     let mut open = vec![false; base.types.len()];
     let note = |operands: &[Operand], open: &mut Vec<bool>| {
         for v in operands.iter().filter_map(|o| o.as_value()) {
@@ -84,7 +95,7 @@ fn suffixes(base: &Version) -> Vec<(u64, Version)> {
     out
 }
 
-/// Which versions are entered.
+/// The rule for which version is entered.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Choice {
     /// Those that dispatch chooses.
@@ -142,14 +153,14 @@ pub struct EventSpot {
 /// A run and its end.
 #[derive(Clone, Debug)]
 pub struct Outcome<M> {
-    /// What control passed through, the last [`MAX_VISITS`] of it.
+    /// The last [`MAX_VISITS`] versions that control passed through.
     pub visits: Vec<Visit>,
     /// The place of each event, in order.
     pub events: Vec<EventSpot>,
     /// The opportunities seen.
     pub opportunities: u64,
-    /// How the last version left: to a pc that has no code, by something that a program in text form cannot do itself, or
-    /// [`Leave::Budget`].
+    /// How the last version left: to a pc without code, by something that only the runtime can do
+    /// (such as a system call), or by [`Leave::Budget`].
     pub end: Leave,
     /// The guest state then.
     pub state: State,
@@ -157,13 +168,13 @@ pub struct Outcome<M> {
     pub machine: M,
 }
 
-/// Visits kept in an [`Outcome`].
+/// Visits kept in an [`Outcome`]; older ones are dropped (guess; it bounds memory).
 pub const MAX_VISITS: usize = 10_000;
 
 /// Why a program cannot be run.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// A version does what no version that verifies does.
+    /// A version does something that no verified version does.
     #[error("region {region:#x}, version {version}: {error}")]
     Eval {
         /// Its region.
@@ -185,7 +196,7 @@ pub enum ProgramError {
     },
 }
 
-/// A place in another version, and its values.
+/// A place in another version, and the values to continue with.
 struct Label {
     version: String,
     anchor: AnchorId,
@@ -292,8 +303,8 @@ fn position(version: &Version, anchor: AnchorId) -> Option<Place> {
     Reach::new(version, &Cfg::new(version)).positions.get(anchor.index()).copied().flatten()
 }
 
-/// The first difference of two runs, in words: an event, the end, or the final state. Nothing is said of runs that
-/// have not ended, except that their common events must agree.
+/// The first difference of two runs, in words: an event, the end, or the final state. `None` if
+/// either run has not ended.
 pub fn difference<M: Comparable>(one: &Outcome<M>, two: &Outcome<M>) -> Option<String> {
     let pc = |leave: &Leave| match leave {
         Leave::Anchor { pc, .. } | Leave::Goto(pc) => Some(*pc),
@@ -312,7 +323,8 @@ pub fn difference<M: Comparable>(one: &Outcome<M>, two: &Outcome<M>) -> Option<S
     one.state.difference(&two.state)
 }
 
-/// What is not at its end in so many times the steps in which `base` is never will be.
+/// A run that has not ended after this many times the steps within which `base` ends counts as one
+/// that never ends (guess; too low reports correct versions).
 const HASTE: u64 = 8;
 
 /// What [`check_program`] did.
@@ -344,8 +356,8 @@ fn forced(route: &Route) -> String {
     route.force.map_or(String::new(), |n| format!("with the anchor of opportunity {n} taken: "))
 }
 
-/// Compares a run with that of `base`, and again with each of its opportunities forced (evenly chosen, at most `forks`),
-/// each to the end: equivalence and transparency.
+/// Compares a run with that of `base`, and again with single opportunities forced (at most `forks`,
+/// spread evenly), each to the end.
 pub fn check_program<M: Comparable>(
     program: &Program,
     pc: u64,

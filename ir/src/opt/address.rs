@@ -1,4 +1,15 @@
-//! Folding address arithmetic into the x86 memory operand: `[base + index*scale + disp]`.
+//! Folds address arithmetic into the x86 memory operand `[base + index*scale + disp]`.
+//!
+//! [`super::simplify`] calls [`fold`] on each load, store and deferred store that it walks over,
+//! under its own numbering; no other data, no lock. Invariants: the address that the operand
+//! computes does not change, modulo 2^64, and the displacement fits the sign-extended 32 bits that
+//! an instruction can encode as long as a base or an index remains.
+//!
+//! ```text
+//! v1 = add.i64 v0, 8
+//! v2 = shl.i64 v9, 2
+//! load.i32 [v1 + v2*1]                        load.i32 [v0 + v9*4 + 8]
+//! ```
 
 use super::simplify::Numbering;
 use crate::defs::Expr;
@@ -9,11 +20,11 @@ use Operand::Const;
 
 const NONE: Operand = Const(0);
 
-/// Folds what it can of `base` and `index` into `mem`; says whether anything changed. The displacement stays in
-/// the range an instruction can encode as long as a base or an index remains.
+/// Folds definitions of `base` and `index` into `mem`. Returns whether anything changed.
 pub(super) fn fold(n: &Numbering, mem: &mut Mem, base: &mut Operand, index: &mut Operand) -> bool {
     let mut changed = false;
-    // Each round removes an addition or a shift from the operands; chains longer than this do not occur.
+    // Each round removes an addition or a shift from the operands. Eight rounds (guess) are more
+    // than a compiler's address has; a longer chain is folded in part.
     for _ in 0..8 {
         if !round(n, mem, base, index) {
             break;
@@ -46,7 +57,7 @@ fn round(n: &Numbering, mem: &mut Mem, base: &mut Operand, index: &mut Operand) 
             return true;
         }
     }
-    // An index alone is better a base; twice an index is base plus index.
+    // An index alone is made the base; twice an index becomes base plus index.
     if *base == NONE && *index != NONE && mem.scale <= 2 {
         if mem.scale == 1 {
             (*base, *index) = (*index, NONE);
@@ -71,7 +82,7 @@ fn round(n: &Numbering, mem: &mut Mem, base: &mut Operand, index: &mut Operand) 
             (*base, *index, mem.scale) = (NONE, x, 1 << k);
             return true;
         }
-        // base + index*1 where the base is the shifted one: exchange them.
+        // The base is the shifted operand of base + index*1: exchange them.
         Some(Expr { op: Op::Shl, args: [x, Const(k @ 1..=3), _], .. }) if mem.scale == 1 => {
             (*base, *index, mem.scale) = (*index, x, 1 << k);
             return true;

@@ -1,4 +1,12 @@
-//! Ranges of integer values, unsigned and signed at once: what comparisons with constants say.
+//! Ranges of integer values, unsigned and signed at once: what comparisons with constants imply.
+//!
+//! [`Bounds`] is a plain value; [`super::simplify`] keeps one for each value with a known range,
+//! [`super::known`] combines it with known bits. Invariant: a value that satisfies the comparisons
+//! lies in the range (a test tries every i8 value); the range may be wider than necessary. No lock.
+//!
+//! ```text
+//! Bounds::all(I8).below(LtU, 10)      v <u 10:     umin 0, umax 9; so smin 0, smax 9 too
+//! ```
 
 use crate::op::Op;
 use crate::types::Ty;
@@ -29,12 +37,13 @@ impl Bounds {
         Bounds { umax: max.min(ty.mask()), ..Bounds::all(ty) }.agree(ty)
     }
 
-    /// The one value it can be (empty ranges, behind a guard that always fails, count as none).
+    /// The only value in the range, if there is just one. An empty range, which arises behind a
+    /// guard that always fails, has none.
     pub(super) fn single(self) -> Option<u64> {
         (self.umin == self.umax).then_some(self.umin)
     }
 
-    /// What also holds if `v op c` does, for a comparison `op`.
+    /// The range if also `v op c` holds, for a comparison `op`.
     pub(super) fn below(mut self, op: Op, c: u64, ty: Ty) -> Bounds {
         let s = ty.sext(c);
         match op {
@@ -47,7 +56,7 @@ impl Bounds {
         self.agree(ty)
     }
 
-    /// What also holds if `c op v` does.
+    /// The range if also `c op v` holds.
     pub(super) fn above(mut self, op: Op, c: u64, ty: Ty) -> Bounds {
         let s = ty.sext(c);
         match op {
@@ -60,7 +69,7 @@ impl Bounds {
         self.agree(ty)
     }
 
-    /// What also holds if the value is not `c`.
+    /// The range if the value is not `c`.
     pub(super) fn exclude(mut self, c: u64, ty: Ty) -> Bounds {
         let s = ty.sext(c);
         if self.umin == c && c < self.umax {
@@ -78,7 +87,8 @@ impl Bounds {
         self.agree(ty)
     }
 
-    /// Carries what one signedness knows to the other: within one half of the number line they agree.
+    /// Carries the bounds of one signedness to the other: within one half of the number line both
+    /// orders agree.
     pub(super) fn agree(mut self, ty: Ty) -> Bounds {
         let half = ty.mask() >> 1;
         if self.smin >= 0 {

@@ -1,11 +1,20 @@
-//! Conditions over known flags become comparisons of the operands; the flags themselves then are mostly dead.
+//! Rewrites conditions of known flags as comparisons of the operands; most flags then are dead.
 //!
-//! Intel SDM vol. 1, 3.4.3.1 and appendix B: with `r` the result of the operation that set the flags,
-//! ZF is `r == 0`, SF is `r < 0` signed, CF the unsigned carry, SF != OF the sign of the *exact* result.
-//! Conditions that need PF or OF alone stay: the emitter reads them from the host's flags.
+//! The rules follow Intel SDM vol. 1, 3.4.3.1 and appendix B. With `r` the result of the operation
+//! that set the flags, ZF is `r == 0`, SF is `r < 0` signed, CF is the unsigned carry, and SF != OF
+//! is the sign of the *exact* result. A condition that needs PF or OF alone is kept: the emitter
+//! reads it from the host's flags.
+//!
+//! [`super::rules`] calls [`rewrite`] for each `cond`, under the numbering of [`super::simplify`];
+//! no data of its own, no lock. Invariant: the comparison is true exactly when the condition is.
+//!
+//! ```text
+//! v8 = flags.sub.i64 v7, 100                  v9 = lt.s.i64 v7, 100
+//! v9 = cond.l v8
+//! ```
 
 use super::rules::again;
-use super::simplify::{Numbering, Step};
+use super::simplify::{Numbering, Rewrite};
 use crate::defs::Expr;
 use crate::op::{Cond, FlagOp, Op};
 use crate::semantics::{ARITH_FLAGS, PF};
@@ -13,12 +22,12 @@ use crate::types::{Operand, Ty};
 use Operand::Const;
 
 const ZERO: Operand = Const(0);
-const FALSE: Step = Step::Done(Const(0));
-const TRUE: Step = Step::Done(Const(1));
+const FALSE: Rewrite = Rewrite::Done(Const(0));
+const TRUE: Rewrite = Rewrite::Done(Const(1));
 
 /// Rewrites `cond.cc flags`.
-pub(super) fn step(n: &mut Numbering, cc: Cond, flags: Operand) -> Step {
-    let Some(Expr { op: Op::Flags(op), ty, args: [a, b, c] }) = n.def(flags) else { return Step::Keep };
+pub(super) fn rewrite(n: &mut Numbering, cc: Cond, flags: Operand) -> Rewrite {
+    let Some(Expr { op: Op::Flags(op), ty, args: [a, b, c] }) = n.def(flags) else { return Rewrite::Keep };
     match op {
         FlagOp::Sub => subtraction(n, cc, ty, a, b),
         FlagOp::And => {
@@ -36,50 +45,51 @@ pub(super) fn step(n: &mut Numbering, cc: Cond, flags: Operand) -> Step {
         FlagOp::Add => addition(n, cc, ty, a, b),
         FlagOp::Inc => match cc {
             Cond::B | Cond::Ae => again(Op::Cond(cc), Ty::I64, &[b]),
-            _ => signed_step(n, cc, ty, a, 1),
+            _ => signed_sum(n, cc, ty, a, 1),
         },
         FlagOp::Dec => match cc {
             Cond::B | Cond::Ae => again(Op::Cond(cc), Ty::I64, &[b]),
-            _ => signed_step(n, cc, ty, a, ty.mask()),
+            _ => signed_sum(n, cc, ty, a, ty.mask()),
         },
         FlagOp::Shl | FlagOp::Shr | FlagOp::Sar => shift(n, cc, ty, op, a, b),
         FlagOp::SetCf => match cc {
-            Cond::B => Step::Done(b),
+            Cond::B => Rewrite::Done(b),
             Cond::Ae => again(Op::Not, Ty::I1, &[b]),
-            Cond::Be | Cond::A => Step::Keep,
+            Cond::Be | Cond::A => Rewrite::Keep,
             _ => again(Op::Cond(cc), Ty::I64, &[a]),
         },
-        // Only CF is defined by bt; ZF is architecturally kept.
+        // bt defines only CF; ZF is architecturally kept.
         FlagOp::Bt if matches!(cc, Cond::E | Cond::Ne) => again(Op::Cond(cc), Ty::I64, &[c]),
         // A scan of zero sets ZF; tzcnt and lzcnt of zero set CF; popcnt of zero sets ZF.
         FlagOp::Bsf | FlagOp::Bsr | FlagOp::Popcnt => zero_test(cc, Cond::E, Cond::Ne, ty, a),
         FlagOp::Tzcnt | FlagOp::Lzcnt => zero_test(cc, Cond::B, Cond::Ae, ty, a),
-        FlagOp::Adc | FlagOp::Sbb | FlagOp::Rol | FlagOp::Ror | FlagOp::MulS | FlagOp::MulU => Step::Keep,
-        // Without PF (andn on Intel's processors).
+        FlagOp::Adc | FlagOp::Sbb | FlagOp::Rol | FlagOp::Ror | FlagOp::MulS | FlagOp::MulU => Rewrite::Keep,
+        // The bits of other flags with PF removed (andn on Intel's processors): any condition but
+        // PF reads the other flags.
         FlagOp::FromBits if !matches!(cc, Cond::P | Cond::Np) => match n.def(a) {
             Some(Expr { op: Op::And, args: [bits, Const(kept), _], .. }) if kept | PF == ARITH_FLAGS => {
                 match n.def(bits) {
                     Some(Expr { op: Op::FlagBits, args: [flags, ..], .. }) => again(Op::Cond(cc), Ty::I64, &[flags]),
-                    _ => Step::Keep,
+                    _ => Rewrite::Keep,
                 }
             }
-            _ => Step::Keep,
+            _ => Rewrite::Keep,
         },
-        FlagOp::Bt | FlagOp::FromBits => Step::Keep,
+        FlagOp::Bt | FlagOp::FromBits => Rewrite::Keep,
     }
 }
 
-fn zero_test(cc: Cond, zero: Cond, nonzero: Cond, ty: Ty, a: Operand) -> Step {
+fn zero_test(cc: Cond, zero: Cond, nonzero: Cond, ty: Ty, a: Operand) -> Rewrite {
     match cc {
         _ if cc == zero => again(Op::Eq, ty, &[a, ZERO]),
         _ if cc == nonzero => again(Op::Ne, ty, &[a, ZERO]),
-        _ => Step::Keep,
+        _ => Rewrite::Keep,
     }
 }
 
 /// `cmp a, b` and `sub a, b`.
-fn subtraction(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> Step {
-    // Where the difference exists anyway, testing it lets `a` die (a counter that runs to zero).
+fn subtraction(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> Rewrite {
+    // If the difference is computed anyway, testing it lets `a` die (a counter that runs to zero).
     let difference = match b {
         Const(c) => n.computed(Op::Add, ty, &[a, Const(c.wrapping_neg() & ty.mask())]),
         Operand::Value(_) => n.computed(Op::Sub, ty, &[a, b]),
@@ -111,16 +121,16 @@ fn subtraction(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> S
                 TRUE
             }
         }
-        Cond::O | Cond::No | Cond::P | Cond::Np => Step::Keep,
+        Cond::O | Cond::No | Cond::P | Cond::Np => Rewrite::Keep,
     }
 }
 
-fn sign(cc: Cond, ty: Ty, r: Operand) -> Step {
+fn sign(cc: Cond, ty: Ty, r: Operand) -> Rewrite {
     if cc == Cond::S { again(Op::LtS, ty, &[r, ZERO]) } else { again(Op::LeS, ty, &[ZERO, r]) }
 }
 
-/// CF = OF = 0: and, or, xor, test.
-fn logic(cc: Cond, ty: Ty, r: Operand) -> Step {
+/// The conditions of a result with CF = OF = 0: and, or, xor, test.
+fn logic(cc: Cond, ty: Ty, r: Operand) -> Rewrite {
     match cc {
         Cond::O | Cond::B => FALSE,
         Cond::No | Cond::Ae => TRUE,
@@ -130,11 +140,11 @@ fn logic(cc: Cond, ty: Ty, r: Operand) -> Step {
         Cond::Ns | Cond::Ge => again(Op::LeS, ty, &[ZERO, r]),
         Cond::Le => again(Op::LeS, ty, &[r, ZERO]),
         Cond::G => again(Op::LtS, ty, &[ZERO, r]),
-        Cond::P | Cond::Np => Step::Keep,
+        Cond::P | Cond::Np => Rewrite::Keep,
     }
 }
 
-fn addition(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> Step {
+fn addition(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> Rewrite {
     match cc {
         Cond::B => {
             let r = n.build(Op::Add, ty, &[a, b]);
@@ -145,20 +155,20 @@ fn addition(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, b: Operand) -> Step
             again(Op::LeU, ty, &[a, r])
         }
         _ => match b {
-            Const(c) => signed_step(n, cc, ty, a, c),
+            Const(c) => signed_sum(n, cc, ty, a, c),
             Operand::Value(_) => match cc {
                 Cond::E | Cond::Ne | Cond::S | Cond::Ns => {
                     let r = n.build(Op::Add, ty, &[a, b]);
                     result_test(cc, ty, r)
                 }
-                _ => Step::Keep,
+                _ => Rewrite::Keep,
             },
         },
     }
 }
 
-/// Conditions of `a + c` that do not involve CF.
-fn signed_step(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, c: u64) -> Step {
+/// Conditions of `a + c` that do not read CF.
+fn signed_sum(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, c: u64) -> Rewrite {
     let negated = c.wrapping_neg() & ty.mask();
     match cc {
         Cond::E | Cond::Ne | Cond::S | Cond::Ns => {
@@ -171,26 +181,26 @@ fn signed_step(n: &mut Numbering, cc: Cond, ty: Ty, a: Operand, c: u64) -> Step 
             Cond::Ge => again(Op::LeS, ty, &[Const(negated), a]),
             Cond::Le => again(Op::LeS, ty, &[a, Const(negated)]),
             Cond::G => again(Op::LtS, ty, &[Const(negated), a]),
-            _ => Step::Keep,
+            _ => Rewrite::Keep,
         },
-        _ => Step::Keep,
+        _ => Rewrite::Keep,
     }
 }
 
-fn result_test(cc: Cond, ty: Ty, r: Operand) -> Step {
+fn result_test(cc: Cond, ty: Ty, r: Operand) -> Rewrite {
     match cc {
         Cond::E => again(Op::Eq, ty, &[r, ZERO]),
         Cond::Ne => again(Op::Ne, ty, &[r, ZERO]),
         Cond::S | Cond::Ns => sign(cc, ty, r),
-        _ => Step::Keep,
+        _ => Rewrite::Keep,
     }
 }
 
 /// Shifts by a known count other than zero set ZF and SF from the result.
-fn shift(n: &mut Numbering, cc: Cond, ty: Ty, op: FlagOp, a: Operand, count: Operand) -> Step {
-    let Const(k) = count else { return Step::Keep };
+fn shift(n: &mut Numbering, cc: Cond, ty: Ty, op: FlagOp, a: Operand, count: Operand) -> Rewrite {
+    let Const(k) = count else { return Rewrite::Keep };
     if k & (if ty.bits() == 64 { 63 } else { 31 }) == 0 || !matches!(cc, Cond::E | Cond::Ne | Cond::S | Cond::Ns) {
-        return Step::Keep;
+        return Rewrite::Keep;
     }
     let shift = match op {
         FlagOp::Shl => Op::Shl,

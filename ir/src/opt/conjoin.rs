@@ -1,28 +1,32 @@
-//! Guards in a row that fall back to one anchor become one guard of all their predicates.
+//! Pass `conjoin`: adjacent guards that fall back to the same anchor become one guard of both
+//! predicates.
 //!
 //! ```text
-//! assume eq.i64 v1, 0 else a0                 v3 = or.i64 v1, v2
-//! assume eq.i64 v2, 0 else a0                 assume eq.i64 v3, 0 else a0      equalities share one test
+//! assume eq.i64 v1, 0 else a0     v3 = or.i64 v1, v2
+//! assume eq.i64 v2, 0 else a0     assume eq.i64 v3, 0 else a0      equalities share one test
 //!
-//! v5 = lt.u.i64 v1, v4                        v5 = lt.u.i64 v1, v4
-//! v6 = ne.i64 v2, 0                           v6 = ne.i64 v2, 0
-//! assume v5 else a0                           v7 = and.i1 v5, v6
-//! assume v6 else a0                           assume v7 else a0                anything else: both truths
+//! v5 = lt.u.i64 v1, v4            v5 = lt.u.i64 v1, v4
+//! v6 = ne.i64 v2, 0               v6 = ne.i64 v2, 0
+//! assume v5 else a0               v7 = and.i1 v5, v6
+//! assume v6 else a0               assume v7 else a0                any other predicates: their and
 //! ```
 //!
-//! Which of them failed does not matter to the anchor: control leaves in one state. It does matter to who looks at how
-//! often guards fail, and to side traces, which now start from one exit. Put guards in a row first, with `delay`.
+//! The anchor leaves in the same state whichever of them failed. Counts of failed guards and side
+//! traces do see a difference: both now belong to one exit. `delay` runs before this pass and makes
+//! guards adjacent.
 //!
-//! Side condition: the anchor is the same. Nothing stands between the two, so the first may be checked where the second is.
+//! Side condition: the anchor is the same. No instruction stands between the two guards,
+//! so the first may be checked where the second stands. The caller owns the version; no data
+//! between runs, no lock.
 
 use super::OptOptions;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::types::{Operand, Ty};
 use crate::version::{Inst, Version};
 
-/// Runs the pass; returns how many assumes went.
+/// Runs the pass; returns the number of assumes removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     if version.is_base() {
         return 0;
@@ -36,7 +40,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
             let joins = |before: &Inst| {
                 before.op == Op::Assume
                     && inst.op == Op::Assume
-                    && holds(Side::ConjoinAnchor, before.anchor == inst.anchor)
+                    && holds(SideCondition::ConjoinAnchor, before.anchor == inst.anchor)
             };
             if let Some(before) = out.pop_if(|before| joins(before)) {
                 inst.args[0] = conjunction(version, &mut defs, &mut out, before.args[0], inst.args[0]);
@@ -49,7 +53,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     gone
 }
 
-/// Appends what computes `p` and `q`.
+/// Appends the computation of `p` and `q`.
 fn conjunction(version: &mut Version, defs: &mut Defs, out: &mut Vec<Inst>, p: Operand, q: Operand) -> Operand {
     let (first, second) = (defs.get(p), defs.get(q));
     let mut emit = |op: Op, ty: Ty, result: Ty, args: &[Operand]| -> Operand {

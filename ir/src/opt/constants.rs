@@ -1,22 +1,28 @@
-//! Speculative constant propagation (sourir 4.1) over any control flow.
+//! Pass `constants`: speculative constant propagation (sourir 4.1) over any control flow.
 //!
-//! Every operand that [`super::facts`] knows to be one constant where it is used becomes that constant: of
-//! instructions, terminators, and anchors alike, because a varmap is just a use.
+//! An operand that [`super::facts`] knows to be one constant at its use becomes that constant. This
+//! holds for the operands of instructions, terminators and anchors alike, because a varmap is an
+//! ordinary use.
 //!
 //! ```text
 //! assume eq.i64 v1, 42 else a0          assume eq.i64 v1, 42 else a0
 //! print.i64 v1                          print.i64 42
 //! ```
 //!
-//! Side conditions: an operand of an instruction is replaced if it is known *just before* that instruction. An
-//! operand of an anchor is replaced if it is known at the anchor's *position*, the place that all its uses share: a
-//! guard between position and use says nothing of the state in which the anchor may be taken (Fig. 6 of sourir: a
-//! varmap that says 42 because the *next* assume checks it is wrong). And no store waits in an anchor: that an access
-//! misses it is seen by comparing addresses and by guards, which must go on to be written in the same values.
+//! Side conditions:
+//! * An operand of an instruction is replaced if it is known *just before* that instruction.
+//! * An operand of an anchor is replaced if it is known at the anchor's *position*, the place that
+//!   all its uses share. A guard between the position and a use does not count, because the anchor
+//!   may be taken in a state that has not passed the guard (Fig. 6 of sourir: a varmap that says 42
+//!   because the *next* assume checks it is wrong).
+//! * No anchor defers a store. Otherwise the addresses and the guards that prove that an access
+//!   misses the store would be written in different values.
+//!
+//! The analysis lives for one run; the caller owns the version, no lock.
 
 use super::OptOptions;
 use super::facts::{Env, Facts};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::reach::{Cfg, Place, Reach};
 use crate::types::{AnchorId, Operand};
 use crate::version::Version;
@@ -24,7 +30,7 @@ use crate::version::Version;
 /// Runs the pass; returns how many operands became constants.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_waits = !version.defers_stores();
-    if version.is_base() || version.blocks.is_empty() || !holds(Side::ConstantsNothingWaits, nothing_waits) {
+    if version.is_base() || version.blocks.is_empty() || !holds(SideCondition::ConstantsNothingWaits, nothing_waits) {
         return 0;
     }
     let cfg = Cfg::new(version);
@@ -34,7 +40,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let mut anchors_at: Vec<Vec<(usize, AnchorId)>> = vec![Vec::new(); version.blocks.len()];
     for (i, position) in reach.positions.iter().enumerate() {
         let last = || reach.uses[i].iter().max().copied();
-        let place = if holds(Side::ConstantsPosition, false) { last() } else { *position };
+        let place = if holds(SideCondition::ConstantsPosition, false) { last() } else { *position };
         if let Some(Place { block, inst }) = place {
             anchors_at[block.index()].push((inst, AnchorId(i as u32)));
         }
@@ -59,7 +65,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     changes
 }
 
-/// Replaces a value by what it is known to be.
+/// Replaces a value by the constant that it is known to be.
 fn constant(facts: &Facts<'_>, env: &Env, o: &mut Operand) -> bool {
     match (*o, facts.constant(env, *o)) {
         (Operand::Value(_), Some(c)) => {

@@ -1,8 +1,9 @@
-//! Entering a version in the middle: a continuation that starts at one of its anchors (sourir 7.3, hot-loop transfer).
+//! Continuations: a version that starts at an anchor in the middle of another version (sourir 7.3,
+//! hot-loop transfer).
 //!
-//! An anchor's varmap says what the guest's state is in terms of the version's values. Read the other way round it says
-//! what the values are in terms of a guest state: that makes a version of the region at the anchor's target, which runs
-//! the same code from the anchor's position on.
+//! An anchor's varmap gives the guest's state in terms of the version's values. Read backwards it
+//! gives the values in terms of a guest state. This makes a version of the region at the anchor's
+//! target, which runs the same code from the anchor's position on.
 //!
 //! ```text
 //! stuck     b0(v0 = rax, v1 = rbx): …; jump b1(v0)
@@ -13,20 +14,26 @@
 //!           b1(v2): poll else a0; v3 = ne.i64 v5, 0; branch v3 then …
 //! ```
 //!
-//! A live value is found as what a location is mapped to; as the entry value of a location that the version never writes;
-//! or by computing it again from such, if it was computed by pure operations. Everything else that the varmap says is checked
-//! on entry by guards that fall back to that very state: a location mapped to a constant holds it, two
-//! locations mapped to one value are equal.
+//! A live value is found in one of three ways: as the content of a location that is mapped to it;
+//! as the entry value of a location that the version never writes; or by repeating the pure
+//! operations that compute it from such values. What else the varmap says is checked on entry by
+//! guards that fall back to the state at entry: a location mapped to a constant must hold it, and
+//! two locations mapped to one value must be equal.
 //!
-//! Side conditions: the version has not been optimised on what holds only because control came from its own entry (facts of
-//! its context, guards before the anchor, what a load found): the state that enters here need not have passed there. Passes
-//! that use such things mark what they change ([`Version::optimised`]), so continuations are made of fresh versions,
-//! and their own assumptions are injected afterwards; the old context is dropped except for what is monitored. No store
-//! waits at the anchor.
+//! Side conditions:
+//! * The version is *fresh*: no pass has used a fact that holds only because control came from the
+//!   version's entry (facts of its context, guards before the anchor, results of loads). A state
+//!   that enters in the middle need not satisfy such a fact. Passes that use one set
+//!   [`Version::optimised`]. So continuations are made of fresh versions, and assumptions are
+//!   injected afterwards.
+//! * Of the old context only monitored facts are kept.
+//! * The anchor defers no stores.
+//!
+//! No data between calls; the caller owns the versions, no lock.
 
 use super::OptOptions;
-use super::closed::close;
-use super::side::{Side, holds};
+use super::closed_form::close;
+use super::side_conditions::{SideCondition, holds};
 use super::speculation::Assumption;
 use super::unreachable;
 use crate::op::Op;
@@ -41,7 +48,7 @@ pub enum ContinuationError {
     /// Nothing uses the anchor, or there is no such anchor.
     #[error("{0} is not in use")]
     NoAnchor(AnchorId),
-    /// Its code relies on how control came there from its own entry.
+    /// A pass has used facts that hold only on the way from the version's entry.
     #[error("{0} is optimised: only a fresh version can be entered in the middle")]
     Optimised(String),
     /// The anchor's target is not a constant.
@@ -50,7 +57,7 @@ pub enum ContinuationError {
     /// The anchor defers stores.
     #[error("{0} defers stores")]
     Deferred(AnchorId),
-    /// A value is neither in the guest's state nor can be computed from it.
+    /// A value neither is in the guest's state nor can be computed from it.
     #[error("{0} is not in the guest's state")]
     NotInState(Value),
 }
@@ -60,14 +67,15 @@ pub fn continuation(version: &Version, anchor: AnchorId, name: &str) -> Result<V
     continue_under(version, anchor, name, &[])
 }
 
-/// The same, under assumptions about `version` that are checked on entry as far as the guest's state tells.
+/// The same, under assumptions about `version`. Those whose values the guest's state determines are
+/// checked on entry.
 pub(super) fn continue_under(
     version: &Version,
     anchor: AnchorId,
     name: &str,
     assumptions: &[Assumption],
 ) -> Result<Version, ContinuationError> {
-    if !holds(Side::ContinuationFresh, !version.optimised) {
+    if !holds(SideCondition::ContinuationFresh, !version.optimised) {
         return Err(ContinuationError::Optimised(version.name.clone()));
     }
     let cfg = Cfg::new(version);
@@ -82,7 +90,8 @@ pub(super) fn continue_under(
     (made.name, made.region) = (name.to_string(), region);
     made.context.facts.retain(|f| matches!(f, Fact::PrivateMemory | Fact::MemEquals { .. }));
     made.anchors.iter_mut().for_each(|a| a.via = None);
-    // The position begins a block of its own, which in closed form takes what is live there as parameters.
+    // The position becomes the start of a block of its own. In closed form this block takes the
+    // values that are live there as parameters.
     let middle = BlockId(made.blocks.len() as u32);
     let before = &mut made.blocks[place.block.index()];
     let insts = before.insts.split_off(place.inst);
@@ -90,14 +99,14 @@ pub(super) fn continue_under(
     made.blocks.push(Block { params: Vec::new(), insts, term });
     let needed = close(&mut made);
 
-    // Nothing leads to the old entry any more: the new one takes its place.
-    let mut entry = Entry::new(version, at, &mut made);
+    // Nothing leads to the old entry any more; the new entry replaces it.
+    let mut entry = EntryBuilder::new(version, at, &mut made);
     let args: Result<Vec<Operand>, ContinuationError> =
         needed[middle.index()].iter().map(|v| entry.operand(Operand::Value(*v))).collect();
     let args = args?;
     entry.check(region)?;
     entry.assume(region, assumptions);
-    let Entry { params, insts, .. } = entry;
+    let EntryBuilder { params, insts, .. } = entry;
     made.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
     made.blocks[0] = Block { params, insts, term: Term::Jump { to: middle, args } };
     unreachable::run(&mut made, &OptOptions::default());
@@ -106,23 +115,30 @@ pub(super) fn continue_under(
     Ok(made)
 }
 
-/// The new entry in the making: values of the old version from the guest's state.
-struct Entry<'a> {
+/// Builds the new entry: computes values of the old version from the guest's state.
+struct EntryBuilder<'a> {
     old: &'a Version,
     defs: Vec<Option<Def>>,
     at: &'a Anchor,
     made: &'a mut Version,
-    /// Every SSA location, by its index.
+    /// One parameter for each SSA location, by its index.
     params: Vec<Value>,
     insts: Vec<Inst>,
     known: FxHashMap<Value, Operand>,
 }
 
-impl<'a> Entry<'a> {
-    fn new(old: &'a Version, at: &'a Anchor, made: &'a mut Version) -> Entry<'a> {
+impl<'a> EntryBuilder<'a> {
+    fn new(old: &'a Version, at: &'a Anchor, made: &'a mut Version) -> EntryBuilder<'a> {
         let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| made.value(Loc::from_ssa_index(i).ty())).collect();
-        let mut entry =
-            Entry { old, defs: definitions(old), at, made, params, insts: Vec::new(), known: FxHashMap::default() };
+        let mut entry = EntryBuilder {
+            old,
+            defs: definitions(old),
+            at,
+            made,
+            params,
+            insts: Vec::new(),
+            known: FxHashMap::default(),
+        };
         for (loc, operand) in &at.varmap {
             if let (Operand::Value(v), Some(param)) = (operand, entry.param(*loc)) {
                 entry.known.entry(*v).or_insert(param);
@@ -147,7 +163,7 @@ impl<'a> Entry<'a> {
         v.into()
     }
 
-    /// An operand of the old version, computed from the state.
+    /// An operand of the old version, computed from the guest's state.
     fn operand(&mut self, o: Operand) -> Result<Operand, ContinuationError> {
         let Operand::Value(v) = o else { return Ok(o) };
         if let Some(known) = self.known.get(&v) {
@@ -175,7 +191,7 @@ impl<'a> Entry<'a> {
         self.insts.push(assume);
     }
 
-    /// Checks the assumptions whose values the state tells.
+    /// Checks the assumptions whose values can be computed from the state.
     fn assume(&mut self, region: u64, assumptions: &[Assumption]) {
         for assumption in assumptions {
             let computed = self.insts.len();
@@ -187,18 +203,19 @@ impl<'a> Entry<'a> {
                     self.insts.push(compare);
                     predicate.into_iter().for_each(|p| self.guard(region, p.into()));
                 }
-                // What was computed in vain stays, for others may use it already.
+                // The operations computed so far remain, because others may use them already; they
+                // are pure.
                 Err(_) => debug_assert!(self.insts[computed..].iter().all(|i| i.op.is_pure())),
             }
         }
     }
 
-    /// Guards for what the varmap says beyond where to find the values.
+    /// Adds guards for the statements of the varmap from which no value was taken.
     fn check(&mut self, region: u64) -> Result<(), ContinuationError> {
         for (loc, operand) in &self.at.varmap {
             let Some(mut held) = self.param(*loc) else { continue };
             let mut mapped = self.operand(*operand)?;
-            if holds(Side::ContinuationCheck, mapped == held) {
+            if holds(SideCondition::ContinuationCheck, mapped == held) {
                 continue;
             }
             if loc.ty() == Ty::Flags {

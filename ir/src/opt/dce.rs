@@ -1,21 +1,32 @@
-//! Dead code, dead flags, dead block parameters, dead anchors and natives.
+//! Pass `dce`: removes dead code, dead flags, dead block parameters, unused anchors and unused
+//! natives.
 //!
-//! What is live: instructions with an effect, whatever they use, and what their anchors' varmaps name (a varmap
-//! is just a use). Everything else goes. Three things are *not* dead although nobody reads their result: a load
-//! (it may fault, and some guests rely on that: null checks, safe points), a native that may trap or that
-//! repeats differently, and an `assume`.
+//! Live is: each instruction with an effect; each value that a live instruction or terminator uses;
+//! each value that the varmap of a live instruction's anchor names (a varmap is an ordinary use).
+//! Everything else is removed. Three kinds of instruction are live although nothing uses their
+//! result: a load, because it may fault and some guests rely on the fault (null checks, safe
+//! points); a native that may trap or that gives another result when repeated; and an `assume`.
+//!
+//! The pass keeps no data between runs; the caller owns the version, no lock. Other passes leave
+//! unused anchors and natives behind for this one to remove.
+//!
+//! ```text
+//! v4 = flags.add.i64 v1, v2       (no use of v4: removed)
+//! v5 = load.i64 [v1] !a0          v5 = load.i64 [v1] !a0        (no use of v5: kept, it may fault)
+//! ```
 
 use super::OptOptions;
 use super::params::drop_params;
 use super::shape::normalise;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::op::Op;
+use crate::reach::{Def, definitions};
 use crate::types::{AnchorId, NativeId, Operand};
 use crate::version::{Effects, Inst, Term, Version};
 
-/// Runs the pass; returns how many instructions, parameters, anchors and natives went.
+/// Runs the pass; returns the number of instructions, parameters, anchors and natives removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    // Versions with branches are in neither shape, which is all right here.
+    // A version with branches has neither shape; this pass works on it all the same.
     normalise(version);
     if version.is_base() || version.blocks.is_empty() {
         return 0;
@@ -23,7 +34,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     remove_dead(version) + remove_unused_tables(version)
 }
 
-/// Must this instruction stay although nobody uses its results?
+/// Must this instruction stay although nothing uses its results?
 pub(super) fn has_effect(version: &Version, inst: &Inst) -> bool {
     const HARMLESS: Effects = Effects::READ_STATE;
     match inst.op {
@@ -35,22 +46,8 @@ pub(super) fn has_effect(version: &Version, inst: &Inst) -> bool {
     }
 }
 
-/// Where a value comes from.
-#[derive(Clone, Copy)]
-enum Source {
-    Nowhere,
-    Inst(usize, usize),
-    Param(usize, usize),
-}
-
 fn remove_dead(version: &mut Version) -> usize {
-    let mut source = vec![Source::Nowhere; version.types.len()];
-    for (b, block) in version.blocks.iter().enumerate() {
-        block.params.iter().enumerate().for_each(|(i, p)| source[p.index()] = Source::Param(b, i));
-        for (i, inst) in block.insts.iter().enumerate() {
-            inst.defs.iter().for_each(|d| source[d.index()] = Source::Inst(b, i));
-        }
-    }
+    let defs = definitions(version);
     let mut live: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     let mut live_value = vec![false; version.types.len()];
     let mut live_anchor = vec![false; version.anchors.len()];
@@ -61,7 +58,7 @@ fn remove_dead(version: &mut Version) -> usize {
             let inst = &version.blocks[b].insts[i];
             work.extend(inst.args.iter().copied());
             if let Some(a) = inst.anchor
-                && !holds(Side::DceVarmapIsUse, false)
+                && !holds(SideCondition::DceVarmapIsUse, false)
                 && !std::mem::replace(&mut live_anchor[a.index()], true)
             {
                 work.extend(version.anchors[a.index()].operands());
@@ -70,7 +67,7 @@ fn remove_dead(version: &mut Version) -> usize {
     };
     for (b, block) in version.blocks.iter().enumerate() {
         for (i, inst) in block.insts.iter().enumerate() {
-            if !holds(Side::DceEffects, !has_effect(version, inst)) {
+            if !holds(SideCondition::DceEffects, !has_effect(version, inst)) {
                 mark_inst(version, &mut work, b, i);
             }
         }
@@ -86,12 +83,12 @@ fn remove_dead(version: &mut Version) -> usize {
         if std::mem::replace(&mut live_value[v.index()], true) {
             continue;
         }
-        match source[v.index()] {
-            Source::Nowhere => {}
-            Source::Inst(b, i) => mark_inst(version, &mut work, b, i),
-            Source::Param(b, i) => {
-                let edges = version.blocks.iter().flat_map(|block| block.term.edges());
-                work.extend(edges.filter(|(to, _)| to.index() == b).filter_map(|(_, args)| args.get(i).copied()));
+        match defs[v.index()] {
+            None => {}
+            Some(Def::Inst(place)) => mark_inst(version, &mut work, place.block.index(), place.inst),
+            Some(Def::Param(block, i)) => {
+                let edges = version.blocks.iter().flat_map(|from| from.term.edges());
+                work.extend(edges.filter(|(to, _)| *to == block).filter_map(|(_, args)| args.get(i).copied()));
             }
         }
     }

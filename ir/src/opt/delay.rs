@@ -1,8 +1,9 @@
-//! Moving guards down (sourir 4.4): a check is made as late as its anchor reaches, on the ways that need it.
+//! Pass `delay`: moves guards down (sourir 4.4), as far as their anchor reaches, and only onto the
+//! paths that need them.
 //!
-//! An assume moves down over what neither has an effect nor can leave through another anchor; over a branch into both its
-//! successors; and where it stands right before an exit through its own anchor it goes: control leaves in
-//! the same state either way.
+//! An assume moves down over an instruction that neither has an effect nor can leave through
+//! another anchor. It moves over a branch into both successors. An assume directly before an exit
+//! through its own anchor is removed: control leaves in the same state either way.
 //!
 //! ```text
 //! b0: …                                       b0: …
@@ -14,21 +15,27 @@
 //!                                                 store.i64 [v2], 0 !a1
 //! ```
 //!
-//! Side conditions: (1) nothing that ends reach is passed; (2) no other anchor's use is passed: what was computed on the
-//! strength of the guard may be wrong until it is checked, and that anchor's varmap would show it (uses of its own
-//! anchor are all right: its position comes first); nor a memory access while stores wait in anchors, because
-//! the guard may be an alias guard; (3) a successor is entered from this block only, and every
-//! successor gets the guard, because the branch itself may rest on it.
+//! Side conditions:
+//! * (1) The assume does not pass an instruction that ends reach.
+//! * (2) It does not pass a use of another anchor. A value that was computed because the guard
+//!   holds may be wrong until the guard is checked, and the other anchor's varmap would show it.
+//!   Uses of its own anchor are safe, because the anchor's position comes first. While anchors
+//!   defer stores it does not pass a memory access either, because it may be the alias guard for
+//!   that access.
+//! * (3) It moves over a branch only if each successor is entered from this block alone, and then
+//!   into every successor, because the branch itself may depend on the guard.
+//!
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, access};
 use crate::op::Op;
 use crate::reach::{Cfg, ends_reach, may_fault};
 use crate::types::BlockId;
 use crate::version::{Inst, Term, Version};
 
-/// Runs the pass; returns how many assumes moved or went.
+/// Runs the pass; returns the number of assumes moved or removed.
 pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if version.is_base() || version.blocks.is_empty() {
         return 0;
@@ -36,7 +43,7 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     let cfg = Cfg::new(version);
     let deferring = version.defers_stores();
     let mut changes = 0;
-    // In dominance order, so that what has moved into a block moves on from there.
+    // In dominance order, so that an assume that has moved into a block moves on from there.
     for block in &cfg.order {
         changes += sink_within(version, *block, deferring, options);
         changes += leave(version, &cfg, *block);
@@ -44,17 +51,17 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     changes
 }
 
-/// May an assume move down over `inst`? `deferring`: do stores wait in anchors?
+/// May an assume move down over `inst`? `deferring` says whether anchors defer stores.
 fn passes(version: &Version, assume: &Inst, inst: &Inst, deferring: bool, options: &OptOptions) -> bool {
     let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
-    let own = holds(Side::DelayAnchor, own);
-    // It may be what says that the access misses the stores that wait.
-    let apart = holds(Side::DelayDeferred, !deferring || access(version, inst) == Access::None);
+    let own = holds(SideCondition::DelayAnchor, own);
+    // The assume may be the guard that proves that the access misses a deferred store.
+    let apart = holds(SideCondition::DelayDeferred, !deferring || access(version, inst) == Access::None);
     let harmless = options.delay_past_faults || !may_fault(version, inst);
-    harmless && own && apart && holds(Side::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
+    harmless && own && apart && holds(SideCondition::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
 }
 
-/// Moves each assume of a block down as far as it goes; those that meet keep their order.
+/// Moves each assume of a block down as far as possible; assumes that meet keep their order.
 fn sink_within(version: &mut Version, block: BlockId, deferring: bool, options: &OptOptions) -> usize {
     let mut insts = std::mem::take(&mut version.blocks[block.index()].insts);
     let mut moved = 0;
@@ -63,7 +70,7 @@ fn sink_within(version: &mut Version, block: BlockId, deferring: bool, options: 
             continue;
         }
         let mut at = i;
-        // Passing another assume of the same anchor changes nothing, so stop there.
+        // Passing another assume of the same anchor changes nothing, so the move ends there.
         while let Some(next) = insts.get(at + 1)
             && next.op != Op::Assume
             && passes(version, &insts[at], next, deferring, options)
@@ -79,7 +86,7 @@ fn sink_within(version: &mut Version, block: BlockId, deferring: bool, options: 
 
 /// Moves the assumes at the end of a block into its successors, or drops them before an exit.
 fn leave(version: &mut Version, cfg: &Cfg, block: BlockId) -> usize {
-    let own = |to: BlockId| to != block && holds(Side::DelayOnlyEntry, cfg.preds[to.index()].len() == 1);
+    let own = |to: BlockId| to != block && holds(SideCondition::DelayOnlyEntry, cfg.preds[to.index()].len() == 1);
     let successors: Vec<BlockId> = version.blocks[block.index()].term.edges().map(|(to, _)| to).collect();
     let mut changes = 0;
     while let Some(last) = version.blocks[block.index()].insts.last().filter(|i| i.op == Op::Assume).cloned() {

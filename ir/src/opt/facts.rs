@@ -1,19 +1,28 @@
-//! What is known of every value at every place of a version: constants, ranges and bits, from definitions, branches and
-//! passed guards (sourir 4.1, 6.1: speculative constant propagation is constant propagation in which an `assume`
-//! says something).
+//! A data-flow analysis of constants, ranges and bits: for every place of a version, what is known
+//! of every value there (sourir 4.1, 6.1).
 //!
-//! A forward data-flow over any control flow, optimistic (Wegman and Zadeck, conditional constants): a block counts as
-//! unreachable until an edge that may be taken leads to it. The state at a place maps each value that has been computed
-//! to a [`Known`]; where paths meet, the sets are joined; in a loop whose ranges keep growing they are widened.
+//! Speculative constant propagation is constant propagation in which an `assume` contributes facts.
+//! The analysis is forward, over any control flow, and optimistic (Wegman and Zadeck, conditional
+//! constants): a block counts as unreachable until an edge that may be taken leads to it. The state
+//! at a place ([`Env`]) maps each value that has been computed to a [`Known`]. Where paths meet the
+//! sets are joined. In a loop whose ranges keep growing they are widened.
 //!
-//! `assume p` and the edges of `branch p` refine: `p` is 1 (or 0), and what a comparison, a masked bit, an extension or
-//! an added constant says of its operands is carried to them. What that implies of values computed earlier is found
-//! when somebody asks, by looking at their definitions again: their operands are still those of that moment, because a
-//! definition dominates every place where it is available.
+//! `assume p` and the edges of `branch p` refine the state: `p` is 1 (or 0). What this implies for
+//! the operands of a comparison, a masked bit, an extension or an added constant is carried to
+//! them. What it implies for values computed earlier is found on demand, by evaluating their
+//! definitions again. Their operands are still those of the definition, because a definition
+//! dominates every place where it is available.
+//!
+//! [`Facts`] borrows the version and owns one state for each block; passes `constants` and
+//! `redundant` build it for one run. No lock.
+//!
+//! ```text
+//! v2 = and.i64 v1, 7; assume lt.u.i64 v2, 1 else a0  then v2 is 0, as are the low bits of v1
+//! ```
 
 use super::bounds::Bounds;
 use super::known::Known;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Cond, FlagOp, Op};
 use crate::reach::{Cfg, Place};
@@ -21,12 +30,14 @@ use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Fact, Inst, Term, Version};
 use smallvec::SmallVec;
 
-/// Definitions looked through when a value is asked for.
+/// Definitions followed when a value is looked up (guess: deeper ones seldom add a fact, and each
+/// level costs time).
 const MAX_DEPTH: u32 = 4;
-/// Visits of a block after which growing ranges are widened to everything. (Bits can only be lost 64 times.)
+/// Visits of a block after which growing ranges are widened to everything (guess; higher finds more
+/// ranges and costs time). Bits need no widening: they can be lost only 64 times.
 const PATIENCE: u32 = 6;
 
-/// The state at a place; `None` for values not computed on the way there.
+/// The state at a place; `None` for a value that is not computed on every way there.
 pub(super) type Env = Vec<Option<Known>>;
 
 /// The analysis of a version.
@@ -46,13 +57,14 @@ impl<'v> Facts<'v> {
         facts
     }
 
-    /// Calls `f` with each place of a block that control may come to, terminator included, and what is known there.
+    /// Calls `f` with each place of a reachable block, terminator included, and with the state
+    /// there.
     pub(super) fn walk(&self, block: BlockId, mut f: impl FnMut(Place, &Env)) {
         let Some(mut env) = self.at_start[block.index()].clone() else { return };
         let body = &self.version.blocks[block.index()];
         for (i, inst) in body.insts.iter().enumerate() {
             f(Place { block, inst: i }, &env);
-            if !self.step(&mut env, inst) {
+            if !self.apply(&mut env, inst) {
                 return;
             }
         }
@@ -113,13 +125,13 @@ impl<'v> Facts<'v> {
         Known::of(expr.op, expr.ty, result, &args, &types)
     }
 
-    /// A condition read from the flags of a comparison, as the comparison that it is (Intel SDM vol. 1, appendix B).
+    /// The comparison that a condition of flags stands for (Intel SDM vol. 1, appendix B).
     fn comparison(&self, expr: &Expr) -> Option<Expr> {
         let Op::Cond(cc) = expr.op else { return None };
         let Expr { op: Op::Flags(flags), ty, args: [a, b, _] } = self.defs.get(expr.args[0])? else { return None };
         let (a, b) = match flags {
             FlagOp::Sub => (a, b),
-            // `test x, x` compares with 0, except that it never borrows.
+            // `test x, x` compares with 0, except that it never sets CF.
             FlagOp::And if a == b && !matches!(cc, Cond::B | Cond::Ae | Cond::Be | Cond::A) => (a, Operand::Const(0)),
             _ => return None,
         };
@@ -178,7 +190,7 @@ impl<'v> Facts<'v> {
         let Some(mut env) = self.at_start[block.index()].clone() else { return };
         let version = self.version;
         let body = &version.blocks[block.index()];
-        if !body.insts.iter().all(|inst| self.step(&mut env, inst)) {
+        if !body.insts.iter().all(|inst| self.apply(&mut env, inst)) {
             return;
         }
         for (k, (to, args)) in body.term.edges().enumerate() {
@@ -203,7 +215,7 @@ impl<'v> Facts<'v> {
         self.refine(&mut env, *cond, truth).then_some(env)
     }
 
-    /// Joins a state into that at a block's start; has that changed?
+    /// Joins a state into the state at a block's start. Returns whether that has changed.
     fn join(&mut self, block: BlockId, mut next: Env, widen: bool) -> bool {
         let slot = &mut self.at_start[block.index()];
         let Some(old) = slot else {
@@ -213,10 +225,10 @@ impl<'v> Facts<'v> {
         for (i, (new, old)) in next.iter_mut().zip(&*old).enumerate() {
             *new = match (*new, old) {
                 (Some(a), Some(b)) => {
-                    let joined = if holds(Side::FactsJoin, a == *b) { *b } else { a.join(b) };
+                    let joined = if holds(SideCondition::FactsJoin, a == *b) { *b } else { a.join(b) };
                     Some(if widen && joined != *b { joined.widened(self.version.types[i]) } else { joined })
                 }
-                // Computed on one way only: whoever uses it computes it again first.
+                // Computed on one path only: any use is preceded by another computation.
                 _ => None,
             };
         }
@@ -225,14 +237,14 @@ impl<'v> Facts<'v> {
         changed
     }
 
-    /// The state after an instruction; false if control never gets there.
-    fn step(&self, env: &mut Env, inst: &Inst) -> bool {
+    /// Applies an instruction to the state; false if control never gets behind it.
+    fn apply(&self, env: &mut Env, inst: &Inst) -> bool {
         if inst.op == Op::Assume {
             return self.constant(env, inst.args[0]) != Some(0) && self.refine(env, inst.args[0], true);
         }
         for def in &inst.defs {
             let ty = self.version.ty(*def);
-            // What was known of it in an earlier iteration is not known of the new one.
+            // A fact about the value of an earlier iteration does not hold of the new one.
             env[def.index()] = None;
             let known = match Expr::of(inst) {
                 Some(expr) => self.expr(env, &expr, ty, 0),
@@ -243,7 +255,7 @@ impl<'v> Facts<'v> {
         true
     }
 
-    /// Notes that the i1 `predicate` is `truth`; false if that cannot be.
+    /// Notes that the i1 `predicate` is `truth`; false if that is impossible.
     fn refine(&self, env: &mut Env, predicate: Operand, truth: bool) -> bool {
         let Operand::Value(p) = predicate else { return predicate == Operand::Const(u64::from(truth)) };
         if !self.narrow(env, p, Known::constant(u64::from(truth), Ty::I1), MAX_DEPTH) {
@@ -287,7 +299,8 @@ impl<'v> Facts<'v> {
     fn ordered(&self, env: &mut Env, op: Op, ty: Ty, a: Operand, b: Operand) -> bool {
         let (left, right) = (self.known(env, a, ty), self.known(env, b, ty));
         let (x, y) = (left.bounds, right.bounds);
-        // The largest of the right bounds the left from above, the smallest of the left the right from below.
+        // The largest right value bounds the left from above, and the smallest left value bounds
+        // the right from below.
         let signed = matches!(op, Op::LtS | Op::LeS);
         let (top, bottom) =
             if signed { (y.smax as u64 & ty.mask(), x.smin as u64 & ty.mask()) } else { (y.umax, x.umin) };
@@ -302,7 +315,8 @@ impl<'v> Facts<'v> {
         }
     }
 
-    /// Notes that a value lies in this set too, and what that says of what it was computed from; false if nothing does.
+    /// Notes that a value lies in this set too, and what this implies for its operands; false if no
+    /// value does.
     fn narrow(&self, env: &mut Env, v: Value, known: Known, depth: u32) -> bool {
         let ty = self.version.ty(v);
         let met = self.value(env, v, MAX_DEPTH).meet(&known, ty);

@@ -1,36 +1,40 @@
-//! Loop-carried flags become loop-carried operands.
+//! Pass `flagparams`: loop-carried flags become loop-carried operands.
 //!
-//! Every iteration leaves flags behind that the varmaps of the next iteration's first anchors name, so the flags are
-//! a parameter of the loop block, although hardly anybody looks. Kept as data they would have to be materialised on
-//! every iteration. If all edges pass the flags of the *same operation*, its operands are passed instead and the
-//! operation is repeated at the loop's head, where only exits use it and the emitter moves it into their cold code
-//! (sourir 4.1: what can be recomputed on deoptimisation is not kept alive for it).
+//! Every iteration leaves flags which the varmaps of the next iteration's first anchors name. So
+//! the flags are a parameter of the loop block, although only exits read them. Kept as data they
+//! would have to be materialised in every iteration. If all edges pass the flags of the *same
+//! operation*, the pass passes its operands instead and repeats the operation at the loop's head.
+//! Only exits use it there, so the emitter moves it into their cold code (sourir 4.1: a value that
+//! can be recomputed on deoptimisation is not kept alive for it).
 //!
 //! ```text
-//! b0: … jump b1(v5, flags.sub v5, 100)        b0: … jump b1(v5)
-//! b1(v7, v8: flags): poll !a0 [rflags = v8]   b1(v7): v8 = flags.sub v7, 100; poll !a0 [rflags = v8]
-//!     … jump b1(v9, flags.sub v9, 100)             … jump b1(v9)
+//! b0: … jump b1(v5, flags.sub v5, 100)       b0: … jump b1(v5)
+//! b1(v7, v8: flags): poll !a0 [rflags = v8]  b1(v7): v8 = flags.sub v7, 100; poll !a0 …
+//!     … jump b1(v9, flags.sub v9, 100)            … jump b1(v9)
 //! ```
 //!
-//! Flags that something besides varmaps needs in the loop stay a parameter: the head's first *machine* instruction
-//! must remain the poll.
+//! Flags that something other than varmaps reads in the loop stay a parameter: the first *machine*
+//! instruction of the head must remain the poll. The version is a loop ([`super::shape`]) that the
+//! caller owns; no data between runs, no lock. The pass runs last, because simplifying the head
+//! again would undo it.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Op};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Term, Version};
 
-/// Runs the pass; returns how many parameters it replaced.
+/// Runs the pass; returns the number of parameters replaced.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     if normalise(version) != Some(Shape::Loop) {
         return 0;
     }
     let mut replaced = 0;
-    // One parameter a round, as one may be the operand of another, and flags may carry older flags with them (dec
-    // keeps CF), so that replacing a parameter can make a new one.
+    // One parameter in each round, because one may be the operand of another. Flags may carry older
+    // flags (dec keeps CF), so replacing a parameter can make a new one; eight rounds are a guess
+    // that bounds this.
     for _ in 0..8 {
         let now = round(version);
         replaced += now;
@@ -63,7 +67,7 @@ fn round(version: &mut Version) -> usize {
     }
     let count = rebuilt.len();
     if count > 0 {
-        // Parameters added meanwhile stay.
+        // Parameters added in this round stay.
         keep.resize(version.blocks[BODY].params.len(), true);
         super::params::drop_params(version, BODY, &keep);
         version.blocks[BODY].insts.splice(0..0, rebuilt);
@@ -71,22 +75,23 @@ fn round(version: &mut Version) -> usize {
     count
 }
 
-/// The positions of the flags parameters that could be replaced and that no hot instruction needs.
+/// The positions of the flags parameters that can be replaced and that no hot instruction reads.
 fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
     let body = &version.blocks[BODY];
     let same_op = |i: usize| match (defs.get(args(version, ENTRY)[i]), defs.get(args(version, BODY)[i])) {
         (Some(a), Some(b)) => {
             let same = a.op == b.op && a.ty == b.ty;
-            // Without the condition still of one arity and of the same types, so that what is made can be printed and run.
+            // Side condition off (in tests): still require one arity and the same types,
+            // so that the result can be printed and run.
             matches!(a.op, Op::Flags(_))
                 && a.op.signature() == b.op.signature()
-                && holds(Side::FlagsSameOperation, same)
+                && holds(SideCondition::FlagsSameOperation, same)
         }
         _ => false,
     };
     let mut candidates: Vec<usize> =
         (0..body.params.len()).filter(|i| version.ty(body.params[*i]) == Ty::Flags && same_op(*i)).collect();
-    // A parameter that is needed makes what it is passed needed, which may need another one.
+    // A needed parameter makes its arguments needed, and these may need another parameter.
     while !candidates.is_empty() {
         let mut needed = vec![false; version.types.len()];
         let mut need = |o: &Operand| {
@@ -111,8 +116,8 @@ fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
     candidates
 }
 
-/// The operands for the loop's head: what both edges agree on, an existing parameter that is passed just these
-/// two, or a new parameter.
+/// The operands at the loop's head: an operand that both edges share, an existing parameter that is
+/// passed these two operands, or a new parameter.
 fn operands(version: &mut Version, entry: &Expr, back: &Expr) -> Vec<Operand> {
     let types: Vec<Ty> = entry
         .op
@@ -127,8 +132,8 @@ fn operands(version: &mut Version, entry: &Expr, back: &Expr) -> Vec<Operand> {
     let mut out = Vec::new();
     for (k, ty) in types.into_iter().enumerate() {
         let (e, b) = (entry.args[k], back.args[k]);
-        // Equal on both edges means defined in the entry block or constant: a value of the body cannot be
-        // available at the end of the entry.
+        // An operand that is equal on both edges is a constant or defined in the entry block: a
+        // value of the body is not available at the end of the entry.
         if e == b {
             out.push(e);
             continue;

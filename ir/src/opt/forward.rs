@@ -1,19 +1,22 @@
-//! Load forwarding: what memory is known to hold replaces loads, within a block and around a loop.
+//! Pass `forward`: replaces loads by the value that memory is known to hold, within a block and
+//! around a loop.
 //!
-//! The walk keeps a table of *slots*: locations with the operand that memory holds there, from a store or (with
-//! `private_memory`) from a load. A load contained in a slot becomes the slot's operand, shifted and truncated. A
-//! store kills the slots it may touch and makes a slot itself; a fence or locked operation empties the table.
-//! Forwarding from a store needs no assumption: x86's store buffers forward too (TSO); removing a load because of
-//! an earlier load, and anything around a loop, needs `private_memory`.
+//! The walk keeps a table of *slots*: locations with the operand that memory holds there, from a
+//! store or (with `private_memory`) from a load. A load inside a slot becomes the slot's operand,
+//! shifted and truncated. A store removes the slots that it may touch and makes a slot itself. A
+//! fence or a locked operation empties the table.
 //!
-//! A load that is replaced cannot have faulted: its bytes were accessed earlier in this entry, and mappings
-//! change only by system calls, which traces do not contain.
+//! Forwarding from a store needs no assumption, because x86's store buffers forward too (TSO).
+//! Removing a load because of an earlier load, and any forwarding around a loop, needs
+//! `private_memory`. A load that is replaced cannot have faulted: its bytes were accessed earlier
+//! in this entry, and mappings change only by system calls, which traces do not contain.
 //!
-//! Around a loop (PIR 4.2, "scope resolution", on guest memory): the slots known at the end of the peeled
-//! iteration whose address the loop does not change are *assumed* known at the loop's head, each as a new
-//! parameter of the loop block. If a slot is still known at the end of the body its operand there is the
-//! back-edge argument; the slots that are not are dropped and the body is walked again. The assumption is the
-//! usual optimistic one: what survives a whole round holds by induction.
+//! Around a loop (PIR 4.2, "scope resolution", applied to guest memory) the pass is optimistic. It
+//! takes the slots known at the end of the peeled iteration whose address the loop does not change,
+//! and *assumes* that they are known at the loop's head, each as a new parameter of the loop block.
+//! Then it walks the body. If every such slot is still known at the end of the body, its operand
+//! there is the back-edge argument, and the assumption holds by induction. Otherwise the lost slots
+//! are dropped and the body is walked again.
 //!
 //! ```text
 //! b0: … store.i64 [rbp - 8], v5; jump b1()     b0: … store.i64 [rbp - 8], v5; jump b1(v5)
@@ -21,21 +24,25 @@
 //!     v8 = add.i64 v7, 1                           v8 = add.i64 q, 1
 //!     store.i64 [rbp - 8], v8; jump b1()           store.i64 [rbp - 8], v8; jump b1(v8)
 //! ```
+//!
+//! The table lives for one run; the caller owns the version, no lock.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Term, Version};
 
-/// The table is a sliding window: the oldest slot makes room.
+/// Most slots in the table (guess). The oldest slot is dropped for a new one; fewer lose loads,
+/// more cost time.
 const MAX_SLOTS: usize = 48;
-/// At most this many slots become parameters of a loop.
+/// Most slots that become parameters of a loop (guess: each costs a register or a spill slot).
 const MAX_CARRIED: usize = 24;
-/// Rounds of the optimistic assumption before it is given up.
+/// Walks of the body before the assumption about the loop is given up (guess: each walk costs the
+/// time of a pass).
 const MAX_ROUNDS: usize = 6;
 
 /// Memory known to hold an operand.
@@ -56,7 +63,7 @@ struct Forward<'v> {
     removed: usize,
 }
 
-/// Runs the pass; returns how many loads went.
+/// Runs the pass; returns the number of loads removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let Some(shape) = normalise(version) else { return 0 };
     let mut pass = Forward {
@@ -80,7 +87,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 
 impl Forward<'_> {
     fn body(&mut self) {
-        let may_carry = holds(Side::ForwardPrivateLoop, self.private);
+        let may_carry = holds(SideCondition::ForwardPrivateLoop, self.private);
         let mut carried = if may_carry { self.loop_invariant_slots() } else { Vec::new() };
         let insts = std::mem::take(&mut self.version.blocks[BODY].insts);
         let (addresses, removed) = (self.addresses.clone(), self.removed);
@@ -95,7 +102,7 @@ impl Forward<'_> {
             let ends: Vec<Option<Operand>> = carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
             let survivors: Vec<Slot> =
                 carried.iter().zip(&ends).filter(|(_, end)| end.is_some()).map(|(s, _)| *s).collect();
-            if holds(Side::ForwardSurvives, survivors.len() == carried.len()) {
+            if holds(SideCondition::ForwardSurvives, survivors.len() == carried.len()) {
                 self.version.blocks[BODY].insts = out;
                 self.version.blocks[BODY].params.extend(params);
                 self.extend_args(ENTRY, carried.iter().map(|s| s.value));
@@ -103,7 +110,8 @@ impl Forward<'_> {
                 self.extend_args(BODY, back);
                 return;
             }
-            // Forget the round: its replacements and guards rest on an assumption that does not hold.
+            // Undo this walk: its replacements and guards depend on an assumption that does not
+            // hold.
             carried = survivors;
             self.addresses = addresses.clone();
             self.removed = removed;
@@ -122,7 +130,8 @@ impl Forward<'_> {
         }
     }
 
-    /// The slots known now. Their addresses are sums of the entry's values, so they stay the same in the loop.
+    /// The slots known now. Their addresses are sums of values of the entry block, so they do not
+    /// change in the loop.
     fn loop_invariant_slots(&self) -> Vec<Slot> {
         let touched = self.touched_in_body();
         let mut list: Vec<Slot> = Vec::new();
@@ -136,7 +145,7 @@ impl Forward<'_> {
         list
     }
 
-    /// The locations that the body accesses, as far as they can be told before it is walked.
+    /// The locations that the body accesses, as far as they are known before the walk.
     fn touched_in_body(&self) -> Vec<Location> {
         let mut addresses = self.addresses.clone();
         let values = Values { defs: &self.defs, replaced: &self.replaced };
@@ -180,14 +189,14 @@ impl Forward<'_> {
         self.addresses.locate(&Values { defs: &self.defs, replaced: &self.replaced }, inst, size)
     }
 
-    /// Replaces a load if memory is known; otherwise remembers it.
+    /// Replaces a load from a slot; otherwise makes a slot of its result.
     fn load(&mut self, inst: &Inst, size: u32, out: &mut Vec<Inst>) -> bool {
         let (Some(location), Some(def)) = (self.locate(inst, size), inst.def()) else { return false };
         if let Some(value) = self.find(&location, inst.ty, out) {
             self.replaced[def.index()] = Some(value);
             return true;
         }
-        if holds(Side::ForwardPrivateLoad, self.private) {
+        if holds(SideCondition::ForwardPrivateLoad, self.private) {
             self.remember(Slot { location, ty: inst.ty, value: def.into() });
         }
         false
@@ -199,14 +208,14 @@ impl Forward<'_> {
             return;
         };
         let addresses = &self.addresses;
-        self.slots.retain(|s| holds(Side::ForwardKill, addresses.disjoint(&s.location, &location)));
+        self.slots.retain(|s| holds(SideCondition::ForwardKill, addresses.disjoint(&s.location, &location)));
         if inst.op == Op::Store {
             self.remember(Slot { location, ty: inst.ty, value: inst.args[2] });
         }
     }
 
     fn forget_all(&mut self) {
-        self.slots.retain(|_| holds(Side::ForwardBarrier, false));
+        self.slots.retain(|_| holds(SideCondition::ForwardBarrier, false));
     }
 
     fn remember(&mut self, slot: Slot) {
@@ -216,7 +225,7 @@ impl Forward<'_> {
         self.slots.push(slot);
     }
 
-    /// What memory holds at `location` as a value of type `ty`, the newest knowledge first.
+    /// The content of memory at `location` as a value of type `ty`; the newest slot wins.
     fn find(&mut self, location: &Location, ty: Ty, out: &mut Vec<Inst>) -> Option<Operand> {
         let exact = |s: &&Slot| s.location == *location && s.ty == ty;
         if let Some(slot) = self.slots.iter().rev().find(exact) {

@@ -1,5 +1,6 @@
-//! Frames that exist only when somebody looks: stores that nothing in the version needs wait in the anchors behind them
-//! until control leaves (PIR's delayed environments; the frames of inlined calls, sourir 4.3).
+//! Pass `frames`: moves stores that nothing in the version reads into the anchors behind them,
+//! where they are performed only if control leaves (PIR's delayed environments; the frames of
+//! inlined calls, sourir 4.3).
 //!
 //! ```text
 //! store.i64 [v0 - 8], 0x1010 !a0              a1 = … stores [store.i64 [v0 - 8], 0x1010]
@@ -8,25 +9,31 @@
 //!                                             exit a2
 //! ```
 //!
-//! Unlike `sink`, which finds stores that die, this pass moves them to where they are performed anyway, so it pays only
-//! where the exits behind are colder than the store, or go away: it is no part of the pipeline.
+//! `sink` removes stores that die; this pass moves stores to exits that perform them. So it pays
+//! only if the exits behind a store are colder than the store, or are removed later. It is not part
+//! of the pipeline.
 //!
-//! Side conditions (DESIGN section 4), in a version without branches and loops: (a) `private_memory`, or a constant pushed
-//! on the stack, which is a return address; (b) every later access certainly misses the location, none is of unknown
-//! extent, no fence, locked operation or event follows; (c) the location has been written before in this entry, so that
-//! performing the store cannot fault; and no store is deferred yet, so that an anchor's first use tells what was stored
-//! before it.
+//! Side conditions (docs/design.md, "The IR"), in a version without branches and loops:
+//! * (a) `private_memory` holds, or the store pushes a constant on the stack, which is a return
+//!   address.
+//! * (b) Every later access certainly misses the location. None is of unknown extent, and no fence,
+//!   locked operation or event follows.
+//! * (c) The location has been written before in this entry, so that performing the store cannot
+//!   fault.
+//! * No store is deferred yet. Then the first use of an anchor tells which stores came before it.
+//!
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::shape::{ENTRY, Shape, normalise};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::types::{Gpr, Loc, Operand, Ty};
 use crate::version::{DeferredStore, Inst, Term, Version};
 
-/// Runs the pass; returns how many stores wait now.
+/// Runs the pass; returns the number of stores deferred.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let fresh = !version.defers_stores();
     if version.is_base() || !fresh || normalise(version) != Some(Shape::Linear) {
@@ -40,7 +47,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     waiting.len()
 }
 
-/// The indices of the stores that may wait.
+/// The indices of the stores that may be deferred.
 fn waiting(version: &Version) -> Vec<usize> {
     let defs = Defs::of(version);
     let values = Values { defs: &defs, replaced: &[] };
@@ -57,16 +64,16 @@ fn waiting(version: &Version) -> Vec<usize> {
             Access::Read(size) | Access::Write(size) => Some(size),
         };
         let Some(here) = size.and_then(|size| addresses.locate(&values, inst, size)) else {
-            pending.retain(|_| holds(Side::FramesBarrier, false));
+            pending.retain(|_| holds(SideCondition::FramesBarrier, false));
             continue;
         };
-        pending.retain(|(_, location)| holds(Side::FramesDisjoint, addresses.disjoint(location, &here)));
+        pending.retain(|(_, location)| holds(SideCondition::FramesDisjoint, addresses.disjoint(location, &here)));
         if inst.op != Op::Store {
             continue;
         }
-        let accessible = holds(Side::FramesWritten, written.iter().any(|w| w.contains(&here)));
+        let accessible = holds(SideCondition::FramesWritten, written.iter().any(|w| w.contains(&here)));
         let unseen = version.context.private_memory() || is_return_address(version, &values, inst);
-        if accessible && holds(Side::FramesPrivate, unseen) {
+        if accessible && holds(SideCondition::FramesPrivate, unseen) {
             pending.push((i, here));
         }
         written.push(here);
@@ -84,8 +91,8 @@ fn is_return_address(version: &Version, values: &Values<'_>, store: &Inst) -> bo
         && Some(values.root(store.args[0]).0) == rsp
 }
 
-/// Gives a removed store to the anchors whose first use was behind it, in front of what they defer already: those were
-/// behind it.
+/// Moves a removed store to the anchors whose first use is behind it. It comes before the stores
+/// that they defer already, which were behind it.
 fn hand_over(version: &mut Version, at: usize, store: &Inst) {
     let Some(mem) = store.mem else { return };
     let deferred = DeferredStore { ty: store.ty, mem, args: [store.args[0], store.args[1], store.args[2]] };

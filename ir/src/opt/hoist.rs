@@ -1,21 +1,25 @@
-//! Predicate hoisting out of loops (sourir 4.5, 7.1).
+//! Pass `hoist`: moves predicates that do not vary in a loop to a guard before the loop (sourir
+//! 4.5, 7.1).
 //!
-//! An assume cannot move up: what it falls back to is the state further down. Its *predicate* can: a copy is added to an
-//! anchor that reaches the end of the loop's preheader, which transparency allows anyway; then the loop's own check is
-//! redundant.
+//! An assume itself cannot move up, because it falls back to a state further down. Its *predicate*
+//! can. The pass adds an assume of it before the loop, on an anchor that reaches the end of the
+//! loop's preheader; transparency allows an assume at any such place. Then the loop's own assume is
+//! redundant and is removed.
 //!
 //! ```text
-//! b0: jump b1(v0)                             b0: v7 = eq.i64 v1, 5
-//!                                                 assume v7 else a9           a9: base at the version's entry
-//!                                                 jump b1(v0)
-//! b1(v4): poll else a0                        b1(v4): poll else a0
-//!     v5 = eq.i64 v1, 5                           v5 = eq.i64 v1, 5
-//!     assume v5 else a1                           …
+//! b0: jump b1(v0)                  b0: v7 = eq.i64 v1, 5
+//!                                      assume v7 else a9           a9: base at the version's entry
+//!                                      jump b1(v0)
+//! b1(v4): poll else a0             b1(v4): poll else a0
+//!     v5 = eq.i64 v1, 5                v5 = eq.i64 v1, 5
+//!     assume v5 else a1                …
 //! ```
 //!
-//! Side conditions: the predicate does not vary in the loop (it is computed by pure operations from values defined
-//! outside); an anchor reaches the end of the preheader. What pays: the assume runs in every iteration, so that the copy
-//! fails no more often than it.
+//! Side conditions: the predicate does not vary in the loop, that is, pure operations
+//! compute it from values defined outside; and an anchor reaches the end of the preheader. What
+//! pays: the assume runs in every iteration, so the copy fails no more often than the original.
+//!
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::inject::anchor_for;
@@ -26,7 +30,7 @@ use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashMap;
 
-/// Predicates with more operations than this stay where they are.
+/// Most operations of a predicate that is hoisted (guess: they are repeated before the loop).
 const MAX_OPERATIONS: usize = 6;
 
 /// Runs the pass; returns how many predicates were hoisted.
@@ -36,14 +40,14 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     }
     make_preheaders(version);
     let mut hoisted = 0;
-    // A predicate climbs out of one loop at a time.
+    // A predicate moves out of one loop in each round; nested loops take several.
     while let Some(done) = round(version) {
         hoisted += done;
     }
     hoisted
 }
 
-/// Hoists the first group of predicates found, those of one loop; `None` if there is none.
+/// Hoists all predicates of the first loop that has any; `None` if no loop has.
 fn round(version: &mut Version) -> Option<usize> {
     let cfg = Cfg::new(version);
     for l in loops(version, &cfg) {
@@ -67,13 +71,15 @@ fn round(version: &mut Version) -> Option<usize> {
     None
 }
 
-/// A predicate as the operations of the loop that compute it, operands first; the last is the predicate.
+/// The operations of the loop that compute a predicate, operands first; the last one is the
+/// predicate.
 struct Slice {
     insts: Vec<Inst>,
     predicate: Operand,
 }
 
-/// The assumes of a loop that run in every iteration and check something that does not vary, with what computes it.
+/// The assumes of a loop that run in every iteration and whose predicate does not vary, with the
+/// operations that compute it.
 fn candidates(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(BlockId, usize, Slice)> {
     let (varying, defs) = (l.varying(version), definitions(version));
     let mut found = Vec::new();
@@ -90,7 +96,8 @@ fn candidates(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(BlockId, usize, Sl
     found
 }
 
-/// The pure operations of the loop that compute an operand from what does not vary; `None` if there are other ones.
+/// The pure operations of the loop that compute an operand from values that do not vary; `None` if
+/// others are needed.
 fn steady_slice(version: &Version, defs: &[Option<Def>], varying: &[bool], predicate: Operand) -> Option<Vec<Inst>> {
     let mut slice: Vec<Inst> = Vec::new();
     let mut work = vec![predicate];
@@ -103,7 +110,7 @@ fn steady_slice(version: &Version, defs: &[Option<Def>], varying: &[bool], predi
         if !inst.op.is_pure() || slice.len() == MAX_OPERATIONS {
             return None;
         }
-        // An operand that is met again moves before all that use it.
+        // An operation that is met again moves before all operations that use it.
         slice.retain(|known| known.defs != inst.defs);
         slice.push(inst.clone());
         work.extend(inst.args.iter().copied());
@@ -112,7 +119,7 @@ fn steady_slice(version: &Version, defs: &[Option<Def>], varying: &[bool], predi
     Some(slice)
 }
 
-/// Appends a copy of the slice to a block; returns what the predicate is there.
+/// Appends a copy of the slice to a block; returns the copy of the predicate.
 fn clone_slice(version: &mut Version, block: BlockId, slice: &Slice) -> Operand {
     let mut map: FxHashMap<Value, Operand> = FxHashMap::default();
     let renamed = |map: &FxHashMap<Value, Operand>, o: Operand| match o {

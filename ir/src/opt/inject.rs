@@ -1,30 +1,37 @@
-//! Injecting assumptions (sourir 3.4), anywhere (4.4, unrestricted deoptimisation).
+//! Injects assumptions (sourir 3.4) at any place that an anchor reaches (4.4, unrestricted
+//! deoptimisation).
 //!
-//! An assumption may stand at every place that some anchor reaches: since the anchor's position nothing outside SSA has
-//! happened, so going back to it forgets nothing, and that taking it is right whatever holds is what transparency says.
-//! The *snapshot* of the state at the anchor's position is its varmap: SSA values do not change.
+//! An assumption may stand at every place that some anchor reaches. Nothing outside SSA has
+//! happened since the anchor's position, so going back to the position loses nothing. By
+//! transparency taking the anchor is right whether or not the predicate holds. The varmap is a
+//! snapshot of the state at the position, because SSA values do not change.
 //!
 //! ```text
 //! anchor a0 = base.0x1000 [rax = v0]                 position: the poll
 //! b1: poll else a0
 //!     v1 = load.i64 [v0] !a0
 //!     branch v2 then b2() else b3()
-//! b2: assume eq.i64 v1, 1 else a0                    injected here: checked on this way only
+//! b2: assume eq.i64 v1, 1 else a0                    injected here: checked on this path only
 //! ```
 //!
-//! Where no anchor reaches, at the end of a block that jumps, the state is the one at the start of the block it jumps to. An
-//! anchor there, its operands renamed from parameters to arguments, is one here: so a loop that begins with its poll always has
-//! an anchor before it. Where nothing has happened since the entry, the entry itself is the place to go back to: every
-//! location that anchors name has the value of its entry parameter.
+//! If no anchor reaches the place, [`anchor_for`] makes one in two cases. (1) At the end of a block
+//! that jumps, the state is that at the start of the next block. An anchor there, with arguments in
+//! place of parameters, is an anchor here; so there always is one before a loop that begins with
+//! its poll. (2) If nothing has happened since the version's entry, the entry is the place to go
+//! back to: every location that anchors name has the value of its entry parameter.
+//!
+//! `hoist`, `licm`, `slots` and [`super::speculation`] call this module on a version that they own;
+//! no data, no lock.
 
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::op::Op;
 use crate::reach::{Cfg, Place, Reach, ends_reach};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
 use crate::version::{Anchor, Inst, Term, Version};
 
-/// An anchor that reaches `place`: of several the one that begins last, which repeats least. If there is none: a new anchor
-/// with the state at the start of the block that `place` jumps to, or, if nothing has happened since, with that at the entry.
+/// Finds an anchor that reaches `place`; of several the one whose position comes last, because
+/// falling back to it repeats least. If there is none it makes an anchor for the start of the block
+/// to which `place` jumps, or for the entry if nothing has happened since.
 pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<AnchorId> {
     if !cfg.is_reachable(place.block) {
         return None;
@@ -37,7 +44,7 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
     };
     let reaches = reach.anchors_at(place);
     let used = (0..version.anchors.len() as u32).map(AnchorId).filter(|a| reach.positions[a.index()].is_some());
-    let near = used.filter(|a| holds(Side::InjectReach, reaches.contains(a)));
+    let near = used.filter(|a| holds(SideCondition::InjectReach, reaches.contains(a)));
     if let Some(youngest) = near.reduce(later) {
         return Some(youngest);
     }
@@ -51,12 +58,13 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
             used.flat_map(|(a, _)| &a.varmap).any(|(l, _)| l == loc)
         })
         .collect();
-    let untouched = holds(Side::InjectUntouched, is_untouched(version, cfg, place));
+    let untouched = holds(SideCondition::InjectUntouched, is_untouched(version, cfg, place));
     untouched.then(|| entry_anchor(version, &named))
 }
 
-/// Adds `assume predicate` at `place`, falling back to the anchor that [`anchor_for`] finds. `None`, and no change, if the
-/// predicate is not available there or no anchor reaches the place.
+/// Adds `assume predicate` at `place`, falling back to the anchor that [`anchor_for`] finds.
+/// Returns `None` and changes nothing if the predicate is not available there or no anchor reaches
+/// the place.
 pub fn inject(version: &mut Version, place: Place, predicate: Operand) -> Option<AnchorId> {
     let cfg = Cfg::new(version);
     let defs = crate::reach::definitions(version);
@@ -77,7 +85,8 @@ pub fn inject(version: &mut Version, place: Place, predicate: Operand) -> Option
     Some(anchor)
 }
 
-/// At the end of a block that jumps: the first anchor of the block it jumps to, in terms of what is known here.
+/// At the end of a block that jumps: the first anchor of the next block, in terms of values that
+/// are available here.
 fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) -> Option<Anchor> {
     let from = &version.blocks[place.block.index()];
     let Term::Jump { to, args } = &from.term else { return None };
@@ -88,7 +97,7 @@ fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) 
     let begins = |a: &usize| reach.positions[*a].filter(|p| p.block == *to).map(|p| p.inst);
     let (inst, first) = (0..version.anchors.len()).filter_map(|a| Some((begins(&a)?, a))).min()?;
     let quiet = !next.insts[..inst].iter().any(|inst| ends_reach(version, inst));
-    if !holds(Side::InjectHeader, quiet) {
+    if !holds(SideCondition::InjectHeader, quiet) {
         return None;
     }
     let defs = crate::reach::definitions(version);
@@ -105,7 +114,7 @@ fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) 
     known.then_some(anchor)
 }
 
-/// Has nothing outside SSA happened on any way from the entry to `place`?
+/// Is every path from the entry to `place` free of effects outside SSA?
 fn is_untouched(version: &Version, cfg: &Cfg, place: Place) -> bool {
     let quiet = |insts: &[Inst]| !insts.iter().any(|inst| ends_reach(version, inst));
     if !quiet(&version.blocks[place.block.index()].insts[..place.inst]) {

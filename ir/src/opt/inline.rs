@@ -1,31 +1,40 @@
-//! Inlining: another region's version in place of the exit that leads there (sourir 4.3, 6.3).
+//! Inlining: replaces an exit by the version of the region to which the exit leads (sourir 4.3,
+//! 6.3).
 //!
-//! A guest call is a pushed return address and control at the callee's pc; a version that ends there ends in an exit
-//! whose target is the callee's region. Inlining splices the callee's version in: its entry parameters become what the
-//! exit's varmap says. The same step inlines what follows the return, once `forward` has made the popped return address
-//! the constant that was pushed, so calls of any depth are inlined from the innermost on or from the outermost on.
+//! A guest call pushes a return address and goes to the callee's pc. A version that ends there ends
+//! in an exit whose target is the callee's region. [`inline`] copies the callee's version into the
+//! caller; its entry parameters become the operands of the exit's varmap. The same step inlines the
+//! code after the return, once `forward` has replaced the popped return address by the constant
+//! that was pushed. So calls of any depth can be inlined.
 //!
 //! ```text
-//! caller  a1 = base.0x2000 [rax = v5, rsp = v4] stores [store.i64 [v4], 0x1010]       the call: 0x2000 is the callee
+//! caller  a1 = base.0x2000 [rax = v5, rsp = v4] stores [store.i64 [v4], 0x1010]
 //!         b0: …; exit a1
 //! callee  a0 = base.0x2008 [rax = v2]
 //!         b0(v0: i64 = rdi): v1 = ne.i64 v0, 0; assume v1 else a0; …
 //! inlined a2 = base.0x2008 [rax = v9, rsp = v4] stores [store.i64 [v4], 0x1010]
 //! ```
 //!
-//! *Frames.* What the anchors of the callee do not know of is the caller's: the locations that the callee leaves alone are
-//! as the caller's exit maps them, and the stores that the exit defers, the return address among them, are still
-//! pending. So an anchor of the inlined code rebuilds the callee's state *and* the caller's frame on the guest's
-//! stack (sourir's extra continuations); with several levels, each level's.
+//! *Frames.* An anchor of the callee does not know the caller's frame. The inlined anchor therefore
+//! takes two things from the exit: the operand of each location that the callee leaves alone, and
+//! the stores that the exit defers, among them the return address. So it rebuilds the callee's
+//! state *and* the caller's frame on the guest's stack (sourir's extra continuations); with several
+//! levels, each level's.
 //!
-//! Side conditions: the exit's target is the constant pc of the callee's region; the callee's context holds there: facts
-//! about registers are checked by guards on the exit's own anchor, monitored ones must be in the caller's context;
-//! deferred stores of the caller may wait through all of the callee: each access there certainly misses them, nothing is
-//! of unknown extent, no fence, locked operation or event lets anybody look (if not, nothing is inlined).
-//! Labels of the callee's anchors in other versions of *its* region are dropped: `base` is always right.
+//! Side conditions:
+//! * The exit's target is the constant pc of the callee's region.
+//! * The callee's context holds there: facts about registers are checked by guards on the exit's
+//!   own anchor, and monitored facts must be in the caller's context.
+//! * Stores that the caller defers may stay deferred through the callee: each access there
+//!   certainly misses them, nothing is of unknown extent, and no fence, locked operation or event
+//!   makes memory visible. Otherwise nothing is inlined.
+//! * Labels of the callee's anchors into other versions of the callee's region are dropped; the way
+//!   to `base` is always right.
+//!
+//! The caller of [`inline`] owns both versions; no lock.
 
 use super::shape::rename;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -45,7 +54,7 @@ pub enum InlineError {
     /// The callee relies on a monitored fact that the caller does not assume.
     #[error("the callee assumes {0}")]
     Context(Context),
-    /// What the caller defers may not wait through the callee: this instruction of it may touch that.
+    /// An instruction of the callee may touch a store that the caller defers.
     #[error("stores that the caller defers cannot wait through {0}")]
     Pending(String),
 }
@@ -67,20 +76,21 @@ pub fn inline(caller: &mut Version, block: BlockId, callee: &Version) -> Result<
     let mut inlined = caller.clone();
     splice(&mut inlined, block, exit, callee);
     let disturbed = disturbs(&inlined, caller.blocks.len(), &caller.anchors[exit.index()].stores);
-    if let Some(what) = disturbed.filter(|_| !holds(Side::InlinePending, false)) {
+    if let Some(what) = disturbed.filter(|_| !holds(SideCondition::InlinePending, false)) {
         return Err(InlineError::Pending(what));
     }
     *caller = inlined;
     Ok(())
 }
 
-/// The first instruction of the blocks from `first` on that may touch a pending store, or lets somebody see memory.
+/// The first instruction of the blocks from `first` on that may touch a pending store or makes
+/// memory visible.
 fn disturbs(version: &Version, first: usize, pending: &[DeferredStore]) -> Option<String> {
     if pending.is_empty() {
         return None;
     }
     let defs = Defs::of(version);
-    // What the callee takes as parameters is what the caller passes.
+    // The callee's entry parameters are the operands that the caller passes.
     let mut replaced: Vec<Option<Operand>> = vec![None; version.types.len()];
     let edges = version.blocks[..first].iter().flat_map(|b| b.term.edges()).filter(|(to, _)| to.index() == first);
     for (param, arg) in edges.flat_map(|(to, args)| version.blocks[to.index()].params.iter().zip(args)) {
@@ -105,7 +115,7 @@ fn disturbs(version: &Version, first: usize, pending: &[DeferredStore]) -> Optio
 
 fn splice(caller: &mut Version, block: BlockId, exit: AnchorId, callee: &Version) {
     let frame = caller.anchors[exit.index()].clone();
-    // Everything that an anchor of either names is named by all of them from now on.
+    // From now on every anchor names each location that an anchor of either version names.
     let named = union(&named_locs(caller), &named_locs(callee));
     for i in 0..caller.anchors.len() {
         let missing: Vec<Loc> =
@@ -175,7 +185,7 @@ fn union(a: &[Loc], b: &[Loc]) -> Vec<Loc> {
     both
 }
 
-/// What a location holds at the entry of a version.
+/// The operand that a location holds at the entry of a version.
 fn at_entry(version: &mut Version, loc: Loc) -> Operand {
     let at = version.entry_locs.iter().position(|l| *l == loc).unwrap_or_else(|| {
         let param = version.value(loc.ty());
@@ -186,7 +196,7 @@ fn at_entry(version: &mut Version, loc: Loc) -> Operand {
     version.blocks[0].params[at].into()
 }
 
-/// What a location holds where the caller's exit is.
+/// The operand that a location holds at the caller's exit.
 fn in_frame(caller: &mut Version, frame: &Anchor, loc: Loc) -> Operand {
     match frame.varmap.iter().find(|(l, _)| *l == loc) {
         Some((_, operand)) => *operand,
@@ -194,7 +204,7 @@ fn in_frame(caller: &mut Version, frame: &Anchor, loc: Loc) -> Operand {
     }
 }
 
-/// Guards, on the exit's own anchor, that the callee's facts about registers hold.
+/// Adds guards, on the exit's own anchor, for the callee's facts about registers.
 fn check_context(caller: &mut Version, block: BlockId, exit: AnchorId, frame: &Anchor, context: &Context) {
     for fact in &context.facts {
         let (gpr, min, max) = match *fact {
@@ -203,7 +213,7 @@ fn check_context(caller: &mut Version, block: BlockId, exit: AnchorId, frame: &A
             Fact::PrivateMemory | Fact::MemEquals { .. } => continue,
         };
         let operand = in_frame(caller, frame, Loc::Gpr(gpr));
-        if holds(Side::InlineContext, operand.as_const().is_some_and(|c| (min..=max).contains(&c))) {
+        if holds(SideCondition::InlineContext, operand.as_const().is_some_and(|c| (min..=max).contains(&c))) {
             continue;
         }
         let mut add = |op: Op, result: Ty, args: &[Operand]| -> Operand {

@@ -1,14 +1,22 @@
-//! What is known of a value: a range, unsigned and signed, and bits.
+//! Abstract values: a set of values of one type, described by a range (unsigned and signed) and by
+//! known bits.
 //!
-//! An abstract value stands for a set of values of one type. [`Known::of`] gives what an operation makes of such sets;
-//! whatever the operands are, the result is among what it says (`tests` tries all of i8).
+//! [`Known`] is a plain value. [`super::facts`] keeps one for each value at each block;
+//! [`Known::of`] computes the set that an operation makes of such sets. Invariant: whatever members
+//! the operands have, the result is a member of the computed set, which may be larger than
+//! necessary (`tests` tries all of i8). No lock.
+//!
+//! ```text
+//! { v & 7 }        zeros: all bits but the low three; so also the range 0 to 7
+//! { v & 7 } + 1    range 1 to 8
+//! ```
 
 use super::bounds::Bounds;
 use crate::op::Op;
 use crate::semantics;
 use crate::types::Ty;
 
-/// A set of values: those in the range whose bits in `zeros` are 0 and in `ones` are 1.
+/// The values in the range whose bits in `zeros` are 0 and whose bits in `ones` are 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Known {
     pub bounds: Bounds,
@@ -27,12 +35,13 @@ impl Known {
         Known { bounds: Bounds::constant(c, ty), zeros: !c, ones: c }
     }
 
-    /// The one value it can be.
+    /// The only member, if the description leaves just one.
     pub(super) fn single(&self) -> Option<u64> {
         self.bounds.single().or((self.zeros == !self.ones).then_some(self.ones))
     }
 
-    /// Does it contradict itself? Control does not come where that is known.
+    /// Does the description contradict itself? Then control does not reach the place where it
+    /// holds.
     pub(super) fn is_empty(&self) -> bool {
         let Bounds { umin, umax, smin, smax } = self.bounds;
         umin > umax || smin > smax || self.zeros & self.ones != 0
@@ -46,7 +55,7 @@ impl Known {
         umin <= v && v <= umax && smin <= s && s <= smax && v & self.zeros == 0 && v & self.ones == self.ones
     }
 
-    /// In either set.
+    /// The values in either set (an upper bound).
     pub(super) fn join(&self, other: &Known) -> Known {
         let (a, b) = (self.bounds, other.bounds);
         Known {
@@ -61,7 +70,7 @@ impl Known {
         }
     }
 
-    /// In both sets.
+    /// The values in both sets.
     pub(super) fn meet(&self, other: &Known, ty: Ty) -> Known {
         let (a, b) = (self.bounds, other.bounds);
         let both = Known {
@@ -77,22 +86,22 @@ impl Known {
         both.reduced(ty)
     }
 
-    /// What is left when the range is given up.
+    /// The set without its range; the bits remain.
     pub(super) fn widened(&self, ty: Ty) -> Known {
         Known::all(ty).with_bits(self.zeros, self.ones, ty)
     }
 
-    /// Those in the range.
+    /// The members in the range.
     pub(super) fn within(&self, bounds: Bounds, ty: Ty) -> Known {
         self.meet(&Known { bounds, zeros: !ty.mask(), ones: 0 }, ty)
     }
 
-    /// Those with these bits.
+    /// The members with these bits.
     pub(super) fn with_bits(&self, zeros: u64, ones: u64, ty: Ty) -> Known {
         self.meet(&Known { bounds: Bounds::all(ty), zeros: zeros | !ty.mask(), ones: ones & ty.mask() }, ty)
     }
 
-    /// Carries what range and bits know to each other.
+    /// Derives bits from the range and a range from the bits.
     fn reduced(mut self, ty: Ty) -> Known {
         if self.is_empty() {
             return self;
@@ -120,12 +129,13 @@ impl Known {
         self
     }
 
-    /// From bits alone.
+    /// The set of values with these bits.
     fn bits(zeros: u64, ones: u64, ty: Ty) -> Known {
         Known::all(ty).with_bits(zeros, ones, ty)
     }
 
-    /// What an operation makes of operands in these sets. `types` are the operands' types.
+    /// The set of results of an operation on operands in these sets. `types` are the operands'
+    /// types.
     pub(super) fn of(op: Op, ty: Ty, result: Ty, args: &[Known], types: &[Ty]) -> Known {
         let top = || Known::all(result);
         if args.iter().any(Known::is_empty) {
@@ -180,7 +190,7 @@ impl Known {
 }
 
 fn decide(op: Op, a: &Known, b: &Known, types: &[Ty]) -> Option<bool> {
-    // i1 has no order of its own.
+    // i1 values are not ordered.
     if types.first() == Some(&Ty::I1) && !matches!(op, Op::Eq | Op::Ne) {
         return None;
     }
@@ -191,7 +201,8 @@ fn unsigned(umin: u64, umax: u64, ty: Ty) -> Bounds {
     Bounds { umin, umax, ..Bounds::all(ty) }.agree(ty)
 }
 
-/// Bits of `a + b + carry` (the carries that are sure determine the bits that are), and its range if nothing overflows.
+/// The bits of `a + b + carry`, and its range if nothing overflows. A bit is known where both
+/// operands and the carry into it are.
 fn sum(a: &Known, b: &Known, carry: u64, ty: Ty) -> Known {
     let mask = ty.mask();
     let (low, high) = (
@@ -292,7 +303,7 @@ mod tests {
     use crate::random::Rng;
 
     fn some(rng: &mut Rng) -> Known {
-        // A set that contains at least one value, made as facts make them.
+        // A set with at least one member, made by the same functions as the analysis uses.
         let ty = Ty::I8;
         let witness = rng.below(256) as u64;
         let mut known = Known::all(ty);
@@ -313,7 +324,8 @@ mod tests {
         known
     }
 
-    /// All of i8: whatever the operands are, the result is among what the operation is said to give.
+    /// All of i8: whatever the operands are, the result is a member of the set that the operation
+    /// is said to give.
     #[test]
     fn results_are_among_what_is_said() {
         let ty = Ty::I8;

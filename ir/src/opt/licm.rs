@@ -1,4 +1,5 @@
-//! Loop-invariant code motion: what a loop computes anew from values that do not vary is computed once, before it.
+//! Pass `licm`: moves an operation whose operands do not vary in a loop to the end of the loop's
+//! preheader.
 //!
 //! ```text
 //! b0: jump b1(v0)                             b0: v6 = add.i64 v1, v2
@@ -9,21 +10,25 @@
 //!     v7 = load.i64 [v6] !a0
 //! ```
 //!
-//! Side conditions: the operands do not vary, and the operation is pure; or it is a load that runs in every iteration, with
-//! `private_memory`, no access in the loop that may write its bytes, and an anchor that reaches the end of the preheader:
-//! if it faults there `base` finds out whether the loop really comes to it. Only loops with a preheader.
+//! Side conditions: the loop has a preheader, the operands do not vary, and the operation
+//! is pure. A load moves under further conditions: `private_memory` holds; the load runs in every
+//! iteration; no access in the loop may write its bytes; and an anchor reaches the end of the
+//! preheader. If the load faults there, `base` runs from the anchor and finds out whether the guest
+//! gets to the load.
+//!
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::inject::anchor_for;
 use super::loops::{Loop, is_steady, loops, make_preheaders};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::reach::Cfg;
 use crate::version::Version;
 
-/// Runs the pass; returns how many instructions moved.
+/// Runs the pass; returns the number of instructions moved.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     if version.is_base() || version.blocks.is_empty() {
         return 0;
@@ -40,7 +45,7 @@ fn hoist(version: &mut Version, cfg: &Cfg, l: &Loop) -> usize {
     let steady_loads = steady_loads(version, cfg, l);
     let anchor = if steady_loads.is_empty() { None } else { anchor_for(version, cfg, before) };
     let before = before.block;
-    // In dominance order, so that what an instruction needs has moved before it.
+    // In dominance order, so that the operands of an instruction have moved before it.
     for block in cfg.order.iter().filter(|b| l.contains[b.index()]) {
         let insts = std::mem::take(&mut version.blocks[block.index()].insts);
         let mut kept = Vec::with_capacity(insts.len());
@@ -63,9 +68,10 @@ fn hoist(version: &mut Version, cfg: &Cfg, l: &Loop) -> usize {
     moved
 }
 
-/// The loads of a loop, by block and index, that run in every iteration and whose bytes nothing in it writes.
+/// The loads of a loop, by block and index, that run in every iteration and whose bytes nothing in
+/// it writes.
 fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
-    if !holds(Side::LicmPrivate, version.context.private_memory()) {
+    if !holds(SideCondition::LicmPrivate, version.context.private_memory()) {
         return Vec::new();
     }
     let defs = Defs::of(version);
@@ -76,7 +82,7 @@ fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
             match access(version, inst) {
                 Access::None | Access::ReadUnknown => {}
-                Access::Barrier if !holds(Side::LicmBarrier, false) => return Vec::new(),
+                Access::Barrier if !holds(SideCondition::LicmBarrier, false) => return Vec::new(),
                 Access::Barrier => {}
                 Access::Read(size) => {
                     if inst.op == Op::Load
@@ -93,6 +99,8 @@ fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
             }
         }
     }
-    loads.retain(|(_, _, location)| writes.iter().all(|w| holds(Side::LicmDisjoint, addresses.disjoint(w, location))));
+    loads.retain(|(_, _, location)| {
+        writes.iter().all(|w| holds(SideCondition::LicmDisjoint, addresses.disjoint(w, location)))
+    });
     loads.into_iter().map(|(b, i, _)| (b, i)).collect()
 }

@@ -1,6 +1,17 @@
-//! Natural loops of a version, and the place before each where what does not change can be computed once.
+//! Natural loops of a version, and their preheaders, in which passes compute values that do not
+//! vary.
+//!
+//! [`loops`] computes the loops from the control-flow graph; the list is invalid once the blocks
+//! change. [`make_preheaders`] gives each loop a block that all edges from outside go through.
+//! `hoist` and `licm` call both on a version that they own; no lock.
+//!
+//! ```text
+//! b0: branch v1 then b1(v2) else b1(v3)  b0: branch v1 then b3(v2) else b3(v3)
+//! b1(v4): … jump b1(v5)                  b3(v6): jump b1(v6)            the preheader
+//!                                        b1(v4): … jump b1(v5)
+//! ```
 
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::reach::{Cfg, Place, definitions};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Block, Term, Version};
@@ -8,11 +19,11 @@ use crate::version::{Block, Term, Version};
 /// A natural loop: all back edges to one header.
 pub(super) struct Loop {
     pub header: BlockId,
-    /// Is each block of the version in it?
+    /// For each block of the version: is it in the loop?
     pub contains: Vec<bool>,
-    /// The blocks that jump back.
+    /// The blocks with an edge back to the header.
     pub latches: Vec<BlockId>,
-    /// The one block outside that leads to the header, if it leads nowhere else.
+    /// The only block outside with an edge to the header, if that is its only edge.
     pub preheader: Option<BlockId>,
 }
 
@@ -41,10 +52,10 @@ impl Loop {
 
 /// Is an operand the same in every iteration?
 pub(super) fn is_steady(varying: &[bool], o: Operand) -> bool {
-    holds(Side::LoopsSteady, o.as_value().is_none_or(|v: Value| !varying[v.index()]))
+    holds(SideCondition::LoopsSteady, o.as_value().is_none_or(|v: Value| !varying[v.index()]))
 }
 
-/// Gives each loop that has none a preheader: an empty block that every edge from outside goes through.
+/// Gives each loop without a preheader one: an empty block on all edges from outside.
 pub(super) fn make_preheaders(version: &mut Version) {
     let cfg = Cfg::new(version);
     for l in loops(version, &cfg).into_iter().filter(|l| l.preheader.is_none()) {
@@ -61,7 +72,7 @@ pub(super) fn make_preheaders(version: &mut Version) {
     }
 }
 
-/// The loops of a version, inner ones before those that contain them.
+/// The loops of a version; an inner loop comes before the loops that contain it.
 pub(super) fn loops(version: &Version, cfg: &Cfg) -> Vec<Loop> {
     let mut found: Vec<Loop> = Vec::new();
     for latch in &cfg.order {

@@ -1,42 +1,50 @@
-//! Predicate strengthening and merging (sourir 3.4): two guards of one value in a block become one.
+//! Pass `merge`: predicate strengthening and merging (sourir 3.4): two guards of one value in a
+//! block become one.
 //!
 //! ```text
-//! assume ne.i64 v1, 0 else a0                 assume lt.u.i64 10, v1 else a0       the second implies the first
-//! …                                           …
+//! assume ne.i64 v1, 0 else a0        assume lt.u.i64 10, v1 else a0       the stronger one
+//! …                                  …
 //! assume lt.u.i64 10, v1 else a1
 //!
-//! assume le.s.i64 0, v1 else a0               assume lt.u.i64 v1, 100 else a0      a range is one unsigned comparison
+//! assume le.s.i64 0, v1 else a0      assume lt.u.i64 v1, 100 else a0      one comparison
 //! assume lt.s.i64 v1, 100 else a1
 //!
-//! assume eq.i64 (v1 & 1), 0 else a0           assume eq.i64 (v1 & 7), 0 else a0    bits are one mask
+//! assume eq.i64 (v1 & 1), 0 else a0  assume eq.i64 (v1 & 7), 0 else a0    bits are one mask
 //! assume eq.i64 (v1 & 6), 0 else a1
 //! ```
 //!
-//! The merged predicate stands where the first stood, with the first one's anchor: adding a predicate to an assume is
-//! always right (Lemma 5.7). It implies both, so the second, which it dominates, is redundant.
+//! The merged guard stands at the place of the first, on the anchor of the first: adding a
+//! predicate to an assume is always right (Lemma 5.7). It implies both predicates and dominates the
+//! second guard, which is redundant.
 //!
-//! Side conditions: the merged predicate is exactly the conjunction (it must imply the second, which is removed), and
-//! speaks of the value that the first one speaks of, which is available there; no store waits in an anchor, because either guard
-//! may be what says that an access misses it, in the one form that the alias oracle reads. What pays: both in one block, so
-//! that whoever passes the first comes to the second unless something else fails.
+//! Side conditions:
+//! * The merged predicate is exactly the conjunction, and is about the value of the first
+//!   predicate, which is available there.
+//! * No anchor defers a store. Either guard may be the proof that an access misses the store, in
+//!   the only form that the alias oracle reads.
+//!
+//! What pays: both guards are in one block, so control that passes the first also reaches the
+//! second unless something else fails.
+//!
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashMap;
 
-/// Runs the pass; returns how many assumes went.
+/// Runs the pass; returns the number of assumes removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_waits = !version.defers_stores();
-    if version.is_base() || !holds(Side::MergeNothingWaits, nothing_waits) {
+    if version.is_base() || !holds(SideCondition::MergeNothingWaits, nothing_waits) {
         return 0;
     }
     let mut merged = 0;
     for block in 0..version.blocks.len() {
-        // What two have become may go with one that neither went with.
+        // A merged guard may merge with a guard that neither of its parts merged with, so repeat.
         loop {
             let now = merge_block(version, block);
             merged += now;
@@ -48,28 +56,30 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     merged
 }
 
-/// What an assume says of a value of type `ty`.
+/// The statement of an assume about a value of type `ty`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Says {
-    /// `start <= value <= start + span`, going up from `start`, modulo the type: signed and unsigned ranges alike.
+    /// `start <= value <= start + span`, counted upwards from `start` modulo the type; covers
+    /// signed and unsigned ranges.
     In { start: u64, span: u64 },
-    /// Everything but this.
+    /// Every value but this one.
     Not(u64),
-    /// These bits are these.
+    /// The bits of `mask` have the value `value`.
     Bits { mask: u64, value: u64 },
 }
 
-/// An assume that stays, with all that it says by now.
+/// An assume that stays, with the conjunction of the statements merged into it.
 struct Kept {
     at: usize,
     value: Value,
     ty: Ty,
     says: Says,
-    /// Has it taken over what others said?
+    /// Has another statement been merged into it?
     grown: bool,
 }
 
-/// Merges each assume of a block into the first one that it can go with; returns how many went.
+/// Merges each assume of a block into the first one that it can merge with; returns the number of
+/// assumes removed.
 fn merge_block(version: &mut Version, block: usize) -> usize {
     let defs = Defs::of(version);
     let mut kept: Vec<Kept> = Vec::new();
@@ -79,7 +89,7 @@ fn merge_block(version: &mut Version, block: usize) -> usize {
         let Some((value, ty, says)) = meaning(&defs, inst.args[0]) else { continue };
         let same = of_value.entry((value, ty)).or_default();
         let of_type: Vec<usize>;
-        let candidates = match holds(Side::MergeSameValue, false) {
+        let candidates = match holds(SideCondition::MergeSameValue, false) {
             true => {
                 of_type = (0..kept.len()).filter(|k| kept[*k].ty == ty).collect();
                 &of_type
@@ -112,7 +122,7 @@ fn merge_block(version: &mut Version, block: usize) -> usize {
     gone.len()
 }
 
-/// A predicate as a statement on one value.
+/// The statement that a predicate makes about one value.
 fn meaning(defs: &Defs, predicate: Operand) -> Option<(Value, Ty, Says)> {
     let Expr { op, ty, args: [a, b, _] } = defs.get(predicate)?;
     if !ty.is_machine_int() {
@@ -129,7 +139,7 @@ fn meaning(defs: &Defs, predicate: Operand) -> Option<(Value, Ty, Says)> {
             _ => Some((x.as_value()?, ty, range(c, c))),
         },
         (Op::Ne, Operand::Value(v), Operand::Const(c)) => Some((v, ty, Says::Not(c))),
-        // Comparisons that are always true or always false say nothing that can be merged.
+        // Comparisons that are always true or always false are left to other passes.
         (Op::LtU, Operand::Value(v), Operand::Const(c)) if c > 0 => Some((v, ty, range(0, c - 1))),
         (Op::LeU, Operand::Value(v), Operand::Const(c)) => Some((v, ty, range(0, c))),
         (Op::LtU, Operand::Const(c), Operand::Value(v)) if c < mask => Some((v, ty, range(c + 1, mask))),
@@ -142,7 +152,7 @@ fn meaning(defs: &Defs, predicate: Operand) -> Option<(Value, Ty, Says)> {
     }
 }
 
-/// What says exactly both, if one statement can.
+/// A statement that holds exactly if both do, if there is one.
 fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
     let mask = ty.mask();
     let inside = |start: u64, span: u64, c: u64| c.wrapping_sub(start) & mask <= span;
@@ -151,7 +161,7 @@ fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
             if !inside(start, span, c) {
                 return Some(Says::In { start, span });
             }
-            // At an end of the range the hole makes it shorter.
+            // The excluded value is an end of the range: shorten the range.
             if span == 0 {
                 None
             } else if c == start {
@@ -163,7 +173,8 @@ fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
             }
         }
         (Says::In { start: s1, span: n1 }, Says::In { start: s2, span: n2 }) => {
-            // Arcs of a circle: they meet in one arc if exactly one of them holds the other's start, or one lies in the other.
+            // The ranges are arcs of a circle. They meet in one arc if exactly one of them contains
+            // the start of the other, or if one lies in the other.
             let (second_starts_in_first, first_starts_in_second) = (inside(s1, n1, s2), inside(s2, n2, s1));
             match (second_starts_in_first, first_starts_in_second) {
                 (true, false) => {
@@ -175,7 +186,7 @@ fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
                     Some(Says::In { start: s1, span: n1.min(room) })
                 }
                 (true, true) if s1 == s2 => Some(Says::In { start: s1, span: n1.min(n2) }),
-                // Two arcs, or none.
+                // They meet in two arcs or not at all.
                 (true, true) | (false, false) => None,
             }
         }
@@ -187,7 +198,7 @@ fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
     }
 }
 
-/// Appends what computes the predicate that says all this.
+/// Appends the computation of the predicate for the statement.
 fn predicate(version: &mut Version, block: usize, kept: &Kept) -> Operand {
     let ty = kept.ty;
     let emit = |version: &mut Version, op: Op, result: Ty, args: &[Operand]| -> Operand {

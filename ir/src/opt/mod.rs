@@ -1,50 +1,62 @@
-//! The optimiser: passes over trace versions, one pass a file, and the pipeline that real traces go through.
+//! The optimiser: passes over trace versions, one pass in each file, and the pipeline that recorded
+//! traces go through.
 //!
-//! Every pass is a function from a version to a changed version that is *equivalent* (same memory, same state at
-//! every exit) and *transparent* (taking any anchor at any time is right): sourir-popl18, 5.4. In debug builds the
-//! verifier runs before and after each.
+//! Every pass is a function from a version to a changed version that is *equivalent* (same memory,
+//! same state at every exit) and *transparent* (taking any anchor at any time is right):
+//! sourir-popl18, 5.4. In debug builds the verifier runs before and after each. A pass works on a
+//! version that its caller owns, takes no lock, and keeps no data between runs, so passes may run
+//! on any thread. A pass leaves `base` versions alone.
 //!
-//! | file | pass | what it does |
+//! | file | pass | effect |
 //! | --- | --- | --- |
-//! | `simplify` (`rules`, `conditions`, `address`, `bounds`) | `simplify` | rewrite rules, value numbering, facts from guards |
-//! | `params` | `params` | invariant and duplicate parameters of loops |
-//! | `dce` | `dce` | dead code, dead parameters, unused anchors |
-//! | `alias` | `alias` | guards that stores through pointers miss the loop's slots |
-//! | `forward` | `forward` | loads replaced by what memory is known to hold, around loops too |
-//! | `sink` | `sink` | dead stores move into the varmaps of the exits |
+//! | `simplify` | `simplify` | rewrite rules, value numbering, facts from guards |
+//! | `params` | `params` | removes invariant and duplicate parameters of loops |
+//! | `dce` | `dce` | removes dead code, dead parameters, unused anchors |
+//! | `alias_guards` | `alias` | adds guards that stores through pointers miss the loop's slots |
+//! | `forward` | `forward` | replaces loads by known content of memory, around loops too |
+//! | `sink` | `sink` | moves dead stores into the varmaps of the exits |
 //! | `flagparams` | `flagparams` | loop-carried flags become loop-carried operands |
-//! | `chain` | `chain` | what comes last around a loop enters its chain of operations last |
-//! | `peel` | `peel` | one iteration of a loop before it |
-//! | `constants` (`facts`, `known`) | `constants` | speculative constant propagation: ranges, bits, guards, branches |
-//! | `unreachable` | `unreachable` | branches on constants, failed guards, unreachable blocks, chains of blocks |
-//! | `redundant` | `redundant` | assumes whose predicate is known to hold |
-//! | `hoist` (`loops`, `inject`) | `hoist` | predicates that do not vary move out of loops |
-//! | `licm` (`loops`, `inject`) | `licm` | operations and loads that do not vary move out of loops |
+//! | `loop_chain` | `chain` | regroups the chain of operations that limits a loop |
+//! | `peel` | `peel` | puts a copy of one iteration before the loop |
+//! | `constants` | `constants` | speculative constant propagation over any control flow |
+//! | `unreachable` | `unreachable` | removes branches on constants and unreachable blocks |
+//! | `redundant` | `redundant` | removes assumes whose predicate is known to hold |
+//! | `hoist` | `hoist` | moves predicates that do not vary out of loops |
+//! | `licm` | `licm` | moves operations and loads that do not vary out of loops |
 //! | `merge` | `merge` | two guards of one value become one that implies both |
-//! | `delay` | `delay` | guards move down to the ways that need them |
-//! | `conjoin` | `conjoin` | guards in a row on one anchor become one |
-//! | `frames` | `frames` | stores wait in the anchors behind them: frames of inlined calls |
-//! | `slots` | `slots` | what stack slots hold becomes SSA values, with parameters where ways meet |
-//! | `monitor` | `monitor` | guards on memory become facts that writes break |
-//! | `speculation` | | specialising under a list of assumptions, undoing one of them |
-//! | `inject` | | adding assumptions wherever an anchor reaches |
-//! | `continuation` (`closed`) | | a version that begins at an anchor of another, in the middle of a loop |
-//! | `inline` | | another region's version in place of the exit that leads there |
+//! | `delay` | `delay` | moves guards down to the paths that need them |
+//! | `conjoin` | `conjoin` | adjacent guards on one anchor become one |
+//! | `frames` | `frames` | defers stores to the anchors behind them: frames of inlined calls |
+//! | `slot_promotion` | `slots` | promotes stack slots to SSA values over any control flow |
+//! | `monitor` | `monitor` | guards on memory become facts that writes invalidate |
+//! | `speculation` | | specialises under a list of assumptions, undoes one of them |
+//! | `inject` | | adds assumptions at any place that an anchor reaches |
+//! | `continuation` | | a version that begins at an anchor in the middle of another |
+//! | `inline` | | puts another region's version in place of the exit to it |
 //!
-//! The first nine and `merge` make up the pipeline of recorded traces, which have no branches ([`PIPELINE`]); the others work
-//! on any control flow, and other placements of guards use some of them (`dynasour_tracer::placement`). What pays was
-//! measured on 2,251 traces of python3 with 22,205 guards behind the first eight (131 µs a trace): `merge` takes away 1,278 of
-//! them at 5 µs a trace. `constants` takes 73 µs to find 4,788 constant operands, nine in ten of them in varmaps, where they
-//! save nothing on the hot path: 0.2 % of the instructions go, and 104 guards. `redundant`, `hoist`, `licm` and `slots` find
-//! next to nothing: peeling and value numbering have done their work.
+//! `rules`, `conditions`, `address` and `bounds` belong to `simplify`; `facts` and `known` to
+//! `constants` and `redundant`; `loops` to `hoist` and `licm`; `closed_form` to `continuation`.
 //!
-//! `base` versions are left alone.
+//! The first nine and `merge` make up the pipeline of recorded traces, which have no branches
+//! ([`PIPELINE`]). The others work on any control flow; other placements of guards use some of them
+//! (`dynasour_tracer::placement`).
+//!
+//! The choice of the pipeline was measured on 2,251 traces of python3, which had 22,205 guards
+//! after the first eight passes (131 µs for each trace):
+//! * `merge` removes 1,278 of the guards and costs 5 µs for each trace.
+//! * `constants` costs 73 µs and finds 4,788 constant operands, nine in ten of them in varmaps,
+//!   where they save nothing on the hot path. It removes 0.2 % of the instructions and 104 guards.
+//! * `redundant`, `hoist`, `licm` and `slots` find next to nothing, because peeling and value
+//!   numbering have done their work.
+//!
+//! ```text
+//! let stats = optimise(&mut trace, &OptOptions::default());  stats.passes: simplify, params, …
+//! ```
 
 mod address;
-mod alias;
+mod alias_guards;
 mod bounds;
-mod chain;
-mod closed;
+mod closed_form;
 mod conditions;
 mod conjoin;
 mod constants;
@@ -60,22 +72,23 @@ mod inject;
 mod inline;
 mod known;
 mod licm;
+mod loop_chain;
 mod loops;
 mod merge;
 mod monitor;
 #[cfg(test)]
 mod mutations;
 #[cfg(test)]
-mod mutations_hunt;
+mod mutations_random;
 mod params;
 mod peel;
 mod redundant;
 mod rules;
 mod shape;
-pub(crate) mod side;
+pub(crate) mod side_conditions;
 mod simplify;
 mod sink;
-mod slots;
+mod slot_promotion;
 mod speculation;
 mod unreachable;
 
@@ -92,7 +105,7 @@ use std::time::{Duration, Instant};
 /// Called with the pass's name and the version after it.
 pub type PassHook<'a> = &'a dyn Fn(&str, &Version);
 
-/// What the pipeline does and how far it goes.
+/// The options of a run of passes.
 #[derive(Clone)]
 pub struct OptOptions<'a> {
     /// The passes in the order to run them (`--passes`); `None`: [`PIPELINE`].
@@ -103,12 +116,15 @@ pub struct OptOptions<'a> {
     pub after_pass: Option<PassHook<'a>>,
     /// Loops with more instructions than this are not peeled.
     pub peel_limit: usize,
-    /// So many instructions a cycle get done beside a chain around a loop, `chain` supposes.
+    /// Instructions that a processor is supposed to execute in a cycle beside a chain around a loop
+    /// (guess: half of what current cores reach; see the pass `chain`; too high regroups fewer
+    /// chains, too low costs registers).
     pub chain_width: usize,
     /// May the pipeline add guards against aliasing?
     pub alias_guards: bool,
-    /// May `delay` move guards down past what may fault on their own anchor? Then what a guard was to prevent may happen:
-    /// that is right, but dearer than a guard that fails.
+    /// May `delay` move guards down past instructions that may fault on the guard's anchor? Then an
+    /// access that the guard was to prevent may fault. That is right, because the fault takes the
+    /// same anchor, but dearer than a guard that fails.
     pub delay_past_faults: bool,
 }
 
@@ -130,13 +146,14 @@ impl Default for OptOptions<'_> {
 pub struct Pass {
     /// The name `--skip-pass` and `dynasour ir opt --passes` use.
     pub name: &'static str,
-    /// One line for people.
+    /// One line of description for `dynasour ir opt --list`.
     pub about: &'static str,
-    /// The pipeline runs it again only if one of these passes has changed something since.
+    /// The pipeline repeats the pass only if one of these passes has changed something since.
     again_after: &'static [&'static str],
-    /// Does it use what holds only because control came from the version's entry? See [`Version::optimised`].
+    /// Does it use facts that hold only because control came from the version's entry? See
+    /// [`Version::optimised`].
     from_entry: bool,
-    /// Is it for the evaluator only? (What it makes asks for more than `dynasour run` has.)
+    /// Is it for the evaluator only, because `dynasour run` cannot do what its result requires?
     pub evaluator_only: bool,
     run: fn(&mut Version, &OptOptions) -> usize,
 }
@@ -195,7 +212,7 @@ pub const PASSES: &[Pass] = &[
         again_after: &["simplify", "peel", "forward"],
         from_entry: false,
         evaluator_only: false,
-        run: alias::run,
+        run: alias_guards::run,
     },
     Pass {
         name: "forward",
@@ -227,7 +244,7 @@ pub const PASSES: &[Pass] = &[
         again_after: &[],
         from_entry: true,
         evaluator_only: false,
-        run: chain::run,
+        run: loop_chain::run,
     },
     Pass {
         name: "peel",
@@ -315,7 +332,7 @@ pub const PASSES: &[Pass] = &[
         again_after: &[],
         from_entry: true,
         evaluator_only: false,
-        run: slots::run,
+        run: slot_promotion::run,
     },
     Pass {
         name: "monitor",
@@ -327,9 +344,9 @@ pub const PASSES: &[Pass] = &[
     },
 ];
 
-/// The order in which traces go through them.
+/// The passes that recorded traces go through, in order.
 pub const PIPELINE: &[&str] = &[
-    // What one iteration says by itself.
+    // The facts within one iteration.
     "simplify",
     "params",
     "forward",
@@ -340,7 +357,8 @@ pub const PIPELINE: &[&str] = &[
     "simplify",
     "params",
     "dce",
-    // Memory, twice: forwarded pointers make more addresses comparable.
+    // Memory, twice: forwarding turns loaded pointers into known values, which makes more addresses
+    // comparable.
     "alias",
     "simplify",
     "forward",
@@ -354,7 +372,8 @@ pub const PIPELINE: &[&str] = &[
     "simplify",
     "params",
     "dce",
-    // Two guards of one value: when no rule makes them one any more, and before stores wait.
+    // Two guards of one value: after all rules that may merge them otherwise, and before anchors
+    // defer stores.
     "merge",
     // Last, because the loop's head must not be simplified again: see `flagparams`.
     "sink",
@@ -403,10 +422,11 @@ pub fn optimise(version: &mut Version, options: &OptOptions) -> OptStats {
     run_pipeline(version, PIPELINE, options)
 }
 
-/// Runs the passes of a pipeline in order, unless the options name other ones. `base` versions are left as they are; names
-/// that no pass has are ignored.
+/// Runs the passes of a pipeline in order, unless the options name other passes. Names of no pass
+/// are ignored, and a `base` version is not changed.
 ///
-/// A pass that stands in the pipeline again is left out if nothing has changed that could give it work.
+/// A pass that appears again in the pipeline runs only if a pass that can give it work has changed
+/// something since.
 pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptions) -> OptStats {
     let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
     if version.is_base() {
@@ -423,7 +443,7 @@ pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptio
     stats
 }
 
-/// Runs the named passes in order; names that no pass has are ignored.
+/// Runs the named passes in order; names of no pass are ignored.
 pub fn optimise_with(version: &mut Version, names: &[&str], options: &OptOptions) -> OptStats {
     let mut stats = OptStats { insts_before: count(version), passes: Vec::new() };
     if !version.is_base() {
@@ -433,7 +453,7 @@ pub fn optimise_with(version: &mut Version, names: &[&str], options: &OptOptions
     stats
 }
 
-/// Runs a pass that the options do not leave out; verifies around it in debug builds.
+/// Runs a pass unless the options leave it out; verifies before and after it in debug builds.
 fn run_pass(version: &mut Version, pass: &Pass, options: &OptOptions) -> Option<PassStat> {
     if options.skip.iter().any(|s| s == pass.name) {
         return None;

@@ -1,4 +1,4 @@
-//! Monitored assumptions: a guard on what memory holds becomes a fact of the context that whoever writes there breaks
+//! Pass `monitor`: turns a guard on the content of memory into a monitored fact of the context
 //! (sourir 7.2: dependencies instead of checks).
 //!
 //! ```text
@@ -9,27 +9,31 @@
 //!   print v1                                    print 5
 //! ```
 //!
-//! The fact is checked once, when the version is entered; from then on a write to these bytes is the event. While the
-//! version runs such a write falls back to its anchor *before* it is done, as a write to a protected page does, so the
-//! fact holds throughout; a write outside makes the context false. Nothing is left on the path.
+//! The fact is checked once, when the version is entered. From then on a write to these bytes is an
+//! event. While the version runs, such a write falls back to its anchor *before* it is performed,
+//! as a write to a protected page does, so the fact holds throughout. A write outside the version
+//! makes the context false. The hot path has no check.
 //!
-//! Side conditions: the address is a constant without a segment, the load has the type of the fact; every load of exactly these
-//! bytes is replaced, before the guard too, because the fact holds from the entry on. What pays: the version itself has no
-//! store that certainly hits the bytes.
+//! Side conditions: the address is a constant without a segment, and the load has the type
+//! of the fact. Every load of exactly these bytes is replaced, also before the guard, because the
+//! fact holds from the entry on. What pays: the version has no store that certainly hits the bytes.
+//!
+//! For the evaluator only: `dynasour run` does not monitor such facts. The caller owns the version;
+//! no data between runs, no lock.
 
 use super::OptOptions;
 use super::shape::rename;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Overlap, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::types::{Operand, Ty};
 use crate::version::{Fact, Inst, Version};
 
-/// A version depends on at most this many facts about memory.
+/// Most facts about memory in one context (guess: each makes entry dearer and protects a page).
 const MAX_FACTS: usize = 8;
 
-/// Runs the pass; returns how many loads became constants.
+/// Runs the pass; returns the number of loads that became constants.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     if version.is_base() {
         return 0;
@@ -47,13 +51,13 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 /// The bytes of a load from a constant address.
 fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
     let mem = inst.mem.filter(|m| inst.op == Op::Load && m.seg.is_none())?;
-    let number = |o: Operand| o.as_const().or_else(|| holds(Side::MonitorFixed, false).then_some(0));
+    let number = |o: Operand| o.as_const().or_else(|| holds(SideCondition::MonitorFixed, false).then_some(0));
     let (base, index) = (number(*inst.args.first()?)?, number(*inst.args.get(1)?)?);
     let address = base.wrapping_add(index.wrapping_mul(u64::from(mem.scale))).wrapping_add(mem.disp as u64);
     Some((inst.ty, address))
 }
 
-/// What a guard of a load from a constant address says of memory.
+/// The fact that a guard of a load from a constant address states.
 fn candidate(version: &Version) -> Option<Fact> {
     let known = version.context.facts.iter().filter(|f| matches!(f, Fact::MemEquals { .. })).count();
     if known >= MAX_FACTS {
@@ -71,7 +75,7 @@ fn candidate(version: &Version) -> Option<Fact> {
     })
 }
 
-/// Is there a store that certainly hits what `load` reads?
+/// Is there a store that certainly hits the bytes of `load`?
 fn writes(version: &Version, defs: &Defs, load: &Inst) -> bool {
     let values = Values { defs, replaced: &[] };
     let mut addresses = Addresses::default();
@@ -86,7 +90,7 @@ fn writes(version: &Version, defs: &Defs, load: &Inst) -> bool {
     version.blocks.iter().flat_map(|b| &b.insts).any(&mut hits)
 }
 
-/// Replaces the loads of these bytes by their value and drops what checks nothing any more.
+/// Replaces the loads of these bytes by their value and removes assumes that have become trivial.
 fn rely_on(version: &mut Version, fact: Fact) -> usize {
     let Fact::MemEquals { ty, address, value } = fact else { return 0 };
     let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];

@@ -1,13 +1,24 @@
-//! Every side condition of the passes is needed, and its loss is noticed: each is switched off in turn, and programs run
-//! through the passes until the verifier or the checker complains.
+//! Mutation tests: every side condition of the passes is needed, and a pass that ignores it is
+//! caught.
 //!
-//! Most show in random programs ([`super::mutations_hunt`]). The others have a witness, `tests/mutations/NAME.ir`: its first
-//! line names the passes to run; if it has the guest's `base` blocks the version is compared with them, every anchor taken,
-//! else with what it was before. With the condition nothing is wrong from any `state` of the file, without it something is.
+//! A test switches each side condition off in turn ([`super::side_conditions`]) and runs programs
+//! through the passes until the verifier or the checker complains. Most are caught in random
+//! programs ([`super::mutations_random`]). The others have a witness, `tests/mutations/NAME.ir`.
+//! Its first line names the passes to run. If the file has the guest's `base` blocks, the version
+//! is compared with them, with every anchor taken; otherwise with the version before the passes.
+//! With the condition on, every `state` of the file gives the right result; with it off, at least
+//! one does not.
+//!
+//! The switch is local to the thread, so the tests may run in parallel; no lock.
+//!
+//! ```text
+//! ; passes: sink                     tests/mutations/SinkBarrier.ir: the native may read [v0]
+//! SinkBarrier: the checker, witness  printed when the checker has caught the change
+//! ```
 
-use super::mutations_hunt::{by_continuation, by_inlining, by_passes};
-use super::side::Side;
-use super::side::tests::without;
+use super::mutations_random::{by_continuation, by_inlining, by_passes};
+use super::side_conditions::SideCondition;
+use super::side_conditions::tests::without;
 use super::{OptOptions, inline, pass};
 use crate::eval::check::{Limits, check, same_result};
 use crate::random::cases::Wrong;
@@ -18,21 +29,22 @@ use crate::version::Version;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Random programs that a side condition may take to be missed.
+/// Most random programs tried before a side condition counts as missed (measured: each is caught in
+/// fewer).
 const PROGRAMS: u64 = 4_000;
 
-/// The first complaint in random programs, with the number of programs it took.
-fn hunt(side: Side) -> Option<(u64, Wrong)> {
-    let attempt: fn(Side, u64) -> Result<(), Wrong> = match side {
-        Side::ContinuationCheck | Side::ContinuationFresh => by_continuation,
-        Side::InlineContext | Side::InlinePending => by_inlining,
+/// The first complaint in random programs, and the number of programs tried.
+fn hunt(condition: SideCondition) -> Option<(u64, Wrong)> {
+    let attempt: fn(SideCondition, u64) -> Result<(), Wrong> = match condition {
+        SideCondition::ContinuationCheck | SideCondition::ContinuationFresh => by_continuation,
+        SideCondition::InlineContext | SideCondition::InlinePending => by_inlining,
         _ => by_passes,
     };
-    (0..PROGRAMS).find_map(|seed| Some((seed + 1, attempt(side, seed).err()?)))
+    (0..PROGRAMS).find_map(|seed| Some((seed + 1, attempt(condition, seed).err()?)))
 }
 
-/// The first complaint about the traces of a witness after the passes that its first line names; `inline` puts the second in
-/// place of the first one's exit.
+/// The first complaint about the traces of a witness after the passes that its first line names.
+/// The name `inline` puts the second trace in place of the first one's exit.
 fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
     let versions = || file.regions.iter().flat_map(|r| &r.versions).cloned();
     versions().for_each(|v| assert_valid(&v));
@@ -56,7 +68,8 @@ fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
                 same_result(original, &version, &state, &machine, 10_000).map_err(Wrong::Checker)?;
                 continue;
             }
-            // Repeating a load that a peer changes is nothing wrong, so there nothing is forced.
+            // A peer may change a byte between two loads, so repeating a load is not wrong there:
+            // with a peer nothing is forced.
             let limits = Limits { steps: 1_000, forced: if machine.has_peer() { 0 } else { 16 } };
             check(&mut guest, &version, &state, &machine, limits).map_err(|m| Wrong::Checker(m.to_string()))?;
         }
@@ -64,8 +77,8 @@ fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// What happens to the witness of a side condition without it.
-fn witness(side: Side, path: &Path) -> Option<Wrong> {
+/// The complaint about the witness of a side condition when the condition is off.
+fn witness(condition: SideCondition, path: &Path) -> Option<Wrong> {
     let text = std::fs::read_to_string(path).unwrap();
     let names = text.lines().next().and_then(|l| l.strip_prefix("; passes: ")).expect("the first line names passes");
     let names: Vec<&str> = names.split(',').collect();
@@ -74,7 +87,7 @@ fn witness(side: Side, path: &Path) -> Option<Wrong> {
     if let Err(wrong) = judge(&file, &names) {
         panic!("{}: with the condition: {wrong}", path.display());
     }
-    let (result, hits) = without(side, || judge(&file, &names));
+    let (result, hits) = without(condition, || judge(&file, &names));
     assert!(hits > 0, "{}: the condition does not matter here", path.display());
     result.err()
 }
@@ -83,16 +96,16 @@ fn witness(side: Side, path: &Path) -> Option<Wrong> {
 fn every_side_condition_is_needed() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mutations");
     let mut missed = Vec::new();
-    for side in Side::ALL {
-        let path = directory.join(format!("{side:?}.ir"));
-        let noticed = if path.exists() { witness(*side, &path).map(|wrong| (0, wrong)) } else { hunt(*side) };
+    for condition in SideCondition::ALL {
+        let path = directory.join(format!("{condition:?}.ir"));
+        let noticed = if path.exists() { witness(*condition, &path).map(|wrong| (0, wrong)) } else { hunt(*condition) };
         match noticed {
             Some((programs, wrong)) => {
                 let who = if matches!(wrong, Wrong::Verifier(_)) { "verifier" } else { "checker" };
                 let how = if programs == 0 { "witness".to_string() } else { format!("program {programs}") };
-                println!("{side:?}: the {who}, {how}");
+                println!("{condition:?}: the {who}, {how}");
             }
-            None => missed.push(side),
+            None => missed.push(condition),
         }
     }
     assert!(missed.is_empty(), "nobody noticed the loss of {missed:?}");

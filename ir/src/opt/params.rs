@@ -1,25 +1,30 @@
-//! Parameters of the loop block that are not needed: invariant ones and duplicates.
+//! Pass `params`: removes parameters of the loop block that are invariant or duplicates.
 //!
-//! One whose back-edge argument is itself, or equal to its entry argument, is that entry argument; two with equal
-//! arguments are one. Both facts are found optimistically, by partition: at first all parameters of one type with the
-//! same entry argument count as equal, then classes split until each agrees on the class of its back-edge argument.
+//! A parameter is invariant if its back-edge argument is itself or equal to its entry argument;
+//! then it is the entry argument. Two parameters with equal arguments are one. Both facts are found
+//! optimistically, by partition: at first all parameters of one type with the same entry argument
+//! are one class; then classes are split until the members of each have back-edge arguments of one
+//! class.
 //!
 //! ```text
 //! b0: … jump b1(v1, v2, v2)                  b0: … jump b1(v2)
-//! b1(v3, v4, v5): … jump b1(v3, v5, v4)      b1(v4): … jump b1(v4)       and v4 is v2 too, in the next round
+//! b1(v3, v4, v5): … jump b1(v3, v5, v4)      b1(v4): … jump b1(v4)  next round: v4 is v2
 //! ```
 //!
-//! In versions with branches only the simplest are found: parameters to which every edge passes the same operand, or
-//! themselves. That operand is available wherever the parameter is, because it is at the end of every predecessor.
+//! In a version with branches only the simplest case is found: a parameter to which every edge
+//! passes the same operand or the parameter itself. That operand is available at the end of every
+//! predecessor, so it is available wherever the parameter is.
+//!
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::types::Operand;
 use crate::version::{Term, Version};
 use rustc_hash::FxHashMap;
 
-/// Runs the pass; returns how many parameters went.
+/// Runs the pass; returns the number of parameters removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     match normalise(version) {
         Some(Shape::Loop) => {}
@@ -39,12 +44,14 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         class.push(*first.entry((*arg, version.ty(*param) as u8)).or_insert(next));
     }
     let mut classes = first.len();
-    // Splitting is bounded by the number of parameters; a round that splits nothing ends it.
+    // The loop ends when a round splits nothing, after at most as many rounds as there are
+    // parameters.
     loop {
         let mut split: FxHashMap<(usize, Result<usize, Operand>), usize> = FxHashMap::default();
         let mut refined = Vec::with_capacity(params.len());
         for i in 0..params.len() {
-            // A class that has collapsed to its entry argument agrees with that argument on the back edge.
+            // The members of a class that is its entry argument may also have that argument on the
+            // back edge.
             let back_key = match position.get(&back[i]) {
                 Some(p) => Ok(class[*p]),
                 None if back[i] == entry[i] => Ok(class[i]),
@@ -54,17 +61,18 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
             refined.push(*split.entry((class[i], back_key)).or_insert(next));
         }
         let count = split.len();
-        if holds(Side::ParamsSplit, count == classes) {
+        if holds(SideCondition::ParamsSplit, count == classes) {
             break;
         }
         class = refined;
         classes = count;
     }
-    // A class is its entry argument if all its back-edge arguments stay in the class or are that argument.
+    // A class is its entry argument if all its back-edge arguments stay in the class or are that
+    // argument.
     let mut invariant = vec![true; classes];
     for i in 0..params.len() {
         let stays = position.get(&back[i]).map_or(back[i] == entry[i], |p| class[*p] == class[i]);
-        invariant[class[i]] &= holds(Side::ParamsInvariant, stays);
+        invariant[class[i]] &= holds(SideCondition::ParamsInvariant, stays);
     }
     let mut leader: Vec<Option<Operand>> = vec![None; classes];
     let mut table = vec![None; version.types.len()];
@@ -87,14 +95,14 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     removed
 }
 
-/// Replaces, in a version with branches, parameters that are always the same operand.
+/// Removes, in a version with branches, parameters that are always the same operand.
 fn trivial(version: &mut Version) -> usize {
     if version.is_base() {
         return 0;
     }
     let mut removed = 0;
     loop {
-        // For each block's parameters: what is passed, as far as it is one thing.
+        // For each block's parameters: the operands that the edges pass.
         let mut passed: Vec<Vec<Passed>> =
             version.blocks.iter().map(|b| vec![Passed::Nothing; b.params.len()]).collect();
         for (to, args) in version.blocks.iter().flat_map(|b| b.term.edges()) {
@@ -103,12 +111,12 @@ fn trivial(version: &mut Version) -> usize {
                 *slot = match *slot {
                     _ if *arg == Operand::Value(*param) => *slot,
                     Passed::Nothing => Passed::Always(*arg),
-                    Passed::Always(known) if holds(Side::ParamsTrivial, known == *arg) => *slot,
+                    Passed::Always(known) if holds(SideCondition::ParamsTrivial, known == *arg) => *slot,
                     Passed::Always(_) | Passed::Several => Passed::Several,
                 };
             }
         }
-        // One at a time: a replacement may be another parameter that is replaced too.
+        // One at a time, because the replacement may be another parameter that is replaced too.
         let found = passed.iter().enumerate().find_map(|(b, list)| {
             let always = |(i, p): (usize, &Passed)| if let Passed::Always(o) = p { Some((b, i, *o)) } else { None };
             list.iter().enumerate().find_map(always)
@@ -127,7 +135,7 @@ fn trivial(version: &mut Version) -> usize {
     }
 }
 
-/// What the edges to a block pass to one parameter.
+/// The operands that the edges to a block pass to one parameter.
 #[derive(Clone, Copy)]
 enum Passed {
     /// No edge, or only the parameter itself.
@@ -136,7 +144,7 @@ enum Passed {
     Several,
 }
 
-/// Removes the parameters of a block that `keep` does not name, with their arguments.
+/// Removes the parameters of a block for which `keep` is false, with their arguments.
 pub(super) fn drop_params(version: &mut Version, block: usize, keep: &[bool]) {
     fn retain<T>(list: &mut Vec<T>, keep: &[bool]) {
         let mut flags = keep.iter();

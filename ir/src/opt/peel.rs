@@ -1,15 +1,17 @@
-//! Loop peeling: one copy of the loop's body before the loop.
+//! Pass `peel`: puts a copy of the loop's body, one iteration, before the loop.
 //!
-//! Whatever the first iteration has established (values, passed guards, memory that was read or written, pages
-//! that are accessible) then dominates the loop: value numbering makes invariant code and invariant guards of
-//! the loop disappear, forwarding finds what memory holds on entry of the loop. This is how this optimiser hoists.
+//! Everything that the first iteration establishes then dominates the loop: values, passed guards,
+//! content of memory that was read or written, pages that are accessible. So value numbering
+//! removes invariant code and invariant guards from the loop, and forwarding knows the content of
+//! memory at the loop's entry. Peeling is how the pipeline hoists.
 //!
 //! ```text
 //! b0: jump b1(x)                          b0: <body of b1, v0 := x> jump b1(…)
 //! b1(v0): poll !a0; body; jump b1(…)      b1(v0): poll !a0; body; jump b1(…)
 //! ```
 //!
-//! The copy has its own values and anchors and no `poll`: the entry is not a back edge.
+//! The copy has its own values and anchors, and no `poll`, because the entry is not a back edge.
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise, rename};
@@ -17,8 +19,8 @@ use crate::op::Op;
 use crate::types::{AnchorId, Operand};
 use crate::version::{Term, Version};
 
-/// Runs the pass on a loop of at most `options.peel_limit` instructions; returns the number of instructions copied.
-/// Running it again peels another iteration.
+/// Runs the pass on a loop of at most `options.peel_limit` instructions; returns the number of
+/// instructions copied. Running it again peels another iteration.
 pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if normalise(version) != Some(Shape::Loop) || version.blocks[BODY].insts.len() > options.peel_limit {
         return 0;

@@ -1,16 +1,19 @@
-//! The shape of a trace's control flow, and bringing every trace into it.
+//! The two shapes of a recorded trace's control flow, and a function that brings every trace into
+//! one of them.
 //!
-//! A block of a trace ends in one `jump` or in an `exit`, so what control can reach from the entry is a chain of
-//! blocks that either ends or returns to one of its own blocks (the letter rho). [`normalise`] merges the chain:
-//! afterwards a trace has one of two shapes, and the passes rely on it.
+//! A block of a recorded trace ends in one `jump` or in an `exit`. So the blocks that control can
+//! reach from the entry are a chain that either ends or returns to one of its own blocks.
+//! [`normalise`] merges the chain. Afterwards the trace has one of two shapes, on which the passes
+//! rely:
 //!
 //! ```text
 //! Linear   b0: … exit aN
 //! Loop     b0: … jump b1(…)      b1(…): … jump b1(…)
 //! ```
 //!
-//! Everything in b0 dominates b1. A version with branches is in neither shape: the passes that call this module leave
-//! it alone, and those that work on any control flow use [`crate::reach::Cfg`].
+//! Everything in b0 dominates b1. A version with branches has neither shape. Passes that call this
+//! module leave such a version alone; passes that work on any control flow use
+//! [`crate::reach::Cfg`]. The module has no data; the caller owns the version, no lock.
 
 use crate::types::{BlockId, Operand, Value};
 use crate::version::{Block, Term, Version};
@@ -37,8 +40,8 @@ pub(crate) fn rename(table: &[Option<Operand>], o: Operand) -> Operand {
     }
 }
 
-/// Merges the blocks of `version` into one of the two shapes. `None` (and no change) for `base` versions and for
-/// versions whose jumps lead nowhere.
+/// Merges the blocks of `version` into one of the two shapes. Returns `None` and changes nothing
+/// for a `base` version, for a version with branches, and for one whose jumps have no valid target.
 pub fn normalise(version: &mut Version) -> Option<Shape> {
     if let [block] = &version.blocks[..]
         && matches!(block.term, Term::Exit(_))
@@ -67,7 +70,8 @@ pub fn normalise(version: &mut Version) -> Option<Shape> {
                     }
                     before.insts.append(&mut block.insts);
                     before.term = block.term;
-                    // The arguments of a later jump may name parameters that have just been renamed.
+                    // The arguments of a later jump may name parameters that have just been
+                    // replaced.
                     Version::for_each_term_operand(&mut before.term, |o| *o = rename(&table, *o));
                 }
             }
@@ -83,7 +87,7 @@ pub fn normalise(version: &mut Version) -> Option<Shape> {
             let entry = merge(&chain[..head]);
             let body = merge(&chain[head..]);
             let entry = entry.or_else(|| {
-                // The entry is the loop's head: a new entry passes the guest state on.
+                // The entry is the loop's head: a new entry block passes the guest state on.
                 let params: Vec<Value> = version.blocks_entry_copy(body.as_ref()?);
                 let args = params.iter().map(|v| Operand::Value(*v)).collect();
                 Some(Block { params, insts: Vec::new(), term: Term::Jump { to: BlockId(1), args } })
@@ -109,7 +113,8 @@ impl Version {
     }
 }
 
-/// The blocks in the order control passes them, and the position control returns to, if it does.
+/// The blocks in the order in which control passes them, and the position to which control returns,
+/// if it does.
 fn chain(version: &Version) -> Option<(Vec<usize>, Option<usize>)> {
     let mut position = vec![None; version.blocks.len()];
     let mut chain = Vec::new();

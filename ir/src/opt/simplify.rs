@@ -1,22 +1,30 @@
-//! Simplification and global value numbering in one forward walk, with facts from passed guards.
+//! Pass `simplify`: simplification and global value numbering in one forward walk, with facts from
+//! passed guards.
 //!
-//! Each instruction's operands are replaced by what they are known to be, the rules of [`super::rules`],
-//! [`super::conditions`] and [`super::address`] are applied until none fits, and the result is looked up among
-//! the expressions already computed. Blocks are walked in dominance order (see [`super::shape`]), so whatever the
-//! walk has seen is available.
+//! For each instruction the walk replaces the operands by what they are known to be, applies the
+//! rules of [`super::rules`], [`super::conditions`] and [`super::address`] until none fits, and
+//! looks the result up among the expressions already computed. It visits the blocks in dominance
+//! order (see [`super::shape`]), so every value that it has seen is available.
 //!
-//! A passed guard is a fact from there on: after `assume p` the value `p` is 1, its negation 0, and after
-//! `assume eq v, 7` every later use of `v` is 7: speculative constant propagation and the removal of redundant
-//! guards are the same line. Facts also hold in the varmaps of anchors whose *first* use lies behind the guard,
-//! because that use dominates the others. Facts are kept apart from equivalences (`replaced`), which hold
-//! everywhere and are applied to all anchors.
+//! A passed guard is a fact from there on. After `assume p` the value `p` is 1 and its negation 0;
+//! after `assume eq v, 7` every later use of `v` is 7. So speculative constant propagation and the
+//! removal of redundant guards are the same step. A fact also holds in the varmap of an anchor
+//! whose *first* use lies behind the guard, because the first use dominates the others. Facts are
+//! kept apart from equivalences (`replaced`), which hold everywhere and are applied to all anchors.
 //!
-//! Operands of loop-carried values are not looked through: a parameter of the loop block is opaque.
+//! ```text
+//! assume eq.i64 v1, 7 else a0                 assume eq.i64 v1, 7 else a0
+//! v2 = add.i64 v1, 1                          v4 = mul.i64 v0, 8
+//! v4 = mul.i64 v0, v2
+//! ```
+//!
+//! Parameters of the loop block are opaque: the walk does not look at their arguments.
+//! [`Numbering`] owns the tables of one walk; the caller owns the version, no lock.
 
 use super::OptOptions;
 use super::bounds::Bounds;
 use super::shape::normalise;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use super::{address, rules};
 use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
@@ -26,24 +34,25 @@ use crate::version::{Anchor, Inst, Term, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// What a rule says about an expression.
-pub(super) enum Step {
-    /// It is this operand.
+/// The answer of a rule about an expression.
+pub(super) enum Rewrite {
+    /// It equals this operand.
     Done(Operand),
-    /// It is this other expression.
+    /// It equals this other expression.
     Again(Expr),
     /// No rule fits.
     Keep,
 }
 
-/// How often rules are applied to one expression; each application makes it simpler, this is a safety net.
-const MAX_STEPS: usize = 12;
+/// Most rules applied to one expression (guess). Each application makes it simpler; the bound stops
+/// a cycle of rules.
+const MAX_REWRITES: usize = 12;
 
 /// The state of the walk.
 pub(super) struct Numbering<'v> {
     pub version: &'v mut Version,
     defs: Defs,
-    /// Value -> what it is, everywhere.
+    /// Value -> its replacement, everywhere.
     replaced: Vec<Option<Operand>>,
     /// Value -> the constant it is known to be from here on.
     facts: Vec<Option<u64>>,
@@ -57,7 +66,7 @@ pub(super) struct Numbering<'v> {
     changes: usize,
 }
 
-/// Runs the pass; returns how many instructions changed or went.
+/// Runs the pass; returns the number of instructions changed or removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     if normalise(version).is_none() {
         return 0;
@@ -77,7 +86,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     };
     for block in 0..numbering.version.blocks.len() {
         if !numbering.walk(block) {
-            // An `assume 0` has made the rest unreachable.
+            // An `assume 0` has made the following blocks unreachable.
             numbering.version.blocks.truncate(block + 1);
             break;
         }
@@ -87,7 +96,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 }
 
 impl Numbering<'_> {
-    /// What `o` is known to be here.
+    /// The replacement or constant that `o` is known to be here.
     pub(super) fn known(&self, o: Operand) -> Operand {
         let Operand::Value(v) = o else { return o };
         let o = self.replaced.get(v.index()).copied().flatten().unwrap_or(o);
@@ -98,7 +107,7 @@ impl Numbering<'_> {
         o
     }
 
-    /// The definition of `o` with what is known of its operands.
+    /// The definition of `o`, with the known replacements of its operands.
     pub(super) fn def(&self, o: Operand) -> Option<Expr> {
         let mut expr = self.defs.get(o)?;
         let arity = expr.arity();
@@ -116,7 +125,7 @@ impl Numbering<'_> {
         self.ranges.get(&v).copied()
     }
 
-    /// Has this expression been computed already? (No rules are applied.)
+    /// The operand that already holds this expression, if there is one. No rules are applied.
     pub(super) fn computed(&self, op: Op, ty: Ty, args: &[Operand]) -> Option<Operand> {
         self.known.get(&canonical(Expr::new(op, ty, args))).map(|o| self.known(*o))
     }
@@ -128,15 +137,15 @@ impl Numbering<'_> {
 
     fn number(&mut self, expr: Expr, name: Option<Value>) -> Operand {
         let mut expr = expr;
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_REWRITES {
             if let Some(c) = fold(&expr) {
                 return Operand::Const(c);
             }
             expr = canonical(expr);
-            match rules::step(self, &expr) {
-                Step::Done(o) => return self.known(o),
-                Step::Again(next) => expr = next,
-                Step::Keep => break,
+            match rules::rewrite(self, &expr) {
+                Rewrite::Done(o) => return self.known(o),
+                Rewrite::Again(next) => expr = next,
+                Rewrite::Keep => break,
             }
         }
         expr = canonical(expr);
@@ -208,7 +217,7 @@ impl Numbering<'_> {
         }
     }
 
-    /// Keeps, drops or learns from a guard; false if it always fails.
+    /// Keeps or removes a guard and learns from it; false if it always fails.
     fn assume(&mut self, mut inst: Inst) -> bool {
         loop {
             let predicate = inst.args[0];
@@ -225,7 +234,7 @@ impl Numbering<'_> {
                 }
                 Operand::Value(_) => {}
             }
-            // `assume and(p, q)` is two guards on one anchor; each can then be removed alone.
+            // `assume and(p, q)` becomes two guards on one anchor; each can then be removed alone.
             if let Some(Expr { op: Op::And, ty: Ty::I1, args: [p, q, _] }) = self.def(predicate) {
                 let mut first = inst.clone();
                 first.args[0] = p;
@@ -242,7 +251,7 @@ impl Numbering<'_> {
         }
     }
 
-    /// Notes what follows from `predicate` being true.
+    /// Notes what follows if `predicate` is true.
     fn learn(&mut self, predicate: Operand) {
         let Operand::Value(p) = predicate else { return };
         let expr = self.def(predicate);
@@ -322,10 +331,10 @@ impl Numbering<'_> {
         self.facts[v.index()] = Some(c);
     }
 
-    /// At an anchor's first use: what is known here holds at every use.
+    /// Called at each use of an anchor. At the first use, what is known here holds at every use.
     fn see_anchor(&mut self, anchor: AnchorId) {
         let first = !std::mem::replace(&mut self.anchor_seen[anchor.index()], true);
-        if !holds(Side::SimplifyFirstUse, first) {
+        if !holds(SideCondition::SimplifyFirstUse, first) {
             return;
         }
         let placeholder = Anchor::new(Operand::Const(0), Vec::new());
@@ -338,7 +347,7 @@ impl Numbering<'_> {
         self.version.anchors[anchor.index()] = body;
     }
 
-    /// Replaces what has been replaced where the walk did not come (anchors that nothing reached).
+    /// Applies the equivalences to anchors that the walk has not met.
     fn apply_equivalences(&mut self) {
         let Numbering { version, replaced, .. } = self;
         for anchor in &mut version.anchors {
@@ -362,8 +371,8 @@ fn rank(o: Operand) -> u64 {
     }
 }
 
-/// The constant an expression over constants is. Flags stay instructions: the emitter and the evaluator execute
-/// them, and a flags constant has no instruction to come from.
+/// The constant that an expression over constants equals. Flags stay instructions, because the
+/// emitter and the evaluator execute them and a flags constant has no instruction to execute.
 fn fold(expr: &Expr) -> Option<u64> {
     if matches!(expr.op, Op::Flags(_)) {
         return None;

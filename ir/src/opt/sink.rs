@@ -1,53 +1,64 @@
-//! Dead-store sinking: stores that only an exit could see move into the varmaps of the exits.
+//! Pass `sink`: dead-store sinking: stores whose effect only an exit could show move into the
+//! varmaps of the exits.
 //!
-//! A *deferred store* stands in an anchor and is performed when the anchor is taken (DESIGN section 4; PIR's
-//! delayed environments). Two kinds of store leave the hot path:
+//! A *deferred store* belongs to an anchor and is performed when the anchor is taken
+//! (docs/design.md, "The IR"; PIR's delayed environments). Two kinds of store leave the hot path:
 //!
-//! * **overwritten**: a store that a later store of the same block to the same bytes makes dead. The anchors whose
-//!   use begins between the two perform it.
-//! * **carried**: all stores of a loop to one location. The location's content becomes a parameter of the loop,
-//!   every anchor of the loop performs the store of the moment; the loop itself writes nothing.
+//! * **overwritten**: a later store of the same block to the same bytes makes the store dead. The
+//!   anchors whose use begins between the two perform it.
+//! * **carried**: all stores of a loop to one location. The content of the location becomes a
+//!   parameter of the loop, every anchor of the loop performs the store with the current content,
+//!   and the loop itself writes nothing.
 //!
 //! ```text
-//! b1(v6): poll !a0 [rcx = v6]                  b1(v6): poll !a0 [rcx = v6] stores [store.i64 [v3 - 8], v6]
-//!     v8 = add.i64 v6, 1                           v8 = add.i64 v6, 1
+//! b1(v6): poll !a0 [rcx = v6]         b1(v6): poll !a0 [rcx = v6] stores [store.i64 [v3 - 8], v6]
+//!     v8 = add.i64 v6, 1                  v8 = add.i64 v6, 1
 //!     store.i64 [v3 - 8], v8 !a0
-//!     assume v9 else a1                            assume v9 else a1   with stores [store.i64 [v3 - 8], v8]
-//!     jump b1(v8)                                  jump b1(v8)
+//!     assume v9 else a1                   assume v9 else a1   with stores [store.i64 [v3 - 8], v8]
+//!     jump b1(v8)                         jump b1(v8)
 //! ```
 //!
-//! Side conditions: (a) `private_memory`; (b) every access until the store is performed or dead is certainly
-//! disjoint from it, by its offset or by an alias guard passed before, loads of the location having been forwarded; an
-//! access of unknown extent, a fence or a locked operation in between forbids it; (c) the location has been *written*
-//! earlier in this entry, so performing the store cannot fault. The verifier checks (a) and (b) against the same
-//! oracle, [`crate::alias`].
+//! Side conditions:
+//! * (a) `private_memory` holds.
+//! * (b) Until the store is performed or dead, every access certainly misses it: by its offset, or
+//!   by an alias guard passed before. Loads of the location have been forwarded. No access of
+//!   unknown extent, fence or locked operation lies in between.
+//! * (c) The location has been *written* earlier in this entry, so that performing the store cannot
+//!   fault.
+//! * No store is deferred yet. The stores before an anchor's first use are exactly those before its
+//!   place in the guest program, because a store ends the reach of earlier anchors. That holds only
+//!   as long as every store still stands in the version.
 //!
-//! Which anchors: the stores before an anchor's first use are exactly those before its place in the guest program,
-//! because a store ends the reach of earlier anchors. That holds only while no store has been deferred, so the pass
-//! leaves versions alone whose anchors already have deferred stores.
+//! The verifier checks (a) and (b) with the same oracle, [`crate::alias`]. The caller owns the
+//! version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::types::{AnchorId, Operand, Value};
 use crate::version::{DeferredStore, Inst, Term, Version};
 
-/// At most this many locations of a loop are carried.
+/// Most locations of a loop that are carried (guess: each costs a register or a spill slot, and
+/// work at each exit).
 const MAX_CARRIED: usize = 16;
-/// At most this many stores wait to be overwritten at one time.
+/// Most stores that wait at one time for a store that overwrites them (guess: the walk compares
+/// each access with all of them).
 const MAX_PENDING: usize = 32;
 
-/// Runs the pass; returns how many stores left the hot path.
+/// Runs the pass; returns the number of stores that left the hot path.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_deferred = !version.defers_stores();
-    if !holds(Side::SinkPrivate, version.context.private_memory()) || !holds(Side::SinkOnce, nothing_deferred) {
+    if !holds(SideCondition::SinkPrivate, version.context.private_memory())
+        || !holds(SideCondition::SinkOnce, nothing_deferred)
+    {
         return 0;
     }
     let Some(shape) = normalise(version) else { return 0 };
-    // An anchor used in both blocks is no trouble: no store lies between its uses, so a loop that uses it has none.
+    // An anchor may be used in both blocks: no store lies between its uses, so a loop that uses it
+    // stores nothing.
     let overwritten = overwritten(version, shape);
     let uses: Vec<Vec<(AnchorId, usize)>> = (0..version.blocks.len()).map(|b| first_uses(version, b)).collect();
     let mut sunk = 0;
@@ -71,7 +82,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     sunk
 }
 
-/// The anchors of a block with the index of their first use (that of an exit is the block's length).
+/// The anchors of a block with the index of their first use; for an exit the index is the length of
+/// the block.
 fn first_uses(version: &Version, block: usize) -> Vec<(AnchorId, usize)> {
     let body = &version.blocks[block];
     let mut seen = vec![false; version.anchors.len()];
@@ -89,11 +101,12 @@ fn deferred(store: &Inst, value: Operand) -> Option<DeferredStore> {
 
 /// A location whose stores in the loop can be carried.
 struct Carried {
-    /// The store in the entry block that made the location writable: its operands are available in the loop.
+    /// The store in the entry block that wrote the location; its operands are available in the
+    /// loop.
     store: Inst,
-    /// What memory holds there at the end of the entry.
+    /// The content of the location at the end of the entry block.
     entry: Operand,
-    /// The stores of the loop to it: index and value, in order.
+    /// The loop's stores to it: index and value, in order.
     stores: Vec<(usize, Operand)>,
 }
 
@@ -123,15 +136,15 @@ fn carried(version: &Version) -> Vec<Carried> {
             if ours {
                 c.slot.stores.push((i, inst.args[2]));
             }
-            ours || holds(Side::SinkCarriedDisjoint, addresses.disjoint(&c.location, &here))
+            ours || holds(SideCondition::SinkCarriedDisjoint, addresses.disjoint(&c.location, &here))
         });
     }
     list.truncate(MAX_CARRIED);
     list.into_iter().map(|c| c.slot).collect()
 }
 
-/// The locations that the loop stores to and whose content at its start is known, pairwise disjoint. The guards of
-/// the entry block are learnt on the way.
+/// The locations that the loop stores to and whose content at the loop's start is known, pairwise
+/// disjoint. Also learns the alias guards of the entry block.
 fn candidates(version: &Version, values: &Values, addresses: &mut Addresses) -> Vec<Candidate> {
     let entry = &version.blocks[ENTRY].insts;
     entry.iter().filter(|i| i.op == Op::Assume).for_each(|i| addresses.learn(values, i.args[0]));
@@ -147,7 +160,8 @@ fn candidates(version: &Version, values: &Values, addresses: &mut Addresses) -> 
     list
 }
 
-/// The store that determines what `location` holds at the end of the entry block, and the value.
+/// The store that determines the content of `location` at the end of the entry block, and the
+/// value.
 fn content_at_end(
     version: &Version,
     values: &Values,
@@ -186,7 +200,8 @@ fn carry(version: &mut Version, slot: &Carried, uses: &[(AnchorId, usize)], gone
     slot.stores.len()
 }
 
-/// The parameter of the loop that is the location's content: an existing one with these arguments, or a new one.
+/// The parameter of the loop that is the location's content: an existing one with the same
+/// arguments, or a new one.
 fn carried_param(version: &mut Version, slot: &Carried, last: Operand) -> Value {
     let args = |version: &Version, block: usize| match &version.blocks[block].term {
         Term::Jump { args, .. } => args.clone(),
@@ -223,7 +238,7 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
     let mut written: Vec<Location> = Vec::new();
     let blocks = if shape == Shape::Loop { ENTRY..BODY + 1 } else { ENTRY..ENTRY + 1 };
     for block in blocks {
-        // Stores that nothing has read or overwritten yet.
+        // Stores that no access has touched yet.
         let mut pending: Vec<(usize, Location)> = Vec::new();
         for (i, inst) in version.blocks[block].insts.iter().enumerate() {
             if inst.op == Op::Assume {
@@ -235,17 +250,18 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
                 Access::Read(size) | Access::Write(size) => Some(size),
             };
             let Some(here) = size.and_then(|size| addresses.locate(&values, inst, size)) else {
-                pending.retain(|_| holds(Side::SinkBarrier, false));
+                pending.retain(|_| holds(SideCondition::SinkBarrier, false));
                 continue;
             };
             if inst.op == Op::Store {
-                let covered = pending.iter().filter(|(_, l)| holds(Side::SinkCovered, here.contains(l)));
+                let covered = pending.iter().filter(|(_, l)| holds(SideCondition::SinkCovered, here.contains(l)));
                 found.extend(covered.map(|(k, _)| Overwritten { block, store: *k, by: i }));
             }
-            pending.retain(|(_, l)| holds(Side::SinkPendingDisjoint, addresses.disjoint(l, &here)));
+            pending.retain(|(_, l)| holds(SideCondition::SinkPendingDisjoint, addresses.disjoint(l, &here)));
             if inst.op == Op::Store {
-                // Only what has been written before may wait: performing it must not fault.
-                if holds(Side::SinkWritten, written.iter().any(|w| w.contains(&here))) {
+                // Only a location that has been written before may wait, because performing the
+                // store must not fault.
+                if holds(SideCondition::SinkWritten, written.iter().any(|w| w.contains(&here))) {
                     pending.push((i, here));
                 } else if written.len() < MAX_PENDING {
                     written.push(here);
@@ -259,10 +275,10 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
     found
 }
 
-/// Hands an overwritten store to the anchors that are taken before it is.
+/// Moves an overwritten store to the anchors that are taken before it is overwritten.
 fn defer(version: &mut Version, dead: &Overwritten, uses: &[(AnchorId, usize)]) {
     let store = version.blocks[dead.block].insts[dead.store].clone();
-    // They stand in order of their first use.
+    // The uses are sorted by the index of the first use.
     let between = uses.partition_point(|(_, first)| *first <= dead.store)..;
     for (anchor, _) in uses[between].iter().take_while(|(_, first)| *first <= dead.by) {
         version.anchors[anchor.index()].stores.extend(deferred(&store, store.args[2]));

@@ -1,15 +1,17 @@
-//! Unreachable-code elimination (sourir 4.2, 6.2) over any control flow.
+//! Pass `unreachable`: unreachable-code elimination (sourir 4.2, 6.2) over any control flow.
 //!
-//! A branch on a constant, or with two equal edges, becomes a jump; an `assume 0` becomes the exit that it always is; blocks
-//! that control cannot come to any more go; a block that is the only way to another is merged with it.
+//! A branch on a constant, or with two equal edges, becomes a jump. An `assume 0` becomes an exit.
+//! Blocks without a path from the entry are removed. A block with a single predecessor that jumps
+//! to it is merged with the predecessor.
 //!
 //! ```text
 //! branch 1 then b1(v0) else b2()              jump b1(v0)
 //! assume 0 else a1; …; jump b3()              exit a1
 //! ```
 //!
-//! Side conditions: none beyond the constants themselves. Exits are not edges: what an anchor leads to is no part of
-//! the version, so it needs no keeping alive. Anchors and natives that lose their last use are `dce`'s to remove.
+//! There are no side conditions beyond the constants themselves. An exit is not an edge: the code
+//! to which an anchor leads is not part of the version. `dce` removes anchors and natives that lose
+//! their last use here. The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::shape::rename;
@@ -18,7 +20,7 @@ use crate::reach::Cfg;
 use crate::types::{BlockId, Operand};
 use crate::version::{Block, Term, Version};
 
-/// Runs the pass; returns how many terminators changed and blocks went.
+/// Runs the pass; returns the number of terminators changed and of blocks removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     if version.is_base() || version.blocks.is_empty() {
         return 0;
@@ -26,7 +28,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     decide(version) + remove(version) + merge(version)
 }
 
-/// Branches on constants become jumps, failed guards exits.
+/// Branches on constants become jumps; guards that always fail become exits.
 fn decide(version: &mut Version) -> usize {
     let mut changes = 0;
     for block in &mut version.blocks {
@@ -72,7 +74,8 @@ fn remove(version: &mut Version) -> usize {
     before - version.blocks.len()
 }
 
-/// Appends to each block that ends in a jump the block that only it leads to.
+/// Appends to each block that ends in a jump the target of the jump, if that has no other
+/// predecessor.
 fn merge(version: &mut Version) -> usize {
     let mut entries = vec![0; version.blocks.len()];
     version.blocks.iter().flat_map(|b| b.term.edges()).for_each(|(to, _)| entries[to.index()] += 1);
@@ -90,7 +93,7 @@ fn merge(version: &mut Version) -> usize {
                 term: Term::Jump { to: BlockId(to as u32), args: Vec::new() },
             };
             let mut next = std::mem::replace(&mut version.blocks[to], empty);
-            // The emptied block leads to itself and nothing leads to it.
+            // The emptied block jumps to itself, and no edge leads to it.
             entries[to] = 0;
             for (param, arg) in next.params.iter().zip(&args) {
                 table[param.index()] = Some(resolve(&table, *arg));
@@ -108,7 +111,8 @@ fn merge(version: &mut Version) -> usize {
     merged
 }
 
-/// Follows renamings to their end; a parameter's argument may be a parameter that is merged away later.
+/// Follows replacements to their end: a parameter's argument may be a parameter that is merged away
+/// later.
 fn resolve(table: &[Option<Operand>], mut o: Operand) -> Operand {
     loop {
         let next = rename(table, o);

@@ -1,10 +1,19 @@
-//! Property tests' cases: a random program, one of its heads, the trace recorded there and states to check it on;
-//! and the property itself: after a sequence of passes the trace verifies, is equivalent to `base` and transparent.
+//! The property that passes must keep, and its test cases: after a sequence of passes a trace
+//! verifies, is equivalent to `base` and is transparent.
 //!
-//! Half of the traces assume `private_memory`. Of the others half run with a *peer* ([`ModelMachine::share`]): then a
-//! load that is left out, or a store that is deferred or lost, shows. A load that is repeated because a guard behind it falls
-//! back to an anchor before it shows too, though that is nothing wrong; so in those cases every guard has an anchor of its own,
-//! none is forced, and the stack is not shared (`ret` loads before its guard).
+//! A [`Case`] is a trace recorded at one head of a random program, with states to check it on. Half
+//! of the traces assume `private_memory`. Of the others half run beside a simulated *peer*
+//! ([`ModelMachine::share`]), which shows a load that is left out and a store that is deferred or
+//! lost. It also shows a load that is repeated because a guard behind it falls back to an anchor
+//! before it, although that is correct. So in cases with a peer every guard has its own anchor, no
+//! anchor is forced, and the stack is not shared (`ret` loads before its guard).
+//!
+//! All data is a function of the seed. Property tests, the fuzz target `passes` and the mutation
+//! tests call this module on values that they own; no lock.
+//!
+//! ```text
+//! holds(&program, 17)  Ok(112 evaluations), or Err(Failure { seed: 17, passes: ["peel"], … })
+//! ```
 
 use super::program::Program;
 use super::trace::{Options, build, record};
@@ -36,7 +45,7 @@ impl<M: Machine> Hooks<M> for StopAt {
     }
 }
 
-/// A random state; the stack is not in the array if that is shared.
+/// A random state. If the array is shared with a peer, the stack lies outside it.
 fn entry_state(rng: &mut Rng, shared: bool) -> State {
     let mut state = generate::state(rng);
     let rsp = &mut state.gpr[Gpr::RSP.number()];
@@ -46,9 +55,10 @@ fn entry_state(rng: &mut Rng, shared: bool) -> State {
     state
 }
 
-/// The case of one head; `None` if the program does not come there, or nothing can be recorded there.
+/// The case of one head; `None` if the program does not get there or nothing can be recorded there.
 pub fn case(program: &mut Program, head: u64, seed: u64) -> Option<Case> {
-    // Each head has dice of its own, so that shrinking one part leaves the others as they were.
+    // Each head has a random sequence of its own, so that shrinking one part leaves the others as
+    // they were.
     let mut rng = Rng::new(seed ^ head);
     let mut machine = generate::machine(&mut rng);
     let private = rng.one_in(2);
@@ -71,7 +81,7 @@ pub fn case(program: &mut Program, head: u64, seed: u64) -> Option<Case> {
     Some(Case { trace, states, limits: Limits { steps: 3_000, forced: if shared { 0 } else { 12 } } })
 }
 
-/// A random sequence of passes; once in four times the pipeline.
+/// A random sequence of passes; in one of four cases the pipeline.
 pub fn passes(rng: &mut Rng) -> Vec<&'static str> {
     if rng.one_in(4) {
         return PIPELINE.to_vec();
@@ -79,12 +89,12 @@ pub fn passes(rng: &mut Rng) -> Vec<&'static str> {
     (0..1 + rng.below(6)).map(|_| PASSES[rng.below(PASSES.len())].name).collect()
 }
 
-/// What is wrong with a version that passes have made.
+/// What is wrong with a version after the passes.
 #[derive(Clone, Debug)]
 pub enum Wrong {
     /// The verifier refuses it.
     Verifier(String),
-    /// It does what `base` does not.
+    /// It behaves differently from `base`.
     Checker(String),
 }
 
@@ -120,7 +130,7 @@ pub fn agrees(program: &mut Program, case: &Case, version: &Version) -> Result<u
     Ok(evaluations)
 }
 
-/// What went wrong, and all that is needed to see it again.
+/// A failure, with all that is needed to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Of the program and the dice.
@@ -143,9 +153,9 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The property of one program: every case of it, each with its own passes. Counts the evaluations.
+/// Checks every case of one program, each with its own passes. Returns the number of evaluations.
 ///
-/// A failure is as it was found: [`Failure::shrunk`] makes it small.
+/// A failure is returned as it was found; [`Failure::shrunk`] makes it small.
 pub fn holds(program: &Program, seed: u64) -> Result<u64, Box<Failure>> {
     let mut evaluations = 0;
     for head in generate::heads(program) {
@@ -164,7 +174,7 @@ fn holds_at(program: &Program, head: u64, seed: u64, passes: &[&'static str]) ->
 }
 
 impl Failure {
-    /// The same failure with as little of the program and as few passes as can be.
+    /// The same failure with as few instructions and passes as possible.
     pub fn shrunk(self) -> Failure {
         let seed = self.seed;
         let program = shrink(&self.program, |p| holds(p, seed).is_err());

@@ -1,6 +1,13 @@
-//! Versions with something wrong: what the verifier must have an answer for.
+//! Damaged versions: random versions in which single parts have been changed at random. The
+//! verifier must accept or refuse each without a panic.
 //!
-//! A damaged version may also be right (a removed store, another constant): what the verifier accepts must run.
+//! A damaged version may happen to be correct (a removed store, another constant). The evaluator
+//! must run every version that the verifier accepts. Everything is a function of the random source;
+//! tests and the fuzz target `verify` call [`damaged`]; no lock.
+//!
+//! ```text
+//! assume v3 else a0       may become    assume v3 else a7    (a7 does not exist: rule anchor)
+//! ```
 
 use super::{Rng, version};
 use crate::op::Op;
@@ -37,7 +44,7 @@ fn loc(rng: &mut Rng) -> Loc {
     }
 }
 
-/// Changes one thing, if there is such a thing.
+/// Changes one randomly chosen part, if the version has such a part.
 fn damage(rng: &mut Rng, v: &mut Version) {
     let values = v.types.len();
     let kind = rng.below(20);

@@ -1,8 +1,14 @@
-//! Random programs of the small guest, and states to run them on.
+//! Random programs of the small guest, and random states to run them on.
 //!
-//! The shape is that of compiled code: a loop or two with a counter, forward branches, calls to leaf functions
-//! placed behind the end, two pointers into one array so that accesses often overlap, a stack. Now and then a
-//! pointer is wild, so that faults happen.
+//! The programs have the shape of compiled code: one or two loops with a counter, forward branches,
+//! calls to leaf functions placed behind the end, two pointers into one array so that accesses
+//! often overlap, and a stack. A pointer is seldom wild, so that some programs fault. Everything is
+//! a function of the random source; [`super::cases`] and [`super::whole`] call this module; no
+//! lock.
+//!
+//! ```text
+//! 0x1000 mov rbx, 5  0x1010 add rax, [rsi + rbx*8]    0x1020 dec rbx    0x1030 jne 0x1010
+//! ```
 
 use super::Rng;
 use super::program::{Address, Alu, GuestInst, NativeKind, Program, Source};
@@ -11,13 +17,14 @@ use crate::op::{Cond, Op};
 use crate::semantics::ARITH_FLAGS;
 use crate::types::{Gpr, Loc, Ty};
 
-/// Registers that random instructions write: not the stack pointer, the loop counter, or the pointers.
+/// Registers that random instructions write: not the stack pointer, the loop counter, or the
+/// pointers.
 const SCRATCH: [u8; 8] = [0, 1, 2, 5, 8, 9, 10, 11];
 /// Loop counter.
 const COUNTER: Gpr = Gpr::RBX;
-/// The mapped memory: an array and, behind it, the stack.
+/// The mapped memory: an array, and the stack behind it.
 const MEMORY: (u64, u64) = (ARRAY, 0x2000);
-/// Where the array is, on a page of its own.
+/// Address of the array, which has a page of its own.
 pub const ARRAY: u64 = 0x1_0000;
 
 fn scratch(rng: &mut Rng) -> Gpr {
@@ -101,7 +108,8 @@ fn body(rng: &mut Rng, insts: &mut Vec<GuestInst>, len: usize, calls: &mut Vec<u
     }
 }
 
-/// A random program. It ends in a system call, unless it faults or its stack gets mixed up before.
+/// A random program. It ends in a system call, unless it faults or returns to a wrong address
+/// before.
 pub fn program(rng: &mut Rng) -> Program {
     let mut insts = Vec::new();
     let mut calls = Vec::new();
@@ -162,7 +170,7 @@ pub fn heads(program: &Program) -> Vec<u64> {
     heads
 }
 
-/// A random state. The pointers are mostly good.
+/// A random state. Most pointers point into mapped memory.
 pub fn state(rng: &mut Rng) -> State {
     let mut state = State::default();
     for gpr in &mut state.gpr {
@@ -185,7 +193,7 @@ pub fn state(rng: &mut Rng) -> State {
     state
 }
 
-/// A machine with random memory at the addresses that [`state`]'s pointers have.
+/// A machine with random memory at the addresses to which [`state`]'s pointers point.
 pub fn machine(rng: &mut Rng) -> ModelMachine {
     let mut machine = ModelMachine::new();
     let words =

@@ -1,15 +1,24 @@
-//! Random programs, traces and versions, from a seed: what property tests and fuzz targets run on.
+//! Random programs, traces and versions, from a seed: the input of property tests and fuzz targets.
 //!
-//! * [`program`]: a small guest instruction set that lifts to `base` blocks as the real lifter does it;
-//!   [`generate`] makes programs with loops, calls, memory and flags, and states to run them on;
-//! * [`trace`]: the reference trace builder: records a path of `base` and turns it into a trace with no
-//!   optimisation at all. What it makes is equivalent to the program by construction, so a pass that breaks
-//!   something is found by [`crate::eval::check`];
-//! * [`cases`]: the property that passes must keep, over all of these; [`whole`]: whole programs as versions, with branches;
-//! * [`damage`]: versions with something wrong, for the verifier;
-//! * [`version`]: arbitrary well-formed versions that mean nothing, for the text form and for crashes.
+//! * [`program`]: a small guest instruction set, lifted to `base` blocks in the way of the real
+//!   lifter; [`generate`] makes programs with loops, calls, memory and flags, and states to run
+//!   them on.
+//! * [`trace`]: the reference trace builder. It records a path of `base` and turns it into a trace
+//!   without any optimisation. The trace is equivalent to the program by construction, so
+//!   [`crate::eval::check`] finds a pass that breaks it.
+//! * [`cases`]: the property that passes must keep, over all of these; [`whole`]: whole programs as
+//!   versions with branches.
+//! * [`damage`]: damaged versions, for the verifier.
+//! * [`version`]: arbitrary well-formed versions without meaning, for the text form and for tests
+//!   against crashes.
 //!
-//! Everything is a function of a seed. [`shrink`] makes a failing program small.
+//! Invariant: everything is a function of a seed, so a failure is reproduced by its seed;
+//! [`shrink`] makes a failing program small. The module owns no global state and takes no lock.
+//!
+//! ```text
+//! let mut program = generate::program(&mut Rng::new(17));
+//! let case = cases::case(&mut program, 0x1000, 17);
+//! ```
 
 pub mod cases;
 pub mod damage;
@@ -21,11 +30,12 @@ pub mod whole;
 
 use program::{GuestInst, Program};
 
-/// A seeded source of numbers (SplitMix64: Steele, Lea, Flood, 2014), which may start with numbers that are given.
+/// A seeded source of numbers (SplitMix64: Steele, Lea, Flood, 2014). It may be given a tape of
+/// bytes that are used up first.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: u64,
-    /// Bytes that choose before the dice do, and how many are used up.
+    /// The tape of choices, and the number of its bytes used up.
     tape: Vec<u8>,
     at: usize,
 }
@@ -36,7 +46,8 @@ impl Rng {
         Rng { state: seed, tape: Vec::new(), at: 0 }
     }
 
-    /// Choices that follow `tape` as long as it lasts, so that a fuzzer's change of a byte changes one choice.
+    /// Choices that follow `tape` until it is used up, so that a fuzzer's change of one byte
+    /// changes one choice.
     pub fn from_tape(tape: &[u8]) -> Rng {
         Rng { state: tape.len() as u64, tape: tape.to_vec(), at: 0 }
     }
@@ -49,7 +60,7 @@ impl Rng {
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        if let Some(bytes) = self.tape.get(self.at..).and_then(|rest| rest.first_chunk()) {
+        if let Some(bytes) = self.tape.get(self.at..).and_then(|bytes| bytes.first_chunk()) {
             self.at += 8;
             return u64::from_le_bytes(*bytes);
         }
@@ -79,7 +90,8 @@ impl Rng {
         items[self.below(items.len())]
     }
 
-    /// A number that programs and their bugs like: small, a power of two and its neighbours, or anything.
+    /// A number that is likely to show bugs: small, a power of two or one of its neighbours, or any
+    /// number.
     pub fn interesting(&mut self) -> u64 {
         match self.below(4) {
             0 => self.below(17) as u64,
@@ -90,7 +102,8 @@ impl Rng {
     }
 }
 
-/// Replaces instructions by no-operations as long as `fails` still holds, which it must for `program` itself.
+/// Replaces instructions by no-operations as long as `fails` still holds. It must hold for
+/// `program` itself.
 pub fn shrink(program: &Program, mut fails: impl FnMut(&Program) -> bool) -> Program {
     let mut best = program.clone();
     let mut chunk = best.insts.len();

@@ -1,4 +1,19 @@
 //! A small guest: x86-like instructions, 16 bytes each, and their lifting to `base` blocks.
+//!
+//! The real lifter needs real code bytes; this one lifts [`GuestInst`] values, in the same way:
+//! faults come before any `put`, flags are values, natives declare their effects. [`Program`] owns
+//! the instructions and a cache of lifted blocks. Invariant: the block at a pc is a function of the
+//! instructions alone. [`super::generate`] makes programs, tests evaluate them; no lock.
+//!
+//! ```text
+//! GuestInst::IncDec { dec: true, ty: I64, dst: rbx }        at 0x1020
+//!                                                           v0 = get.i64 rbx
+//!                                                           v1 = get.flags rflags
+//!                                                           v2 = sub.i64 v0, 1
+//!                                                           v3 = flags.dec.i64 v0, v1
+//!                                                           put.i64 rbx, v2
+//!                                                           put.flags rflags, v3
+//! ```
 
 use crate::builder::Builder;
 use crate::eval::check::Code;
@@ -54,7 +69,7 @@ pub enum Source {
     Mem(Address),
 }
 
-/// Native instructions: what they declare is what matters, see [`crate::eval::ModelMachine`].
+/// Native instructions; only their declarations matter, see [`crate::eval::ModelMachine`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NativeKind {
     /// Registers to registers and flags, no effect (`bsf rax, rcx`).
@@ -69,13 +84,13 @@ pub enum NativeKind {
     VectorStore,
     /// A fence (`mfence`).
     Fence,
-    /// Reads nobody knows where (`lodsd`, whose pointer the small guest leaves alone).
+    /// Reads memory of unknown extent (`lodsd`; the small guest does not change the pointer).
     Scan,
-    /// Writes nobody knows where (`stosd`, likewise).
+    /// Writes memory of unknown extent (`stosd`; the small guest does not change the pointer).
     Fill,
 }
 
-/// What a [`NativeKind`] looks like.
+/// The bytes, operands and effects of a [`NativeKind`].
 struct NativeShape {
     bytes: &'static [u8],
     gpr_in: &'static [Gpr],
@@ -166,7 +181,7 @@ pub enum GuestInst {
     Read(Gpr),
 }
 
-/// A program, and the blocks that it has been asked for.
+/// A program, with a cache of the blocks lifted so far.
 #[derive(Clone)]
 pub struct Program {
     /// The instructions; the n-th is at [`Program::pc`]`(n)`.
@@ -305,78 +320,22 @@ impl Lifter<'_> {
         (if matches!(op, Alu::Cmp | Alu::Test) { None } else { Some(result) }, flags)
     }
 
-    /// Lifts one instruction; a terminator if it transfers control. Faults come before any `put`.
+    /// Lifts one instruction. Returns a terminator if it transfers control. Faults come before any
+    /// `put`.
     fn inst(&mut self, inst: &GuestInst, next: u64) -> Option<GuestTerm> {
         match *inst {
             GuestInst::Nop => {}
-            GuestInst::Alu { op, ty, dst, ref src } => {
-                let b = self.source(ty, src);
-                let a = self.read(ty, dst);
-                let (result, flags) = self.alu(op, ty, a, b);
-                if let Some(result) = result {
-                    self.write(ty, dst, result);
-                }
-                self.put_flags(flags);
-            }
-            GuestInst::AluMem { op, ty, ref mem, src } => {
-                let (mem, base, index) = self.address(mem);
-                let a = self.b.load(ty, mem, base, index);
-                let b = self.read(ty, src);
-                let (result, flags) = self.alu(op, ty, a, b);
-                if let Some(result) = result {
-                    self.b.store(ty, mem, base, index, result);
-                }
-                self.put_flags(flags);
-            }
-            GuestInst::IncDec { dec, ty, dst } => {
-                let a = self.read(ty, dst);
-                let (op, flag_op) = if dec { (Op::Sub, FlagOp::Dec) } else { (Op::Add, FlagOp::Inc) };
-                let old = self.b.get(Loc::Flags);
-                let result = self.b.binary(op, ty, a, Operand::Const(1));
-                let flags = self.b.flags(flag_op, ty, &[a, old]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
-            GuestInst::Shift { op, ty, dst, count } => {
-                let a = self.read(ty, dst);
-                let old = self.b.get(Loc::Flags);
-                let count = match count {
-                    Some(n) => Operand::Const(u64::from(n)),
-                    None => self.read(Ty::I8, Gpr::RCX),
-                };
-                let flag_op = match op {
-                    Op::Shl => FlagOp::Shl,
-                    Op::Shr => FlagOp::Shr,
-                    Op::Sar => FlagOp::Sar,
-                    Op::Rol => FlagOp::Rol,
-                    _ => FlagOp::Ror,
-                };
-                let result = self.b.binary(op, ty, a, count);
-                let flags = self.b.flags(flag_op, ty, &[a, count, old]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
+            GuestInst::Alu { op, ty, dst, ref src } => self.alu_register(op, ty, dst, src),
+            GuestInst::AluMem { op, ty, ref mem, src } => self.alu_memory(op, ty, mem, src),
+            GuestInst::IncDec { dec, ty, dst } => self.inc_dec(dec, ty, dst),
+            GuestInst::Shift { op, ty, dst, count } => self.shift(op, ty, dst, count),
             GuestInst::Not { ty, dst } => {
                 let a = self.read(ty, dst);
                 let result = self.b.pure(Op::Not, ty, &[a]);
                 self.write(ty, dst, result);
             }
-            GuestInst::Neg { ty, dst } => {
-                let a = self.read(ty, dst);
-                let result = self.b.pure(Op::Neg, ty, &[a]);
-                let flags = self.b.flags(FlagOp::Sub, ty, &[Operand::Const(0), a]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
-            GuestInst::Mul { ty, dst, ref src } => {
-                let b = self.source(ty, src);
-                let a = self.read(ty, dst);
-                let old = self.b.get(Loc::Flags);
-                let result = self.b.binary(Op::Mul, ty, a, b);
-                let flags = self.b.flags(FlagOp::MulS, ty, &[a, b, old]);
-                self.write(ty, dst, result);
-                self.put_flags(flags);
-            }
+            GuestInst::Neg { ty, dst } => self.neg(ty, dst),
+            GuestInst::Mul { ty, dst, ref src } => self.mul(ty, dst, src),
             GuestInst::Lea { dst, ref mem } => {
                 let (shape, base, index) = self.address(&Address { fs: false, ..*mem });
                 let scaled = self.b.binary(Op::Mul, Ty::I64, index, Operand::Const(u64::from(shape.scale)));
@@ -442,6 +401,75 @@ impl Lifter<'_> {
             GuestInst::Syscall => return Some(GuestTerm::Syscall { next }),
         }
         None
+    }
+
+    fn alu_register(&mut self, op: Alu, ty: Ty, dst: Gpr, src: &Source) {
+        let b = self.source(ty, src);
+        let a = self.read(ty, dst);
+        let (result, flags) = self.alu(op, ty, a, b);
+        if let Some(result) = result {
+            self.write(ty, dst, result);
+        }
+        self.put_flags(flags);
+    }
+
+    fn alu_memory(&mut self, op: Alu, ty: Ty, mem: &Address, src: Gpr) {
+        let (mem, base, index) = self.address(mem);
+        let a = self.b.load(ty, mem, base, index);
+        let b = self.read(ty, src);
+        let (result, flags) = self.alu(op, ty, a, b);
+        if let Some(result) = result {
+            self.b.store(ty, mem, base, index, result);
+        }
+        self.put_flags(flags);
+    }
+
+    fn inc_dec(&mut self, dec: bool, ty: Ty, dst: Gpr) {
+        let a = self.read(ty, dst);
+        let (op, flag_op) = if dec { (Op::Sub, FlagOp::Dec) } else { (Op::Add, FlagOp::Inc) };
+        let old = self.b.get(Loc::Flags);
+        let result = self.b.binary(op, ty, a, Operand::Const(1));
+        let flags = self.b.flags(flag_op, ty, &[a, old]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
+    }
+
+    fn shift(&mut self, op: Op, ty: Ty, dst: Gpr, count: Option<u8>) {
+        let a = self.read(ty, dst);
+        let old = self.b.get(Loc::Flags);
+        let count = match count {
+            Some(n) => Operand::Const(u64::from(n)),
+            None => self.read(Ty::I8, Gpr::RCX),
+        };
+        let flag_op = match op {
+            Op::Shl => FlagOp::Shl,
+            Op::Shr => FlagOp::Shr,
+            Op::Sar => FlagOp::Sar,
+            Op::Rol => FlagOp::Rol,
+            _ => FlagOp::Ror,
+        };
+        let result = self.b.binary(op, ty, a, count);
+        let flags = self.b.flags(flag_op, ty, &[a, count, old]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
+    }
+
+    fn neg(&mut self, ty: Ty, dst: Gpr) {
+        let a = self.read(ty, dst);
+        let result = self.b.pure(Op::Neg, ty, &[a]);
+        let flags = self.b.flags(FlagOp::Sub, ty, &[Operand::Const(0), a]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
+    }
+
+    fn mul(&mut self, ty: Ty, dst: Gpr, src: &Source) {
+        let b = self.source(ty, src);
+        let a = self.read(ty, dst);
+        let old = self.b.get(Loc::Flags);
+        let result = self.b.binary(Op::Mul, ty, a, b);
+        let flags = self.b.flags(FlagOp::MulS, ty, &[a, b, old]);
+        self.write(ty, dst, result);
+        self.put_flags(flags);
     }
 
     fn push(&mut self, v: Operand) {

@@ -1,8 +1,19 @@
-//! The reference trace builder: a recorded path of `base`, turned into a trace without any optimisation.
+//! The reference trace builder: turns a recorded path of `base` into a trace without any
+//! optimisation.
 //!
-//! Registers and flags become SSA; what may fault and every guard gets an anchor at its own guest instruction, or,
-//! if the caller's dice say so, an older one that is still in reach (unrestricted deoptimisation). A path that
-//! comes back to its start becomes a loop, with one iteration peeled if asked for.
+//! Registers and flags become SSA values. An instruction that may fault, and every guard, gets an
+//! anchor at its own guest instruction; if the random source says so, an older anchor that is still
+//! in reach (unrestricted deoptimisation). A path that returns to its start becomes a loop, with
+//! one iteration peeled if the options ask for it. [`build_all`] makes one version of many blocks
+//! with their branches.
+//!
+//! The builder owns the version until it is finished. Invariant: the trace is equivalent to `base`
+//! and transparent by construction. Tests and the mutation tests call it; no lock.
+//!
+//! ```text
+//! at 0x1010; v0 = get.i64 rax; put.i64 rax, v0 + 1  v20 = add.i64 v0, 1        (rax is v20 now)
+//! at 0x1020; branch v3 then 0x1000 else 0x1030      assume v21 else a1         (a1 is at 0x1020)
+//! ```
 
 use super::Rng;
 use crate::eval::check::Code;
@@ -20,8 +31,9 @@ pub struct Path {
     pub is_loop: bool,
 }
 
-/// Runs the program from `pc` and records the blocks until the path closes, until a block leaves otherwise than
-/// to a pc, or until `limit` blocks. `None` if not even the first block could be recorded.
+/// Runs the program from `pc` and records the blocks. Ends when the path returns to its start, when
+/// a block leaves otherwise than to a pc, or after `limit` blocks. `None` if the first block cannot
+/// be recorded.
 pub fn record<M: Machine>(
     code: &mut dyn Code,
     start: u64,
@@ -48,9 +60,9 @@ pub fn record<M: Machine>(
 /// How to build a trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Of a loop: peel the first iteration.
+    /// For a loop: peel the first iteration.
     pub peel: bool,
-    /// Use an older anchor that is in reach once in this many times; 0 never.
+    /// Use an older anchor in reach in one of this many cases; 0: never.
     pub older_anchor: usize,
 }
 
@@ -61,7 +73,8 @@ struct TraceBuilder<'a> {
     env: [Operand; Loc::SSA_COUNT],
     /// The locations that the path writes.
     written: [bool; Loc::SSA_COUNT],
-    /// The guest instruction being translated, and the state before it; `None` after an effect of it.
+    /// The guest instruction being translated, and the state before it; `None` after an effect of
+    /// it.
     here: Option<(u64, [Operand; Loc::SSA_COUNT])>,
     /// The anchor at `here`, once made.
     own_anchor: Option<AnchorId>,
@@ -70,8 +83,8 @@ struct TraceBuilder<'a> {
     rng: &'a mut Rng,
 }
 
-/// The trace of a path. `None` for what the builder does not do: an instruction that may fault after an effect
-/// of its own.
+/// The trace of a path. `None` if an instruction may fault after an effect of its own, which the
+/// builder does not support.
 pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option<Version> {
     let (first, _) = path.blocks.first()?;
     let mut version = Version::new(name, first.region);
@@ -121,9 +134,10 @@ pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option
     Some(b.version)
 }
 
-/// A version of all blocks that control may come to from `start` (at most `limit`), with their branches: every block takes
-/// all locations that the version writes as parameters and polls at its start, so that it has an anchor there. What lies
-/// beyond is left through exits. `None` as for [`build`], or if there is no block.
+/// A version of all blocks that control may reach from `start` (at most `limit`), with their
+/// branches. Every block takes all locations that the version writes as parameters and polls at its
+/// start, so that it has an anchor there. Control leaves to other blocks through exits. `None` as
+/// for [`build`], or if there is no block.
 pub fn build_all(
     code: &mut dyn Code,
     start: u64,
@@ -165,7 +179,7 @@ pub fn build_all(
     let mut b = TraceBuilder { version, insts, env, written, here: None, own_anchor: None, in_reach, options, rng };
     let args = b.written_operands();
     b.finish(params, Term::Jump { to: BlockId(1), args });
-    // Exits are blocks behind the others.
+    // Exits are blocks that come after the others.
     let mut exits: Vec<u64> = Vec::new();
     for (i, base) in blocks.iter().enumerate() {
         let params = b.fresh_params();
@@ -205,7 +219,8 @@ pub fn build_all(
                     }
                 }
             }
-            // The rest is left before its last instruction, which must not have done anything yet.
+            // Any other block is left before its last instruction, which must not have had an
+            // effect yet.
             _ => {
                 let (pc, env) = b.here?;
                 Term::Exit(b.new_anchor(pc, env))
@@ -221,7 +236,7 @@ pub fn build_all(
     Some(b.version)
 }
 
-/// A base value as an operand of the trace.
+/// A value of the base block as an operand of the trace.
 fn renamed(map: &[Operand], o: Operand) -> Operand {
     match o {
         Operand::Value(v) => map[v.index()],
@@ -235,7 +250,7 @@ impl TraceBuilder<'_> {
         self.version.blocks.push(Block { params, insts, term });
     }
 
-    /// Makes every written location a new value, a parameter of the block being filled.
+    /// Gives every written location a new value, a parameter of the block that is being filled.
     fn fresh_params(&mut self) -> Vec<Value> {
         let mut params = Vec::new();
         for i in (0..Loc::SSA_COUNT).filter(|i| self.written[*i]) {
@@ -318,7 +333,8 @@ impl TraceBuilder<'_> {
         }
     }
 
-    /// The instructions of a base block; `map` has its values as operands of the trace.
+    /// Translates the instructions of a base block; `map` holds its values as operands of the
+    /// trace.
     fn body(&mut self, base: &Version, map: &mut [Operand]) -> Option<()> {
         for inst in &base.blocks[0].insts {
             match inst.op {

@@ -1,5 +1,12 @@
-//! Arbitrary well-formed versions: every operation, type, terminator and kind of anchor. They follow no guest
-//! code; they are for the text form, and for passes that must not crash or change what a version does.
+//! Arbitrary well-formed versions with every operation, type, terminator and kind of anchor.
+//!
+//! They follow no guest code. They test the text form, and that passes neither crash nor change
+//! what a version does. Invariant: the verifier accepts every version made here. Everything is a
+//! function of the random source; no lock.
+//!
+//! ```text
+//! trace(&mut Rng::new(17))     region 0x3f { version t1 context rbx == 7 && private_memory { … } }
+//! ```
 
 use super::Rng;
 use crate::op::{ArgTy, Cond, FlagOp, Op, ResultTy};
@@ -26,7 +33,7 @@ struct Maker<'r> {
     rng: &'r mut Rng,
     version: Version,
     insts: Vec<Inst>,
-    /// Values that dominate the place being filled.
+    /// Values that are available where the next instruction goes.
     available: Vec<Value>,
     /// The locations that every anchor names.
     named: Vec<Loc>,
@@ -58,7 +65,7 @@ pub fn trace(rng: &mut Rng) -> Version {
             let args = next_params.iter().map(|v| m.version.ty(*v)).collect::<Vec<Ty>>();
             Term::Jump { to: BlockId(b as u32 + 1), args: args.into_iter().map(|ty| m.operand(ty)).collect() }
         } else if b > 0 && m.rng.one_in(2) {
-            // A loop: its anchors are its own, see below.
+            // A loop; its anchors are used in its own block only, see below.
             let types: Vec<Ty> = params.iter().map(|v| m.version.ty(*v)).collect();
             Term::Jump { to: BlockId(b as u32), args: types.into_iter().map(|ty| m.operand(ty)).collect() }
         } else {
@@ -67,7 +74,8 @@ pub fn trace(rng: &mut Rng) -> Version {
         };
         let insts = std::mem::take(&mut m.insts);
         m.version.blocks.push(Block { params: std::mem::replace(&mut params, next_params), insts, term });
-        // No anchor is shared between blocks: in the loop an effect may follow on the way round.
+        // Blocks share no anchor: in a loop an effect may lie between a use and the next pass of
+        // the position.
         m.in_reach.clear();
     }
     m.version
@@ -113,7 +121,7 @@ impl<'r> Maker<'r> {
                 facts.push(Fact::RegEquals(gpr, self.rng.interesting()));
             }
         }
-        // Always: the deferred stores are not return addresses.
+        // Always, because the deferred stores are not return addresses.
         facts.push(Fact::PrivateMemory);
         Context { facts }
     }
@@ -129,7 +137,7 @@ impl<'r> Maker<'r> {
             let mask = if ty == Ty::Flags { ARITH_FLAGS } else { ty.mask() };
             return Operand::Const(self.rng.interesting() & mask);
         }
-        // Mostly recent ones, so that chains form.
+        // Mostly recent values, so that chains form.
         let recent = fitting.len().saturating_sub(1 + self.rng.below(4));
         if self.rng.one_in(3) { self.rng.pick(&fitting).into() } else { fitting[recent].into() }
     }
@@ -201,7 +209,8 @@ impl<'r> Maker<'r> {
             3 if !base => {
                 let predicate = self.operand(Ty::I1);
                 let mut inst = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
-                // One that defers is used once, so that nothing passes what it defers.
+                // An anchor that defers stores is used once, so that no access passes what it
+                // defers.
                 let deferring = self.rng.one_in(3);
                 inst.anchor = Some(if deferring { self.new_anchor(2) } else { self.anchor() });
                 inst

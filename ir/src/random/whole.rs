@@ -1,6 +1,12 @@
-//! Cases with branches: a whole random program as one version, with random assumptions in it.
+//! Test cases with branches: a whole random program as one version, with random assumptions in it.
 //!
-//! [`super::cases`] has traces as they are recorded; what passes over any control flow do shows here.
+//! [`super::cases`] has traces without branches, as they are recorded; this module tests the passes
+//! that work on any control flow. Everything is a function of the seed; tests and the mutation
+//! tests call [`case`]; no lock.
+//!
+//! ```text
+//! b1(v17 …): poll else a1; v30 = and.i64 v17, 7; v31 = eq.i64 v30, 0; assume v31 else a1; …
+//! ```
 
 use super::program::Program;
 use super::trace::{Options, build_all};
@@ -13,7 +19,8 @@ use crate::reach::Place;
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Fact, Inst, Version};
 
-/// A version of the program's first blocks, and states to try it on; `None` for what the builder does not do.
+/// A version of the program's first blocks, and states to try it on; `None` if the builder does not
+/// support a block.
 pub fn case(program: &mut Program, seed: u64) -> Option<Case> {
     let mut rng = Rng::new(seed ^ 0x5eed);
     let options = Options { peel: false, older_anchor: rng.below(4) };
@@ -27,7 +34,8 @@ pub fn case(program: &mut Program, seed: u64) -> Option<Case> {
     Some(Case { trace, states, limits: Limits { steps: 2_000, forced: 12 } })
 }
 
-/// Adds assumptions at random places: that some value there is, or is not, or lies below, some number.
+/// Adds assumptions at random places: that a value there equals, differs from or lies below a
+/// random number.
 fn assume_things(version: &mut Version, rng: &mut Rng) {
     for _ in 0..rng.below(8) {
         let block = BlockId(rng.below(version.blocks.len()) as u32);
@@ -37,7 +45,7 @@ fn assume_things(version: &mut Version, rng: &mut Rng) {
         let (entry, params) = (version.blocks[0].params.clone(), body.params.clone());
         let known: Vec<Value> =
             earlier.chain(entry).chain(params).filter(|v| version.ty(*v).is_machine_int()).collect();
-        // What the guest's program holds all along is what can be hoisted.
+        // A value that is the same throughout the program, so that its predicate can be hoisted.
         let value = if rng.one_in(3) { version.blocks[0].params[rng.below(16)] } else { rng.pick(&known) };
         let ty = version.ty(value);
         let constant = Operand::Const(rng.interesting() & ty.mask());
@@ -57,7 +65,7 @@ fn assume_things(version: &mut Version, rng: &mut Rng) {
         insts.push(Inst::new(op, ty, Some(predicate), &operands));
         let place = Place { block, inst: inst + insts.len() };
         version.blocks[block.index()].insts.splice(inst..inst, insts);
-        // No anchor may reach the place: then the predicate is merely computed.
+        // If no anchor reaches the place, the predicate is computed and not assumed.
         inject(version, place, predicate.into());
     }
 }

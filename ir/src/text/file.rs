@@ -1,4 +1,13 @@
-//! Whole files: regions and states, and where each part of them stands.
+//! Parses whole files: regions and states, with the position of each part.
+//!
+//! [`File`] owns the parsed regions and states; [`Spots`] holds the positions by which tools show
+//! an error of the verifier in the text. Invariant: `spots[r][v]` belongs to version `v` of region
+//! `r`. `dynasour ir` and tests call [`file()`]; no lock.
+//!
+//! ```text
+//! state { rdi = 3 }            file.setups[0]
+//! region 0x100 { version …     file.regions[0], and file.spots[0][0].version = line 2, column 16
+//! ```
 
 use super::lex::{Position, Token};
 use super::names::loc_of;
@@ -14,11 +23,11 @@ pub struct File {
     pub regions: Vec<Region>,
     /// In the order of the text.
     pub setups: Vec<Setup>,
-    /// For each version of each region, where its parts stand.
+    /// For each version of each region, the positions of its parts.
     pub spots: Vec<Vec<Spots>>,
 }
 
-/// Where the parts of a version stand.
+/// The positions of the parts of a version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Spots {
     /// `version`
@@ -38,7 +47,7 @@ impl Spots {
         Spots { version, natives: Vec::new(), anchors: Vec::new(), blocks: Vec::new(), insts: Vec::new() }
     }
 
-    /// Where the text has what the verifier speaks of; the nearest enclosing thing if that part is not in the text.
+    /// The position of what the verifier names; that of the version if the part is not in the text.
     pub fn of(&self, at: Where) -> Position {
         let found = match at {
             Where::Version => None,

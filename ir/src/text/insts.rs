@@ -1,4 +1,13 @@
-//! Parsing blocks: parameters, instructions with their operations, addresses and operands, terminators.
+//! Parses blocks: parameters, instructions with their operations, addresses and operands, and
+//! terminators.
+//!
+//! These are methods of [`Parser`], which owns the tokens and the types of the values defined so
+//! far. They build instructions without checking types; that is the verifier's task.
+//! [`super::parse`] calls [`Parser::block`]; no lock.
+//!
+//! ```text
+//! v8 = load.i64 [v3 + v6*8] !a0  Inst { op: Load, ty: I64, defs: [v8], args: [v3, v6], … }
+//! ```
 
 use super::ParseError;
 use super::file::Spots;
@@ -12,7 +21,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::LazyLock;
 
-/// Operations by name, `get` and `put` excepted (they are followed by a location).
+/// Operations by name, except `get` and `put`, which a location follows.
 static OPS: LazyLock<FxHashMap<String, Op>> = LazyLock::new(|| {
     let widths = [Ty::I1, Ty::I8, Ty::I16, Ty::I32];
     let plain = Op::PLAIN.into_iter();
@@ -249,7 +258,7 @@ fn result_ty(version: &Version, inst: &Inst, i: usize) -> Ty {
     }
 }
 
-/// `c`, unless it is the sign extension of a value of type `ty`: then that value.
+/// A constant that is the sign extension of a value of type `ty` becomes that value.
 pub(super) fn narrow(operand: &mut Operand, ty: Ty) {
     if let Operand::Const(c) = operand
         && ty.sext(*c & ty.mask()) as u64 == *c

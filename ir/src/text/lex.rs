@@ -1,4 +1,11 @@
-//! Tokens of the text form, each with its line and column.
+//! Splits the text form into tokens, each with its line and column.
+//!
+//! [`tokens`] returns borrowed slices of the text and has no state. Invariants: the last token is
+//! [`Token::End`]; positions never decrease. Only the parser calls it; no lock.
+//!
+//! ```text
+//! v1 = add.i64 v0, -1  Word v1, Punct =, Word add, Punct ., Word i64, Word v0, …, End
+//! ```
 
 use super::ParseError;
 use std::fmt;
@@ -47,43 +54,43 @@ const PUNCTUATION: [&str; 19] =
 pub(super) fn tokens(text: &str) -> Result<Vec<(Token<'_>, Position)>, ParseError> {
     let mut out = Vec::new();
     let mut at = Position { line: 1, column: 1 };
-    let mut rest = text;
+    let mut remaining = text;
     loop {
-        let Some(first) = rest.chars().next() else {
+        let Some(first) = remaining.chars().next() else {
             out.push((Token::End, at));
             return Ok(out);
         };
         let (token, len) = match first {
             '\n' => {
                 at = Position { line: at.line + 1, column: 1 };
-                rest = &rest[1..];
+                remaining = &remaining[1..];
                 continue;
             }
-            ';' => (None, rest.find('\n').unwrap_or(rest.len())),
+            ';' => (None, remaining.find('\n').unwrap_or(remaining.len())),
             c if c.is_whitespace() => (None, c.len_utf8()),
             c if c.is_ascii_alphabetic() || c == '_' => {
-                let len = word_len(rest);
-                (Some(Token::Word(&rest[..len])), len)
+                let len = word_len(remaining);
+                (Some(Token::Word(&remaining[..len])), len)
             }
             c if c.is_ascii_digit() => {
-                let len = word_len(rest);
-                (Some(Token::Number(number(&rest[..len], at)?)), len)
+                let len = word_len(remaining);
+                (Some(Token::Number(number(&remaining[..len], at)?)), len)
             }
             '"' => {
-                let end = rest[1..].find(['"', '\n']).filter(|i| rest[1 + i..].starts_with('"'));
+                let end = remaining[1..].find(['"', '\n']).filter(|i| remaining[1 + i..].starts_with('"'));
                 let Some(end) = end else { return Err(ParseError::at(at, "a closing `\"` on this line", "none")) };
-                (Some(Token::Text(&rest[1..1 + end])), end + 2)
+                (Some(Token::Text(&remaining[1..1 + end])), end + 2)
             }
             c => {
-                let Some(punct) = PUNCTUATION.iter().find(|p| rest.starts_with(**p)) else {
+                let Some(punct) = PUNCTUATION.iter().find(|p| remaining.starts_with(**p)) else {
                     return Err(ParseError::at(at, "a token", format!("{c:?}")));
                 };
                 (Some(Token::Punct(punct)), punct.len())
             }
         };
         out.extend(token.map(|t| (t, at)));
-        at.column += rest[..len].chars().count();
-        rest = &rest[len..];
+        at.column += remaining[..len].chars().count();
+        remaining = &remaining[len..];
     }
 }
 

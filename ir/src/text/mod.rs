@@ -1,12 +1,15 @@
-//! The text form of the IR: what `explain` shows, what tests are written in, what `dynasour ir` reads.
+//! The text form of the IR, which `explain` shows, tests are written in and `dynasour ir` reads.
 //!
-//! The grammar with a worked example is in `ir/README.md`. Two promises:
-//! * **round trip**: for a version that the verifier accepts, `version(&v.to_string()) == Ok(v)`, value numbers and
-//!   dead values included. (Dead values are listed in a `dead` line; the alternate form `{:#}` leaves it out.)
-//!   The bytes of a native are those of iced-x86's encoder; they decode to the same instruction.
-//! * **no panics**: the parser answers any text with versions or with an error that names line and column.
+//! `ir/README.md` has the grammar with a worked example. Two promises:
+//! * **Round trip.** For a version that the verifier accepts, `version(&v.to_string()) == Ok(v)`,
+//!   value numbers and dead values included. A `dead` line lists the dead values; the alternate
+//!   form `{:#}` leaves it out. The bytes of a native are those of iced-x86's encoder; they decode
+//!   to the same instruction.
+//! * **No panics.** The parser answers any text with versions, or with an error that names line and
+//!   column.
 //!
-//! `;` starts a comment; the printer uses comments only for what can be derived (disassembly).
+//! `;` starts a comment; the printer puts only derived information (disassembly) into comments. The
+//! modules have no state besides the parser of one text; no lock.
 
 mod file;
 mod insts;

@@ -1,4 +1,11 @@
-//! What the words of the text form name.
+//! The names of the text form: types, registers, locations, traps and numbered names.
+//!
+//! Each function takes one word and returns what it names, or `None`. No state, no lock; the parser
+//! calls them.
+//!
+//! ```text
+//! loc_of("zmm3")  Some(Loc::Vec(3))        numbered("v03", 'v')  None: a leading zero
+//! ```
 
 use crate::types::{Gpr, Loc, Ty};
 use crate::version::Trap;

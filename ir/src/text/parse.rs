@@ -1,10 +1,19 @@
-//! Parsing the text form: recursive descent over tokens, one function a nonterminal of `ir/README.md`. Here are tokens, regions,
-//! versions, natives and anchors; blocks and what is in them are in [`super::insts`].
+//! Parses the text form by recursive descent over tokens, one function for each nonterminal of
+//! `ir/README.md`. This file has tokens, regions, versions, natives and anchors; [`super::insts`]
+//! has blocks and their content.
 //!
-//! Newlines matter in one place: an instruction ends with its line (`poll` and a native may have no operands, so
-//! nothing else says where they end). Values may be numbered freely below [`MAX_VALUES`]; numbers that nothing
-//! defines and no `dead` line lists are dead i64 values. A constant written as the sign extension of its type's
-//! value (`add.i32 v0, -1`) is taken modulo the type; the printer never writes one for a narrow type.
+//! Newlines matter in one place: an instruction ends with its line, because `poll` and a native may
+//! have no operands. Values may be numbered freely below [`MAX_VALUES`]; a number that nothing
+//! defines and no `dead` line lists is a dead i64 value. A constant written as the sign extension
+//! of its type's value (`add.i32 v0, -1`) is taken modulo the type; the printer never writes one
+//! for a narrow type.
+//!
+//! [`Parser`] owns the tokens of one text and the types of the values of the version being parsed.
+//! Invariant: no text makes it panic. No lock.
+//!
+//! ```text
+//! region 0x100 { version t1 { … b0(v0: i64 = rax): exit a0 } }  Ok(Version { … })
+//! ```
 
 use super::ParseError;
 use super::file::Spots;
@@ -53,7 +62,7 @@ pub(super) struct Parser<'t> {
     next: usize,
     /// The types of the values of the version being parsed; `None` for those not yet defined.
     types: Vec<Option<Ty>>,
-    /// Where the versions of the region being parsed stand, part by part.
+    /// For each version of the region being parsed, the positions of its parts.
     pub(super) spots: Vec<Spots>,
 }
 
@@ -70,7 +79,7 @@ impl<'t> Parser<'t> {
         self.tokens[self.next].1
     }
 
-    /// Takes a token, whatever it is.
+    /// Takes the next token.
     pub(super) fn skip(&mut self) {
         self.next += 1;
     }
@@ -105,7 +114,7 @@ impl<'t> Parser<'t> {
         if self.eat_word(word) { Ok(()) } else { self.fail(format!("`{word}`")) }
     }
 
-    /// Takes a word for which `f` has an answer.
+    /// Takes a word for which `f` returns a value.
     pub(super) fn word<T>(&mut self, expected: &str, f: impl FnOnce(&'t str) -> Option<T>) -> Parse<T> {
         if let Token::Word(word) = self.peek()
             && let Some(t) = f(word)
@@ -438,7 +447,7 @@ impl<'t> Parser<'t> {
         let anchor = self.anchor_id()?;
         self.expect("[")?;
         let values = self.list("]", |p| {
-            // The other version's value: its number says nothing about ours.
+            // A value of the other version: its number is unrelated to the values of this version.
             let value = Value(p.numbered('v', "a value of the other version")?);
             p.expect("=")?;
             Ok((value, p.operand()?))

@@ -1,8 +1,16 @@
 //! Printing: `Display` for versions and their parts.
 //!
-//! An address keeps every field: `seg:[base + index*scale + disp]`. An absent base or index is the constant 0;
-//! a constant base or index that is there prints with `#`, so that it cannot be read as displacement; an index
-//! always carries its scale, so that it cannot be read as base.
+//! An address prints as `seg:[base + index*scale + disp]` and keeps every field. An absent base or
+//! index is the constant 0 and is left out. A constant base or index prints with `#`, so that it
+//! cannot be read as displacement. An index always has its scale, so that it cannot be read as
+//! base.
+//!
+//! No state, no lock. Invariant: the parser reads what is printed here back to the same version
+//! ([`super`]).
+//!
+//! ```text
+//! Mem { scale: 8, disp: -16, seg: Some(Fs) } with base v1, index v2       fs:[v1 + v2*8 - 16]
+//! ```
 
 use crate::op::Op;
 use crate::region::Region;
@@ -256,8 +264,9 @@ impl Display for Context {
     }
 }
 
-/// The bytes of a decoded instruction at its own pc. `Instruction` does not keep them, so they are encoded anew;
-/// a redundant prefix may get lost, which is why the text form also carries the length when it differs.
+/// The bytes of a decoded instruction at its own pc. `Instruction` does not keep them, so they are
+/// encoded anew. A redundant prefix may get lost; therefore the text form has the length if it
+/// differs.
 fn encode(inst: &Instruction) -> Option<Vec<u8>> {
     let mut encoder = Encoder::new(64);
     encoder.encode(inst, inst.ip()).ok()?;
@@ -322,7 +331,7 @@ pub(crate) fn is_identifier(name: &str) -> bool {
 }
 
 impl Version {
-    /// Values that nothing defines any more, in order.
+    /// Values that nothing defines, in order.
     fn dead_values(&self) -> Vec<Value> {
         let mut defined = vec![false; self.types.len()];
         let params = self.blocks.iter().flat_map(|b| &b.params);

@@ -1,4 +1,13 @@
-//! Rules on anchors: varmap, total, position, reach, deferred.
+//! The verifier's rules on anchors: varmap, total, position, reach, deferred.
+//!
+//! [`Checker::anchors`] runs after the rules on instructions have found no error, because the
+//! analyses need valid block numbers and operand counts. It reads the version and appends errors;
+//! the alias oracle lives for one call; no lock.
+//!
+//! ```text
+//! anchor a0 = base.0x10 [rax = v1] stores [store.i64 [v0 - 8], 5]
+//! poll else a0; v2 = load.i64 [v0 - 8] !a0    [deferred]: this touches a store, which a0 defers
+//! ```
 
 use super::{Checker, Rule, Where};
 use crate::alias::{Access, Addresses, Guards, Location, Overlap, Values, access};
@@ -18,7 +27,8 @@ impl Checker<'_> {
             .enumerate()
             .filter_map(|(i, a)| Some((AnchorId(i as u32), a, reach.positions[i]?)))
             .collect();
-        // What nothing uses may be stale, but passes rename it with everything else.
+        // An unused anchor may be stale, but passes rename its operands with all others, so its
+        // values must exist.
         for (i, anchor) in version.anchors.iter().enumerate().filter(|(i, _)| reach.positions[*i].is_none()) {
             let values = anchor.operands().filter_map(|o| o.as_value());
             for v in values.filter(|v| v.index() >= version.types.len()) {
@@ -59,7 +69,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Every anchor in use names every location that any anchor in use names.
+    /// Every used anchor names each location that any used anchor names.
     fn total(&mut self, used: &[(AnchorId, &Anchor, Place)]) {
         let mut named = [None; Loc::SSA_COUNT];
         for (id, anchor, _) in used {
@@ -113,7 +123,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Types and rule (a).
+    /// The operand types of deferred stores.
     fn deferred_shape(&mut self, id: AnchorId, anchor: &Anchor) {
         let at = Where::Anchor(id);
         for (i, store) in anchor.stores.iter().enumerate() {
@@ -146,7 +156,8 @@ impl Checker<'_> {
         if !version.context.private_memory() {
             self.return_addresses(&values, used);
         }
-        // The guards that hold at the end of each block, from which its children in the dominator tree start.
+        // The guards that hold at the end of each block, from which its children in the dominator
+        // tree start.
         let mut at_end: Vec<Guards> = vec![Guards::default(); version.blocks.len()];
         for block in &cfg.order {
             let body = &version.blocks[block.index()];
@@ -175,7 +186,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Rule (a) where `private_memory` is not assumed.
+    /// Rule (a) if `private_memory` is not assumed.
     fn return_addresses(&mut self, values: &Values, used: &[(AnchorId, &Anchor, Place)]) {
         let stack = StackValues::new(self.version, values);
         for (id, anchor, _) in used {
@@ -196,9 +207,9 @@ impl Checker<'_> {
     }
 }
 
-/// May the anchor still be taken, with what it defers not performed, after the instruction at `place` has run or
-/// while it runs? It may if the anchor is in reach there and a path leads to one of its uses that does not pass
-/// its position, where it would start afresh.
+/// May the anchor still be taken, with its stores not performed, during or after the instruction at
+/// `place`? It may if it is in reach there and a path leads to one of its uses without passing its
+/// position, where it would be set anew.
 fn is_pending(
     version: &Version,
     cfg: &Cfg,
@@ -213,7 +224,8 @@ fn is_pending(
         return true;
     }
     let mut seen = vec![false; version.blocks.len()];
-    // In its own block the position comes before every use, so entering that block passes it.
+    // In the position's own block the position comes before every use, so entering that block
+    // passes it.
     seen[position.block.index()] = true;
     let mut stack = vec![place.block];
     while let Some(b) = stack.pop() {
@@ -229,13 +241,14 @@ fn is_pending(
     false
 }
 
-/// What an instruction does to pending stores.
+/// The effect of an instruction on pending stores.
 enum Touch {
     /// Orders memory.
     Fence,
-    /// Accesses memory nobody knows where.
+    /// Accesses memory of unknown extent.
     Unknown,
-    /// Accesses this; and does it kill what it covers?
+    /// Accesses this location; the flag says whether it is a store, which ends a pending store that
+    /// it covers.
     Access(Location, bool),
 }
 
@@ -253,7 +266,7 @@ impl Touch {
         Some(here.map_or(Touch::Unknown, |here| Touch::Access(here, inst.op == Op::Store)))
     }
 
-    /// How that touches a pending store, or may.
+    /// The conflict with a pending store, if there may be one.
     fn conflict(&self, addresses: &Addresses, pending: &Location) -> Option<&'static str> {
         let (here, kills) = match self {
             Touch::Fence => return Some("a fence or locked operation passes a store"),
@@ -262,7 +275,7 @@ impl Touch {
         };
         match addresses.overlap(pending, here) {
             Overlap::Disjoint => None,
-            // The pending store is performed here, or dies here.
+            // The pending store is performed here, or this store overwrites it.
             Overlap::Covered if kills => None,
             Overlap::Covered | Overlap::Partial => Some("this touches a store"),
             Overlap::Unknown => Some("this may touch a store"),
@@ -270,14 +283,15 @@ impl Touch {
     }
 }
 
-/// The values that are the guest's stack pointer plus or minus constants, through block parameters too.
+/// The values that are the guest's stack pointer plus a constant, also through block parameters.
 struct StackValues(Vec<bool>);
 
 impl StackValues {
     fn new(version: &Version, values: &Values) -> StackValues {
         let rsp = Loc::Gpr(Gpr::RSP);
         let mut derived = vec![false; version.types.len()];
-        // Optimistic for parameters other than the entry's, then lowered until it is consistent.
+        // Assume it for all parameters but the entry's, then withdraw it until the table is
+        // consistent.
         for (b, block) in version.blocks.iter().enumerate() {
             for (i, v) in block.params.iter().enumerate() {
                 derived[v.index()] = if b == 0 { version.entry_locs.get(i) == Some(&rsp) } else { true };

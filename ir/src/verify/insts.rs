@@ -1,4 +1,13 @@
-//! Rules on single instructions, terminators, natives and definitions: op, type, jump, native, anchor, ssa.
+//! The verifier's rules on instructions, terminators, natives and definitions: op, type, jump,
+//! native, anchor, ssa.
+//!
+//! [`Checker::insts`] checks each instruction by itself; [`Checker::ssa`] runs afterwards, on a
+//! valid control-flow graph. Both read the version and append errors; no lock.
+//!
+//! ```text
+//! v1 = add.i64 v0        [op]: 1 operands, 2 are expected
+//! jump b1(v0)            [jump]: 1 operands, b1 has 2 parameters
+//! ```
 
 use super::{Checker, Rule, Where};
 use crate::op::{ArgTy, FlagOp, Op, ResultTy};
@@ -129,7 +138,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What only `base` and what only traces may contain.
+    /// Operations that only `base`, and operations that only traces may contain.
     fn mode(&mut self, inst: &Inst, place: Place) {
         let at = Where::Place(place);
         let is_base = self.version.is_base();
@@ -231,7 +240,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Defined once; definitions dominate uses.
+    /// Each value is defined once, and its definition dominates its uses.
     pub(super) fn ssa(&mut self, cfg: &Cfg) {
         let version = self.version;
         let defs = definitions(version);
@@ -271,7 +280,7 @@ impl Checker<'_> {
     }
 }
 
-/// What is inconsistent in what a native declares.
+/// The inconsistency in a native's declaration, if there is one.
 fn native_fault(native: &Native) -> Option<&'static str> {
     let writes_in_place = native.vec_write != 0 || !native.writes.is_empty();
     if writes_in_place && !native.effects.contains(Effects::STATE) {

@@ -1,31 +1,49 @@
-//! The verifier: every rule that a version keeps, checked. It runs after each pass in debug builds and in tests.
+//! The verifier: checks every rule that a version must keep. It runs before and after each pass in
+//! debug builds, and in tests.
 //!
 //! The rules, by the name that an error carries:
-//! * **shape** The version has an entry block and an identifier for a name. It is either `base` (one block, no
-//!   parameters, no anchors, ends in guest control flow, `get`/`put`/`at` allowed, every instruction belongs to an
-//!   `at`) or a trace (`get`/`put`/`at` and guest terminators not allowed). A trace's entry parameters are distinct
-//!   SSA locations, typed as those, and nothing jumps to the entry block.
-//! * **op** An instruction has the operands, results, type suffix, address and native that its operation asks for.
-//! * **type** Operands have the types of [`crate::Op::signature`]; constants fit their type. Vectors are not values.
+//! * **shape** The version has an entry block and an identifier for a name. It is either `base`
+//!   (one block, no parameters, no anchors, ends in guest control flow, `get`/`put`/`at` allowed,
+//!   every instruction belongs to an `at`) or a trace (`get`/`put`/`at` and guest terminators not
+//!   allowed). A trace's entry parameters are distinct SSA locations, typed as those, and nothing
+//!   jumps to the entry block.
+//! * **op** An instruction has the operands, results, type suffix, address and native that its
+//!   operation asks for.
+//! * **type** Operands have the types of [`crate::Op::signature`]; constants fit their type.
+//!   Vectors are not values.
 //! * **ssa** Each value is defined once, and its definition dominates every use.
 //! * **jump** A jump's target exists and gets one operand of the right type for each parameter.
-//! * **native** A native's operands and results are those it declares; what it writes in place is in its effects.
-//! * **anchor** In a trace `assume`, `poll` and whatever may fault name an anchor, and nothing else does.
+//! * **native** A native's operands and results are those it declares; what it writes in place is
+//!   in its effects.
+//! * **anchor** In a trace every `assume`, every `poll` and every instruction that may fault names
+//!   an anchor, and no other does.
 //! * **varmap** Sorted by location without repetition, typed, SSA locations only.
-//! * **total** All anchors in use name the same locations, so that a location which the version writes is in place
-//!   for none of them.
-//! * **position** What an anchor names is available at the anchor's position (see [`crate::reach`]).
-//! * **reach** An anchor is used only where it is in reach: no effect outside SSA since its position, on any path.
-//! * **deferred** Deferred stores (DESIGN section 4): (a) a return address pushed on the stack, unless
-//!   `private_memory` holds; (b) while one is pending, every access is known not to touch its bytes, and nothing
-//!   of unknown extent, no fence and no locked operation runs. (Rule (c), the page is accessible, is the
-//!   evaluator's to check: [`crate::eval::EvalError::DeferredStore`].) *Pending* is from the anchor's position on. When the
-//!   store was due before that is not in a version: one text can be right for the program that loads a slot and then
-//!   stores to it, and wrong for the one that stores first (`tests/verify.rs` has both). So a pass that defers stores looks
-//!   at the accesses between the store and the anchor itself, and only the checker, which has the program, looks after it.
+//! * **total** All used anchors name the same locations. So a location that the version writes is
+//!   in place for none of them.
+//! * **position** An operand of an anchor is available at the anchor's position (see
+//!   [`crate::reach`]).
+//! * **reach** An anchor is used only where it is in reach: no effect outside SSA since its
+//!   position, on any path.
+//! * **deferred** Deferred stores (docs/design.md, "The IR"): (a) a return address pushed on the
+//!   stack, unless `private_memory` holds; (b) while one is pending, every access is known to miss
+//!   its bytes, and no access of unknown extent, no fence and no locked operation runs. Rule (c),
+//!   the page is accessible, is checked by the evaluator:
+//!   [`crate::eval::EvalError::DeferredStore`].
 //!
-//! Anchors that nothing uses may hold stale operands (of values that exist): a pass that removes the last use need not clean up.
-//! Unreachable blocks are checked for everything but dominance.
+//! A deferred store is *pending* from the anchor's position on. A version does not say when the
+//! store was due before that. The same text can be right for a program that loads a slot and then
+//! stores to it, and wrong for one that stores first (`tests/verify.rs` has both). So the pass that
+//! defers a store checks the accesses between the store and the anchor itself; afterwards only the
+//! checker, which has the program, can.
+//!
+//! Unused anchors may hold stale operands (of values that exist), so a pass that removes the last
+//! use need not clean up. Unreachable blocks are checked for everything but dominance.
+//!
+//! [`verify`] reads a version and returns errors; no data between calls, no lock.
+//!
+//! ```text
+//! b0(v0: i64 = rax): assume v0 else a0       b0[0]: operand 1: v0 is i64, i1 is expected [type]
+//! ```
 
 mod anchors;
 mod insts;
@@ -144,7 +162,7 @@ pub fn verify(version: &Version) -> Result<(), Vec<VerifyError>> {
     checker.shape();
     checker.natives();
     checker.insts();
-    // The data-flow analyses need block numbers and operand counts that mean something.
+    // The data-flow analyses need valid block numbers and operand counts.
     if checker.errors.is_empty() {
         let cfg = Cfg::new(version);
         checker.ssa(&cfg);

@@ -1,9 +1,9 @@
-//! Random guest programs as `base` blocks, and a small trace builder over them (what `tracer` does, without guest
-//! bytes), for the optimiser's property tests.
+//! Random guest programs as `base` blocks, and a small trace builder over them, for the property
+//! tests of the optimiser. The builder does what `tracer` does, without guest bytes.
 //!
-//! A program is a path of blocks; a branch off the path leaves the program. Registers have roles, so that accesses
-//! mostly hit mapped memory: rbp and rsp point into the stack, rsi and rdi anywhere (the stack too, so that
-//! they may alias), rbx is a small index, the others are data.
+//! A program is a path of blocks; a branch off the path leaves the program. Registers have roles,
+//! so that most accesses hit mapped memory: rbp and rsp point into the stack, rsi and rdi anywhere
+//! (also into the stack, so that they may alias), rbx is a small index, and the others hold data.
 
 use dynasour_ir::eval::{ModelMachine, State};
 use dynasour_ir::{
@@ -146,25 +146,75 @@ impl Guest<'_, '_> {
         self.b.put(Loc::Flags, f);
     }
 
+    fn arithmetic(&mut self, g: Gpr, ty: Ty) {
+        let (op, f) = self.random.pick(&[
+            (Op::Add, FlagOp::Add),
+            (Op::Sub, FlagOp::Sub),
+            (Op::And, FlagOp::And),
+            (Op::Or, FlagOp::Or),
+            (Op::Xor, FlagOp::Xor),
+        ]);
+        let a = self.read(g, ty);
+        let b = if self.random.chance(10) { a } else { self.source(ty) };
+        let r = self.b.binary(op, ty, a, b);
+        let f = self.b.flags(f, ty, &[a, b]);
+        self.write(g, ty, r);
+        self.flags(f);
+    }
+
+    fn inc_dec(&mut self, g: Gpr, ty: Ty) {
+        let a = self.read(g, ty);
+        let old = self.b.get(Loc::Flags);
+        let (f, c) = self.random.pick(&[(FlagOp::Inc, 1), (FlagOp::Dec, ty.mask())]);
+        let r = self.b.binary(Op::Add, ty, a, Operand::Const(c));
+        let f = self.b.flags(f, ty, &[a, old]);
+        self.write(g, ty, r);
+        self.flags(f);
+    }
+
+    fn shift(&mut self, g: Gpr, ty: Ty) {
+        let a = self.read(g, ty);
+        let count =
+            if self.random.chance(70) { Operand::Const(self.random.below(40)) } else { self.read(Gpr::RCX, Ty::I8) };
+        let (op, f) = self.random.pick(&[(Op::Shl, FlagOp::Shl), (Op::Shr, FlagOp::Shr), (Op::Sar, FlagOp::Sar)]);
+        let old = self.b.get(Loc::Flags);
+        let r = self.b.binary(op, ty, a, count);
+        let f = self.b.flags(f, ty, &[a, count, old]);
+        self.write(g, ty, r);
+        self.flags(f);
+    }
+
+    fn condition(&mut self, g: Gpr) {
+        let f = self.b.get(Loc::Flags);
+        let c = self.b.cond(self.random.pick(&Cond::ALL), f);
+        if self.random.chance(50) {
+            let byte = self.b.zext(Ty::I8, Ty::I1, c);
+            self.write(g, Ty::I8, byte);
+        } else {
+            let (a, b) = (self.source(Ty::I64), self.read(g, Ty::I64));
+            let r = self.b.select(Ty::I64, c, a, b);
+            self.write(g, Ty::I64, r);
+        }
+    }
+
+    fn flag_bits(&mut self, g: Gpr) {
+        let f = self.b.get(Loc::Flags);
+        if self.random.chance(50) {
+            let bits = self.b.pure(Op::FlagBits, Ty::I64, &[f]);
+            self.write(g, Ty::I64, bits);
+        } else {
+            let c = self.b.cond(Cond::B, f);
+            let inverted = self.b.pure(Op::Not, Ty::I1, &[c]);
+            let f = self.b.flags(FlagOp::SetCf, Ty::I64, &[f, inverted]);
+            self.flags(f);
+        }
+    }
+
     fn instruction(&mut self) {
         let ty = if self.random.chance(50) { self.random.pick(&[Ty::I32, Ty::I64]) } else { self.random.pick(&INTS) };
         let g = self.data();
         match self.random.below(17) {
-            0..=2 => {
-                let (op, f) = self.random.pick(&[
-                    (Op::Add, FlagOp::Add),
-                    (Op::Sub, FlagOp::Sub),
-                    (Op::And, FlagOp::And),
-                    (Op::Or, FlagOp::Or),
-                    (Op::Xor, FlagOp::Xor),
-                ]);
-                let a = self.read(g, ty);
-                let b = if self.random.chance(10) { a } else { self.source(ty) };
-                let r = self.b.binary(op, ty, a, b);
-                let f = self.b.flags(f, ty, &[a, b]);
-                self.write(g, ty, r);
-                self.flags(f);
-            }
+            0..=2 => self.arithmetic(g, ty),
             3 => {
                 let v = self.source(ty);
                 self.write(g, ty, v);
@@ -184,48 +234,15 @@ impl Guest<'_, '_> {
                 self.b.store(ty, Mem::disp(-8), base, Operand::Const(0), r);
                 self.flags(f);
             }
-            6 => {
-                let a = self.read(g, ty);
-                let old = self.b.get(Loc::Flags);
-                let (f, c) = self.random.pick(&[(FlagOp::Inc, 1), (FlagOp::Dec, ty.mask())]);
-                let r = self.b.binary(Op::Add, ty, a, Operand::Const(c));
-                let f = self.b.flags(f, ty, &[a, old]);
-                self.write(g, ty, r);
-                self.flags(f);
-            }
-            7 => {
-                let a = self.read(g, ty);
-                let count = if self.random.chance(70) {
-                    Operand::Const(self.random.below(40))
-                } else {
-                    self.read(Gpr::RCX, Ty::I8)
-                };
-                let (op, f) =
-                    self.random.pick(&[(Op::Shl, FlagOp::Shl), (Op::Shr, FlagOp::Shr), (Op::Sar, FlagOp::Sar)]);
-                let old = self.b.get(Loc::Flags);
-                let r = self.b.binary(op, ty, a, count);
-                let f = self.b.flags(f, ty, &[a, count, old]);
-                self.write(g, ty, r);
-                self.flags(f);
-            }
+            6 => self.inc_dec(g, ty),
+            7 => self.shift(g, ty),
             8 => {
                 let a = self.read(g, ty);
                 let b = self.source(ty);
                 let f = self.b.flags(self.random.pick(&[FlagOp::Sub, FlagOp::And]), ty, &[a, b]);
                 self.flags(f);
             }
-            9 => {
-                let f = self.b.get(Loc::Flags);
-                let c = self.b.cond(self.random.pick(&Cond::ALL), f);
-                if self.random.chance(50) {
-                    let byte = self.b.zext(Ty::I8, Ty::I1, c);
-                    self.write(g, Ty::I8, byte);
-                } else {
-                    let (a, b) = (self.source(Ty::I64), self.read(g, Ty::I64));
-                    let r = self.b.select(Ty::I64, c, a, b);
-                    self.write(g, Ty::I64, r);
-                }
-            }
+            9 => self.condition(g),
             10 => {
                 let narrow = self.random.pick(&[Ty::I8, Ty::I16, Ty::I32]);
                 let a = self.source(narrow);
@@ -262,18 +279,7 @@ impl Guest<'_, '_> {
                 let f = self.b.flags(self.random.pick(&[FlagOp::Adc, FlagOp::Sbb]), ty, &[a, b, carry]);
                 self.flags(f);
             }
-            15 => {
-                let f = self.b.get(Loc::Flags);
-                if self.random.chance(50) {
-                    let bits = self.b.pure(Op::FlagBits, Ty::I64, &[f]);
-                    self.write(g, Ty::I64, bits);
-                } else {
-                    let c = self.b.cond(Cond::B, f);
-                    let inverted = self.b.pure(Op::Not, Ty::I1, &[c]);
-                    let f = self.b.flags(FlagOp::SetCf, Ty::I64, &[f, inverted]);
-                    self.flags(f);
-                }
-            }
+            15 => self.flag_bits(g),
             _ => {
                 let a = self.b.get_gpr(g);
                 let b = self.source(Ty::I64);
@@ -349,18 +355,20 @@ fn countdown(next: u64) -> Version {
     version
 }
 
-/// The trace of a program's path, as `tracer` builds it.
-pub fn trace(program: &Program, private_memory: bool) -> Version {
-    let mut version = Version::new("t1", HEAD);
-    if private_memory {
-        version.context = Context { facts: vec![Fact::PrivateMemory] };
-    }
+/// The SSA locations that some block of the program writes.
+fn written_locations(program: &Program) -> [bool; Loc::SSA_COUNT] {
     let mut written = [false; Loc::SSA_COUNT];
     for inst in program.blocks.values().flat_map(|v| &v.blocks[0].insts) {
         if let Op::Put(loc) = inst.op {
             written[loc.ssa_index().unwrap()] = true;
         }
     }
+    written
+}
+
+/// Declares every SSA location as an entry parameter; returns the operand of each, and the
+/// parameters.
+fn entry_state(version: &mut Version) -> ([Operand; Loc::SSA_COUNT], Vec<Value>) {
     let mut state = [Operand::Const(0); Loc::SSA_COUNT];
     let mut params: Vec<Value> = Vec::new();
     for (i, slot) in state.iter_mut().enumerate() {
@@ -370,6 +378,17 @@ pub fn trace(program: &Program, private_memory: bool) -> Version {
         params.push(v);
         *slot = v.into();
     }
+    (state, params)
+}
+
+/// The trace of a program's path, as `tracer` builds it.
+pub fn trace(program: &Program, private_memory: bool) -> Version {
+    let mut version = Version::new("t1", HEAD);
+    if private_memory {
+        version.context = Context { facts: vec![Fact::PrivateMemory] };
+    }
+    let written = written_locations(program);
+    let (mut state, mut params) = entry_state(&mut version);
     let pick = |state: &[Operand; Loc::SSA_COUNT]| -> Vec<Operand> {
         (0..Loc::SSA_COUNT).filter(|i| written[*i]).map(|i| state[i]).collect()
     };
@@ -471,7 +490,8 @@ fn subst(map: &[Operand], o: Operand) -> Operand {
     }
 }
 
-/// A machine state: pointers into mapped memory, mostly; sometimes aliasing the stack slots, sometimes unmapped.
+/// A machine state: pointers into mapped memory, mostly; sometimes aliasing the stack slots,
+/// sometimes unmapped.
 pub fn entry(random: &mut Random, program: &Program) -> (State, ModelMachine) {
     let mut machine = ModelMachine::new();
     for area in [STACK - 4096, ARRAY] {

@@ -7,7 +7,7 @@
 
 use crate::census::{Anchor, Guard, GuardKind, Step, Transfer};
 use crate::memory;
-use dynasour_ir::words::Words;
+use dynasour_ir::expressions::Expressions;
 use dynasour_ir::{BlockId, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Version};
 use dynasour_tracer::{Path, Step as Recorded};
 use std::fmt::Write;
@@ -65,7 +65,7 @@ fn transfer(step: &Recorded) -> Transfer {
 }
 
 /// The guard that the assume at `place` has become, nothing counted yet.
-pub fn guard(version: &Version, words: &Words<'_>, path: &Path, place: (u32, u32)) -> Option<Guard> {
+pub fn guard(version: &Version, expressions: &Expressions<'_>, path: &Path, place: (u32, u32)) -> Option<Guard> {
     let block = version.blocks.get(place.0 as usize)?;
     let assume = block.insts.get(place.1 as usize).filter(|i| i.op == Op::Assume)?;
     let (anchor, predicate) = (assume.anchor?, assume.args[0]);
@@ -73,15 +73,15 @@ pub fn guard(version: &Version, words: &Words<'_>, path: &Path, place: (u32, u32
     let kinds = site.conjuncts(predicate).into_iter().map(|p| site.kind(p));
     let kind = kinds.reduce(|a, b| if a == b { a } else { GuardKind::Mixed }).unwrap_or(GuardKind::Branch);
     let a = &version.anchors[anchor.index()];
-    let text = words.anchor(anchor);
+    let text = expressions.anchor(anchor);
     Some(Guard {
         index: 0,
         kind,
         pc: site.pc(kind, predicate),
-        in_loop: words.is_loop(BlockId(place.0)),
+        in_loop: expressions.is_loop(BlockId(place.0)),
         place,
-        predicate: words.text(predicate),
-        words: words.predicate(predicate),
+        predicate: expressions.text(predicate),
+        words: expressions.predicate(predicate),
         anchor: Anchor {
             name: anchor.to_string(),
             target: a.target.as_const(),

@@ -11,7 +11,7 @@ use crate::perf_map::Piece;
 use dynasour_emitter::counting::{CountedSite, Destination, Tally};
 use dynasour_emitter::{Emitter, ExitId, FragmentId, SiteKind};
 use dynasour_ir::Version;
-use dynasour_ir::words::Words;
+use dynasour_ir::expressions::Expressions;
 use dynasour_tracer::{Path, TraceShape};
 use rustc_hash::FxHashMap;
 
@@ -83,11 +83,11 @@ impl Ledger {
         entry.fragment.path = steps(made.path, made.built.is_some());
         entry.fragment.guest_instructions = made.path.steps.iter().map(|s| u64::from(s.block.count)).sum();
         entry.fragment.compile_ns = made.times;
-        let words = Words::new(made.version);
+        let expressions = Expressions::new(made.version);
         let mut guards = Vec::new();
         for (n, site) in entry.tally.sites.iter().enumerate().filter(|(_, s)| s.kind == SiteKind::Guard) {
             let Some(place) = site.place else { continue };
-            if let Some(described) = guard(made.version, &words, made.path, place) {
+            if let Some(described) = guard(made.version, &expressions, made.path, place) {
                 guards.push((n, described));
             }
         }

@@ -1,8 +1,10 @@
-//! Scope resolution of memory slots over any control flow (PIR 4.2): what a slot holds becomes an SSA value.
+//! Pass `slots`: promotes memory slots to SSA values over any control flow (PIR 4.2, scope
+//! resolution).
 //!
-//! A slot is a location at a fixed distance from values that do not change, a stack slot mostly, to which every access is
-//! known: it is exactly the slot, or certainly misses it. Its loads become the value that reaches them: of a
-//! store on the way, of a block parameter where ways meet, or of one load at the entry.
+//! A slot is a location at a fixed distance from values that do not change, mostly on the stack.
+//! Every access of the version must either be exactly the slot or certainly miss it. A load of the
+//! slot becomes the value that reaches it: from a store on the way, from a block parameter where
+//! paths meet, or from one load at the entry.
 //!
 //! ```text
 //! b0: jump b1()                                   b0: v9 = load.i64 [v0 - 8] !a9; jump b1(v9)
@@ -12,19 +14,25 @@
 //!     branch v5 then b1() else b2()                   branch v5 then b1(v4) else b2(v4)
 //! ```
 //!
-//! The stores stay (`sink` and `frames` defer them). Unlike `forward` this needs no peeled iteration and takes branches; it
-//! knows of no alias guards.
+//! The stores stay (`sink` and `frames` defer them). Unlike `forward` the pass needs no peeled
+//! iteration and handles branches; it does not use alias guards.
 //!
-//! Side conditions: (a) `private_memory`; (b) every access of the version is the slot itself, with one type, or misses it by a
-//! known distance; there is no write of unknown extent, fence or locked operation (events and reads of unknown extent find the
-//! stores done); (c) the address is made of entry parameters; nothing has happened at the entry, whose anchor serves the
-//! first load: if that faults, `base` finds out whether the guest ever comes to it; (d) the first load goes if nothing needs it,
-//! but not if a load that it stands for could have faulted.
+//! Side conditions:
+//! * (a) `private_memory` holds.
+//! * (b) Every access of the version is the slot itself, with one type, or misses it by a known
+//!   distance. There is no write of unknown extent, fence or locked operation. Events and reads of
+//!   unknown extent are allowed, because all stores are still performed in place.
+//! * (c) The address is computed from entry parameters. The first load uses the anchor of the
+//!   entry: if it faults there, `base` finds out whether the guest gets to the access.
+//! * (d) The first load is removed if nothing uses it, unless a load that it replaces could have
+//!   faulted first.
+//!
+//! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::inject::anchor_for;
 use super::shape::rename;
-use super::side::{Side, holds};
+use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
@@ -32,12 +40,16 @@ use crate::reach::{Cfg, Place};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Inst, Version};
 
-/// At most this many slots of a version are resolved at a time.
+/// Most slots of a version that are promoted in one run (guess: each adds a parameter to every
+/// block).
 const MAX_SLOTS: usize = 16;
 
-/// Runs the pass; returns how many loads went.
+/// Runs the pass; returns the number of loads removed.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
-    if version.is_base() || version.blocks.is_empty() || !holds(Side::SlotsPrivate, version.context.private_memory()) {
+    if version.is_base()
+        || version.blocks.is_empty()
+        || !holds(SideCondition::SlotsPrivate, version.context.private_memory())
+    {
         return 0;
     }
     let cfg = Cfg::new(version);
@@ -50,7 +62,7 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     resolve(version, &cfg, &slots, anchor)
 }
 
-/// A slot that can be resolved.
+/// A slot that can be promoted.
 struct Slot {
     location: Location,
     ty: Ty,
@@ -71,13 +83,14 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
     let mut others: Vec<Location> = Vec::new();
     for block in &cfg.order {
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
-            // Whoever sees an event finds the stores done, and private memory is not his to write.
+            // The observer of an event finds all stores performed, and does not write private
+            // memory.
             if matches!(inst.op, Op::Print | Op::Read) {
                 continue;
             }
             let size = match access(version, inst) {
                 Access::None | Access::ReadUnknown => continue,
-                Access::Barrier if !holds(Side::SlotsBarrier, false) => return Vec::new(),
+                Access::Barrier if !holds(SideCondition::SlotsBarrier, false) => return Vec::new(),
                 Access::Barrier => continue,
                 Access::Read(size) | Access::Write(size) => size,
             };
@@ -103,11 +116,12 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
     let alone = |slot: &Slot| {
         let same = |l: &Location, ty: Option<Ty>| *l == slot.location && ty == Some(slot.ty);
         let all = found.iter().map(|s| (s.location, Some(s.ty))).chain(others.iter().map(|l| (*l, None)));
-        all.into_iter().all(|(l, ty)| same(&l, ty) || holds(Side::SlotsAlone, addresses.disjoint(&l, &slot.location)))
+        all.into_iter()
+            .all(|(l, ty)| same(&l, ty) || holds(SideCondition::SlotsAlone, addresses.disjoint(&l, &slot.location)))
     };
     let alone: Vec<bool> = found.iter().map(alone).collect();
     let mut alone = alone.iter();
-    // One load alone, at the entry or not, is no gain.
+    // A slot with a single access gains nothing.
     found.retain(|slot| {
         let worth = slot.loads > 0 && slot.at.len() > 1;
         *alone.next().unwrap_or(&false) && worth && slot.like.args[..2].iter().all(given)
@@ -116,7 +130,7 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
     found
 }
 
-/// Gives every block but the entry a parameter for each slot and replaces the loads.
+/// Gives every block but the entry a parameter for each slot, and replaces the loads.
 fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::types::AnchorId) -> usize {
     let may_fault: Vec<bool> = slots.iter().map(|slot| loads_before_stores(version, cfg, slot)).collect();
     let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
@@ -158,7 +172,7 @@ fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::type
         version.blocks[b].insts = kept;
         version.blocks[b].term.edges_mut().for_each(|(_, args)| args.extend(&holds));
     }
-    // What a slot holds may be a load that is replaced itself.
+    // The content of a slot may be a load that is itself replaced.
     version.for_each_operand(|o| {
         for _ in 0..table.len() {
             let next = rename(&table, *o);
@@ -170,14 +184,15 @@ fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::type
     });
     version.blocks[0].insts.splice(0..0, first);
     super::params::run(version, &OptOptions::default());
-    let droppable = initial.iter().zip(may_fault).filter(|(_, may_fault)| holds(Side::SlotsFirstLoad, !may_fault));
+    let droppable =
+        initial.iter().zip(may_fault).filter(|(_, may_fault)| holds(SideCondition::SlotsFirstLoad, !may_fault));
     let droppable: Vec<Value> = droppable.map(|(value, _)| *value).collect();
     drop_unused(version, &droppable);
     removed
 }
 
-/// Is there a load of the slot without a store of it before, so that it may be the first to fault? Then the load at the entry
-/// has to find that out, whether anybody needs its value or not.
+/// Can a load of the slot be reached without a store to it before, so that it is the first access
+/// that may fault? Then the load at the entry must stay, whether or not its value is used.
 fn loads_before_stores(version: &Version, cfg: &Cfg, slot: &Slot) -> bool {
     let place = |(b, i): &(usize, usize)| Place { block: BlockId(*b as u32), inst: *i };
     let is_load = |(b, i): &&(usize, usize)| version.blocks[*b].insts[*i].op == Op::Load;
@@ -185,7 +200,7 @@ fn loads_before_stores(version: &Version, cfg: &Cfg, slot: &Slot) -> bool {
     slot.at.iter().filter(is_load).any(|load| !stores().any(|store| cfg.place_dominates(place(store), place(load))))
 }
 
-/// Removes the first loads that nothing turned out to need.
+/// Removes the loads at the entry whose value is not used.
 fn drop_unused(version: &mut Version, initial: &[Value]) {
     let mut used = vec![false; version.types.len()];
     version.for_each_operand(|o| {

@@ -1,36 +1,42 @@
-//! Values, predicates and anchors of a trace in words, for people who read `explain`.
+//! Readable expressions for the values, predicates and anchors of a trace, for people who read
+//! `explain`.
 //!
-//! SSA names say nothing to a reader who knows the guest's registers. So a value is written as the expression that it is, in
-//! terms of what the guest's locations held at the version's entry (`rdi@entry`) and at its loop's head (`rcx@loop`), of
-//! loads, and of names where the expression would become too long:
+//! SSA names say nothing to a reader who knows the guest's registers. So a value is written as an
+//! expression over three things: what the guest's locations held at the version's entry
+//! (`rdi@entry`) and at its loop's head (`rcx@loop`); loads; and value names, where the expression
+//! would become too long:
 //!
 //! ```text
-//! v7 = add.i64 v3, 1                   rcx@loop + 1
-//! v9 = cond.l v8                       rcx@loop + 1 < 100                (v8 = flags.sub.i64 v7, 100)
-//! anchor a3 = base.0x40 [rcx = v7]     rcx = rcx@loop + 1
+//! v7 = add.i64 v3, 1                rcx@loop + 1
+//! v9 = cond.l v8                    rcx@loop + 1 < 100                (v8 = flags.sub.i64 v7, 100)
+//! anchor a3 = base.0x40 [rcx = v7]  rcx = rcx@loop + 1
 //! ```
 //!
-//! Comparisons of unsigned numbers carry a `u`, operations on less than 64 bits their width. These words are for reading; the
-//! text form is exact.
+//! Unsigned comparisons have a `u`, operations on less than 64 bits their width. The expressions
+//! are for reading; only the text form is exact.
+//!
+//! [`Expressions`] borrows the version and owns the names of its values; reports build one for each
+//! version they show. No lock.
 
 use crate::op::{Cond, FlagOp, Op};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty, Value};
 use crate::version::{Inst, Mem, Segment, Version};
 use std::collections::HashMap;
 
-/// Expressions deeper than this are cut off at a value's name.
+/// Deepest nesting of an expression; below it stands the value's name (guess: deeper ones are hard
+/// to read).
 const DEEPEST: u32 = 5;
 
-/// What the values of a version are called.
-pub struct Words<'v> {
+/// The readable names of a version's values.
+pub struct Expressions<'v> {
     version: &'v Version,
     defs: Vec<Option<&'v Inst>>,
     names: HashMap<Value, String>,
 }
 
-impl<'v> Words<'v> {
-    /// The words for a trace version.
-    pub fn new(version: &'v Version) -> Words<'v> {
+impl<'v> Expressions<'v> {
+    /// The expressions of a trace version.
+    pub fn new(version: &'v Version) -> Expressions<'v> {
         let mut defs = vec![None; version.types.len()];
         for inst in version.blocks.iter().flat_map(|b| &b.insts) {
             inst.defs.iter().for_each(|d| defs[d.index()] = Some(inst));
@@ -40,7 +46,7 @@ impl<'v> Words<'v> {
             let params = entry.params.iter().zip(&version.entry_locs);
             names.extend(params.map(|(v, loc)| (*v, format!("{loc}@entry"))));
         }
-        // What a loop's safe point says of its parameters is what they are.
+        // The varmap of a loop's poll names the location of each parameter.
         for block in version.blocks.iter().skip(1) {
             let poll = block.insts.iter().find(|i| i.op == Op::Poll).and_then(|i| i.anchor);
             let Some(anchor) = poll.and_then(|a| version.anchors.get(a.index())) else { continue };
@@ -50,7 +56,7 @@ impl<'v> Words<'v> {
                 }
             }
         }
-        Words { version, defs, names }
+        Expressions { version, defs, names }
     }
 
     /// An operand of a type as an expression.
@@ -67,12 +73,12 @@ impl<'v> Words<'v> {
     pub fn anchor(&self, anchor: AnchorId) -> Vec<String> {
         let Some(a) = self.version.anchors.get(anchor.index()) else { return Vec::new() };
         let location = |(loc, operand): &(Loc, Operand)| format!("{loc} = {}", self.operand(*operand, loc.ty()));
-        let mut words: Vec<String> = a.varmap.iter().map(location).collect();
-        words.extend(a.stores.iter().map(|s| {
+        let mut effects: Vec<String> = a.varmap.iter().map(location).collect();
+        effects.extend(a.stores.iter().map(|s| {
             let value = self.operand(s.args[2], s.ty);
             format!("then stores {} {} := {value}", s.ty, self.address(&s.mem, &s.args[..2], DEEPEST))
         }));
-        words
+        effects
     }
 
     /// The definition of a value as nested text of the IR: `lt.s.i64 (add.i64 v3, 1), 100`.
@@ -99,7 +105,7 @@ impl<'v> Words<'v> {
         format!("{}{ty} {}", inst.op, args.join(", "))
     }
 
-    /// The expression, and whether it binds less than an operand must.
+    /// The expression, and whether it needs parentheses as an operand.
     fn expression(&self, operand: Operand, ty: Ty, deep: u32) -> (String, bool) {
         let v = match operand {
             Operand::Const(c) => return (constant(c, ty), false),
@@ -156,7 +162,7 @@ impl<'v> Words<'v> {
         }
     }
 
-    /// A condition of flags, as a comparison where the flags are those of one.
+    /// A condition of flags; a comparison, if a comparison computed the flags.
     fn condition(&self, cond: Cond, flags: Operand, deep: u32) -> String {
         let inst = flags.as_value().and_then(|v| self.pure_def(v));
         if let Some(Inst { op: Op::Flags(op), ty, args, .. }) = inst {
@@ -223,7 +229,7 @@ fn constant(c: u64, ty: Ty) -> String {
     }
 }
 
-/// The sign between two operands.
+/// The infix sign of an operation.
 fn infix(op: Op) -> Option<&'static str> {
     Some(match op {
         Op::Add => "+",
@@ -245,7 +251,7 @@ fn infix(op: Op) -> Option<&'static str> {
     })
 }
 
-/// The sign that a condition is after a subtraction.
+/// The comparison sign of a condition after a subtraction.
 const fn comparison(cond: Cond) -> Option<&'static str> {
     Some(match cond {
         Cond::E => "==",
@@ -294,12 +300,12 @@ mod tests {
     #[test]
     fn predicates_and_anchors_speak_of_registers() {
         let version = version();
-        let words = Words::new(&version);
+        let expressions = Expressions::new(&version);
         let assume = version.blocks[1].insts.iter().find(|i| i.op == Op::Assume).expect("there is one");
-        assert_eq!(words.predicate(assume.args[0]), "(rcx@loop + 1) < 100");
-        assert_eq!(words.text(assume.args[0]), "cond.l (flags.sub.i64 (add.i64 v3, 1), 100)");
+        assert_eq!(expressions.predicate(assume.args[0]), "(rcx@loop + 1) < 100");
+        assert_eq!(expressions.text(assume.args[0]), "cond.l (flags.sub.i64 (add.i64 v3, 1), 100)");
         assert_eq!(
-            words.anchor(AnchorId(1)),
+            expressions.anchor(AnchorId(1)),
             [
                 "rax = rax@loop + zext32(i32[rdi@entry + rcx@loop*4])",
                 "rcx = rcx@loop + 1",
@@ -307,7 +313,7 @@ mod tests {
                 "then stores i64 [rsp@entry - 8] := rax@loop + zext32(i32[rdi@entry + rcx@loop*4])",
             ]
         );
-        assert!(words.is_loop(BlockId(1)) && !words.is_loop(BlockId(0)));
+        assert!(expressions.is_loop(BlockId(1)) && !expressions.is_loop(BlockId(0)));
     }
 
     #[test]

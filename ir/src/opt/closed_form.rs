@@ -1,10 +1,20 @@
-//! Closed form: every block takes all it needs as parameters.
+//! Closed form: every block takes each value that it uses from outside as a parameter.
 //!
-//! In this form no value crosses a block's boundary except as an argument, so control may be led to any block from
-//! anywhere that has the values: it is how loops get new entries. [`params`](super::params) undoes what was not needed.
+//! In this form a value crosses from one block to another only as an argument. So control can be
+//! led to any block from anywhere that has the values: this is how a loop gets a new entry
+//! ([`mod@super::continuation`], the only caller). [`params`](super::params) removes the parameters
+//! that turn out to be unnecessary.
 //!
-//! An anchor that is used in several blocks becomes one for each, on that block's names. Nothing is lost: each says what
-//! the one said, as long as it reached.
+//! An anchor that is used in several blocks becomes one anchor for each block, in terms of that
+//! block's values. Each copy describes the same state as the original, wherever the original was in
+//! reach.
+//!
+//! The module has no data; the caller owns the version, no lock.
+//!
+//! ```text
+//! b0(v0: i64 = rax): jump b1()                b0(v0: i64 = rax): jump b1(v0)
+//! b1: print v0; exit a0 [rax = v0]            b1(v1): print v1; exit a1 [rax = v1]
+//! ```
 
 use super::shape::rename;
 use crate::live::Live;
@@ -12,8 +22,8 @@ use crate::reach::{Cfg, Place};
 use crate::types::{AnchorId, BlockId, Operand, Value};
 use crate::version::{Block, Term, Version};
 
-/// Brings a version into closed form. Returns, for each block, the values that its new parameters stand for; they come
-/// behind those that it had.
+/// Brings a version into closed form. Returns, for each block, the values for which its new
+/// parameters stand; the new parameters come after the old ones.
 pub(super) fn close(version: &mut Version) -> Vec<Vec<Value>> {
     let cfg = Cfg::new(version);
     let needed: Vec<Vec<Value>> = {
@@ -24,7 +34,8 @@ pub(super) fn close(version: &mut Version) -> Vec<Vec<Value>> {
             let live = live.at(Place { block, inst: 0 });
             live.into_iter().filter(|v| !own.contains(v)).collect()
         };
-        // The entry needs nothing; what control cannot reach has nothing.
+        // The entry needs no parameters for values of other blocks, and neither does an unreachable
+        // block.
         blocks.map(|b| if b.index() == 0 || !cfg.is_reachable(b) { Vec::new() } else { needed(b) }).collect()
     };
     for (b, values) in needed.iter().enumerate() {
@@ -39,7 +50,8 @@ pub(super) fn close(version: &mut Version) -> Vec<Vec<Value>> {
     needed
 }
 
-/// Renames what a block uses and gives its anchors names of their own; its edges pass what their targets need.
+/// Renames the operands of a block, gives it anchors of its own, and passes on its edges the values
+/// that their targets need.
 fn rename_block(version: &mut Version, b: usize, table: &[Option<Operand>], needed: &[Vec<Value>]) {
     let empty = Block { params: Vec::new(), insts: Vec::new(), term: Term::Exit(AnchorId(0)) };
     let mut block = std::mem::replace(&mut version.blocks[b], empty);

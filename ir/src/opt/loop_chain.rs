@@ -1,21 +1,28 @@
-//! Chains of one operation around a loop, regrouped so that what comes last enters last.
+//! Pass `chain`: regroups an associative operation around a loop so that the operand that is ready
+//! last is used last.
 //!
-//! A loop can go round no faster than the chain of operations that leads from a parameter to its next value. Where that value
-//! is `late ∘ soon`, and the next iteration begins with `value ∘ other`, the iteration waits for two operations after `late`.
-//! They are associative, so one is enough: `late ∘ (soon ∘ other)`, for which both parts are passed around the loop. The
-//! parameter stays for whatever else needs it: exits, mostly.
+//! A loop cannot run faster than its longest chain of operations from a parameter to the
+//! parameter's next value. Suppose that the next value is `late ∘ soon`, where `late` is ready
+//! last, and that the next iteration begins with `value ∘ other`. Then two operations follow `late`
+//! before the iteration can go on. The operation is associative, so one is enough: `late ∘ (soon ∘
+//! other)`. For this, `late` and `soon` both are passed around the loop. The parameter itself
+//! remains for its other uses, mostly exits.
 //!
 //! ```text
-//! b0: … jump b1(v0)                           b0: … jump b1(v0, v0, 0)
-//! b1(v1): v2 = xor.i32 v1, v9                 b1(v1, v6, v7): v8 = xor.i32 v7, v9; v2 = xor.i32 v6, v8
-//!     v3 = load.i32 [… v2 …]                      v3 = load.i32 [… v2 …]
-//!     v4 = shr.i32 v1, 8                          v4 = shr.i32 v1, 8
-//!     v5 = xor.i32 v3, v4                         v5 = xor.i32 v3, v4
-//!     … jump b1(v5)                               … jump b1(v5, v3, v4)
+//! b0: … jump b1(v0)                       b0: … jump b1(v0, v0, 0)
+//! b1(v1): v2 = xor.i32 v1, v9             b1(v1, v6, v7): v8 = xor.i32 v7, v9; v2 = xor.i32 v6, v8
+//!     v3 = load.i32 [… v2 …]                  v3 = load.i32 [… v2 …]
+//!     v4 = shr.i32 v1, 8                      v4 = shr.i32 v1, 8
+//!     v5 = xor.i32 v3, v4                     v5 = xor.i32 v3, v4
+//!     … jump b1(v5)                           … jump b1(v5, v3, v4)
 //! ```
 //!
-//! It costs an operation and up to two registers, so it is done only where the loop waits for the chain: where processors could
-//! execute all of the loop's instructions meanwhile.
+//! What pays: the pass costs one operation and up to two registers. So it regroups only where the
+//! chain limits the loop: where the processor could execute all other instructions of the loop
+//! during the chain's latency ([`OptOptions::chain_width`]).
+//!
+//! Invariants: the version is a loop ([`super::shape`]), and the operation is add, xor or or. The
+//! caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
@@ -24,7 +31,7 @@ use crate::types::{Operand, Value};
 use crate::version::{Inst, Term, Version};
 use smallvec::SmallVec;
 
-/// So many chains of a loop are looked at; each makes two parameters.
+/// Most chains regrouped in one loop (guess: each makes two parameters, so more cost registers).
 const MOST: usize = 2;
 
 /// Runs the pass; returns how many chains it regrouped.
@@ -42,7 +49,8 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     regrouped
 }
 
-/// A parameter whose next value is `late ∘ soon`, and the instruction `parameter ∘ other` on which `late` depends.
+/// A parameter whose next value is `late ∘ soon`, and the index of the instruction `parameter ∘
+/// other` on which `late` depends.
 struct Chain {
     param: usize,
     late: Operand,
@@ -51,7 +59,8 @@ struct Chain {
     other: Operand,
 }
 
-/// May operands of this operation be regrouped? If so, what leaves its other operand as it is?
+/// The neutral element of an operation whose operands may be regrouped; `None` for any other
+/// operation.
 fn neutral(op: Op) -> Option<u64> {
     match op {
         Op::Add | Op::Xor | Op::Or => Some(0),
@@ -59,7 +68,8 @@ fn neutral(op: Op) -> Option<u64> {
     }
 }
 
-/// How long a result lets wait, in cycles.
+/// Latency of an operation in cycles (manual: typical of current x86 cores; wrong values only make
+/// the pass choose other chains).
 fn latency(op: Op) -> u32 {
     match op {
         Op::Load => 4,

@@ -1,30 +1,38 @@
 //! The side conditions of the passes, by name: what must hold for a transformation to be right.
 //!
-//! A pass asks `holds(Side::X, condition)`, which is `condition`. In this crate's own tests one of them can be
-//! switched off on the thread (`without`), so that it holds always; a test does that with each and shows
-//! that the verifier or the checker ([`crate::eval::check`]) notices. What nothing notices is either no side condition
-//! (it only decides what pays: then it is not listed here) or a hole in the checks.
+//! A pass asks `holds(SideCondition::X, condition)`, whose result is `condition`. In this crate's
+//! own tests one side condition can be switched off on the current thread (`without`), so that
+//! `holds` returns true for it. [`super`]'s mutation tests do this for each and show that the
+//! verifier or the checker ([`crate::eval::check`]) notices. A condition whose loss nothing notices
+//! either only decides what pays, and then is not listed here, or shows a hole in the checks.
+//!
+//! The only data is the thread-local switch of the tests; no lock.
+//!
+//! ```text
+//! if !holds(SideCondition::SinkPrivate, version.context.private_memory()) { return 0 }
+//! ```
 
-macro_rules! sides {
+macro_rules! side_conditions {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// One side condition.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub(crate) enum Side { $($(#[$doc])* $name,)* }
+        pub(crate) enum SideCondition { $($(#[$doc])* $name,)* }
 
         #[cfg(test)]
-        impl Side {
+        impl SideCondition {
             /// All of them.
-            pub(crate) const ALL: &[Side] = &[$(Side::$name,)*];
+            pub(crate) const ALL: &[SideCondition] = &[$(SideCondition::$name,)*];
         }
     };
 }
 
-sides! {
-    /// simplify: facts enter an anchor's varmap at its first use only, because that use dominates the others.
+side_conditions! {
+    /// simplify: facts enter an anchor's varmap at its first use only, because the first use
+    /// dominates the others.
     SimplifyFirstUse,
-    /// dce: what has an effect, may fault or is a predicate stays.
+    /// dce: an instruction that has an effect, may fault or is an assume stays.
     DceEffects,
-    /// dce: what a varmap names is used.
+    /// dce: the operands of a live anchor's varmap are used.
     DceVarmapIsUse,
     /// params: a class of parameters is its entry argument only if every back edge keeps it there.
     ParamsInvariant,
@@ -58,21 +66,24 @@ sides! {
     SinkWritten,
     /// constants: what an anchor names is a constant only if it is at the anchor's position.
     ConstantsPosition,
-    /// constants: no store waits, because addresses and guards that say what it misses are compared with what anchors name.
+    /// constants: no store is deferred, because alias guards and addresses must stay written in the
+    /// values that anchors name.
     ConstantsNothingWaits,
-    /// facts: where ways meet, only what holds on all of them.
+    /// facts: where paths meet only what holds on all of them is known.
     FactsJoin,
     /// params: of versions with branches: every edge passes the same operand.
     ParamsTrivial,
     /// redundant: the predicate is known to hold.
     RedundantKnown,
-    /// redundant: no store waits, because what says that an access misses it must be a guard.
+    /// redundant: no store is deferred, because the removed guard may be the proof that an access
+    /// misses it.
     RedundantNothingWaits,
     /// inject: the anchor reaches the place.
     InjectReach,
     /// inject: nothing has happened since the entry whose anchor is used.
     InjectUntouched,
-    /// inject: nothing happens between the start of a block and the anchor whose state there the block's predecessor takes.
+    /// inject: nothing outside SSA happens between the start of a block and the anchor whose state
+    /// a predecessor takes over.
     InjectHeader,
     /// hoist, licm: what moves out of a loop does not vary in it.
     LoopsSteady,
@@ -80,17 +91,18 @@ sides! {
     LicmPrivate,
     /// licm: nothing in the loop may write what the load reads.
     LicmDisjoint,
-    /// licm: nor is there a write of unknown extent, a fence or a locked operation.
+    /// licm: no write of unknown extent, fence or locked operation in the loop.
     LicmBarrier,
     /// merge: the guards speak of the same value.
     MergeSameValue,
-    /// merge: no store waits, which one of the guards may say that an access misses.
+    /// merge: no store is deferred, because either guard may be the proof that an access misses it.
     MergeNothingWaits,
     /// delay: no effect outside SSA is passed.
     DelayEffect,
     /// delay: no use of another anchor is passed.
     DelayAnchor,
-    /// delay: no access is passed while stores wait, which an alias guard says that it misses.
+    /// delay: no access is passed while stores are deferred, because the guard may be the proof
+    /// that it misses them.
     DelayDeferred,
     /// delay: a successor is entered from this block only.
     DelayOnlyEntry,
@@ -98,17 +110,17 @@ sides! {
     ConjoinAnchor,
     /// frames: `private_memory`, or a return address.
     FramesPrivate,
-    /// frames: no later access may touch what waits.
+    /// frames: no later access may touch the deferred store.
     FramesDisjoint,
-    /// frames: nor one of unknown extent, a fence, a locked operation or an event.
+    /// frames: no later access of unknown extent, fence, locked operation or event.
     FramesBarrier,
     /// frames: the location was written before in this entry, so performing the store cannot fault.
     FramesWritten,
     /// inline: the callee's facts about registers are checked.
     InlineContext,
-    /// inline: what the caller defers may wait through the callee.
+    /// inline: stores that the caller defers may stay deferred through the callee.
     InlinePending,
-    /// continuation: the version has not been optimised on how control comes to the anchor.
+    /// continuation: no pass has used facts that hold only on the way from the version's entry.
     ContinuationFresh,
     /// continuation: a location mapped to a constant holds it.
     ContinuationCheck,
@@ -116,13 +128,13 @@ sides! {
     SlotsPrivate,
     /// slots: every access is the slot or misses it.
     SlotsAlone,
-    /// slots: nothing of unknown extent writes, no fence, locked operation or event.
+    /// slots: no write of unknown extent, fence or locked operation.
     SlotsBarrier,
-    /// slots: the load at the entry stays if a load that it stands for may fault.
+    /// slots: the load at the entry stays if a load that it replaces may fault.
     SlotsFirstLoad,
     /// monitor: the address is fixed.
     MonitorFixed,
-    /// alias oracle: accesses with different segments are not compared.
+    /// alias oracle: accesses relative to different segments are not compared.
     AliasSegment,
     /// alias oracle: ranges at a constant distance do not overlap.
     AliasDistance,
@@ -133,7 +145,7 @@ sides! {
 /// Does this side condition hold?
 #[cfg(not(test))]
 #[inline(always)]
-pub(crate) fn holds(_side: Side, condition: bool) -> bool {
+pub(crate) fn holds(_side: SideCondition, condition: bool) -> bool {
     condition
 }
 
@@ -142,26 +154,27 @@ pub(crate) use tests::holds;
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::Side;
+    use super::SideCondition;
     use std::cell::Cell;
 
     thread_local! {
-        static OFF: Cell<Option<Side>> = const { Cell::new(None) };
-        /// How often switching it off made a difference.
+        static OFF: Cell<Option<SideCondition>> = const { Cell::new(None) };
+        /// How often the switched-off condition was false.
         static HITS: Cell<u64> = const { Cell::new(0) };
     }
 
-    pub(crate) fn holds(side: Side, condition: bool) -> bool {
-        let off = OFF.get() == Some(side);
+    pub(crate) fn holds(name: SideCondition, condition: bool) -> bool {
+        let off = OFF.get() == Some(name);
         if off && !condition {
             HITS.set(HITS.get() + 1);
         }
         condition || off
     }
 
-    /// Runs `f` on this thread as if `side` always held; also how often that made a difference.
-    pub(crate) fn without<T>(side: Side, f: impl FnOnce() -> T) -> (T, u64) {
-        OFF.set(Some(side));
+    /// Runs `f` on this thread as if `name` always held. Also returns how often the condition was
+    /// false.
+    pub(crate) fn without<T>(name: SideCondition, f: impl FnOnce() -> T) -> (T, u64) {
+        OFF.set(Some(name));
         HITS.set(0);
         let result = f();
         OFF.set(None);

@@ -1,32 +1,37 @@
-//! Short inner loops that always run the same number of times.
+//! Finds short inner loops that always run the same number of times.
 //!
-//! A fragment for such a loop spends its time on being entered and left. It is better unrolled into the traces of the
-//! loop around it, all of whose guards then hold. So before the first trace of a small loop is compiled, the interpreter
-//! watches a few of its runs ([`Probe`]); if all are short and equally long, the loop's head is left alone for as many
-//! executions as the loop around it needs to become hot ([`crate::heads::HeadTable::postpone`]), and recordings go
-//! through it.
+//! A fragment for such a loop spends its time on being entered and left. The loop is better
+//! unrolled into the traces of the loop around it; their guards on the number of iterations then
+//! hold. So before the first trace of a small loop is compiled, the interpreter observes a few of
+//! its runs ([`Probe`]). If all are short and equally long, the loop's head is postponed for as
+//! many executions as the loop around it needs to become hot
+//! ([`crate::heads::HeadTable::postpone`]), and recordings go through it.
+//!
+//! **Data.** [`Probe`] owns the recording and counts the iterations of the current run.
+//! **Invariant.** The verdict influences only what is compiled. **Callers.** The interpreter of the
+//! recording thread calls [`Probe::arrive`] before each block; no lock.
 //!
 //! ```text
-//! do { for (k = 0; k < 3; k++) sum += d[k]; } while (…)      runs of 3, 3, 3: the outer loop's trace holds all three
+//! do { for (k = 0; k < 3; k++) sum += d[k]; } while (…)  runs of 3, 3, 3: unrolled
 //! ```
 
 use crate::build::{Path, TraceShape};
 use crate::recorder::{EndReason, Transfer};
 use std::ops::Range;
 
-/// Runs that are watched.
+/// Runs that are observed (guess; fewer take irregular loops for regular ones).
 const RUNS: u32 = 3;
-/// Most iterations of a short loop.
+/// Most iterations of a short loop (guess; too high makes the traces around it too long).
 pub(crate) const MOST_TRIPS: u32 = 12;
-/// Most guest instructions of a whole run.
+/// Most guest instructions of a whole run (guess, as for [`MOST_TRIPS`]).
 const MOST_INSTRUCTIONS: usize = 150;
-/// Blocks that are watched at most.
+/// Blocks that are observed at most (guess: bounds the time in the interpreter).
 const PATIENCE: u32 = 4000;
 
-/// What a probe knows after another block.
+/// The state of a probe after a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Not enough yet.
+    /// Not enough runs have been observed.
     Watch,
     /// All runs had this many iterations.
     Short(u32),
@@ -34,26 +39,27 @@ pub enum Verdict {
     Long,
 }
 
-/// Watches the runs of a loop whose trace has been recorded.
+/// Observes the runs of a loop whose trace has been recorded.
 #[derive(Debug)]
 pub struct Probe {
     path: Path,
     end: EndReason,
-    /// The loop's code.
+    /// The addresses of the loop's code.
     code: Range<u64>,
     instructions: usize,
     inside: bool,
-    /// Has the present run been seen from its beginning?
+    /// Has the current run been observed from its beginning?
     whole: bool,
     trips: u32,
-    /// Runs seen and their length.
+    /// Complete runs observed, and their number of iterations.
     runs: u32,
     length: u32,
     patience: u32,
 }
 
 impl Probe {
-    /// A probe for a recorded loop, or the recording if it is not one that could be short.
+    /// A probe for a recorded loop. An error returns the recording if the loop cannot be a short
+    /// one.
     ///
     /// # Errors
     /// The path and why it ended.
@@ -84,12 +90,12 @@ impl Probe {
         self.path.head
     }
 
-    /// The recording, for compiling after all.
+    /// The recording, to be compiled now.
     pub fn into_recording(self) -> (Path, EndReason) {
         (self.path, self.end)
     }
 
-    /// The block at `pc` comes next.
+    /// Reports that the block at `pc` is executed next.
     pub fn arrive(&mut self, pc: u64) -> Verdict {
         self.patience -= 1;
         if pc == self.path.head {

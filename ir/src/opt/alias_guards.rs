@@ -1,24 +1,31 @@
-//! Alias guards: assumptions that a store through a pointer misses a group of stack slots or globals.
+//! Pass `alias`: guards which assume that a store through a pointer misses a group of stack slots
+//! or globals.
 //!
-//! Forwarding loses what it knows of a slot at every store whose address it cannot compare with the slot's. In
-//! `-O0` code, where the loop's variables live in memory, one array store per iteration undoes everything. A guard
-//! before the store, on the store's own anchor, says that it misses the whole group:
+//! `forward` and `sink` lose what they know of a slot at every store whose address they cannot
+//! compare with the slot's. In `-O0` code, where the loop's variables live in memory, one array
+//! store in each iteration undoes everything. A guard before the store, on the store's own anchor,
+//! says that the store misses the whole group:
 //!
 //! ```text
-//!                                          v9 = sub.i64 v3, v5                   (pointer - rbp)
-//!                                          v10 = add.i64 v9, 8 + 8 - 1           (lowest slot at rbp - 8, w = 8)
-//!                                          v11 = le.u.i64 8 + 8 - 1, v10
-//!                                          assume v11 else a3
-//! store.i64 [v3], v7 !a3                   store.i64 [v3], v7 !a3
+//!                            v9 = sub.i64 v3, v5                   (pointer - rbp)
+//!                            v10 = add.i64 v9, 8 + 8 - 1           (lowest slot at rbp - 8, w = 8)
+//!                            v11 = le.u.i64 8 + 8 - 1, v10
+//!                            assume v11 else a3
+//! store.i64 [v3], v7 !a3     store.i64 [v3], v7 !a3
 //! ```
 //!
-//! ([`crate::alias`] has the arithmetic.) A guard whose address does not change in the loop disappears from the
-//! loop again by value numbering against its copy in the peeled iteration. The others cost an addition, a comparison
-//! and a never-taken branch each, so they are made only where they pay: at least one load around the loop gained for
-//! each guard that stays. One guard serves all accesses close to each other through one pointer (a *span*), loads
-//! too: it stands before the first of them, so that stores to the group can sink past all of them.
+//! [`crate::alias`] has the arithmetic. A *group* holds slots at constant distances from one
+//! loop-invariant address, without a gap in which an array could lie. A *span* holds accesses close
+//! to each other through one pointer, loads too; one guard before the first access of a span serves
+//! all of them, so that stores to the group can sink past the span.
 //!
-//! Groups are slots at constant distances from one loop-invariant address, without gaps where an array could be.
+//! What pays: a guard whose address does not change in the loop costs nothing, because value
+//! numbering removes it against its copy in the peeled iteration. Any other guard costs an
+//! addition, a comparison and a never-taken branch in each iteration. So the pass makes at most as
+//! many of these for a group as the loop has loads from the group.
+//!
+//! Invariants: `private_memory` holds, and the version is a loop ([`super::shape`]). The pass keeps
+//! no data between runs; the caller owns the version, no lock.
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
@@ -29,19 +36,20 @@ use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashSet;
 
-/// Slots further apart than this are different groups.
+/// Slots further apart than this, in bytes, belong to different groups (guess: a larger gap may
+/// hold an array, whose stores would then fail the guard).
 const MAX_GAP: u64 = 16;
-/// Spans are not longer than this.
+/// Longest span in bytes (guess: a longer one fails its guard more often).
 const MAX_SPAN: u32 = 64;
-/// At most this many groups are protected.
+/// Most groups of a loop that get guards (guess: each group costs guards at each span).
 const MAX_GROUPS: usize = 3;
-/// At most this many guards that vary in the loop are made for one group.
+/// Most guards for one group whose address varies in the loop (guess: they run in each iteration).
 const MAX_VARYING: usize = 4;
 
 /// Adjacent slots of one key, and what the loop does with them.
 #[derive(Clone, Copy)]
 struct Group {
-    /// All of them as one location.
+    /// The range from the first slot to the end of the last.
     range: Location,
     loads: usize,
 }
@@ -60,18 +68,18 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     protect(version, ENTRY, &groups, &mut addresses) + protect(version, BODY, &groups, &mut addresses)
 }
 
-/// An access of a block.
-struct Place {
+/// One access of a block.
+struct BlockAccess {
     location: Location,
-    /// Its index in the block.
+    /// Index of the instruction in the block.
     at: usize,
     write: bool,
     load: bool,
 }
 
-/// The accesses of a block, in order; those of unknown extent are left out. Is it sure that there are none that may
-/// write anything?
-fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addresses) -> (Vec<Place>, bool) {
+/// The accesses of a block with a known extent, in order. The flag is true if there is no write of
+/// unknown extent and no barrier.
+fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addresses) -> (Vec<BlockAccess>, bool) {
     let values = Values { defs, replaced: &[] };
     let (mut list, mut complete) = (Vec::new(), true);
     for (at, inst) in version.blocks[block].insts.iter().enumerate() {
@@ -85,26 +93,26 @@ fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addres
             Access::Write(size) => (size, true),
         };
         match addresses.locate(&values, inst, size) {
-            Some(location) => list.push(Place { location, at, write, load: inst.op == Op::Load }),
+            Some(location) => list.push(BlockAccess { location, at, write, load: inst.op == Op::Load }),
             None => complete = false,
         }
     }
     (list, complete)
 }
 
-/// Accesses through one pointer, close to each other, at least one of them a store.
+/// Accesses through one pointer, close to each other; at least one is a store.
 struct Span {
     range: Location,
-    /// Index of the first.
+    /// Index of the first access in the block.
     first: usize,
     write: bool,
 }
 
-fn spans(accesses: &[Place]) -> Vec<Span> {
-    let mut sorted: Vec<&Place> = accesses.iter().collect();
+fn spans(accesses: &[BlockAccess]) -> Vec<Span> {
+    let mut sorted: Vec<&BlockAccess> = accesses.iter().collect();
     sorted.sort_by_key(|p| (p.location.key, p.location.offset as i64));
     let mut spans: Vec<Span> = Vec::new();
-    for Place { location, at, write, .. } in sorted {
+    for BlockAccess { location, at, write, .. } in sorted {
         if let Some(last) = spans.last_mut()
             && let Some(size) = joined(&last.range, location)
             && size <= MAX_SPAN
@@ -120,14 +128,15 @@ fn spans(accesses: &[Place]) -> Vec<Span> {
     spans
 }
 
-/// The size of a range extended to a later location of the same key, if the gap between them is small.
+/// The size of a range extended to a later location of the same key, if the gap between them is at
+/// most [`MAX_GAP`].
 fn joined(range: &Location, next: &Location) -> Option<u32> {
     let start = next.offset.wrapping_sub(range.offset);
     let close = range.key == next.key && start <= u64::from(range.size) + MAX_GAP;
     close.then(|| range.size.max((start + u64::from(next.size)) as u32))
 }
 
-/// The groups whose loads are worth the guards they need.
+/// The groups for which the guards pay.
 fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<Group> {
     let (body, true) = accesses(version, BODY, defs, addresses) else { return Vec::new() };
     let block = &version.blocks[BODY];
@@ -135,7 +144,7 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
     block.params.iter().chain(block.insts.iter().flat_map(|i| &i.defs)).for_each(|v| varies[v.index()] = true);
     let steady = |l: &Location| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()]);
 
-    let mut slots: Vec<&Place> = body.iter().filter(|p| steady(&p.location)).collect();
+    let mut slots: Vec<&BlockAccess> = body.iter().filter(|p| steady(&p.location)).collect();
     slots.sort_by_key(|p| (p.location.key, p.location.offset as i64));
     let mut groups: Vec<Group> = Vec::new();
     for slot in slots {
@@ -149,7 +158,7 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
         }
         groups.push(Group { range: slot.location, loads });
     }
-    // A guard pays if the loop loads from the group and something else would spoil it.
+    // A guard pays if the loop loads from the group and a span may overwrite it.
     let spans = spans(&body);
     groups.retain(|group| {
         let spoils = |l: &Location| l.key != group.range.key && !addresses.disjoint(l, &group.range);
@@ -163,7 +172,7 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
     groups
 }
 
-/// Puts the guards before the spans of a block.
+/// Puts the guards before the spans of a block. Returns the number of guards.
 fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mut Addresses) -> usize {
     let mut added = 0;
     let mut defs = Defs::of(version);
@@ -180,7 +189,8 @@ fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mu
                 let before = out.len();
                 let Some(predicate) = guard(version, &mut out, addresses, &span.range, group) else { continue };
                 if !is_defined(version, block, &out, before) {
-                    // The entry computes the group's address behind this access only.
+                    // The values from which the group's address is computed are defined behind this
+                    // access: no guard.
                     out.truncate(before);
                     continue;
                 }
@@ -201,7 +211,7 @@ fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mu
     added
 }
 
-/// Is everything that `out[from..]` reads defined before it, in this block or an earlier one?
+/// Is every operand of `out[from..]` defined before its use, in this block or an earlier one?
 fn is_defined(version: &Version, block: usize, out: &[Inst], from: usize) -> bool {
     let earlier = version.blocks[..block].iter().flat_map(|b| &b.insts).chain(out);
     let params = version.blocks[..=block].iter().flat_map(|b| b.params.iter().copied());
@@ -209,7 +219,7 @@ fn is_defined(version: &Version, block: usize, out: &[Inst], from: usize) -> boo
     out[from..].iter().flat_map(|i| &i.args).filter_map(|a| a.as_value()).all(|v| defined.contains(&v))
 }
 
-/// Computes "the accesses at `location` miss the group".
+/// Appends the computation of the predicate "the accesses at `location` miss the group".
 fn guard(
     version: &mut Version,
     out: &mut Vec<Inst>,
@@ -225,7 +235,7 @@ fn guard(
     x.offset = x.offset.wrapping_add(w);
     let mut emit = |op: Op, ty: Ty, args: &[Operand]| -> Operand {
         let v = version.value(ty);
-        // Comparisons carry their operands' type.
+        // Comparisons carry the type of their operands.
         out.push(Inst::new(op, Ty::I64, Some(v), args));
         v.into()
     };

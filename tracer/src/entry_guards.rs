@@ -1,0 +1,78 @@
+//! Assumptions at a trace's entry: registers that keep their values.
+//!
+//! A register is *stable* if it held one value at every sampled execution of the head. The
+//! placement decides which stable registers a trace assumes, from how the path uses them. The
+//! guards come before everything else, on an anchor with the state at entry; behind them the
+//! register is a constant. The greens of an interpreter's loop ([`crate::guests`]) are assumed in
+//! the same way.
+//!
+//! [`crate::build`] is the only caller. It owns the version; the module has no data and takes no
+//! lock. Invariant: the map from location to operand changes only for guarded registers.
+//!
+//! ```text
+//! stable: rcx = 3, a shift count        v20 = eq.i64 v1, 3; assume v20 else a0; from here rcx is 3
+//! ```
+
+use crate::build::{Path, State, base_insts, varmap};
+use crate::policy::{RegisterUse, SpeculationPolicy};
+use dynasour_ir::{Anchor, Builder, Gpr, Inst, Loc, Op, Operand, Ty, Version};
+
+/// The registers that the path reads before it writes them, and how it uses them.
+fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
+    let mut uses = [None; 16];
+    for step in &path.steps {
+        let mut held = rustc_hash::FxHashMap::default();
+        for inst in base_insts(step) {
+            if let (Op::Get(Loc::Gpr(g)), Some(v)) = (inst.op, inst.def()) {
+                held.insert(v, g);
+                uses[g.number()].get_or_insert(RegisterUse { written: written[g.number()], expensive: false });
+            }
+            let expensive = match inst.op {
+                Op::Mul | Op::MulHighS | Op::MulHighU => &inst.args[..],
+                Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror => &inst.args[1..],
+                // A shift count reaches its shift through the truncation to i8.
+                Op::Trunc => {
+                    if let Some(g) = inst.args[0].as_value().and_then(|v| held.get(&v).copied()) {
+                        held.insert(inst.def().expect("trunc has a result"), g);
+                    }
+                    &[]
+                }
+                _ => &[],
+            };
+            for g in expensive.iter().filter_map(|a| held.get(&a.as_value()?)) {
+                if let Some(use_) = &mut uses[g.number()] {
+                    use_.expensive = true;
+                }
+            }
+        }
+    }
+    uses
+}
+
+/// Assumes at entry that stable registers keep their values. The guards come before everything
+/// else, on an anchor with the state at entry.
+pub(crate) fn speculate_registers(
+    path: &Path,
+    version: &mut Version,
+    state: &mut State,
+    written: &[bool; Loc::SSA_COUNT],
+    policy: &dyn SpeculationPolicy,
+) -> Vec<Inst> {
+    let uses = register_uses(path, written);
+    let wanted =
+        |g: &Gpr, value: u64| uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u));
+    let stable = path.stable.iter().filter(|(g, value)| wanted(g, *value));
+    let chosen: Vec<_> = stable.chain(path.guest.iter().flat_map(|g| &g.registers)).collect();
+    if chosen.is_empty() {
+        return Vec::new();
+    }
+    let anchor = version.anchor(Anchor::new(Operand::Const(path.head), varmap(written, state)));
+    let mut builder = Builder::new(version);
+    for (gpr, value) in chosen {
+        let slot = &mut state[gpr.number()];
+        let holds = builder.binary(Op::Eq, Ty::I64, *slot, Operand::Const(*value));
+        builder.assume(holds, anchor);
+        *slot = Operand::Const(*value);
+    }
+    builder.insts
+}
