@@ -1,4 +1,5 @@
-//! The command line.
+//! The command line: its subcommands, options and help texts, and the [`RunConfig`] that `run`'s
+//! options describe.
 
 use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
@@ -18,16 +19,16 @@ use std::path::PathBuf;
 #[derive(Parser, Debug)]
 #[command(name = "dynasour", version, arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
 impl Cli {
-    /// What these words, the first of which is our own name, ask for.
+    /// Parses the words of a command line; the first word is dynasour's own name.
     ///
     /// # Errors
-    /// A usage error, or the text that `--help` or `--version` asks for.
+    /// A usage error, or the text for `--help` or `--version`.
     pub fn of(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Cli, clap::Error> {
         let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
         if let [own, subcommand, options @ ..] = &words[..]
@@ -40,16 +41,17 @@ impl Cli {
     }
 }
 
-/// `dynasour run` alone: each program that a guest executes is started so, and describing all the other subcommands takes longer
-/// than parsing. Whatever is wrong, or asks for help, is said by [`Cli`].
+/// `dynasour run` alone. Every program that a guest executes is started by it, and building the
+/// parser of all subcommands takes longer than parsing. On an error, or for help, [`Cli`] parses
+/// again and reports.
 #[derive(Parser, Debug)]
 struct Run {
     #[command(flatten)]
     args: RunArgs,
 }
 
-/// `dynasour explain PROG ARGS --top 1` as clap wants it: options of `explain` and `guards` that stand behind the program, but not
-/// behind `--`, come before it.
+/// Reorders `dynasour explain PROG ARGS --top 1` for clap: options of `explain` and `guards` that
+/// stand after the program move before it. Words after `--` are not moved.
 fn options_first(words: Vec<OsString>) -> Vec<OsString> {
     let subcommand = match words.get(1).and_then(|word| word.to_str()) {
         Some(name @ ("explain" | "guards")) => name,
@@ -158,68 +160,77 @@ last program it executes. Exit status: 1 if a run differs from native, 2 if noth
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// Executable forms of guest code: interp, dynamo (also compile hot traces), copy (native copies of blocks), full (copies and traces)
+    /// How guest code is executed: interp (interpreter), dynamo (interpreter and compiled hot
+    /// traces), copy (native copies of blocks), full (native copies and traces)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
-    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, fewer where
-    /// much of the time goes into traces already; 25000 in full, which makes no trace that would not pay, unless N is lower]
+    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, lower where
+    /// traces already take much of the time; 25000 in full]. With its default, full makes only
+    /// traces that promise to pay; a lower N makes them all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
-    /// Bytes of the code cache; suffixes K and M
+    /// Size of the code cache in bytes; suffixes K and M
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     cache_size: usize,
-    /// How copied blocks return: table (of indirect jumps), stack (the processor's own), auto (by the stack where there are
-    /// many calls)
+    /// How returns of copied blocks are executed: table (as indirect jumps), stack (by the
+    /// processor's return stack), auto (stack in programs with many calls)
     #[arg(long, default_value_t = Returns::Auto, value_name = "WAY")]
     returns: Returns,
-    /// How what indirect jumps and returns lead to checks that it is meant: loop or pext [default: what is fast here: pext if
-    /// the processor is not AMD's and has it]
+    /// How the target of an indirect jump or return checks that it is the right one: loop or pext
+    /// [default: the faster one on this processor, pext if it is there and the processor is not
+    /// AMD's]
     #[arg(long, value_name = "WAY")]
     entry_check: Option<EntryCheck>,
-    /// What traces assume and where their guards stand: eager, anchored, hoisted, merged, control-only, default, combined
+    /// What traces assume and where their guards stand: eager, anchored, hoisted, merged,
+    /// control-only, default, combined
     #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY", value_parser = placement::placement)]
     policy: &'static dyn Placement,
-    /// Make each guard fail with probability 1/N, to test deoptimisation
+    /// Make each guard fail with probability 1/N, to test deoptimisation (SEED chooses the random
+    /// numbers)
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
-    /// Print statistics of this process to stderr at the end (those of its last program, if it executes others); indirect
-    /// transfers are counted for it, which takes time (also under --count, but not under --stats-json alone)
+    /// Print statistics to stderr at the end of the process (of its last program, if it executes
+    /// others). Counting indirect transfers for it takes time, which --stats-json alone does not
     #[arg(long)]
     stats: bool,
     /// Write statistics as JSON to FILE at the end
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
-    /// Write /tmp/perf-PID.map at the end, so that `perf report` names traces and copied blocks by guest symbol
+    /// Write /tmp/perf-PID.map at the end, so that `perf report` names traces and copied blocks by
+    /// guest symbol
     #[arg(long)]
     perf_map: bool,
-    /// Show stages on stderr: record, trace, opt, code, exit, syscall, signal
+    /// Log these stages to stderr: record, trace, opt, code, exit, syscall, signal
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
-    /// Run these optimiser passes, in this order, instead of the default pipeline (`dynasour ir opt --list` lists them)
+    /// Run these optimiser passes, in this order, instead of the default pipeline (`dynasour ir opt
+    /// --list` lists them)
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_trace_pass)]
     passes: Option<Vec<String>>,
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
-    /// Compile only the traces numbered FIRST to LAST (they are numbered as made), for bisecting
+    /// Compile only the traces numbered FIRST to LAST in the order of their making, to find a
+    /// faulty one by bisection
     #[arg(long, value_name = "FIRST[-LAST]", value_parser = parse_range)]
     only_trace: Option<RangeInclusive<u32>>,
-    /// Count what fragments do, and write the census to FILE at the end (`explain` and `guards` read it)
+    /// Count what fragments execute, and write the census to FILE at the end (`explain` and
+    /// `guards` read it)
     #[arg(long, value_name = "FILE", hide = true)]
     count: Option<PathBuf>,
-    /// With --count: the text of versions and native code, too
+    /// With --count: include the text of versions and native code
     #[arg(long, requires = "count", hide = true)]
     count_detail: bool,
-    /// Run programs that the guest executes natively
+    /// Run the programs that the guest executes natively, not under the translator
     #[arg(long)]
     no_follow: bool,
     /// The guest's `argv[0]`
     #[arg(long, value_name = "NAME", hide = true)]
     argv0: Option<OsString>,
-    /// A file with the filters of system calls that the guest inherits
+    /// Descriptor of a file with the system call filters that the guest inherits
     #[arg(long, value_name = "FD", hide = true)]
     seccomp: Option<i32>,
-    /// The guest's limit of its address space
+    /// The guest's limit on its address space
     #[arg(long, value_name = "SOFT:HARD", hide = true)]
     address_space: Option<Limit>,
     /// The program and its arguments
@@ -251,7 +262,7 @@ fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
 }
 
 impl RunArgs {
-    /// The run that these options describe.
+    /// The configuration of the run that these options describe.
     pub fn into_config(self) -> RunConfig {
         let mut child_options: Vec<OsString> = Vec::new();
         let mut option = |name: &str, value: String| {
@@ -279,7 +290,7 @@ impl RunArgs {
         if !self.skip_pass.is_empty() {
             option("--skip-pass", self.skip_pass.join(","));
         }
-        // Where the report goes must not depend on the directory that the guest is in at its end.
+        // A relative path must not depend on the guest's working directory at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
         let mut own_options: Vec<OsString> = Vec::new();
         for stage in &self.log {

@@ -1,4 +1,5 @@
-//! What docs/ says can be done: options exist, links lead somewhere, and the study's page has the tables of its data.
+//! What docs/ says can be done: options exist, links lead somewhere, and the study's page has the
+//! tables of its data.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use super::guest::Block;
 use super::model::{Body, Explanation, Region, Version};
@@ -9,7 +9,7 @@ use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
 use std::fmt::Write;
 
-/// Lines of IR that are shown around a change.
+/// Lines of unchanged IR shown around a change (guess).
 const AROUND: usize = 2;
 
 /// Which parts of a version are shown.
@@ -422,7 +422,7 @@ fn note(mark: &Mark) -> Option<String> {
     }
 }
 
-/// An anchor's varmap, what has not changed put together.
+/// An anchor's varmap as text; unchanged locations are listed together.
 fn in_words(anchor: &Anchor) -> Vec<String> {
     let (mut entry, mut head, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for word in &anchor.words {

@@ -1,4 +1,5 @@
-//! Why a program cannot be run: the file, the reason, what execve(2) would answer, and the exit status to leave with.
+//! Why a program cannot be run: the file, the reason, execve(2)'s error number, and the exit status
+//! that dynasour ends with.
 
 use std::fmt;
 use std::io;
@@ -12,7 +13,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{}: {reason}", OneLine(path))]
 pub struct LoadError {
-    /// The program as it was asked for.
+    /// The path that was asked for.
     pub path: PathBuf,
     /// What is wrong with it, or with an interpreter it needs.
     pub reason: Reason,
@@ -27,19 +28,20 @@ pub enum Reason {
     /// No directory of the search path has such a command.
     #[error("command not found")]
     CommandNotFound,
-    /// It is a directory.
+    /// The path is a directory.
     #[error("is a directory")]
     Directory,
-    /// It is a device, a socket or a FIFO.
+    /// The path is a device, a socket or a FIFO.
     #[error("not a regular file")]
     NotRegular,
-    /// No permission to execute it or to search its directory, or its file system is mounted noexec.
+    /// No permission to execute the file or to search its directory, or its file system is mounted
+    /// noexec.
     #[error("permission denied")]
     PermissionDenied,
     /// The kernel could execute this, but a translator has to read it.
     #[error("may be executed but not read, and a translator must read it")]
     Unreadable,
-    /// Somebody has it open for writing.
+    /// Another process has the file open for writing.
     #[error("text file busy")]
     Busy,
     /// Neither ELF nor `#!`.
@@ -54,7 +56,7 @@ pub enum Reason {
     /// A `#!` line without an interpreter's name, or with one that does not fit.
     #[error("its #! line names no interpreter")]
     BadScriptLine,
-    /// Scripts whose interpreters are scripts, too deep.
+    /// A chain of scripts whose interpreters are scripts is longer than the kernel allows.
     #[error("too many levels of script interpreters")]
     ScriptDepth,
     /// The interpreter of a script cannot be run.
@@ -73,7 +75,7 @@ pub enum Reason {
         /// What is wrong with it.
         reason: Box<Reason>,
     },
-    /// The address space has no room for it, or the system refuses to map it.
+    /// The address space has no room for the mapping, or the system refuses it.
     #[error("cannot map {what}: {}", errno.desc())]
     CannotMap {
         /// A segment and its addresses, or the stack.
@@ -100,8 +102,8 @@ impl LoadError {
         self.reason.errno() as i32
     }
 
-    /// The exit status of a command line that cannot run its program: 127 when there is none, 126 when it is there
-    /// but cannot be run.
+    /// The exit status of a command line that cannot run its program: 127 when the program does not
+    /// exist, 126 when it exists but cannot be run.
     pub fn exit_status(&self) -> i32 {
         match self.reason {
             Reason::NotFound | Reason::CommandNotFound => 127,
@@ -130,7 +132,7 @@ impl Reason {
         }
     }
 
-    /// With the file it is about.
+    /// Adds the path of the file that this reason is about.
     pub(super) fn about(self, path: &Path) -> LoadError {
         LoadError { path: path.to_path_buf(), reason: self }
     }
@@ -145,7 +147,8 @@ impl Reason {
         }
     }
 
-    /// For an I/O error of the standard library. A path that no system call can take counts as not found.
+    /// For an I/O error of the standard library. A path that no system call can take counts as not
+    /// found.
     pub(super) fn io(action: &'static str, error: &io::Error) -> Reason {
         match error.raw_os_error() {
             Some(raw) => Reason::system(action, Errno::from_raw(raw)),
