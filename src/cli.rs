@@ -97,8 +97,8 @@ Examples:
   dynasour run --tier interp -- ./a.out        interpret everything
   dynasour run --chaos 1/100,7 -- ./a.out      make guards fail at random: the output must not change
 
-Exit status: the program's; 127 not found, 126 not runnable, 128+N if a shell would say so of signal N (we die of the
-same signal), 2 usage.")]
+Exit status: the program's own. 127: the program does not exist. 126: it cannot be run. 2: usage error.
+If signal N kills the program, dynasour dies of the same signal (a shell reports 128+N).")]
     Run(RunArgs),
     /// Measure suites of workloads: native, tiers and other launchers side by side
     #[command(after_help = "\
@@ -108,29 +108,29 @@ Examples:
   dynasour bench benches/suites/*.toml --runs 3 --compare before.json
   dynasour bench benches/suites/programs.toml --peer valgrind='valgrind --tool=none -q {}'
 
-A row whose output or exit status is not native's says DIFFERS, and the exit status is 1. Exit status 2: nothing was
-measured.")]
+A row says DIFFERS if its output or exit status differs from native; the exit status of bench is then 1.
+Exit status 2: nothing was measured.")]
     Bench(BenchArgs),
     /// Show the hottest regions of a run: guest code, traces, guards and what became of them
     #[command(after_help = "\
 Examples:
-  dynasour explain ./a.out                        the three hottest regions, whole
-  dynasour explain ./a.out 1000000 --at work      the traces that pass the function work
+  dynasour explain ./a.out                        the three hottest regions in full
+  dynasour explain ./a.out 1000000 --at work      the traces through the function work
   dynasour explain --at 0x401136 --show guards,native ./a.out
   dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | jq '.regions[0].symbol'
 
-The program runs once, with counters in its traces. What it writes to its standard output comes on our standard error; if it
-executes other programs, the last one is explained, and children are not. For each version of a region:
-  recorded path   guest instructions as they were recorded, each block with the number of times that it ran
-  guards          what was assumed (rcx@loop: rcx at the loop's head; rcx@entry: at the entry), how often that was checked and failed,
-                  and where failures went: the interpreter, or a side trace (t13) that was made for them
-  anchors         the guest's state that a failing guard restores, and the stores that are performed only then
-  changed by P    what each pass of the optimiser did to the IR, as a difference; ir/README.md explains the notation
-  native code     what was emitted, with guards, loop heads, spills and ways out marked
+The program runs once, with counters in its traces. Its standard output goes to our standard error. If it executes
+other programs, the last one is explained; child processes are not. For each version of a region:
+  recorded path   guest instructions as they were recorded, with the number of executions of each block
+  guards          what each guard checks (rcx@loop: rcx at the loop's head; rcx@entry: at the entry), its executions and failures,
+                  and where control went after a failure: to the interpreter, or to a side trace (t13) made for it
+  anchors         the guest state that a failing guard restores, and the stores that are performed only then
+  changed by P    the changes of each optimiser pass to the IR, as a difference; ir/README.md explains the notation
+  native code     the emitted code, with guards, loop heads, spills and exits marked
 
-Options of explain may stand behind the program, too, unless `--` stands before it: then all that follows is the program's.
+Options of explain may also stand after the program. After `--`, all options are the program's.
 
-Exit status: 0, also if nothing got hot, which is said; 2 if there is nothing to explain.")]
+Exit status: 0, also if no code was hot (the report says so); 2 if there is nothing to explain.")]
     Explain(ExplainArgs),
     /// Compare guard placements on one program, or measure what a deoptimisation costs
     #[command(after_help = "\
@@ -138,19 +138,19 @@ Examples:
   dynasour guards ./a.out 1000 --runs 11
   dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
   dynasour guards --chaos-sweep -- ./a.out 1000
-  dynasour guards -- sort --csv                   behind --, all options are the program's
+  dynasour guards -- sort --csv                   after --, all options are the program's
 
 Policies:
-  eager         each guard where its branch was, in every iteration
-  anchored      below the latest anchor that reaches, at the first use
-  hoisted       predicates that do not vary in a loop are checked before it
-  merged        guards of one value, then all guards of one anchor, become one
-  control-only  as default, but nothing is assumed about values
-  default       one iteration peeled: what it checked need not be checked in the loop
-  combined      as default, then one guard for all on one anchor
+  eager         each guard stands where its branch was, and is executed in every iteration
+  anchored      a guard stands at the first use of its value, after the latest anchor that it may fall back to
+  hoisted       predicates that do not change in a loop are checked before the loop
+  merged        all guards on one value, then all guards of one anchor, become one guard
+  control-only  as default, but without assumptions about values
+  default       one iteration is peeled; its checks are not repeated in the loop
+  combined      as default, then all guards of one anchor become one guard
 
-The program runs many times and must print the same each time. Counts are of the process that is started, and of the
-last program it executes. Exit status: 1 if a run differs from native, 2 if nothing was measured.")]
+The program runs many times and must print the same each time. Counts cover the process that is started, and the last
+program that it executes. Exit status: 1 if a run differs from native, 2 if nothing was measured.")]
     Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]

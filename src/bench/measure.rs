@@ -110,7 +110,7 @@ fn wait(pid: i32, limit: Duration) -> Result<Ended> {
         exited?;
         // SAFETY: waits for our own child; both results are ours.
         if unsafe { libc::wait4(pid, &mut status, 0, &mut usage) } != pid {
-            return Err(std::io::Error::last_os_error()).context("wait4");
+            return Err(std::io::Error::last_os_error()).context("cannot wait for the process (wait4)");
         }
         // Descendants that are still running would disturb the next run.
         // SAFETY: a system call; a group that is empty answers ESRCH.
@@ -130,7 +130,7 @@ fn wait_without_reaping(pid: i32) -> Result<()> {
             return Ok(());
         }
         if error.kind() != std::io::ErrorKind::Interrupted {
-            return Err(error).context("waitid");
+            return Err(error).context("cannot wait for the process (waitid)");
         }
     }
 }

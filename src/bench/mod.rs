@@ -126,7 +126,7 @@ pub fn run(args: &BenchArgs) -> Result<i32> {
     }
     let temporary;
     let directory = match &args.work_dir {
-        Some(directory) => std::path::absolute(directory).context("--work-dir")?,
+        Some(directory) => std::path::absolute(directory).context("cannot resolve the path given to --work-dir")?,
         None => {
             temporary = tempfile::tempdir().context("cannot make a temporary directory")?;
             temporary.path().to_path_buf()

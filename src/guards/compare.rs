@@ -114,8 +114,8 @@ fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     let _ = std::fs::remove_file(&file);
     let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
     if under(session, expected, row, &["--count", name])?.is_some() {
-        let text = std::fs::read(&file).context("the counting run left no counts")?;
-        let census: Census = serde_json::from_slice(&text).context("the counting run's counts")?;
+        let text = std::fs::read(&file).context("the counting run wrote no census")?;
+        let census: Census = serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
         row.counts = Counts::of(&census);
     }
     Ok(())

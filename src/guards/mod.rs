@@ -201,7 +201,7 @@ impl<'a> Session<'a> {
         if first.cpu < START_UP {
             self.bar.suspend(|| {
                 let milliseconds = first.cpu * 1e3;
-                eprintln!("dynasour: {program}: {milliseconds:.0} ms natively: what is measured is mostly start-up");
+                eprintln!("dynasour: {program}: {milliseconds:.0} ms natively: the measurement is mostly start-up");
             });
         }
         if !first.status.success() {

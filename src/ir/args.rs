@@ -20,7 +20,7 @@ Examples:
   dynasour ir check loop.ir
   dynasour ir check --json *.ir | jq '.errors[] | .message'
 
-Each broken rule is shown at its line; the rules are listed in ir/README.md. Exit status 1 if there is one.")]
+Each broken rule is shown at its line; ir/README.md lists the rules. Exit status 1 if a rule is broken.")]
     Check(CheckArgs),
     /// Print a file in the printer's canonical form of values, anchors, addresses and comments
     Print(PrintArgs),
@@ -30,7 +30,7 @@ Examples:
   dynasour ir opt loop.ir                                the pipeline of `run`, before and after
   dynasour ir opt loop.ir --passes simplify,dce --each   after each pass that changed something
   dynasour ir opt loop.ir --skip-pass sink --quiet > new.ir
-  dynasour ir opt --list                                 every pass, in a line
+  dynasour ir opt --list                                 every pass, one on each line
 
 The verifier runs after each pass. `base` versions are left as they are.")]
     Opt(OptArgs),
@@ -39,22 +39,23 @@ The verifier runs after each pass. `base` versions are left as they are.")]
 Examples:
   dynasour ir eval loop.ir                               the first region, from the file's first `state`
   dynasour ir eval loop.ir --set 'rdi = 5' --set 'memory 0x1000: i64 1, 2, 3'
-  dynasour ir eval loop.ir --version t1 --force 3 --trace  take the anchor of the fourth opportunity
+  dynasour ir eval loop.ir --version t1 --force 3 --trace  force a deoptimisation at the fourth opportunity
   dynasour ir eval loop.ir --version base --json
 
-Control goes from region to region of the file until it comes to a pc without code, or to something that only a real guest
-has (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions are
-not executed: each is some function of what it declares to read.")]
+Control goes from region to region of the file until it reaches a pc without code, or an event that only a real guest
+can handle (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions
+are not executed: the result of each is a fixed arbitrary function of the inputs that it declares.")]
     Eval(EvalArgs),
     /// Run two versions of a region side by side and report the first difference
     #[command(after_help = "\
 Examples:
   dynasour ir diff loop.ir base t1
-  dynasour ir diff loop.ir base t1 --forks 50            also take the anchor at each of 50 places of t1 and go on to the end
+  dynasour ir diff loop.ir base t1 --forks 50            also force a deoptimisation at each of 50 places of t1, and run to the end
   dynasour ir diff loop.ir t1 t2 --random 1000,7         from 1000 random states instead of the file's
 
-Compared are what is printed and read, where the program ends, registers, flags and memory there. A version named here is
-entered wherever a region has it and its context holds; everything else is `base`. Exit status 1: they differ.")]
+The comparison covers what is printed and read, where the program ends, and registers, flags and memory at the end. A
+version named here is entered wherever a region has it and its context holds; elsewhere `base` is entered. Exit
+status 1: the versions differ.")]
     Diff(DiffArgs),
 }
 

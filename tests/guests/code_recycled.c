@@ -1,5 +1,5 @@
-/* Code that is mapped, executed and unmapped 10,000 times, mostly at the same address: what is executed is what is there now,
-   and memory does not grow. */
+/* Code that is mapped, executed and unmapped 10,000 times, mostly at the same address. The code
+ * that is mapped at the moment must be executed, and memory must not grow. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>

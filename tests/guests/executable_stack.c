@@ -1,5 +1,5 @@
-/* A stack that is made executable while the program runs, as the dynamic linker does for a library that wants it: from the page
-   named down to wherever the stack ends, and nothing above. */
+/* A stack that is made executable while the program runs, as the dynamic linker does for a
+ * library that needs it: from the named page down to the end of the stack, and nothing above. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>

@@ -1,7 +1,8 @@
-/* Memory that others change: a loop that has become hot on memory of its own polls a word until it changes. Who changes it: a child through
-   shared memory of each kind, mapped before or after the loop became hot, through read-only mappings, too; the kernel, which
-   completes reads in the background; another thread; the same process through another mapping. Each case has a process of its
-   own, in which nothing is known to be shared before. */
+/* Memory that is changed from outside the loop that reads it. A loop that became hot on private
+ * memory polls a word until it changes. The writers: a child, through shared memory of each
+ * kind, mapped before or after the loop became hot, also through read-only mappings; the kernel,
+ * which completes reads in the background; another thread; the same process through another
+ * mapping. Each case has a process of its own, in which no memory was shared before. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/aio_abi.h>

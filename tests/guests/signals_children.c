@@ -1,5 +1,6 @@
-/* What parents are told of their children: SIGCHLD and waitid for every kind of end, stop and continuation; SA_NOCLDSTOP, SA_NOCLDWAIT and
-   ignoring; children that are killed by each signal's default action. */
+/* What parents learn of their children: SIGCHLD and waitid for every kind of end, stop and
+ * continuation; SA_NOCLDSTOP, SA_NOCLDWAIT and ignored SIGCHLD; children that are killed by each
+ * signal's default action. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
-/* Everything at once: fast timers, queued signals that must come in order, faults in hot loops and in handlers, jumps out of handlers,
-   masks that are respected, calls that are interrupted, all vector registers; every computation checks itself. */
+/* Everything at once: fast timers, queued signals that must come in order, faults in hot loops
+ * and in handlers, jumps out of handlers, masks, interrupted calls, all vector registers. Every
+ * computation checks itself. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>

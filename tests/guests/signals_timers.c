@@ -1,5 +1,6 @@
-/* Timers of every kind at ten kilohertz and more, over loops that are hot and calls that wait: deliveries plus overruns are the expirations,
-   a computation does not notice, nothing hangs. */
+/* Timers of every kind at ten kilohertz and more, during hot loops and waiting calls: deliveries
+ * plus overruns must equal the expirations, a computation must not be disturbed, and nothing may
+ * hang. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

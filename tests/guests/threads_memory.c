@@ -1,5 +1,6 @@
-// What threads see of each other's memory: store buffering with and without fences, message passing, atomic operations of
-// each width, and 16-byte ones. Only what the processor forbids is counted.
+// What threads see of each other's memory: store buffering with and without fences, message
+// passing, atomic operations of each width, and 16-byte ones. Only results that the processor
+// forbids are counted.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
