@@ -1,5 +1,16 @@
-//! The command line: its subcommands, options and help texts, and the [`RunConfig`] that `run`'s
+//! The command line: subcommands, options and help texts, and the [`RunConfig`] that `run`'s
 //! options describe.
+//!
+//! *Data.* [`Cli`] is the whole command line as clap parses it. `RunArgs` are the options of `run`;
+//! the other subcommands have theirs in their own modules.
+//!
+//! *Invariant.* Words behind the guest's program belong to the guest. Only `explain` and `guards`
+//! also accept their own options there, unless a `--` stands before the program.
+//!
+//! *Speed.* A guest that executes a program starts dynasour again, so `run` is parsed by a small
+//! parser first; the full one is built only for other subcommands, for errors and for help.
+//!
+//! Doc comments of options are the texts that `--help` shows.
 
 use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;

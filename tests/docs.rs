@@ -1,5 +1,5 @@
-//! What docs/ and `tests/README.md` say can be done: options exist, links have a target, the study's
-//! page has the tables of its data, and the table of modes is the matrix.
+//! What docs/ and `tests/README.md` say can be done: options exist, links have a target, the
+//! study's page has the tables of its data, and the table of modes is the matrix.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,8 +67,8 @@ fn the_study_shows_its_data() {
     }
 }
 
-/// The table of modes in `tests/README.md`: names, flags and order are those of the matrix. The seed is
-/// written SEED there.
+/// The table of modes in `tests/README.md`: names, flags and order are those of the matrix. The
+/// seed is written SEED there.
 #[test]
 fn modes_are_those_of_the_matrix() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/README.md");

@@ -2,11 +2,11 @@
 //! each, all passes, and random sequences.
 //!
 //! ```text
-//! cargo test --test passes sorting -- --exact --nocapture     one guest, with the time of each selection
-//! cargo test --test passes -- --ignored                       every guest of the matrix (an hour); with
-//! DYNASOUR_FIRST_GUEST=NAME, from this guest on
-//! DYNASOUR_PASS_SETS=100 cargo test --test passes             more random sequences
-//! DYNASOUR_PASS_SEED=7 cargo test --test passes               other random sequences
+//! cargo test --test passes sorting -- --exact --nocapture   one guest, with times
+//! cargo test --test passes -- --ignored                     every guest of the matrix (an hour)
+//! DYNASOUR_FIRST_GUEST=NAME                                 with --ignored: from this guest on
+//! DYNASOUR_PASS_SETS=100 cargo test --test passes           more random sequences
+//! DYNASOUR_PASS_SEED=7 cargo test --test passes             other random sequences
 //! ```
 //!
 //! A failure names the selection's flags and a command line that replays it.
@@ -48,13 +48,13 @@ telling! {
     hashing: "arithmetic whose bits are known",
     bytecode: "an indirect branch in a loop",
     recursion: "calls and returns",
-    flags_alu: "flags that somebody looks at",
+    flags_alu: "flags that are read",
     partial_registers: "values of every width",
     sse: "state that is in place",
     string_instructions: "accesses of unknown extent",
     segv_mprotect: "faults in the middle of traces",
     signals_context: "signals in the middle of traces",
-    exceptions: "frames on the guest's stack that somebody walks",
+    exceptions: "frames on the guest's stack that the unwinder reads",
     crash_hot_loop: "a loop that ends in a fault",
 }
 

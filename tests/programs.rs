@@ -3,8 +3,9 @@
 //! deoptimisation, too. The files that they leave are compared.
 //!
 //! ```text
-//! cargo test --test programs gcc -- --exact --nocapture       one test, with the time of each mode
-//! cargo test --test programs -- --ignored                     under selections of optimiser passes (hours); large ones in `full`
+//! cargo test --test programs gcc -- --exact --nocapture   one test, with the time of each mode
+//! cargo test --test programs -- --ignored                 under selections of passes (hours);
+//!                                                         large programs in `full`
 //! DYNASOUR_ONLY=perl,git cargo test --test programs -- --ignored      only these
 //! ```
 //!

@@ -4,7 +4,7 @@
 //! | module | what it answers |
 //! | --- | --- |
 //! | [`image`] | Can this file be executed, and how does it become a process? |
-//! | [`space`] | Which addresses belong to guest images, to the code cache, to the rest? What is mapped? |
+//! | [`space`] | Which addresses belong to guest images, which to the code cache? What is mapped? |
 //! | [`context`] | What is the state of one guest thread, as memory? |
 //! | [`decode`] | Which instruction stands at this guest pc? |
 //! | [`lift`] | What does that instruction mean, as IR? |

@@ -1,4 +1,11 @@
 //! Runs one command, and measures its time and memory.
+//!
+//! A run is a process group of its own, in a given directory, with a time limit. A watchdog thread
+//! kills the group when the limit expires. Times and memory come from `wait4`, so they include the
+//! children that the process waited for.
+//!
+//! *Invariant.* The process is reaped only after the watchdog has stopped using its id. Otherwise
+//! the watchdog might kill another group that got the same number.
 
 use anyhow::{Context, Result};
 use std::ffi::OsString;

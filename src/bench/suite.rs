@@ -8,7 +8,7 @@
 //! class = "integer"
 //! source = "../kernels/sieve.c"
 //! levels = ["-O0", "-O2"]
-//! n = 2000                      # {n} in `args`, `command` and input sizes; `small` takes its place under --small
+//! n = 2000                      # {n} in `args`, `command`, input sizes; under --small it is `small`
 //! small = 80
 //!
 //! [[workload]]

@@ -1,4 +1,9 @@
-//! The report as text.
+//! The report of `dynasour explain` as text.
+//!
+//! [`Reporter`] prints an [`Explanation`](super::model::Explanation), which holds all numbers
+//! already; this module only formats them. A report has a first line about the run, then the
+//! regions, the hottest first, and for each region its versions. A version that is shown in full
+//! has the parts that the user asked for with `--show`.
 
 use super::guest::Block;
 use super::model::{Body, Explanation, Region, Version};

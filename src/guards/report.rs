@@ -1,4 +1,8 @@
 //! The results of a comparison of policies: as tables, JSON and CSV.
+//!
+//! [`Report`] is what `--json` prints: the command, its native time, and one [`Row`] for each
+//! policy. The tables and the CSV show the same numbers, rounded. A row in which a run failed keeps
+//! its counts, and says in `trouble` what went wrong.
 
 use crate::bench::report::aligned;
 use crate::bench::summary::Ratio;

@@ -1,4 +1,10 @@
 //! `dynasour ir diff`: runs two versions of a region side by side and reports the first difference.
+//!
+//! The start states are those of the file, or random ones if it has none. From each state both
+//! versions run in the evaluator to their end. What they print and read, where they end, and their
+//! final registers, flags and memory must be equal. With `--forks` the second version is also
+//! forced to deoptimise, at one opportunity in each run: the result must still be the same
+//! (docs/design.md, "The IR").
 
 use super::args::DiffArgs;
 use super::eval::{choice, setup, start_pc};

@@ -38,7 +38,7 @@ static void *writer(void *argument) {
         constant(own, round * WRITERS + number);
         for (int again = 0; again < 20; again++) {
             CHECK(call(own) == round * WRITERS + number);
-            /* Nobody changes this one. */
+            /* No thread changes this one. */
             CHECK(call(page) == 77);
         }
     }

@@ -13,7 +13,7 @@ static void constant(uint8_t *at, uint32_t value) {
     at[5] = 0xc3;
 }
 
-/* Kilobytes of memory in use, of whoever runs this. */
+/* Kilobytes of memory in use by this process, a translator included. */
 static long resident(void) {
     long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");

@@ -16,7 +16,8 @@ static void on_fault(int signal) {
     siglongjmp(escape, 1);
 }
 
-/* Calls code in this frame or, for a depth, in one so many kilobytes further down: its result, or -1 if that is not allowed. */
+/* Calls code in this frame or, with a depth, in a frame that many kilobytes further down. Returns
+ * the code's result, or -1 if the code may not be executed. */
 static __attribute__((noinline)) int call_code(int depth, int result) {
     volatile unsigned char room[1024];
     room[0] = (unsigned char)depth;

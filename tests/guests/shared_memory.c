@@ -19,7 +19,8 @@ enum { PAGE = 4096, HOT = 3000 };
 
 static char *scratch;
 
-/* Polls the word until it is not what it was, at most so often, and writes a local variable in between. */
+/* Polls the word until it changes, up to the given number of times, and writes a local variable
+ * in between. */
 static __attribute__((noinline)) long poll_word(const long *word, long was, long most) {
     long turns = 0, slot[4] = {0};
     while (turns < most) {
@@ -104,7 +105,7 @@ static void file_written_by_call(void) {
     wait_for(word, changer(NULL, fd));
 }
 
-/* Nobody in this process could write it by this descriptor. */
+/* This process cannot write it through this descriptor. */
 static void memory_file_read_only(void) {
     int fd = memfd_create("shared", 0);
     CHECK(fd >= 0 && ftruncate(fd, PAGE) == 0);

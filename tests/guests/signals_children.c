@@ -109,7 +109,7 @@ int main(void) {
     printf("ignored: %d %d\n", waitpid(child, &status, 0), errno == ECHILD);
     signal(SIGCHLD, SIG_DFL);
 
-    /* Many at once: none is lost to those who wait. */
+    /* Many at once: a waiting parent misses none. */
     handle(SA_RESTART);
     sigprocmask(SIG_SETMASK, &open_set, NULL);
     int sum = 0;

@@ -16,7 +16,8 @@
 static volatile long delivered[65], overruns[65], wrong;
 static timer_t timers[4];
 
-/* A timer that runs: it was started between two moments, has told of so many expirations, and last told when. */
+/* A running timer: the two times between which it was started, the number of expirations that it
+ * has reported, and the time of the last report. */
 static struct {
     long period, earliest, latest, total, last;
 } running[4];

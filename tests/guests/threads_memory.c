@@ -43,7 +43,7 @@ static void *buffering(void *argument) {
     return NULL;
 }
 
-// The writer sets x and then y to ever greater numbers; whoever reads y and then x sees no smaller x.
+// The writer sets x and then y to ever greater numbers; a thread that reads y and then x sees no smaller x.
 static void *passing(void *argument) {
     long wrong = 0;
     if (argument == NULL) {
@@ -91,7 +91,7 @@ static void *atomics(void *argument) {
         __int128 seen = wide;
         while (!wide_compare_exchange(&wide, &seen, seen + ((__int128)1 << 64) + 1)) {}
     }
-    // Whoever takes a token puts one back: none is lost.
+    // A thread that takes a token puts one back: none is lost.
     uint64_t token = (uint64_t)number + 1;
     for (int i = 0; i < ROUNDS; i++) token = __atomic_exchange_n(&swapped, token, __ATOMIC_ACQ_REL);
     return (void *)token;

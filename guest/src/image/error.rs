@@ -1,5 +1,14 @@
 //! Why a program cannot be run: the file, the reason, execve(2)'s error number, and the exit status
 //! that dynasour ends with.
+//!
+//! *Data.* A [`Reason`] says what is wrong. A [`LoadError`] adds the path that the user or the
+//! guest asked for.
+//!
+//! *Invariants.* Each reason displays as one line, whatever bytes the paths in it have. Its error
+//! number is the one that the kernel gives for the same file.
+//!
+//! *Use.* The command line prints the error and leaves with [`LoadError::exit_status`]; a guest's
+//! execve fails with [`LoadError::errno`].
 
 use std::fmt;
 use std::io;

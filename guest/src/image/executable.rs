@@ -1,4 +1,9 @@
-//! Finding a program file and opening it under the rules of execve(2) and execvp(3).
+//! Finding a program file and opening it, by the rules of execve(2) and execvp(3).
+//!
+//! [`resolve_command`] is execvp's search through PATH. `open` makes the checks of execve in the
+//! kernel's order, so that a file with several faults gets the kernel's error number. A kernel
+//! since 6.14 is asked for its own verdict, too (`ask_kernel`); an older one leaves some cases
+//! undetected (a file open for writing, security modules).
 
 use std::ffi::{CString, OsStr};
 use std::fs::{File, OpenOptions};
