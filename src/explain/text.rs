@@ -1,6 +1,6 @@
 //! The report of `dynasour explain` as text.
 //!
-//! [`Reporter`] prints an [`Explanation`](super::model::Explanation), which holds all numbers
+//! [`Reporter`] prints an [`Explanation`], which holds all numbers
 //! already; this module only formats them. A report has a first line about the run, then the
 //! regions, the hottest first, and for each region its versions. A version that is shown in full
 //! has the parts that the user asked for with `--show`.
