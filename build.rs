@@ -1,17 +1,20 @@
 //! Links the `dynasour` command statically where the system has static libraries.
 //!
-//! `LD_PRELOAD`, `LD_LIBRARY_PATH`, `LD_TRACE_LOADED_OBJECTS`, `LD_DEBUG` and their kind are meant for the guest; a dynamic
-//! linker of the translator's own would obey them first. (It also takes a millisecond of each start.)
+//! *Why.* `LD_PRELOAD`, `LD_LIBRARY_PATH`, `LD_TRACE_LOADED_OBJECTS`, `LD_DEBUG` and similar
+//! variables are meant for the guest. If dynasour had a dynamic linker of its own, that linker
+//! would obey them first. (It would also cost a millisecond of each start, measured.)
 //!
-//! `-C target-feature=+crt-static` would do it, but cargo can pass that only together with a `--target`, since procedural macros
-//! are dynamic libraries; then binaries would be found elsewhere. So the linker is told directly: `-static-pie`, and for each
-//! library that rustc asks for a *linker script* that names the archive. The scripts stand first in the search path.
+//! *How.* `-C target-feature=+crt-static` would do it. But cargo can pass that only together with a
+//! `--target`, because procedural macros are dynamic libraries, and with `--target` the binaries
+//! move to another directory. So the linker is told directly: `-static-pie`, and for each library
+//! that rustc asks for a *linker script* that names the archive. The directory with the scripts
+//! comes first in the search path.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What rustc passes as `-l` for a program of the Rust standard library.
+/// The libraries that rustc passes as `-l` for a program that uses the Rust standard library.
 const LIBRARIES: [&str; 6] = ["c", "m", "dl", "rt", "pthread", "util"];
 
 fn main() {
@@ -21,7 +24,7 @@ fn main() {
     let wanted = target == "x86_64-unknown-linux-gnu" && env::var_os("DYNASOUR_DYNAMIC").is_none();
     let directory = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     if wanted && write_scripts(&directory).is_some() {
-        // For the command alone: tests are linked as usual.
+        // Only for the command: tests are linked as usual.
         println!("cargo::rustc-link-arg-bin=dynasour=-L{}", directory.display());
         println!("cargo::rustc-link-arg-bin=dynasour=-static-pie");
     } else {
@@ -36,7 +39,7 @@ fn write_scripts(directory: &Path) -> Option<()> {
     for name in LIBRARIES {
         write(directory, name, &format!("INPUT({})", archive(name)?))?;
     }
-    // The unwinder calls the C library, and the other way round.
+    // The unwinder calls the C library and the C library calls the unwinder.
     let parts = ["gcc_eh", "gcc", "c"].map(archive);
     let [unwinder, support, c] = parts;
     write(directory, "gcc_s", &format!("GROUP({} {} {})", unwinder?, support?, c?))
@@ -46,11 +49,11 @@ fn write(directory: &Path, name: &str, script: &str) -> Option<()> {
     fs::write(directory.join(format!("lib{name}.a")), script).ok()
 }
 
-/// Where the compiler finds `libNAME.a`.
+/// The path at which the compiler finds `libNAME.a`.
 fn archive(name: &str) -> Option<String> {
     let file = format!("lib{name}.a");
     let output = Command::new("cc").arg(format!("-print-file-name={file}")).output().ok()?;
     let path = String::from_utf8(output.stdout).ok()?.trim().to_owned();
-    // Without one, the compiler repeats the question.
+    // If there is no such file, the compiler prints the name it was asked for.
     (path != file && Path::new(&path).is_absolute()).then_some(path)
 }

@@ -1,4 +1,16 @@
-//! The command line.
+//! The command line: subcommands, options and help texts, and the [`RunConfig`] that `run`'s
+//! options describe.
+//!
+//! *Data.* [`Cli`] is the whole command line as clap parses it. `RunArgs` are the options of `run`;
+//! the other subcommands have theirs in their own modules.
+//!
+//! *Invariant.* Words behind the guest's program belong to the guest. Only `explain` and `guards`
+//! also accept their own options there, unless a `--` stands before the program.
+//!
+//! *Speed.* A guest that executes a program starts dynasour again, so `run` is parsed by a small
+//! parser first; the full one is built only for other subcommands, for errors and for help.
+//!
+//! Doc comments of options are the texts that `--help` shows.
 
 use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
@@ -18,16 +30,16 @@ use std::path::PathBuf;
 #[derive(Parser, Debug)]
 #[command(name = "dynasour", version, arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
 impl Cli {
-    /// What these words, the first of which is our own name, ask for.
+    /// Parses the words of a command line; the first word is dynasour's own name.
     ///
     /// # Errors
-    /// A usage error, or the text that `--help` or `--version` asks for.
+    /// A usage error, or the text for `--help` or `--version`.
     pub fn of(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Cli, clap::Error> {
         let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
         if let [own, subcommand, options @ ..] = &words[..]
@@ -40,16 +52,17 @@ impl Cli {
     }
 }
 
-/// `dynasour run` alone: each program that a guest executes is started so, and describing all the other subcommands takes longer
-/// than parsing. Whatever is wrong, or asks for help, is said by [`Cli`].
+/// `dynasour run` alone. Every program that a guest executes is started by it, and building the
+/// parser of all subcommands takes longer than parsing. On an error, or for help, [`Cli`] parses
+/// again and reports.
 #[derive(Parser, Debug)]
 struct Run {
     #[command(flatten)]
     args: RunArgs,
 }
 
-/// `dynasour explain PROG ARGS --top 1` as clap wants it: options of `explain` and `guards` that stand behind the program, but not
-/// behind `--`, come before it.
+/// Reorders `dynasour explain PROG ARGS --top 1` for clap: options of `explain` and `guards` that
+/// stand after the program move before it. Words after `--` are not moved.
 fn options_first(words: Vec<OsString>) -> Vec<OsString> {
     let subcommand = match words.get(1).and_then(|word| word.to_str()) {
         Some(name @ ("explain" | "guards")) => name,
@@ -95,8 +108,8 @@ Examples:
   dynasour run --tier interp -- ./a.out        interpret everything
   dynasour run --chaos 1/100,7 -- ./a.out      make guards fail at random: the output must not change
 
-Exit status: the program's; 127 not found, 126 not runnable, 128+N if a shell would say so of signal N (we die of the
-same signal), 2 usage.")]
+Exit status: the program's own. 127: the program does not exist. 126: it cannot be run. 2: usage error.
+If signal N kills the program, dynasour dies of the same signal (a shell reports 128+N).")]
     Run(RunArgs),
     /// Measure suites of workloads: native, tiers and other launchers side by side
     #[command(after_help = "\
@@ -106,29 +119,29 @@ Examples:
   dynasour bench benches/suites/*.toml --runs 3 --compare before.json
   dynasour bench benches/suites/programs.toml --peer valgrind='valgrind --tool=none -q {}'
 
-A row whose output or exit status is not native's says DIFFERS, and the exit status is 1. Exit status 2: nothing was
-measured.")]
+A row says DIFFERS if its output or exit status differs from native; the exit status of bench is then 1.
+Exit status 2: nothing was measured.")]
     Bench(BenchArgs),
     /// Show the hottest regions of a run: guest code, traces, guards and what became of them
     #[command(after_help = "\
 Examples:
-  dynasour explain ./a.out                        the three hottest regions, whole
-  dynasour explain ./a.out 1000000 --at work      the traces that pass the function work
+  dynasour explain ./a.out                        the three hottest regions in full
+  dynasour explain ./a.out 1000000 --at work      the traces through the function work
   dynasour explain --at 0x401136 --show guards,native ./a.out
   dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | jq '.regions[0].symbol'
 
-The program runs once, with counters in its traces. What it writes to its standard output comes on our standard error; if it
-executes other programs, the last one is explained, and children are not. For each version of a region:
-  recorded path   guest instructions as they were recorded, each block with the number of times that it ran
-  guards          what was assumed (rcx@loop: rcx at the loop's head; rcx@entry: at the entry), how often that was checked and failed,
-                  and where failures went: the interpreter, or a side trace (t13) that was made for them
-  anchors         the guest's state that a failing guard restores, and the stores that are performed only then
-  changed by P    what each pass of the optimiser did to the IR, as a difference; ir/README.md explains the notation
-  native code     what was emitted, with guards, loop heads, spills and ways out marked
+The program runs once, with counters in its traces. Its standard output goes to our standard error. If it executes
+other programs, the last one is explained; child processes are not. For each version of a region:
+  recorded path   guest instructions as they were recorded, with the number of executions of each block
+  guards          what each guard checks (rcx@loop: rcx at the loop's head; rcx@entry: at the entry), its executions and failures,
+                  and where control went after a failure: to the interpreter, or to a side trace (t13) made for it
+  anchors         the guest state that a failing guard restores, and the stores that are performed only then
+  changed by P    the changes of each optimiser pass to the IR, as a difference; ir/README.md explains the notation
+  native code     the emitted code, with guards, loop heads, spills and exits marked
 
-Options of explain may stand behind the program, too, unless `--` stands before it: then all that follows is the program's.
+Options of explain may also stand after the program. After `--`, all options are the program's.
 
-Exit status: 0, also if nothing got hot, which is said; 2 if there is nothing to explain.")]
+Exit status: 0, also if no code was hot (the report says so); 2 if there is nothing to explain.")]
     Explain(ExplainArgs),
     /// Compare guard placements on one program, or measure what a deoptimisation costs
     #[command(after_help = "\
@@ -136,19 +149,19 @@ Examples:
   dynasour guards ./a.out 1000 --runs 11
   dynasour guards --policies eager,default --runs 11 --csv -- ./a.out 1000
   dynasour guards --chaos-sweep -- ./a.out 1000
-  dynasour guards -- sort --csv                   behind --, all options are the program's
+  dynasour guards -- sort --csv                   after --, all options are the program's
 
 Policies:
-  eager         each guard where its branch was, in every iteration
-  anchored      below the latest anchor that reaches, at the first use
-  hoisted       predicates that do not vary in a loop are checked before it
-  merged        guards of one value, then all guards of one anchor, become one
-  control-only  as default, but nothing is assumed about values
-  default       one iteration peeled: what it checked need not be checked in the loop
-  combined      as default, then one guard for all on one anchor
+  eager         each guard stands where its branch was, and is executed in every iteration
+  anchored      a guard stands at the first use of its value, after the latest anchor that it may fall back to
+  hoisted       predicates that do not change in a loop are checked before the loop
+  merged        all guards on one value, then all guards of one anchor, become one guard
+  control-only  as default, but without assumptions about values
+  default       one iteration is peeled; its checks are not repeated in the loop
+  combined      as default, then all guards of one anchor become one guard
 
-The program runs many times and must print the same each time. Counts are of the process that is started, and of the
-last program it executes. Exit status: 1 if a run differs from native, 2 if nothing was measured.")]
+The program runs many times and must print the same each time. Counts cover the process that is started, and the last
+program that it executes. Exit status: 1 if a run differs from native, 2 if nothing was measured.")]
     Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
@@ -158,68 +171,77 @@ last program it executes. Exit status: 1 if a run differs from native, 2 if noth
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// Executable forms of guest code: interp, dynamo (also compile hot traces), copy (native copies of blocks), full (copies and traces)
+    /// How guest code is executed: interp (interpreter), dynamo (interpreter and compiled hot
+    /// traces), copy (native copies of blocks), full (native copies and traces)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
-    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, fewer where
-    /// much of the time goes into traces already; 25000 in full, which makes no trace that would not pay, unless N is lower]
+    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, lower where
+    /// traces already take much of the time; 25000 in full]. With its default, full makes only
+    /// traces that promise to pay; a lower N makes them all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
-    /// Bytes of the code cache; suffixes K and M
+    /// Size of the code cache in bytes; suffixes K and M
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     cache_size: usize,
-    /// How copied blocks return: table (of indirect jumps), stack (the processor's own), auto (by the stack where there are
-    /// many calls)
+    /// How returns of copied blocks are executed: table (as indirect jumps), stack (by the
+    /// processor's return stack), auto (stack in programs with many calls)
     #[arg(long, default_value_t = Returns::Auto, value_name = "WAY")]
     returns: Returns,
-    /// How what indirect jumps and returns lead to checks that it is meant: loop or pext [default: what is fast here: pext if
-    /// the processor is not AMD's and has it]
+    /// How the target of an indirect jump or return checks that it is the right one: loop or pext
+    /// [default: the faster one on this processor, pext if it is there and the processor is not
+    /// AMD's]
     #[arg(long, value_name = "WAY")]
     entry_check: Option<EntryCheck>,
-    /// What traces assume and where their guards stand: eager, anchored, hoisted, merged, control-only, default, combined
+    /// What traces assume and where their guards stand: eager, anchored, hoisted, merged,
+    /// control-only, default, combined
     #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY", value_parser = placement::placement)]
     policy: &'static dyn Placement,
-    /// Make each guard fail with probability 1/N, to test deoptimisation
+    /// Make each guard fail with probability 1/N, to test deoptimisation (SEED chooses the random
+    /// numbers)
     #[arg(long, value_name = "1/N[,SEED]")]
     chaos: Option<Chaos>,
-    /// Print statistics of this process to stderr at the end (those of its last program, if it executes others); indirect
-    /// transfers are counted for it, which takes time (also under --count, but not under --stats-json alone)
+    /// Print statistics to stderr at the end of the process (of its last program, if it executes
+    /// others). Counting indirect transfers for it takes time, which --stats-json alone does not
     #[arg(long)]
     stats: bool,
     /// Write statistics as JSON to FILE at the end
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
-    /// Write /tmp/perf-PID.map at the end, so that `perf report` names traces and copied blocks by guest symbol
+    /// Write /tmp/perf-PID.map at the end, so that `perf report` names traces and copied blocks by
+    /// guest symbol
     #[arg(long)]
     perf_map: bool,
-    /// Show stages on stderr: record, trace, opt, code, exit, syscall, signal
+    /// Log these stages to stderr: record, trace, opt, code, exit, syscall, signal
     #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
     log: Vec<Stage>,
-    /// Run these optimiser passes, in this order, instead of the default pipeline (`dynasour ir opt --list` lists them)
+    /// Run these optimiser passes, in this order, instead of the default pipeline (`dynasour ir opt
+    /// --list` lists them)
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_trace_pass)]
     passes: Option<Vec<String>>,
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
     skip_pass: Vec<String>,
-    /// Compile only the traces numbered FIRST to LAST (they are numbered as made), for bisecting
+    /// Compile only the traces numbered FIRST to LAST in the order of their making, to find a
+    /// faulty one by bisection
     #[arg(long, value_name = "FIRST[-LAST]", value_parser = parse_range)]
     only_trace: Option<RangeInclusive<u32>>,
-    /// Count what fragments do, and write the census to FILE at the end (`explain` and `guards` read it)
+    /// Count what fragments execute, and write the census to FILE at the end (`explain` and
+    /// `guards` read it)
     #[arg(long, value_name = "FILE", hide = true)]
     count: Option<PathBuf>,
-    /// With --count: the text of versions and native code, too
+    /// With --count: include the text of versions and native code
     #[arg(long, requires = "count", hide = true)]
     count_detail: bool,
-    /// Run programs that the guest executes natively
+    /// Run the programs that the guest executes natively, not under the translator
     #[arg(long)]
     no_follow: bool,
     /// The guest's `argv[0]`
     #[arg(long, value_name = "NAME", hide = true)]
     argv0: Option<OsString>,
-    /// A file with the filters of system calls that the guest inherits
+    /// Descriptor of a file with the system call filters that the guest inherits
     #[arg(long, value_name = "FD", hide = true)]
     seccomp: Option<i32>,
-    /// The guest's limit of its address space
+    /// The guest's limit on its address space
     #[arg(long, value_name = "SOFT:HARD", hide = true)]
     address_space: Option<Limit>,
     /// The program and its arguments
@@ -251,7 +273,7 @@ fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
 }
 
 impl RunArgs {
-    /// The run that these options describe.
+    /// The configuration of the run that these options describe.
     pub fn into_config(self) -> RunConfig {
         let mut child_options: Vec<OsString> = Vec::new();
         let mut option = |name: &str, value: String| {
@@ -279,7 +301,7 @@ impl RunArgs {
         if !self.skip_pass.is_empty() {
             option("--skip-pass", self.skip_pass.join(","));
         }
-        // Where the report goes must not depend on the directory that the guest is in at its end.
+        // A relative path must not depend on the guest's working directory at its end.
         let stats_json = self.stats_json.map(|path| std::path::absolute(&path).unwrap_or(path));
         let mut own_options: Vec<OsString> = Vec::new();
         for stage in &self.log {

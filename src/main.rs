@@ -1,9 +1,10 @@
 //! The `dynasour` command.
 //!
-//! There is no Rust `main`: std's start-up would change what the guest inherits (it ignores SIGPIPE, installs
-//! handlers and an alternate stack, opens descriptors 0 to 2), so the C runtime calls us directly (DESIGN 7).
+//! There is no Rust `main`, because std's start-up would change what the guest inherits: it ignores
+//! SIGPIPE, installs handlers and an alternate stack, and opens descriptors 0 to 2. So the C
+//! runtime calls this file's `main` directly (docs/design.md, "Running a guest").
 
-// The unit tests are a program of Rust's own kind.
+// Unit tests have the test harness's `main`.
 #![cfg_attr(not(test), no_main)]
 
 mod bench;
@@ -18,10 +19,10 @@ use std::ffi::c_int;
 #[global_allocator]
 static HEAP: dynasour_runtime::heap::Heap = dynasour_runtime::heap::Heap;
 
-/// A command that could not do its work.
+/// Exit status of a command that failed.
 const FAILED: c_int = 2;
 
-/// Called by the C runtime. The arguments reach `std::env` by glibc's own initialisation.
+/// Called by the C runtime. glibc's initialisation makes the arguments available to `std::env`.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 extern "C" fn main(_argc: c_int, _argv: *const *const std::ffi::c_char) -> c_int {
@@ -34,7 +35,7 @@ fn failed(error: anyhow::Error) -> c_int {
     FAILED
 }
 
-/// Does what the command line asks for; returns the exit status.
+/// Runs the subcommand; returns the exit status.
 fn run(cli: Cli) -> c_int {
     match cli.command {
         Command::Run(args) => match dynasour_runtime::run(&args.into_config()) {

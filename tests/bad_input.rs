@@ -1,8 +1,9 @@
-//! What cannot be run, what is asked for wrongly, and programs that crash: the "Bad input" section of issue 2.
+//! Input that must be refused, and guests that crash.
 //!
-//! A file that cannot be run is refused with one line that names it and the reason, status 127 (there is none) or 126 (it is
-//! not runnable), and nothing of it is executed. A usage error is status 2, and nothing is executed either. A guest's crash
-//! is its own: the same wait status as natively.
+//! * A file that cannot be run is refused with one line that names it and the reason, and status
+//!   127 (it does not exist) or 126 (it cannot be run). Nothing of it is executed.
+//! * A usage error has status 2; nothing is executed either.
+//! * A guest that crashes has the same wait status as natively.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
@@ -42,7 +43,8 @@ fn dynasour(directory: &Path, words: &[&str]) -> Outcome {
     Invocation::new(DYNASOUR, directory).args(words).run()
 }
 
-/// Asserts that a run refused its program: one line `dynasour: NAME: …`, and nothing else. Returns the reason.
+/// Asserts that a run refused its program: one line `dynasour: NAME: …`, and nothing else. Returns
+/// the reason.
 #[track_caller]
 fn reason(outcome: &Outcome, name: &str, status: i32) -> String {
     let message = text(&outcome.stderr);
@@ -54,7 +56,7 @@ fn reason(outcome: &Outcome, name: &str, status: i32) -> String {
     reason.unwrap_or_else(|| panic!("{line:?} does not name {name:?}")).to_owned()
 }
 
-/// Runs `./NAME` in `directory`, which must be refused for a reason that contains `part`.
+/// Runs `./NAME` in `directory`; the run must be refused for a reason that contains `part`.
 #[track_caller]
 fn refused(directory: &Path, name: &str, status: i32, part: &str) {
     let name = format!("./{name}");
@@ -84,7 +86,7 @@ fn files_that_are_no_programs() {
     refused(&here, "dangling", 126, "symbolic link");
     nix::unistd::mkfifo(&here.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("mkfifo");
     refused(&here, "fifo", 126, "not a regular file");
-    // A name that would break the line.
+    // A name with a newline, which would break the line.
     let broken = dynasour(&here, &["run", "--", "./two\nlines"]);
     assert_eq!(reason(&broken, r#""./two\nlines""#, 127), "no such file or directory");
     let unheard = dynasour(&here, &["run", "--", "no-such-command"]);
@@ -93,7 +95,8 @@ fn files_that_are_no_programs() {
     assert_eq!(reason(&nothing, r#""""#, 127), "no such file or directory");
 }
 
-/// Fields of an ELF header and of program headers, by their place in a 64-bit file (System V gABI).
+/// Fields of an ELF header and of program headers, by their position in a 64-bit file (System V
+/// gABI).
 mod field {
     use std::ops::Range;
 
@@ -117,14 +120,14 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Where the program header of the first segment to load starts.
+/// Position of the program header of the first loadable segment.
 fn first_load(bytes: &[u8]) -> usize {
     const PT_LOAD: [u8; 4] = [1, 0, 0, 0];
     let table = number(bytes, field::PROGRAM_HEADERS.start) as usize;
     (table..).step_by(56).find(|&at| bytes[at..at + 4] == PT_LOAD).expect("a segment")
 }
 
-/// `program` with the little-endian `value` in a field.
+/// `program` with the field at `at` set to the little-endian `value`.
 fn changed(program: &[u8], at: Range<usize>, value: u64) -> Vec<u8> {
     let mut bytes = program.to_vec();
     let len = at.len();
@@ -176,7 +179,7 @@ fn segments_that_cannot_be_mapped() {
         changed(&program, word(field::ADDRESS), u64::MAX - 0xfff),
         changed(&program, word(field::MEMORY_SIZE), 1 << 46),
         changed(&program, word(field::MEMORY_SIZE), 1 << 60),
-        // The pages at which nobody may map anything.
+        // The lowest pages, which no process may map.
         changed(&program, word(field::ADDRESS), number(&program, load + field::FILE_OFFSET) & 0xfff),
     ];
     for bytes in &cases {
@@ -196,7 +199,8 @@ fn a_missing_dynamic_linker() {
     refused(&here, "program", 126, "ELF interpreter /lib64/ld-nobody-x86-64.so.: no such file or directory");
 }
 
-/// Headers cut at each length and with single bytes changed: refused properly, or run as the kernel runs them.
+/// Headers truncated at each length and with single bytes changed: each file is refused properly,
+/// or runs as under the kernel.
 #[test]
 fn headers_with_any_byte_wrong() {
     let here = directory("bytes");
@@ -257,7 +261,7 @@ fn usage_errors() {
         assert_eq!(text(&outcome.stdout), "", "{words:?}");
         assert!(!here.join("marker").exists(), "{words:?}");
     }
-    // The value is named.
+    // The message names the value.
     let outcome = dynasour(&here, &["run", "--tier", "fast", "--", "true"]);
     assert!(text(&outcome.stderr).contains("'fast'"), "{}", text(&outcome.stderr));
     for words in [&["--help"][..], &["run", "--help"], &["--version"]] {
@@ -282,7 +286,8 @@ fn crashes_have_the_native_wait_status() {
     }
 }
 
-/// A shell that is translated sees how its translated children end, and so does one that is not.
+/// A shell sees the same wait status of its translated children whether the shell itself is
+/// translated or not.
 #[test]
 fn shells_see_crashes() {
     let here = directory("shells");
@@ -306,7 +311,8 @@ fn shells_see_crashes() {
     }
 }
 
-/// Arguments are bytes: empty, not UTF-8, like options; and argv[0] may be anything when a guest's execve passes it on.
+/// Arguments are arbitrary bytes: empty, not UTF-8, looking like options. argv[0] may be anything
+/// when a guest's execve sets it.
 #[test]
 fn arguments_of_any_bytes() {
     let here = directory("arguments");
@@ -365,7 +371,7 @@ fn piped(command: &mut Command, input: &[u8]) -> Output {
     use std::process::Stdio;
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("start a command");
-    // A compiler that refuses its options does not read on; its status tells.
+    // A compiler that refuses its options stops reading; its status reports that.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     child.wait_with_output().expect("wait for a command")
 }

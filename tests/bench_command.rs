@@ -1,4 +1,4 @@
-//! `dynasour bench`: what it prints, what it writes, and what it refuses before anything runs.
+//! `dynasour bench`: its output, its files, and the input that it refuses before it runs anything.
 
 use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::scratch;
@@ -22,7 +22,7 @@ fn bench(directory: &Path, words: &[&str]) -> Outcome {
     run.run()
 }
 
-/// A suite in `directory` of these commands, and its path.
+/// Writes a suite of these commands to `directory`; returns its path.
 fn suite(directory: &Path, workloads: &[(&str, &str)]) -> String {
     let mut text = "name = 'mine'\n".to_string();
     for (name, command) in workloads {

@@ -1,8 +1,11 @@
-//! What docs/ says can be done: options exist, links lead somewhere, and the study's page has the tables of its data.
+//! What docs/ and `tests/README.md` say can be done: options exist, links have a target, the
+//! study's page has the tables of its data, and the table of modes is the matrix.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use dynasour_testkit::mode::Mode;
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
@@ -62,4 +65,32 @@ fn the_study_shows_its_data() {
     for row in rows {
         assert!(page.contains(row), "the page does not have the row {row}");
     }
+}
+
+/// The table of modes in `tests/README.md`: names, flags and order are those of the matrix. The
+/// seed is written SEED there.
+#[test]
+fn modes_are_those_of_the_matrix() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/README.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let section = page.split("## Modes").nth(1).and_then(|s| s.split("\n## ").next()).expect("the section on modes");
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let shown: Vec<(&str, String)> = rows
+        .map(|row| {
+            let mut cells = row.split('`');
+            let (name, flags) = (cells.nth(1).expect("a name"), cells.nth(1).expect("flags"));
+            (name, flags.to_owned())
+        })
+        .collect();
+    let matrix: Vec<(&str, String)> = Mode::all()
+        .iter()
+        .map(|mode| {
+            let flags = mode.flags.iter().map(|flag| match flag.split_once(',') {
+                Some((rate, _seed)) => format!("{rate},SEED"),
+                None => flag.clone(),
+            });
+            (mode.name, flags.collect::<Vec<_>>().join(" "))
+        })
+        .collect();
+    assert_eq!(shown, matrix);
 }

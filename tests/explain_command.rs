@@ -1,4 +1,5 @@
-//! `dynasour explain`: its counts reconcile with what the guest does, its report has all parts, and bad input is answered.
+//! `dynasour explain`: its counts match what the guest does, its report has all parts, and bad
+//! input gets an error.
 
 use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::scratch;
@@ -49,7 +50,7 @@ fn sum(values: &[Value], name: &str) -> u64 {
     values.iter().map(|v| count(v, name)).sum()
 }
 
-/// What holds of any version that is shown whole.
+/// Relations that hold for any version that is shown in full.
 fn reconcile(version: &Value) {
     let guards = array(&version["body"], "guards");
     for guard in guards {
@@ -57,7 +58,7 @@ fn reconcile(version: &Value) {
         assert!(failed <= executed, "{guard}");
         assert_eq!(sum(array(guard, "went"), "times"), failed, "{guard}");
     }
-    // What a guard lets pass comes to the next.
+    // The executions that a guard lets pass reach the next guard.
     let (before, inside): (Vec<Value>, Vec<Value>) = guards.iter().cloned().partition(|g| g["in_loop"] == false);
     for part in [&before, &inside] {
         for pair in part.windows(2) {
@@ -94,7 +95,7 @@ fn counts_are_exact(level: &str, tier: &str) {
         }
     }
     let (looping, side) = work(&explanation);
-    // Of the branch that is taken every 1,000 iterations each one was, except that none was due before the loop was hot.
+    // Every execution of the rare branch failed its guard; none occurred before the loop was hot.
     let rare = |g: &&Value| count(g, "failed") > 10;
     let guards: Vec<Value> = array(&looping["body"], "guards").iter().filter(rare).cloned().collect();
     let pc = count(guards.first().expect("a guard fails"), "pc");
@@ -103,7 +104,7 @@ fn counts_are_exact(level: &str, tier: &str) {
     let all = array(&looping["body"], "guards").iter().filter(|g| count(g, "pc") == pc);
     let checked: u64 = all.map(|g| count(g, "executed")).sum();
     assert!((999_000..1_000_000).contains(&checked), "{checked} of 1,000,000 iterations");
-    // All failures but the first few went to the side trace, which went back to the loop.
+    // All failures but the first few went to the side trace, which returned to the loop.
     let to_side = |g: &Value| -> u64 {
         let to = array(g, "went").iter().filter(|w| w["fragment"] == side["id"]);
         to.map(|w| count(w, "times")).sum()
@@ -250,7 +251,8 @@ fn what_cannot_be_explained_is_said() {
     refused(&explain(&directory, &["--skip-pass", "nothing", "/bin/true"]), &["unknown pass"]);
     refused(&explain(&directory, &[]), &["PROG"]);
 
-    // A guest that fails is explained all the same. Its options are its own, and ours are ours behind it, too.
+    // A guest that fails is explained, too. Options after the program belong to `explain` if it
+    // knows them.
     let mut failing = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), &directory).args([
         "explain",
         "sh",
@@ -270,7 +272,7 @@ fn what_cannot_be_explained_is_said() {
     let shown = text(&outcome.stdout);
     assert!(shown.contains("#1 region") && !shown.contains("#2 region"), "{shown}");
 
-    // Behind `--`, all are the guest's.
+    // After `--`, all options are the guest's.
     let outcome = explain(&directory, &["--threshold", "1", "--", "/bin/echo", "--top", "1", "--json"]);
     assert_eq!(outcome.status, Status::Exited(0));
     assert!(text(&outcome.stderr).contains("--top 1 --json"));

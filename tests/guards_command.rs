@@ -1,4 +1,4 @@
-//! `dynasour guards`: what it prints, what it writes, and what it refuses.
+//! `dynasour guards`: its output, its files, and the input that it refuses.
 
 use dynasour_testkit::run::{Invocation, Outcome, Status, refused, text};
 use dynasour_testkit::{build, list, scratch};
@@ -23,7 +23,8 @@ fn guest(name: &str) -> String {
     built.executable.into_os_string().into_string().expect("UTF-8")
 }
 
-/// A loop of three guards: one does not vary in it, and there is no access between them.
+/// A loop with three guards: the value of one does not change in the loop, and no memory access
+/// separates them.
 const LOOP: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,7 +102,7 @@ fn every_policy_is_counted_and_timed() {
         let each = executed(policy) / 300_000.0;
         assert!((expected..expected + 0.2).contains(&each), "{policy}: {each}");
     }
-    // Nothing about values.
+    // The policy `control-only` has no guards on values.
     let row = rows.iter().find(|r| r["policy"] == "control-only").expect("a row");
     assert!(row.pointer("/counts/kinds/alias").is_none() && row.pointer("/counts/kinds/value").is_none(), "{row}");
 }
@@ -134,7 +135,7 @@ fn tables_and_values_are_printed_and_saved() {
     assert!(output.status.code() == Some(2) && text(&output.stderr).contains("cannot write the results"), "{output:?}");
 }
 
-/// Deoptimisations and seconds of each run of a sweep that the line is drawn through.
+/// Deoptimisations and seconds of each run of a sweep: the points through which the line is fitted.
 fn points(curve: &Value) -> Vec<[f64; 2]> {
     let rows = curve["rates"].as_array().expect("rates").iter().chain([&curve["unlinked"]]);
     let runs = rows.flat_map(|row| {
@@ -144,7 +145,7 @@ fn points(curve: &Value) -> Vec<[f64; 2]> {
     runs.map(|(deopts, seconds)| [deopts.as_f64().expect("a count"), seconds.as_f64().expect("a time")]).collect()
 }
 
-/// Of the line nearest to these points, by least squares.
+/// The slope of the least-squares line through these points.
 fn slope(points: &[[f64; 2]]) -> f64 {
     let mean = |n: usize| points.iter().map(|p| p[n]).sum::<f64>() / points.len() as f64;
     let (x, y) = (mean(0), mean(1));
@@ -166,7 +167,7 @@ fn the_sweep_finds_what_a_deoptimisation_costs() {
     let number = |pointer: &str| curve.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let (low, ns, high) = (number("/deopt_ns/low"), number("/deopt_ns/value"), number("/deopt_ns/high"));
     assert!(low < ns && ns < high, "{curve}");
-    // It is the slope of the line through all runs, whatever their noise.
+    // The reported cost is the slope of the line through all runs, however noisy they are.
     let expected = 1e9 * slope(&points(&curve));
     assert!((ns - expected).abs() <= 1e-6 * expected.abs(), "{expected}: {curve}");
     let cycles = ns * number("/cycles_per_nanosecond");
@@ -197,7 +198,7 @@ fn programs_without_hot_code_say_so() {
     refused(&guards(&directory, &["--runs", "1", "--", &hello]), &["asm_hello never gets hot", "--threshold"]);
     let words = ["--chaos-sweep", "--runs", "1", "--rates", "10", "--", &hello];
     refused(&guards(&directory, &words), &["asm_hello never gets hot"]);
-    // The loader has hot loops, but there is nothing to measure.
+    // The dynamic linker has hot loops, but the program ends too early to be measured.
     let words = ["--runs", "1", "--no-deopt-cost", "--policies", "default", "--", "/bin/true"];
     let outcome = guards(&directory, &words);
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
@@ -218,11 +219,11 @@ fn programs_that_do_not_repeat_are_refused_and_failing_ones_are_named() {
     assert!(text(&outcome.stderr).contains("ends natively with exit status: 3"), "{}", text(&outcome.stderr));
 }
 
-/// A program that notices what it runs under: it prints something else when not started directly.
+/// A program that detects that it is translated: it prints something else from its third run on.
 #[test]
 fn runs_that_differ_from_native_are_rows_that_say_so() {
     let directory = directory("differs");
-    // Twice natively, then something else.
+    // The first two runs are native; later ones print something else.
     let body = "echo x >> runs; if [ $(wc -l < runs) -gt 2 ]; then echo other; else echo same; fi";
     let program = script(&directory, body);
     let outcome = guards(&directory, &["--runs", "1", "--policies", "eager,merged", "--", &program]);

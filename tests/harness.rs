@@ -1,4 +1,4 @@
-//! The test of the tests: the harness must accept what is equal and report each kind of difference.
+//! Tests of the test harness: it must accept equal runs and report each kind of difference.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,8 @@ fn temporary(name: &str) -> PathBuf {
     directory
 }
 
-/// A laboratory whose launcher is a shell script with this body, which finds the program and its arguments in `"$@"`.
+/// A laboratory whose launcher is a shell script with this body; the program and its arguments are
+/// in `"$@"`.
 fn lab_with_launcher(name: &str, body: &str) -> Lab {
     let path = temporary(name).join("launcher");
     fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("write the launcher");
@@ -65,7 +66,7 @@ fn wrong_bytes_are_reported() {
 fn wrong_endings_are_reported() {
     let message = report("status", r#""$@"; exit 3"#, named("asm_hello"));
     assert!(message.contains("native ended with exit status 42, this with exit status 3"), "{message}");
-    // A shell turns death by a signal into an exit status: that is a difference.
+    // A shell turns death by a signal into an exit status, which is a difference.
     let message = report("shell-status", r#""$@" 2>&-; exit $?"#, named("crash_ud2"));
     assert!(message.contains("native ended with signal 4, this with exit status 132"), "{message}");
     let message = report("signal", r#""$@" > /dev/null; kill -KILL $$"#, named("asm_hello"));
@@ -110,7 +111,7 @@ fn a_run_that_hangs_is_killed_with_its_children() {
     assert_eq!(outcome.status, Status::TimedOut);
     assert_eq!(outcome.stdout, b"begun\n");
     assert!(outcome.elapsed < Duration::from_secs(3), "{:?}", outcome.elapsed);
-    // A child that keeps the pipes open counts too, even when the command itself is gone.
+    // A child that keeps the pipes open belongs to the run, even when the command itself has ended.
     let mut invocation = Invocation::new("/bin/sh", &directory).args(["-c", "sleep 60 &"]);
     invocation.limit = Duration::from_millis(500);
     assert_eq!(invocation.run().status, Status::TimedOut);

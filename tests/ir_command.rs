@@ -1,4 +1,4 @@
-//! `dynasour ir`: what its commands print, their exit status, and that bad input is answered.
+//! `dynasour ir`: the output of its commands, their exit status, and the errors for bad input.
 
 use serde_json::Value;
 use std::io::Write;
@@ -39,7 +39,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&ok(args)).unwrap()
 }
 
-/// The countdown with something replaced, as standard input.
+/// The countdown program with one text replaced, as standard input.
 fn changed(from: &str, to: &str) -> Vec<u8> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(COUNTDOWN)).unwrap();
     assert!(text.contains(from), "{from}");
@@ -100,7 +100,7 @@ fn print_gives_what_it_is_given_in_its_usual_form() {
     assert!(once.starts_with("state \"three\" {\n  rdi = 3\n  rsi = 7\n}\n\nregion 0x100 \"countdown\" {\n"), "{once}");
     let (status, twice, _) = dynasour(&["print", "-"], once.as_bytes());
     assert_eq!((status, twice), (0, once.clone()));
-    // What breaks a rule can be printed too.
+    // A program that breaks a rule of the verifier can be printed, too.
     let (status, broken, _) = dynasour(&["print", "-"], once.replace("assume v8", "assume v6").as_bytes());
     assert_eq!((status, broken), (0, once.replace("assume v8", "assume v6")));
     assert!(once.contains("dead") && !ok(&["print", "--short", COUNTDOWN]).contains("dead"));
@@ -125,7 +125,8 @@ fn opt_shows_before_and_after() {
 
 #[test]
 fn opt_makes_programs_that_do_the_same() {
-    // Labels name values of the version they lead to, so only t2, which nothing leads to, may change.
+    // Labels name values of the version they lead to. So only t2, which no label leads to, may be
+    // changed.
     let new = ok(&["opt", COUNTDOWN, "--version", "t2", "--quiet"]);
     let (status, out, err) = dynasour(&["diff", "-", "base", "t2", "--forks", "50"], new.as_bytes());
     assert_eq!(status, 0, "{out}{err}\n{new}");
@@ -181,7 +182,7 @@ fn diff_reports_the_first_difference() {
     for part in ["differ from state \"three\"", "print 1: 0x3 and 0x5", "base: at <stdin>:40 ", "t1: at <stdin>:29 "] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
-    // Only taking the anchor shows this one.
+    // Only a forced deoptimisation shows this difference.
     let wrong = changed(
         "[rdi = v4, rflags = v5]\n    anchor a1 = base.0x108 [rdi = v6, rflags = v7]\n    b0",
         "[rdi = 1, rflags = v5]\n    anchor a1 = base.0x108 [rdi = v6, rflags = v7]\n    b0",
@@ -254,18 +255,18 @@ fn bad_input_is_answered() {
     }
 }
 
-/// The programs of `ir/README.md`, in files of their own: the sum in one region, and the countdown.
+/// Writes the programs of `ir/README.md` to files: the sum in one region, and the countdown.
 fn files_of_the_page(page: &str, directory: &Path) {
     let blocks: Vec<&str> = page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     let (base, trace) = (blocks[0], blocks[1]);
-    // `region … {` of the first, then the versions of both.
+    // The braces of the first region, then the versions of both.
     let open = base.find("region").and_then(|at| Some(at + base[at..].find('{')?)).expect("a region") + 1;
     let versions = &trace[trace.find('{').expect("a region") + 1..trace.rfind('}').expect("its end")];
     std::fs::write(directory.join("sum.ir"), format!("{}{versions}{}", &base[..open], &base[open..])).unwrap();
     std::fs::write(directory.join("countdown.ir"), blocks[3]).unwrap();
 }
 
-/// Every command that `ir/README.md` shows prints what stands there.
+/// Every command that `ir/README.md` shows prints the output shown there.
 #[test]
 fn the_page_shows_what_the_commands_print() {
     let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ir/README.md")).unwrap();

@@ -1,7 +1,9 @@
-//! Each guest of `tests/guests/`, native and under every mode: identical stdout, stderr and exit status.
+//! Each guest of `tests/guests/`, native and under every mode: identical stdout, stderr and exit
+//! status.
 //!
-//! One test per guest. A failure names the mode, the first difference and a command line that replays it.
-//! `DYNASOUR_MODES=interp cargo test --test matrix sorting -- --nocapture` runs one guest in one mode and prints times.
+//! One test per guest. A failure names the mode, the first difference and a command line that
+//! replays it. `DYNASOUR_MODES=interp cargo test --test matrix sorting -- --nocapture` runs one
+//! guest in one mode and prints times.
 
 use dynasour_testkit::Lab;
 use dynasour_testkit::list;

@@ -1,11 +1,12 @@
-//! Guests under every selection of optimiser passes: none, each alone, all without one, all there are, and random sequences.
+//! Guests under every selection of optimiser passes: no pass, each pass alone, the pipeline without
+//! each, all passes, and random sequences.
 //!
 //! ```text
-//! cargo test --test passes sorting -- --exact --nocapture     one guest, with the time of each selection
-//! cargo test --test passes -- --ignored                       every guest of the matrix (an hour), or, with
-//! DYNASOUR_FIRST_GUEST=NAME, from this one on
-//! DYNASOUR_PASS_SETS=100 cargo test --test passes             more random sequences
-//! DYNASOUR_PASS_SEED=7 cargo test --test passes               other ones
+//! cargo test --test passes sorting -- --exact --nocapture   one guest, with times
+//! cargo test --test passes -- --ignored                     every guest of the matrix (an hour)
+//! DYNASOUR_FIRST_GUEST=NAME                                 with --ignored: from this guest on
+//! DYNASOUR_PASS_SETS=100 cargo test --test passes           more random sequences
+//! DYNASOUR_PASS_SEED=7 cargo test --test passes             other random sequences
 //! ```
 //!
 //! A failure names the selection's flags and a command line that replays it.
@@ -14,7 +15,7 @@ use dynasour_testkit::list::{self, GUESTS};
 use dynasour_testkit::mode::Mode;
 use dynasour_testkit::{Lab, build::Guest, selection};
 
-/// Heads are compiled after few executions.
+/// Heads are compiled after few executions, so that short guests have many traces.
 const TRACES: selection::Traces = selection::Traces { tier: "dynamo", threshold: 5 };
 
 fn compare(guest: &Guest) -> Result<(), String> {
@@ -47,17 +48,17 @@ telling! {
     hashing: "arithmetic whose bits are known",
     bytecode: "an indirect branch in a loop",
     recursion: "calls and returns",
-    flags_alu: "flags that somebody looks at",
+    flags_alu: "flags that are read",
     partial_registers: "values of every width",
     sse: "state that is in place",
     string_instructions: "accesses of unknown extent",
     segv_mprotect: "faults in the middle of traces",
     signals_context: "signals in the middle of traces",
-    exceptions: "frames on the guest's stack that somebody walks",
+    exceptions: "frames on the guest's stack that the unwinder reads",
     crash_hot_loop: "a loop that ends in a fault",
 }
 
-/// What is said about traces after the optimiser, with these flags.
+/// The log of the optimiser (`--log opt`) of a run with these flags.
 fn log(flags: &[&str]) -> String {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_dynasour"));
     command
@@ -69,7 +70,7 @@ fn log(flags: &[&str]) -> String {
     String::from_utf8(out.stderr).expect("text")
 }
 
-/// The flags do what they say: a trace is marked as optimised exactly if a pass that uses guards or loads has changed it.
+/// The log marks a trace as optimised exactly if a pass that uses guards or loads has changed it.
 #[test]
 fn selections_take_effect() {
     let optimised = |flags: &[&str]| log(flags).matches(" optimised ").count();
@@ -79,7 +80,7 @@ fn selections_take_effect() {
     assert_eq!(optimised(&["--skip-pass", &selection::pipeline().join(",")]), 0);
 }
 
-/// The whole matrix of guests, one after the other.
+/// All guests of the matrix, one after the other.
 #[test]
 #[ignore = "takes an hour"]
 fn every_guest() {

@@ -1,5 +1,5 @@
-//! Telling guests under every guard placement, with every head compiled at once and with guards that fail at random:
-//! what a program shows must not depend on where its guards stand.
+//! Selected guests under every guard placement, with every head compiled at once and with guards
+//! that fail at random. The output of a program must not depend on where its guards stand.
 
 use dynasour_runtime::config::placement::PLACEMENTS;
 use dynasour_testkit::mode::Mode;

@@ -1,5 +1,5 @@
-//! `run --stats` says where the time went and how indirect transfers were found, and `run --perf-map` names what is in the code
-//! cache.
+//! `run --stats` reports where the time went and how the targets of indirect transfers were found;
+//! `run --perf-map` names the code in the code cache.
 
 use dynasour_testkit::scratch;
 use serde_json::Value;
@@ -14,7 +14,7 @@ fn directory(name: &str) -> PathBuf {
     directory
 }
 
-/// A guest whose time goes to the function `work`.
+/// A guest that spends its time in the function `work`.
 fn guest(directory: &Path) -> PathBuf {
     let file = directory.join("thousand");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/explain/thousand.c");
@@ -75,7 +75,7 @@ fn statistics_say_where_the_time_went() {
         let file = directory.join("stats.json");
         let start = Instant::now();
         let output = dynasour()
-            // With its own threshold `full` would weigh whether a trace pays.
+            // With its default threshold, `full` would first estimate whether a trace pays.
             .args(["--stats", "--threshold", "1000", "--tier", tier, "--stats-json"])
             .args([&file, Path::new("--"), &guest, Path::new(iterations)])
             .output()
@@ -100,13 +100,13 @@ fn statistics_say_where_the_time_went() {
                 assert!(seconds(&stats, phase) > 0.0, "{phase}: {stats}");
             }
         }
-        // Where the kernel samples for us, it finds the loop in a trace.
+        // Where the kernel delivers samples, they fall into a trace of the loop.
         let samples = |part: &str| stats["native_samples"][part].as_u64().unwrap_or(0);
         if samples("in traces") + samples("in copied blocks") > 20 {
             assert!(tier == "full" && samples("in traces") > samples("in copied blocks"), "{stats}");
         }
     }
-    // Nobody who does not ask is timed.
+    // Without the option, nothing is timed.
     let quiet = dynasour().arg("--").arg(&guest).output().expect("it runs");
     assert!(quiet.stderr.is_empty());
 }
@@ -114,7 +114,7 @@ fn statistics_say_where_the_time_went() {
 #[test]
 fn statistics_say_how_indirect_transfers_were_found() {
     const CALLS: u64 = 1_000_000;
-    /// What a C program does besides.
+    /// An upper limit of the transfers that a C program makes outside the loop.
     const OTHERS: u64 = 20_000;
     let directory = directory("indirect");
     let (source, guest) = (directory.join("calls.c"), directory.join("calls"));
@@ -142,7 +142,7 @@ fn statistics_say_how_indirect_transfers_were_found() {
     };
     let (counts, table) = run(&["--stats"]);
     let number = |name: &str| counts[name].as_u64().expect("a number");
-    // Calls and returns.
+    // The executed transfers are the calls and returns of the loop.
     assert!((2 * CALLS..2 * CALLS + OTHERS).contains(&number("executed")), "{counts}");
     assert!(number("second") + number("missed") < OTHERS && number("missed") > 0, "{counts}");
     assert!(table.contains("indirect transfers") && table.contains("in the first table"), "{table}");

@@ -1,13 +1,16 @@
-//! Real programs of a Debian system, threaded ones and just-in-time compilers among them: identical to native in all tiers (large
-//! ones in `copy` and `full`), quick ones under random deoptimisation too. Files that they leave are compared.
+//! Real programs of a Debian system, among them threaded ones and just-in-time compilers. Each must
+//! behave as natively in all tiers (large ones in `copy` and `full`); quick ones under random
+//! deoptimisation, too. The files that they leave are compared.
 //!
 //! ```text
-//! cargo test --test programs gcc -- --exact --nocapture       one test, with the time of each mode
-//! cargo test --test programs -- --ignored                     under selections of optimiser passes (hours); large ones in `full`
+//! cargo test --test programs gcc -- --exact --nocapture   one test, with the time of each mode
+//! cargo test --test programs -- --ignored                 under selections of passes (hours);
+//!                                                         large programs in `full`
 //! DYNASOUR_ONLY=perl,git cargo test --test programs -- --ignored      only these
 //! ```
 //!
-//! A program that is not installed is skipped with a message; with `DYNASOUR_REQUIRE_PROGRAMS=1`, as in CI, that is a failure.
+//! A program that is not installed is skipped with a message; with `DYNASOUR_REQUIRE_PROGRAMS=1`,
+//! as in CI, it is a failure.
 
 use dynasour_testkit::Lab;
 use dynasour_testkit::mode::Mode;
@@ -44,7 +47,7 @@ macro_rules! programs {
     };
 }
 
-/// The programs of these speeds under every selection of optimiser passes.
+/// Runs the programs of these speeds under every selection of optimiser passes.
 fn select(tier: &'static str, speeds: &[Speed]) {
     let traces = selection::Traces { tier, threshold: 50 };
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
@@ -68,7 +71,7 @@ fn selections_of_quick_programs() {
     select("dynamo", &[Speed::Quick]);
 }
 
-/// What is cold is not interpreted: that would take a day.
+/// Large programs run in `full`: interpreting their code would take a day.
 #[test]
 #[ignore = "takes an hour"]
 fn selections_of_other_programs() {
@@ -277,7 +280,7 @@ programs! {
         ["zstd", "-T2", "-q", "-1", "words.txt", "binary.bin"];
         ["zstd", "-T2", "-q", "-dc", "words.txt.zst"];
     }
-    // Fewer lines than these are sorted by one thread.
+    // sort uses one thread for fewer lines than these.
     sort_threads: slow("coreutils bash") {
         ["bash", "-c", "seq 131072 -1 1 | sort --parallel=2 -n | cksum"];
     }

@@ -1,10 +1,12 @@
-//! A steady guest never enters the runtime: whatever the shape of its loop, how often native code is entered does not
-//! grow with the number of iterations.
+//! A guest that stays in a hot loop must stay in native code: the number of entries into native
+//! code must not grow with the number of iterations, whatever the shape of the loop.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// So many entries may a run with more iterations have more: late side traces, addresses that differ from run to run.
+/// The most additional entries that a run with more iterations may have (guess; late side traces,
+/// and addresses that differ between runs). Too low makes the test fail at random, too high hides a
+/// loop that leaves its fragment.
 const SLACK: u64 = 200;
 
 const PRELUDE: &str = "
@@ -26,7 +28,7 @@ fn build(name: &str, body: &str) -> PathBuf {
     program
 }
 
-/// What the program prints, and how often it entered native code.
+/// The output of the program, and the number of its entries into native code.
 fn traced(program: &Path, options: &[&str], iterations: u64) -> (Vec<u8>, u64) {
     let json = program.with_extension("json");
     let out = Command::new(env!("CARGO_BIN_EXE_dynasour"))
@@ -48,7 +50,7 @@ fn traced(program: &Path, options: &[&str], iterations: u64) -> (Vec<u8>, u64) {
 fn check(name: &str, [few, many]: [u64; 2], body: &str) {
     let program = build(name, body);
     let native = Command::new(&program).arg(many.to_string()).output().expect("the guest runs natively");
-    // Traces alone, and among copied blocks.
+    // Traces beside the interpreter, and traces among copied blocks.
     for options in [&["--threshold", "1000"][..], &[]] {
         let (_, before) = traced(&program, options, few);
         let (output, entries) = traced(&program, options, many);

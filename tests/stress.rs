@@ -1,11 +1,14 @@
-//! The stress job: 16 threads that do everything at once ([`threads_stress`](guests/threads_stress.c)) in each tier: timers,
-//! queued signals, faults, forks, programs, changes of protections and of code, at random from a seed.
+//! The stress job: 16 threads that do everything at once
+//! ([`threads_stress`](guests/threads_stress.c)), in each tier.
 //!
-//! The guest itself checks what it does, that no signal and no expiration of a timer is lost, and that no thread gets stuck.
-//! Here it is watched from outside: the memory and the descriptors of the process, the host's included, must not grow.
+//! The threads use timers, queued signals, faults, forks, other programs, and changes of
+//! protections and of code, at random from a seed. The guest itself checks its results, that no
+//! signal and no timer expiration is lost, and that no thread gets stuck. This test watches the
+//! process from outside: its memory and its descriptors, the host's included, must not grow.
 //!
-//! A run takes 5 seconds. The job of 5 minutes: `DYNASOUR_STRESS=300 cargo test --release --test stress`, all tiers at once, or one
-//! after the other with `-- --test-threads=1`. `DYNASOUR_STRESS_SEED=N` chooses the seed.
+//! A run takes 5 seconds. `DYNASOUR_STRESS=300 cargo test --release --test stress` is the job of 5
+//! minutes, all tiers at once; with `-- --test-threads=1` one after the other.
+//! `DYNASOUR_STRESS_SEED=N` chooses the seed.
 
 use std::fs;
 use std::time::Duration;
@@ -15,19 +18,22 @@ use dynasour_testkit::{Lab, build, list};
 
 const THREADS: &str = "16";
 
-/// The report of a run in which nothing went wrong.
+/// What a run without errors reports.
 const EXPECTED: &str = "balance 0, 0 sums of expirations wrong, 0 threads idle, 0 timers unheard, ticks\n";
 
-/// Resident kilobytes that no run may need: most of it is the code cache, 64 MiB at most.
+/// Resident kilobytes that no run may exceed (guess; most of it is the code cache, 64 MiB at most).
+/// A limit too high hides a leak.
 const MOST_RESIDENT: u64 = 400 << 10;
 
-/// By so many kilobytes the second half of a run may exceed the first.
+/// Kilobytes by which the peak of the second half of a run may exceed that of the first (guess; a
+/// limit too high hides a leak).
 const MOST_GROWTH: u64 = 32 << 10;
 
-/// Descriptors: the guest's 35, the host's, and those in use for a moment.
+/// The most open descriptors: the guest's 35, and room for the host's and for those open for a
+/// moment (guess).
 const MOST_DESCRIPTORS: u64 = 35 + 16;
 
-/// The largest of what was seen.
+/// The largest values that were seen.
 #[derive(Clone, Copy, Default)]
 struct Most {
     resident: u64,

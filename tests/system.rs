@@ -1,4 +1,5 @@
-//! What a process shows to the system besides its output: the report at its end, its address space, descriptors, job control.
+//! What a process shows to the system besides its output: the report at its end, its address space,
+//! its descriptors, job control.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,7 +9,7 @@ use dynasour_testkit::run::{self, Invocation, Outcome, Status};
 use dynasour_testkit::scratch;
 use dynasour_testkit::{Lab, build, list};
 
-/// All tiers behave alike here; statistics exist in each.
+/// The properties tested here hold in all tiers, and each tier has statistics.
 const TIERS: [&str; 4] = ["interp", "dynamo", "copy", "full"];
 
 fn temporary(name: &str) -> PathBuf {
@@ -30,7 +31,7 @@ fn translated(directory: &Path, tier: &str, options: &[&str], command: &[&str]) 
 
 const HEADING: &str = "dynasour statistics\n";
 
-/// The statistics at the end of stderr, and what stands before.
+/// The output before the statistics at the end of stderr, and the number of reports.
 fn split_report(outcome: &Outcome) -> (String, usize) {
     let stderr = String::from_utf8_lossy(&outcome.stderr).into_owned();
     let reports = stderr.matches(HEADING).count();
@@ -38,7 +39,7 @@ fn split_report(outcome: &Outcome) -> (String, usize) {
     (before, reports)
 }
 
-/// Every way in which the process that the user started can end yields exactly one report.
+/// However the process ends that the user started, it prints exactly one report.
 #[test]
 fn each_end_is_reported_once() {
     let directory = temporary("ends");
@@ -63,7 +64,7 @@ fn each_end_is_reported_once() {
     }
 }
 
-/// What the guest does with signals is as without the report.
+/// The report does not change how the guest's signals behave.
 #[test]
 fn watched_signals_stay_the_guests() {
     let directory = temporary("watched");
@@ -75,7 +76,8 @@ fn watched_signals_stay_the_guests() {
     assert_eq!((watched.status, &watched.stdout), (native.status, &native.stdout), "{}", watched.excerpt());
 }
 
-/// The file is named by the directory in which the user stood, and the last program of the process writes it.
+/// A relative file name means the directory in which the user started dynasour, and the last
+/// program of the process writes the report.
 #[test]
 fn statistics_go_to_the_file_that_the_user_named() {
     let directory = temporary("json");
@@ -90,7 +92,8 @@ fn statistics_go_to_the_file_that_the_user_named() {
     assert!(String::from_utf8_lossy(&outcome.stderr).contains("cannot write /no/such/file"), "{}", outcome.excerpt());
 }
 
-/// Without following, the report is about what was translated: it comes before the other program.
+/// With `--no-follow` the report covers the translated program, and is printed before the other
+/// program starts.
 #[test]
 fn a_program_run_natively_is_preceded_by_the_report() {
     let directory = temporary("native");
@@ -103,7 +106,8 @@ fn a_program_run_natively_is_preceded_by_the_report() {
     assert_eq!((before.as_str(), reports, outcome.stdout.as_slice()), ("", 1, b"native\n".as_slice()));
 }
 
-/// The settings of the dynamic linker in the environment are the guest's; the translator has no dynamic linker.
+/// The dynamic linker's settings in the environment apply to the guest; dynasour itself has no
+/// dynamic linker.
 #[test]
 fn dynamic_linker_settings_reach_the_guest_alone() {
     let directory = temporary("linker");
@@ -136,7 +140,7 @@ fn dynamic_linker_settings_reach_the_guest_alone() {
     }
 }
 
-/// Output with numbers, which may be addresses and process ids, made equal.
+/// The lines of the output with all numbers made equal, since they may be addresses or process ids.
 fn lines_without_addresses(outcome: &Outcome) -> Vec<String> {
     let text = format!("{}{}", String::from_utf8_lossy(&outcome.stdout), String::from_utf8_lossy(&outcome.stderr));
     let is_number = |word: &str| word.trim_matches(['(', ')', ':']).starts_with("0x") || word.ends_with(':');
@@ -144,7 +148,8 @@ fn lines_without_addresses(outcome: &Outcome) -> Vec<String> {
     text.lines().map(line).collect()
 }
 
-/// A program finds what the process was given, whether it is the first that is translated or executed by one that is.
+/// A program inherits what the process was given, both as the first translated program and when a
+/// translated program executes it.
 #[test]
 fn what_a_process_inherits_is_untouched() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
@@ -173,7 +178,8 @@ fn what_a_process_inherits_is_untouched() {
     }
 }
 
-/// What a process may still open or write has nothing to do with whether it can be translated, nor with its children.
+/// Limits on open files and file sizes do not prevent translation, nor that of the guest's
+/// children.
 #[test]
 fn limits_of_the_guest_are_not_the_translators() {
     let directory = temporary("limits");
@@ -193,7 +199,7 @@ fn limits_of_the_guest_are_not_the_translators() {
     }
 }
 
-/// With too little memory for the translator there is a line that says so, never a crash.
+/// With too little memory for the translator it prints an error line and never crashes.
 #[test]
 fn limits_of_memory_are_named() {
     let directory = temporary("memory_limits");

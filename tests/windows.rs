@@ -1,11 +1,14 @@
-//! A signal at every instruction around which control changes hands: the way into fragments and out of them, lookups, the fragments
-//! themselves, the window of a system call. A debugger places each signal exactly; the guest says whether it came, when, and whether
-//! its computation noticed.
+//! A signal at every host instruction near a change of control: the ways into fragments and out of
+//! them, lookups, the fragments themselves, and the instructions around a system call.
 //!
-//! The guest computes between two *markers* (a system call that the debugger knows). One stretch between markers is
-//! single-stepped to learn which host instructions there are. Then, stretch by stretch, a hardware breakpoint stops at the next of
-//! them, the signal is sent and delivered there, and at the following marker the guest must have handled it: before its loop
-//! ended, without a wrong sum.
+//! A debugger places each signal exactly. The guest reports whether the signal came, when it came,
+//! and whether its computation was disturbed.
+//!
+//! The guest computes between two *markers* (a system call that the debugger recognises). One
+//! stretch between markers is single-stepped to collect its host instructions. Then, one stretch
+//! for each of them, a hardware breakpoint stops before the instruction and the signal is delivered
+//! there. At the following marker the guest must have handled the signal before its loop ended, and
+//! its sum must be right.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,11 +24,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// The marker: `sched_yield` with this first argument; then signals handled, signals that came late, wrong sums.
+/// The first argument of the `sched_yield` call that is a marker. The other arguments: signals
+/// handled, signals that came late, wrong sums.
 const MARK: u64 = 0x6d61_726b;
-/// Markers before the guest counts as warm.
+/// Markers that pass before the stretches are examined, so that the guest's code has been compiled
+/// (guess).
 const WARM: usize = 30;
-/// So many host instructions of a stretch are looked at.
+/// The most host instructions of a stretch that are single-stepped (guess; a step by TF takes 28
+/// µs, measured).
 const STEPS: usize = 40_000;
 
 const GUEST: &str = r#"
@@ -96,7 +102,7 @@ fn build() -> PathBuf {
     program
 }
 
-/// What the guest says at a marker.
+/// The numbers that the guest reports at a marker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Said {
     handled: u64,
@@ -113,7 +119,7 @@ enum Event {
     Signal(Signal),
 }
 
-/// A dynasour under a debugger.
+/// A dynasour process under a debugger.
 struct Traced {
     child: Child,
     pid: Pid,
@@ -139,7 +145,7 @@ impl Traced {
         ptrace::getregs(self.pid).expect("registers").rip
     }
 
-    /// Goes on until something happens that is not one of the runtime's own system calls.
+    /// Continues until an event that is not one of the runtime's own system calls.
     fn run(&mut self, mut signal: Option<Signal>) -> Event {
         loop {
             ptrace::syscall(self.pid, signal.take()).expect("the process goes on");
@@ -150,7 +156,8 @@ impl Traced {
                         return Event::Marker(said);
                     }
                 }
-                // The kernel may report the end of a system call as that of a step when there were steps before.
+                // After single steps the kernel may report the end of a system call as the end of a
+                // step.
                 WaitStatus::Stopped(_, Signal::SIGTRAP) if self.is_behind_a_call() => {}
                 WaitStatus::Stopped(_, Signal::SIGTRAP) => return Event::Trap,
                 WaitStatus::Stopped(_, signal) => return Event::Signal(signal),
@@ -165,7 +172,8 @@ impl Traced {
         self.breakpoint != Some(rip) && self.word(rip - 2).is_some_and(|code| code as u16 == SYSCALL)
     }
 
-    /// Executes one instruction. That it was stepped must not show later, though the kernel lets `pushfq` push TF.
+    /// Executes one instruction. (The kernel lets a stepped `pushfq` push the trap flag; nothing
+    /// here repairs that.)
     fn step(&mut self) -> Event {
         ptrace::step(self.pid, None).expect("the process goes on");
         match waitpid(self.pid, None).expect("the process stops") {
@@ -175,12 +183,12 @@ impl Traced {
         }
     }
 
-    /// Eight bytes of memory, if there are as many.
+    /// Eight bytes of memory at `address`, if they can be read.
     fn word(&self, address: u64) -> Option<i64> {
         ptrace::read(self.pid, address as ptrace::AddressType).ok()
     }
 
-    /// At the entry of a marker's system call: what it says.
+    /// The numbers of the marker, if the process stands at the entry of a marker's system call.
     fn marker(&self) -> Option<Said> {
         let regs = ptrace::getregs(self.pid).expect("registers");
         let is_marker = self.in_call && regs.orig_rax == libc::SYS_sched_yield as u64 && regs.rdi == MARK;
@@ -198,13 +206,13 @@ impl Traced {
         }
     }
 
-    /// What surrounds the system call at which the process stands.
+    /// The addresses around the system call at which the process stands.
     fn call(&self) -> Range<u64> {
         let rip = self.rip();
         rip - 48..rip + 16
     }
 
-    /// The code cache.
+    /// The address range of the code cache.
     fn cache(&self) -> Range<u64> {
         const CACHE_END: u64 = 0x4000_0000;
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).expect("the list of mappings");
@@ -219,7 +227,7 @@ impl Traced {
         caches.next().unwrap_or_else(|| panic!("no code cache in {maps}"))
     }
 
-    /// Stops before the instruction at `address` is executed; `None` takes the breakpoint away.
+    /// Sets the breakpoint before the instruction at `address`; `None` removes it.
     fn set_breakpoint(&mut self, address: Option<u64>) {
         self.breakpoint = address;
         let register = |n: usize| (std::mem::offset_of!(libc::user, u_debugreg) + 8 * n) as ptrace::AddressType;
@@ -254,12 +262,13 @@ fn instructions(process: &mut Traced) -> Vec<u64> {
             found.push(rip);
         }
     }
-    // Stepping has come to the end of the marker's call, or further.
+    // The single steps have reached the end of the marker's call, or gone further.
     process.in_call = false;
     found
 }
 
-/// Sends a signal at each of the host instructions that `found` names. What is none is never hit.
+/// Sends a signal at each of the host instructions that `found` returns. An address at which no
+/// instruction starts is never reached.
 fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>, at_least: usize) {
     let mut process = Traced::start(options, &PROGRAM, rounds);
     for _ in 0..WARM {
@@ -273,7 +282,7 @@ fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>
         match process.run(None) {
             Event::Trap => {}
             Event::Marker(now) => {
-                // This stretch went another way.
+                // This stretch did not execute the instruction.
                 process.set_breakpoint(None);
                 said = now;
                 missed += 1;
@@ -291,7 +300,8 @@ fn every_place(options: &[&str], rounds: u32, found: fn(&mut Traced) -> Vec<u64>
             other => panic!("{other:?} at {:#x} after a signal at {rip:#x}", process.rip()),
         };
         let want = Said { handled: said.handled + 1, ..said };
-        // Before the marker's own call the signal comes first, and the marker is repeated with what it said already.
+        // At the marker's own call the signal comes first, and the marker is repeated with its old
+        // numbers.
         let now = if now == said { process.next_marker() } else { now };
         assert_eq!(now, want, "after a signal at {rip:#x}");
         said = now;

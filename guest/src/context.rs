@@ -1,21 +1,37 @@
-//! The state of one guest thread, as memory: what the GS base points to while guest code runs.
+//! The state of one guest thread, as memory: the GS base points to it while guest code runs.
 //!
-//! Generated code and assembly address these fields by constant offsets (`gs:[offset]`, see [`offset`]), so the
-//! struct is `repr(C)` and its head is small enough for one-byte displacements. All of it is plain data.
+//! *Data.* Each guest thread owns one [`ThreadContext`]. It holds the guest's registers, the fields
+//! through which generated code and the runtime exchange values, the spill slots, and the extended
+//! state (x87, SSE, AVX, AVX-512).
 //!
-//! Outside the interpreter and outside fragments the guest's exact state is `gpr`, `rip`, `rflags`, `fs_base`,
-//! `gs_base` and `xstate`.
+//! *Invariants.*
+//! * Outside the interpreter and outside fragments the guest's exact state is `gpr`, `rip`,
+//!   `rflags`, `fs_base`, `gs_base` and `xstate`.
+//! * Generated code and assembly address the fields by constant offsets (`gs:[offset]`, see
+//!   [`offset`]). So the struct is `repr(C)`, and the registers stand within the first 128
+//!   bytes, where a one-byte displacement reaches them.
+//! * All fields are plain data for which all-zero bytes are valid.
+//!
+//! *Access.* Only the thread that the context belongs to uses it, without a lock. The exceptions
+//! are the atomic fields `pending` and `unlinked`, which the thread's signal handler writes.
+//!
+//! *Example.* A fragment that leaves through an indirect jump stores the target with `mov
+//! gs:[NEXT_PC], rcx`; the dispatcher then reads `context.next_pc`.
 
 use std::sync::atomic::AtomicU32;
 
-/// Bytes reserved for the extended state: the standard (non-compacted) XSAVE layout of every user component
-/// this processor family has, AMX tile data included.
+/// Bytes reserved for the extended state: the standard (non-compacted) XSAVE layout of every user
+/// component of the processors that we know, AMX tile data included (11,008 bytes by cpuid leaf
+/// 0xd; rounded up). An area that is too small would be overrun by `xsave`.
 pub const XSTATE_SIZE: usize = 12 * 1024;
 
-/// Words of scratch memory: spill slots of fragments, temporaries of the interpreter.
+/// Words of scratch memory: spill slots of fragments, temporaries of the interpreter (guess; a
+/// trace that needs more cannot be emitted).
 pub const SCRATCH_WORDS: usize = 2048;
 
-/// Places for the landings of calls (`landings`).
+/// Words in [`ThreadContext::landings`]: a power of two, since bits of the stack pointer index it
+/// (guess; with fewer, deep call chains overwrite each other's entries and returns take the slow
+/// way).
 pub const LANDINGS: usize = 1 << 13;
 
 /// An XSAVE area in the standard format (Intel SDM vol. 1, 13.4).
@@ -25,7 +41,8 @@ pub struct XState(pub [u8; XSTATE_SIZE]);
 /// The state of one guest thread.
 #[repr(C, align(64))]
 pub struct ThreadContext {
-    /// General-purpose registers in encoding order (rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8..r15).
+    /// General-purpose registers in encoding order (rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi,
+    /// r8..r15).
     pub gpr: [u64; 16],
     /// The guest pc.
     pub rip: u64,
@@ -41,37 +58,44 @@ pub struct ThreadContext {
     pub host_rsp: u64,
     /// Host FS base (thread-local storage of Rust and libc).
     pub host_fs_base: u64,
-    /// Which exit a fragment left through (an exit id of the emitter).
+    /// The exit through which a fragment left (an exit id of the emitter).
     pub exit_site: u64,
     /// Host registers as a fragment left them, in encoding order, for evaluating a deopt record.
     pub raw: [u64; 16],
     /// Host rflags as a fragment left them.
     pub raw_flags: u64,
-    /// Where an indirect exit wants to go.
+    /// Target of the indirect exit that was taken last.
     pub next_pc: u64,
-    /// The guest pc of the indirect jump, call or return that went by `next_pc` last, in code that names them.
+    /// The guest pc of the indirect jump, call or return that used `next_pc` last. Only code that
+    /// counts indirect transfers stores it.
     pub transfer: u64,
-    /// 1, for code that compares without flags.
+    /// Always 1: an operand for code that must compare without changing flags.
     pub one: u64,
     /// Nonzero when the runtime wants control at the next safe point (a signal was accepted).
     pub pending: AtomicU32,
-    /// What a signal handler of this thread's unlinked: 0 if nothing, else the runtime knows what it means.
+    /// The fragment or block whose links this thread's signal handler has cut; 0 if none. The
+    /// runtime defines the encoding and links the code again when the thread has left it.
     pub unlinked: AtomicU32,
     /// Short-lived save slots of stubs.
     pub stub_save: [u64; 8],
-    /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is in `xstate` still.
+    /// While a fragment runs: 0 if the guest's extended state is in the processor, 1 if it is still
+    /// in `xstate` (it is loaded only by fragments that use it).
     pub extended_away: u64,
     /// Spill slots of fragments and temporaries of the interpreter.
     pub scratch: [u64; SCRATCH_WORDS],
     /// Extended state: x87, SSE, AVX, AVX-512, MXCSR.
     pub xstate: XState,
-    /// Address of the runtime's signal state of this thread, for signal handlers; 0 before there is one.
+    /// Address of the runtime's signal state of this thread, for signal handlers; 0 before there is
+    /// one.
     pub signals: u64,
-    /// Where in the code cache an instruction faulted, as the signal handler found it.
+    /// Address in the code cache of the instruction that faulted, as the signal handler found it.
     pub fault_rip: u64,
-    /// Whose [`ThreadContext::landings`] are filled in; 0 if nobody's.
+    /// The generation of the return stubs for which [`ThreadContext::landings`] is filled in; 0 if
+    /// it is not filled in.
     pub landings_of: u64,
-    /// Where returns of copied code arrive in the code cache, by bits of the stack pointer.
+    /// A *landing* is the host address to which the return of a copied call goes. This table holds,
+    /// indexed by some bits of the guest's stack pointer, the landings of the calls that have not
+    /// returned yet.
     pub landings: [u32; LANDINGS],
 }
 
@@ -125,8 +149,8 @@ pub mod offset {
 }
 
 impl ThreadContext {
-    /// A context with all registers zero, rflags 0x202, and the extended state in its initial configuration
-    /// (MXCSR 0x1f80, x87 control word 0x37f), which is what a new process has.
+    /// A context with all registers zero, rflags 0x202, and the extended state in its initial
+    /// configuration (MXCSR 0x1f80, x87 control word 0x37f), which is what a new process has.
     pub fn new() -> Box<ThreadContext> {
         // SAFETY: every field is plain data for which all-zero bytes are a valid value.
         let mut context: Box<ThreadContext> = unsafe { Box::<ThreadContext>::new_zeroed().assume_init() };
@@ -134,9 +158,10 @@ impl ThreadContext {
         context
     }
 
-    /// Makes it as new.
+    /// Resets the context to the state of a new process.
     pub fn clear(&mut self) {
-        // SAFETY: as in `new`; what lies behind counts for nothing without `landings_of`.
+        // SAFETY: as in `new`. The fields from `landings` on may keep old values: `landings_of` is
+        // 0 now, so nothing reads them.
         unsafe { std::ptr::write_bytes(std::ptr::from_mut(self).cast::<u8>(), 0, offset::LANDINGS) };
         self.initialise();
     }

@@ -1,10 +1,19 @@
 //! Reading guest code: bytes from guest memory, one decoded instruction at a time.
 //!
-//! *Fetch* is how code bytes are read; whoever owns the address space implements it. A [`Reader`] keeps a small
-//! window of fetched bytes, so that decoding a block costs one or two fetches.
+//! *Data.* [`Fetch`] is how code bytes are read; the owner of the address space implements it (the
+//! runtime, or [`Bytes`] in tests). A [`Reader`] keeps a small window of fetched bytes, so that
+//! decoding a block costs one or two fetches.
 //!
-//! The decoder follows the vendor of the host: AMD processors honour an operand-size prefix on near branches
-//! where Intel's ignore it, which changes even the length of the instruction.
+//! *Invariant.* A `Reader` reports exactly what the host's processor would execute. AMD processors
+//! honour an operand-size prefix on near branches where Intel's ignore it, which changes even the
+//! length of the instruction; the decoder follows the vendor of the host.
+//!
+//! *Changes of code.* Code that is translated from writable pages must be invalidated when a store
+//! changes them. [`Fetch::moment`] is taken before the bytes are read, and [`Fetch::watch`] after
+//! it: its answer says whether a store could have changed the bytes between the two.
+//!
+//! *Example.* `Reader::new(&code).decode(0x1000)` gives `Decoded::Inst(add [rdi+8], eax)`;
+//! `next_pc()` is then 0x1003.
 
 use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction};
 use std::ops::Range;
@@ -15,49 +24,52 @@ pub const MAX_LENGTH: usize = 15;
 
 /// How code bytes are read.
 pub trait Fetch {
-    /// Copies bytes at `addr` into `buf` and returns how many could be read: fewer than asked for only where
-    /// the next byte cannot be fetched.
+    /// Copies bytes at `addr` into `buf` and returns how many could be read: fewer than asked for
+    /// only where the next byte cannot be fetched.
     fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize;
 
-    /// May the bytes of `range` change without anybody hearing of it: by plain stores?
+    /// May plain stores change the bytes of `range` without any notification?
     fn is_writable(&self, _range: Range<u64>) -> bool {
         false
     }
 
-    /// The word at `address`, which the instruction at `pc` jumps to, if only calls that everybody hears of can change it.
+    /// The word at `address`, which the instruction at `pc` jumps to, if only system calls (and no
+    /// stores) can change it. Such calls invalidate the code that was made from the word.
     fn constant(&self, _pc: u64, _address: u64) -> Option<u64> {
         None
     }
 
-    /// The word at `address` as it is now: anything may change it.
+    /// The current value of the word at `address`. Any store may change it later.
     fn word(&self, _address: u64) -> Option<u64> {
         None
     }
 
-    /// This moment: what is fetched from now on was not read before.
+    /// The present point in the order of [`Fetch::watch`] calls: bytes that are fetched later were
+    /// not read before it.
     fn moment(&self) -> Moment {
         Moment::default()
     }
 
-    /// Sees to it, where that is possible, that nothing changes the bytes of `range`, which were fetched after `since`, before
-    /// everything made from them is dropped.
+    /// Write-protects the pages of `range` if that is possible, so that a store to them first
+    /// invalidates all code made from them. The bytes were fetched after `since`.
     fn watch(&self, range: Range<u64>, _since: Moment) -> Watched {
         if self.is_writable(range) { Watched::Impossible } else { Watched::Already }
     }
 }
 
-/// A point in the order of what [`Fetch::watch`] has done for anybody.
+/// A point in the order in which [`Fetch::watch`] has protected pages, for all threads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub struct Moment(pub u64);
 
 /// What [`Fetch::watch`] has found or done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Watched {
-    /// No store could change the bytes unnoticed since then.
+    /// The pages have been protected since before `since`: the fetched bytes are current.
     Already,
-    /// From now on none can, or for not so long: what was fetched may be old.
+    /// The pages are protected now, but were not at some moment after `since`. What was fetched may
+    /// be old and must be fetched again.
     Now,
-    /// Stores may change the bytes at any time.
+    /// The pages cannot be protected. Stores may change the bytes at any time.
     Impossible,
 }
 
@@ -80,16 +92,17 @@ impl Fetch for Bytes<'_> {
     }
 }
 
-/// What stands at a guest pc.
+/// What was decoded at a guest pc.
 #[derive(Clone, Copy, Debug)]
 pub enum Decoded {
-    /// An instruction; `ip()` and `len()` are set.
+    /// An instruction; its `ip()` and `len()` are set.
     Inst(Instruction),
-    /// Bytes that are no instruction: #UD. The number of bytes looked at.
+    /// Undefined bytes: the processor raises #UD. The number of bytes looked at.
     Invalid(usize),
-    /// Prefixes and operands run past 15 bytes: #GP.
+    /// Prefixes and operands run past 15 bytes: the processor raises #GP.
     TooLong,
-    /// The instruction runs into bytes that cannot be fetched. The number of readable bytes before them.
+    /// The instruction runs into bytes that cannot be fetched. The number of readable bytes before
+    /// them.
     Unfetchable(usize),
 }
 
@@ -123,7 +136,8 @@ impl<'f> Reader<'f> {
         Reader { code, options: decoder_options(), start: 0, len: 0, last: (0, 0), window: [0; WINDOW] }
     }
 
-    /// The offset in the window of the bytes from `pc` on: at least [`MAX_LENGTH`] unless some cannot be fetched.
+    /// The offset in the window of the bytes from `pc` on: at least [`MAX_LENGTH`] unless some
+    /// cannot be fetched.
     fn offset(&mut self, pc: u64) -> usize {
         let offset = pc.wrapping_sub(self.start);
         if offset.saturating_add(MAX_LENGTH as u64) > self.len as u64 {
@@ -165,7 +179,8 @@ impl<'f> Reader<'f> {
         self.start.wrapping_add((self.last.0 + self.last.1) as u64)
     }
 
-    /// Where in [`Reader::raw`] the displacement of the instruction decoded last stands; 0 if it has none.
+    /// Where in [`Reader::raw`] the displacement of the instruction decoded last stands; 0 if it
+    /// has none.
     pub fn displacement_offset(&self) -> usize {
         let mut decoder = Decoder::new(64, self.raw(), self.options);
         let inst = decoder.decode();
@@ -181,7 +196,7 @@ impl<'f> Reader<'f> {
         let mut decoder = Decoder::with_ip(64, bytes, pc, options);
         let inst = decoder.decode();
         if inst.code() == Code::Pause && bytes[inst.len() - 2] & 0xf1 == 0x41 {
-            // `pause` with REX.B is no pause but `xchg eax, r8d`, which iced overlooks.
+            // `pause` with REX.B is `xchg eax, r8d` on some processors, which iced does not know.
             self.last = (offset, inst.len());
             return Decoded::Inst(Decoder::with_ip(64, bytes, pc, options | DecoderOptions::NO_PAUSE).decode());
         }
@@ -191,7 +206,7 @@ impl<'f> Reader<'f> {
         }
         match decoder.last_error() {
             DecoderError::NoMoreBytes => {
-                // The bytes that are there may be undefined already, whatever follows.
+                // The readable bytes may already be undefined, whatever bytes follow them.
                 let mut padded = [0; MAX_LENGTH];
                 padded[..available].copy_from_slice(bytes);
                 let undefined = available > 0
@@ -222,10 +237,10 @@ mod tests {
         assert!(matches!(at(&[0x48, 0x8b]), Decoded::Unfetchable(2)));
         assert!(matches!(at(&[0x06, 0x90]), Decoded::Invalid(_)));
         assert!(matches!(at(&[0x66; 20]), Decoded::TooLong));
-        // undefined or not does not depend on what cannot be read
+        // Whether an instruction is undefined does not depend on the bytes that cannot be read.
         assert!(matches!(at(&[0x06]), Decoded::Invalid(1)));
         assert!(matches!(at(&[0x0f]), Decoded::Unfetchable(1)));
-        // lock on an instruction that cannot be locked
+        // A lock prefix on an instruction that does not allow one.
         assert!(matches!(at(&[0xf0, 0x89, 0xc8]), Decoded::Invalid(_)));
         assert!(matches!(at(&[0xf3, 0x90]), Decoded::Inst(i) if i.code() == Code::Pause));
         assert!(matches!(at(&[0xf3, 0x41, 0x90]), Decoded::Inst(i) if i.code() == Code::Xchg_r32_EAX));

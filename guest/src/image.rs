@@ -1,13 +1,17 @@
 //! Loading a guest program into this process, as execve(2) would load it into a fresh one.
 //!
-//! 1. [`resolve_command`] finds the file (execvp's rules).
-//! 2. [`check`] reads and validates everything: permissions, `#!` lines, ELF headers, the dynamic linker. It maps
-//!    nothing, so an execve that must fail can still return to the old program. The result is a [`Plan`].
-//! 3. [`Plan::load`] maps the program and its dynamic linker, makes the stack, and says where to start ([`Loaded`]).
-//!    If anything fails, everything is unmapped again.
+//! 1. [`resolve_command`] finds the file by execvp's rules.
+//! 2. [`check`] reads and validates everything: permissions, `#!` lines, ELF headers, the dynamic
+//!    linker. It maps nothing, so an execve that must fail can still return to the old program. The
+//!    result is a [`Plan`].
+//! 3. [`Plan::load`] maps the program and its dynamic linker, makes the stack, and returns the
+//!    start address ([`Loaded`]). If a step fails, everything is unmapped again.
 //!
-//! Guest and host share the address space, so unlike execve this never replaces a mapping. Position-independent
-//! images go low (see [`crate::space`]); others must find the place that they were linked for unused.
+//! *Invariant.* Guest and host share the address space, so unlike execve the loader never replaces
+//! a mapping. Position-independent images go low (see [`crate::space`]). The others need the
+//! addresses they were linked for, and loading fails if one of those is in use.
+//!
+//! *Access.* The functions take no lock, and change no mapping but those they make.
 //!
 //! ```no_run
 //! use dynasour_guest::image::{LoadOptions, check};
@@ -44,14 +48,16 @@ use stack::{Contents, RANDOM_LEN, Stack};
 /// Longest name of a process, NUL excluded (TASK_COMM_LEN).
 const COMM_LEN: usize = 15;
 
-/// Choices that a loader has and the kernel makes by itself.
+/// Choices that the kernel makes by itself and this loader leaves to its caller.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// Whether position-independent images go into [`space::LOW`]; otherwise the kernel places them.
+    /// Whether position-independent images go into [`space::LOW`]; otherwise the kernel places
+    /// them.
     pub low: bool,
     /// The stack's size in bytes; `None` takes RLIMIT_STACK. Bounded to 256 KiB … 1 GiB either way.
     pub stack_size: Option<u64>,
-    /// What AT_RANDOM points to; `None` asks the system for random bytes. (Stack protectors and malloc use it.)
+    /// What AT_RANDOM points to; `None` asks the system for random bytes. (Stack protectors and
+    /// malloc use it.)
     pub random: Option<[u8; RANDOM_LEN]>,
 }
 
@@ -69,12 +75,13 @@ struct Program {
     headers: Headers,
 }
 
-/// A program that can be loaded, as far as one can know without doing it. Holds its files open.
+/// A program that passed all checks that are possible without mapping it. Holds its files open.
 #[derive(Debug)]
 pub struct Plan {
     asked: PathBuf,
     file_name: CString,
-    /// Replaces the first argument, if there were scripts: interpreter, its argument, script, …
+    /// The words that replace the first argument if the program is a script: interpreter, its
+    /// argument, script, …
     prefix: Vec<CString>,
     program: Program,
     linker: Option<Program>,
@@ -83,28 +90,28 @@ pub struct Plan {
 /// An image in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapped {
-    /// From its first to its last page; there may be unmapped holes in it.
+    /// From its first to its last page; unmapped holes inside are included.
     pub range: Range<u64>,
     /// The file, as canonical as the kernel knows it.
     pub path: PathBuf,
-    /// What was added to the file's addresses.
+    /// The load bias: the number that was added to the file's addresses.
     pub load_bias: u64,
 }
 
 /// A program that is ready to run.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Where to start: in the dynamic linker if there is one, else [`Loaded::program_entry`].
+    /// Start address: in the dynamic linker if there is one, else [`Loaded::program_entry`].
     pub entry_pc: u64,
     /// The program's own entry point (AT_ENTRY).
     pub program_entry: u64,
-    /// The stack's addresses, without the guard below.
+    /// The stack's addresses, without the guard region below.
     pub stack: Range<u64>,
-    /// Its contents; all registers but rsp start as zero.
+    /// Addresses of the stack's contents; all registers but rsp start as zero.
     pub places: Places,
-    /// The program break, empty yet.
+    /// The program break, still empty.
     pub brk: Brk,
-    /// What /proc/self/exe means.
+    /// The target of /proc/self/exe.
     pub exe_path: PathBuf,
     /// The process's name (/proc/self/comm): the file name's last component, cut to 15 bytes.
     pub comm: CString,
@@ -112,8 +119,9 @@ pub struct Loaded {
     pub images: Vec<Mapped>,
 }
 
-/// Reads and validates a program without mapping anything, exactly as far as execve(2) would look before it leaves
-/// the old program, and further: what would kill the new process at once is refused as well.
+/// Reads and validates a program without mapping anything. It checks all that execve(2) checks
+/// while the old program still runs. It also refuses programs that the kernel would accept and then
+/// kill at once.
 pub fn check(path: &Path) -> Result<Plan, LoadError> {
     find_program(path).map_err(|reason| reason.about(path))
 }
@@ -133,7 +141,8 @@ fn find_program(path: &Path) -> Result<Plan, Reason> {
         })?;
         match step {
             Step::Script(line) => {
-                // The interpreter gets the script's name instead of its own: argv[0] makes room for all three.
+                // The interpreter's name replaces the script's argv[0]: interpreter, its argument,
+                // the script's path.
                 let mut arguments = vec![c_string(&line.interpreter)?];
                 arguments.extend(line.argument.map(|argument| c_string(&argument)).transpose()?);
                 arguments.push(c_string(current.as_os_str().as_bytes())?);
@@ -203,12 +212,14 @@ impl Plan {
         self.linker.as_ref().map(|linker| linker.path.as_path())
     }
 
-    /// The file name that the program is told (AT_EXECFN): what was asked for, even if that is a script.
+    /// The file name that the program is told (AT_EXECFN): the name that was asked for, even if
+    /// that is a script.
     pub fn file_name(&self) -> &CStr {
         &self.file_name
     }
 
-    /// What `#!` lines put in place of the first argument; empty if there were none.
+    /// The words that `#!` lines put in place of the first argument; empty if the program is not a
+    /// script.
     pub fn script_prefix(&self) -> &[CString] {
         &self.prefix
     }
@@ -230,7 +241,8 @@ impl Plan {
         CString::new(&base[..base.len().min(COMM_LEN)]).unwrap_or_default()
     }
 
-    /// Maps the program and its dynamic linker and prepares stack and break. On failure nothing stays mapped.
+    /// Maps the program and its dynamic linker and prepares stack and break. On failure nothing
+    /// stays mapped.
     pub fn load(
         self,
         arguments: &[CString],
@@ -321,7 +333,7 @@ impl Program {
 /// Random bytes for AT_RANDOM.
 fn random_bytes() -> Result<[u8; RANDOM_LEN], Reason> {
     let mut bytes = [0; RANDOM_LEN];
-    // SAFETY: the buffer is valid for its length. So few bytes are never delivered in part.
+    // SAFETY: the buffer is valid for its length. getrandom delivers up to 256 bytes whole.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     nix::errno::Errno::result(got).map_err(|errno| Reason::system("get random bytes", errno))?;
     Ok(bytes)

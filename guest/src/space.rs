@@ -1,4 +1,4 @@
-//! The layout of the address space that guest and host share (DESIGN 6, "Placement").
+//! The layout of the address space that guest and host share (docs/design.md, "Running a guest").
 //!
 //! ```text
 //! 0x0001_0000 .. 0x2000_0000   guest images and file-backed code: [`LOW`]
@@ -7,12 +7,15 @@
 //! high                         stack, brk, the cache's writable view, everything of the host
 //! ```
 //!
-//! Images live low so that code made from them reaches their RIP-relative operands from the cache, and so that a
-//! return address is a 32-bit immediate. Nothing depends on it for correctness: where there is no room the kernel
-//! chooses, and generated code takes its general forms.
+//! Images are placed low for two reasons: code made from them reaches their RIP-relative operands
+//! from the cache, and a return address is a 32-bit immediate. Correctness does not depend on it:
+//! where there is no room the kernel chooses the address, and generated code uses its general
+//! forms.
 //!
-//! *Placing* is a suggestion; only `MAP_FIXED_NOREPLACE` settles whether a range is free. [`map_low`] therefore tries
-//! a bump pointer first, reads `/proc/self/maps` only when that collides, and never maps over anything.
+//! A computed place is only a suggestion; `MAP_FIXED_NOREPLACE` decides whether a range is free.
+//! [`map_low`] therefore tries the address after the last image first, reads `/proc/self/maps` only
+//! when that is taken, and never maps over anything. Any thread may call these functions; the only
+//! shared state is one atomic address.
 
 mod brk;
 #[cfg(test)]
@@ -40,10 +43,10 @@ pub use views::Views;
 /// Bytes in a page.
 pub const PAGE: u64 = 4096;
 
-/// Where guest images and file-backed code go.
+/// Addresses of guest images and file-backed code.
 pub const LOW: Range<u64> = 0x1_0000..0x2000_0000;
 
-/// Where the code cache's executable view and its constant tables go.
+/// Addresses of the code cache's executable view and its constant tables.
 pub const CACHE: Range<u64> = 0x2000_0000..0x4000_0000;
 
 /// One past the last user address (four-level paging, less the guard page).
@@ -52,10 +55,11 @@ pub const USER_END: u64 = (1 << 47) - PAGE;
 /// Bytes left unmapped between images placed low.
 const GAP: u64 = PAGE;
 
-/// How often a placement that somebody else took meanwhile is tried again.
+/// Attempts to place a mapping when another thread takes the suggested range in between (guess; if
+/// all fail the kernel chooses the address).
 const ATTEMPTS: usize = 8;
 
-/// Where the next image goes if nothing stands there; zero before first use.
+/// The address to try for the next image; zero before first use.
 static NEXT_LOW: AtomicU64 = AtomicU64::new(0);
 
 /// `address` rounded down to its page.
@@ -71,7 +75,8 @@ pub const fn page_up(address: u64) -> Option<u64> {
     }
 }
 
-/// The first address at or above [`LOW`]'s start at which this system lets us map (`vm.mmap_min_addr`).
+/// The first address at or above [`LOW`]'s start at which this system lets us map
+/// (`vm.mmap_min_addr`).
 fn low_start() -> u64 {
     let minimum = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr")
         .ok()
@@ -81,9 +86,10 @@ fn low_start() -> u64 {
     LOW.start.max(minimum)
 }
 
-/// The lowest free range of `len` bytes in [`LOW`], aligned to `align` (a power of two, at least a page), with an
-/// unmapped page on either side; `None` when there is no room. A suggestion: map it with `MAP_FIXED_NOREPLACE` and
-/// ask again on `EEXIST`. [`map_low`] does that for a file.
+/// The lowest free range of `len` bytes in [`LOW`], aligned to `align` (a power of two, at least a
+/// page), with an unmapped page on either side; `None` when there is no room. The range is a
+/// suggestion: map it with `MAP_FIXED_NOREPLACE` and ask again on `EEXIST`. [`map_low`] does that
+/// for a file.
 pub fn place_low_aligned(len: u64, align: u64) -> Option<u64> {
     first_gap(&maps().ok()?, low_start()..LOW.end, len, align)
 }
@@ -93,7 +99,7 @@ pub fn place_low(len: u64) -> Option<u64> {
     place_low_aligned(len, PAGE)
 }
 
-/// The lowest place within `bounds` for `len` bytes between the sorted `taken` mappings.
+/// The lowest address within `bounds` for `len` bytes between the sorted `taken` mappings.
 fn first_gap(taken: &[MapEntry], bounds: Range<u64>, len: u64, align: u64) -> Option<u64> {
     let len = page_up(len).filter(|&len| len > 0)?;
     let align_up = |address: u64| address.checked_add(align - 1).map(|sum| sum & !(align - 1));
@@ -110,10 +116,11 @@ fn first_gap(taken: &[MapEntry], bounds: Range<u64>, len: u64, align: u64) -> Op
     (candidate.checked_add(len)? <= bounds.end).then_some(candidate)
 }
 
-/// Runs `map_at` with low addresses for `len` bytes until one is free. `None` when the low region has no room;
-/// the caller then lets the kernel choose.
+/// Calls `map_at` with low addresses for `len` bytes until one is free. `None` when the low region
+/// has no room; the caller then lets the kernel choose.
 ///
-/// `map_at` maps exactly at the address it is given and answers `EEXIST` when something stands there.
+/// `map_at` maps exactly at the address it is given, and answers `EEXIST` when that range is in
+/// use.
 pub(crate) fn try_low<T>(
     len: u64,
     align: u64,
@@ -144,15 +151,17 @@ pub(crate) fn try_low<T>(
     None
 }
 
-/// Maps part of a file where images belong: low if there is room, else where the kernel likes. This is what an
-/// `mmap` without address becomes when the dynamic linker maps a library (it alone passes `MAP_DENYWRITE`).
-/// `flags` must hold none of the `MAP_FIXED` kinds; they are the caller's to handle.
+/// Maps part of a file as an image: low if there is room, else at an address that the kernel
+/// chooses. The runtime uses it for an `mmap` without address that passes `MAP_DENYWRITE`, which
+/// only the dynamic linker does when it maps a library. `flags` must hold no `MAP_FIXED` kind; the
+/// caller handles those.
 pub fn map_low(len: u64, prot: ProtFlags, flags: MapFlags, fd: BorrowedFd, offset: u64) -> Result<u64, Errno> {
     let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
     let size = usize::try_from(len).ok().and_then(NonZeroUsize::new).ok_or(Errno::EINVAL)?;
     let low = try_low(len, PAGE, |start| reservation::map_file_exactly(start, size, prot, flags, fd, offset));
     low.unwrap_or_else(|| {
-        // SAFETY: without an address the kernel takes unused address space, so no memory in use changes.
+        // SAFETY: without an address the kernel takes unused address space, so no memory in use
+        // changes.
         let mapped = unsafe { mman::mmap(None, size, prot, flags, fd, offset)? };
         Ok(mapped.as_ptr() as u64)
     })

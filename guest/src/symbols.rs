@@ -1,7 +1,7 @@
-//! Names for guest addresses: the symbol tables of what was mapped.
+//! Names for guest addresses: the symbol tables of mapped files.
 //!
-//! A place is written `symbol+0x1c`, or `libfoo.so+0x1234` where a file says nothing better (its offset then counts from
-//! where the file is mapped).
+//! An address is written `symbol+0x1c`, or `libfoo.so+0x1234` where the file has no symbol for it
+//! (the offset then counts from the start of the mapping).
 
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
@@ -9,7 +9,8 @@ use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// A symbol without a size is believed to go on for at most this many bytes.
+/// A symbol without a size is assumed to cover at most this many bytes (guess; too many, and code
+/// without symbols gets the name of the function before it).
 const UNSIZED: u64 = 4096;
 
 /// Executable memory mapped from a file.
@@ -17,11 +18,11 @@ const UNSIZED: u64 = 4096;
 pub struct MappedFile {
     /// The file.
     pub path: PathBuf,
-    /// Where the mapping starts.
+    /// Address at which the mapping starts.
     pub start: u64,
-    /// Where it ends.
+    /// Address at which the mapping ends.
     pub end: u64,
-    /// Where in the file it starts.
+    /// Offset in the file at which the mapping starts.
     pub offset: u64,
 }
 
@@ -32,7 +33,7 @@ pub struct Symbol {
     pub name: String,
     /// Its first address.
     pub start: u64,
-    /// The one behind its last.
+    /// One past its last address.
     pub end: u64,
 }
 
@@ -53,7 +54,7 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Reads the files that are still there.
+    /// Reads the symbols of those files that still exist.
     pub fn read(images: impl IntoIterator<Item = MappedFile>) -> Symbols {
         let mut symbols = Symbols::default();
         images.into_iter().for_each(|image| symbols.add(&image));
@@ -87,7 +88,8 @@ impl Symbols {
     }
 
     fn finish(&mut self) {
-        // Of several names for one place the first in the file that is not decorated is the one people know.
+        // Of several names for one address the first undecorated one in the file is preferred:
+        // people know that one.
         self.all.sort_by(|a, b| {
             let rank = |s: &Symbol| (s.start, s.name.starts_with('_'), s.name.len());
             rank(a).cmp(&rank(b)).then_with(|| a.name.cmp(&b.name))
@@ -109,12 +111,12 @@ impl Symbols {
     pub fn at(&self, pc: u64) -> Option<&Symbol> {
         let behind = self.all.partition_point(|s| s.start <= pc);
         let start = self.all[..behind].iter().rev().find(|s| pc < s.end)?.start;
-        // The best of its names is the first.
+        // The preferred name stands first.
         let first = self.all.partition_point(|s| s.start < start);
         self.all[first..].iter().find(|s| pc < s.end)
     }
 
-    /// An address for people.
+    /// An address as text: symbol and offset.
     pub fn name(&self, pc: u64) -> String {
         if let Some(symbol) = self.at(pc) {
             return match pc - symbol.start {

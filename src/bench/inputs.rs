@@ -1,4 +1,4 @@
-//! Inputs of workloads, the same bytes in every run.
+//! Generates the inputs of workloads: the same bytes in every run.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -6,41 +6,41 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How an input is made.
+/// Ways to generate an input.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Input {
     /// Lines of pseudo-random words.
     Text {
-        /// Bytes.
+        /// Number of bytes.
         size: Size,
     },
     /// Pseudo-random bytes.
     Bytes {
-        /// Bytes.
+        /// Number of bytes.
         size: Size,
     },
     /// A JSON array of records.
     Json {
-        /// Bytes, at least.
+        /// Least number of bytes.
         size: Size,
     },
     /// An XML document.
     Xml {
-        /// Bytes, at least.
+        /// Least number of bytes.
         size: Size,
     },
-    /// This text.
+    /// A given text.
     File {
         /// The text; `{n}` stands for the size.
         content: String,
     },
-    /// What a program writes to standard output.
+    /// The standard output of a program.
     Output {
         /// The program, run natively in the suite's directory; `{n}` stands for the size.
         run: Vec<String>,
     },
-    /// The path that a program writes to standard output.
+    /// A path that a program prints to standard output.
     Path {
         /// The program, run natively in the suite's directory; `{n}` stands for the size.
         run: Vec<String>,
@@ -51,9 +51,9 @@ pub enum Input {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub enum Size {
-    /// So many.
+    /// This number of bytes.
     Bytes(u64),
-    /// `"{n}"`
+    /// `"{n}"`: the workload's size.
     Text(String),
 }
 
@@ -68,10 +68,11 @@ impl Size {
 }
 
 impl Input {
-    /// Makes the input below `directory` unless it is there already; gives back what its name stands for.
+    /// Generates the input below `directory` unless it exists; returns the path that stands for its
+    /// name.
     ///
     /// # Errors
-    /// What could not be written or run.
+    /// The error of the file or program that failed.
     pub fn make(&self, name: &str, n: u64, directory: &Path, suite: &Path) -> Result<PathBuf> {
         let generated = |kind: &str, size: &Size, generate: fn(usize) -> Vec<u8>| -> Result<PathBuf> {
             let size = size.bytes(n)?;

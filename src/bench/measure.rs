@@ -1,4 +1,11 @@
-//! Running one command and what it took.
+//! Runs one command, and measures its time and memory.
+//!
+//! A run is a process group of its own, in a given directory, with a time limit. A watchdog thread
+//! kills the group when the limit expires. Times and memory come from `wait4`, so they include the
+//! children that the process waited for.
+//!
+//! *Invariant.* The process is reaped only after the watchdog has stopped using its id. Otherwise
+//! the watchdog might kill another group that got the same number.
 
 use anyhow::{Context, Result};
 use std::ffi::OsString;
@@ -10,7 +17,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// A command with what determines its behaviour.
+/// A command with everything that determines its behaviour.
 #[derive(Debug, Clone)]
 pub struct Invocation {
     /// The program and its arguments.
@@ -19,7 +26,7 @@ pub struct Invocation {
     pub stdin: Option<PathBuf>,
 }
 
-/// What one run showed and took.
+/// The results of one run.
 #[derive(Debug)]
 pub struct Sample {
     /// How it ended.
@@ -32,12 +39,12 @@ pub struct Sample {
     pub cpu: f64,
     /// Peak resident memory of the largest process, in bytes.
     pub memory: u64,
-    /// It was killed because it took too long.
+    /// Whether it was killed because it exceeded the time limit.
     pub timed_out: bool,
 }
 
 impl Invocation {
-    /// A line for a shell that runs it.
+    /// A shell command line that runs it.
     pub fn line(&self) -> String {
         let words: Vec<String> = self.words.iter().map(|word| quote(&word.to_string_lossy())).collect();
         let stdin = self.stdin.as_ref().map(|path| format!(" < {}", quote(&path.to_string_lossy())));
@@ -47,7 +54,7 @@ impl Invocation {
     /// Runs it in `directory` for at most `limit`.
     ///
     /// # Errors
-    /// It could not be started, or its output not be read.
+    /// The command could not be started, or its output could not be read.
     pub fn run(&self, directory: &Path, limit: Duration) -> Result<Sample> {
         let mut stdout = tempfile::tempfile().context("cannot make a temporary file")?;
         let stdin = match &self.stdin {
@@ -94,7 +101,8 @@ fn wait(pid: i32, limit: Duration) -> Result<Ended> {
         let watchdog = scope.spawn(move || {
             let late = over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             if late {
-                // SAFETY: a system call; the leader has not been waited for, so the number is still its group's.
+                // SAFETY: a system call; the leader has not been waited for, so the number is still
+                // its group's.
                 unsafe { libc::kill(-pid, libc::SIGKILL) };
             }
             late
@@ -102,16 +110,16 @@ fn wait(pid: i32, limit: Duration) -> Result<Ended> {
         let mut status = 0;
         // SAFETY: all-zero bytes are a valid rusage.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // The watchdog must be through with the number before the process is reaped.
+        // The watchdog must have stopped using the process id before the process is reaped.
         let exited = wait_without_reaping(pid);
         drop(done);
         let timed_out = watchdog.join().expect("the watchdog does not panic");
         exited?;
         // SAFETY: waits for our own child; both results are ours.
         if unsafe { libc::wait4(pid, &mut status, 0, &mut usage) } != pid {
-            return Err(std::io::Error::last_os_error()).context("wait4");
+            return Err(std::io::Error::last_os_error()).context("cannot wait for the process (wait4)");
         }
-        // What it left behind would disturb the next run.
+        // Descendants that are still running would disturb the next run.
         // SAFETY: a system call; a group that is empty answers ESRCH.
         unsafe { libc::kill(-pid, libc::SIGKILL) };
         Ok(Ended { status: ExitStatus::from_raw(status), usage, timed_out })
@@ -129,7 +137,7 @@ fn wait_without_reaping(pid: i32) -> Result<()> {
             return Ok(());
         }
         if error.kind() != std::io::ErrorKind::Interrupted {
-            return Err(error).context("waitid");
+            return Err(error).context("cannot wait for the process (waitid)");
         }
     }
 }

@@ -1,8 +1,18 @@
-//! `dynasour bench`: workloads natively and under each tier, side by side.
+//! `dynasour bench`: runs workloads natively and under each tier, side by side.
 //!
-//! Every round runs each workload once natively and once under every launcher (our tiers, and peers), one after the
-//! other, so that what disturbs the machine disturbs all of them; ratios are made of neighbours. A run that shows
-//! another output or status than native is no measurement: its row says so.
+//! Each round runs each workload once natively and once under every launcher (the tiers, and
+//! peers), one after the other. So a disturbance of the machine affects all of them, and ratios
+//! compare neighbouring runs. A run whose output or status differs from native is not a
+//! measurement; its row says so.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | [`suite`] | reads the TOML files that list workloads |
+//! | [`inputs`] | generates input files |
+//! | [`plan`] | turns a suite's entries into command lines: builds kernels, finds programs |
+//! | [`measure`] | runs one command |
+//! | [`summary`] | medians, ratios, intervals |
+//! | [`report`] | the table, the JSON, the comparison with an earlier run |
 
 mod inputs;
 pub mod measure;
@@ -37,16 +47,16 @@ pub struct BenchArgs {
     /// Rounds; medians are shown
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// Tiers to measure; interp, the fourth, is far slower: best with --small
+    /// Tiers to measure (interp is much slower than the others: use it with --small)
     #[arg(long, value_name = "TIER,...", value_delimiter = ',', default_value = "dynamo,copy,full")]
     tiers: Vec<Tier>,
     /// Another launcher, measured beside the tiers: NAME='COMMAND {}'
     #[arg(long, value_name = "NAME=CMD")]
     peer: Vec<Peer>,
-    /// The time that ratios are made of
+    /// The time from which ratios are computed
     #[arg(long, value_enum, default_value_t = Clock::Wall)]
     clock: Clock,
-    /// Use the small sizes (for slow launchers; start-up weighs more)
+    /// Use the small sizes, for slow launchers (start-up then has more weight)
     #[arg(long)]
     small: bool,
     /// Seconds after which a run is killed
@@ -58,18 +68,18 @@ pub struct BenchArgs {
     /// Write the results to FILE, for --compare
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Overwrite what --save names
+    /// Overwrite the file given to --save
     #[arg(long)]
     force: bool,
-    /// Show the ratios of an earlier run beside these
+    /// Show the ratios of an earlier --save file beside the new ones
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-    /// Keep built kernels and inputs in DIR, and use what is there
+    /// Keep built kernels and inputs in DIR, and reuse those that exist there
     #[arg(long, value_name = "DIR")]
     work_dir: Option<PathBuf>,
 }
 
-/// Which time counts.
+/// Which time is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Clock {
     /// From start to end.
@@ -78,7 +88,7 @@ pub enum Clock {
     Cpu,
 }
 
-/// What a column stands for.
+/// One column of the table.
 enum Launcher {
     Tier(Tier),
     Peer(Peer),
@@ -103,10 +113,10 @@ impl Launcher {
     }
 }
 
-/// Runs the command; the exit status is 1 if some row differs from native.
+/// Runs the command. The exit status is 1 if some row differs from native.
 ///
 /// # Errors
-/// Nothing was measured, and why.
+/// Why nothing was measured.
 pub fn run(args: &BenchArgs) -> Result<i32> {
     let suites = args.suites.iter().map(|path| Suite::read(path)).collect::<Result<Vec<_>>>()?;
     args.peer.iter().try_for_each(Peer::check)?;
@@ -116,7 +126,7 @@ pub fn run(args: &BenchArgs) -> Result<i32> {
     }
     let temporary;
     let directory = match &args.work_dir {
-        Some(directory) => std::path::absolute(directory).context("--work-dir")?,
+        Some(directory) => std::path::absolute(directory).context("cannot resolve the path given to --work-dir")?,
         None => {
             temporary = tempfile::tempdir().context("cannot make a temporary directory")?;
             temporary.path().to_path_buf()
@@ -154,7 +164,7 @@ fn read_report(path: &Path) -> Result<Report> {
     serde_json::from_str(&text).with_context(|| format!("{} is not what --save writes", path.display()))
 }
 
-/// A bar without a length yet.
+/// A progress bar whose length is not known yet.
 pub fn progress() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {msg}") {
@@ -176,7 +186,7 @@ fn prepare(args: &BenchArgs, suites: &[Suite], directory: &Path) -> Result<Vec<W
     Ok(workloads)
 }
 
-/// One bench run under way.
+/// The state of one bench run.
 struct Session<'a> {
     args: &'a BenchArgs,
     launchers: &'a [Launcher],
@@ -204,7 +214,7 @@ impl Session<'_> {
         for _ in 0..self.args.runs {
             let expected = self.once(&workload.name, native, &mut row.native, None)?;
             if row.native.trouble.is_some() {
-                // There is nothing to compare with.
+                // Without a native run there is nothing to compare with.
                 self.bar.inc(u64::from(self.args.runs) * (self.launchers.len() as u64 + 1) - 1);
                 return Ok(row);
             }

@@ -1,4 +1,5 @@
-//! From suites to runs: kernels built, inputs made, programs found, commands written out.
+//! Turns suites into runs: builds kernels, generates inputs, finds programs, writes the command
+//! lines.
 
 use crate::bench::measure::Invocation;
 use crate::bench::suite::{Entry, Suite};
@@ -17,14 +18,14 @@ pub struct Workload {
     pub name: String,
     /// Its class.
     pub class: String,
-    /// How it runs natively; or why it cannot run here.
+    /// The native command line, or why the workload cannot run here.
     pub native: Result<Invocation, String>,
 }
 
 /// Another launcher: `NAME='CMD {}'`.
 #[derive(Debug, Clone)]
 pub struct Peer {
-    /// Its column.
+    /// Name of its column.
     pub name: String,
     words: Vec<String>,
 }
@@ -45,10 +46,10 @@ impl std::str::FromStr for Peer {
 }
 
 impl Peer {
-    /// Fails unless the launcher is there.
+    /// Checks that the launcher's program exists.
     ///
     /// # Errors
-    /// It is not.
+    /// It does not exist.
     pub fn check(&self) -> Result<()> {
         find(&self.words[0]).map(|_| ()).with_context(|| format!("peer '{}'", self.name))
     }
@@ -63,19 +64,19 @@ impl Peer {
     }
 }
 
-/// Where things are made.
+/// Directories and choices for building kernels and generating inputs.
 pub struct Workshop<'a> {
-    /// Built kernels and inputs.
+    /// Directory of built kernels and inputs.
     pub directory: &'a Path,
-    /// Take the small sizes.
+    /// Whether to use the small sizes.
     pub small: bool,
 }
 
 impl Workshop<'_> {
-    /// The rows of an entry, as far as `wanted`.
+    /// The rows of an entry whose names `wanted` accepts.
     ///
     /// # Errors
-    /// Something could not be built or made.
+    /// A kernel could not be built, or an input not generated.
     pub fn prepare(&self, suite: &Suite, entry: &Entry, wanted: impl Fn(&str) -> bool) -> Result<Vec<Workload>> {
         let n = entry.small.filter(|_| self.small).unwrap_or(entry.n);
         let mut names: Vec<(String, Option<&str>)> =
@@ -107,7 +108,7 @@ impl Workshop<'_> {
             }
             _ => {
                 let word = &entry.command[0];
-                // A program that an input finds is known only after that.
+                // The program may be an input of kind `path`, which is known only now.
                 match find(word) {
                     Ok(path) => path.into_os_string(),
                     Err(_) if word.starts_with('{') => OsString::from(word),
@@ -159,17 +160,17 @@ impl Workshop<'_> {
     }
 }
 
-/// The file of a program, as a shell would find it.
+/// The file of a program, found as a shell would find it.
 ///
 /// # Errors
-/// There is none.
+/// No such program exists.
 pub fn find(program: &str) -> Result<PathBuf> {
     let path = image::resolve_command(OsStr::new(program), std::env::var_os("PATH").as_deref())?;
     ensure!(path.is_file(), "{program} is not there");
     Ok(path)
 }
 
-/// `{name}` becomes the value of `name`; braces around anything else stay.
+/// Replaces `{name}` by the value of `name`; braces around other text stay.
 fn fill(text: &str, values: &BTreeMap<String, OsString>) -> OsString {
     let mut out = OsString::new();
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! The results of a bench run: for people, for scripts, and beside an earlier run.
+//! The results of a bench run: as a table, as JSON, and beside an earlier run.
 
 use crate::bench::summary::{Ratio, geometric_mean};
 use serde::{Deserialize, Serialize};
@@ -8,13 +8,13 @@ use std::fmt::Write as _;
 /// What `--json` prints and `--save` writes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Of the program that measured.
+    /// Version of the dynasour that measured.
     pub version: String,
     /// Names of the suites.
     pub suites: Vec<String>,
-    /// `wall` or `cpu`: what ratios are made of.
+    /// `wall` or `cpu`: the time from which ratios are computed.
     pub clock: String,
-    /// Names of the columns beside native.
+    /// Names of the columns after native.
     pub columns: Vec<String>,
     /// One for each workload.
     pub rows: Vec<Row>,
@@ -30,9 +30,9 @@ pub struct Row {
     /// Why it was not measured.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub skipped: Option<String>,
-    /// The program by itself.
+    /// The native runs.
     pub native: Cell,
-    /// Under each launcher, in the order of [`Report::columns`].
+    /// The runs under each launcher, in the order of [`Report::columns`].
     pub cells: Vec<Cell>,
 }
 
@@ -43,9 +43,9 @@ pub struct Cell {
     pub wall: Vec<f64>,
     /// Processor seconds of each run.
     pub cpu: Vec<f64>,
-    /// Median of the seconds that count.
+    /// Median of the seconds by the chosen clock.
     pub seconds: Option<f64>,
-    /// Against native.
+    /// Ratio to native.
     pub ratio: Option<Ratio>,
     /// Peak resident bytes.
     pub memory: u64,
@@ -60,7 +60,7 @@ impl Report {
         self.rows.iter().all(|row| row.native.trouble.is_none() && row.cells.iter().all(|cell| cell.trouble.is_none()))
     }
 
-    /// The table; with `earlier`, each ratio beside what it was.
+    /// The table. With `earlier`, each ratio stands beside the earlier one.
     pub fn table(&self, earlier: Option<&Report>) -> String {
         let mut lines = vec![self.header(earlier.is_some())];
         lines.extend(self.rows.iter().filter(|row| row.skipped.is_none()).map(|row| self.line(row, earlier)));
@@ -138,7 +138,7 @@ impl Report {
     }
 }
 
-/// Columns padded to their widest cell: the first to the left, the others to the right.
+/// Pads columns to their widest cell: the first is left-aligned, the others right-aligned.
 pub fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |i: usize| lines.iter().filter_map(|l| l.get(i)).map(|cell| cell.chars().count()).max().unwrap_or(0);

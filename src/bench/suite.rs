@@ -1,4 +1,4 @@
-//! Suites: TOML files that say what is measured.
+//! Suites: TOML files that list workloads.
 //!
 //! ```toml
 //! name = "example"
@@ -8,7 +8,7 @@
 //! class = "integer"
 //! source = "../kernels/sieve.c"
 //! levels = ["-O0", "-O2"]
-//! n = 2000                      # {n} in `args`, `command` and input sizes; `small` takes its place under --small
+//! n = 2000                      # {n} in `args`, `command`, input sizes; under --small it is `small`
 //! small = 80
 //!
 //! [[workload]]
@@ -36,37 +36,38 @@ struct File {
     workload: Vec<Spanned<Entry>>,
 }
 
-/// One `[[workload]]`.
+/// One `[[workload]]` of the file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// What its rows are called; kernels get their level behind it.
+    /// Name of its rows; a kernel's level is appended.
     pub name: String,
-    /// Rows of one class get a mean of their own.
+    /// Class of its rows; the table has a mean for each class.
     pub class: String,
     /// A C or C++ file to build, relative to the suite.
     pub source: Option<PathBuf>,
     /// Optimisation levels of the kernel, one row each.
     #[serde(default)]
     pub levels: Vec<String>,
-    /// Further options for the compiler, behind the source.
+    /// Further compiler options, placed after the source.
     #[serde(default)]
     pub flags: Vec<String>,
     /// Arguments of a kernel; `["{n}"]` if not given.
     pub args: Option<Vec<String>>,
-    /// A program of the system and its arguments.
+    /// A program of the system, and its arguments.
     #[serde(default)]
     pub command: Vec<String>,
-    /// The Debian package that brings it.
+    /// The Debian package that contains the program.
     pub package: Option<String>,
     /// The name of the input that is standard input.
     pub stdin: Option<String>,
-    /// The size.
+    /// The size `{n}`.
     #[serde(default)]
     pub n: u64,
     /// The size under `--small`; `n` if not given.
     pub small: Option<u64>,
-    /// Files made before anything runs, by the name that stands for their path in `command`.
+    /// Files generated before the workload runs, by the name that stands for their path in
+    /// `command`.
     #[serde(default)]
     pub inputs: BTreeMap<String, Input>,
 }
@@ -78,7 +79,7 @@ pub struct Suite {
     pub name: String,
     /// The directory that `source` is relative to.
     pub directory: PathBuf,
-    /// What it measures.
+    /// The workloads.
     pub entries: Vec<Entry>,
 }
 
@@ -86,7 +87,7 @@ impl Suite {
     /// Reads and checks a suite.
     ///
     /// # Errors
-    /// The file cannot be read; or the line that is wrong, and why.
+    /// The file cannot be read, or an entry is wrong; the message names its line and the reason.
     pub fn read(path: &Path) -> Result<Suite> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read suite {}", path.display()))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();

@@ -1,9 +1,9 @@
-//! What repeated runs say: medians, ratios, intervals.
+//! Statistics of repeated runs: medians, ratios, intervals.
 
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{Binomial, DiscreteCDF};
 
-/// The middle of `values`; of an even number, the mean of the two in the middle.
+/// The median of `values`; for an even number, the mean of the two middle values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -15,19 +15,20 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// A ratio of two ways to run one workload.
+/// The ratio of two ways to run one workload.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// The median of the ratios of runs that stood side by side.
+    /// The median of the ratios of neighbouring runs.
     pub median: f64,
-    /// Its 95 % interval by order statistics; the whole range when there are too few runs for one.
+    /// Lower end of its 95 % interval by order statistics; the smallest ratio when there are too
+    /// few runs for an interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the same interval; the largest ratio when there are too few runs.
     pub high: f64,
 }
 
 impl Ratio {
-    /// Of runs and the runs of the base line beside them, in the same order.
+    /// Ratios of `runs` to the neighbouring runs `base`, in the same order.
     pub fn of(runs: &[f64], base: &[f64]) -> Option<Ratio> {
         let pairs = runs.iter().zip(base).filter(|(_, base)| **base > 0.0);
         let mut ratios: Vec<f64> = pairs.map(|(run, base)| run / base).collect();
@@ -39,8 +40,9 @@ impl Ratio {
     }
 }
 
-/// How many of `count` sorted values lie on each side outside the 95 % interval of their median: as many as chance puts
-/// below the true median in less than 2.5 % of all cases, less one.
+/// The number of sorted values that lie outside the 95 % interval of their median, on each side. It
+/// is the largest k such that at most k of `count` values lie below the true median with a
+/// probability of at most 2.5 %; 0 if there is none.
 fn outside_interval(count: usize) -> usize {
     let below = Binomial::new(0.5, count as u64).expect("one half is a probability");
     (0..count as u64).take_while(|k| below.cdf(*k) <= 0.025).count().saturating_sub(1)
@@ -74,7 +76,8 @@ mod tests {
             ratio.low > 2.0 && ratio.low < ratio.median && ratio.median < ratio.high && ratio.high < 2.19,
             "{ratio:?}"
         );
-        // Tables of the sign test: with 20 values from the 6th to the 15th, with 5 there is no interval but all of them.
+        // From tables of the sign test: 20 values give the 6th to the 15th; with 5 values only the
+        // whole range is left.
         assert_eq!((outside_interval(20), outside_interval(9), outside_interval(5)), (5, 1, 0));
         let few = Ratio::of(&runs[..3], &base).expect("runs");
         assert_eq!((few.low, few.high), (2.0, 2.02));

@@ -1,8 +1,11 @@
-//! Disassembles for `dynasour explain`, with capstone.
+//! The disassembler of `dynasour explain`, by capstone.
 //!
-//! A program of its own, since capstone's tables would cost every start of `dynasour` a millisecond. Each line of its input is a
-//! pc in hexadecimal, a blank, and bytes in hexadecimal; for each it writes a line for each instruction, its length, a tab, and
-//! its text, and then an empty line. Bytes that are no instruction end an answer.
+//! It is a separate program because capstone's tables would add a millisecond (measured) to every
+//! start of `dynasour`.
+//!
+//! *Protocol.* Each input line is a pc in hexadecimal, a blank, and bytes in hexadecimal. The
+//! answer has one line for each instruction (its length, a tab, its text) and then an empty line.
+//! Bytes that are no instruction end the answer.
 
 use capstone::arch::x86::{ArchMode, ArchSyntax};
 use capstone::prelude::*;

@@ -1,6 +1,7 @@
-//! Counting runs: a program under `dynasour run --count`, and what that wrote.
+//! Counting runs: a program under `dynasour run --count`, and the census that the run writes.
 //!
-//! The guest's standard output goes to our standard error, so that the report can be piped; its standard input is ours.
+//! The guest's standard output goes to our standard error, so that our report can be piped. Its
+//! standard input is ours.
 
 use anyhow::{Context, Result, bail, ensure};
 use dynasour_runtime::census::{Census, SCHEMA};
@@ -8,34 +9,34 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// Statuses of `dynasour run` that mean that nothing ran, unless a census was written.
+/// Exit statuses of `dynasour run` that mean that no guest ran, unless a census was written.
 const NOT_RUN: [i32; 3] = [2, 126, 127];
 
-/// What to run, and how.
+/// The program to run, with options.
 pub struct Plan<'a> {
-    /// Options of `run` besides those for counting.
+    /// Options of `run`, without those for counting.
     pub options: Vec<OsString>,
-    /// With the text of versions and native code?
+    /// Whether the census includes the text of versions and native code.
     pub detail: bool,
-    /// Throw the guest's output away?
+    /// Whether the guest's output is discarded.
     pub discard: bool,
     /// The program and its arguments.
     pub command: &'a [OsString],
 }
 
-/// A census and how the guest ended.
+/// The result of a counting run.
 pub struct Counted {
-    /// What was counted.
+    /// The counts.
     pub census: Census,
-    /// How it ended.
+    /// How the guest ended.
     pub status: ExitStatus,
 }
 
 impl Plan<'_> {
-    /// Runs it.
+    /// Runs the program.
     ///
     /// # Errors
-    /// It could not be run, or ended without a census.
+    /// The program could not be run, or ended without a census.
     pub fn run(&self) -> Result<Counted> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
@@ -54,7 +55,7 @@ impl Plan<'_> {
         let status = command.status().context("cannot run this program")?;
         let bytes = match std::fs::read(&file) {
             Ok(bytes) => bytes,
-            // It has said why.
+            // `dynasour run` has already printed the reason.
             Err(_) if status.code().is_some_and(|code| NOT_RUN.contains(&code)) => {
                 bail!("{} was not run", self.command[0].display())
             }

@@ -1,12 +1,12 @@
-//! Guest instructions as text: by capstone, in a program of its own beside this one (its tables would cost each start of
-//! `dynasour` a millisecond), or by iced-x86 where that program is not installed.
+//! Guest instructions as text: by the separate program `dynasour-capstone` (see there why), or by
+//! iced-x86 where that program is not installed.
 
 use super::guest::hex;
 use iced_x86::{Decoder, DecoderOptions, Formatter, NasmFormatter};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The name of that program.
+/// The file name of that program, which is looked for beside this one.
 const HELPER: &str = "dynasour-capstone";
 
 /// Disassembles.
@@ -21,7 +21,7 @@ struct Capstone {
 }
 
 impl Disassembler {
-    /// By capstone if it is there.
+    /// Uses capstone if its program is installed.
     pub fn new() -> Disassembler {
         let own = std::env::current_exe().unwrap_or_default();
         let child = Command::new(own.with_file_name(HELPER))
@@ -36,7 +36,8 @@ impl Disassembler {
         Disassembler { capstone }
     }
 
-    /// The lengths and texts of the instructions of some code; the last covers what is none.
+    /// The lengths and texts of the instructions of `code`. The last entry covers trailing bytes
+    /// that are no instruction.
     pub fn instructions(&mut self, pc: u64, code: &[u8]) -> Vec<(usize, String)> {
         let asked = self.capstone.as_mut().map(|capstone| capstone.ask(pc, code));
         let mut out = match asked {

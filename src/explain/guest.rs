@@ -1,4 +1,5 @@
-//! The guest's side: the recorded blocks, disassembled, with symbols and how often they ran.
+//! The recorded guest code of a fragment: its blocks, disassembled, with symbols and execution
+//! counts.
 
 use super::disassembly::Disassembler;
 use super::heat;
@@ -9,36 +10,36 @@ use serde::Serialize;
 /// A recorded block.
 #[derive(Serialize, Debug)]
 pub struct Block {
-    /// Its first instruction.
+    /// Address of its first instruction.
     pub pc: u64,
-    /// That in symbols.
+    /// The same address as symbol and offset.
     pub symbol: String,
-    /// Times that it was executed in this version.
+    /// Executions in this version.
     pub executed: u64,
     /// Its instructions.
     pub instructions: Vec<Instruction>,
     /// How control left it.
     pub transfer: Transfer,
-    /// Where it went.
+    /// Guest pc of the next block.
     pub next: u64,
 }
 
 /// A guest instruction.
 #[derive(Serialize, Debug)]
 pub struct Instruction {
-    /// Where it is.
+    /// Its address.
     pub pc: u64,
     /// Its bytes in hexadecimal.
     pub bytes: String,
     /// As text.
     pub text: String,
-    /// Where its target or operand is, in symbols, if it names one.
+    /// Symbol of its target or operand address, if it has one.
     pub note: Option<String>,
-    /// Guards that are about it.
+    /// Numbers of the guards that check this instruction.
     pub guards: Vec<u32>,
 }
 
-/// The path of a fragment.
+/// The recorded path of a fragment.
 pub fn path(fragment: &Fragment, symbols: &Symbols, disassembler: &mut Disassembler) -> Vec<Block> {
     let blocks = fragment.path.iter().zip(heat::executions(fragment));
     blocks
@@ -67,7 +68,8 @@ fn instructions(by: &mut Disassembler, fragment: &Fragment, step: &Step, symbols
     out
 }
 
-/// The address that an instruction names: of a direct transfer, or relative to the next instruction.
+/// The address that an instruction's text names: the target of a direct transfer, or an address
+/// relative to the next instruction.
 fn target(text: &str, next: u64) -> Option<u64> {
     let (mnemonic, operands) = text.split_once(' ')?;
     if let Some(at) = operands.find("[rip ") {
@@ -92,7 +94,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Bytes from hexadecimal; what is none ends them.
+/// Bytes from hexadecimal text, up to the first character that is no digit.
 pub fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.chars().map_while(|c| c.to_digit(16)).map(|d| d as u8).collect();
     digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()

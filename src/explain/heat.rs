@@ -1,8 +1,12 @@
-//! Which regions are hot: guest instructions executed in traces, from the counts of their guards.
+//! Which regions are hot: the number of guest instructions executed in traces, from the counts of
+//! their guards.
 //!
-//! A path runs as a whole until a guard fails, so the counts of guards say how often each recorded block was executed: a
-//! block that ends in a guarded branch as often as that guard, what lies between as often as the guard before it held.
-//! A fragment belongs to the region of the fragment whose exit it was made for, and so on up to one that stands for itself.
+//! A path is executed as a whole until a guard fails. So the counts of the guards give the
+//! executions of each recorded block: a block that ends in a guarded branch is executed as often as
+//! that guard. A block between two guards is executed as often as the guard before it held.
+//!
+//! A side trace belongs to the region of the fragment whose exit it was made for. That fragment may
+//! be a side trace itself; the chain ends at a fragment that was made for its own trace head.
 
 use dynasour_runtime::census::{Fragment, GuardKind};
 use std::collections::HashMap;
@@ -11,7 +15,7 @@ use std::collections::HashMap;
 pub fn executions(fragment: &Fragment) -> Vec<u64> {
     let peeled = fragment.guards.iter().any(|g| !g.in_loop && g.kind == GuardKind::Branch);
     let mut running = match fragment.iterations {
-        // One iteration of a loop may stand before the loop.
+        // Before the loop there may be one peeled iteration.
         Some(n) if peeled => n + fragment.entered,
         Some(n) => n,
         None => fragment.entered,
@@ -41,11 +45,12 @@ pub fn instructions(fragment: &Fragment) -> u64 {
 /// A region and its versions.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Where it starts.
+    /// Its start address.
     pub pc: u64,
     /// Guest instructions executed in it.
     pub instructions: u64,
-    /// Its fragments, stubs left out, each with its instructions; as they were made.
+    /// Its fragments without stubs, in the order of their making, each with its executed
+    /// instructions.
     pub versions: Vec<(u32, u64)>,
 }
 
@@ -64,10 +69,10 @@ pub fn regions(fragments: &[Fragment]) -> Vec<Region> {
     regions
 }
 
-/// The fragment that one belongs to in the end.
+/// The fragment at the end of the chain from `of` through the exits that fragments were made for.
 fn root<'a>(fragments: &'a [Fragment], of: &'a Fragment) -> &'a Fragment {
     let mut root = of;
-    // Each was made after the one it was made for.
+    // Each fragment is younger than the one it was made for, so the loop ends.
     while let Some(from) = root.from.as_ref().and_then(|from| fragments.get(from.fragment as usize))
         && from.id < root.id
     {

@@ -1,17 +1,18 @@
-//! `--at`: from what somebody typed to fragments.
+//! `--at`: finds the fragments that the user's text means.
 
 use anyhow::{Result, bail};
 use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::census::{Census, Fragment};
 use std::ops::Range;
 
-/// How many near matches are listed.
+/// Number of near matches that an error lists (guess; more would fill the screen).
 const MOST: usize = 6;
 
-/// The fragments that `place` means: those whose path passes a pc or a function, or the one with this name.
+/// The fragments that `place` means: those whose path contains the pc or the function, or the
+/// version of this name.
 ///
 /// # Errors
-/// There are none; the message lists what is near.
+/// No fragment matches; the message lists names that are close.
 pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<u32>> {
     let (name, offset) = match place.rsplit_once("+0x").map(|(name, hex)| (name, u64::from_str_radix(hex, 16))) {
         Some((name, Ok(offset))) => (name, Some(offset)),
@@ -42,7 +43,7 @@ pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<
     Ok(found)
 }
 
-/// A number is a pc.
+/// Parses a number as a pc.
 fn pc(text: &str) -> Option<u64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -67,7 +68,7 @@ fn near_names(name: &str, census: &Census, symbols: &Symbols) -> String {
     if hot.is_empty() { String::new() } else { format!("; traces were made in {}", hot.join(", ")) }
 }
 
-/// The traces that start next to a pc.
+/// The traces that start closest to a pc.
 fn near_traces(at: u64, census: &Census, symbols: &Symbols) -> String {
     let mut starts: Vec<u64> = census.fragments.iter().filter(|f| !f.path.is_empty()).map(|f| f.pc).collect();
     starts.sort_by_key(|pc| pc.abs_diff(at));
@@ -77,7 +78,7 @@ fn near_traces(at: u64, census: &Census, symbols: &Symbols) -> String {
     if names.is_empty() { String::new() } else { format!("; the nearest start at {}", names.join(", ")) }
 }
 
-/// The names that are nearly this one, the nearest first.
+/// The names that differ least from `name`, best first.
 fn near<'s>(name: &str, symbols: &'s Symbols) -> Vec<&'s str> {
     let lower = name.to_lowercase();
     let distance = |known: &'s str| {

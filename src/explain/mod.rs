@@ -1,10 +1,12 @@
-//! `dynasour explain`: the hottest regions of a run, and what became of them.
+//! `dynasour explain`: shows the hottest regions of a run, their traces, and what the guards did.
 //!
-//! The program runs once under `run --count --count-detail` ([`counting`]); the census of that run is joined with the symbols of
-//! what was mapped ([`dynasour_guest::symbols`]) to what there is to say ([`model`]), and shown as text ([`text`]) or JSON.
+//! The program runs once under `run --count --count-detail` ([`counting`]). The census of that run
+//! and the symbols of the mapped files ([`dynasour_guest::symbols`]) give the explanation
+//! ([`model`]), which is printed as text ([`text`]) or as JSON.
 //!
-//! Exit status: 0, explained (or nothing got hot, which is said); 2, there is nothing to explain, and why. How the guest ended
-//! is said, but does not become ours.
+//! Exit status: 0 if the run was explained, or if no code was hot (the report says so); 2 if there
+//! is nothing to explain, with the reason. The guest's own end is reported, but does not become our
+//! exit status.
 
 mod counting;
 mod disassembly;
@@ -32,7 +34,8 @@ use text::{Part, Reporter, number};
 /// Options of `explain`.
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
-    /// Explain what traces pass a function (its symbol, or SYMBOL+0xOFFSET), a guest pc (a number), or one version (its name: t12)
+    /// Explain the traces through a function (SYMBOL or SYMBOL+0xOFFSET), through a guest pc (a
+    /// number), or one version (its name, such as t12)
     #[arg(long, value_name = "SYMBOL|PC")]
     at: Option<String>,
     /// How many regions to show, the hottest first
@@ -42,19 +45,19 @@ pub struct ExplainArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...",
           default_values_t = [Part::Path, Part::Guards, Part::Anchors, Part::Passes, Part::Ir, Part::Native])]
     show: Vec<Part>,
-    /// Everything as JSON
+    /// Print everything as JSON
     #[arg(long)]
     json: bool,
     /// Write to FILE instead of standard output
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Overwrite what --output names
+    /// Overwrite the file given to --output
     #[arg(long)]
     force: bool,
     /// Use colours
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
     color: When,
-    /// Throw away what the program writes to its standard output and error, instead of passing both on to standard error
+    /// Discard the program's standard output and error instead of passing both to standard error
     #[arg(long)]
     discard_output: bool,
     /// Tier to run under: dynamo or full
@@ -81,10 +84,10 @@ fn parse_tier(text: &str) -> Result<Tier, String> {
     }
 }
 
-/// Does what the command line asks for; the exit status.
+/// Runs the command; returns the exit status.
 ///
 /// # Errors
-/// There is nothing to explain, and why.
+/// Why there is nothing to explain.
 pub fn run(args: &ExplainArgs) -> Result<c_int> {
     if let Some(output) = &args.output {
         ensure!(args.force || !output.exists(), "{} exists; --force overwrites it", output.display());
@@ -115,7 +118,7 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
     match &args.output {
         Some(file) => std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?,
         None => {
-            // Who closes it early has seen enough.
+            // A reader that closes the pipe early is no error.
             let mut stdout = std::io::stdout().lock();
             let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
         }
@@ -126,7 +129,7 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
 fn count(args: &ExplainArgs) -> Result<Counted> {
     let mut options: Vec<OsString> = vec!["--tier".into(), args.tier.to_string().into()];
     options.extend(["--policy".into(), args.policy.name().into()]);
-    // Always said, so that it does not depend on how long things take.
+    // Always passed, so that the result does not depend on timing.
     let threshold = args.threshold.unwrap_or(args.tier.head_threshold());
     options.extend(["--threshold".into(), threshold.to_string().into()]);
     if !args.skip_pass.is_empty() {
@@ -135,7 +138,7 @@ fn count(args: &ExplainArgs) -> Result<Counted> {
     Plan { options, detail: true, discard: args.discard_output, command: &args.command }.run()
 }
 
-/// What to say of a program that never got hot.
+/// The report for a program without hot code.
 fn cold(e: &Explanation) -> String {
     format!(
         "{} never got hot: no loop or function of it was executed {} times, so no trace was made.\nA lower --threshold makes traces earlier; a program that executes others is explained as the last of them.\n",

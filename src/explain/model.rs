@@ -1,4 +1,4 @@
-//! What `explain` knows about a run: everything that the report and its JSON show.
+//! The data of an explanation: everything that the report and its JSON show.
 
 use super::counting::Counted;
 use super::disassembly::Disassembler;
@@ -11,10 +11,11 @@ use dynasour_runtime::census::{Census, CodeBytes, CompileTimes, End, Fragment, F
 use serde::Serialize;
 use std::os::unix::process::ExitStatusExt;
 
-/// The form of the JSON.
+/// Version of the JSON's structure.
 const SCHEMA: u32 = 1;
 
-/// A version has at least this share of its region's instructions to be shown whole unasked.
+/// Least share of its region's instructions for which a version is shown in full by default (guess;
+/// lower makes reports longer).
 const WORTH_SHOWING: f64 = 0.05;
 
 /// A run, explained.
@@ -34,11 +35,11 @@ pub struct Explanation {
     pub tier: String,
     /// Executions of a head before it was recorded.
     pub threshold: u32,
-    /// Are the counts exact?
+    /// Whether the counts are exact (they are not where several threads ran one trace at once).
     pub exact: bool,
     /// Guest instructions executed in traces.
     pub instructions: u64,
-    /// Traces made, stubs left out.
+    /// Traces made, without stubs.
     pub traces: usize,
     /// Regions with traces.
     pub regions_in_all: usize,
@@ -49,9 +50,9 @@ pub struct Explanation {
 /// A region.
 #[derive(Serialize, Debug)]
 pub struct Region {
-    /// Where it starts.
+    /// Its start address.
     pub pc: u64,
-    /// That in symbols.
+    /// The same address as symbol and offset.
     pub symbol: String,
     /// Guest instructions executed in its traces.
     pub instructions: u64,
@@ -61,7 +62,7 @@ pub struct Region {
     pub versions: Vec<Version>,
 }
 
-/// A version of a region.
+/// One version of a region, that is, one trace.
 #[derive(Serialize, Debug)]
 pub struct Version {
     /// The number of its fragment in the run.
@@ -70,9 +71,9 @@ pub struct Version {
     pub name: String,
     /// What it was made for.
     pub kind: Kind,
-    /// Where it starts.
+    /// Start address.
     pub pc: u64,
-    /// That in symbols.
+    /// The same address as symbol and offset.
     pub symbol: String,
     /// The fragment and guards whose exit it was made for.
     pub from: Option<From>,
@@ -84,33 +85,33 @@ pub struct Version {
     pub guest_instructions: u64,
     /// Times that it was entered.
     pub entered: u64,
-    /// Arrivals at its loop's head.
+    /// Arrivals at the head of its loop, if it has one.
     pub iterations: Option<u64>,
-    /// Guards executed and failed, all together.
+    /// Executions of its guards, summed up.
     pub executed: u64,
-    /// See [`Version::executed`].
+    /// Failures of its guards, summed up.
     pub failed: u64,
     /// Bytes of native code.
     pub code_bytes: CodeBytes,
     /// Spill slots it uses.
     pub spill_slots: u32,
-    /// Moves that the register allocator inserted on the path.
+    /// Moves that the register allocator inserted on the hot path.
     pub moves: u32,
-    /// Nanoseconds it took to make.
+    /// Nanoseconds of building, optimising and emitting.
     pub compile_ns: CompileTimes,
-    /// Times that it was left at its safe point.
+    /// Exits taken at its safe point (a signal was pending).
     pub polls: u64,
-    /// Times that it was left by a fault.
+    /// Exits taken because of a fault.
     pub faults: u64,
-    /// Was it dropped before the end of the run?
+    /// Whether it was dropped before the end of the run.
     pub dropped: bool,
     /// Where its path ends.
     pub ends: Vec<End>,
-    /// Everything else, if it is shown whole.
+    /// The details, if it is shown in full.
     pub body: Option<Body>,
 }
 
-/// A version in full.
+/// The details of a version.
 #[derive(Serialize, Debug)]
 pub struct Body {
     /// The recorded path.
@@ -127,12 +128,12 @@ pub struct Body {
     pub native: Vec<Line>,
 }
 
-/// Which part of a run is wanted.
+/// Which part of a run to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// The hottest regions, so many of them.
+    /// This number of regions, the hottest first.
     Hottest(usize),
-    /// These fragments, whole.
+    /// These fragments, in full.
     These(Vec<u32>),
 }
 
@@ -217,7 +218,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Exits that lead to a stub go where it goes.
+    /// The end of a path: an exit that leads to a stub is shown with the stub's destination.
     fn end(&self, mut end: End) -> End {
         end.went = self.through_stubs(&end.went);
         end
@@ -230,8 +231,9 @@ impl Maker<'_> {
                 To::Fragment { fragment } => self.census.fragments.get(fragment as usize),
                 To::Runtime | To::Block { .. } => None,
             };
-            // What several exits send through one stub cannot be told apart behind it; it has one end.
-            // One that tests where to go may be left before its end.
+            // Behind a stub the counts of the exits that share it cannot be told apart. So a stub
+            // is followed only if it has one end, which every entry reached; its most frequent
+            // destination is shown.
             let behind = stub.filter(|f| f.kind == Kind::Stub).and_then(|f| match &f.ends[..] {
                 [End { went, executed, .. }] if *executed == f.entered => {
                     went.iter().max_by_key(|w| w.times).map(|w| w.to)

@@ -1,6 +1,8 @@
-//! The native code of a version, with what each instruction is for: guards, exits, spills, ways out.
+//! The native code of a version, with the purpose of each instruction: guards, exits, spills, ways
+//! out.
 //!
-//! The code that counts is left out, so what is shown is what runs when nothing is counted (at other addresses).
+//! Counters are left out. So the listing is the code that runs without counting (at other
+//! addresses).
 
 use super::guest::{hex, unhex};
 use dynasour_guest::context::{SCRATCH_WORDS, offset};
@@ -13,55 +15,55 @@ use serde::Serialize;
 pub struct Line {
     /// Its address.
     pub at: u64,
-    /// Off the path?
+    /// Whether it stands off the hot path.
     pub cold: bool,
     /// Its bytes in hexadecimal.
     pub bytes: String,
     /// As text.
     pub text: String,
-    /// What is to be said of it.
+    /// The purposes of the instruction.
     pub marks: Vec<Mark>,
 }
 
-/// What an instruction is for.
+/// One purpose of an instruction.
 #[derive(Serialize, Debug, Clone, PartialEq, Eq)]
 #[serde(tag = "mark", rename_all = "kebab-case")]
 pub enum Mark {
     /// The jump of a guard.
     Guard {
-        /// Which.
+        /// Number of the guard.
         guard: u32,
     },
-    /// The way out of a guard begins.
+    /// The exit of a guard begins here.
     Exit {
-        /// Which.
+        /// Number of the guard.
         guard: u32,
     },
-    /// A back edge leads here.
+    /// A back edge jumps here: head of a loop.
     LoopHead,
-    /// A value goes to a spill slot.
+    /// A value is stored to a spill slot.
     Spill {
-        /// Which.
+        /// Number of the slot.
         slot: u64,
     },
-    /// A value comes from a spill slot.
+    /// A value is loaded from a spill slot.
     Reload {
-        /// Which.
+        /// Number of the slot.
         slot: u64,
     },
-    /// A field of the thread's context.
+    /// An access to a field of the thread's context.
     Context {
-        /// Its name.
+        /// Name of the field.
         field: &'static str,
     },
     /// Control leaves the fragment.
     Leaves {
-        /// For where.
+        /// The destination.
         to: String,
     },
 }
 
-/// The code of a fragment, the path first; nothing if the run did not keep it.
+/// The native code of a fragment, the hot path first; empty if the run did not keep it.
 pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
     let Some(detail) = &fragment.detail else { return Vec::new() };
     let mut lines = Vec::new();
@@ -69,11 +71,11 @@ pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
     let skipped = detail.entry.saturating_sub(detail.hot.at) as usize;
     reader.section(&detail.hot, skipped, false, &mut lines);
     reader.section(&detail.cold, 0, true, &mut lines);
-    // Back edges show where loops begin.
+    // The targets of back edges are the heads of loops.
     let heads: Vec<u64> = lines.iter().filter_map(|l| back_edge(&l.bytes, l.at)).collect();
     let hot = detail.entry..detail.hot.at + detail.hot.hex.len() as u64 / 2;
     for head in heads.into_iter().filter(|head| hot.contains(head)) {
-        // A counter stands there.
+        // The head itself may be a counter, which is left out.
         if let Some(line) = lines.iter_mut().filter(|l| !l.cold).find(|l| l.at >= head)
             && !line.marks.contains(&Mark::LoopHead)
         {
@@ -83,7 +85,7 @@ pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
     lines
 }
 
-/// The target of a jump backwards.
+/// The target of a jump instruction that jumps backwards.
 fn back_edge(bytes: &str, at: u64) -> Option<u64> {
     let bytes = unhex(bytes);
     let inst = Decoder::with_ip(64, &bytes, at, DecoderOptions::NONE).decode();
@@ -110,7 +112,7 @@ impl Reader<'_> {
         options.set_branch_leading_zeros(false);
         options.set_show_branch_size(false);
         let mut at = skip;
-        // What marks a counter that is left out is said of what follows.
+        // The purposes of a counter that is left out move to the next instruction.
         let mut pending = Vec::new();
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
             let address = code.at + at as u64;
@@ -125,7 +127,7 @@ impl Reader<'_> {
             let inst = Decoder::with_ip(64, rest, address, DecoderOptions::NONE).decode();
             let len = inst.len().clamp(1, rest.len());
             at += len;
-            // Between instructions there are no-operations that align, and after jumps breakpoints.
+            // Alignment is filled with no-operations, and the bytes after jumps with breakpoints.
             if matches!(inst.mnemonic(), iced_x86::Mnemonic::Nop | iced_x86::Mnemonic::Int3) {
                 continue;
             }
@@ -147,7 +149,7 @@ impl Reader<'_> {
         if within(&self.detail.hot) || within(&self.detail.cold) {
             return None;
         }
-        // Of fragments that stood at one place, the one that is there still.
+        // Several fragments may have stood at one address; the one that is still there is meant.
         let mut others = self.census.fragments.iter().filter(|f| f.dropped == self.fragment.dropped);
         let holds = |f: &&Fragment| {
             let hot = f.detail.as_ref().map(|d| &d.hot);
@@ -163,7 +165,7 @@ impl Reader<'_> {
     }
 }
 
-/// What an access to the thread's context is.
+/// The context field that an instruction accesses.
 fn context(inst: &Instruction) -> Option<Mark> {
     let has_memory = (0..inst.op_count()).any(|n| inst.op_kind(n) == OpKind::Memory);
     if !has_memory || inst.memory_segment() != Register::GS {

@@ -1,4 +1,4 @@
-//! Colours, where there is a terminal that wants them (<https://no-color.org>).
+//! Colours for terminals (<https://no-color.org>).
 
 use clap::ValueEnum;
 use owo_colors::OwoColorize;
@@ -15,7 +15,7 @@ pub enum When {
     Never,
 }
 
-/// What a piece of text is.
+/// The role of a piece of text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Style {
     Plain,
@@ -29,12 +29,12 @@ pub enum Style {
     New,
 }
 
-/// Paints, or does not.
+/// Applies colours, or leaves text plain.
 #[derive(Clone, Copy, Debug)]
 pub struct Paint(bool);
 
 impl Paint {
-    /// For what goes to standard output, or else to a file.
+    /// For output that goes to standard output, or to a file.
     pub fn new(when: When, to_file: bool) -> Paint {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

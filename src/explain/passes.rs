@@ -1,7 +1,8 @@
-//! The IR before and after each pass: the version as built goes through the optimiser once more, here.
+//! The IR before and after each pass, obtained by optimising the version as built once more.
 //!
-//! That gives what the run's own optimiser gave, for it is a function of the version and its options; if it ever does not
-//! (the run used another pipeline), only the version as built and the one that was emitted are shown.
+//! The optimiser is a function of the version and its options, so this gives what the run's own
+//! optimiser gave. If the result differs nevertheless (the run used another pipeline), only the
+//! version as built and the emitted one are shown.
 
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::text;
@@ -10,7 +11,7 @@ use dynasour_runtime::config::placement;
 use serde::Serialize;
 use std::cell::RefCell;
 
-/// What one pass made of the version.
+/// The effect of one pass on the version.
 #[derive(Serialize, Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The pass.
@@ -21,7 +22,7 @@ pub struct Change {
     pub after: String,
 }
 
-/// The passes that changed the version, in order; none if they cannot be repeated.
+/// The passes that changed the version, in order; empty if the optimisation cannot be repeated.
 pub fn changes(detail: &Detail, census: &Census) -> Vec<Change> {
     let Ok(mut version) = text::version(&detail.built) else { return Vec::new() };
     let last = RefCell::new(version.to_string());
@@ -46,7 +47,7 @@ pub fn changes(detail: &Detail, census: &Census) -> Vec<Change> {
     if same { changes.into_inner() } else { Vec::new() }
 }
 
-/// A line of two texts.
+/// A line of the comparison of two texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Edit<'a> {
     /// In both.

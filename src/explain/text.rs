@@ -1,4 +1,9 @@
-//! The report for people.
+//! The report of `dynasour explain` as text.
+//!
+//! [`Reporter`] prints an [`Explanation`], which holds all numbers
+//! already; this module only formats them. A report has a first line about the run, then the
+//! regions, the hottest first, and for each region its versions. A version that is shown in full
+//! has the parts that the user asked for with `--show`.
 
 use super::guest::Block;
 use super::model::{Body, Explanation, Region, Version};
@@ -9,7 +14,7 @@ use dynasour_guest::symbols::Symbols;
 use dynasour_runtime::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
 use std::fmt::Write;
 
-/// Lines of IR that are shown around a change.
+/// Lines of unchanged IR shown around a change (guess).
 const AROUND: usize = 2;
 
 /// Which parts of a version are shown.
@@ -422,7 +427,7 @@ fn note(mark: &Mark) -> Option<String> {
     }
 }
 
-/// An anchor's varmap, what has not changed put together.
+/// An anchor's varmap as text; unchanged locations are listed together.
 fn in_words(anchor: &Anchor) -> Vec<String> {
     let (mut entry, mut head, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for word in &anchor.words {

@@ -1,9 +1,11 @@
-//! The policies side by side.
+//! Compares policies on one program.
 //!
-//! Each policy has one counting run. Then come rounds: natively, then once under each policy, each round beginning with
-//! another one. The cost of a deoptimisation is what a run takes longer in which every tenth guard is made to fail, by the
-//! number of guards that were; both that run and the one it is compared with have the machinery of `--chaos`, which
-//! links nothing.
+//! Each policy has one counting run. Then rounds follow: a native run, then one run under each
+//! policy. Each round begins with another policy, so that none always runs first.
+//!
+//! The cost of a deoptimisation is measured by a pair of runs: in one of them every tenth guard is
+//! made to fail. The difference in time, divided by the number of forced failures, is the cost.
+//! Both runs have the machinery of `--chaos`, which links no fragments.
 
 use crate::bench::measure::Sample;
 use crate::bench::summary::{Ratio, median};
@@ -14,19 +16,21 @@ use anyhow::{Context, Result, bail};
 use dynasour_runtime::census::Census;
 use dynasour_runtime::config::{Placement, placement};
 
-/// Guards fail once in so many executions of their traces when the cost of a failure is measured.
+/// The rate of forced failures while the cost of a failure is measured: once in ten executions of a
+/// trace.
 const COSTLY: &str = "1/10";
-/// Chaos that does not happen.
+/// A rate of forced failures so low that none occurs.
 pub const NEVER: &str = "1/4294967295";
-/// Rounds in which that is measured.
+/// Rounds of the cost measurement (guess; fewer give wider intervals).
 const COST_ROUNDS: u32 = 3;
-/// With fewer deoptimisations than this, what they take drowns in the noise.
+/// The least number of deoptimisations for which a cost is reported (guess; with fewer the cost is
+/// smaller than the noise of the clock).
 const ENOUGH_DEOPTS: u64 = 5_000;
 
-/// Measures; also whether all runs agreed with native.
+/// Measures; the second result says whether all runs agreed with native.
 ///
 /// # Errors
-/// Nothing was measured, and why.
+/// Why nothing was measured.
 pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
     let policies = chosen(&session.args.policies);
     let (runs, costs) =
@@ -76,7 +80,7 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
     Ok((text, report.all_agree()))
 }
 
-/// The policies that were asked for, each once.
+/// The requested policies without duplicates.
 fn chosen(asked: &[&'static dyn Placement]) -> Vec<&'static dyn Placement> {
     let asked = if asked.is_empty() { placement::PLACEMENTS } else { asked };
     let mut chosen: Vec<&'static dyn Placement> = Vec::new();
@@ -88,7 +92,7 @@ fn chosen(asked: &[&'static dyn Placement]) -> Vec<&'static dyn Placement> {
     chosen
 }
 
-/// Runs the program under a policy, unless it has gone wrong before.
+/// Runs the program under a policy, unless an earlier run of that policy has failed.
 fn under(session: &Session, expected: &Sample, row: &mut Row, options: &[&str]) -> Result<Option<Run>> {
     session.bar.set_message(row.policy.clone());
     if row.trouble.is_some() {
@@ -110,8 +114,8 @@ fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     let _ = std::fs::remove_file(&file);
     let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
     if under(session, expected, row, &["--count", name])?.is_some() {
-        let text = std::fs::read(&file).context("the counting run left no counts")?;
-        let census: Census = serde_json::from_slice(&text).context("the counting run's counts")?;
+        let text = std::fs::read(&file).context("the counting run wrote no census")?;
+        let census: Census = serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
         row.counts = Counts::of(&census);
     }
     Ok(())

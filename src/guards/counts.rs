@@ -1,45 +1,45 @@
-//! The census of a counting run, in the numbers that policies are compared by.
+//! The counts by which policies are compared, from the census of a counting run.
 
 use dynasour_runtime::census::{Census, Kind, To};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What the guards of one run did.
+/// Counts of the guards of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Traces made, side traces included.
     pub traces: u64,
     /// Guards in their code.
     pub guards: u64,
-    /// Of these, in loops.
+    /// Of these, guards inside loops.
     pub guards_in_loops: u64,
-    /// Times that a guard was executed.
+    /// Executions of guards.
     pub executed: u64,
-    /// Times that one did not hold.
+    /// Failures of guards.
     pub failed: u64,
-    /// Of those, how often control came to the runtime; the others went on in another trace.
+    /// Failures after which control went to the runtime; after the others it went to another trace.
     pub left: u64,
-    /// By what they check.
+    /// Counts by kind of guard.
     pub kinds: BTreeMap<String, KindCounts>,
-    /// Times that control came to the runtime before the end of a trace, by reason.
+    /// Exits to the runtime before the end of a trace, by reason.
     pub deopts: BTreeMap<String, u64>,
-    /// Is every number exact? (They are not where several threads ran one trace at once.)
+    /// Whether every number is exact. (It is not where several threads ran one trace at once.)
     pub exact: bool,
 }
 
 /// The guards of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindCounts {
-    /// In the code of traces.
+    /// Number of guards in the code of traces.
     pub guards: u64,
-    /// Times executed.
+    /// Executions.
     pub executed: u64,
-    /// Times failed.
+    /// Failures.
     pub failed: u64,
 }
 
 impl Counts {
-    /// Of a census.
+    /// The counts of a census.
     pub fn of(census: &Census) -> Counts {
         let mut counts = Counts { deopts: census.deopts.clone(), exact: census.exact, ..Counts::default() };
         for fragment in census.fragments.iter().filter(|f| f.kind != Kind::Stub) {
@@ -65,7 +65,7 @@ impl Counts {
         if self.traces == 0 { 0.0 } else { self.guards as f64 / self.traces as f64 }
     }
 
-    /// Times that control came to the runtime before the end of a trace.
+    /// Exits to the runtime before the end of a trace, for all reasons.
     pub fn all_deopts(&self) -> u64 {
         self.deopts.values().sum()
     }

@@ -1,11 +1,11 @@
-//! A straight line through measurements, and how fast this processor ticks.
+//! A straight line through measurements, and the frequency of this processor.
 
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Something measured with its 95 % interval.
+/// A measured value with its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// The value.
@@ -30,14 +30,14 @@ pub struct Line {
     pub intercept: f64,
     /// Per unit of x, with Student's interval.
     pub slope: Estimate,
-    /// The part of the variance of y that the line explains.
+    /// The share of the variance of y that the line explains.
     pub r_squared: f64,
-    /// How many points.
+    /// Number of points.
     pub points: usize,
 }
 
 impl Line {
-    /// Through at least three points that do not all have one x.
+    /// Fits a line to at least three points that do not all have the same x.
     pub fn through(points: &[(f64, f64)]) -> Option<Line> {
         let n = points.len() as f64;
         let mean = |f: fn(&(f64, f64)) -> f64| points.iter().map(f).sum::<f64>() / n;
@@ -61,8 +61,9 @@ impl Line {
     }
 }
 
-/// Core cycles per nanosecond under load: a chain of multiplications (3 cycles) and exclusive ors (1 cycle), each of
-/// which waits for the one before. The best of several tries, because nothing makes it faster than it is.
+/// Core cycles per nanosecond under load, from a chain of multiplications (3 cycles) and exclusive
+/// ors (1 cycle) that each depend on the one before. The best of several measurements counts,
+/// because disturbances only make it slower.
 pub fn cycles_per_nanosecond() -> f64 {
     const LENGTH: u64 = 1_000_000;
     let once = || {
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn lines_are_fitted_with_an_interval_that_holds_the_truth() {
-        // Residuals +1, -1, … around y = 5 + 2 x: numbers checked by hand.
+        // Residuals +1, -1, … around y = 5 + 2 x: expected values computed by hand.
         let points: Vec<(f64, f64)> =
             (0..8).map(|i| (f64::from(i), 5.0 + 2.0 * f64::from(i) + if i % 2 == 0 { 1.0 } else { -1.0 })).collect();
         let line = Line::through(&points).expect("points");

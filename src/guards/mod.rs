@@ -1,8 +1,9 @@
-//! `dynasour guards`: one program under several guard placements, and what a deoptimisation costs.
+//! `dynasour guards`: one program under several guard placements, and the cost of a deoptimisation.
 //!
-//! Counts come from a counting run of each policy, times from runs that count nothing: every round runs the program
-//! natively and once under each policy, so that what disturbs the machine disturbs all of them. A run that shows another
-//! output or status than native is no measurement: its row says so.
+//! Counts come from a counting run of each policy. Times come from runs that count nothing: each
+//! round runs the program natively and once under each policy, so that a disturbance of the machine
+//! affects all of them. A run whose output or status differs from native is not a measurement; its
+//! row says so.
 
 mod compare;
 mod counts;
@@ -34,26 +35,27 @@ pub struct GuardsArgs {
     /// Rounds; medians are shown
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// Instead: slowdown against the rate at which guards fail, and what one deoptimisation costs
+    /// Measure instead the slowdown for several rates of failing guards, and the cost of one
+    /// deoptimisation
     #[arg(long)]
     chaos_sweep: bool,
     /// Rates of the sweep: each guard fails with probability 1/N
     #[arg(long, value_name = "N,...", value_delimiter = ',', requires = "chaos_sweep",
           default_values_t = sweep::RATES, value_parser = clap::value_parser!(u32).range(1..))]
     rates: Vec<u32>,
-    /// dynamo or full
+    /// Tier to run under: dynamo or full
     #[arg(long, default_value_t = Tier::Dynamo, value_name = "TIER")]
     tier: Tier,
     /// Executions of a trace head before it is compiled [default: the tier's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
-    /// The time that counts
+    /// The time that is measured
     #[arg(long, value_enum, default_value_t = Clock::Cpu)]
     clock: Clock,
     /// The program's standard input [default: /dev/null]
     #[arg(long, value_name = "FILE")]
     stdin: Option<PathBuf>,
-    /// Do not measure what a deoptimisation costs under each policy
+    /// Do not measure the cost of a deoptimisation under each policy
     #[arg(long)]
     no_deopt_cost: bool,
     /// Seconds after which a run is killed
@@ -65,10 +67,10 @@ pub struct GuardsArgs {
     /// Print comma-separated values instead of a table
     #[arg(long)]
     csv: bool,
-    /// Write what is printed to FILE, too
+    /// Also write the output to FILE
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Overwrite what --save names
+    /// Overwrite the file given to --save
     #[arg(long, requires = "save")]
     force: bool,
     /// The program and its arguments
@@ -76,10 +78,10 @@ pub struct GuardsArgs {
     command: Vec<OsString>,
 }
 
-/// Runs the command; the exit status is 1 if some run differs from native.
+/// Runs the command. The exit status is 1 if some run differs from native.
 ///
 /// # Errors
-/// Nothing was measured, and why.
+/// Why nothing was measured.
 pub fn run(args: &GuardsArgs) -> Result<i32> {
     if let Some(save) = args.save.as_ref().filter(|save| !args.force && save.exists()) {
         bail!("{} exists; --force overwrites it", save.display());
@@ -106,10 +108,11 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     Ok(i32::from(!agree))
 }
 
-/// Programs that take fewer seconds than this hardly come to their hot code.
+/// Seconds of a native run below which a program hardly reaches its hot code (guess); the report
+/// then says that it is too short.
 const START_UP: f64 = 0.02;
 
-/// The part of `--stats-json` that is used here.
+/// The fields of `--stats-json` that are used here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 struct RunStats {
     fragments: u64,
@@ -125,17 +128,17 @@ impl RunStats {
     }
 }
 
-/// A run under dynasour that showed what the program shows natively.
+/// A run under dynasour whose output and status equal the native ones.
 struct Run {
     sample: Sample,
     stats: RunStats,
 }
 
-/// One study under way.
+/// The state of one study.
 struct Session<'a> {
     args: &'a GuardsArgs,
     own: PathBuf,
-    /// For statistics and counts.
+    /// Directory for statistics and censuses.
     scratch: tempfile::TempDir,
     guest: Invocation,
     bar: ProgressBar,
@@ -177,7 +180,7 @@ impl<'a> Session<'a> {
         Ok(sample)
     }
 
-    /// What the program shows natively, twice the same.
+    /// The native output and status, after two native runs agreed.
     fn expected(&self) -> Result<Sample> {
         self.bar.set_message("native");
         let (first, second) = (self.run_once(&self.guest)?, self.run_once(&self.guest)?);
@@ -198,7 +201,7 @@ impl<'a> Session<'a> {
         if first.cpu < START_UP {
             self.bar.suspend(|| {
                 let milliseconds = first.cpu * 1e3;
-                eprintln!("dynasour: {program}: {milliseconds:.0} ms natively: what is measured is mostly start-up");
+                eprintln!("dynasour: {program}: {milliseconds:.0} ms natively: the measurement is mostly start-up");
             });
         }
         if !first.status.success() {
@@ -209,7 +212,8 @@ impl<'a> Session<'a> {
         Ok(first)
     }
 
-    /// The program under dynasour with these options, and where its statistics go.
+    /// The command line of the program under dynasour with these options, and the file of its
+    /// statistics.
     fn launch(&self, options: &[&str]) -> (Invocation, PathBuf) {
         let stats = self.scratch.path().join("stats.json");
         let threshold = self.threshold().to_string();
@@ -224,7 +228,8 @@ impl<'a> Session<'a> {
         (Invocation { words, stdin: self.guest.stdin.clone() }, stats)
     }
 
-    /// Runs the program with these options of `run`; or says what went wrong.
+    /// Runs the program with these options of `run`; the inner error says what went wrong with the
+    /// guest.
     fn run_with(&self, options: &[&str], expected: &Sample) -> Result<Result<Run, String>> {
         let (invocation, file) = self.launch(options);
         let _ = std::fs::remove_file(&file);
@@ -250,7 +255,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What is wrong with a run, if anything.
+/// What is wrong with a run; `None` if nothing is.
 fn trouble(sample: &Sample, expected: &Sample, limit: u64) -> Option<String> {
     if sample.timed_out {
         return Some(format!("over {limit} s"));

@@ -1,4 +1,8 @@
-//! What a comparison of policies says: for people, for scripts.
+//! The results of a comparison of policies: as tables, JSON and CSV.
+//!
+//! [`Report`] is what `--json` prints: the command, its native time, and one [`Row`] for each
+//! policy. The tables and the CSV show the same numbers, rounded. A row in which a run failed keeps
+//! its counts, and says in `trouble` what went wrong.
 
 use crate::bench::report::aligned;
 use crate::bench::summary::Ratio;
@@ -8,20 +12,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// What `--json` prints.
+/// The structure that `--json` prints.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// Of the program that measured.
+    /// Version of the dynasour that measured.
     pub version: String,
     /// The program and its arguments.
     pub command: Vec<String>,
     /// The tier.
     pub tier: String,
-    /// Executions of a head before it is compiled.
+    /// Executions of a trace head before it is compiled.
     pub threshold: u32,
     /// `wall` or `cpu`.
     pub clock: String,
-    /// Median seconds natively.
+    /// Median seconds of the native runs.
     pub native: Option<f64>,
     /// One for each policy.
     pub policies: Vec<Row>,
@@ -32,34 +36,34 @@ pub struct Report {
 pub struct Row {
     /// Its name.
     pub policy: String,
-    /// What it is.
+    /// Its description.
     pub about: String,
     /// What went wrong: `DIFFERS`, a signal, a status, a timeout.
     pub trouble: Option<String>,
-    /// From the counting run.
+    /// Counts of the counting run.
     pub counts: Counts,
-    /// Bytes of traces' code, without counters.
+    /// Bytes of native code of the traces, without counters.
     pub code_bytes: u64,
     /// Median milliseconds of building, optimising and emitting.
     pub compile_ms: Option<f64>,
-    /// Of each timed run.
+    /// The same of each timed run.
     pub compile_times: Vec<f64>,
     /// Seconds of each timed run.
     pub times: Vec<f64>,
     /// Their median.
     pub seconds: Option<Ratio>,
-    /// Against native.
+    /// Ratio to native.
     pub to_native: Option<Ratio>,
-    /// Against the policy `default`.
+    /// Ratio to the policy `default`.
     pub to_default: Option<Ratio>,
-    /// Nanoseconds that one deoptimisation costs: each round's.
+    /// Cost of one deoptimisation in nanoseconds, of each round.
     pub deopt_costs: Vec<f64>,
     /// Their median.
     pub deopt_ns: Option<Ratio>,
 }
 
 impl Row {
-    /// A policy of which nothing is known yet.
+    /// The row of a policy before anything is measured.
     pub fn new(policy: &str, about: &str) -> Row {
         Row {
             policy: policy.to_string(),
@@ -80,7 +84,7 @@ impl Row {
 }
 
 impl Report {
-    /// Of what a session has measured.
+    /// The report of a session's measurements.
     pub fn new(session: &Session, native: Option<f64>, policies: Vec<Row>) -> Report {
         let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
         Report {
@@ -104,7 +108,7 @@ impl Report {
         self.policies.iter().flat_map(|row| row.counts.kinds.keys().map(String::as_str)).collect()
     }
 
-    /// Two tables: what each policy does and takes, and its guards by kind.
+    /// Two tables: counts and times of each policy, and its guards by kind.
     pub fn table(&self) -> String {
         let head = "policy,traces,guards,/trace,executed,failed,deopts,ns each,code KiB,compile ms,seconds,95 %,/ native,/ default";
         let mut lines: Vec<Vec<String>> = vec![head.split(',').map(str::to_string).collect()];
@@ -163,7 +167,7 @@ impl Report {
         line
     }
 
-    /// One line for each policy; times in seconds, intervals of 95 %.
+    /// CSV: one line for each policy; times in seconds, intervals of 95 %.
     pub fn csv(&self) -> String {
         const KINDS: [&str; 6] = ["branch", "target", "value", "alias", "code", "mixed"];
         let mut out = String::from(
@@ -209,7 +213,7 @@ impl Report {
     }
 }
 
-/// A field of comma-separated values.
+/// Quotes a field of CSV where necessary.
 pub fn field(text: &str) -> String {
     if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_string() }
 }

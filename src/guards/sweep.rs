@@ -1,12 +1,13 @@
-//! Slowdown against the rate at which guards fail, and what one deoptimisation costs.
+//! Slowdown for several rates of failing guards, and the cost of one deoptimisation.
 //!
-//! Under `--chaos 1/N` each guard of a fragment is made to fail with probability 1/N at each entry of the fragment. Nothing is
-//! linked then, because every fragment must be entered from the runtime; so what rates are compared with is a run
-//! with that machinery in which nothing is made to fail. What the machinery itself costs is shown beside it.
+//! Under `--chaos 1/N` each guard of a fragment is made to fail with probability 1/N at each entry
+//! of the fragment. Fragments are not linked then, because each must be entered from the runtime.
+//! So each rate is compared with a run that has the same machinery and forces no failure. The cost
+//! of the machinery itself is shown, too.
 //!
-//! The cost is the slope of a line through all runs, processor seconds against deoptimisations. It has everything in it that
-//! follows from one: leaving, rebuilding the guest's state, interpreting up to where the next fragment begins, entering
-//! it.
+//! The cost of a deoptimisation is the slope of a line through all runs: processor seconds against
+//! deoptimisations. It includes everything that follows from one: leaving the fragment, rebuilding
+//! the guest's state, interpreting up to the next fragment, and entering that.
 
 use crate::bench::measure::Sample;
 use crate::bench::report::aligned;
@@ -20,13 +21,14 @@ use dynasour_runtime::config::placement;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// The rates that are tried unless the user says otherwise: 1 in so many.
+/// The default rates: one failure in this number of executions.
 pub const RATES: [u32; 6] = [10, 100, 1_000, 10_000, 100_000, 1_000_000];
 
-/// With fewer deoptimisations than this at the highest rate, no cost can be told.
+/// The least number of deoptimisations at the highest rate for which a cost is reported (guess;
+/// with fewer the slope is noise).
 const ENOUGH_DEOPTS: f64 = 500.0;
 
-/// What `--json` prints.
+/// The structure that `--json` prints.
 #[derive(Debug, Serialize, Deserialize)]
 struct Curve {
     version: String,
@@ -35,24 +37,24 @@ struct Curve {
     tier: String,
     threshold: u32,
     clock: String,
-    /// As users run it: fragments linked, nothing made to fail.
+    /// As users run it: fragments linked, no forced failures.
     linked: Point,
-    /// Fragments not linked, nothing made to fail.
+    /// Fragments not linked, no forced failures.
     unlinked: Point,
     /// One for each rate.
     rates: Vec<Point>,
-    /// Seconds against deoptimisations.
+    /// The line of seconds against deoptimisations.
     line: Option<Line>,
-    /// What a deoptimisation costs, in nanoseconds and in core cycles.
+    /// Cost of a deoptimisation in nanoseconds.
     deopt_ns: Option<Estimate>,
     deopt_cycles: Option<Estimate>,
     cycles_per_nanosecond: f64,
 }
 
-/// One rate.
+/// The runs at one rate.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Point {
-    /// 1 in so many; none if nothing is made to fail.
+    /// One failure in this number of executions; `None` without forced failures.
     one_in: Option<u32>,
     /// Seconds of each run.
     times: Vec<f64>,
@@ -62,7 +64,7 @@ struct Point {
     entries: Vec<u64>,
     /// Median seconds.
     seconds: Option<Ratio>,
-    /// Against `unlinked`.
+    /// Ratio to `unlinked`.
     slowdown: Option<Ratio>,
     /// What went wrong.
     trouble: Option<String>,
@@ -85,10 +87,10 @@ impl Point {
     }
 }
 
-/// Measures; also whether all runs agreed with native.
+/// Measures; the second result says whether all runs agreed with native.
 ///
 /// # Errors
-/// Nothing was measured, and why.
+/// Why nothing was measured.
 pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
     let policy = match session.args.policies[..] {
         [] => placement::DEFAULT,
@@ -162,7 +164,7 @@ impl Curve {
         }
     }
 
-    /// Each point with what its row is called.
+    /// Each point with the name of its row.
     fn rows(&self) -> Vec<(String, &Point)> {
         let rate = |p: &Point| p.one_in.map_or("-".to_string(), |n| format!("1/{n}"));
         let fixed = [("linked".to_string(), &self.linked), ("none".to_string(), &self.unlinked)];
@@ -219,7 +221,7 @@ impl Curve {
         out
     }
 
-    /// One line for each run, so that others may fit what they like.
+    /// CSV: one line for each run, for fits of other kinds.
     fn csv(&self) -> String {
         let mut out = String::from("program,policy,rate,run,deopts,entries,seconds\n");
         for (name, point) in self.rows() {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Options of `ir`.
 #[derive(Args, Debug)]
 pub struct IrArgs {
-    /// What to do with the programs.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: IrCommand,
 }
@@ -20,9 +20,9 @@ Examples:
   dynasour ir check loop.ir
   dynasour ir check --json *.ir | jq '.errors[] | .message'
 
-Each broken rule is shown at its line; the rules are listed in ir/README.md. Exit status 1 if there is one.")]
+Each broken rule is shown at its line; ir/README.md lists the rules. Exit status 1 if a rule is broken.")]
     Check(CheckArgs),
-    /// Print a file as the printer writes it: values, anchors, addresses and comments in their usual form
+    /// Print a file in the printer's canonical form of values, anchors, addresses and comments
     Print(PrintArgs),
     /// Run optimiser passes over the traces of a file and show each before and after
     #[command(after_help = "\
@@ -30,31 +30,32 @@ Examples:
   dynasour ir opt loop.ir                                the pipeline of `run`, before and after
   dynasour ir opt loop.ir --passes simplify,dce --each   after each pass that changed something
   dynasour ir opt loop.ir --skip-pass sink --quiet > new.ir
-  dynasour ir opt --list                                 every pass, in a line
+  dynasour ir opt --list                                 every pass, one on each line
 
 The verifier runs after each pass. `base` versions are left as they are.")]
     Opt(OptArgs),
-    /// Run a program in the evaluator: what it prints, where control went, the final state
+    /// Run a program in the evaluator: shows its output, where control went, and the final state
     #[command(after_help = "\
 Examples:
   dynasour ir eval loop.ir                               the first region, from the file's first `state`
   dynasour ir eval loop.ir --set 'rdi = 5' --set 'memory 0x1000: i64 1, 2, 3'
-  dynasour ir eval loop.ir --version t1 --force 3 --trace  take the anchor of the fourth opportunity
+  dynasour ir eval loop.ir --version t1 --force 3 --trace  force a deoptimisation at the fourth opportunity
   dynasour ir eval loop.ir --version base --json
 
-Control goes from region to region of the file until it comes to a pc without code, or to something that only a real guest
-has (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions are
-not executed: each is some function of what it declares to read.")]
+Control goes from region to region of the file until it reaches a pc without code, or an event that only a real guest
+can handle (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions
+are not executed: the result of each is a fixed arbitrary function of the inputs that it declares.")]
     Eval(EvalArgs),
     /// Run two versions of a region side by side and report the first difference
     #[command(after_help = "\
 Examples:
   dynasour ir diff loop.ir base t1
-  dynasour ir diff loop.ir base t1 --forks 50            also take the anchor at each of 50 places of t1 and go on to the end
+  dynasour ir diff loop.ir base t1 --forks 50            also force a deoptimisation at each of 50 places of t1, and run to the end
   dynasour ir diff loop.ir t1 t2 --random 1000,7         from 1000 random states instead of the file's
 
-Compared are what is printed and read, where the program ends, registers, flags and memory there. A version named here is
-entered wherever a region has it and its context holds; everything else is `base`. Exit status 1: they differ.")]
+The comparison covers what is printed and read, where the program ends, and registers, flags and memory at the end. A
+version named here is entered wherever a region has it and its context holds; elsewhere `base` is entered. Exit
+status 1: the versions differ.")]
     Diff(DiffArgs),
 }
 
@@ -75,7 +76,7 @@ pub struct PrintArgs {
     /// A file in the text form; `-` is the standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Leave out lists of values that nothing defines
+    /// Leave out the lists of undefined values
     #[arg(long)]
     pub short: bool,
 }
@@ -92,16 +93,16 @@ pub struct OptArgs {
     /// Passes of the pipeline to leave out
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', conflicts_with = "passes")]
     pub skip_pass: Vec<String>,
-    /// Only versions of this name
+    /// Only versions with this name
     #[arg(long, value_name = "NAME")]
     pub version: Option<String>,
     /// Show the version after each pass that changed something
     #[arg(long, conflicts_with = "quiet")]
     pub each: bool,
-    /// Print the whole file with the optimised versions in it, and nothing else
+    /// Print only the whole file with the optimised versions in it
     #[arg(long)]
     pub quiet: bool,
-    /// Print what each pass did as JSON
+    /// Print the statistics of each pass as JSON
     #[arg(long, conflicts_with_all = ["quiet", "each"])]
     pub json: bool,
     /// List the passes
@@ -109,7 +110,7 @@ pub struct OptArgs {
     pub list: bool,
 }
 
-/// Where a run starts.
+/// The start of a run.
 #[derive(Args, Debug)]
 pub struct StartArgs {
     /// A file in the text form; `-` is the standard input
@@ -121,10 +122,11 @@ pub struct StartArgs {
     /// The `state` of the file to start from [default: the first, if there is one]
     #[arg(long, value_name = "NAME")]
     pub state: Option<String>,
-    /// More of the state, as in a `state` of a file: 'rdi = 5', 'memory 0x1000: i64 1, 2', 'input 3'
+    /// Add to the state, in the syntax of a `state` of a file: 'rdi = 5', 'memory 0x1000: i64 1,
+    /// 2', 'input 3'
     #[arg(long, value_name = "SETTING")]
     pub set: Vec<String>,
-    /// IR instructions to execute at most
+    /// The most IR instructions to execute
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub steps: u64,
     /// Print the result as JSON
@@ -137,13 +139,14 @@ pub struct StartArgs {
 pub struct EvalArgs {
     #[command(flatten)]
     pub start: StartArgs,
-    /// Enter the versions of this name, else base [default: the first version whose context holds]
+    /// Enter the versions of this name where there is one, else base [default: the first version
+    /// whose context holds]
     #[arg(long, value_name = "NAME")]
     pub version: Option<String>,
-    /// Where an anchor has a label in another version, go on there and not in base
+    /// Where an anchor has a label in another version, continue there instead of in base
     #[arg(long)]
     pub follow: bool,
-    /// Take the anchor of the Nth opportunity (from 0) although nothing failed
+    /// Force the deoptimisation at the Nth opportunity (counted from 0), although no guard failed
     #[arg(long, value_name = "N")]
     pub force: Option<u64>,
     /// Show every version that control passed through
@@ -159,16 +162,17 @@ pub struct DiffArgs {
     /// A version of the region
     #[arg(value_name = "ONE")]
     pub one: String,
-    /// Another
+    /// Another version of the region
     #[arg(value_name = "TWO")]
     pub two: String,
-    /// Start from N random states with memory everywhere [default of N: 100, if the file has no state]
+    /// Start from N random states, with memory at all addresses [default of N: 100, if the file has
+    /// no state]
     #[arg(long, value_name = "N[,SEED]", value_parser = parse_random, conflicts_with_all = ["state", "set"])]
     pub random: Option<(u64, u64)>,
-    /// Also take the anchor at N opportunities of the second version, one at a time
+    /// Also force a deoptimisation at N opportunities of the second version, one in each run
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub forks: u64,
-    /// Where an anchor has a label in another version, go on there and not in base
+    /// Where an anchor has a label in another version, continue there instead of in base
     #[arg(long)]
     pub follow: bool,
 }

@@ -1,4 +1,10 @@
-//! `dynasour ir diff`: two versions side by side.
+//! `dynasour ir diff`: runs two versions of a region side by side and reports the first difference.
+//!
+//! The start states are those of the file, or random ones if it has none. From each state both
+//! versions run in the evaluator to their end. What they print and read, where they end, and their
+//! final registers, flags and memory must be equal. With `--forks` the second version is also
+//! forced to deoptimise, at one opportunity in each run: the result must still be the same
+//! (docs/design.md, "The IR").
 
 use super::args::DiffArgs;
 use super::eval::{choice, setup, start_pc};
@@ -15,20 +21,20 @@ use std::ffi::c_int;
 
 type Run = Outcome<ModelMachine>;
 
-/// Random states that are tried if the file has none.
+/// Number of random states, and seed, if the file has no state.
 const DEFAULT_RANDOM: (u64, u64) = (100, 1);
 
-/// A difference, in words.
+/// A difference as text.
 struct Difference {
-    /// The state it was found from.
+    /// The start state that showed it.
     from: String,
-    /// The opportunity of the second version that was forced.
+    /// The opportunity at which the second version was forced to deoptimise.
     forced: Option<u64>,
     /// What differs, the first version first.
     what: String,
-    /// Where the first differing event happens in each, if there is one.
+    /// The position of the first differing event in each version.
     places: [Option<String>; 2],
-    /// How each ended.
+    /// How each run ended.
     ends: [String; 2],
 }
 
@@ -97,7 +103,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<c_int> {
     Ok(0)
 }
 
-/// The states to start from, with what to call them.
+/// The start states, with their names.
 fn starts(file: &File, args: &DiffArgs) -> Result<Vec<(String, State, ModelMachine)>> {
     let given = !args.start.set.is_empty() || args.start.state.is_some();
     let random = args.random.or((file.setups.is_empty() && !given).then_some(DEFAULT_RANDOM));
@@ -122,7 +128,7 @@ fn starts(file: &File, args: &DiffArgs) -> Result<Vec<(String, State, ModelMachi
 
 fn found(file: &File, source: &Source, from: &str, forced: Option<u64>, what: String, runs: [&Run; 2]) -> Difference {
     let printed = runs.map(|r| &r.machine.printed);
-    // The events include reads; so count prints only to find where the n-th value was printed.
+    // Events include reads; so prints are counted to find the position of the n-th one.
     let count = printed[0].len().max(printed[1].len());
     let first = (0..count).find(|i| printed[0].get(*i) != printed[1].get(*i));
     let (places, what) = match first {
@@ -141,14 +147,14 @@ fn place(source: &Source, spot: &EventSpot, line: usize) -> String {
     format!("{}:{line} ({:#x} {}, {})", source.name, spot.region, spot.version, spot.place)
 }
 
-/// Where the n-th print of a run is, with its line.
+/// The position of the n-th print of a run, with its line.
 fn nth_print<'r>(file: &File, run: &'r Run, n: usize) -> Option<(&'r EventSpot, usize)> {
     let prints = run.events.iter().filter(|spot| instruction(file, spot).is_some_and(|(print, _)| print));
     let spot = prints.into_iter().nth(n)?;
     Some((spot, instruction(file, spot)?.1))
 }
 
-/// Is the event a print, and on which line?
+/// Whether the event is a print, and its line.
 fn instruction(file: &File, spot: &EventSpot) -> Option<(bool, usize)> {
     let region = file.regions.iter().position(|r| r.pc == spot.region)?;
     let version = file.regions[region].versions.iter().position(|v| v.name == spot.version)?;

@@ -1,4 +1,4 @@
-//! `dynasour ir eval`: a program in the evaluator.
+//! `dynasour ir eval`: runs a program in the evaluator.
 
 use super::args::{EvalArgs, StartArgs};
 use super::source::Source;
@@ -43,7 +43,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<c_int> {
     Ok(0)
 }
 
-/// The pc to start at.
+/// The pc of the region to start in.
 pub(super) fn start_pc(file: &File, args: &StartArgs) -> Result<u64> {
     match args.region {
         Some(pc) if file.regions.iter().any(|r| r.pc == pc) => Ok(pc),
@@ -52,7 +52,7 @@ pub(super) fn start_pc(file: &File, args: &StartArgs) -> Result<u64> {
     }
 }
 
-/// The state that the file and the options describe.
+/// The start state that the file and the options describe.
 pub(super) fn setup(file: &File, args: &StartArgs) -> Result<Setup> {
     let mut setup = match &args.state {
         Some(name) => {
@@ -77,7 +77,7 @@ pub(super) fn choice(file: &File, name: Option<&str>) -> Result<Choice> {
     }
 }
 
-/// The SSA locations that are not 0.
+/// The SSA locations whose value is not 0.
 fn locations(state: &State) -> Vec<(Loc, u64)> {
     let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index);
     locs.filter_map(|loc| Some((loc, state.get(loc)?))).filter(|(_, value)| *value != 0).collect()

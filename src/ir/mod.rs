@@ -1,7 +1,11 @@
-//! `dynasour ir`: the IR's text form by itself: check, print, optimise, evaluate and compare programs.
+//! `dynasour ir`: tools for the IR's text form: check, print, optimise, evaluate and compare
+//! programs.
 //!
-//! Exit status: 0, all is well; 1, the program is wrong (it does not parse or verify) or two versions differ; 2, the
-//! question could not be asked (usage, a file that cannot be read, a version that is not there).
+//! Exit status:
+//! * 0: success.
+//! * 1: the program is wrong (it does not parse or verify), or two versions differ.
+//! * 2: the request could not be carried out (usage, a file that cannot be read, a version that
+//!   does not exist).
 
 mod args;
 mod diff;
@@ -20,10 +24,10 @@ use std::ffi::c_int;
 use std::fmt::Display;
 use std::io::Write;
 
-/// The program is wrong, or the answer is no.
+/// Exit status if the program is wrong or two versions differ.
 const WRONG: c_int = 1;
 
-/// Does what the command line asks for; the exit status.
+/// Runs the command; returns the exit status.
 pub fn run(args: &IrArgs) -> Result<c_int> {
     match &args.command {
         IrCommand::Check(args) => check(args),
@@ -34,13 +38,13 @@ pub fn run(args: &IrArgs) -> Result<c_int> {
     }
 }
 
-/// Writes to the standard output; whoever closes it early has seen enough.
+/// Prints to standard output; a reader that closes the pipe early is no error.
 fn out(text: impl Display) {
     let mut stdout = std::io::stdout().lock();
     let _ = write!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
-/// Shows what is wrong with a file; the exit status for that.
+/// Prints the problems of a file; returns the exit status for them.
 fn refuse(source: &Source, problems: &[Problem]) -> c_int {
     problems.iter().for_each(|p| source.show(p));
     WRONG
@@ -87,7 +91,7 @@ fn check(args: &CheckArgs) -> Result<c_int> {
 
 fn print(args: &PrintArgs) -> Result<c_int> {
     let source = Source::read(&args.file)?;
-    // A version that breaks rules can be printed too: only the syntax must be right.
+    // A version that breaks rules of the verifier can be printed; only its syntax must be right.
     let file = match source.parse() {
         Ok(file) => file,
         Err(problem) => return Ok(refuse(&source, &[problem])),
@@ -96,7 +100,7 @@ fn print(args: &PrintArgs) -> Result<c_int> {
     Ok(0)
 }
 
-/// A file as the printer writes it, states first.
+/// A file in the printer's form, states first.
 fn whole(file: &File, short: bool) -> String {
     let mut parts: Vec<String> = file.setups.iter().map(|s| s.to_string()).collect();
     parts.extend(file.regions.iter().map(|r| if short { format!("{r:#}") } else { r.to_string() }));

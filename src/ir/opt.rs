@@ -1,4 +1,5 @@
-//! `dynasour ir opt`: passes over the traces of a file, before and after.
+//! `dynasour ir opt`: runs optimiser passes over the traces of a file, and shows each before and
+//! after.
 
 use super::args::OptArgs;
 use super::source::Source;
@@ -70,12 +71,12 @@ fn named(names: &[String]) -> Result<Vec<&'static Pass>> {
     names.iter().map(find).collect()
 }
 
-/// What the passes did to one version.
+/// The effects of the passes on one version.
 struct Done {
     stats: Vec<PassStat>,
-    /// The version after each pass that changed something, if asked for.
+    /// The version after each pass that changed it, if requested.
     stages: Vec<(&'static str, String)>,
-    /// The first pass after which the verifier complained.
+    /// The first pass after which the verifier found an error, and the error.
     broken: Option<(String, String)>,
 }
 
@@ -103,7 +104,7 @@ fn transform(version: &mut Version, args: &OptArgs, passes: &[&'static Pass]) ->
     Done { stages, stats, broken: broken.take() }
 }
 
-/// One pass, named by the user: it runs even where the pipeline would not run it.
+/// Runs one pass that the user named, even where the pipeline would skip it.
 fn one(version: &mut Version, pass: &'static Pass, options: &OptOptions) -> PassStat {
     let start = Instant::now();
     let changes = pass.run(version, options);

@@ -1,4 +1,4 @@
-//! Files in the text form, and errors shown at their place in them.
+//! Files in the text form, and error messages that quote the faulty line.
 
 use anyhow::{Context, Result};
 use dynasour_ir::region::{RegionRule, verify_region};
@@ -17,23 +17,23 @@ pub struct Source {
     pub text: String,
 }
 
-/// Something that is wrong at a place of a file.
+/// An error at a position of a file.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// What is wrong, in a line.
+    /// The message, one line.
     pub message: String,
-    /// Where.
+    /// The position.
     pub at: Position,
-    /// What stands beside the place.
+    /// The note beside the position.
     pub label: String,
-    /// The rule that is broken, `syntax` if the text is not a program.
+    /// The rule that is broken; `syntax` if the text does not parse.
     pub rule: String,
-    /// What may help.
+    /// A hint for the user.
     pub help: Option<String>,
 }
 
 impl Source {
-    /// Reads a file, or the standard input if it is called `-`.
+    /// Reads a file; `-` is standard input.
     pub fn read(path: &Path) -> Result<Source> {
         let name = if path == Path::new("-") { "<stdin>".to_string() } else { path.display().to_string() };
         let mut bytes = Vec::new();
@@ -42,23 +42,23 @@ impl Source {
         } else {
             bytes = std::fs::read(path).with_context(|| format!("cannot read {name}"))?;
         }
-        // What is not UTF-8 is shown as a replacement character, where the parser then complains.
+        // Bytes that are not UTF-8 become replacement characters, which the parser then reports.
         Ok(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
-    /// The file's content, if it is a text of the IR.
+    /// Parses the file.
     pub fn parse(&self) -> Result<File, Problem> {
         file(&self.text).map_err(|e| Problem::syntax(&e))
     }
 
-    /// The file's content, if it is a program in which every version verifies; else what is wrong.
+    /// Parses the file and verifies every version; returns all problems found.
     pub fn load(&self) -> Result<File, Vec<Problem>> {
         let file = self.parse().map_err(|problem| vec![problem])?;
         let problems = problems(&file);
         if problems.is_empty() { Ok(file) } else { Err(problems) }
     }
 
-    /// Byte offset of a place, and the length of what stands there.
+    /// Byte offset of a position, and the length of the text to underline.
     fn span(&self, at: Position, whole_line: bool) -> (usize, usize) {
         let before: usize = self.text.split_inclusive('\n').take(at.line - 1).map(str::len).sum();
         let line = self.text[before..].split('\n').next().unwrap_or("");
@@ -69,7 +69,7 @@ impl Source {
         (before + column, len)
     }
 
-    /// Shows a problem on the standard error.
+    /// Prints a problem to standard error.
     pub fn show(&self, problem: &Problem) {
         let terminal = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let theme = if terminal { GraphicalTheme::unicode() } else { GraphicalTheme::none() };
@@ -120,7 +120,7 @@ impl Problem {
     }
 }
 
-/// Every broken rule of a file.
+/// All broken rules of a file.
 fn problems(file: &File) -> Vec<Problem> {
     let mut out = Vec::new();
     for (i, (region, spots)) in file.regions.iter().zip(&file.spots).enumerate() {
@@ -147,7 +147,7 @@ fn problems(file: &File) -> Vec<Problem> {
     out
 }
 
-/// A problem as miette wants it.
+/// A problem in the form that miette prints.
 #[derive(Debug)]
 struct Report {
     problem: Problem,

@@ -1,5 +1,5 @@
-/* A limit of the address space: what still fits, what does not, as the limit's own words, in children, threads' stacks and programs
-   that are executed. */
+/* A limit on the address space (RLIMIT_AS): which mappings still fit and which fail, and the
+ * limit's own value; also in children, in threads' stacks and in executed programs. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

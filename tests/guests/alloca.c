@@ -1,4 +1,5 @@
-/* alloca and variable-length arrays in loops and recursion; frames of changing size, alignment kept. */
+/* alloca and variable-length arrays in loops and recursion; frames of changing size, alignment
+ * kept. */
 #include <alloca.h>
 #include "guest.h"
 

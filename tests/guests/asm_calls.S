@@ -1,4 +1,5 @@
-/* Recursion, calls through registers and memory, a jump table, tail jumps, push and pop in every form. */
+/* Recursion, calls through registers and memory, a jump table, tail jumps, push and pop in every
+ * form. */
 #include "asm.h"
 define_print_hex
         .globl  _start

@@ -1,4 +1,5 @@
-/* Flags as data: each operation's flags by pushfq, over operands from a table, folded into one number per operation. */
+/* Flags as data: each operation's flags by pushfq, over operands from a table, folded into one
+ * number per operation. */
 #include "asm.h"
         .set    COUNT, 10
 define_print_hex

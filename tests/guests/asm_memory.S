@@ -1,4 +1,5 @@
-/* mmap, brk and munmap by raw system calls; rcx and r11 after a system call; a page boundary; absolute addresses. */
+/* mmap, brk and munmap by raw system calls; rcx and r11 after a system call; a page boundary;
+ * absolute addresses. */
 #include "asm.h"
 define_print_hex
         .globl  _start

@@ -1,4 +1,5 @@
-/* Signals without a C library: own restorer, a fault whose handler changes the frame, rt_sigreturn by hand. */
+/* Signals without a C library: own restorer, a fault whose handler changes the frame,
+ * rt_sigreturn by hand. */
 #include "asm.h"
         .set    SIGSEGV, 11
         .set    SIGUSR1, 10

@@ -1,4 +1,5 @@
-/* String instructions on static buffers: copies, fills, searches, comparisons, both directions, rep with count 0. */
+/* String instructions on static buffers: copies, fills, searches, comparisons, both directions,
+ * rep with count 0. */
 #include "asm.h"
 define_print_hex
 .macro checksum

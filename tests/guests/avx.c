@@ -1,4 +1,5 @@
-/* AVX, AVX2, FMA and F16C, if the processor has them: 256-bit arithmetic, permutations, gathers, masked moves, upper halves. */
+/* AVX, AVX2, FMA and F16C, if the processor has them: 256-bit arithmetic, permutations, gathers,
+ * masked moves, upper halves. */
 #include <immintrin.h>
 #include "guest.h"
 

@@ -1,4 +1,5 @@
-/* AVX-512, if the processor has it: 512-bit arithmetic, mask registers, compress and expand, embedded rounding, ternary logic. */
+/* AVX-512, if the processor has it: 512-bit arithmetic, mask registers, compress and expand,
+ * embedded rounding, ternary logic. */
 #include <immintrin.h>
 #include "guest.h"
 

@@ -1,4 +1,5 @@
-/* A bytecode interpreter with a switch in a loop: the shape that breaks next-executing-tail traces. */
+/* A bytecode interpreter with a switch in a loop: the shape that breaks next-executing-tail
+ * traces. */
 #include "guest.h"
 
 enum op { PUSH, LOAD, STORE, ADD, SUB, MUL, MOD, LESS, EQUAL, JUMP, BRANCH_IF_ZERO, CALL, RETURN, PRINT, HALT, DUP };

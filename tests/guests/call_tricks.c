@@ -1,4 +1,5 @@
-/* Calls that do not return as calls do: call/pop, ret as a jump, return addresses changed or skipped, ret n, far-away thunks. */
+/* Calls that do not return as calls do: call/pop, ret as a jump, return addresses changed or
+ * skipped, ret n, far-away thunks. */
 #include "guest.h"
 
 uint64_t tricks(uint64_t seed, long n);

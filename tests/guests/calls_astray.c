@@ -1,5 +1,6 @@
-/* Calls to what is no address: the handler finds the state before the call, rip at it, whether the target is in a register or in
-   memory; once cold and many times hot. Lines are printed once: a difference later is one. */
+/* Calls to non-canonical addresses. The handler must find the state before the call and rip at
+ * the call, whether the target is in a register or in memory; in code that is not hot yet and in
+ * hot code. A line is printed once; it is printed again only if it differs. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

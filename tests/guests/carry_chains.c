@@ -1,4 +1,5 @@
-/* Long additions and subtractions through adc and sbb; carries kept over inc, dec, lea and loop; adcx and adox where there. */
+/* Long additions and subtractions through adc and sbb; carries kept over inc, dec, lea and loop;
+ * adcx and adox where there. */
 #include <cpuid.h>
 #include "guest.h"
 

@@ -1,4 +1,5 @@
-/* Processes by clone and clone3 with all flags that need no thread; what is shared and what is not; calls about the process itself. */
+/* Processes by clone and clone3 with all flags that need no thread; what is shared and what is
+ * not; calls about the process itself. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* Threads that map pages of code, call it in a loop that they share, and unmap them, so that the same addresses hold one thread's code and
-   then another's: what was made of the loop and the one must not run with the other. */
+/* Threads that map pages of code, call it in a loop that they share, and unmap it. The same
+ * addresses hold one thread's code and later another's: a trace of the loop with the old code
+ * must not run with the new one. */
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>

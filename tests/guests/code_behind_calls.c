@@ -1,6 +1,7 @@
-/* Code that changes while the calls before it are under way: by a store, by mprotect and a store, by another mapping, by another
-   thread. And calls on stacks whose pointers look alike, of odd pointers, and in frames that are larger than what a translator may
-   keep of a stack. */
+/* Code that changes while calls from it have not returned: by a store, by mprotect and a store,
+ * by another mapping, by another thread. Also calls on stacks with equal low pointer bits, with
+ * odd stack pointers, and in frames larger than the part of a stack that a translator may
+ * remember. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

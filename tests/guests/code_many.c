@@ -1,6 +1,7 @@
-/* A small just-in-time compiler: 10,000 functions are compiled into a few pages one after another, called, some of them until
-   they are hot, and compiled again when their constants change. The pages are always writable and executable, or, with an
-   argument, one or the other in turn. */
+/* A small just-in-time compiler. 10,000 functions are compiled into a few pages one after
+ * another and called, some of them until they are hot; they are compiled again when their
+ * constants change. The pages are always writable and executable or, with an argument, alternate
+ * between the two. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include "guest.h"

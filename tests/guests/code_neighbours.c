@@ -1,6 +1,8 @@
-/* Threads that write functions of their own beside those that others are executing, as the threads of a just-in-time compiler do: who
-   has written one executes it at once, and must never get what was there before. One more thread never leaves its loop by itself,
-   and one does nothing but system calls, none of which may be interrupted by what becomes of the code. */
+/* Threads that write functions beside those that other threads are executing, as the threads of
+ * a just-in-time compiler do. Each thread executes the function that it has just written and
+ * must never get the bytes that were there before. One more thread never leaves its loop by
+ * itself. Another one only makes system calls; none of them may be interrupted by an
+ * invalidation of code. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -36,7 +38,7 @@ static void *writer(void *argument) {
         constant(own, round * WRITERS + number);
         for (int again = 0; again < 20; again++) {
             CHECK(call(own) == round * WRITERS + number);
-            /* Nobody changes this one. */
+            /* No thread changes this one. */
             CHECK(call(page) == 77);
         }
     }

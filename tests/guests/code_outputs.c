@@ -1,5 +1,6 @@
-/* Threads with a function each in one page that all may write: stores and the kernel (read) change the functions in turn, and each
-   thread finds its own as it has just been written, whatever the others are in the middle of. */
+/* Threads with one function each in one page that all may write. Stores and the kernel (read)
+ * change the functions in turn. Each thread must execute its own function as it was last
+ * written, whatever the other threads are doing. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

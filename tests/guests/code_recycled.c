@@ -1,5 +1,5 @@
-/* Code that is mapped, executed and unmapped 10,000 times, mostly at the same address: what is executed is what is there now,
-   and memory does not grow. */
+/* Code that is mapped, executed and unmapped 10,000 times, mostly at the same address. The code
+ * that is mapped at the moment must be executed, and memory must not grow. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@ static void constant(uint8_t *at, uint32_t value) {
     at[5] = 0xc3;
 }
 
-/* Kilobytes of memory in use, of whoever runs this. */
+/* Kilobytes of memory in use by this process, a translator included. */
 static long resident(void) {
     long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");

@@ -1,5 +1,7 @@
-/* Threads write code that other threads are executing at that moment, without telling them: each must see the last state in the end, and
-   never one that was not written. In pages that can be written and executed at once, and through another mapping of the same memory. */
+/* Threads write code that other threads are executing at that moment, without telling them. Each
+ * thread must see the last state in the end, and never a state that was not written. The code is
+ * in pages that are writable and executable at once, and is also written through another mapping
+ * of the same memory. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

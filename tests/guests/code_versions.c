@@ -1,5 +1,6 @@
-/* A loop with several traces, each for one value of a register, in a page that is taken away and given back between calls:
-   each trace's test leads to the next one, and from the last to the code itself, never back. */
+/* A loop with several traces, each for one value of a register, in a page that is unmapped and
+ * mapped again between calls. The value test of each trace must lead to the next trace, that of
+ * the last one to the code itself, and none back to an earlier trace. */
 #include <sys/mman.h>
 #include "guest.h"
 

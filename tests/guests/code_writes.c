@@ -1,6 +1,7 @@
-/* Every way in which a program can change code that has just been executed, from pages that it may write and execute: what is
-   executed next is what was written last. The ways: stores of all kinds, also of the instruction itself, of the next one and
-   of the page's own function; the kernel's writes; other names of the memory. */
+/* Every way in which a program can change code that has just been executed, in pages that are
+ * writable and executable: the bytes written last must be executed next. The ways: stores of all
+ * kinds, also to the instruction itself, to the next one and to the page's own function; writes
+ * by the kernel; writes through other mappings of the memory. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-//! Rust: collections, iterators, traits, strings, integer overflow checks, and panics that are caught.
+//! Rust: collections, iterators, traits, strings, integer overflow checks, and panics that are
+//! caught.
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-/* The same kind of interpreter threaded by computed gotos: an indirect jump at the end of each operation. */
+/* The same kind of interpreter threaded by computed gotos: an indirect jump at the end of each
+ * operation. */
 #include "guest.h"
 
 __attribute__((noinline)) static uint64_t run(const unsigned char *code, uint64_t x, long fuel) {

@@ -1,5 +1,6 @@
-/* Jumps and calls through words in pages that cannot be written, as programs have them that are linked with -z now: what is there
-   may still change in all the ways in which a page can, and is to be obeyed at once, also by other threads. */
+/* Jumps and calls through words in read-only pages, as in programs linked with -z now. The words
+ * can still change in all the ways in which a page's contents can; a change must take effect at
+ * once, also in other threads. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* Coroutines by switching stacks: generators, a scheduler, ucontext; the return stack never matches. */
+/* Coroutines by switching stacks: generators, a scheduler, ucontext; the return stack never
+ * matches. */
 #include <ucontext.h>
 #include "guest.h"
 

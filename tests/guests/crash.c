@@ -1,4 +1,5 @@
-/* Dies of a signal, in the way that its first argument names. Nothing may be printed after that, and what was written stays. */
+/* Dies of a signal, in the way that its first argument names. Nothing may be printed after that,
+ * and what was written stays. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>

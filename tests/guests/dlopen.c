@@ -1,4 +1,5 @@
-/* dlopen, dlsym, dlclose of a library beside the program: constructors, globals, calls back, errors, a second load. */
+/* dlopen, dlsym, dlclose of a library beside the program: constructors, globals, calls back,
+ * errors, a second load. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include "guest.h"

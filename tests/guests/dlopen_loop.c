@@ -1,4 +1,5 @@
-/* A library is loaded, used until its code is hot, and unloaded, many times: the same addresses hold it again and again. */
+/* A library is loaded, used until its code is hot, and unloaded, many times: the same addresses
+ * hold it again and again. */
 #include <dlfcn.h>
 #include <unistd.h>
 #include "guest.h"

@@ -1,4 +1,4 @@
-/* argv, environment, auxiliary vector, own name, limits: what a program sees at its start. */
+/* What a program sees at its start: argv, environment, auxiliary vector, own name, limits. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

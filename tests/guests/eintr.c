@@ -1,4 +1,5 @@
-/* System calls that signals interrupt: EINTR without SA_RESTART, restart with it; pipe reads, nanosleep, waitpid, poll. */
+/* System calls that signals interrupt: EINTR without SA_RESTART, restart with it; pipe reads,
+ * nanosleep, waitpid, poll. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

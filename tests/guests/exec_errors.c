@@ -1,4 +1,5 @@
-/* execve, execveat, fexecve and posix_spawn of all that cannot be executed, and of scripts that can: the errors, and what arrives. */
+/* execve, execveat, fexecve and posix_spawn of all that cannot be executed, and of scripts that
+ * can: the errors, and what arrives. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* Programs that a translator could not run as the kernel does: one that may be executed but not read, and ones that run as another
-   user or group because of whose they are. Each says who it is. Who is not root cannot give files away, and tries less. */
+/* Programs that a translator could not run as the kernel does: one that may be executed but not
+ * read, and set-user-ID and set-group-ID ones. Each prints its ids. A user other than root
+ * cannot give files away, and tries fewer cases. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

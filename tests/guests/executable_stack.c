@@ -1,5 +1,5 @@
-/* A stack that is made executable while the program runs, as the dynamic linker does for a library that wants it: from the page
-   named down to wherever the stack ends, and nothing above. */
+/* A stack that is made executable while the program runs, as the dynamic linker does for a
+ * library that needs it: from the named page down to the end of the stack, and nothing above. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>
@@ -16,7 +16,8 @@ static void on_fault(int signal) {
     siglongjmp(escape, 1);
 }
 
-/* Calls code in this frame or, for a depth, in one so many kilobytes further down: its result, or -1 if that is not allowed. */
+/* Calls code in this frame or, with a depth, in a frame that many kilobytes further down. Returns
+ * the code's result, or -1 if the code may not be executed. */
 static __attribute__((noinline)) int call_code(int depth, int result) {
     volatile unsigned char room[1024];
     room[0] = (unsigned char)depth;

@@ -1,4 +1,5 @@
-/* Files and time: create, seek, rename, directories, stat, locks, pipes with splice-less copies, clocks that go forward. */
+/* Files and time: create, seek, rename, directories, stat, locks, pipes with splice-less copies,
+ * clocks that go forward. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

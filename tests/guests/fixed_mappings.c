@@ -1,5 +1,6 @@
-/* A program with a layout of its own: it maps all of the low two gigabytes where nobody else is, at fixed addresses and piece by
-   piece, while loops are hot and, with an argument, other threads run, and executes code there. */
+/* A program with an address space layout of its own. It maps all unused pages of the low two
+ * gigabytes at fixed addresses, piece by piece, and executes code there, while loops are hot
+ * and, with an argument, other threads run. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* The flags register as a whole: pushf, popf, lahf, sahf; ID, DF, AC bits; flags that live long and cross calls. */
+/* The flags register as a whole: pushf, popf, lahf, sahf; ID, DF, AC bits; flags that live long
+ * and cross calls. */
 #include "guest.h"
 
 static uint64_t read_flags(void) {

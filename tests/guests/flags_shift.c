@@ -1,4 +1,5 @@
-/* Shifts, rotates and double shifts: every width, every count 0 to 70, by cl and by immediate, with the carry in both states. */
+/* Shifts, rotates and double shifts: every width, every count 0 to 70, by cl and by immediate,
+ * with the carry in both states. */
 #include "guest.h"
 
 static const uint64_t operands[] = {0, 1, 0x80, 0x8000, 0x80000000, 0x8000000000000000, 0xffffffffffffffff,

@@ -1,4 +1,5 @@
-/* Floating point: n-body, mandelbrot, matrices, FFT by recursion, libm, printing and reading of doubles. */
+/* Floating point: n-body, mandelbrot, matrices, FFT by recursion, libm, printing and reading of
+ * doubles. */
 #include <complex.h>
 #include <math.h>
 #include "guest.h"

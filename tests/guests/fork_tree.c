@@ -1,4 +1,5 @@
-/* Trees of processes that talk through pipes; pipelines; exit statuses; memory that fork separates. */
+/* Trees of processes that talk through pipes; pipelines; exit statuses; memory that fork
+ * separates. */
 #include <sys/wait.h>
 #include <unistd.h>
 #include "guest.h"

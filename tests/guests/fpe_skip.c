@@ -1,4 +1,5 @@
-/* SIGFPE of integer division: by zero and overflow, several widths; the handler skips or repairs. */
+/* SIGFPE of integer division: by zero and overflow, several widths; the handler skips or
+ * repairs. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <ucontext.h>

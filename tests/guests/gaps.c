@@ -1,5 +1,6 @@
-/* What is not mapped is nothing to unmap, cannot be protected, and can be asked for: whatever a translator keeps in the same
-   address space is not there for the program. */
+/* Addresses that are not mapped: munmap does nothing there, mprotect fails, and mmap may use
+ * them. Mappings that a translator keeps in the same address space must not be visible to the
+ * program. */
 #include <sys/mman.h>
 #include <unistd.h>
 #include "guest.h"

@@ -1,4 +1,5 @@
-/* Operands relative to GS, of every form, executed often: their results, what a fault finds, and a base that changes. */
+/* Operands relative to GS, of every form, executed often: their results, what a fault finds, and
+ * a base that changes. */
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
-/* A hash table with chains and one with open addressing, a trie and a linked list that is reversed and merged. */
+/* A hash table with chains and one with open addressing, a trie and a linked list that is
+ * reversed and merged. */
 #include "guest.h"
 
 struct node { struct node *next; uint64_t key, value; };

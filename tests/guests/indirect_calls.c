@@ -1,4 +1,5 @@
-/* Calls through tables of function pointers, callbacks, and pointers that change while they are hot. */
+/* Calls through tables of function pointers, callbacks, and pointers that change while they are
+ * hot. */
 #include "guest.h"
 
 typedef uint64_t (*operation)(uint64_t, uint64_t);

@@ -1,4 +1,5 @@
-/* Indirect jumps of every kind, with live flags, at one site to many targets, to itself, and from places that share bits. */
+/* Indirect jumps of every kind, with live flags, at one site to many targets, to itself, and
+ * from places that share bits. */
 #include "guest.h"
 
 /* Targets 64 KiB apart: all have the same low 16 bits. Each adds its number and returns. */

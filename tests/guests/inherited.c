@@ -1,4 +1,5 @@
-/* Prints all that execve lets a program inherit. With arguments: `under PROG ARG...` changes most of it first and becomes PROG. */
+/* Prints all that execve lets a program inherit. With arguments: `under PROG ARG...` changes
+ * most of it first and becomes PROG. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-/* System calls by their 32-bit numbers (int 0x80): files, memory, processes, an interrupted sleep; which registers they change; what a
-   filter sees of them. */
+/* System calls by their 32-bit numbers (int 0x80): files, memory, processes, an interrupted
+ * sleep; the registers that they change; what a seccomp filter sees of them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/audit.h>

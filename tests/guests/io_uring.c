@@ -1,5 +1,5 @@
-/* A ring shared with the kernel: writes, reads, a timeout, a wait that a signal ends and one whose mask lets the signal in. Where the
-   kernel has no rings it says so. */
+/* A ring shared with the kernel: writes, reads, a timeout, a wait that a signal ends, and a wait
+ * whose mask lets the signal in. On a kernel without rings the program prints that. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

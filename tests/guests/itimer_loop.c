@@ -1,4 +1,5 @@
-/* An interval timer interrupts a hot loop that makes no system call; the loop's arithmetic must not notice. */
+/* An interval timer interrupts a hot loop that makes no system call; the loop's arithmetic must
+ * not notice. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/time.h>

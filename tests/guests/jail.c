@@ -1,5 +1,6 @@
-/* A process in a jail without /proc: code from files and from memory that is mapped, written and protected there, children that do the
-   same, and programs that are executed. Who may not make a jail does all that outside. */
+/* A process in a jail without /proc: code from files and from memory that is mapped, written and
+ * protected there; children that do the same; programs that are executed. A user who may not
+ * make a jail does the same outside. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>

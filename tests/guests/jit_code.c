@@ -1,4 +1,5 @@
-/* Code made at run time: written to a page, made executable, called; several generations at different addresses. */
+/* Code made at run time: written to a page, made executable, called; several generations at
+ * different addresses. */
 #include <sys/mman.h>
 #include "guest.h"
 

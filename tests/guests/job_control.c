@@ -83,7 +83,8 @@ static int careful(int gate) {
         while (asked < round || continued < round) sigsuspend(&open);
         CHECK(write(gate, "b", 1) == 1);
     }
-    /* Whoever ends at once is seen as ended by a parent that has not asked yet whether it went on. */
+    /* A child that ends at once is reported as ended if its parent has not yet asked whether it
+     * continued. */
     int signo;
     CHECK(sigwait(&leave, &signo) == 0);
     return 10 * asked + continued;

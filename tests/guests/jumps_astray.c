@@ -1,6 +1,7 @@
-/* Indirect jumps, calls and returns that lead where they should, over and over, and now and then to what is no address: the
-   handler finds the state before the transfer, rip at it, mends the target and lets it happen. The same code is executed once more
-   from where addresses do not fit 32 bits. */
+/* Indirect jumps, calls and returns that mostly lead to their function and now and then to a
+ * non-canonical address. The handler must find the state before the transfer and rip at the
+ * transfer; it repairs the target and lets the transfer happen. The same code is executed again
+ * at addresses that do not fit 32 bits. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* A megabyte of output in pieces of all sizes, through stdio, write and writev, and some on the error stream. */
+/* A megabyte of output in pieces of all sizes, through stdio, write and writev, and some on the
+ * error stream. */
 #include <sys/uio.h>
 #include <unistd.h>
 #include "guest.h"

@@ -1,4 +1,5 @@
-/* Atomic read-modify-write: cmpxchg, cmpxchg8b, cmpxchg16b, xadd, xchg, lock with every operation that takes it. */
+/* Atomic read-modify-write: cmpxchg, cmpxchg8b, cmpxchg16b, xadd, xchg, lock with every
+ * operation that takes it. */
 #include <stdatomic.h>
 #include "guest.h"
 

@@ -1,4 +1,5 @@
-/* mmap, munmap, mremap, mprotect, madvise, file mappings shared and private, MAP_FIXED, hints, errors. */
+/* mmap, munmap, mremap, mprotect, madvise, file mappings shared and private, MAP_FIXED, hints,
+ * errors. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-/* MMX: integer arithmetic in the x87 registers, the tag word, emms, and switching between MMX and x87. */
+/* MMX: integer arithmetic in the x87 registers, the tag word, emms, and switching between MMX
+ * and x87. */
 #include <mmintrin.h>
 #include "guest.h"
 

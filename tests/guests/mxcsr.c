@@ -1,4 +1,5 @@
-/* MXCSR: rounding modes, denormals with and without DAZ and FTZ, sticky flags, an unmasked exception as SIGFPE. */
+/* MXCSR: rounding modes, denormals with and without DAZ and FTZ, sticky flags, an unmasked
+ * exception as SIGFPE. */
 #include <setjmp.h>
 #include <signal.h>
 #include <xmmintrin.h>

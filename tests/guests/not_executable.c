@@ -1,4 +1,5 @@
-/* Pages that cannot be executed: the fault names the byte, a handler makes the page executable, and the way back faults again. */
+/* Pages that cannot be executed: the fault reports the address of the byte, a handler makes the
+ * page executable, and after a later mprotect the code faults again. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-/* 8- and 16-bit operations, high-byte registers, zero and sign extension, xchg of parts: what is kept and what is cleared. */
+/* 8- and 16-bit operations, high-byte registers, zero and sign extension, xchg of parts: what is
+ * kept and what is cleared. */
 #include "guest.h"
 
 static uint64_t sum = 1;

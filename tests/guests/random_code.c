@@ -1,9 +1,11 @@
-/* Random programs, made at run time from a seed: nested loops, branches on flags of all kinds, calls, indirect jumps and
- * calls, overlapping memory accesses of all widths, divisions that fault, pages that have to be unprotected by a handler.
- * All registers, the flags and the memory they leave are printed as a checksum.
+/* Random programs, made at run time from a seed: nested loops, branches on flags of all kinds,
+ * calls, indirect jumps and calls, overlapping memory accesses of all widths, divisions that
+ * fault, pages that have to be unprotected by a handler. All registers, the flags and the memory
+ * they leave are printed as a checksum.
  *
- * random_code SEED PROGRAMS [MASK]: MASK forbids kinds of instructions (a bit per kind of `instruction`), to narrow a
- * failure down. Everything lives at fixed addresses, so that values that depend on addresses agree as well. */
+ * random_code SEED PROGRAMS [MASK]: MASK forbids kinds of instructions (a bit per kind of
+ * `instruction`), to narrow a failure down. Everything lives at fixed addresses, so that values
+ * that depend on addresses agree as well. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

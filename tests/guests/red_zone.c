@@ -1,4 +1,5 @@
-/* Leaf code that keeps data below the stack pointer while signals arrive: nobody may write there. */
+/* Leaf code that keeps data below the stack pointer while signals arrive: nothing may write
+ * there. */
 #include <signal.h>
 #include <sys/time.h>
 #include "guest.h"

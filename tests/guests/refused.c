@@ -1,5 +1,6 @@
-/* Instructions that user mode may not execute or that do not exist: each with the signal, code, error code and trap number
-   that the processor and the kernel give it. What exists depends on the processor, so only its own answers count. */
+/* Instructions that user mode may not execute or that do not exist: each with the signal, code,
+ * error code and trap number that the processor and the kernel give. Which instructions exist
+ * depends on the processor, so native results are the only reference. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
-/* Return addresses on the stack: what a callee finds, what stays below the stack pointer, and what a signal sees in between; returns
-   from pages that cannot be written; calls that cannot push; addresses that are pushed and returned to, popped, or replaced. */
+/* Return addresses on the stack: what a callee finds, what stays below the stack pointer, and
+ * what a signal sees in between; returns from pages that cannot be written; calls that cannot
+ * push; addresses that are pushed and returned to, popped, or replaced. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

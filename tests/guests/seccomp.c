@@ -1,5 +1,6 @@
-/* Filters of system calls: each verdict, several filters, what is refused, threads, what is inherited by forks and executed programs;
-   the strict mode; system calls that become signals (PR_SET_SYSCALL_USER_DISPATCH). */
+/* Filters of system calls: each verdict, several filters, refusals, threads, filters inherited
+ * by forks and executed programs; the strict mode; system calls that become signals
+ * (PR_SET_SYSCALL_USER_DISPATCH). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

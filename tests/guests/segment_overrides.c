@@ -1,5 +1,6 @@
-/* Corners of old instructions: FS and GS on implicit operands, also where they fault; locked bit strings with 32-bit
-   addresses; loope and loopne with repeat prefixes; xlat above 127; instructions that run into a page they may not. */
+/* Corner cases of old instructions: FS and GS on implicit operands, also where they fault;
+ * locked bit strings with 32-bit addresses; loope and loopne with repeat prefixes; xlat above
+ * 127; instructions that cross into a page that cannot be executed. */
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <setjmp.h>

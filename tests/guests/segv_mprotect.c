@@ -1,4 +1,5 @@
-/* A write barrier by page protection: the SIGSEGV handler makes the page writable and the store is repeated. */
+/* A write barrier by page protection: the SIGSEGV handler makes the page writable and the store
+ * is repeated. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-/* Handlers that edit the interrupted state: skip an instruction, redirect to a landing pad, change registers and flags. */
+/* Handlers that edit the interrupted state: skip an instruction, redirect to a landing pad,
+ * change registers and flags. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <ucontext.h>

@@ -1,5 +1,6 @@
-/* Code in pages that can be written and executed at once: rewritten by stores and by the kernel, also through another
-   mapping of the same memory, also just ahead of the instruction that does it. */
+/* Code in pages that are writable and executable at once: rewritten by stores and by the kernel,
+ * also through another mapping of the same memory, also just ahead of the instruction that
+ * writes. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
-/* setjmp/longjmp: from depth, repeatedly, as an exception mechanism, with callee-saved registers in use. */
+/* setjmp/longjmp: from depth, repeatedly, as an exception mechanism, with callee-saved registers
+ * in use. */
 #include <setjmp.h>
 #include "guest.h"
 

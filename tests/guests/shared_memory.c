@@ -1,7 +1,8 @@
-/* Memory that others change: a loop that has become hot on memory of its own polls a word until it changes. Who changes it: a child through
-   shared memory of each kind, mapped before or after the loop became hot, through read-only mappings, too; the kernel, which
-   completes reads in the background; another thread; the same process through another mapping. Each case has a process of its
-   own, in which nothing is known to be shared before. */
+/* Memory that is changed from outside the loop that reads it. A loop that became hot on private
+ * memory polls a word until it changes. The writers: a child, through shared memory of each
+ * kind, mapped before or after the loop became hot, also through read-only mappings; the kernel,
+ * which completes reads in the background; another thread; the same process through another
+ * mapping. Each case has a process of its own, in which no memory was shared before. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/aio_abi.h>
@@ -18,7 +19,8 @@ enum { PAGE = 4096, HOT = 3000 };
 
 static char *scratch;
 
-/* Polls the word until it is not what it was, at most so often, and writes a local variable in between. */
+/* Polls the word until it changes, up to the given number of times, and writes a local variable
+ * in between. */
 static __attribute__((noinline)) long poll_word(const long *word, long was, long most) {
     long turns = 0, slot[4] = {0};
     while (turns < most) {
@@ -103,7 +105,7 @@ static void file_written_by_call(void) {
     wait_for(word, changer(NULL, fd));
 }
 
-/* Nobody in this process could write it by this descriptor. */
+/* This process cannot write it through this descriptor. */
 static void memory_file_read_only(void) {
     int fd = memfd_create("shared", 0);
     CHECK(fd >= 0 && ftruncate(fd, PAGE) == 0);

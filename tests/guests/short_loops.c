@@ -1,5 +1,6 @@
-/* Short inner loops whose trip counts are regular, then change; loops with two ways through them and many live registers,
-   under a timer; flags that pass through loops untouched, seen at their ends and by faults in between. */
+/* Short inner loops whose trip counts are regular, then change; loops with two paths and many
+ * live registers, under a timer; flags that loops leave unchanged, read at their ends and by
+ * faults in between. */
 #define _GNU_SOURCE
 #include "guest.h"
 #include <signal.h>

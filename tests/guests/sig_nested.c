@@ -1,4 +1,5 @@
-/* Order and nesting of signals: masks, sa_mask, SA_NODEFER, SA_RESETHAND, pending sets, queued real-time signals. */
+/* Order and nesting of signals: masks, sa_mask, SA_NODEFER, SA_RESETHAND, pending sets, queued
+ * real-time signals. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
-/* Stack overflow caught on an alternate stack; sigaltstack's reports inside and outside handlers. */
+/* Stack overflow caught on an alternate stack; sigaltstack's reports inside and outside
+ * handlers. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
-/* SIGCHLD: handlers that reap, siginfo of exits and kills, SIG_IGN and SA_NOCLDWAIT, waitid, process groups, stop and go on. */
+/* SIGCHLD: handlers that reap, siginfo of exits and kills, SIG_IGN and SA_NOCLDWAIT, waitid,
+ * process groups, stop and go on. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

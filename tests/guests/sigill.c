@@ -1,4 +1,5 @@
-/* SIGILL and SIGTRAP caught: ud2, ud1, undefined opcodes, privileged instructions, int3, skipped by their handlers. */
+/* SIGILL and SIGTRAP caught: ud2, ud1, undefined opcodes, privileged instructions, int3, skipped
+ * by their handlers. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <ucontext.h>

@@ -1,4 +1,5 @@
-/* Leaving SIGSEGV and SIGFPE handlers by siglongjmp, many times, with the mask restored each time. */
+/* Leaving SIGSEGV and SIGFPE handlers by siglongjmp, many times, with the mask restored each
+ * time. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

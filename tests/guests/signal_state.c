@@ -1,5 +1,6 @@
-/* What a handler sees of the interrupted state and what it changes: general and vector registers, flags, x87, the mask, the alternate
-   stack; faults in handlers of faults; loops that are hot when they fault. */
+/* The interrupted state that a handler sees and changes: general and vector registers, flags,
+ * x87, the mask, the alternate stack; faults in handlers of faults; loops that are hot when they
+ * fault. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* Many signals against everything a program can be doing: computing in registers of all kinds, sleeping, reading, waiting. Each must
-   arrive once, none may be lost: a lost wake-up hangs, a disturbed register shows in the sums. */
+/* Many signals during everything that a program can be doing: computing in registers of all
+ * kinds, sleeping, reading, waiting. Each must arrive exactly once: a lost wake-up hangs, a
+ * disturbed register changes the sums. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

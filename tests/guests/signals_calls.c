@@ -1,5 +1,5 @@
-/* The system calls about signals as the kernel answers them, mostly without libc's wrappers: results, errors, what is pending, what is
-   delivered when and in which order, and what siginfo says. */
+/* The system calls about signals, mostly without libc's wrappers: results, errors, the pending
+ * set, the order of delivery, and the contents of siginfo. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

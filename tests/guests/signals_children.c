@@ -1,5 +1,6 @@
-/* What parents are told of their children: SIGCHLD and waitid for every kind of end, stop and continuation; SA_NOCLDSTOP, SA_NOCLDWAIT and
-   ignoring; children that are killed by each signal's default action. */
+/* What parents learn of their children: SIGCHLD and waitid for every kind of end, stop and
+ * continuation; SA_NOCLDSTOP, SA_NOCLDWAIT and ignored SIGCHLD; children that are killed by each
+ * signal's default action. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -108,7 +109,7 @@ int main(void) {
     printf("ignored: %d %d\n", waitpid(child, &status, 0), errno == ECHILD);
     signal(SIGCHLD, SIG_DFL);
 
-    /* Many at once: none is lost to those who wait. */
+    /* Many at once: a waiting parent misses none. */
     handle(SA_RESTART);
     sigprocmask(SIG_SETMASK, &open_set, NULL);
     int sum = 0;

@@ -1,5 +1,6 @@
-/* The whole state that a signal frame holds: every register and component of the extended state, loaded, interrupted by a fault, a trap or
-   a signal, compared with the frame byte by byte, edited there, returned from, and compared again. Then frames that are wrong. */
+/* The whole state that a signal frame holds: every register and component of the extended state,
+ * loaded, interrupted by a fault, a trap or a signal, compared with the frame byte by byte,
+ * edited there, returned from, and compared again. Then malformed frames. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <setjmp.h>

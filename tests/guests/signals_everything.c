@@ -1,5 +1,6 @@
-/* Everything at once: fast timers, queued signals that must come in order, faults in hot loops and in handlers, jumps out of handlers,
-   masks that are respected, calls that are interrupted, all vector registers; every computation checks itself. */
+/* Everything at once: fast timers, queued signals that must come in order, faults in hot loops
+ * and in handlers, jumps out of handlers, masks, interrupted calls, all vector registers. Every
+ * computation checks itself. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>
@@ -51,7 +52,7 @@ static void on_nested(int signo) {
     disturb();
 }
 
-/* The page is opened for one access: the instruction is repeated, then the page closed by whoever comes next. */
+/* Makes the page accessible, so that the instruction is repeated; the main loop closes it again. */
 static void on_fault(int signo, siginfo_t *info, void *context) {
     ucontext_t *uc = context;
     faults++;
@@ -170,7 +171,7 @@ int main(int argc, char **argv) {
     handle(SIGSEGV, on_fault, SA_NODEFER, 0, 0);
     for (int i = 0; i < 7; i++) expected[i] = works[i](rounds);
     handle(SIGRTMIN + 1, on_tick, SA_ONSTACK, SIGRTMIN + 2, 0), handle(SIGRTMIN + 2, on_tick, 0, 0, 0);
-    /* Nobody jumps out of this one. */
+    /* No handler jumps out of this one. */
     handle(SIGRTMIN + 3, on_queued, 0, SIGRTMIN + 1, SIGRTMIN + 2);
     signal(SIGUSR1, on_nested);
     /* A child queues numbers for as long as it can. */

@@ -1,5 +1,6 @@
-/* Every kind of fault that user code can raise: signal, si_code, si_addr, trapno, err, cr2, rip, rsp, flags and all other
-   registers as the handler finds them; each once cold and many times hot. Lines are printed once: a difference later is one. */
+/* Every kind of fault that user code can raise: signal, si_code, si_addr, trapno, err, cr2, rip,
+ * rsp, flags and all other registers as the handler finds them; in code that is not hot yet and
+ * in hot code. A line is printed once; it is printed again only if it differs. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <fcntl.h>

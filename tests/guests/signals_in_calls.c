@@ -1,4 +1,5 @@
-/* A timer at 10 kHz over indirect jumps, calls and returns whose registers and flags are checked all the time. */
+/* A timer at 10 kHz over indirect jumps, calls and returns whose registers and flags are checked
+ * all the time. */
 #include "guest.h"
 #include <signal.h>
 #include <sys/time.h>

@@ -1,5 +1,6 @@
-/* Which calls a handler ends with EINTR and which start again, with and without SA_RESTART; calls that measure time; stopping and
-   continuing in the middle of a call. A timer interrupts each call; at its third tick the handler does what the call waits for. */
+/* Which calls a handler ends with EINTR and which are restarted, with and without SA_RESTART;
+ * calls that measure time; stopping and continuing during a call. A timer interrupts each call;
+ * at its third tick the handler causes the event that the call waits for. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* Alternate signal stacks: which signals run where, nested and full ones, SS_AUTODISARM, what is refused, jumps off the stack, contexts that
-   are switched on it, and frames that cannot be written. */
+/* Alternate signal stacks: which signals run on which stack, nested and full ones,
+ * SS_AUTODISARM, refusals, jumps off the stack, contexts that are switched on it, and frames
+ * that cannot be written. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* A program that steps through itself: the trap flag set by popf and by a handler's frame, the trap behind each instruction, what the
-   handler is told, and that nothing else changes. */
+/* A program that single-steps itself: the trap flag set by popf and by a handler's frame, the
+ * trap after each instruction, the arguments of the handler, and that nothing else changes. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
-/* Job control under a terminal: a session on a pty, whose keys send signals to the foreground; background jobs that read and write; stopping,
-   continuing, the window's size, hanging up. */
+/* Job control under a terminal: a session on a pty, whose keys send signals to the foreground;
+ * background jobs that read and write; stopping, continuing, the window's size, hanging up. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* Signals and threads: fast timers for each thread, each with its own count; queued signals to a process whose threads come and go, of
-   which none is lost; signals that only one thread lets in; faults, alternate stacks and jumps in each thread at once. */
+/* Signals and threads: fast timers for each thread, each with its own count; signals queued to a
+ * process whose threads come and go, none of which may be lost; signals that only one thread
+ * leaves unblocked; faults, alternate stacks and jumps in all threads at once. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
-/* Timers of every kind at ten kilohertz and more, over loops that are hot and calls that wait: deliveries plus overruns are the expirations,
-   a computation does not notice, nothing hangs. */
+/* Timers of every kind at ten kilohertz and more, during hot loops and waiting calls: deliveries
+ * plus overruns must equal the expirations, a computation must not be disturbed, and nothing may
+ * hang. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -15,7 +16,8 @@
 static volatile long delivered[65], overruns[65], wrong;
 static timer_t timers[4];
 
-/* A timer that runs: it was started between two moments, has told of so many expirations, and last told when. */
+/* A running timer: the two times between which it was started, the number of expirations that it
+ * has reported, and the time of the last report. */
 static struct {
     long period, earliest, latest, total, last;
 } running[4];

@@ -1,4 +1,5 @@
-/* SSE to SSE4.2: packed and scalar arithmetic, shuffles, comparisons into flags, conversions, moves of all sizes, masks. */
+/* SSE to SSE4.2: packed and scalar arithmetic, shuffles, comparisons into flags, conversions,
+ * moves of all sizes, masks. */
 #include <emmintrin.h>
 #include <nmmintrin.h>
 #include <smmintrin.h>

@@ -1,5 +1,6 @@
-/* String instructions that fault in the middle, at every place and in both directions, again and again until they are hot: how far
-   they came, and the flags, which depend on the processor once a comparison has been made. */
+/* String instructions that fault in the middle, at every element and in both directions,
+ * repeated until they are hot: how far they came, and the flags, which depend on the processor
+ * once an element has been compared. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

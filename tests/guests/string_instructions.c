@@ -1,4 +1,5 @@
-/* movs, stos, lods, scas, cmps at every width, with and without rep, in both directions, overlapping, with count 0. */
+/* movs, stos, lods, scas, cmps at every width, with and without rep, in both directions,
+ * overlapping, with count 0. */
 #include "guest.h"
 
 static unsigned char buffer[512], other[512];

@@ -1,5 +1,5 @@
-/* System calls with arguments at and beyond every edge, some thousands of them, each group in a child: results and how the child
-   ended are printed. */
+/* System calls with arguments at and beyond every limit, some thousands of them, each group in a
+ * child. Prints the results and how the child ended. */
 #define _GNU_SOURCE
 #include "guest.h"
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* Tail calls: mutual, through pointers, with stack arguments; continuation passing; deep enough to fail if a frame stayed. */
+/* Tail calls: mutual, through pointers, with stack arguments; continuation passing; deep enough
+ * to fail if a frame stayed. */
 #include "guest.h"
 
 typedef uint64_t (*state)(uint64_t, uint64_t, long);

@@ -1,5 +1,6 @@
-// Code that comes and goes while other threads run: a thread maps a function, makes it known, takes it back when nobody uses
-// it any more, and puts another one at the same address. Nobody may ever see an old one.
+// Code that is mapped and unmapped while other threads run. A thread maps a function, publishes it,
+// withdraws it when no thread uses it any more, and puts another one at the same address. No thread
+// may ever execute an old one.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>

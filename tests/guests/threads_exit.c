@@ -1,4 +1,4 @@
-// Ends of threads and processes in different orders; the first argument says which.
+// Ends of threads and processes in different orders, chosen by the first argument.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// Many threads: as many at once as the first argument says, then as many one after the other as the second says. Memory must
-// not grow with the number of threads that have ended.
+// Many threads: the first argument is the number of threads at once, the second the number of
+// threads one after the other. Memory must not grow with the number of threads that have ended.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-// What threads see of each other's memory: store buffering with and without fences, message passing, atomic operations of
-// each width, and 16-byte ones. Only what the processor forbids is counted.
+// What threads see of each other's memory: store buffering with and without fences, message
+// passing, atomic operations of each width, and 16-byte ones. Only results that the processor
+// forbids are counted.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -42,7 +43,7 @@ static void *buffering(void *argument) {
     return NULL;
 }
 
-// The writer sets x and then y to ever greater numbers; whoever reads y and then x sees no smaller x.
+// The writer sets x and then y to ever greater numbers; a thread that reads y and then x sees no smaller x.
 static void *passing(void *argument) {
     long wrong = 0;
     if (argument == NULL) {
@@ -90,7 +91,7 @@ static void *atomics(void *argument) {
         __int128 seen = wide;
         while (!wide_compare_exchange(&wide, &seen, seen + ((__int128)1 << 64) + 1)) {}
     }
-    // Whoever takes a token puts one back: none is lost.
+    // A thread that takes a token puts one back: none is lost.
     uint64_t token = (uint64_t)number + 1;
     for (int i = 0; i < ROUNDS; i++) token = __atomic_exchange_n(&swapped, token, __ATOMIC_ACQ_REL);
     return (void *)token;

@@ -61,7 +61,7 @@ int main(void) {
     pthread_join(thread, NULL);
     recover("thread");
 
-    // Somebody waits already when the owner ends.
+    // Another thread already waits when the owner ends.
     pthread_create(&thread, NULL, own_first, NULL);
     while (!__atomic_load_n(&owned, __ATOMIC_SEQ_CST)) sched_yield();
     pthread_create(&other, NULL, wait_for, &mutexes[0]);
@@ -90,7 +90,7 @@ int main(void) {
         recover("process");
     }
 
-    // A mutex that nobody makes consistent cannot be used any more.
+    // A mutex that is not made consistent cannot be used any more.
     pthread_create(&thread, NULL, own_all, NULL);
     pthread_join(thread, NULL);
     printf("%d ", pthread_mutex_lock(&mutexes[3]) == EOWNERDEAD);

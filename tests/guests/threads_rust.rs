@@ -1,4 +1,5 @@
-//! Threads as Rust has them: scoped threads, channels, locks, parking, thread-local destructors, panics that end one thread.
+//! Threads as Rust has them: scoped threads, channels, locks, parking, thread-local destructors,
+//! panics that end one thread.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

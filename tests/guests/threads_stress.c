@@ -170,7 +170,7 @@ static void use_own_slot(uint64_t *random) {
     if (call(at) != value + 1) fail("own code, written by the kernel");
 }
 
-// One function that all call, and who has the lock rewrites.
+// One function that all threads call, and that the holder of the lock rewrites.
 static void use_common(uint64_t *random) {
     if (next(random) % 4 == 0) {
         pthread_rwlock_wrlock(&code_lock);
@@ -354,7 +354,7 @@ static void *body(void *argument) {
     pthread_sigmask(SIG_BLOCK, &timer, NULL);
     timer_settime(self->timer, 0, &never, NULL);
     timer_delete(self->timer);
-    // All that was sent has to come, once nobody sends any more.
+    // All signals that were sent must arrive after the last thread has stopped sending.
     __atomic_store_n(&self->operation, "the last signals", __ATOMIC_RELAXED);
     __atomic_fetch_add(&quiet, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&quiet, __ATOMIC_SEQ_CST) < count) sched_yield();

@@ -1,5 +1,5 @@
-/* The word that the kernel clears when a thread ends: what prctl says it is, in the first thread, other threads and children; given
-   back as it was, and changed. */
+/* The word that the kernel clears when a thread ends: its address as prctl reports it, in the
+ * first thread, other threads and children; set to the same address again, and changed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* Thread-local variables through fs, in the program and in libc (errno), and addresses that agree between both ways to get them. */
+/* Thread-local variables through fs, in the program and in libc (errno), and addresses that
+ * agree between both ways to get them. */
 #include <errno.h>
 #include <unistd.h>
 #include "guest.h"

@@ -1,4 +1,5 @@
-/* rdtsc and rdtscp never go back; cpuid is stable and names the vendor; rdrand fills; xgetbv agrees with cpuid. */
+/* rdtsc and rdtscp never go back; cpuid is stable and names the vendor; rdrand fills; xgetbv
+ * agrees with cpuid. */
 #include <cpuid.h>
 #include "guest.h"
 

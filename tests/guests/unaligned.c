@@ -1,4 +1,5 @@
-/* Unaligned accesses of every width, over cache lines and pages, next to a page that must not be touched. */
+/* Unaligned accesses of every width, over cache lines and pages, next to a page that must not be
+ * touched. */
 #include <sys/mman.h>
 #include "guest.h"
 

@@ -1,5 +1,6 @@
-/* Pages that another thread fills when they are touched (userfaultfd): by loads, stores, a system call; and pages that nobody fills
-   (SIGBUS). Where this is not allowed it says so. */
+/* Pages that another thread fills when they are touched (userfaultfd): by loads, by stores, by a
+ * system call; and pages that no thread fills (SIGBUS). Where userfaultfd is not allowed the
+ * program prints that. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>

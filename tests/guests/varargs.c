@@ -1,4 +1,5 @@
-/* Variadic functions: integers and doubles beyond the registers, va_copy, forwarding to vsnprintf, structures by value. */
+/* Variadic functions: integers and doubles beyond the registers, va_copy, forwarding to
+ * vsnprintf, structures by value. */
 #include <stdarg.h>
 #include "guest.h"
 

@@ -1,4 +1,5 @@
-/* vfork shares memory with a parent that waits; exec of itself, of a script, of what is missing; descriptors over exec. */
+/* vfork shares memory with a parent that waits; exec of itself, of a script, of what is missing;
+ * descriptors over exec. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/wait.h>

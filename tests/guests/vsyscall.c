@@ -1,5 +1,6 @@
-/* Calls and jumps to the vsyscall page, as old static programs make them: three functions, by themselves and in a loop, their
-   registers, and what the kernel refuses. Where it has no such page, every attempt faults. */
+/* Calls and jumps to the vsyscall page, as old static programs make them: three functions, by
+ * themselves and in a loop, their registers, and what the kernel refuses. On a system without
+ * that page every attempt faults. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
-/* Jumps through words that may be written at any time, as tables of linkage have them: each goes where its word says at that moment,
-   with all registers and flags as they were, and if the word cannot be read the jump is what faults. */
+/* Jumps through words that may be written at any time, such as those of a procedure linkage
+ * table. Each must go to the address in the word at that moment, with all registers and flags
+ * unchanged. If the word cannot be read, the jump itself must fault. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <pthread.h>

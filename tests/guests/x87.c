@@ -1,4 +1,5 @@
-/* x87: long double arithmetic, the register stack, control and status words, transcendental functions, fcmov, fnsave. */
+/* x87: long double arithmetic, the register stack, control and status words, transcendental
+ * functions, fcmov, fnsave. */
 #include "guest.h"
 
 static uint64_t sum = 1;

@@ -1,9 +1,11 @@
-//! The interpreter and the processor, one guest instruction at a time from the same state.
+//! Runs the interpreter and the processor in lockstep: one guest instruction at a time from the
+//! same state.
 //!
-//! After each instruction all registers are compared, and the memory that the instruction writes. The writable memory of
-//! the program and its whole stack are compared before each system call, every [`FULL_COMPARISON`] steps and at the end,
-//! for what the instruction's operands do not tell. Faults with handlers are part of it: the frames that the kernel and the
-//! runtime build are the same bytes.
+//! After each instruction all registers are compared, and the memory that the instruction writes by
+//! its operands. To find other writes, the program's writable memory and its whole stack are
+//! compared before each system call, every [`FULL_COMPARISON`] steps and at the end. Faults with
+//! handlers are covered: the signal frames that the kernel and the runtime build must have the same
+//! bytes.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -27,13 +29,15 @@ use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Re
 use crate::native::{Event, Native};
 use crate::state::{Extended, Registers, number};
 
-/// Steps between two comparisons of all writable memory.
+/// Steps between two comparisons of all writable memory (guess; fewer steps take longer, more find
+/// a difference later).
 const FULL_COMPARISON: u64 = 10_000;
 const STACK_SIZE: u64 = 256 << 10;
 /// Differing words that a report lists.
 const MAX_WORDS: usize = 8;
 
-/// Makes the call that [`Native::start`] makes: whether a process has ever had an alternate stack shows in its signal frames.
+/// Makes the same call as [`Native::start`], because signal frames show whether a process has ever
+/// had an alternate stack.
 fn disable_alternate_stack(system: &mut System, context: &mut ThreadContext) {
     let disabled = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     let registers = context.gpr;
@@ -63,7 +67,7 @@ pub enum End {
     Exited(i32),
     /// This signal ended the guest, on both sides.
     Killed(i32),
-    /// The steps were used up.
+    /// The step limit was reached.
     Budget,
 }
 
@@ -84,14 +88,14 @@ struct Lockstep {
     /// Memory that the guest can write.
     writable: Vec<Range<u64>>,
     factory: InstructionInfoFactory,
-    /// What ptrace says of the extended state.
+    /// Buffer for the extended state that ptrace returns.
     area: Vec<u8>,
     codes: BTreeSet<Code>,
     steps: u64,
     disturb: Option<(u64, String)>,
 }
 
-/// What the guests must not do, or what interests nobody here.
+/// Engine hooks for calls that these guests must not make or whose effects are not compared.
 struct NoEngine;
 
 impl Engine for NoEngine {
@@ -112,11 +116,12 @@ impl Engine for NoEngine {
     }
 }
 
-/// Loads `executable` into this process and runs it on both sides for at most `budget` steps. Belongs into a process of
-/// its own: the guest's memory and the handlers of faults stay. `disturb` says what to spoil after how many steps.
+/// Loads `executable` into this process and runs it on both sides for at most `budget` steps. It
+/// needs a process of its own, because the guest's memory and the fault handlers stay. `disturb`
+/// gives the number of steps after which state is damaged on purpose, and which state.
 ///
 /// # Errors
-/// A report of the first difference, or why there is no comparison.
+/// A report of the first difference, or the reason why nothing could be compared.
 pub fn compare(executable: &Path, budget: u64, disturb: Option<(u64, String)>) -> Result<Agreement, String> {
     let mut lockstep = Lockstep::start(executable)?;
     lockstep.disturb = disturb;
@@ -153,7 +158,8 @@ impl Lockstep {
         let config = Config::alone(name, Brk::new(0).map_err(setup)?);
         let mut system = Box::new(System::new(inherited, config));
         let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
-        // SAFETY: context and system are boxed and live until this process, which runs one guest, ends its comparison.
+        // SAFETY: context and system are boxed and live until this process, which runs one guest,
+        // ends its comparison.
         unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
         disable_alternate_stack(&mut system, &mut context);
         Ok(Lockstep {
@@ -224,7 +230,8 @@ impl Lockstep {
         Ok(Agreement { steps: self.steps, end, codes: std::mem::take(&mut self.codes) })
     }
 
-    /// Executes `inst` on both sides, up to the first instruction of a signal handler if it raises a signal.
+    /// Executes `inst` on both sides. If it raises a signal, goes on to the first instruction of
+    /// the handler.
     fn step(&mut self, inst: &Instruction) -> Result<(Event, Outcome), String> {
         if inst.mnemonic() == Mnemonic::Syscall && !SYSTEM_CALLS.contains(&(self.context.gpr[0] as i64)) {
             return Err(format!("the guest makes system call {}, which has no place here", self.context.gpr[0]));
@@ -254,7 +261,7 @@ impl Lockstep {
                 self.context.xstate.0[160] ^= 1;
                 self.context.xstate.0[512] |= 2;
             }
-            // SAFETY: the guest's own stack, far below what it uses.
+            // SAFETY: the guest's own stack, far below the part in use.
             "stack" => unsafe {
                 let address = self.context.gpr[4] - 4096;
                 memory::store(address, 1u64).expect("the stack can be written");
@@ -275,7 +282,7 @@ impl Lockstep {
         Ok(out)
     }
 
-    /// The memory that `inst` writes if its registers are `before`.
+    /// The memory that `inst` writes when its registers are `before`.
     fn written(&mut self, inst: &Instruction, before: &Registers) -> Vec<Range<u64>> {
         let value = |register: Register| match register {
             Register::FS => Some(before.fs_base),
@@ -297,7 +304,7 @@ impl Lockstep {
             out.push(start..start.wrapping_add(len));
         }
         if inst.is_string_instruction() {
-            // One iteration's address is known; rdi tells how far the others went.
+            // The operand is the address of one iteration; rdi shows how far the others went.
             let (from, to) = (before.gpr[7], self.context.gpr[7]);
             out.push(from.min(to)..from.max(to));
         }
@@ -345,7 +352,7 @@ fn every_step_in_full() -> bool {
     std::env::var_os("DYNASOUR_ORACLE_FULL").is_some()
 }
 
-/// The fault that the interpreter stopped with, as the dispatcher raises it.
+/// The fault with which the interpreter stopped, as the dispatcher raises it.
 fn fault(context: &mut ThreadContext, stop: &Stop<Infallible>) -> Option<GuestFault> {
     match *stop {
         Stop::Fault { pc, ref info } => Some(GuestFault::noted(context, pc, info)),

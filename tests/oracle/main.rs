@@ -1,13 +1,16 @@
-//! The native oracle (DESIGN section 10): small guests interpreted and single-stepped by the processor side by side, all
-//! state compared after every instruction.
+//! The native oracle (docs/design.md, "Correctness"): small guests run in the interpreter and,
+//! single-stepped, on the processor. All state is compared after every instruction.
 //!
-//! Each guest runs in a process of its own, on one core with its native twin: the test executes itself again. The guests
-//! are those of `tests/guests/`; those in C get the miniature library of `tests/guests/bare/` instead of glibc.
+//! Each guest runs in a process of its own, on one core with its native twin: the test program
+//! executes itself again. The guests are those of `tests/guests/`; those in C get the miniature
+//! library of `tests/guests/bare/` instead of glibc.
 //!
-//! * `DYNASOUR_ORACLE_STEPS=N` compares more than [`STEPS`] steps;
+//! * `DYNASOUR_ORACLE_STEPS=N` changes the number of steps from [`STEPS`];
 //! * `DYNASOUR_ORACLE_FULL=1` compares all writable memory after every step;
-//! * `DYNASOUR_FRAGMENTS_CASES=N` and `DYNASOUR_FRAGMENTS_SEED=N`: a soak of the comparison of fragments ([`fragments`]);
-//! * `DYNASOUR_ORACLE_PROGRAM=FILE cargo test --test oracle any_program` compares any static program without glibc.
+//! * `DYNASOUR_FRAGMENTS_CASES=N` and `DYNASOUR_FRAGMENTS_SEED=N` choose the cases of the
+//!   comparison of fragments ([`fragments`]);
+//! * `DYNASOUR_ORACLE_PROGRAM=FILE cargo test --test oracle any_program` compares any static
+//!   program without glibc.
 
 mod fragments;
 mod lockstep;
@@ -22,18 +25,20 @@ use lockstep::End;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Steps that are compared of each guest.
+/// Steps that are compared of each guest (guess; more take longer, and later code is not covered).
 const STEPS: u64 = 30_000;
-/// Seconds after which a comparison is stuck.
+/// Seconds after which a comparison counts as stuck (guess).
 const TIMEOUT: u32 = 300;
 
-/// Says that this process is the one that compares.
+/// Environment variable that tells a process to do the comparison itself.
 const INSIDE: &str = "DYNASOUR_ORACLE_INSIDE";
-/// What to spoil on the interpreter's side after [`DISTURBED_STEP`] steps: the test of the test.
+/// Environment variable: the state to damage on the interpreter's side after [`DISTURBED_STEP`]
+/// steps, to test the comparison.
 const DISTURB: &str = "DYNASOUR_ORACLE_DISTURB";
 const DISTURBED_STEP: u64 = 1000;
 
-/// Flags for guests in C: nothing of glibc, and no red zone, since the guests push flags in inline assembly.
+/// Flags for guests in C: nothing of glibc, and no red zone, since the guests push flags in inline
+/// assembly.
 const BARE: &[&str] = &[
     "-Itests/guests/bare",
     "-nostdlib",
@@ -48,7 +53,8 @@ const BARE: &[&str] = &[
     "-lgcc",
 ];
 
-/// Compares `executable` in a new process, as the test called `name`. Gives back whether they agreed, and what was said.
+/// Compares `executable` in a new process, as the test called `name`. Returns whether the two sides
+/// agreed, and the output.
 fn compare_outside(name: &str, executable: &Path, disturb: Option<&str>) -> (bool, String) {
     let test = std::env::current_exe().expect("the test's own file");
     let mut command = Command::new(test);
@@ -65,7 +71,7 @@ fn build(guest: &Guest) -> PathBuf {
     built.executable
 }
 
-/// Compares the guest that this process is told to compare, if it is; a difference is a panic.
+/// Compares the guest that this process was told to compare, if any; panics on a difference.
 fn compare_inside() -> Option<End> {
     let executable = PathBuf::from(std::env::var_os(INSIDE)?);
     let steps = std::env::var("DYNASOUR_ORACLE_STEPS").ok().map(|n| n.parse().expect("a number of steps"));
@@ -91,7 +97,7 @@ fn compare_inside() -> Option<End> {
     Some(agreement.end)
 }
 
-/// One test: `end` is how the guest must end if the steps suffice.
+/// One test: `end` is how the guest must end if the step limit allows it to end.
 fn oracle(name: &str, guest: &Guest, end: End) {
     match compare_inside() {
         Some(found) => assert!(found == end || found == End::Budget, "ended with {found:?} instead of {end:?}"),
@@ -144,7 +150,7 @@ guests! {
     sigill: "sigill.c" BARE, End::Exited(4);
 }
 
-/// The program that `DYNASOUR_ORACLE_PROGRAM` names, for work by hand.
+/// The program named by `DYNASOUR_ORACLE_PROGRAM`, for manual runs.
 #[test]
 fn any_program() {
     if compare_inside().is_none() {
@@ -153,7 +159,7 @@ fn any_program() {
     }
 }
 
-/// Seeds of the fragments that are always compared.
+/// Number of seeds that every run of the tests compares (guess).
 const FRAGMENT_CASES: u64 = 6000;
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -172,7 +178,7 @@ fn fragments_equal_the_interpreter() {
     let start = std::time::Instant::now();
     let tally = fragments::campaign(first, cases).unwrap_or_else(|report| panic!("{report}"));
     println!("{tally:?} in {:.1} s", start.elapsed().as_secs_f64());
-    // A campaign that meets nothing proves nothing.
+    // A campaign that covers nothing would prove nothing.
     if cases >= FRAGMENT_CASES {
         let kinds = [tally.loops, tally.forced, tally.guards, tally.polls, tally.faults, tally.ends, tally.vector];
         assert!(u64::from(tally.traces) > cases / 2 && kinds.iter().all(|n| *n > 100), "{tally:?}");
@@ -220,7 +226,8 @@ fn a_difference_is_reported_where_it_arises() {
     ] {
         let (agreed, text) = compare_outside("a_difference_is_reported_where_it_arises", &program, Some(what));
         assert!(!agreed && text.contains(expected), "{what}");
-        // Nobody's operand: found when all memory is compared, before the next system call.
+        // No operand names this memory: the difference is found when all memory is compared, before
+        // the next system call.
         let step = if what == "stack" { "  before this instruction" } else { "step 1001 at 0x" };
         assert!(text.contains(step), "{what}");
     }

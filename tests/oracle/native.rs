@@ -1,11 +1,12 @@
-//! The processor as the oracle: a forked copy of this process in which the guest runs natively, one step at a time.
+//! The processor as the oracle: a forked copy of this process in which the guest runs natively, one
+//! step at a time.
 //!
-//! The fork happens when the guest is loaded, so both processes have the same bytes at the same addresses. The child does
-//! nothing but ask to be traced and stop; its registers are then set to the guest's start state, and it never returns to
-//! the code of this process.
+//! The fork happens when the guest is loaded, so both processes have the same bytes at the same
+//! addresses. The child only asks to be traced and stops. Then its registers are set to the guest's
+//! start state, and it never returns to the code of this process.
 //!
-//! Single-stepping shows in two places, and both are repaired after the step: `pushf` stores the trap flag, and `syscall`
-//! copies it to r11. `ptrace` hides it elsewhere.
+//! Single-stepping has two visible effects, which are repaired after the step: `pushf` stores the
+//! trap flag, and `syscall` copies it to r11. Elsewhere `ptrace` hides it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -27,16 +28,17 @@ pub const TRAP_FLAG: u64 = 1 << 8;
 const NT_X86_XSTATE: c_uint = 0x202;
 /// Byte offset of the header's XSTATE_BV in an XSAVE area.
 const STATE_BITS: usize = 512;
-/// x87, SSE, AVX, mask registers, AVX-512: the components whose initial state the guest starts with.
+/// x87, SSE, AVX, mask registers, AVX-512: the components whose initial state the guest starts
+/// with.
 const USER_COMPONENTS: u64 = 0xe7;
 const DEFAULT_CONTROL_WORD: u16 = 0x37f;
 const DEFAULT_MXCSR: u32 = 0x1f80;
-/// What a step ended in.
+/// How a step ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The instruction is done.
     Stepped,
-    /// The instruction raised this signal, which the process has not seen yet.
+    /// The instruction raised this signal, which has not been delivered to the process yet.
     Signal(c_int),
     /// The process has exited.
     Exited(i32),
@@ -52,15 +54,16 @@ pub struct Native {
 }
 
 impl Native {
-    /// Forks, and gives the child the registers of `context` with an extended state as a new process has it. The child's
-    /// standard output is discarded.
+    /// Forks, and gives the child the registers of `context` and the extended state of a new
+    /// process. The child's standard output is discarded.
     pub fn start(context: &ThreadContext) -> io::Result<Native> {
         let discard = OpenOptions::new().write(true).open("/dev/null")?;
         let disabled = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
-        // SAFETY: the child makes system calls only, and stops for good.
+        // SAFETY: the child only makes system calls, and then stops for good.
         let pid = match unsafe { fork() }? {
             ForkResult::Parent { child } => child,
-            // SAFETY: raw system calls on plain numbers. A new process has no handlers and no alternate signal stack.
+            // SAFETY: raw system calls on plain numbers. A new process has no handlers and no
+            // alternate signal stack.
             ForkResult::Child => unsafe {
                 libc::sigaltstack(&disabled, std::ptr::null_mut());
                 libc::dup2(discard.as_raw_fd(), libc::STDOUT_FILENO);
@@ -101,7 +104,7 @@ impl Native {
         registers.eflags = context.rflags;
         registers.fs_base = context.fs_base;
         registers.gs_base = context.gs_base;
-        // The child stands in a system call, which is not to be restarted.
+        // The child stands in a system call, which must not be restarted.
         registers.orig_rax = u64::MAX;
         Ok(ptrace::setregs(self.pid, registers)?)
     }
@@ -128,7 +131,8 @@ impl Native {
         self.memory.read_exact_at(bytes, address)
     }
 
-    /// Executes the whole of `inst`, at which the process stands: all iterations of a repeated string instruction.
+    /// Executes `inst`, at which the process stands, completely: all iterations of a repeated
+    /// string instruction.
     pub fn step(&mut self, inst: &Instruction) -> io::Result<Event> {
         // rt_sigreturn takes r11 from the frame.
         let keeps_r11 = inst.mnemonic() == Mnemonic::Syscall && self.registers()?.rax == libc::SYS_rt_sigreturn as u64;
@@ -138,7 +142,7 @@ impl Native {
             event = self.step_once(None)?;
         }
         if event == Event::Stepped {
-            // `int3` traps as a step does.
+            // `int3` stops the process like a step.
             if inst.mnemonic() == Mnemonic::Int3 {
                 return Ok(Event::Signal(libc::SIGTRAP));
             }
@@ -149,7 +153,7 @@ impl Native {
         Ok(event)
     }
 
-    /// Lets the process see the signal that it has raised.
+    /// Delivers the signal that the process has raised.
     pub fn deliver(&mut self, signal: c_int) -> io::Result<Event> {
         self.step_once(Some(Signal::try_from(signal)?))
     }
@@ -189,7 +193,8 @@ impl Native {
 impl Drop for Native {
     fn drop(&mut self) {
         if !self.ended {
-            // The process is ours and stopped; should either call fail, PTRACE_O_EXITKILL ends it with us.
+            // The process is ours and stopped; should either call fail, PTRACE_O_EXITKILL ends it
+            // with us.
             let _ = nix::sys::signal::kill(self.pid, Signal::SIGKILL);
             let _ = waitpid(self.pid, None);
         }

@@ -1,14 +1,17 @@
 //! Guest state in a form that can be compared and printed.
 //!
-//! Compared: the general registers, rip, rflags, FS and GS base, and of the extended state the x87 control, status and tag
-//! words, its eight registers, MXCSR, all vector and mask registers.
+//! Compared: the general registers, rip, rflags, FS and GS base, and of the extended state the x87
+//! control, status and tag words, its eight registers, MXCSR, all vector and mask registers.
 //!
 //! Not compared, and why:
-//! * rflags' TF and RF: `ptrace` steps by TF, and the processor reports RF inside a repeated string instruction.
-//! * The x87's last opcode, instruction and data pointer: AMD processors save them only while an exception is pending,
-//!   and the interpreter executes x87 instructions elsewhere than where the guest has them.
-//! * Which components count as in use (XSTATE_BV): a component that is in its initial state equals one that is not in use.
-//! * PKRU: the translator has no part in it.
+//! * rflags' TF and RF: `ptrace` steps by TF, and the processor reports RF inside a repeated string
+//!   instruction.
+//! * The x87's last opcode, instruction and data pointer: AMD processors save them only while an
+//!   exception is pending, and the interpreter executes x87 instructions elsewhere than where the
+//!   guest has them.
+//! * Which components count as in use (XSTATE_BV): a component in its initial state equals one that
+//!   is not in use.
+//! * PKRU: the guests of the oracle do not use protection keys.
 
 use std::arch::x86_64::__cpuid_count;
 use std::fmt;
@@ -56,7 +59,7 @@ impl Registers {
         names.zip(self.gpr.into_iter().chain(rest))
     }
 
-    /// What differs, one line each.
+    /// The differences, one line each.
     pub fn differences(&self, interpreted: &Registers) -> Vec<String> {
         let pairs = self.named().zip(interpreted.named());
         let unequal = pairs.filter(|((_, native), (_, ours))| native != ours);
@@ -76,7 +79,7 @@ impl fmt::Display for Registers {
     }
 }
 
-/// Where a component lies in the standard XSAVE format, and its bit in XSTATE_BV.
+/// Position of a component in the standard XSAVE format, and its bit in XSTATE_BV.
 struct Component {
     bit: u32,
     offset: usize,
@@ -91,7 +94,8 @@ impl Component {
         Component { bit, offset: if leaf.eax == 0 { usize::MAX } else { leaf.ebx as usize } }
     }
 
-    /// `len` bytes at index `index`, zero if the component is in its initial state or the machine has none.
+    /// `len` bytes at index `index`; zero if the component is in its initial state or the processor
+    /// does not have it.
     fn bytes<'a>(&self, area: &'a [u8], index: usize, len: usize) -> &'a [u8] {
         const ZERO: [u8; 64] = [0; 64];
         let bits = u64::from_le_bytes(area[512..520].try_into().expect("eight bytes"));
@@ -158,7 +162,7 @@ impl Extended {
         x87.chain(zmm).chain(mask)
     }
 
-    /// What differs, one line each.
+    /// The differences, one line each.
     pub fn differences(&self, interpreted: &Extended) -> Vec<String> {
         let words = |s: &Extended| {
             let x87 = [u32::from(s.x87_control), s.x87_status.into(), s.x87_tags.into()];
@@ -179,7 +183,7 @@ impl Extended {
     }
 }
 
-/// Little-endian bytes as a hexadecimal number, 64 bits at a time.
+/// Little-endian bytes as a hexadecimal number, in groups of 64 bits.
 pub fn number(bytes: &[u8]) -> String {
     let words = bytes.chunks(8).rev().map(|chunk| chunk.iter().rev().map(|b| format!("{b:02x}")).collect::<String>());
     words.collect::<Vec<_>>().join("_")

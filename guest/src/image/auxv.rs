@@ -1,7 +1,8 @@
 //! The auxiliary vector: what the kernel tells a new program (getauxval(3)), in the kernel's order.
 //!
-//! The host's own values are passed on where they describe the machine or the process; what describes the program
-//! is the guest's. AT_RSEQ_* is left out, so that the guest's C library does without restartable sequences.
+//! Entries that describe the machine or the process are the host's own values. Entries that
+//! describe the program are the guest's. AT_RSEQ_* is left out, so that the guest's C library runs
+//! without restartable sequences.
 
 use super::stack::Value;
 use crate::space::PAGE;
@@ -77,7 +78,8 @@ pub(super) fn build(program: &Program) -> Vec<(u64, Value)> {
     .collect()
 }
 
-/// The host's own vector, as the kernel made it. (getauxval would not do: glibc changes some of its answers.)
+/// The host's own vector as the kernel made it. (getauxval is not enough: glibc changes some of its
+/// answers.)
 struct Host(Vec<u64>);
 
 impl Host {
@@ -94,7 +96,7 @@ impl Host {
     }
 }
 
-/// The vector where there is no /proc (Linux 6.4); empty on older kernels.
+/// The vector by prctl, for systems without /proc (Linux 6.4); empty on older kernels.
 fn ask_kernel() -> Vec<u8> {
     const PR_GET_AUXV: libc::c_int = 0x4155_5856;
     let mut bytes = vec![0u8; 1024];

@@ -1,4 +1,14 @@
-//! Why a program cannot be run: the file, the reason, what execve(2) would answer, and the exit status to leave with.
+//! Why a program cannot be run: the file, the reason, execve(2)'s error number, and the exit status
+//! that dynasour ends with.
+//!
+//! *Data.* A [`Reason`] says what is wrong. A [`LoadError`] adds the path that the user or the
+//! guest asked for.
+//!
+//! *Invariants.* Each reason displays as one line, whatever bytes the paths in it have. Its error
+//! number is the one that the kernel gives for the same file.
+//!
+//! *Use.* The command line prints the error and leaves with [`LoadError::exit_status`]; a guest's
+//! execve fails with [`LoadError::errno`].
 
 use std::fmt;
 use std::io;
@@ -12,7 +22,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{}: {reason}", OneLine(path))]
 pub struct LoadError {
-    /// The program as it was asked for.
+    /// The path that was asked for.
     pub path: PathBuf,
     /// What is wrong with it, or with an interpreter it needs.
     pub reason: Reason,
@@ -27,19 +37,20 @@ pub enum Reason {
     /// No directory of the search path has such a command.
     #[error("command not found")]
     CommandNotFound,
-    /// It is a directory.
+    /// The path is a directory.
     #[error("is a directory")]
     Directory,
-    /// It is a device, a socket or a FIFO.
+    /// The path is a device, a socket or a FIFO.
     #[error("not a regular file")]
     NotRegular,
-    /// No permission to execute it or to search its directory, or its file system is mounted noexec.
+    /// No permission to execute the file or to search its directory, or its file system is mounted
+    /// noexec.
     #[error("permission denied")]
     PermissionDenied,
     /// The kernel could execute this, but a translator has to read it.
     #[error("may be executed but not read, and a translator must read it")]
     Unreadable,
-    /// Somebody has it open for writing.
+    /// Another process has the file open for writing.
     #[error("text file busy")]
     Busy,
     /// Neither ELF nor `#!`.
@@ -54,7 +65,7 @@ pub enum Reason {
     /// A `#!` line without an interpreter's name, or with one that does not fit.
     #[error("its #! line names no interpreter")]
     BadScriptLine,
-    /// Scripts whose interpreters are scripts, too deep.
+    /// A chain of scripts whose interpreters are scripts is longer than the kernel allows.
     #[error("too many levels of script interpreters")]
     ScriptDepth,
     /// The interpreter of a script cannot be run.
@@ -73,7 +84,7 @@ pub enum Reason {
         /// What is wrong with it.
         reason: Box<Reason>,
     },
-    /// The address space has no room for it, or the system refuses to map it.
+    /// The address space has no room for the mapping, or the system refuses it.
     #[error("cannot map {what}: {}", errno.desc())]
     CannotMap {
         /// A segment and its addresses, or the stack.
@@ -100,8 +111,8 @@ impl LoadError {
         self.reason.errno() as i32
     }
 
-    /// The exit status of a command line that cannot run its program: 127 when there is none, 126 when it is there
-    /// but cannot be run.
+    /// The exit status of a command line that cannot run its program: 127 when the program does not
+    /// exist, 126 when it exists but cannot be run.
     pub fn exit_status(&self) -> i32 {
         match self.reason {
             Reason::NotFound | Reason::CommandNotFound => 127,
@@ -130,7 +141,7 @@ impl Reason {
         }
     }
 
-    /// With the file it is about.
+    /// Adds the path of the file that this reason is about.
     pub(super) fn about(self, path: &Path) -> LoadError {
         LoadError { path: path.to_path_buf(), reason: self }
     }
@@ -145,7 +156,8 @@ impl Reason {
         }
     }
 
-    /// For an I/O error of the standard library. A path that no system call can take counts as not found.
+    /// For an I/O error of the standard library. A path that no system call can take counts as not
+    /// found.
     pub(super) fn io(action: &'static str, error: &io::Error) -> Reason {
         match error.raw_os_error() {
             Some(raw) => Reason::system(action, Errno::from_raw(raw)),

@@ -1,4 +1,9 @@
-//! Finding a program file and opening it under the rules of execve(2) and execvp(3).
+//! Finding a program file and opening it, by the rules of execve(2) and execvp(3).
+//!
+//! [`resolve_command`] is execvp's search through PATH. `open` makes the checks of execve in the
+//! kernel's order, so that a file with several faults gets the kernel's error number. A kernel
+//! since 6.14 is asked for its own verdict, too (`ask_kernel`); an older one leaves some cases
+//! undetected (a file open for writing, security modules).
 
 use std::ffi::{CString, OsStr};
 use std::fs::{File, OpenOptions};
@@ -11,7 +16,7 @@ use nix::unistd::{AccessFlags, eaccess};
 
 use super::error::{LoadError, Reason};
 
-/// Where commands are looked for without PATH (confstr(_CS_PATH)).
+/// The search path when PATH is not set (confstr(_CS_PATH)).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Longest file name, in bytes (NAME_MAX).
@@ -20,9 +25,9 @@ const NAME_MAX: usize = 255;
 /// execveat(2)'s flag that asks whether a file might be executed, without doing so (Linux 6.14).
 const AT_EXECVE_CHECK: i32 = 0x10000;
 
-/// Finds a command as execvp(3) does: a name with a slash is a path; any other is looked for in the directories of
-/// `search_path` (the value of PATH; an empty entry is the current directory). A file that may not be executed is
-/// passed over, and remembered for the error.
+/// Finds a command as execvp(3) does. A name with a slash is a path. Any other name is looked up in
+/// the directories of `search_path` (the value of PATH; an empty entry is the current directory). A
+/// file without execute permission is skipped; if no other is found, it becomes the reported error.
 pub fn resolve_command(name: &OsStr, search_path: Option<&OsStr>) -> Result<PathBuf, LoadError> {
     let asked = Path::new(name);
     let bytes = name.as_bytes();
@@ -42,7 +47,8 @@ pub fn resolve_command(name: &OsStr, search_path: Option<&OsStr>) -> Result<Path
         match reason.errno() {
             Errno::EACCES => refused = refused.or(Some((candidate, reason))),
             Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ENODEV | Errno::ETIMEDOUT => {}
-            // execvp gives up only on other answers of execve; the file is found, so let the loader say what is wrong.
+            // execvp tries the next directory only after certain errors of execve. Here the file
+            // exists, so the loader reports what is wrong with it.
             _ => return Ok(candidate),
         }
     }
@@ -63,7 +69,7 @@ pub(super) fn open(path: &Path) -> Result<File, Reason> {
     }
     eaccess(path, AccessFlags::X_OK).map_err(|errno| Reason::system("execute", errno))?;
     ask_kernel(path)?;
-    // Should the path mean a FIFO by now, opening must not block.
+    // The path may have become a FIFO since the check; opening it must not block.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(|error| match Reason::io("open", &error) {
         Reason::PermissionDenied => Reason::Unreadable,
@@ -73,20 +79,22 @@ pub(super) fn open(path: &Path) -> Result<File, Reason> {
     if metadata.is_file() { Ok(file) } else { Err(Reason::NotRegular) }
 }
 
-/// [`open`] for an interpreter's name. The kernel looks that up itself, and to it an empty one is the current
-/// directory, where a program that passes one gets ENOENT.
+/// [`open`] for an interpreter's name. The kernel resolves that name itself and takes an empty one
+/// for the current directory; for a path from a program an empty name is ENOENT.
 pub(super) fn open_interpreter(path: &Path) -> Result<File, Reason> {
     if path.as_os_str().is_empty() { Err(Reason::Directory) } else { open(path) }
 }
 
-/// Lets the kernel itself say whether it would execute this file, if it is new enough to tell.
-/// It knows what access(2) does not: who has the file open for writing, and what security modules think.
+/// Asks the kernel whether it would execute this file (kernels since 6.14 answer). It knows what
+/// access(2) does not: which processes have the file open for writing, and the decision of security
+/// modules.
 fn ask_kernel(path: &Path) -> Result<(), Reason> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Reason::NotFound)?;
     let arguments = [path.as_ptr(), std::ptr::null()];
     let environment: [*const libc::c_char; 1] = [std::ptr::null()];
-    // SAFETY: path and both vectors are NUL-terminated and outlive the call. A kernel that knows AT_EXECVE_CHECK
-    // executes nothing; one that does not answers EINVAL, since execveat refuses flags that it does not know.
+    // SAFETY: path and both vectors are NUL-terminated and outlive the call. A kernel that knows
+    // AT_EXECVE_CHECK executes nothing; one that does not answers EINVAL, since execveat refuses
+    // flags that it does not know.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_execveat,
@@ -99,7 +107,8 @@ fn ask_kernel(path: &Path) -> Result<(), Reason> {
     };
     match Errno::result(answer) {
         Ok(_) => Ok(()),
-        // No such flag, no such system call, or a filter on it: then the checks before and after must do.
+        // The kernel has no such flag or system call, or a filter forbids it. The checks before and
+        // after have to suffice.
         Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => Ok(()),
         Err(errno) => Err(Reason::system("execute", errno)),
     }
@@ -136,7 +145,8 @@ mod tests {
             let path = |subs: &[&str]| {
                 subs.iter().map(|sub| format!("{}/{sub}", root.display())).collect::<Vec<_>>().join(":")
             };
-            // What is not executable, a file used as a directory and a missing directory are passed over.
+            // Files that are not executable, files used as directories and missing directories are
+            // skipped.
             let all = path(&["missing", "plain/tool", "plain", "good", "other"]);
             assert_eq!(resolve("tool", &all).expect("found"), root.join("good/tool"));
             let refused = resolve("data", &all).expect_err("not executable");
@@ -189,7 +199,7 @@ mod tests {
             executable(&path, 0o755);
             let writer = OpenOptions::new().write(true).open(&path).expect("writer");
             let answer = open(&path);
-            // Only kernels since 6.14 can tell.
+            // Only kernels since 6.14 answer.
             let knows = Errno::result(ask_unknown_file()) == Err(Errno::ENOENT);
             assert_eq!(answer.err(), knows.then_some(Reason::Busy));
             drop(writer);

@@ -1,14 +1,17 @@
-//! ELF64 headers, read with goblin and then believed only as far as they were checked.
+//! ELF64 headers, parsed with goblin and then validated.
 //!
-//! Everything the loader later relies on is established here, so that mapping is plain arithmetic:
+//! *Invariants.* The loader relies on these facts, which this module establishes, so that mapping
+//! is plain arithmetic:
 //! * program headers lie within the file and have the size this format says;
-//! * of each segment, the file's part lies within the file, is not longer than the memory's part, and is congruent
-//!   with its address modulo the page size; addresses do not wrap or leave user space;
+//! * the file part of each segment lies within the file, is not longer than the memory part, and is
+//!   congruent with its address modulo the page size;
+//! * addresses do not wrap and do not leave user space;
 //! * segments do not overlap; the entry point lies in an executable one;
 //! * an interpreter's name is a NUL-terminated string within the file.
 //!
-//! The kernel accepts some files that this refuses (it finds out only after the old program is gone, and kills the
-//! process); everything that this accepts, the kernel accepts.
+//! Everything that this module accepts, the kernel accepts. Some files that the kernel accepts are
+//! refused here: the kernel finds their fault only after the old program is gone, and kills the
+//! process.
 
 use std::fs::File;
 use std::ops::Range;
@@ -32,21 +35,21 @@ const MAX_INTERPRETER: u64 = 4096;
 /// A checked ELF executable or dynamic linker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Headers {
-    /// Whether it may be moved (ET_DYN) or must be where it says (ET_EXEC).
+    /// Whether the image may be placed anywhere (ET_DYN) or needs its linked addresses (ET_EXEC).
     pub(super) relocatable: bool,
     /// Entry point, before relocation.
     pub(super) entry: u64,
     /// Number of program headers.
     pub(super) program_header_count: u16,
-    /// Where the program headers are in memory, before relocation; 0 if no segment holds them.
+    /// Address of the program headers in memory, before relocation; 0 if no segment holds them.
     pub(super) program_headers: u64,
-    /// What to map, in file order; none is empty.
+    /// The segments to map, in file order; none is empty.
     pub(super) segments: Vec<Segment>,
-    /// Where the interpreter's name is in the file, NUL included.
+    /// Position of the interpreter's name in the file, NUL included.
     pub(super) interpreter: Option<Range<u64>>,
     /// Whether PT_GNU_STACK asks for an executable stack.
     pub(super) executable_stack: bool,
-    /// The largest alignment that a segment wants: a power of two, at least a page.
+    /// The largest alignment that a segment asks for: a power of two, at least a page.
     pub(super) alignment: u64,
 }
 
@@ -82,7 +85,8 @@ impl Segment {
         start..if self.file_size == 0 { start } else { self.page_end(self.file_size) }
     }
 
-    /// End of the page that holds the segment's last of `size` bytes. Checked headers stay below [`USER_END`].
+    /// End of the page that holds the last of the segment's first `size` bytes. Checked headers
+    /// stay below [`USER_END`].
     fn page_end(&self, size: u64) -> u64 {
         page_up(self.address + size).unwrap_or(USER_END)
     }
@@ -118,8 +122,8 @@ impl Headers {
         clusters
     }
 
-    /// Initialised data as the kernel counts it for RLIMIT_DATA: from the highest segment's start to the end of
-    /// what comes from the file.
+    /// Initialised data as the kernel counts it for RLIMIT_DATA: from the highest segment's start
+    /// to the end of what comes from the file.
     pub(super) fn data_len(&self) -> u64 {
         let start = self.segments.iter().map(|segment| segment.address).max().unwrap_or(0);
         let end = self.segments.iter().map(|segment| segment.address + segment.file_size).max().unwrap_or(0);
@@ -127,7 +131,7 @@ impl Headers {
     }
 }
 
-/// Fills `buffer` from `offset` as far as the file goes; returns how far.
+/// Fills `buffer` from `offset` on, up to the end of the file; returns the number of bytes read.
 pub(super) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> Result<usize, Reason> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -219,11 +223,12 @@ impl FileHeader {
                         headers.alignment = headers.alignment.max(header.p_align);
                     }
                 }
-                // The kernel looks at the first one only.
+                // The kernel uses only the first of these.
                 phdr::PT_INTERP if headers.interpreter.is_none() => {
                     headers.interpreter = Some(check_interpreter(header, file_size)?);
                 }
-                // And at the last one of these. Without any, an x86-64 stack is not executable.
+                // The kernel uses the last of these. Without one, an x86-64 stack is not
+                // executable.
                 phdr::PT_GNU_STACK => headers.executable_stack = header.p_flags & phdr::PF_X != 0,
                 _ => {}
             }
@@ -454,10 +459,10 @@ mod tests {
         assert_malformed(good.with(|s| s.table[1].p_vaddr += 1), "not aligned");
         assert_malformed(good.with(|s| s.table[1].p_vaddr = 0x1000 - 0x800), "overlap");
         assert_malformed(good.with(|s| s.table[1].p_vaddr = 0x800), "overlap");
-        // Sharing a page is no overlap: the later one has it, as with the kernel.
+        // Two segments may share a page: the later one is mapped over it, as by the kernel.
         let shared = good.with(|s| s.table[1].p_vaddr = 0x1800).expect("accepted");
         assert_eq!(shared.page_clusters(), vec![0..0x4000; 1]);
-        // Without bytes in the file the offset means nothing.
+        // A segment without bytes in the file may have any offset.
         assert!(good.with(|s| (s.table[1].p_filesz, s.table[1].p_offset) = (0, 0x1801)).is_ok());
     }
 

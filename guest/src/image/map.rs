@@ -1,7 +1,8 @@
-//! Putting an image's segments where they belong.
+//! Mapping an image's segments at their addresses.
 //!
-//! Address space is reserved first, whole, without replacing anything; only then are the segments mapped over the
-//! reservation. So a failure at any point leaves nothing behind, and an image never lands on something else.
+//! The whole address range is reserved first, without replacing anything. Only then are the
+//! segments mapped over the reservation. So a failure at any point leaves nothing mapped, and an
+//! image never replaces a mapping that exists.
 
 use std::fs::File;
 use std::ops::Range;
@@ -23,7 +24,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Maps the segments. A relocatable image goes low if `low` and there is room, else where the kernel likes.
+    /// Maps the segments. A relocatable image is placed low if `low` is set and there is room, else
+    /// at an address that the kernel chooses.
     pub(super) fn map(headers: &Headers, file: &File, low: bool) -> Result<Image, Reason> {
         let clusters = headers.page_clusters();
         let (Some(first), Some(last)) = (clusters.first(), clusters.last()) else {
@@ -44,7 +46,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Leaves the image to the guest.
+    /// Hands the image over to the guest: it stays mapped.
     pub(super) fn commit(self) {
         self.reservations.into_iter().for_each(Reservation::commit);
     }
@@ -76,8 +78,8 @@ impl Image {
         range.start.wrapping_add(self.bias)..range.end.wrapping_add(self.bias)
     }
 
-    /// Maps one segment as the kernel does: the file's pages, zeros to the end of the last of them, and anonymous
-    /// pages (always writable) for the rest.
+    /// Maps one segment as the kernel does: the file's pages, zeros to the end of the last of them,
+    /// and anonymous pages (always writable) for the rest.
     fn map_segment(&mut self, segment: &Segment, file: &File) -> Result<(), Errno> {
         let file_pages = self.moved(segment.file_pages());
         let pages = self.moved(segment.pages());
@@ -94,7 +96,8 @@ impl Image {
             return Ok(());
         }
         if !file_pages.is_empty() && segment.prot.contains(ProtFlags::PROT_WRITE) {
-            // The headers were checked: this page holds bytes of the file, so it is there to be written.
+            // The checked headers say that this page holds bytes of the file,
+            // so it is backed and writable.
             reservation.write(file_end, &vec![0; (file_pages.end - file_end) as usize])?;
         }
         if file_pages.end < pages.end {
@@ -104,7 +107,7 @@ impl Image {
         Ok(())
     }
 
-    /// Gives back the pages between segments.
+    /// Unmaps the pages between segments.
     fn unmap_holes(&mut self, clusters: &[Range<u64>]) -> Result<(), Errno> {
         for pair in clusters.windows(2) {
             let hole = self.moved(pair[0].end..pair[1].start);
@@ -116,11 +119,11 @@ impl Image {
     }
 }
 
-/// An error that says what was to be mapped where.
+/// An error that names the segment and its address range.
 fn cannot_map(kind: &str, range: &Range<u64>) -> impl FnOnce(Errno) -> Reason {
     let what = format!("{kind} at {:#x}..{:#x}", range.start, range.end);
     move |errno| match errno {
-        // The address is taken; execve has no better word for it.
+        // The range is in use; of execve's error numbers ENOMEM is the nearest.
         Errno::EEXIST => Reason::CannotMap { what: format!("{what} over what is there already"), errno: Errno::ENOMEM },
         errno => Reason::CannotMap { what, errno },
     }

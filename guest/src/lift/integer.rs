@@ -1,7 +1,8 @@
-//! The integer instructions that are modelled as IR operations: moves, arithmetic, shifts, multiplication,
-//! bits, conditions. Stack and control transfer are in `control`.
+//! The integer instructions that are modelled as IR operations: moves, arithmetic, shifts,
+//! multiplication, bits, conditions. Stack and control transfer are in `control`.
 //!
-//! Order within an instruction: every load, then every store, then every `put`. So a fault leaves nothing done.
+//! Order within an instruction: all loads, then all stores, then all `put`s. So an instruction that
+//! faults has changed nothing.
 
 use super::class::is_nop;
 use super::host;
@@ -14,7 +15,7 @@ use iced_x86::{Code, ConditionCode, Mnemonic as M, Register};
 const LAHF_FLAGS: u64 = 0xd5;
 const OVERFLOW: u64 = 1 << 11;
 
-/// What a two-operand arithmetic instruction does with its result.
+/// What a two-operand arithmetic instruction does with its result: store it, or only set flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keep {
     Result,
@@ -31,7 +32,7 @@ enum BitChange {
 }
 
 impl Emit<'_, '_> {
-    /// Emits an instruction of this file; false if it is none.
+    /// Emits the instruction if it belongs to this file; false if it does not.
     pub fn integer(&mut self) -> bool {
         match self.inst.mnemonic() {
             m if is_nop(m) => {}
@@ -137,7 +138,8 @@ impl Emit<'_, '_> {
             let byte = self.b.zext(Ty::I8, Ty::I1, holds);
             self.write(0, Ty::I8, byte);
         } else {
-            // The source is read whatever the condition; a 32-bit destination is always zero-extended.
+            // The source is read whatever the condition; a 32-bit destination is always
+            // zero-extended.
             let ty = self.ty(0);
             let new = self.read(1, ty);
             let old = self.read_reg(self.inst.op0_register());
@@ -202,7 +204,8 @@ impl Emit<'_, '_> {
         self.put_flags(flags);
     }
 
-    /// One operand read, changed, written back; then flags if any.
+    /// Reads one operand, applies `f`, writes the result back, then writes the flags that `f`
+    /// returned.
     fn unary(&mut self, f: impl FnOnce(&mut Self, Ty, Operand) -> (Operand, Option<Operand>)) {
         let ty = self.ty(0);
         let place = self.place(0);
@@ -222,7 +225,8 @@ impl Emit<'_, '_> {
         });
     }
 
-    /// Shifts and rotates: the count is cl, an immediate or 1; zero keeps the flags ([`FlagOp`] sees to that).
+    /// Shifts and rotates: the count is cl, an immediate or 1. A count of zero keeps the flags,
+    /// which [`FlagOp`] implements.
     fn shift(&mut self, op: Op, flag_op: FlagOp) {
         self.unary(|e, ty, a| {
             let count = e.read(1, Ty::I8);
@@ -231,7 +235,8 @@ impl Emit<'_, '_> {
         });
     }
 
-    /// As [`Self::shift`], but for a rotation of a register by an immediate where that leaves OF.
+    /// As [`Self::shift`], except for rotating a register by an immediate where the manual leaves
+    /// OF unchanged or undefined.
     fn rotate(&mut self, op: Op, flag_op: FlagOp) {
         let ty = self.ty(0);
         let mask = if ty == Ty::I64 { 63 } else { 31 };
@@ -245,7 +250,7 @@ impl Emit<'_, '_> {
         self.unary(|e, ty, a| {
             let count = e.read(1, Ty::I8);
             let v = e.b.binary(op, ty, a, count);
-            // CF is the bit that was moved from one end to the other.
+            // CF is the bit that moved from one end to the other.
             let at = if op == Op::Rol { 0 } else { u64::from(ty.bits()) - 1 };
             let wide = e.b.zext(Ty::I64, ty, v);
             let moved = e.b.binary(Op::Shr, Ty::I64, wide, Operand::Const(at));
@@ -327,7 +332,8 @@ impl Emit<'_, '_> {
         self.write_reg(to, sign);
     }
 
-    /// bt, bts, btr, btc. A register index into memory addresses the whole address space as a bit string.
+    /// bt, bts, btr, btc. A register index into memory addresses the whole address space as a bit
+    /// string.
     fn bit(&mut self, change: BitChange) {
         let ty = self.ty(0);
         let mask = Operand::Const(u64::from(ty.bits()) - 1);
@@ -370,8 +376,8 @@ impl Emit<'_, '_> {
         !self.is_memory(operand) && self.inst.op_kind(operand) != iced_x86::OpKind::Register
     }
 
-    /// With an address-size prefix the sum of address and bit offset wraps at 32 bits.
-    /// The element of a bit string in memory that holds the bit which the index register names.
+    /// Address of the element of a bit string in memory that holds the bit selected by the index
+    /// register. With an address-size prefix the sum of address and bit offset wraps at 32 bits.
     pub fn bit_string_element(&mut self) -> Address {
         let ty = self.ty(0);
         let mut address = self.address();
@@ -389,7 +395,7 @@ impl Emit<'_, '_> {
         address
     }
 
-    /// Which bit of its element the index register names.
+    /// The number of the selected bit within its element.
     pub fn bit_string_index(&mut self) -> Operand {
         let ty = self.ty(0);
         let index = self.read(1, ty);
@@ -410,7 +416,7 @@ impl Emit<'_, '_> {
         self.b.zext(Ty::I64, Ty::I32, low)
     }
 
-    /// bsf and bsr: a zero source leaves the destination register alone.
+    /// bsf and bsr: a zero source keeps the destination register.
     fn scan(&mut self, flag_op: FlagOp) {
         let ty = self.ty(0);
         let a = self.read(1, ty);
@@ -468,8 +474,8 @@ impl Emit<'_, '_> {
         self.put_flags(flags);
     }
 
-    /// xchg of two registers (with memory it is implicitly locked, hence native). F3 90 is pause, and F3 41 90, which exchanges
-    /// rax with r8 on AMD's processors, is to Intel's, too.
+    /// xchg of two registers. (With memory it is implicitly locked, hence native.) F3 90 is pause.
+    /// F3 41 90 exchanges rax with r8 on AMD's processors, but is pause on Intel's.
     fn exchange(&mut self) {
         let (x, y) = (self.inst.op0_register(), self.inst.op1_register());
         let pauses_perhaps = matches!(self.inst.code(), Code::Xchg_r16_AX | Code::Xchg_r32_EAX | Code::Xchg_r64_RAX)

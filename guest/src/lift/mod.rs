@@ -1,15 +1,20 @@
-//! The lifter: the only place that says what an x86 instruction means (DESIGN section 3, "One semantics").
+//! The lifter: the only place that says what an x86 instruction means (docs/design.md, "One
+//! semantics").
 //!
-//! [`lift_block`] turns guest code at a pc into one `base` block of IR. Each instruction is one of
+//! [`lift_block`] turns the guest code at a pc into one `base` block of IR. [`class`] puts each
+//! instruction into one of three groups:
 //! * *modelled*: IR operations (`integer`, `control`, over operands from `operand`);
 //! * *native*: the original instruction with its operands made explicit (`native`);
-//! * *special* or a *trap*: the end of the block, left to the runtime.
+//! * *special* or a *trap*: it ends the block, and the runtime emulates it.
 //!
-//! [`class`] says which. Invariants of the emitted IR:
-//! * one block; `at pc` before each guest instruction; it ends in a [`Term::Guest`];
-//! * within an instruction every `put` stands behind everything that can fault, so a fault leaves nothing done
-//!   (restartable natives, whose registers say how far they came, excepted);
-//! * GS never appears in a [`Mem::seg`](dynasour_ir::Mem): its base is added explicitly; FS stays.
+//! Invariants of the emitted IR:
+//! * It is one block, with `at pc` before each guest instruction; it ends in a [`Term::Guest`].
+//! * Within an instruction every `put` comes after everything that can fault, so an instruction
+//!   that faults has changed nothing. Restartable natives are the exception: their registers say
+//!   how far they came.
+//! * GS never appears in a [`Mem::seg`](dynasour_ir::Mem): its base is added explicitly. FS stays.
+//!
+//! Each thread has its own [`Lifter`], so lifting takes no lock.
 //!
 //! Example: `add [rdi+8], eax` at 0x1000 becomes
 //!
@@ -43,32 +48,35 @@ use operand::Emit;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// The most guest instructions that a block should have.
+/// The usual limit of guest instructions in a block (guess; only speed depends on it: shorter
+/// blocks cost more dispatches).
 pub const MAX_BLOCK: usize = 64;
 
-/// IR instructions in a block of common length.
+/// IR instructions for which a new block reserves room (guess; only the number of reallocations
+/// depends on it).
 const TYPICAL_BODY: usize = 40;
 
-/// A guest block in `base` form.
+/// A guest block in the form that version `base` executes.
 #[derive(Clone, Debug)]
 pub struct LiftedBlock {
     /// Guest pc of its first instruction.
     pub pc: u64,
-    /// First guest byte behind it: the block was made from the bytes `pc..end`.
+    /// One past its last guest byte: the block was made from the bytes `pc..end`.
     pub end: u64,
     /// The IR: a base version with one block.
     pub version: Version,
-    /// How many guest instructions it has, the one that ends it included.
+    /// Number of guest instructions, including the one that ends the block.
     pub count: u32,
-    /// The bytes from `pc` on that it was made from, if stores may change them unnoticed: whatever lasts must compare them
-    /// before it does what this block says.
+    /// The bytes from `pc` on that the block was made from, if stores may change them without
+    /// notification. Code that is kept must compare these bytes with memory before it executes the
+    /// block's effects.
     pub checked: Option<Arc<[u8]>>,
 }
 
-/// Lifts blocks; keeps what can be used again from one block to the next.
+/// Lifts blocks, and reuses the memory of blocks that were given back.
 pub struct Lifter {
     info: InstructionInfoFactory,
-    /// Empty lists with room, of blocks that were given back.
+    /// Empty lists with capacity, from a block that was given back.
     spare: Option<(Vec<Inst>, Vec<Ty>)>,
 }
 
@@ -82,17 +90,18 @@ thread_local! {
     static LIFTER: RefCell<Lifter> = RefCell::new(Lifter::new());
 }
 
-/// Lifts the block at `pc` with this thread's [`Lifter`]. `max_insts` is at least 1, usually [`MAX_BLOCK`].
+/// Lifts the block at `pc` with this thread's [`Lifter`]. `max_insts` is at least 1, usually
+/// [`MAX_BLOCK`].
 pub fn lift_block(pc: u64, code: &dyn Fetch, max_insts: usize) -> LiftedBlock {
     LIFTER.with_borrow_mut(|lifter| lifter.lift_block(pc, code, max_insts))
 }
 
-/// Gives back a block that is needed no more: the next one is built in its memory.
+/// Gives back a block that is no longer needed; the next block is built in its memory.
 pub fn recycle(block: LiftedBlock) {
     LIFTER.with_borrow_mut(|lifter| lifter.recycle(block));
 }
 
-/// How `inst` is lifted, prefixes and operands considered.
+/// The class of `inst`, with its prefixes and operands taken into account.
 pub fn classify(inst: &Instruction) -> Class {
     refine(inst, class::entry(inst.code()))
 }
@@ -100,7 +109,7 @@ pub fn classify(inst: &Instruction) -> Class {
 fn refine(inst: &Instruction, entry: Entry) -> Class {
     if entry.class == Class::Modelled {
         if inst.op0_kind() == OpKind::NearBranch16 {
-            // An operand-size prefix on AMD: the target is cut to 16 bits.
+            // An operand-size prefix on AMD's processors: the target is truncated to 16 bits.
             return Class::Special;
         }
         let memory_xchg = inst.mnemonic() == Mnemonic::Xchg && inst.op0_kind() == OpKind::Memory;
@@ -127,7 +136,8 @@ impl Lifter {
         }
     }
 
-    /// Lifts the block at `pc`: up to a control transfer, system call, special or trap, at most `max_insts` long.
+    /// Lifts the block at `pc`: up to a control transfer, system call, special or trap, at most
+    /// `max_insts` long.
     pub fn lift_block(&mut self, pc: u64, code: &dyn Fetch, max_insts: usize) -> LiftedBlock {
         let mut version = Version::new("base", pc);
         let mut reader = Reader::new(code);

@@ -1,12 +1,18 @@
 //! Instructions kept as they are: `native` IR with every register and memory operand made explicit.
 //!
-//! iced's `InstructionInfo` says what an instruction reads and writes. On top of that:
+//! iced's `InstructionInfo` says what an instruction reads and writes. This module adds three
+//! rules:
 //! * a register written in part (8 or 16 bits) or under a condition is also read;
 //! * flags left undefined count as written *and* read, because "undefined" may mean "kept";
-//! * an operand rsp is renamed to a free register, since rsp holds the host stack while natives run.
+//! * an operand rsp is renamed to a free register, since rsp holds the host stack while natives
+//!   run.
 //!
-//! FS and GS are folded into an explicit memory operand. Instructions without one (string instructions, gathers, masked
-//! moves) keep their prefix, and whoever executes them sees to the segment's base.
+//! FS and GS become part of an explicit memory operand's address. Instructions without an explicit
+//! operand (string instructions, gathers, masked moves) keep their prefix; the code that executes
+//! them must set the segment's base.
+//!
+//! Example: `vpaddd ymm0, ymm1, [rdi+32]` becomes a `native` that reads vector register 1 and 32
+//! bytes at `[rdi + 32]`, and writes vector register 0 in place.
 
 use super::class::Entry;
 use super::operand::{Address, Emit};
@@ -19,7 +25,7 @@ use smallvec::SmallVec;
 
 /// The six arithmetic flags in iced's bits.
 const ARITHMETIC: u32 = R::OF | R::SF | R::ZF | R::AF | R::CF | R::PF;
-/// User-visible flags that are kept in place.
+/// Flags that user mode can see and that no SSA value holds: natives change them in place.
 const IN_PLACE_FLAGS: u32 = R::DF | R::AC;
 
 /// The instruction cannot be a native: the runtime has to emulate it.
@@ -76,14 +82,15 @@ impl Uses {
     }
 }
 
-/// rsp as an operand becomes a register that the instruction does not use. Returns that register.
+/// Renames the operand rsp to a register that the instruction does not use, and returns that
+/// register.
 fn rename_rsp(inst: &mut Instruction, uses: &mut Uses) -> Result<Option<Gpr>, NotNative> {
     let rsp = 1u16 << Register::RSP.number();
     if (uses.gpr_read | uses.gpr_written) & rsp == 0 {
         return Ok(None);
     }
     let busy = uses.gpr_read | uses.gpr_written;
-    // rbp first: it can stand in wherever rsp can, without changing prefixes.
+    // rbp first: it can replace rsp in every encoding without a change of prefixes.
     const STAND_INS: [Register; 5] = [Register::RBP, Register::RSI, Register::RDI, Register::RBX, Register::RDX];
     let stand_in = STAND_INS.into_iter().find(|r| busy & 1 << r.number() == 0).ok_or(NotNative)?;
     let part = |reg: Register| match (reg, stand_in.number()) {
@@ -141,13 +148,22 @@ fn is_fence(mnemonic: M) -> bool {
         || matches!(mnemonic, M::Clflush | M::Clflushopt | M::Clwb | M::Umwait | M::Tpause | M::Mwaitx)
 }
 
-/// May keep its destination register as it was, which iced's tables do not say.
+/// The locations outside SSA values that an instruction writes: vector and mask registers, x87,
+/// MXCSR, DF.
+fn writes_in_place(uses: &Uses, x87: bool, mxcsr: bool, flags: bool) -> SmallVec<[Loc; 2]> {
+    let vectors = (0..32).filter(|n| uses.vec_write >> n & 1 != 0).map(Loc::Vec);
+    let masks = (0..8).filter(|n| uses.mask_write >> n & 1 != 0).map(Loc::Mask);
+    let others = [(x87, Loc::X87), (mxcsr, Loc::Mxcsr), (flags, Loc::Df)];
+    vectors.chain(masks).chain(others.into_iter().filter_map(|(written, loc)| written.then_some(loc))).collect()
+}
+
+/// May keep its old destination, which iced's tables do not say.
 fn may_keep_destination(mnemonic: M) -> bool {
-    // Without shadow stacks rdssp is a hint; lar and lsl write only if the selector is good.
+    // Without shadow stacks rdssp does nothing; lar and lsl write only if the selector is valid.
     matches!(mnemonic, M::Rdsspd | M::Rdsspq | M::Lar | M::Lsl)
 }
 
-/// May keep the flags as they were: a count of zero.
+/// May keep the flags: a shift or rotation whose count is zero.
 fn may_keep_flags(mnemonic: M) -> bool {
     matches!(mnemonic, M::Rcl | M::Rcr | M::Shld | M::Shrd)
         || matches!(mnemonic, M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq | M::Scasb | M::Scasw | M::Scasd | M::Scasq)
@@ -171,14 +187,14 @@ impl Emit<'_, '_> {
         if mnemonic == M::Clzero {
             effects |= Effects::WRITE | Effects::UNKNOWN_EXTENT;
         }
-        // A register index addresses the whole address space as a bit string: the operand is the element with the
-        // bit, the index what is left of it.
+        // A register index addresses the whole address space as a bit string. The operand is the
+        // element that holds the bit, and the index is the bit's number within the element.
         let bit_string =
             explicit && matches!(mnemonic, M::Bts | M::Btr | M::Btc) && original.op1_kind() == OpKind::Register;
         let implicit_memory = info.used_memory().len() > usize::from(explicit);
         let access = memory_operand.map_or(OpAccess::None, |i| info.op_access(i));
 
-        // What the instruction uses apart from the address of its explicit memory operand.
+        // Uses of the instruction without those of its explicit memory operand's address.
         let mut bare = *original;
         if explicit {
             bare.set_memory_base(Register::None);
@@ -192,7 +208,7 @@ impl Emit<'_, '_> {
         }
         let mut inst = *original;
         let stand_in = match rename_rsp(&mut inst, &mut uses) {
-            // sysexit and its like, which never get so far as to change rsp.
+            // sysexit and its kind fault before they change rsp.
             Err(NotNative) if original.is_privileged() => {
                 uses = Uses::default();
                 None
@@ -202,12 +218,12 @@ impl Emit<'_, '_> {
 
         let legacy = matches!(original.code().encoding(), iced_x86::EncodingKind::Legacy);
         if legacy {
-            // The upper parts of the destination stay.
+            // A legacy encoding keeps the upper part of its destination.
             uses.vec_read |= uses.vec_write;
         }
         let x87 = uses.x87 || entry.x87;
         let modified = original.rflags_modified();
-        // A full turn of rcl or rcr still writes OF, though iced says it writes nothing.
+        // rcl and rcr by the full width still write OF, though iced says that they write nothing.
         let flags_out = modified & ARITHMETIC != 0 || matches!(mnemonic, M::Rcl | M::Rcr);
         let flags_in = original.rflags_read() & ARITHMETIC != 0
             || flags_out
@@ -215,16 +231,8 @@ impl Emit<'_, '_> {
                     || original.rflags_undefined() & ARITHMETIC != 0
                     || may_keep_flags(mnemonic));
 
-        let mut in_place: SmallVec<[Loc; 2]> = SmallVec::new();
-        in_place.extend((0..32).filter(|n| uses.vec_write >> n & 1 != 0).map(Loc::Vec));
-        in_place.extend((0..8).filter(|n| uses.mask_write >> n & 1 != 0).map(Loc::Mask));
         let mxcsr_written = entry.mxcsr || matches!(mnemonic, M::Ldmxcsr | M::Vldmxcsr);
-        for (written, loc) in [(x87, Loc::X87), (mxcsr_written, Loc::Mxcsr), (modified & IN_PLACE_FLAGS != 0, Loc::Df)]
-        {
-            if written {
-                in_place.push(loc);
-            }
-        }
+        let in_place = writes_in_place(&uses, x87, mxcsr_written, modified & IN_PLACE_FLAGS != 0);
 
         let string = original.is_string_instruction();
         let locked = original.has_lock_prefix() || mnemonic == M::Xchg && memory_operand.is_some();
@@ -275,7 +283,8 @@ impl Emit<'_, '_> {
         Ok(())
     }
 
-    /// `index` is what its register shall hold instead of the guest's value; it is then the only one read.
+    /// `index` replaces the guest's value of the index register, which is then the only register
+    /// input.
     fn emit_native(&mut self, native: Native, address: Option<Address>, index: Option<Operand>, stand_in: Option<Gpr>) {
         let guest_register = |g: Gpr| if Some(g) == stand_in { Gpr::RSP } else { g };
         let mut args: SmallVec<[Operand; 8]> = SmallVec::new();

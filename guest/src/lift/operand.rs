@@ -1,7 +1,8 @@
 //! Operands: registers and their parts, effective addresses, immediates; reading and writing them.
 //!
-//! *Place* is a destination whose address has been computed once, so that a read-modify-write reads and writes
-//! the same bytes. Writes of 32-bit registers zero-extend; writes of 8 and 16 bits keep the rest.
+//! A *Place* is a destination whose address has been computed once, so that a read-modify-write
+//! reads and writes the same bytes. Writes of 32-bit registers zero-extend; writes of 8 and 16 bits
+//! keep the rest.
 
 use dynasour_ir::{Builder, Gpr, Loc, Mem, Op, Operand, Segment, Ty};
 use iced_x86::{Instruction, OpKind, Register};
@@ -22,7 +23,7 @@ pub(super) struct Address {
     pub index: Operand,
 }
 
-/// Where an operand lives.
+/// The storage of an operand.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Reg(Register),
@@ -94,7 +95,7 @@ impl Emit<'_, '_> {
         self.b.put(Loc::Gpr(gpr(reg)), full);
     }
 
-    /// The memory operand's address, with the segment base where it matters.
+    /// The memory operand's address, including the base of FS or GS.
     pub fn address(&mut self) -> Address {
         self.address_with_rsp(0)
     }
@@ -131,7 +132,7 @@ impl Emit<'_, '_> {
         }
         let scale = inst.memory_index_scale() as u8;
         if base.is_gpr32() || index.is_gpr32() {
-            // Address-size prefix: the sum is taken in 32 bits.
+            // Address-size prefix: the sum is computed in 32 bits.
             let mut sum = Operand::Const(disp as u64 & Ty::I32.mask());
             if index != Register::None {
                 let index = self.read_index(index, Ty::I32);

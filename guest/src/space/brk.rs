@@ -1,19 +1,20 @@
-//! The guest's program break: brk(2) as the kernel does it, at an address of our choosing.
+//! The guest's program break: brk(2) as the kernel does it, at an address that the loader chooses.
 //!
-//! The real break belongs to the host (its malloc uses it), so the guest's lives elsewhere: where a kernel without
-//! address space randomisation would put that of a position-independent program, which is also where sanitizers
-//! expect it, with terabytes of unused space above. Nothing is reserved; like the kernel's, the break simply cannot
-//! grow over another mapping.
+//! The process's real break belongs to the host, whose malloc uses it. So the guest's break lies
+//! elsewhere: where a kernel without address space randomisation would put it for a
+//! position-independent program. Sanitizers expect it there, and terabytes above are unused.
+//! Nothing is reserved; as with the kernel's own break, it cannot grow over another mapping.
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::{PAGE, Reservation, USER_END, is_unmapped, maps, page_up, soft_limit};
 
-/// Places to try, best first: above the highest break that a randomised host can have.
+/// Start addresses to try, best first: above the highest break that a randomised host can have.
 const CANDIDATES: [u64; 3] = [0x5660_0000_0000, 0x5200_0000_0000, 0x4200_0000_0000];
 
-/// Free space that a place must have above it.
+/// Free bytes that a start address must have above it (guess; a guest whose break grows further
+/// runs into other mappings).
 const ROOM: u64 = 64 << 30;
 
 /// The program break of one guest process.
@@ -30,14 +31,15 @@ pub struct Brk {
 }
 
 impl Brk {
-    /// An empty break where there is room. `data_len`, the size of the program's initialised data, counts against
-    /// `RLIMIT_DATA` as well.
+    /// An empty break where there is room. `data_len`, the size of the program's initialised data,
+    /// counts against `RLIMIT_DATA` as well.
     pub fn new(data_len: u64) -> Result<Brk, Errno> {
         let taken = maps().unwrap_or_default();
         let is_free = |start: u64| taken.iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM);
         let start = match CANDIDATES.into_iter().find(|&start| is_free(start)) {
             Some(start) => start,
-            // Reserving and letting go finds free space; whoever comes first afterwards has it, as with any break.
+            // Reserving and releasing a range finds free space. Another mapping may take it later,
+            // as with any break.
             None => Reservation::anywhere(ROOM, PAGE)?.start(),
         };
         Ok(Brk { start, current: start, data_len })
@@ -67,7 +69,8 @@ impl Brk {
             return self.current;
         }
         let moved = if new_end < old_end {
-            // Unmapping can fail for want of memory to split a mapping; the kernel then leaves the break alone too.
+            // Unmapping fails if the kernel has no memory to split a mapping; the kernel's brk
+            // leaves the break alone then, too.
             Reservation::adopt(new_end, old_end - new_end).release()
         } else if new_end > old_end {
             Brk::grow(old_end, new_end)
@@ -80,7 +83,8 @@ impl Brk {
         self.current
     }
 
-    /// Maps fresh zeroed pages, leaving at least one unmapped page to whatever comes next, as the kernel does.
+    /// Maps zeroed pages, keeping at least one unmapped page before the next mapping, as the kernel
+    /// does.
     fn grow(from: u64, to: u64) -> Result<(), Errno> {
         if !is_unmapped(to) {
             return Err(Errno::ENOMEM);
@@ -127,7 +131,7 @@ mod tests {
             poke(start, 7);
             poke(start + PAGE - 1, 8);
             assert!(is_unmapped(start + PAGE));
-            // Within a page nothing is zeroed again, as with the kernel.
+            // Moving the break within a page zeroes nothing, as with the kernel.
             assert_eq!(brk.set(start + 1), start + 1);
             assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
             assert_eq!((peek(start), peek(start + PAGE - 1), peek(start + 3 * PAGE - 1)), (7, 8, 0));
@@ -169,7 +173,7 @@ mod tests {
         });
     }
 
-    /// A fresh break lets nobody tell it from the kernel's own, over random moves.
+    /// Random moves of a fresh break give the same answers as the kernel's own break.
     #[test]
     fn moves_as_the_kernels_break_does() {
         in_child(|| {
@@ -197,7 +201,7 @@ mod tests {
         in_child(|| {
             let mut brk = Brk::new(1 << 20).expect("placed");
             let start = brk.start();
-            // Far above what the child itself has.
+            // The limit is far above what the child itself uses.
             let limit = libc::rlimit { rlim_cur: 4 << 30, rlim_max: libc::RLIM_INFINITY };
             // SAFETY: `limit` is a valid limit; it concerns this child only.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) }, 0);

@@ -1,11 +1,18 @@
-//! What is known of the guest's address space without asking the kernel.
+//! A model of the guest's mappings, so that the runtime need not ask the kernel.
 //!
-//! The kernel knows everything, but asking it (`/proc/self/maps`) costs tens of microseconds. What it said is therefore
-//! remembered and kept up to date with the guest's own calls. Whatever is not simple (a mapping of a file, a call that
-//! failed half way) is *forgotten*: the next question asks again.
+//! Reading `/proc/self/maps` costs tens of microseconds. So its answer is kept in [`Mappings`] and
+//! updated with the guest's own calls. An effect that is not simple to compute (a mapping of a
+//! file, a call that failed half way) makes the model *forget* the range; the next question about
+//! it reads the kernel's list again.
 //!
-//! Invariant: what is remembered is true, but for protections that a translator has taken from pages behind the
-//! guest's back: the model holds what the guest set ([`Mappings::refresh`] is told of them).
+//! *Invariant.* Every range that is known is described correctly: it holds the protection that the
+//! guest has set. Where the translator has removed write permission from a page, the kernel's list
+//! shows less; [`Mappings::refresh`] is told of those pages.
+//!
+//! *Access.* The model takes no lock; its owner, the runtime, keeps it behind one.
+//!
+//! *Example.* After `set(0x1000..0x3000, anonymous(RW))` and `forget(0x2000..0x3000)`, `at(0x1000)`
+//! is known and `at(0x2000)` is `None`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,11 +24,12 @@ use super::{MapEntry, PAGE};
 /// One mapping, or a part of one with the same properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// What the guest may do there.
+    /// The protection that the guest has set.
     pub prot: ProtFlags,
     /// Whether it is `MAP_SHARED`.
     pub shared: bool,
-    /// Device and inode of its file, and the offset in it of the first byte; none for anonymous private memory.
+    /// Device and inode of its file, and the offset in it of the first byte; none for anonymous
+    /// private memory.
     pub file: Option<FileRange>,
 }
 
@@ -32,7 +40,7 @@ pub struct FileRange {
     pub device: (u32, u32),
     /// The inode on that device.
     pub inode: u64,
-    /// Of the mapping's first byte.
+    /// Offset in the file of the mapping's first byte, in bytes.
     pub offset: u64,
 }
 
@@ -52,7 +60,7 @@ impl Mapping {
         self.prot.contains(ProtFlags::PROT_WRITE)
     }
 
-    /// What is left of it from `bytes` behind its start on.
+    /// The part of this mapping from `bytes` after its start on.
     fn skip(mut self, bytes: u64) -> Mapping {
         if let Some(file) = &mut self.file {
             file.offset += bytes;
@@ -69,7 +77,8 @@ pub struct Mappings {
 }
 
 impl Mappings {
-    /// Takes what the kernel says for the truth. `taken` are the pages from which the right to write was taken.
+    /// Replaces the model by the kernel's list. `taken` are the pages from which the translator has
+    /// removed write permission.
     pub fn refresh(&mut self, entries: &[MapEntry], taken: impl IntoIterator<Item = u64>) {
         self.known.clear();
         for entry in entries {
@@ -94,7 +103,7 @@ impl Mappings {
         (address < *end).then(|| mapping.skip(address - start))
     }
 
-    /// How far from `address` on `holds` is true of everything.
+    /// The number of bytes from `address` on for which `holds` is true without a gap.
     pub fn extent(&self, address: u64, holds: impl Fn(&Mapping) -> bool) -> u64 {
         let first = self.known.range(..=address).next_back().map_or(address, |(start, _)| *start);
         let mut end = address;
@@ -119,7 +128,7 @@ impl Mappings {
         })
     }
 
-    /// From now on nothing is known of `range`.
+    /// Removes `range` from the model: nothing is known of it from now on.
     pub fn forget(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -140,7 +149,7 @@ impl Mappings {
         }
     }
 
-    /// `range` is this mapping now.
+    /// Records that `range` consists of this mapping now.
     pub fn set(&mut self, range: Range<u64>, mapping: Mapping) {
         if range.is_empty() {
             return;
@@ -165,7 +174,7 @@ impl Mappings {
         self.known.insert(start, (end, mapping));
     }
 
-    /// The guest has set the protection of `range`.
+    /// Records that the guest has set the protection of `range`.
     pub fn set_protection(&mut self, range: Range<u64>, prot: ProtFlags) {
         let parts: Vec<_> = self.parts(range).filter(|(_, mapping)| mapping.prot != prot).collect();
         for (part, mapping) in parts {
@@ -196,7 +205,7 @@ mod tests {
         assert_eq!(list(&m), [(0x1000..0x5000, READ)]);
         m.forget(0x2000..0x3000);
         assert_eq!((m.at(0x2fff), m.at(0x3000)), (None, Some(Mapping::anonymous(READ))));
-        // Of what is unknown nothing can be changed.
+        // A range that is not known stays unknown.
         m.set_protection(0..0x10000, WRITE);
         assert_eq!(list(&m), [(0x1000..0x2000, WRITE), (0x3000..0x5000, WRITE)]);
         m.set(0..0x6000, Mapping::anonymous(EXEC));
@@ -255,7 +264,7 @@ mod tests {
         assert_eq!(list(&m), [(0x1000..0x3000, READ | WRITE | EXEC), (0x3000..0x4000, READ | EXEC)]);
     }
 
-    /// Against a byte-wise model.
+    /// Compares with a byte-wise model.
     #[test]
     fn random_changes() {
         let mut m = Mappings::default();

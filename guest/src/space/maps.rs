@@ -1,4 +1,4 @@
-//! What is mapped now: `/proc/thread-self/maps`, parsed (proc_pid_maps(5)).
+//! The kernel's list of mappings: `/proc/thread-self/maps`, parsed (proc_pid_maps(5)).
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -30,7 +30,8 @@ pub struct MapEntry {
 /// The list of this process's mappings.
 ///
 /// # Errors
-/// There is no `/proc` here (in a jail), or it is that of other processes, or reading is forbidden.
+/// The process has no `/proc` (in a jail), or `/proc` shows other processes, or reading is
+/// forbidden.
 pub fn maps_file() -> io::Result<File> {
     File::open("/proc/thread-self/maps")
 }
@@ -40,7 +41,8 @@ pub fn maps_file() -> io::Result<File> {
 /// # Errors
 /// As [`maps_file`].
 pub fn maps() -> io::Result<Vec<MapEntry>> {
-    // What it says of its size is nothing: without room for it, it would be read by a few bytes.
+    // The file reports size 0; without reserved room `read_to_end` would read it a few bytes at a
+    // time.
     let mut text = Vec::with_capacity(16 << 10);
     maps_file()?.read_to_end(&mut text)?;
     text.split(|&byte| byte == b'\n')
@@ -119,7 +121,8 @@ mod tests {
 
     #[test]
     fn own_maps_hold_own_code_and_ascend() {
-        // The list is not read at once, and other tests map memory meanwhile: what is the same twice has not changed between.
+        // The kernel does not produce the list in one step, and other tests map memory at the same
+        // time. Two equal lists mean that nothing changed between them.
         let twice = || Some((maps().expect("maps"), maps().expect("maps")));
         let (maps, _) = std::iter::from_fn(twice).find(|(first, second)| first == second).expect("a quiet moment");
         let here = own_maps_hold_own_code_and_ascend as fn() as usize as u64;

@@ -1,9 +1,10 @@
-//! A range of address space that belongs to somebody until it is handed to the guest.
+//! A range of address space with an owner, until it is handed to the guest.
 //!
-//! This is the only place of the loader that maps and unmaps. The invariant that makes its face safe: a
-//! [`Reservation`] covers address space that was free when it was made (`MAP_FIXED_NOREPLACE`, or chosen by the
-//! kernel), and nobody but its owner knows of it. So replacing or unmapping parts of it changes no memory that
-//! anybody else uses. Dropping it unmaps all; [`Reservation::commit`] gives it to the guest for good.
+//! This is the only place of the loader that maps and unmaps. The invariant that makes its
+//! interface safe: a [`Reservation`] covers address space that was free when it was made
+//! (`MAP_FIXED_NOREPLACE`, or chosen by the kernel), and only its owner knows the address. So
+//! replacing or unmapping parts of it changes no memory that other code uses. Dropping it unmaps
+//! all; [`Reservation::commit`] gives it to the guest for good.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -37,13 +38,15 @@ impl Reservation {
         Ok(Reservation { start, len })
     }
 
-    /// Reserves `len` bytes where the kernel likes, inaccessible, aligned to `align` (a power of two).
+    /// Reserves `len` inaccessible bytes at an address that the kernel chooses, aligned to `align`
+    /// (a power of two).
     pub fn anywhere(len: u64, align: u64) -> Result<Reservation, Errno> {
         let len = page_up(len).ok_or(Errno::ENOMEM)?;
         let slack = align.saturating_sub(PAGE);
         let whole_len = len.checked_add(slack).ok_or(Errno::ENOMEM)?;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-        // SAFETY: without an address the kernel takes unused address space, so no memory in use changes.
+        // SAFETY: without an address the kernel takes unused address space, so no memory in use
+        // changes.
         let mapped = unsafe { mman::mmap_anonymous(None, size(whole_len)?, ProtFlags::PROT_NONE, flags)? };
         let mut whole = Reservation { start: mapped.as_ptr() as u64, len: whole_len };
         let start = (whole.start + slack) & !(align.max(PAGE) - 1);
@@ -54,7 +57,7 @@ impl Reservation {
         Ok(Reservation { start, len })
     }
 
-    /// Takes over a mapping that nobody else uses any more.
+    /// Takes over a mapping that no other code uses any more.
     pub(crate) fn adopt(start: u64, len: u64) -> Reservation {
         Reservation { start, len }
     }
@@ -74,7 +77,8 @@ impl Reservation {
         let (address, size) = self.own(&range)?;
         let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED;
-        // SAFETY: the range is inside this reservation (checked by `own`), whose memory is its holder's alone.
+        // SAFETY: the range is inside this reservation (checked by `own`), whose memory only its
+        // owner uses.
         unsafe { mman::mmap(Some(address), size, prot, flags, file, offset)? };
         Ok(())
     }
@@ -83,7 +87,8 @@ impl Reservation {
     pub fn map_zeroed(&mut self, range: Range<u64>, prot: ProtFlags, extra: MapFlags) -> Result<(), Errno> {
         let (address, size) = self.own(&range)?;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | extra;
-        // SAFETY: the range is inside this reservation (checked by `own`), whose memory is its holder's alone.
+        // SAFETY: the range is inside this reservation (checked by `own`), whose memory only its
+        // owner uses.
         unsafe { mman::mmap_anonymous(Some(address), size, prot, flags)? };
         Ok(())
     }
@@ -95,27 +100,28 @@ impl Reservation {
         }
         let (address, size) = self.own(&range)?;
         let address = NonNull::new(address.get() as *mut libc::c_void).ok_or(Errno::EINVAL)?;
-        // SAFETY: the range is inside this reservation (checked by `own`), whose memory is its holder's alone.
+        // SAFETY: the range is inside this reservation (checked by `own`), whose memory only its
+        // owner uses.
         unsafe { mman::munmap(address, size.get()) }
     }
 
-    /// Unmaps all of it and says whether that worked; dropping does the same silently.
+    /// Unmaps all of it and returns the result. Dropping unmaps too, but ignores an error.
     pub fn release(mut self) -> Result<(), Errno> {
         let result = self.unmap(self.start..self.end());
         std::mem::forget(self);
         result
     }
 
-    /// Copies `bytes` to `address`. The pages there must have been mapped writable by this reservation, from memory
-    /// or from a file that reaches that far.
+    /// Copies `bytes` to `address`. The pages there must have been mapped writable by this
+    /// reservation, from memory or from a file that reaches that far.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         if bytes.is_empty() {
             return Ok(());
         }
         let end = address.checked_add(bytes.len() as u64).ok_or(Errno::EFAULT)?;
         self.own(&(address..end))?;
-        // SAFETY: the range is inside this reservation; the caller mapped it writable; `bytes` is not in it, since a
-        // reservation hands out no references to its memory.
+        // SAFETY: the range is inside this reservation; the caller mapped it writable; `bytes` is
+        // not in it, since a reservation hands out no references to its memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
         Ok(())
     }
@@ -138,12 +144,13 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // Unmapping can only fail for want of memory to split a mapping; then the range stays reserved, unused.
+        // Unmapping fails only if the kernel has no memory to split a mapping; then the range stays
+        // reserved and unused.
         let _ = self.unmap(self.start..self.end());
     }
 }
 
-/// Maps a file at exactly `start`, replacing nothing; `EEXIST` when something stands there.
+/// Maps a file at exactly `start`, replacing nothing; `EEXIST` when the range is in use.
 pub(super) fn map_file_exactly(
     start: u64,
     size: NonZeroUsize,
@@ -160,7 +167,8 @@ pub(super) fn map_file_exactly(
     Ok(start)
 }
 
-/// Kernels before 4.17 take `MAP_FIXED_NOREPLACE` for a mere hint: give back what is not where it was asked for.
+/// Kernels before 4.17 treat `MAP_FIXED_NOREPLACE` as a hint; a mapping at another address is
+/// unmapped again.
 pub(super) fn exactly(mapped: u64, wanted: u64, len: u64) -> Result<(), Errno> {
     if mapped == wanted {
         return Ok(());

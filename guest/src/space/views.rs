@@ -1,8 +1,10 @@
-//! Memory for generated code, seen through two mappings: one to write it, one to execute it. No page has both rights.
+//! Memory for generated code, seen through two mappings: one to write it, one to execute it. No
+//! page is both writable and executable.
 //!
-//! It is shared anonymous memory, of which `mremap(2)` with an old size of zero makes a second mapping. A memory file
-//! would do as well, but the guest may have used up its descriptors, or live under a limit on the size of files, when it
-//! forks and the child needs code of its own.
+//! It is shared anonymous memory, of which `mremap(2)` with an old size of zero makes a second
+//! mapping. A memory file (memfd) would do as well, but needs a descriptor and counts against the
+//! limit on file sizes. The guest may have used up either of them when it forks and the child needs
+//! code of its own.
 
 use std::io;
 use std::ptr;
@@ -17,7 +19,8 @@ pub struct Views {
     len: usize,
 }
 
-// SAFETY: plain memory that belongs to the struct; what is written through the pointers is its owner's to order.
+// SAFETY: plain memory that belongs to the struct; its owner orders the writes through the
+// pointers.
 unsafe impl Send for Views {}
 // SAFETY: as above.
 unsafe impl Sync for Views {}
@@ -26,24 +29,25 @@ const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const EXECUTE: i32 = libc::PROT_READ | libc::PROT_EXEC;
 
 impl Views {
-    /// Zeroed memory of `len` bytes (a multiple of a page). The executable view lies at the first of `places` that is free,
-    /// else where the kernel likes.
+    /// Zeroed memory of `len` bytes (a multiple of a page). The executable view is placed at the
+    /// first free address of `places`, else where the kernel chooses.
     ///
     /// # Errors
-    /// What mmap or mremap said.
+    /// The error of mmap or mremap.
     pub fn new(len: usize, places: impl IntoIterator<Item = usize>) -> io::Result<Views> {
         let writable = fresh(len)?;
         let mut views = Views { writable, executable: ptr::null_mut(), len };
         let at = places.into_iter().find_map(|place| reserve(place, len));
-        // What is reserved and then not used because of an error stays reserved: nobody goes on after that.
+        // On an error the reserved range stays reserved; the process cannot go on after that.
         views.executable = second(writable, len, at)?;
         Ok(views)
     }
 
-    /// Fresh memory at the same addresses, shared with no other process; it begins with the first `keep` bytes of the old.
+    /// Fresh memory at the same addresses, shared with no other process; it begins with the first
+    /// `keep` bytes of the old.
     ///
     /// # Errors
-    /// As [`Views::new`]; what the views show then is not to be used.
+    /// As [`Views::new`]; after an error the views must not be used.
     pub fn renew(&mut self, keep: usize) -> io::Result<()> {
         assert!(keep <= self.len);
         let new = fresh(self.len)?;
@@ -60,12 +64,12 @@ impl Views {
         moved.map(drop)
     }
 
-    /// Where to write.
+    /// Start of the writable view.
     pub fn writable(&self) -> *mut u8 {
         self.writable
     }
 
-    /// Where to execute and read.
+    /// Start of the executable view, which can also be read.
     pub fn executable(&self) -> *mut u8 {
         self.executable
     }
@@ -80,14 +84,14 @@ impl Drop for Views {
     }
 }
 
-/// Shared memory of nobody's, writable.
+/// New shared writable memory.
 fn fresh(len: usize) -> io::Result<*mut u8> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping where the kernel likes.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     succeeded(unsafe { libc::mmap(ptr::null_mut(), len, WRITE, flags, -1, 0) })
 }
 
-/// Address space at `place`, if that is nobody's.
+/// Reserves the address space at `place` if it is free.
 fn reserve(place: usize, len: usize) -> Option<*mut u8> {
     let reservation = Reservation::at(place as u64, len as u64).ok()?;
     let start = reservation.start() as *mut u8;
@@ -95,11 +99,12 @@ fn reserve(place: usize, len: usize) -> Option<*mut u8> {
     Some(start)
 }
 
-/// A second, executable view of the shared memory at `first`: over `place`, which is ours, or where the kernel likes.
+/// A second, executable view of the shared memory at `first`: over `place`, which this process has
+/// reserved, or where the kernel chooses.
 fn second(first: *mut u8, len: usize, place: Option<*mut u8>) -> io::Result<*mut u8> {
     let fixed = if place.is_some() { libc::MREMAP_FIXED } else { 0 };
     let flags = libc::MREMAP_MAYMOVE | fixed;
-    // SAFETY: an old size of zero leaves the first view; what it replaces is the caller's.
+    // SAFETY: an old size of zero keeps the first view; the caller owns the range that is replaced.
     let view = succeeded(unsafe { libc::mremap(first.cast(), 0, len, flags, place.unwrap_or(ptr::null_mut())) })?;
     // SAFETY: the view is ours, and nothing is executed in it yet.
     if unsafe { libc::mprotect(view.cast(), len, EXECUTE) } != 0 {
@@ -115,7 +120,7 @@ fn succeeded(mapped: *mut libc::c_void) -> io::Result<*mut u8> {
 }
 
 fn unmap(start: *mut u8, len: usize) {
-    // SAFETY: the range is a view of ours that nobody uses any more.
+    // SAFETY: the range is one of our views, and nothing uses it any more.
     unsafe { libc::munmap(start.cast(), len) };
 }
 

@@ -1,9 +1,15 @@
-//! Executes one instruction on the processor with every register, the flags and scratch memory under control.
+//! Executes one instruction on the processor, with every register, the flags and scratch memory
+//! under control.
 //!
-//! All of it lies in the low 2 GiB, so that the thunk reaches its state by absolute addresses and needs no
-//! register. The instruction stands at [`SLOT`]; control behind it and at [`Arena::taken`] comes back here. A
-//! signal it raises is caught by generated code that touches no thread-local storage (FS is the guest's then)
-//! and resumes at the thunk's end.
+//! *Layout.* All of it lies in the low 2 GiB, so that the thunk reaches its state by absolute
+//! addresses and needs no register. The instruction under test stands at [`SLOT`]. Control that
+//! goes on behind it, or to [`Arena::taken`], returns to the thunk.
+//!
+//! *Signals.* A signal that the instruction raises is caught by generated code, because FS holds
+//! the guest's base then and Rust code needs thread-local storage. The handler resumes at the
+//! thunk's end.
+//!
+//! *Access.* One arena for the whole process; [`arena`] locks it for one test at a time.
 
 use iced_x86::code_asm::*;
 use std::sync::{LazyLock, Mutex, MutexGuard};
@@ -35,7 +41,7 @@ struct Shared {
     host_rsp: u64,
     host_fs: u64,
     host_gs: u64,
-    /// Nonzero if the extended state is to be saved behind the instruction.
+    /// Nonzero if the extended state is to be saved after the instruction.
     save_vectors: u64,
     default_mxcsr: u64,
     /// How the instruction ended, see [`End`].
@@ -118,8 +124,8 @@ impl Arena {
     }
 
     fn shared(&mut self) -> &mut Shared {
-        // SAFETY: the mapping is aligned, large enough, lives as long as the process, is reached only through
-        // the locked arena, and `Shared` is plain data.
+        // SAFETY: the mapping is aligned, large enough, lives as long as the process, and is
+        // reached only through the locked arena; `Shared` is plain data.
         unsafe { &mut *((self.base + SHARED) as *mut Shared) }
     }
 
@@ -232,7 +238,7 @@ impl Arena {
         self.write_code(offset, &bytes);
     }
 
-    /// Guest registers may hold anything, rsp too, so signals need their own stack.
+    /// The registers under test may hold any value, rsp too, so signals need their own stack.
     fn use_signal_stack(&self) {
         let stack =
             libc::stack_t { ss_sp: (self.base + STACK) as *mut libc::c_void, ss_flags: 0, ss_size: SIZE - STACK };
@@ -241,12 +247,12 @@ impl Arena {
         assert_eq!(result, 0);
     }
 
-    /// Where the instruction under test stands.
+    /// Address of the instruction under test.
     pub fn slot(&self) -> u64 {
         (self.base + SLOT) as u64
     }
 
-    /// The other place from which control comes back.
+    /// The branch target from which control returns, besides the next instruction.
     pub fn taken(&self) -> u64 {
         (self.base + TAKEN) as u64
     }
@@ -256,8 +262,8 @@ impl Arena {
         (self.base + SCRATCH) as u64
     }
 
-    /// Whether an access at or up to 16 bytes around the address reaches the scratch memory or the inaccessible
-    /// pages around it, and nothing that is mapped besides.
+    /// Whether an access within 16 bytes of the address can reach only the scratch memory or the
+    /// inaccessible pages around it.
     pub fn is_walled_in(&self, address: u64) -> bool {
         let inside =
             (self.base + GUARD_BELOW + 16) as u64..(self.base + SCRATCH + SCRATCH_BYTES + GUARD_BYTES - 16) as u64;
@@ -272,7 +278,7 @@ impl Arena {
     /// Makes the scratch memory read-only or writable again.
     pub fn set_writable(&mut self, writable: bool) {
         let prot = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: pages of the mapping; nobody holds a reference to them during the call.
+        // SAFETY: pages of the mapping; no reference to them exists during the call.
         let result = unsafe { libc::mprotect((self.base + SCRATCH) as *mut libc::c_void, SCRATCH_BYTES, prot) };
         assert_eq!(result, 0);
     }
@@ -289,8 +295,8 @@ impl Arena {
         shared.input = *input;
         shared.fs_base = fs_base;
         shared.gs_base = gs_base;
-        // SAFETY: `thunk` was generated above: it saves what the ABI wants saved, and control comes back from
-        // the slot in every way (next, taken, signal).
+        // SAFETY: `thunk` was generated above. It saves what the ABI asks for, and control returns
+        // from the slot in each of the three ways (next, taken, signal).
         unsafe {
             let thunk: extern "C" fn() = std::mem::transmute(thunk);
             thunk();
@@ -309,7 +315,8 @@ impl Arena {
         self.enter(self.plain, input, fs_base, gs_base)
     }
 
-    /// Executes the installed instruction with `vectors` as extended state, which is replaced by what it leaves.
+    /// Executes the installed instruction with `vectors` as extended state, which is replaced by
+    /// what it leaves.
     pub fn run_with_vectors(
         &mut self,
         input: &Registers,
@@ -329,8 +336,9 @@ impl Arena {
 
 fn catch_signals(handler: usize) {
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
-        // SAFETY: the handler is code of the arena, which lives as long as the process. A fault outside the
-        // slot would end in the thunk's epilogue with a stale stack pointer; the tests' Rust code has none.
+        // SAFETY: the handler is code of the arena, which lives as long as the process. A fault
+        // outside the slot would end in the thunk's epilogue with a stale stack pointer; the tests'
+        // Rust code has none.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler;

@@ -1,6 +1,7 @@
-//! Whole blocks: their text form, where they end, and real code by the megabyte.
+//! Whole blocks: their text form, where they end, and real code in bulk.
 //!
-//! `blocks.txt` holds guest bytes (`== hex`) and the IR they lift to; `DYNASOUR_BLESS=1` writes it anew.
+//! `blocks.txt` holds guest bytes (`== hex`) and the IR they lift to; `DYNASOUR_BLESS=1` rewrites
+//! it.
 
 use crate::rng::Rng;
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
@@ -94,7 +95,7 @@ fn code_at_the_end_of_the_address_space() {
 
 #[test]
 fn anything_lifts_and_verifies() {
-    // Machine code, data and text alike, entered anywhere.
+    // Machine code, data and text alike, entered at any offset.
     let exe = std::fs::read(std::env::current_exe().expect("the test's own file")).expect("it can be read");
     let code = Bytes { start: 0, bytes: &exe };
     let mut rng = Rng::new(7);

@@ -12,7 +12,7 @@ pub struct Machine<'m> {
     /// Memory at `memory_start`; everything else is unmapped.
     pub memory: &'m mut [u8],
     pub memory_start: u64,
-    /// Stores fault if not.
+    /// Stores fault if this is false.
     pub writable: bool,
 }
 

@@ -1,7 +1,8 @@
 //! Random instructions and states whose memory operands lie in the scratch memory.
 //!
-//! Instructions are random bytes shaped like instructions (prefixes, opcode, ModRM, immediates), so odd but
-//! valid encodings come up too; displacements of operands without a base register and of branches are patched.
+//! Instructions are random bytes shaped like instructions (prefixes, opcode, ModRM, immediates), so
+//! encodings that are valid but rare occur too. Displacements of branches, and of operands without
+//! a base register, are replaced afterwards.
 
 use crate::arena::{Arena, Registers, SCRATCH_BYTES};
 use crate::rng::Rng;
@@ -15,10 +16,10 @@ pub struct Sample {
     bytes: [u8; 16],
 }
 
-/// Where opcodes are taken from.
+/// The opcode maps to choose from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Space {
-    /// What integer code uses.
+    /// Opcodes that compilers use for integers.
     Integer,
     /// Every opcode map.
     All,
@@ -32,7 +33,8 @@ pub struct State {
     pub gs_base: u64,
     /// Address of the explicit memory operand.
     pub operand: u64,
-    /// The indirect control transfer's target, to be stored here.
+    /// Where to store the target of an indirect control transfer, if the instruction reads it from
+    /// memory.
     pub target_at: Option<u64>,
 }
 
@@ -54,7 +56,7 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
             push(prefix);
         }
     }
-    // Instructions with one source want all of vvvv (and V' of EVEX) set.
+    // Instructions with one source need all bits of vvvv (and V' of EVEX) set.
     let no_second_source = if rng.chance(40) { (0x78, 8) } else { (0, 0) };
     let escape = rng.below(100);
     let vector_bounds = if space == Space::All { (35, 65) } else { (8, 8) };
@@ -72,7 +74,7 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
     } else if escape < vector_bounds.1 {
         push(0x62);
         if rng.chance(8) {
-            // Gathers and scatters, which want a mask and an index.
+            // Gathers and scatters, which need a mask and an index.
             push((rng.next() as u8 & 0xf0) | 2);
             push(rng.next() as u8 & 0x80 | 0x7d);
             push(rng.next() as u8 & 0x68 | (1 + rng.below(7) as u8));
@@ -103,7 +105,7 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
         }
         push(rng.next() as u8);
     }
-    // ModRM: registers as often as memory.
+    // ModRM: a register operand as often as a memory operand.
     push(if rng.chance(50) { 0xc0 | rng.next() as u8 } else { rng.next() as u8 });
     push(rng.next() as u8);
     let mut tail = rng.interesting();
@@ -137,12 +139,13 @@ impl Sample {
         }
     }
 
-    /// Its bytes.
+    /// The instruction's bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.inst.len()]
     }
 
-    /// Points branches to the arena's `taken` and operands without a base register into scratch memory.
+    /// Points branches at the arena's `taken`, and operands without a base register into scratch
+    /// memory.
     fn patch(&mut self, rng: &mut Rng, arena: &Arena) -> bool {
         let inst = self.inst;
         let mut decoder = Decoder::with_ip(64, &self.bytes[..15], inst.ip(), decoder_options());
@@ -176,8 +179,8 @@ impl Sample {
         }
     }
 
-    /// A random state in which the memory operands of the instruction lie in scratch memory; none if its
-    /// operands contradict that.
+    /// A random state in which the memory operands of the instruction lie in scratch memory; `None`
+    /// if the operands make that impossible.
     pub fn state(&self, rng: &mut Rng, arena: &Arena) -> Option<State> {
         let inst = &self.inst;
         let mut registers = Registers::default();
@@ -239,8 +242,8 @@ fn middle(rng: &mut Rng, arena: &Arena) -> u64 {
 }
 
 impl State {
-    /// How far from the memory operand, in bits, the instruction reaches: 0 unless a register says so. The address
-    /// may have taken that register for itself.
+    /// The distance in bits from the memory operand that the instruction reaches: 0 unless a
+    /// register holds an offset. (The register may have been taken for the address.)
     fn bit_offset(&self, inst: &Instruction) -> i64 {
         if !has_bit_offset(inst) {
             return 0;
@@ -250,7 +253,8 @@ impl State {
         (self.registers.gpr[register.full_register().number()] << unused) as i64 >> unused
     }
 
-    /// Chooses base, index and segment base so that the explicit memory operand lies in scratch memory.
+    /// Chooses base, index and segment base so that the explicit memory operand lies in scratch
+    /// memory.
     fn place_operand(&mut self, rng: &mut Rng, arena: &Arena, inst: &Instruction) -> Option<()> {
         let (base, index) = (inst.memory_base(), inst.memory_index());
         let disp = inst.memory_displacement64();
@@ -294,7 +298,7 @@ impl State {
             _ => {}
         }
         self.operand = if has_segment { wanted } else { offset };
-        // A segment base must be canonical, and the operand really inside.
+        // A segment base must be canonical, and the operand must lie inside the scratch memory.
         let canonical = |a: u64| (a as i64) << 16 >> 16 == a as i64;
         let inside = self.operand.wrapping_sub(arena.scratch()) < SCRATCH_BYTES as u64;
         (canonical(self.fs_base) && canonical(self.gs_base) && inside).then_some(())

@@ -1,7 +1,7 @@
 //! The lifter against iced's tables, against its own invariants, and against the processor.
 //!
-//! Everything random is seeded. `DYNASOUR_SEED` sets the seed, `DYNASOUR_CASES` the number of cases (a soak);
-//! a failure prints the line that replays it.
+//! Everything random is seeded. `DYNASOUR_SEED` sets the seed, `DYNASOUR_CASES` the number of cases
+//! (a soak); a failure prints the line that replays it.
 
 mod arena;
 mod blocks;

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashSet};
 
 const STATES_PER_INSTRUCTION: u64 = 8;
 
-/// Within an instruction nothing that can fault stands behind a `put`.
+/// Checks that within an instruction no `put` comes before something that can fault.
 fn faults_precede_puts(block: &LiftedBlock) -> bool {
     let mut put = false;
     block.version.blocks[0].insts.iter().all(|inst| {
@@ -32,7 +32,7 @@ fn is_testable(inst: &Instruction) -> bool {
     classify(inst) == Class::Modelled && inst.mnemonic() != M::Syscall
 }
 
-/// Compares, and keeps count.
+/// Compares lifted blocks with the processor, and counts the cases.
 struct Comparison {
     values: Vec<u64>,
     before: Vec<u8>,
@@ -65,7 +65,7 @@ impl Comparison {
         }
     }
 
-    /// One instruction, derived from `seed`, on several states.
+    /// Compares one instruction, derived from `seed`, on several states.
     fn instruction(&mut self, arena: &mut Arena, seed: u64) {
         let mut rng = Rng::new(seed);
         if self.writable {
@@ -128,7 +128,7 @@ impl Comparison {
                 End::Signal(libc::SIGSEGV)
             }
         };
-        // An access through rsp or rbp to a non-canonical address is a stack fault, SIGBUS.
+        // An access through rsp or rbp to a non-canonical address is a stack fault: SIGBUS.
         let end = if end == End::Signal(libc::SIGBUS) { End::Signal(libc::SIGSEGV) } else { end };
         if end != expected_end {
             return Err(format!("ends with {end:?}, lifted {expected_end:?}"));
@@ -176,8 +176,8 @@ fn agrees_with_the_processor() {
     }
 }
 
-/// What stores although it changes nothing (a shift by zero, say) must fault where memory is read-only, and a
-/// fault must leave nothing done.
+/// An instruction that stores an unchanged value (a shift by zero, say) must still fault on
+/// read-only memory, and an instruction that faults must have changed nothing.
 #[test]
 fn agrees_on_read_only_memory() {
     let seed = setting("DYNASOUR_SEED", 0x5eed_2001);

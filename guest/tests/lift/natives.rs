@@ -1,7 +1,8 @@
-//! Natives: what they declare against what the processor does.
+//! Natives: their declared effects against the processor's.
 //!
-//! Every instruction is executed twice from states that agree on what the lifted block reads and differ on
-//! everything else. What the block writes must come out the same, the rest must stay as it was.
+//! Every instruction is executed twice, from two states. The states agree on everything that the
+//! lifted block reads and differ in everything else. What the block declares as written must come
+//! out the same in both runs, and the rest must be unchanged.
 
 use crate::arena::{Arena, End, Extended, Registers, SCRATCH_BYTES, XSAVE_BYTES, arena};
 use crate::generate::{Sample, Space, State};
@@ -22,7 +23,7 @@ const X87_REGISTERS: usize = 32;
 const XMM: usize = 160;
 const XSTATE_BV: usize = 512;
 
-/// Where the parts of the extended state are in an XSAVE area on this processor.
+/// Offsets of the parts of the extended state in an XSAVE area on this processor.
 struct Layout {
     avx: usize,
     masks: usize,
@@ -98,7 +99,8 @@ fn random_vector(rng: &mut Rng) -> [u8; ZMM_BYTES] {
     bytes
 }
 
-/// The native of a block that consists of one, and what the block reads and writes around it.
+/// The native of a block that consists of one instruction, and the locations that the block reads
+/// and writes.
 struct Declared<'b> {
     native: &'b Native,
     gpr_read: u16,
@@ -123,7 +125,7 @@ impl Declared<'_> {
         Some(d)
     }
 
-    /// Another state that agrees with `state` on everything read.
+    /// A second state that agrees with `state` on everything that is read.
     fn disagree(&self, rng: &mut Rng, layout: &Layout, state: &Registers, area: &Extended) -> (Registers, Extended) {
         let (mut registers, mut vectors) = (*state, *area);
         for (n, g) in registers.gpr.iter_mut().enumerate() {
@@ -163,7 +165,7 @@ impl Checker {
         Run { input, vectors_in, output, vectors_out, memory: arena.memory().to_vec(), end }
     }
 
-    /// What is not declared as written must be as before.
+    /// Checks that nothing changed that is not declared as written.
     fn unchanged(&self, d: &Declared<'_>, run: &Run, arena: &Arena, operand: u64) -> Result<(), String> {
         let n = d.native;
         for i in (0..16).filter(|i| d.gpr_written >> i & 1 == 0) {
@@ -245,7 +247,7 @@ impl Checker {
         Ok(())
     }
 
-    /// An instruction whose rsp was renamed does the same with the stand-in.
+    /// Checks that an instruction whose rsp was renamed does the same with the replacing register.
     fn renamed(&self, arena: &mut Arena, d: &Declared<'_>, run: &Run, state: &State) -> Result<(), String> {
         let inst = &d.native.inst;
         let rsp = Register::RSP.number();
@@ -309,7 +311,8 @@ fn place_implicit(
     }
 }
 
-/// Address of the explicit memory operand; of the element with the bit, if it is a bit string.
+/// Address of the explicit memory operand; for a bit string, address of the element that holds the
+/// bit.
 fn element(inst: &Instruction, state: &State) -> u64 {
     let changes_bit = matches!(inst.mnemonic(), M::Bts | M::Btr | M::Btc);
     if !changes_bit || inst.op0_kind() != OpKind::Memory || inst.op1_kind() != OpKind::Register {
@@ -324,7 +327,7 @@ fn element(inst: &Instruction, state: &State) -> u64 {
 }
 
 fn is_testable(inst: &Instruction) -> bool {
-    // These wait for something to happen.
+    // These wait for an event that does not come.
     let waits = matches!(inst.mnemonic(), M::Mwaitx | M::Umwait | M::Tpause);
     let base_needed = !inst.is_vsib() || inst.memory_base() != Register::None;
     classify(inst) == Class::Native && !waits && base_needed

@@ -1,4 +1,4 @@
-//! A small seeded generator (splitmix64) and the values worth trying.
+//! A small seeded generator (splitmix64), and values at which arithmetic has edge cases.
 
 /// splitmix64.
 pub struct Rng(u64);
@@ -25,7 +25,7 @@ impl Rng {
         self.below(100) < percent
     }
 
-    /// A value on which arithmetic tends to go wrong, or any.
+    /// A value at which arithmetic has an edge case, or any value.
     pub fn interesting(&mut self) -> u64 {
         let r = self.next();
         match r % 12 {
@@ -45,7 +45,7 @@ impl Rng {
     }
 }
 
-/// A number from the environment.
+/// A number from the environment variable `name`.
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => {

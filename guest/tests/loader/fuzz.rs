@@ -1,9 +1,11 @@
-//! Spoilt ELF files: `check` never panics, and what it accepts either loads or fails to load in good order.
+//! Damaged ELF files: `check` never panics, and a file that it accepts either loads or fails with
+//! an error.
 //!
-//! Each case takes a real program, changes a few fields of its headers or cuts it short, and checks it. What is
-//! accepted is loaded in a child, which must neither crash nor leave anything mapped after a failure, and whose own
-//! mappings must be as they were. `DYNASOUR_SEED=N` replays a run or makes a new one; `DYNASOUR_SOAK=1` makes it ten
-//! times longer and loads every accepted file instead of a quarter of them.
+//! Each case takes a real program, changes a few fields of its headers or truncates it, and checks
+//! it. An accepted file is loaded in a child process. The child must not crash, must leave nothing
+//! mapped after a failure, and must find its own mappings unchanged. `DYNASOUR_SEED=N` replays a
+//! run or makes a new one; `DYNASOUR_SOAK=1` runs ten times as many cases and loads every accepted
+//! file instead of a quarter of them.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +39,7 @@ const HEADER_FIELDS: [(usize, usize); 13] = [
 ];
 const TABLE_FIELDS: [(usize, usize); 8] = [(0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8), (48, 8)];
 
-/// A value that tends to hurt, near `old`.
+/// A value near `old`, or at an edge, that is likely to break a check.
 fn nasty(random: &mut Random, old: u64, file_size: u64) -> u64 {
     let base = match random.below(12) {
         0 => 0,
@@ -61,7 +63,7 @@ fn nasty(random: &mut Random, old: u64, file_size: u64) -> u64 {
     }
 }
 
-/// Spoils a file; returns what was done, for the message.
+/// Damages a file; returns a description for the failure message.
 fn spoil(random: &mut Random, bytes: &mut Vec<u8>) -> String {
     let mut done = String::new();
     let table_len = usize::from(u16::from_le_bytes([bytes[56], bytes[57]])) * TABLE_ENTRY;
@@ -103,8 +105,8 @@ fn spoil(random: &mut Random, bytes: &mut Vec<u8>) -> String {
     done
 }
 
-/// The mappings, but for what malloc does meanwhile: its heap grows, and its arenas change permissions within what
-/// they once took, so neighbouring anonymous mappings count as one.
+/// The mappings, with neighbouring anonymous ones merged: meanwhile malloc's heap grows, and its
+/// arenas change permissions within their ranges.
 fn settled_maps() -> Vec<MapEntry> {
     let mut settled: Vec<MapEntry> = Vec::new();
     for mut entry in maps().expect("maps") {
@@ -125,7 +127,7 @@ fn settled_maps() -> Vec<MapEntry> {
     settled
 }
 
-/// What a load may have changed: nothing but the ranges it reports.
+/// Checks that a load has changed no mapping outside the ranges that it reports.
 fn check_loaded(loaded: &Loaded, before: &[MapEntry]) {
     let mut new: Vec<_> = loaded.images.iter().map(|image| image.range.clone()).collect();
     new.push(loaded.stack.clone());
@@ -144,7 +146,7 @@ fn check_loaded(loaded: &Loaded, before: &[MapEntry]) {
     assert!(loaded.stack.contains(&loaded.places.stack_pointer) && loaded.places.stack_pointer.is_multiple_of(16));
 }
 
-/// Loads an accepted file in a child: 0 loaded, 1 refused in good order.
+/// Loads an accepted file in a child: 0 for loaded, 1 for a proper refusal.
 fn load_in_child(path: &Path) -> Outcome {
     in_child(|| {
         let Ok(plan) = check(path) else { return 1 };
@@ -178,7 +180,7 @@ fn spoilt_files() {
         options.push("-nostdlib");
         no_libc.push(fs::read(compile(directory.path(), kind, source, &options)).expect("built"));
     }
-    // Small files are written faster: most cases are theirs.
+    // Most cases use small files, which are written faster.
     let mut random = Random::new("spoilt_files");
     let soak = std::env::var_os("DYNASOUR_SOAK").is_some();
     let (cases, loads_every) = if soak { (10 * CASES, 1) } else { (CASES, 4) };
@@ -209,7 +211,7 @@ fn spoilt_files() {
     assert!(accepted > cases / 50 && loaded > CASES / 100, "the mix is useful");
 }
 
-/// Bytes that are no ELF file at all, with and without the magic number.
+/// Bytes that form no ELF file, with and without the magic number.
 #[test]
 fn arbitrary_bytes() {
     let _alone = alone();

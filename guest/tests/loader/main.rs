@@ -1,7 +1,8 @@
-//! The loader against the kernel: what it refuses, what it makes of scripts, and whether what it loads runs.
+//! The loader against the kernel: which files it refuses, how it reads scripts, and whether a
+//! loaded program runs.
 //!
-//! A loaded program is run by simply jumping to it, natively, in a forked child: the loader's part of the work is
-//! right if the program cannot tell the difference.
+//! A loaded program is run natively, by a jump to its entry in a forked child. The loader is right
+//! if the program behaves as if the kernel had loaded it.
 
 mod fuzz;
 mod programs;

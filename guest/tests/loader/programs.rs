@@ -67,7 +67,8 @@ fn programs_of_the_system() {
     }
 }
 
-/// A program's fixed random bytes and its stack's size and permissions are the caller's and the file's choice.
+/// The caller chooses a program's random bytes and its stack's size; the file chooses the stack's
+/// permissions.
 #[test]
 fn stack_and_placement() {
     let _alone = alone();
@@ -90,7 +91,7 @@ fn stack_and_placement() {
             assert_eq!(loaded.images.len(), 2);
             for image in &loaded.images {
                 assert!(LOW.start <= image.range.start && image.range.end <= LOW.end, "{image:x?}");
-                // The pages come from the file.
+                // The pages show the file's bytes.
                 let first = at(image.range.start).expect("image");
                 assert_eq!(first.path.as_deref(), Some(image.path.as_os_str()));
                 assert!(!first.shared && first.inode != 0);
@@ -101,7 +102,7 @@ fn stack_and_placement() {
             assert_eq!(loaded.exe_path, path.canonicalize().expect("path"));
             assert_eq!(loaded.comm.to_bytes(), path.file_name().expect("name").as_encoded_bytes());
             assert_eq!(loaded.brk.start(), loaded.brk.current());
-            // No descriptor stays open for the guest to see.
+            // No descriptor stays open that the guest could see.
             let open = std::fs::read_dir("/proc/self/fd").expect("descriptors");
             let shown: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).collect();
             assert!(shown.iter().all(|target| *target != program.path && *target != linker.path), "{shown:?}");
@@ -111,7 +112,7 @@ fn stack_and_placement() {
     }
 }
 
-/// What stands in the way of a program that cannot be moved is left alone.
+/// A mapping at the addresses of a program that cannot be moved is left unchanged.
 #[test]
 fn a_taken_address_is_a_refusal() {
     let _alone = alone();
@@ -132,7 +133,7 @@ fn a_taken_address_is_a_refusal() {
     assert_eq!(outcome.status, Ok(0));
 }
 
-/// Address space too small for the stack: an error, and nothing left behind.
+/// Too little address space for the stack: an error, and nothing stays mapped.
 #[test]
 fn limits_of_the_process() {
     let _alone = alone();

@@ -1,4 +1,5 @@
-//! Files that cannot be run: refused with the kernel's own error number, and with a message that names them.
+//! Files that cannot be run: refused with the kernel's own error number, and with a message that
+//! names them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +9,7 @@ use dynasour_guest::image::{LoadError, Reason, check};
 
 use crate::support::*;
 
-/// `check`'s refusal, after comparing its error number with what the kernel says to the same file.
+/// The error of `check`, after its error number was compared with the kernel's for the same file.
 fn refusal(path: &Path) -> LoadError {
     let error = check(path).expect_err("refused");
     let native = native_refusal(path, &[os(b"x")]);
@@ -50,7 +51,7 @@ fn files_that_are_no_programs() {
     symlink("good", at("link")).expect("link");
     assert_eq!(check(&at("link")).expect("accepted").file_name().to_bytes(), at("link").as_os_str().as_encoded_bytes());
     let writer = fs::OpenOptions::new().append(true).open(at("good")).expect("writer");
-    // A kernel before 6.14 cannot be asked; then the file counts as runnable.
+    // A kernel before 6.14 cannot be asked; there the file counts as runnable.
     if check(&at("good")).is_err() {
         expect("good", Reason::Busy);
     }
@@ -89,7 +90,7 @@ fn elf_files_that_do_not_fit() {
     expect(&exit_42("static")[..63], "truncated header");
     expect(&exit_42("static")[..100], "program headers beyond the end of the file");
 
-    // What the kernel might run, or would notice too late, is refused as well.
+    // Files that the kernel might run, or whose fault it finds too late, are refused as well.
     let expect_ours = |bytes: &[u8], part: &str| {
         file(&path, bytes, 0o755);
         let error = check(&path).expect_err("refused");
@@ -101,7 +102,7 @@ fn elf_files_that_do_not_fit() {
     expect_ours(&changed("static", &[(0x18, &[0; 8])]), "entry point 0x0 is not in an executable segment");
 }
 
-/// Where PT_INTERP's name stands in a dynamically linked file.
+/// Position of PT_INTERP's name in a dynamically linked file.
 fn linker_name(bytes: &[u8]) -> std::ops::Range<usize> {
     let name = b"/lib64/ld-linux-x86-64.so.2\0";
     let at = bytes.windows(name.len()).position(|window| window == name).expect("a dynamic linker");
@@ -114,7 +115,7 @@ fn dynamic_linkers_that_cannot_be_used() {
     let directory = scratch();
     let path = directory.path().join("program");
     let good = exit_42("pie");
-    // The name must fit where the old one was.
+    // The new name must not be longer than the old one.
     let place = tempfile::Builder::new().prefix("d").rand_bytes(6).tempdir_in("/tmp").expect("directory");
     let linker = place.path().join("ld");
     let with_name = |name: &[u8]| {
@@ -143,13 +144,13 @@ fn dynamic_linkers_that_cannot_be_used() {
     fs::remove_file(&linker).expect("removed");
     file(&linker, exit_42("static"), 0o644);
     expect(libc::EACCES, "permission denied");
-    // Any executable will do as a dynamic linker, as far as loading goes.
+    // For loading, any executable works as a dynamic linker.
     fs::remove_file(&linker).expect("removed");
     file(&linker, exit_42("static-pie"), 0o755);
     assert_eq!(check(&path).expect("accepted").linker_path(), Some(linker.as_path()));
     assert_eq!(run_loaded(&path, &["x"], &[], &Default::default()), run_native(&path, &["x"], &[]));
 
-    // To the kernel an empty name is the current directory.
+    // The kernel takes an empty name for the current directory.
     with_name(b"");
     assert_eq!(refusal(&path).errno(), libc::EACCES);
     let mut unended = good.clone();
@@ -159,7 +160,7 @@ fn dynamic_linkers_that_cannot_be_used() {
     assert!(refusal(&path).to_string().contains("interpreter name without end"));
 }
 
-/// Another user than root meets permissions that root does not.
+/// A user other than root is subject to file permissions.
 #[test]
 fn permissions_of_an_ordinary_user() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! `#!` lines: the kernel runs them, and we say beforehand with what arguments.
+//! `#!` lines: [`check`] must predict the arguments with which the kernel runs the script.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -15,7 +15,8 @@ int main(int argc, char **argv) {
     return 0;
 }"#;
 
-/// What the kernel does with a script and what [`check`] says it would do: the final arguments, or an error number.
+/// Compares what the kernel does with a script and what [`check`] predicts: the final arguments, or
+/// an error number.
 fn compare(script: &Path) -> Result<Vec<u8>, i32> {
     let native = native_refusal(script, &[os(b"zero"), os(b"one"), os(b"")]);
     let ours = check(script).map_err(|error| error.errno()).map(|plan| {
@@ -56,7 +57,7 @@ fn chains() {
     assert_eq!(plan.file_name().to_bytes(), format!("{root}/5").as_bytes());
     assert_eq!(plan.comm().to_bytes(), b"5");
     assert_eq!(plan.script_prefix().len(), 7);
-    // Without any argument there is none to replace.
+    // With no argument at all there is none to replace.
     assert_eq!(plan.arguments(&[]), plan.script_prefix());
     assert_eq!(check(&interpreter).expect("accepted").arguments(&[]), [CString::default()]);
 
@@ -78,12 +79,12 @@ fn chains() {
     file(&at("blank"), "#! \n", 0o755);
     assert_eq!(compare(&at("blank")), Err(libc::ENOEXEC));
 
-    // The program really starts that way.
+    // The program really starts with these arguments.
     let loaded = run_loaded(&at("1"), &["zero", "one", ""], &[], &Default::default());
     assert_eq!(loaded.stdout, compare(&at("1")).expect("runs"));
 }
 
-/// Random lines: every rule about blanks, NULs, missing newlines and lengths, as the running kernel has them.
+/// Random lines: blanks, NULs, missing newlines and lengths, against the running kernel.
 #[test]
 fn random_lines() {
     let _alone = alone();
@@ -96,7 +97,7 @@ fn random_lines() {
     for _ in 0..800 {
         let mut line = b"#!".to_vec();
         if random.below(4) == 0 {
-            // Lines about as long as the kernel looks.
+            // Lines about as long as the part that the kernel reads.
             line.extend(vec![b' '; random.below(4) * 60]);
         }
         for _ in 0..1 + random.below(6) {

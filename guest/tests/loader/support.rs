@@ -15,19 +15,20 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, dup2_stdout, fork, pipe};
 
-/// One test at a time: a child that another test forks would inherit descriptors that keep program files busy.
+/// Lets one test run at a time: a child that another test forks would inherit descriptors that keep
+/// program files busy.
 pub fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A program that tells how it was started.
+/// A program that prints how it was started.
 pub const SHOW: &str = include_str!("show.c");
 
 /// The smallest useful program.
 pub const EXIT_42: &str = "int main(void) { return 42; }";
 
-/// How a program may be linked: a name and the compiler's options.
+/// Ways to link a program: a name and the compiler's options.
 pub const KINDS: [(&str, &[&str]); 4] = [
     ("pie", &["-pie", "-fPIE"]),
     ("exec", &["-no-pie", "-fno-pie"]),
@@ -35,7 +36,7 @@ pub const KINDS: [(&str, &[&str]); 4] = [
     ("static-pie", &["-static-pie", "-fPIE"]),
 ];
 
-/// A directory of the test's own.
+/// A new temporary directory.
 pub fn scratch() -> tempfile::TempDir {
     tempfile::tempdir().expect("scratch directory")
 }
@@ -72,7 +73,7 @@ pub fn c_strings(list: &[&str]) -> Vec<CString> {
     list.iter().map(|&string| CString::new(string).expect("no NUL")).collect()
 }
 
-/// How a child ended, and what it wrote to stdout.
+/// How a child ended, and what it wrote to standard output.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub status: Result<i32, Signal>,
@@ -82,8 +83,8 @@ pub struct Outcome {
 /// Forks a child that runs `body` and exits with its value, or with 101 if it panics.
 pub fn in_child(body: impl FnOnce() -> i32) -> Outcome {
     let (reader, writer) = pipe().expect("pipe");
-    // SAFETY: tests run one at a time, so no other thread of this process holds a lock that the child needs, except
-    // the harness's idle ones.
+    // SAFETY: tests run one at a time, so no other thread of this process holds a lock that the
+    // child needs, except the harness's idle ones.
     match unsafe { fork() }.expect("fork") {
         ForkResult::Child => {
             drop(reader);
@@ -122,9 +123,10 @@ pub fn run_loaded(path: &Path, arguments: &[&str], environment: &[&str], options
     })
 }
 
-/// Starts a loaded program in place of this process, as the kernel would.
+/// Jumps to a loaded program with its initial registers, replacing this process's own execution.
 fn jump_to(loaded: &Loaded) -> ! {
-    // SAFETY: the child has no more use for its own stack and code; the loader made a new program's.
+    // SAFETY: the child needs its own stack and code no more; the loader has prepared the new
+    // program's.
     unsafe {
         std::arch::asm!(
             "mov rsp, rdi",
@@ -152,7 +154,7 @@ fn jump_to(loaded: &Loaded) -> ! {
     }
 }
 
-/// Runs a program natively: the same as [`run_loaded`], by the kernel.
+/// Runs a program natively: the kernel's counterpart of [`run_loaded`].
 pub fn run_native(path: &Path, arguments: &[&str], environment: &[&str]) -> Outcome {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     let mut command = Command::new(path);

@@ -1,6 +1,9 @@
-//! Copied blocks against the interpreter: the same random programs, from random states, run as blocks that link to each
-//! other until an instruction is left to the interpreter, or faults. The interpreter must come to the same place in the same
-//! state. Sometimes links are cut, as a signal cuts them, and the cache is flushed in the middle.
+//! Copied blocks against the interpreter: the random programs of this directory, from random
+//! states.
+//!
+//! The program runs as blocks that link to each other, until an instruction is left to the
+//! interpreter or faults. The interpreter must reach the same pc with the same state. Sometimes
+//! links are cut, as a signal's handler cuts them, and the cache is flushed during a run.
 
 use super::program::{Pools, Program};
 use super::world::{State, World};
@@ -12,10 +15,11 @@ use dynasour_testkit::code::Random;
 
 /// Runs of one program.
 const RUNS: u32 = 8;
-/// Programs between flushes.
+/// Number of programs after which the cache is flushed (guess; more often than a real cache would
+/// be).
 const FLUSH: u64 = 50;
 
-/// What a campaign met.
+/// Counts of what a campaign covered.
 #[derive(Default, Debug)]
 pub struct Tally {
     pub programs: u32,
@@ -94,7 +98,7 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
         }
         let cut = if random.one_in(8) { world.emitter.block_at(entry) } else { None };
         cut.iter().for_each(|block: &BlockId| world.emitter.unlink_block(*block));
-        // SAFETY: GS points to this context; the programs reach the arena only, or fault.
+        // SAFETY: GS points to this context; the programs access only the arena, or fault.
         let left = unsafe { world.emitter.enter_copy(&mut *world.native.context, entry) };
         if let Some(block) = cut {
             world.emitter.relink_block(block);
@@ -123,7 +127,7 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
         }
     }
     world.native_ran();
-    // The interpreter goes on until it stops, or is where the blocks gave up.
+    // The interpreter continues until it stops or reaches the pc at which the blocks stopped.
     world.begin(start);
     let end = world.native.context.rip;
     let stopped = loop {
@@ -136,12 +140,13 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
         }
     };
     if matches!(stopped, Some(Stop::Syscall)) {
-        // It is behind the instruction then.
+        // The interpreter stops after a system call instruction, the blocks before it.
         world.ours.context.rip -= 2;
     }
     world.interpreted_ran();
     if matches!(stopped, Some(Stop::Fault { .. })) && is_string_comparison(&code, end) {
-        // The processor leaves the flags of the last element compared, the interpreter those before the first.
+        // The processor leaves the flags of the last element compared, the interpreter those before
+        // the first.
         world.ours.context.rflags = world.native.context.rflags;
     }
     let differences = world.native.differences(&world.ours);

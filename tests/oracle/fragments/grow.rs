@@ -1,9 +1,12 @@
-//! Fragments that lead to one another: what the dispatcher does with exits, done at random.
+//! Fragments linked to one another: the dispatcher's treatment of exits, chosen at random.
 //!
-//! From a program's first fragment on, every exit that is taken is linked to the fragment of its target, looks its target
-//! up, or gets a side trace: one compiled for the exit's own state, or one for the region. After each step the whole is run
-//! again and compared. The rules are the dispatcher's: an exit that may have made no progress never leads back to its
-//! own fragment.
+//! Starting with a program's first fragment, every exit that is taken is treated in one of three
+//! ways. It is linked to the fragment of its target; or it looks its target up; or it gets a side
+//! trace, compiled for the exit's own state or for the region. After each step the whole is run
+//! again and compared.
+//!
+//! The dispatcher's rule holds here, too: an exit that may have made no progress never leads back
+//! to its own fragment.
 
 use std::collections::BTreeMap;
 
@@ -38,9 +41,9 @@ pub fn grow(
 struct Grown<'a> {
     world: &'a mut World,
     program: &'a Program,
-    /// The fragment that canonical entries to a pc lead to.
+    /// The fragment that is entered for a pc in canonical state.
     regions: BTreeMap<u64, FragmentId>,
-    /// What was done, for a report.
+    /// A log of the steps, for the report.
     log: Vec<String>,
 }
 
@@ -92,7 +95,7 @@ impl Grown<'_> {
         regions[random.below(regions.len() as u64) as usize]
     }
 
-    /// Makes `exit`, through which the guest has just left to where `world.native` stands, lead on.
+    /// Treats `exit`, through which the guest has just left to the pc in `world.native`.
     fn connect(&mut self, exit: Exit, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let pc = self.world.native.context.rip;
         let inside = pc.wrapping_sub(CODE) < self.program.bytes.len() as u64;
@@ -135,7 +138,8 @@ impl Grown<'_> {
         Ok(())
     }
 
-    /// A trace from where `world.native` stands, for the state of the exit `own` or for the region.
+    /// Makes a trace from the state in `world.native`: for the state of the exit `own`, or for the
+    /// region.
     fn side_trace(&mut self, own: Option<ExitId>, random: &mut Random, tally: &mut Tally) -> Result<String, String> {
         let state = State::new_from(&self.world.native);
         let pc = state.context.rip;

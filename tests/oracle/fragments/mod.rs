@@ -1,12 +1,16 @@
-//! Fragments against the interpreter, in bulk (DESIGN section 10): random machine code is recorded, built into a trace,
-//! optimised, emitted and run; wherever the fragment leaves, the interpreter must pass through the same state: all
-//! registers, flags, the extended state and memory.
+//! Fragments against the interpreter, in bulk (docs/design.md, "Correctness").
 //!
-//! Each trace is run from the state of its recording, from states near it and from others; then with each guard forced to
-//! fail, and with the loop's poll taken. Where memory or an instruction faults, the fragment must leave in a state before it.
+//! Random machine code is recorded, built into a trace, optimised, emitted and run. Wherever the
+//! fragment leaves, the interpreter must pass through the same state: all registers, flags, the
+//! extended state and memory.
 //!
-//! `DYNASOUR_FRAGMENTS_SEED` and `DYNASOUR_FRAGMENTS_CASES` choose the cases; a failure prints everything and its seed. Should
-//! a fragment hang or crash instead, `DYNASOUR_FRAGMENTS_TRACE=1` prints each seed before it is tried.
+//! Each trace is run from the state of its recording, from states near it and from other states;
+//! then with each guard forced to fail, and with the loop's poll taken. Where memory or an
+//! instruction faults, the fragment must leave in a state before the fault.
+//!
+//! `DYNASOUR_FRAGMENTS_SEED` and `DYNASOUR_FRAGMENTS_CASES` choose the cases; a failure prints
+//! everything and its seed. If a fragment hangs or crashes, `DYNASOUR_FRAGMENTS_TRACE=1` prints
+//! each seed before it is tried.
 
 pub mod copies;
 mod grow;
@@ -25,21 +29,23 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use world::{State, World};
 
-/// Fragments in the cache before it is flushed.
+/// Fragments in the cache after which it is flushed (guess).
 const FLUSH: usize = 400;
-/// Guards of one fragment that are forced.
+/// Guards of one fragment that are forced to fail, at most (guess; more take longer).
 const FORCED: usize = 10;
 
-/// What was wrong, and the code that showed it.
+/// Programs that once failed: a description of the bug, and the code that showed it.
 const KEPT: &[(&str, &str)] = &[
-    // mov rsi, r14; mov rdi, r12; mov ecx, 10; repe cmpsb; bt r10, rdi; setg [rbp]; xor [rsp], r14; syscall
+    // mov rsi, r14; mov rdi, r12; mov ecx, 10; repe cmpsb; bt r10, rdi; setg [rbp]; xor [rsp], r14;
+    // syscall
     (
         "bt kept the flags of the masking of its index",
         "498bf6 498bfc b90a000000 f3a6 490fa3fa 0f9f4500 4c31742400 0f05",
     ),
     // cmp rcx, rdx; jo end; vdivpd xmm0, xmm13, [r14+40h]; dec r15; jne start; end: syscall
     ("a trapping instruction left before the branch ahead of it", "483bca 700b c4c1115e4640 49ffcf 75f0 0f05"),
-    // A loop around rep movsq that comes to the arena's end, with a call, a computed jump and every register in use.
+    // A loop around rep movsq that reaches the arena's end, with a call, a computed jump and every
+    // register in use.
     (
         "moves to an exit overwrote what a fault in rep movsq had left in rcx",
         "433254ae20 4d896618 4d8b6618 dfc1 49f7e4 4c8d1565000000 41ffd2 44884500 41206638 0f93c3 0487 2cf2 480fad7507 498bf4 \
@@ -48,7 +54,7 @@ const KEPT: &[(&str, &str)] = &[
     ),
 ];
 
-/// What a campaign met: a test that meets nothing proves nothing.
+/// Counts of what a campaign covered: one that covers nothing would prove nothing.
 #[derive(Default, Debug)]
 pub struct Tally {
     pub programs: u32,
@@ -93,7 +99,7 @@ fn case(pools: &Pools, world: &mut World, seed: u64, tally: &mut Tally) -> Resul
     check(world, &program, random, tally)
 }
 
-/// Programs that fragments once got wrong, each from many states.
+/// Compares each of the programs that once failed, from many states.
 ///
 /// # Errors
 /// The report of the first difference.
@@ -148,7 +154,7 @@ fn check(world: &mut World, program: &Program, random: &mut Random, tally: &mut 
     grow::grow(world, program, fragment, &first, random, tally)
 }
 
-/// The version of a path, as built and after `passes`.
+/// The version of a path as built, and the same after `passes`.
 fn optimised(path: &Path, passes: &[&str], random: &mut Random, tally: &mut Tally) -> Option<(Version, Version)> {
     let facts = if random.one_in(4) { Vec::new() } else { vec![Fact::PrivateMemory] };
     let alias_guards = !random.one_in(4);
@@ -164,7 +170,7 @@ fn optimised(path: &Path, passes: &[&str], random: &mut Random, tally: &mut Tall
     Some((built, version))
 }
 
-/// Interprets from `start` and records until the recorder is satisfied.
+/// Interprets from `start` and records until the recorder has a complete path.
 fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path> {
     let stable = if random.one_in(3) {
         Gpr::all().filter(|_| random.one_in(4)).map(|g| (g, start.context.gpr[g.number()])).collect()

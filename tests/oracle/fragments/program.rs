@@ -1,7 +1,9 @@
-//! Random guest programs: real machine code with branches, calls, computed jumps and memory operands that collide.
+//! Random guest programs: real machine code with branches, calls, computed jumps and memory
+//! operands that overlap.
 //!
-//! A program is a row of segments, each some random instructions and a control transfer to a later segment; the last one
-//! counts down and goes back to the first, or ends. Registers with a task are not written by random instructions:
+//! A program is a sequence of segments. Each consists of random instructions and a control transfer
+//! to a later segment. The last segment counts down and goes back to the first, or ends. Random
+//! instructions do not write registers that have a fixed use:
 //!
 //! | register | task |
 //! | --- | --- |
@@ -16,7 +18,7 @@ use iced_x86::{
 };
 use std::collections::BTreeMap;
 
-/// Where programs stand.
+/// Address of the programs.
 pub const CODE: u64 = 0x5000_0000;
 
 const JCC: [Code; 16] = [
@@ -56,13 +58,15 @@ const FREE: [Register; 10] = [
     Register::R11,
 ];
 
-/// Where a loop's counter in memory is: at this distance from r14, behind what other operands mostly reach.
+/// Address of a loop's counter in memory, relative to r14: beyond the bytes that other operands
+/// usually reach.
 pub const COUNTER: u64 = 0x100;
 
-/// Instructions to choose from. They depend on nothing but this file, so that a seed means the same everywhere.
+/// Instructions to choose from. They depend on nothing but this file, so a seed gives the same
+/// program on every machine.
 pub struct Pools {
     integer: Vec<Instruction>,
-    /// By encoding, so that rare ones are met as often as others.
+    /// Grouped by encoding, so that rare encodings are chosen as often as common ones.
     all: Vec<Vec<Instruction>>,
 }
 
@@ -82,7 +86,7 @@ impl Pools {
         Pools { integer, all: groups.into_values().collect() }
     }
 
-    /// How many encodings there are.
+    /// Number of encodings.
     pub fn encodings(&self) -> usize {
         self.all.len()
     }
@@ -103,7 +107,7 @@ fn writes_reserved(inst: &Instruction, factory: &mut InstructionInfoFactory) -> 
     })
 }
 
-/// A place in the program, perhaps still to come.
+/// A position in the program, which may not have been emitted yet.
 #[derive(Clone, Copy)]
 struct Label(usize);
 
@@ -111,20 +115,21 @@ struct Label(usize);
 pub struct Program {
     /// Its bytes, at [`CODE`].
     pub bytes: Vec<u8>,
-    /// Where the segments start: the first is the loop's head.
+    /// Addresses of the segments: the first is the loop's head.
     pub heads: Vec<u64>,
 }
 
-/// The program while it is made. Instructions are at provisional addresses, which the encoder replaces.
+/// The program under construction. Its instructions have provisional addresses, which the encoder
+/// replaces.
 struct Builder<'p, 'r> {
     pools: &'p Pools,
     random: &'r mut Random,
     integer_percent: u64,
-    /// What operands are relative to: fewer give more loads of what was stored.
+    /// Base registers of operands: fewer registers give more loads of stored values.
     pointers: &'static [Register],
-    /// Slots that operands are in.
+    /// Number of slots in which operands lie.
     slots: u64,
-    /// May operands overlap by halves?
+    /// Whether operands may overlap in part.
     unaligned: bool,
     insts: Vec<Instruction>,
     labels: Vec<Option<usize>>,
@@ -132,7 +137,7 @@ struct Builder<'p, 'r> {
 }
 
 impl Program {
-    /// A random program; none if an instruction cannot be encoded where it stands.
+    /// A random program; `None` if an instruction cannot be encoded at its address.
     pub fn random(pools: &Pools, random: &mut Random) -> Option<Program> {
         let integer_percent = [100, 90, 60, 20][random.below(4) as usize];
         let pointers = [&POINTERS, &POINTERS[..1], &POINTERS[2..], &POINTERS[1..3]][random.below(4) as usize];
@@ -171,7 +176,7 @@ impl Program {
         Program { bytes: digits.chunks(2).map(byte).collect(), heads: vec![CODE] }
     }
 
-    /// One line an instruction, with bytes, as it stands in memory.
+    /// One line for each instruction, with its bytes, as in memory.
     pub fn listing(&self) -> String {
         let mut decoder = Decoder::with_ip(64, &self.bytes, CODE, DecoderOptions::NONE);
         let mut text = String::new();
@@ -252,7 +257,7 @@ impl Builder<'_, '_> {
         heads
     }
 
-    /// Counts r15 or a word in memory down and goes to `head`.
+    /// Counts r15 or a word in memory down and jumps to `head` until it is zero.
     fn back_edge(&mut self, head: Label) {
         let counter = MemoryOperand::with_base_displ(Register::R14, COUNTER as i64);
         match self.below(6) {
@@ -261,7 +266,7 @@ impl Builder<'_, '_> {
             2 => self.emit(Instruction::with2(Code::Add_rm32_imm8, Register::R15D, -1).expect("add")),
             3 => self.emit(Instruction::with2(Code::Sub_rm32_imm8, counter, 1).expect("sub")),
             4 => {
-                // As compilers do without optimisation.
+                // The counter stays in memory, as in unoptimised code.
                 self.emit(Instruction::with2(Code::Add_rm64_imm8, counter, -1).expect("add"));
                 self.emit(Instruction::with2(Code::Cmp_rm64_imm8, counter, 0).expect("cmp"));
             }
@@ -307,7 +312,7 @@ impl Builder<'_, '_> {
                 self.emit(Instruction::with1(Code::Call_rm64, register).expect("call"));
             }
             7 => {
-                // A computed jump to one of two places.
+                // A computed jump to one of two segments.
                 let near = self.label();
                 let (a, b) = (Register::RAX, Register::R8);
                 self.address_of(a, near);
@@ -327,7 +332,7 @@ impl Builder<'_, '_> {
         }
     }
 
-    /// Flags of which one does not know the outcome; or those that are there.
+    /// Sets the flags by a comparison with an unknown result, or keeps the flags that are there.
     fn condition(&mut self) {
         let register = self.pick(&FREE);
         match self.below(6) {
@@ -347,7 +352,7 @@ impl Builder<'_, '_> {
         }
     }
 
-    /// An operand in the arena that often overlaps others.
+    /// A memory operand in the arena that often overlaps other operands.
     fn operand(&mut self, size: u64, without_rex: bool) -> MemoryOperand {
         let base = if without_rex { self.pick(&[Register::RBP, Register::RSP]) } else { self.pick(self.pointers) };
         let index = if !without_rex && self.one_in(5) { Register::R13 } else { Register::None };
@@ -379,7 +384,8 @@ impl Builder<'_, '_> {
         self.emit(inst);
     }
 
-    /// Pointers move, are spilled and reloaded; string instructions get addresses and a count.
+    /// Moves pointers, spills and reloads them, or gives a string instruction addresses and a
+    /// count.
     fn pointer_or_string(&mut self) {
         let pointer = self.pick(&[Register::R12, Register::RBP]);
         match self.below(8) {

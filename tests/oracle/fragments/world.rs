@@ -1,4 +1,5 @@
-//! Where programs run: code and data at fixed addresses, the start states, the two executions.
+//! The environment of the programs: code and data at fixed addresses, start states, and the two
+//! executions.
 
 use crate::fragments::program::{CODE, COUNTER, Program};
 use crate::state::{Extended, Registers};
@@ -19,25 +20,27 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 const PAGE: usize = 4096;
 const CODE_SIZE: usize = 4 * PAGE;
-/// Below and above it nothing is mapped.
+/// Address of the arena. Nothing is mapped directly below and above it.
 pub const DATA: u64 = 0x5100_0000;
 const DATA_SIZE: usize = 4 * PAGE;
-/// x87, SSE, AVX, mask registers, AVX-512, as far as the machine has them.
+/// XSAVE components to compare: x87, SSE, AVX, mask registers, AVX-512, as far as the processor has
+/// them.
 const COMPONENTS: u64 = 0xe7;
 const VISIBLE_FLAGS: u64 = 0xcd5;
 const CACHE_SIZE: usize = 4 << 20;
-/// Instructions that are interpreted in search of the state in which a fragment left.
+/// The most instructions to interpret while searching for the state in which a fragment left.
 const SEARCH: usize = 20_000;
 
 static EMITTER: AtomicPtr<Emitter> = AtomicPtr::new(std::ptr::null_mut());
 
 fn fragment_fault(host_rip: u64) -> Option<u64> {
-    // SAFETY: the world's emitter, which is never dropped; nothing of it changes while a fragment runs.
+    // SAFETY: this is the world's emitter, which is never dropped and does not change while a
+    // fragment runs.
     let emitter = unsafe { EMITTER.load(Ordering::Relaxed).as_ref() }?;
     emitter.cache().range().contains(&host_rip).then(|| emitter.fault_exit(host_rip)).flatten()
 }
 
-/// The bytes of the program, wherever it is asked for.
+/// The bytes of the program, for the lifter and the emitter.
 struct ProgramCode;
 
 impl Fetch for ProgramCode {
@@ -62,14 +65,14 @@ impl State {
         State { context: ThreadContext::new(), data: vec![0; DATA_SIZE] }
     }
 
-    /// A copy.
+    /// A copy of `other`.
     pub fn new_from(other: &State) -> State {
         let mut state = State::new();
         state.copy_from(other);
         state
     }
 
-    /// A state in which the program's pointers point into the arena.
+    /// Makes a random state in which the program's pointers point into the arena.
     pub fn random(&mut self, pc: u64, random: &mut Random) {
         for word in self.data.chunks_exact_mut(8) {
             let value = if random.one_in(2) { random.word() } else { random.float() };
@@ -111,7 +114,7 @@ impl State {
         }
     }
 
-    /// Changes a few registers and words, so that guards fail here and there.
+    /// Changes a few registers and words, so that some guards fail.
     pub fn disturb(&mut self, random: &mut Random) {
         const FREE: [usize; 10] = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11];
         for _ in 0..random.below(4) {
@@ -124,7 +127,7 @@ impl State {
         self.set_counter(random);
     }
 
-    /// Few iterations, whichever counter the program has.
+    /// Sets both possible loop counters to few iterations.
     fn set_counter(&mut self, random: &mut Random) {
         self.context.gpr[15] = 1 + random.below(20);
         let at = (self.context.gpr[14].wrapping_sub(DATA) + COUNTER) as usize;
@@ -150,7 +153,8 @@ impl State {
         registers
     }
 
-    /// What differs in a state that should be `self`, which a fragment left.
+    /// The differences between `self`, the state in which a fragment left, and the interpreter's
+    /// state.
     pub fn differences(&self, interpreted: &State) -> Vec<String> {
         let mut out = self.registers().differences(&interpreted.registers());
         let extended = |s: &State| Extended::from_area(&s.context.xstate.0);
@@ -172,16 +176,16 @@ fn enabled_components() -> u64 {
 /// How a fragment left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exit {
-    /// None: an indirect end, of whichever fragment, that did not find its target.
+    /// `None`: an indirect end of some fragment did not find its target.
     pub id: Option<ExitId>,
     pub kind: SiteKind,
 }
 
-/// The process as a place to run programs. One of a process, for good.
+/// The process as an environment for programs. There is one in a process, and it is never dropped.
 pub struct World {
     pub emitter: &'static mut Emitter,
     interp: Interp,
-    /// GS points to this one's context.
+    /// The state of native execution; GS points to its context.
     pub native: State,
     pub ours: State,
     _system: Box<System>,
@@ -212,7 +216,7 @@ impl World {
         World { emitter, interp, native, ours: State::new(), _system: system }
     }
 
-    /// Puts a program into place, where it cannot change itself.
+    /// Writes a program to its address and makes it read-only, so that it cannot change itself.
     pub fn load(&mut self, program: &Program) {
         assert!(program.bytes.len() <= CODE_SIZE);
         let protect = |prot| {
@@ -245,25 +249,26 @@ impl World {
         unsafe { std::ptr::copy_nonoverlapping(DATA as *const u8, data.as_mut_ptr(), DATA_SIZE) };
     }
 
-    /// Makes `start` the state of the interpreter's side.
+    /// Sets the interpreter's state to `start`.
     pub fn begin(&mut self, start: &State) {
         self.ours.copy_from(start);
         World::write_data(&start.data);
     }
 
-    /// Interprets one instruction. None if it completed.
+    /// Interprets one instruction; `None` if it completed.
     pub fn interpret(&mut self) -> Option<Stop<std::convert::Infallible>> {
         let stopped = self.interp.run_one(&mut self.ours.context);
         match stopped {
-            Some(Stop::Trap { pc, trap: Trap::Protection }) if self.goes_astray(pc) => None,
+            Some(Stop::Trap { pc, trap: Trap::Protection }) if self.enters_non_canonical(pc) => None,
             stopped => stopped,
         }
     }
 
-    /// An indirect transfer to what is no address is refused by the interpreter, as by the processor. Native code, which is what
-    /// is compared with, goes there (and the runtime goes back, [`Emitter::transfer`]): so does this, if the one at `pc` is such
-    /// a transfer.
-    fn goes_astray(&mut self, pc: u64) -> bool {
+    /// An indirect transfer to a non-canonical address is refused by the interpreter, as by the
+    /// processor. Native code, which is compared with it, first jumps there (and the runtime goes
+    /// back, [`Emitter::transfer`]). So if the instruction at `pc` is such a transfer, this sets
+    /// the interpreter's rip to its target.
+    fn enters_non_canonical(&mut self, pc: u64) -> bool {
         let Decoded::Inst(inst) = Reader::new(&ProgramCode).decode(pc) else { return false };
         let context = &mut *self.ours.context;
         let (fs_base, gpr) = (context.fs_base, &mut context.gpr);
@@ -294,15 +299,16 @@ impl World {
             }
             None => gpr[inst.op0_register().number()],
         };
-        let is_astray = (target as i64) << 16 >> 16 != target as i64;
-        if is_astray {
+        let non_canonical = (target as i64) << 16 >> 16 != target as i64;
+        if non_canonical {
             gpr[rsp] = gpr[rsp].wrapping_add(taken);
             context.rip = target;
         }
-        is_astray
+        non_canonical
     }
 
-    /// Does the program end by itself from `start`? A return address that is overwritten can make it loop for ever.
+    /// Does the program end by itself from `start`? (An overwritten return address can make it loop
+    /// forever.)
     pub fn ends(&mut self, start: &State) -> bool {
         self.begin(start);
         (0..SEARCH).any(|_| self.interpret().is_some())
@@ -312,7 +318,7 @@ impl World {
     pub fn run_native(&mut self, fragment: FragmentId, start: &State) -> Exit {
         self.native.copy_from(start);
         World::write_data(&start.data);
-        // SAFETY: GS points to this context; the programs reach the arena only, or fault.
+        // SAFETY: GS points to this context; the programs access only the arena, or fault.
         let left = unsafe { self.emitter.enter(&mut *self.native.context, fragment) }.expect("the fragment exists");
         let id = match left {
             Left::Exit(id) => id,
@@ -326,25 +332,25 @@ impl World {
         let deopt = self.emitter.deopt(id, &mut self.native.context).expect("the exit has a record");
         for store in &deopt.stores {
             let bytes = &store.value.to_le_bytes()[..store.size as usize];
-            // SAFETY: a store of the program's.
+            // SAFETY: a store that the program makes.
             assert_eq!(unsafe { memory::copy_out(store.address, bytes) }, bytes.len(), "a deferred store faults");
         }
         World::read_data(&mut self.native.data);
         Exit { id: Some(id), kind: deopt.kind }
     }
 
-    /// Takes the arena into `self.native`, after code has run in it.
+    /// Copies the arena to `self.native`, after native code has run.
     pub fn native_ran(&mut self) {
         World::read_data(&mut self.native.data);
     }
 
-    /// Takes the arena into `self.ours`, after interpretation.
+    /// Copies the arena to `self.ours`, after interpretation.
     pub fn interpreted_ran(&mut self) {
         World::read_data(&mut self.ours.data);
     }
 
-    /// Interprets from `start` until the state is the one in `self.native`. If it never is: the differences at the pc that the
-    /// fragment left to, where there were fewest.
+    /// Interprets from `start` until the state equals the one in `self.native`. If it never does,
+    /// returns the differences at the pc to which the fragment left, where there were fewest.
     pub fn search(&mut self, start: &State) -> Result<usize, Vec<String>> {
         self.begin(start);
         let wanted = self.native.registers();

@@ -1,8 +1,9 @@
-//! Building guests with the system's compilers, once per content.
+//! Builds guests with the system's compilers, once per content.
 //!
-//! Each guest has a directory `guests/NAME-HASH` below the tests' temporary directory; the hash covers source, shared headers,
-//! flags and compiler version. A build happens under a file lock, in a sibling directory that is renamed into place, so that
-//! test threads and test processes build different guests in parallel and no one sees half a build.
+//! Each guest has a directory `guests/NAME-HASH` below the tests' temporary directory. The hash
+//! covers source, shared headers, flags and compiler version. A build runs under a file lock, in a
+//! sibling directory that is renamed into place. So test threads and test processes build different
+//! guests in parallel, and none sees a half-finished build.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,7 +18,8 @@ use crate::run::{Invocation, Status};
 pub struct Guest {
     /// Name of the test; also of the executable.
     pub name: &'static str,
-    /// File in `tests/guests/`; its extension selects the compiler: c, cpp, S, rs, or sh for a script that is only copied.
+    /// File in `tests/guests/`; its extension selects the compiler: c, cpp, S, rs, or sh for a
+    /// script that is only copied.
     pub source: &'static str,
     /// Further compiler flags, after the defaults of the language.
     pub flags: &'static [&'static str],
@@ -27,7 +29,7 @@ pub struct Guest {
     pub args: &'static [&'static str],
     /// Bytes on standard input.
     pub stdin: &'static [u8],
-    /// How the guest ends, natively and everywhere else.
+    /// How the guest ends, natively and in every mode.
     pub expect: Status,
 }
 
@@ -95,7 +97,7 @@ pub fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in tests/").join("guests")
 }
 
-/// Builds a guest below `tmp`, or finds it built.
+/// Builds a guest below `tmp`, unless it has been built before.
 ///
 /// # Errors
 /// The compiler's command line and messages, or the system's message.
@@ -140,7 +142,7 @@ fn content_hash(guest: &Guest) -> Result<u64, String> {
     Ok(hasher.finish())
 }
 
-/// The compiler and its default flags; nothing for a script.
+/// The compiler and its default flags; empty for a script.
 fn compiler(guest: &Guest) -> Result<Vec<&'static str>, String> {
     let (_, extension) = guest.source.rsplit_once('.').unwrap_or(("", ""));
     Ok(match extension {
@@ -165,7 +167,8 @@ fn compile(guest: &Guest, directory: &Path) -> Result<(), String> {
         Some((program, defaults)) => {
             let mut words: Vec<OsString> = defaults.iter().map(OsString::from).collect();
             words.extend(["-o".into(), executable.into_os_string(), source.into_os_string()]);
-            // Libraries must follow the source on the command line, so the guest's own flags come last.
+            // Libraries must follow the source on the command line, so the guest's own flags come
+            // last.
             words.extend(guest.flags.iter().map(OsString::from));
             run_compiler(program, &words)?;
         }

@@ -33,7 +33,7 @@ impl Random {
         self.below(n) == 0
     }
 
-    /// Small, an edge, or anything.
+    /// A random number: small, at an edge, or any.
     pub fn word(&mut self) -> u64 {
         const EDGES: [u64; 10] =
             [0, 1, u64::MAX, 1 << 31, (1 << 31) - 1, 1 << 63, (1 << 63) - 1, 0x8000, 0x80, 0xffff_ffff];
@@ -45,7 +45,7 @@ impl Random {
         }
     }
 
-    /// A float64 or float32 pair that is often ordinary, sometimes an edge.
+    /// A float64, or a pair of float32, that is often ordinary and sometimes an edge case.
     pub fn float(&mut self) -> u64 {
         match self.below(4) {
             0 => ((self.below(2000) as f64 - 1000.0) / 8.0).to_bits(),
@@ -59,7 +59,8 @@ impl Random {
     }
 }
 
-/// Instructions that give other results when executed again, or whose memory is not an explicit operand.
+/// Instructions whose results change when they are executed again, or whose memory access is not an
+/// explicit operand.
 fn excluded(inst: &Instruction) -> bool {
     use Mnemonic as M;
     matches!(
@@ -83,9 +84,10 @@ fn excluded(inst: &Instruction) -> bool {
         || matches!(inst.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc) && inst.op0_kind() == OpKind::Memory
 }
 
-/// All usable instructions in the executable mappings of this process (the test itself, libc, libm, …), each once.
+/// All usable instructions in the executable mappings of this process (the test itself, libc,
+/// libm), each once.
 pub fn harvest() -> Vec<Instruction> {
-    // SAFETY: loads a library that is there on every glibc system, for its code only.
+    // SAFETY: loads a library that exists on every glibc system and is only read.
     unsafe { libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW) };
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
@@ -111,8 +113,8 @@ pub fn harvest() -> Vec<Instruction> {
     found
 }
 
-/// Random bytes that happen to be instructions: most encodings never occur in the libraries. The result depends on `random`
-/// only.
+/// Random bytes that decode as instructions: most encodings never occur in the libraries. The
+/// result depends on `random` only.
 pub fn synthesise(random: &mut Random, attempts: u32) -> Vec<Instruction> {
     const STARTS: [&[u8]; 14] = [
         &[0x0f],
@@ -155,8 +157,9 @@ pub fn synthesise(random: &mut Random, attempts: u32) -> Vec<Instruction> {
     found
 }
 
-/// May `inst` stand in a random program? It goes on to the next instruction, does the same when executed again, has at
-/// most one explicit memory operand, and leaves r13, r14 and (but for pushes and pops) rsp alone.
+/// May `inst` stand in a random program? It must go on to the next instruction, do the same when
+/// executed again, and have at most one explicit memory operand. It must keep r13 and r14, and
+/// (except by push and pop) rsp.
 pub fn usable(inst: &Instruction, factory: &mut InstructionInfoFactory) -> bool {
     if inst.is_invalid()
         || inst.flow_control() != FlowControl::Next
@@ -183,8 +186,8 @@ pub fn usable(inst: &Instruction, factory: &mut InstructionInfoFactory) -> bool 
     implicit <= usize::from(explicit) && !writes_fixed && !pops_rsp
 }
 
-/// Random bytes that are integer instructions of the kinds that compilers use, at every width. The result depends on
-/// `random` only.
+/// Random bytes that are integer instructions of the kinds that compilers use, at every width. The
+/// result depends on `random` only.
 pub fn synthesise_integer(random: &mut Random, attempts: u32) -> Vec<Instruction> {
     let mut factory = InstructionInfoFactory::new();
     let mut found = Vec::new();
@@ -225,14 +228,16 @@ pub fn synthesise_integer(random: &mut Random, attempts: u32) -> Vec<Instruction
     found
 }
 
-/// Fills an XSAVE area (standard format) with values that arithmetic is interested in: every register of the components up to
-/// AVX-512, a control word, a status word without pending exceptions, an MXCSR that seldom unmasks an exception. Says
-/// that no component is valid.
+/// Fills an XSAVE area (standard format) with values at which arithmetic has edge cases: every
+/// register of the components up to AVX-512, a control word, a status word without pending
+/// exceptions, and an MXCSR that seldom unmasks an exception. The header marks no component as
+/// valid.
 pub fn randomise_extended(bytes: &mut [u8], random: &mut Random) {
     for word in bytes.chunks_exact_mut(8).take(2696 / 8) {
         word.copy_from_slice(&random.float().to_le_bytes());
     }
-    // x87: control word, status word without pending exceptions, abridged tags, no instruction pointers.
+    // x87: control word, status word without pending exceptions, abridged tags, no instruction
+    // pointers.
     bytes[..32].fill(0);
     let control = [0x37fu16, 0x27f, 0x77f, 0xf7f][random.below(4) as usize];
     bytes[0..2].copy_from_slice(&control.to_le_bytes());

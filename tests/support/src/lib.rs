@@ -1,18 +1,23 @@
-//! Support for the end-to-end tests: builds guest programs, runs them natively and under dynasour, and says
-//! precisely where two runs differ.
+//! Support for the end-to-end tests: builds guest programs, runs them natively and under dynasour,
+//! and reports exactly where two runs differ.
 //!
-//! Words: a **guest** is a small program of `tests/guests/`; a **mode** is one way to launch a program (native, or dynasour with
-//! certain flags); an **outcome** is all that a run shows to the outside: stdout, stderr, exit status or killing signal; a
-//! **scratch** directory is where a run may leave files, which then belong to what is compared.
+//! Words: a **guest** is a small program of `tests/guests/`; a **mode** is one way to launch a
+//! program (native, or dynasour with certain flags); an **outcome** is all that a run shows to the
+//! outside: stdout, stderr, exit status or killing signal; a **scratch** directory is where a run
+//! may leave files, which are then compared, too.
 //!
-//! Invariants: a run never outlives its timeout, nor do its descendants (they share one process group, which is killed);
-//! nothing is retried; each reported difference comes with a command line that replays it.
+//! Invariants:
+//! * A run never outlives its timeout, nor do its descendants (they share one process group, which
+//!   is killed).
+//! * No run is repeated to make a test pass.
+//! * Each reported difference comes with a command line that replays it.
 //!
-//! Environment variables, for work by hand:
-//! * `DYNASOUR_LAUNCHER=CMD` runs `CMD PROG ARGS` instead of `dynasour run FLAGS -- PROG ARGS` (`env` passes through);
+//! Environment variables for manual runs:
+//! * `DYNASOUR_LAUNCHER=CMD` runs `CMD PROG ARGS` instead of `dynasour run FLAGS -- PROG ARGS`
+//!   (`env` runs the program natively);
 //! * `DYNASOUR_MODES=interp,dynamo` restricts the matrix to these modes;
-//! * `DYNASOUR_CHAOS_SEED=N` changes the seed of the modes with random anchors;
-//! * `DYNASOUR_TEST_TIMEOUT=SECONDS` changes the limit of one run (120).
+//! * `DYNASOUR_CHAOS_SEED=N` changes the seed of the modes that force guards to fail;
+//! * `DYNASOUR_TEST_TIMEOUT=SECONDS` changes the time limit of one run (default 120).
 
 pub mod build;
 pub mod code;
@@ -29,7 +34,7 @@ use build::Guest;
 use mode::{Launcher, Mode};
 use run::{Invocation, Outcome};
 
-/// What a test needs to know about its surroundings: the translator under test and a directory of its own.
+/// The surroundings of a test: the translator under test and a directory for its files.
 #[derive(Debug, Clone)]
 pub struct Lab {
     /// How programs are started under dynasour.
@@ -39,16 +44,19 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// The laboratory of an integration test: pass `env!("CARGO_BIN_EXE_dynasour")` and `env!("CARGO_TARGET_TMPDIR")`.
+    /// The laboratory of an integration test: pass `env!("CARGO_BIN_EXE_dynasour")` and
+    /// `env!("CARGO_TARGET_TMPDIR")`.
     pub fn new(dynasour: &str, tmp: &str) -> Lab {
         run::disable_core_dumps();
         Lab { launcher: Launcher::from_environment(Path::new(dynasour)), tmp: PathBuf::from(tmp) }
     }
 
-    /// Runs `guest` natively and in each of `modes`, from the same directory with the same environment.
+    /// Runs `guest` natively and in each of `modes`, from the same directory with the same
+    /// environment.
     ///
     /// # Errors
-    /// A report for people: the guest does not build, native status is not the declared one, or the modes that differ.
+    /// A report for people: the guest does not build, or its native status is not the declared one,
+    /// or some modes differ.
     pub fn compare_guest(&self, guest: &Guest, modes: &[Mode]) -> Result<(), String> {
         let built = build::build(guest, &self.tmp)?;
         let invocation = built.invocation(guest);

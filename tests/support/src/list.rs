@@ -1,8 +1,8 @@
-//! The guests of the matrix: one line each. `for_each_guest!` hands the lines to another macro, so that tests can be made of
-//! them; [`GUESTS`] is the same as data.
+//! The guests of the matrix: one line each. `for_each_guest!` passes the lines to another macro,
+//! which makes a test of each; [`GUESTS`] is the same list as data.
 //!
-//! Arguments are chosen so that a run takes at most some 10 ms natively: the interpreter is up to 100 times slower, and each
-//! guest runs in every mode.
+//! Arguments are chosen so that a run takes at most about 10 ms natively: the interpreter is up to
+//! 100 times slower, and each guest runs in every mode.
 
 use crate::build::Guest;
 

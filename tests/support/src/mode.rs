@@ -1,4 +1,7 @@
-//! The ways in which a program is run under dynasour, and the command line of each.
+//! The modes in which a program is run under dynasour: a name and command-line flags each.
+//!
+//! The modes of [`Mode::all`] are described, in the same order, in `tests/README.md`; a test in
+//! `tests/docs.rs` compares the two.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,12 +23,16 @@ impl Mode {
         Mode { name, flags: flags.split_whitespace().map(str::to_owned).collect() }
     }
 
-    /// The matrix of issue 2: each guest must behave natively in all of these.
-    ///
-    /// `chaos-all` takes every anchor of every trace; `tiny-cache` overflows the code cache again and again.
+    /// The modes of the matrix that `DYNASOUR_MODES` selects (default all): each guest must behave
+    /// natively in all of them.
     pub fn matrix() -> Vec<Mode> {
+        selected(Mode::all())
+    }
+
+    /// All modes of the matrix, in the order of the table in `tests/README.md`.
+    pub fn all() -> Vec<Mode> {
         let seed = seed();
-        selected(vec![
+        vec![
             Mode::new("interp", "--tier interp"),
             Mode::new("dynamo", "--tier dynamo --threshold 50"),
             Mode::new("dynamo-mixed", "--tier dynamo"),
@@ -42,7 +49,7 @@ impl Mode {
             Mode::new("chaos-all", "--tier dynamo --threshold 2 --chaos 1/1"),
             Mode::new("chaos-7", &format!("--tier dynamo --threshold 2 --chaos 1/7,{seed}")),
             Mode::new("tiny-cache", "--tier dynamo --threshold 1 --cache-size 65536"),
-        ])
+        ]
     }
 
     /// The tiers, for real programs.
@@ -55,8 +62,9 @@ impl Mode {
         ])
     }
 
-    /// The tiers that run cold code natively, as users get them, for programs that are large; `dynamo`, which takes a minute for
-    /// each, is there for who asks for it by name.
+    /// The tiers that run code natively from its first execution, for large programs. The flags are
+    /// the defaults that users get. `dynamo` takes a minute for each program, so it is included
+    /// only if `DYNASOUR_MODES` names it.
     pub fn native_tiers() -> Vec<Mode> {
         let mut modes = vec![Mode::new("copy", "--tier copy"), Mode::new("full", "--tier full")];
         if std::env::var_os("DYNASOUR_MODES").is_some() {
@@ -65,7 +73,7 @@ impl Mode {
         selected(modes)
     }
 
-    /// The tiers and random anchors, for real programs that run quickly.
+    /// The tiers and random deoptimisation, for real programs that run quickly.
     pub fn tiers_and_chaos() -> Vec<Mode> {
         let mut modes = Mode::tiers();
         modes.extend(selected(vec![Mode::new(
@@ -76,7 +84,7 @@ impl Mode {
     }
 }
 
-/// The seed of the chaos modes; it is part of each replay line.
+/// The seed of the chaos modes (`DYNASOUR_CHAOS_SEED`, else 1); it is part of each replay line.
 fn seed() -> u64 {
     match std::env::var("DYNASOUR_CHAOS_SEED") {
         Ok(text) => text.parse().expect("DYNASOUR_CHAOS_SEED must be a number"),
@@ -91,7 +99,7 @@ fn selected(modes: Vec<Mode>) -> Vec<Mode> {
     }
 }
 
-/// What stands before the guest's own command line.
+/// The words before the guest's own command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Launcher {
     /// The dynasour binary at this path, with the flags of the mode.

@@ -1,4 +1,5 @@
-//! Real programs of a Debian system, run in scratch directories: each step's outcome and the files left at the end are compared.
+//! Real programs of a Debian system, run in scratch directories. The outcome of each step and the
+//! files left at the end are compared.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +12,12 @@ use crate::{Lab, run_native};
 /// One command of a program test.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
-    /// The words of the command; the first is a name to look up in `/usr/bin` and `/bin`, or a path that contains a `/`.
+    /// The words of the command; the first is a name to look up in `/usr/bin` and `/bin`, or a path
+    /// that contains a `/`.
     pub words: &'static [&'static str],
     /// File of the scratch directory that is standard input; empty for none.
     pub input: &'static str,
-    /// It prepares the others and is never translated.
+    /// The step prepares the others' input and always runs natively.
     pub prepares: bool,
 }
 
@@ -30,25 +32,25 @@ impl Step {
         Step { input, ..self }
     }
 
-    /// Runs natively everywhere: its work is what the others begin with.
+    /// Runs natively in every mode: the other steps work on its result.
     pub const fn prepares(self) -> Step {
         Step { prepares: true, ..self }
     }
 }
 
-/// How long a program runs, which decides the modes that it is tested in.
+/// How long a program runs; the modes in which it is tested depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speed {
     /// All tiers and random deoptimisation.
     Quick,
     /// All tiers.
     Slow,
-    /// Only tiers that do not interpret what is cold; see [`Mode::native_tiers`].
+    /// Only tiers that do not interpret code on its first executions; see [`Mode::native_tiers`].
     Large,
 }
 
 impl Speed {
-    /// The modes it is quick enough for.
+    /// The modes in which a program of this speed is tested.
     pub fn modes(self) -> Vec<Mode> {
         match self {
             Speed::Quick => Mode::tiers_and_chaos(),
@@ -67,9 +69,10 @@ pub struct Program {
     pub packages: &'static str,
     /// Commands in their order.
     pub steps: &'static [Step],
-    /// How long it takes.
+    /// How long the program runs.
     pub speed: Speed,
-    /// Beginnings of relative paths that are not compared, because they record times or inode numbers.
+    /// Beginnings of relative paths that are not compared, because they record times or inode
+    /// numbers.
     pub ignored: &'static [&'static str],
 }
 
@@ -84,7 +87,8 @@ impl Program {
         Program { speed: Speed::Slow, ..Program::quick(name, packages, steps) }
     }
 
-    /// A test that only tiers run which do not interpret what is cold; see [`Mode::native_tiers`].
+    /// A test that runs only in tiers that do not interpret code on its first executions; see
+    /// [`Mode::native_tiers`].
     pub const fn large(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
         Program { speed: Speed::Large, ..Program::quick(name, packages, steps) }
     }
@@ -95,7 +99,7 @@ impl Program {
     }
 }
 
-/// What became of a program test.
+/// The result of a program test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// All modes agreed with native.
@@ -105,8 +109,8 @@ pub enum Verdict {
 }
 
 impl Lab {
-    /// Runs `program` natively and in each of `modes`, every time in a fresh directory at the same path with the files of
-    /// [`prepare`].
+    /// Runs `program` natively and in each of `modes`, every time in a fresh directory at the same
+    /// path with the files of [`prepare`].
     ///
     /// # Errors
     /// A report of the modes that differ, or of what could not be prepared.
@@ -117,7 +121,8 @@ impl Lab {
                     "{}: `{}` is not installed (Debian packages: {})",
                     program.name, step.words[0], program.packages
                 );
-                // CI installs everything, and says so: there a skipped test is a failure.
+                // CI installs every program and sets the variable: a skipped test is a failure
+                // there.
                 return match std::env::var_os("DYNASOUR_REQUIRE_PROGRAMS") {
                     Some(_) => Err(message),
                     None => Ok(Verdict::Skipped(message)),
@@ -162,7 +167,7 @@ fn total(outcomes: &[Outcome]) -> f64 {
     outcomes.iter().map(|outcome| outcome.elapsed.as_secs_f64() * 1e3).sum()
 }
 
-/// All steps in a fresh directory, and what they leave there.
+/// Runs all steps in a fresh directory; returns their outcomes and the files they leave.
 fn session(
     program: &Program,
     directory: &Path,
@@ -183,7 +188,7 @@ fn invocation(step: &Step, directory: &Path) -> Invocation {
     let name = step.words[0];
     let program = if name.contains('/') { directory.join(name) } else { find(name).unwrap_or_else(|| name.into()) };
     let mut invocation = Invocation::new(program, directory).args(step.words[1..].iter().copied());
-    // Programs that would otherwise put random numbers, times or the user's settings into their results.
+    // Programs would otherwise put random numbers, times or the user's settings into their results.
     for (key, value) in [
         ("PYTHONHASHSEED", "0"),
         ("PYTHONDONTWRITEBYTECODE", "1"),
@@ -204,7 +209,7 @@ fn find(name: &str) -> Option<PathBuf> {
     ["/usr/bin", "/bin"].iter().map(|directory| Path::new(directory).join(name)).find(|path| path.exists())
 }
 
-/// Writes the files that all programs work on.
+/// Writes the input files that all programs work on.
 ///
 /// # Errors
 /// The system's message.

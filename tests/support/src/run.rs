@@ -11,7 +11,8 @@ use std::sync::{Once, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A command line with everything that determines its behaviour: directory, standard input and the whole environment.
+/// A command line with everything that determines its behaviour: directory, standard input and the
+/// whole environment.
 ///
 /// `Display` prints a line for a shell that replays it.
 #[derive(Debug, Clone)]
@@ -102,12 +103,13 @@ impl Invocation {
 
     /// Runs it to its end or to the limit.
     ///
-    /// A command that cannot be started counts as a run with status 127 and the system's message on stderr.
+    /// A command that cannot be started counts as a run with status 127 and the system's message on
+    /// stderr.
     pub fn run(&self) -> Outcome {
         self.run_observed(self.limit, |_| {})
     }
 
-    /// The same, with the process shown to `observe` again and again, this often.
+    /// The same, and calls `observe` with the process id once in each `period`.
     pub fn run_observed(&self, period: Duration, mut observe: impl FnMut(u32)) -> Outcome {
         let start = Instant::now();
         let mut child = match self.spawn() {
@@ -125,7 +127,8 @@ impl Invocation {
         let (sender, finished) = mpsc::channel();
         let stdout = drain(child.stdout.take().expect("stdout is piped"), sender.clone());
         let stderr = drain(child.stderr.take().expect("stderr is piped"), sender);
-        // The pipes close when the last descendant is gone; then only the child itself has to be waited for.
+        // The pipes close when the last descendant has ended; then only the child itself has to be
+        // waited for.
         let mut open = 2;
         while open > 0 {
             match finished.recv_timeout(deadline.saturating_duration_since(Instant::now()).min(period)) {
@@ -169,13 +172,13 @@ impl Invocation {
     }
 }
 
-/// Reads a pipe to its end in a thread of its own and tells so.
+/// Reads a pipe to its end in a thread of its own, and sends a message when it is done.
 fn drain(mut pipe: impl Read + Send + 'static, done: mpsc::Sender<()>) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // An unreadable pipe shows as missing bytes in the comparison.
+        // Bytes that cannot be read show up as missing in the comparison.
         let _ = pipe.read_to_end(&mut bytes);
-        // The receiver is gone only when the run has already been given up.
+        // The receiver is gone only when the run has already timed out.
         let _ = done.send(());
         bytes
     })
@@ -198,8 +201,8 @@ fn wait_until(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
 /// Kills the child and all descendants that stayed in its process group.
 fn kill_group(child: &Child) {
     let group = libc::pid_t::try_from(child.id()).expect("process ids fit in pid_t");
-    // SAFETY: kill has no memory effects; the group's leader has not been waited for, so the id is still its own, or
-    // the group is empty and the call fails harmlessly.
+    // SAFETY: kill has no memory effects; the group's leader has not been waited for, so the id is
+    // still its own, or the group is empty and the call fails harmlessly.
     unsafe { libc::kill(-group, libc::SIGKILL) };
 }
 
@@ -210,7 +213,7 @@ fn limit() -> Duration {
     }
 }
 
-/// Guests crash on purpose; nobody wants their core files.
+/// Turns core files off: guests crash on purpose.
 pub fn disable_core_dumps() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -225,7 +228,8 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Asserts that a command of ours ended with a usage error whose message has these words, and did nothing else.
+/// Asserts that a dynasour command ended with a usage error whose message contains these words, and
+/// printed nothing else.
 #[track_caller]
 pub fn refused(outcome: &Outcome, words: &[&str]) {
     let message = text(&outcome.stderr);
@@ -235,7 +239,7 @@ pub fn refused(outcome: &Outcome, words: &[&str]) {
 }
 
 impl Outcome {
-    /// What differs between this run (the reference) and another, or nothing.
+    /// What differs between this run (the reference) and another; `None` if nothing does.
     pub fn difference(&self, other: &Outcome) -> Option<String> {
         let mut parts = Vec::new();
         if other.status == Status::TimedOut {
@@ -262,7 +266,7 @@ fn quote(bytes: &[u8]) -> String {
     format!("\"{}\"", bytes.escape_ascii())
 }
 
-/// The first difference of two byte streams, with the line in which it is.
+/// The first difference of two byte streams, with its line.
 fn stream_difference(name: &str, native: &[u8], other: &[u8]) -> Option<String> {
     if native == other {
         return None;
@@ -279,7 +283,7 @@ fn stream_difference(name: &str, native: &[u8], other: &[u8]) -> Option<String> 
     ))
 }
 
-/// The line that starts at `start`, at most 400 bytes of it; more lines where the streams are long.
+/// At most 400 bytes from the start of a line at `start`; they may hold several lines.
 fn line_from(bytes: &[u8], start: usize) -> &[u8] {
     let rest = &bytes[start.min(bytes.len())..];
     &rest[..rest.len().min(400)]

@@ -1,11 +1,11 @@
-//! Scratch directories, and the comparison of what programs leave in them.
+//! Scratch directories, and the comparison of the files that programs leave in them.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// What one directory entry is. Times and inode numbers are no part of it.
+/// One directory entry, without times and inode numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
     /// A directory and its permission bits.
@@ -21,7 +21,7 @@ pub enum Entry {
 /// All entries below a directory, by relative path.
 pub type Tree = BTreeMap<PathBuf, Entry>;
 
-/// Empties (or makes) a directory at the same path for each run, because paths find their way into outputs.
+/// Empties or makes a directory. It has the same path for each run, because programs print paths.
 ///
 /// # Errors
 /// The system's message with the path.
@@ -72,7 +72,7 @@ fn read_entry(path: &Path) -> std::io::Result<Entry> {
     })
 }
 
-/// The first few differences between two trees, or nothing.
+/// The first few differences between two trees; `None` if there are none.
 pub fn difference(native: &Tree, other: &Tree) -> Option<String> {
     let mut lines = Vec::new();
     for (path, entry) in native {

@@ -1,6 +1,8 @@
-//! Selections of optimiser passes that programs run under: none, each alone, all without one, all there are, and random sequences.
+//! Selections of optimiser passes that programs run under: no pass, each pass alone, the pipeline
+//! without each, all passes, and random sequences.
 //!
-//! `DYNASOUR_PASS_SETS=N` asks for N random sequences (6), `DYNASOUR_PASS_SEED=N` for other ones (1).
+//! `DYNASOUR_PASS_SETS=N` chooses the number of random sequences (default 6),
+//! `DYNASOUR_PASS_SEED=N` their seed (default 1).
 
 use dynasour_ir::opt::{PASSES, PIPELINE};
 use dynasour_ir::random::Rng;
@@ -14,21 +16,21 @@ fn number(variable: &str, default: u64) -> u64 {
     }
 }
 
-/// The passes that real traces can go through, by name.
+/// The names of the passes that can run on traces.
 fn passes() -> Vec<&'static str> {
     PASSES.iter().filter(|pass| !pass.evaluator_only).map(|pass| pass.name).collect()
 }
 
-/// What goes through the selections: the traces of a tier.
+/// Which traces go through the selections: those of one tier, compiled at one threshold.
 #[derive(Debug, Clone, Copy)]
 pub struct Traces {
     /// `dynamo` or `full`.
     pub tier: &'static str,
-    /// Executions of a head before it gets one.
+    /// Executions of a trace head before it is compiled.
     pub threshold: u32,
 }
 
-/// These traces go through this selection.
+/// The mode in which these traces go through this selection.
 fn mode(name: &'static str, traces: Traces, option: &str, passes: &[&str]) -> Mode {
     let flags = ["--tier", traces.tier, "--threshold", &traces.threshold.to_string(), option, &passes.join(",")];
     Mode { name, flags: flags.into_iter().map(str::to_owned).collect() }
@@ -42,13 +44,14 @@ pub fn pipeline() -> Vec<&'static str> {
     pipeline
 }
 
-/// None, each pass alone, the pipeline without each, and all passes.
+/// No pass, each pass alone, the pipeline without each of its passes, and all passes.
 pub fn fixed(traces: Traces) -> Vec<Mode> {
     let pipeline = pipeline();
     let mut modes = vec![mode("none", traces, "--skip-pass", &pipeline)];
     modes.extend(passes().iter().map(|pass| mode("alone", traces, "--passes", &[pass])));
     modes.extend(pipeline.iter().map(|pass| mode("without", traces, "--skip-pass", &[pass])));
-    // What is not in the pipeline, before and after what defers stores: some of it does nothing while stores wait.
+    // The passes outside the pipeline run before and after the one that defers stores: some of them
+    // change nothing while stores are deferred.
     let rest: Vec<&str> = passes().into_iter().filter(|pass| !PIPELINE.contains(pass)).collect();
     let defers = PIPELINE.iter().position(|pass| *pass == "sink").expect("a pass of the pipeline");
     let (before, after) = PIPELINE.split_at(defers);
@@ -57,7 +60,7 @@ pub fn fixed(traces: Traces) -> Vec<Mode> {
     modes
 }
 
-/// Random sequences of passes, other ones for each name.
+/// Random sequences of passes, different for each name.
 pub fn random(name: &str, traces: Traces) -> Vec<Mode> {
     let salt = name.bytes().fold(0u64, |salt, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
     let mut rng = Rng::new(number("DYNASOUR_PASS_SEED", 1) ^ salt);
