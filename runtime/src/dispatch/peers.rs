@@ -61,8 +61,10 @@ pub struct Peer {
     posted: AtomicBool,
     /// Guest code that may have changed.
     stale: Mutex<Vec<Range<u64>>>,
-    /// The thread's number.
+    /// The thread's number, and its process's.
     tid: AtomicI32,
+    /// See [`Peer::tid`].
+    pid: AtomicI32,
     /// How many are about to call it, above a bit that says that somebody has.
     calls: AtomicU32,
     /// System calls it made.
@@ -91,6 +93,7 @@ impl Peer {
         // SAFETY: gettid has no arguments and cannot fail.
         let tid = unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) };
         self.tid.store(tid as i32, Ordering::SeqCst);
+        self.pid.store(std::process::id() as i32, Ordering::SeqCst);
     }
 
     /// Makes it come out of the cache, if it is there, by a signal: then how it has moved so far. An error: that cannot be
@@ -104,7 +107,7 @@ impl Peer {
             self.interrupt();
             self.calls.fetch_or(CALLED, Ordering::SeqCst);
         }
-        let sent = !there || signal::call_out(self.tid.load(Ordering::SeqCst));
+        let sent = !there || signal::call_out(self.pid.load(Ordering::SeqCst), self.tid.load(Ordering::SeqCst));
         self.calls.fetch_sub(CALLING, Ordering::SeqCst);
         if sent { Ok(there.then_some(moves)) } else { Err(Deaf) }
     }
@@ -256,6 +259,16 @@ impl Peers {
             }
         }
         Ok(())
+    }
+
+    /// Makes every thread of the same process but `own` come out of guest code and system calls.
+    pub fn call_process(&self, own: &Peer) {
+        let pid = own.pid.load(Ordering::SeqCst);
+        for peer in self.others(own).iter().filter(|peer| peer.pid.load(Ordering::SeqCst) == pid) {
+            peer.interrupt();
+            // One that has gone cannot be called, and need not be.
+            signal::call_out(pid, peer.tid.load(Ordering::SeqCst));
+        }
     }
 
     /// Makes every thread but `own` forget its blocks made from `range` before it interprets or compiles anything else.

@@ -42,7 +42,7 @@ use crate::entry::{self, Call};
 use crate::invalidate::CodePages;
 use crate::invalidate::outputs::Outputs;
 use crate::process::exec::{Arguments, Follow};
-use crate::process::{Process, ThreadBody};
+use crate::process::{InCommon, Place, Process, ThreadBody};
 use crate::signal::altstack::AltStack;
 use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
 
@@ -81,6 +81,9 @@ pub trait Engine {
 
     /// In the parent: the child of [`Engine::run_vfork_child`] is gone, wherever it was.
     fn vfork_child_gone(&mut self);
+
+    /// Makes the other threads of this process come out of guest code and system calls.
+    fn call_threads(&mut self);
 
     /// What runs a new thread of this guest; `None` if there is no memory for it. `protect` is to be told of memory that
     /// the guest must not touch.
@@ -204,6 +207,8 @@ pub struct System {
     pub(crate) seccomp: Seccomp,
     /// Which of its calls are signals instead.
     dispatch: Option<Dispatch>,
+    /// Where it runs, if it is the first thread of a companion.
+    pub(crate) place: Option<Arc<Place>>,
 }
 
 impl System {
@@ -233,17 +238,26 @@ impl System {
             clear_at_end: 0,
             seccomp: config.seccomp.map_or_else(Seccomp::default, Seccomp::from_file),
             dispatch: None,
+            place: None,
         }
     }
 
     /// Where the report of this process goes, if it has to make one: a descriptor that nobody else writes to now.
     pub fn report_to(&self) -> Option<i32> {
+        if !self.process.is_first() {
+            return None;
+        }
         self.process.report().as_ref().map(Report::descriptor)
     }
 
     /// Signals delivered to handlers so far.
     pub fn delivered(&self) -> u64 {
         self.process.delivered()
+    }
+
+    /// The first thread is about to end, and needs nothing of the host's any more.
+    pub fn leave(&self) {
+        self.process.threads().leave();
     }
 
     /// Makes `context` this thread's and takes over the signals that are always the host's. From here on guest faults
@@ -277,6 +291,11 @@ impl System {
         Box::new(System { altstack: self.altstack, ..self.for_child(process) })
     }
 
+    /// What a companion starts with: copies of what the kernel copies.
+    pub(crate) fn for_companion(&self, in_common: InCommon, clear_at_end: u64) -> System {
+        System { clear_at_end, ..self.for_child(self.process.for_companion(in_common)) }
+    }
+
     /// What a new thread starts with.
     pub(crate) fn for_thread(&self, clear_at_end: u64) -> System {
         System { clear_at_end, ..self.for_child(self.process.clone()) }
@@ -296,6 +315,7 @@ impl System {
             clear_at_end: 0,
             seccomp: self.seccomp.clone(),
             dispatch: None,
+            place: None,
         }
     }
 
