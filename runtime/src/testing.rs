@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::process::{Ending, ThreadBody};
 use crate::signal::{FaultHooks, sa};
+use crate::syscall::tracing::Registers;
 use crate::syscall::{Config, Engine, Inherited, Outcome, System};
 
 /// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
@@ -94,6 +95,10 @@ impl Engine for Notes {
     fn vfork_child_gone(&mut self) {}
 
     fn call_threads(&mut self) {}
+
+    fn registers_of(&self, _: i32) -> Option<Registers> {
+        None
+    }
 
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
         self.thread.map(|thread| Box::new(Body(thread)) as Box<dyn ThreadBody>)

@@ -32,6 +32,7 @@ use crate::process::{self, Ending, ThreadBody};
 use crate::profile::{self, Phase, during};
 use crate::signal::{self, GuestFault};
 use crate::syscall::memory::Moved;
+use crate::syscall::tracing::Registers;
 use crate::syscall::{Engine, Outcome, System, int80};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
@@ -677,6 +678,10 @@ impl Engine for Dispatcher {
                 Outcome::Killed(signo) => signal::die(signo),
             }
         }
+    }
+
+    fn registers_of(&self, tid: i32) -> Option<Registers> {
+        self.machine.peers.registers_of(tid)
     }
 
     fn call_threads(&mut self) {

@@ -20,6 +20,7 @@ use crate::profile::sampling::Samples;
 use crate::profile::{self, Clock};
 use crate::signal;
 use crate::sync::lock;
+use crate::syscall::tracing::Registers;
 use dynasour_guest::ThreadContext;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -259,6 +260,29 @@ impl Peers {
             }
         }
         Ok(())
+    }
+
+    /// The registers of the thread with this number, which does not run, unless it is in the cache.
+    pub fn registers_of(&self, tid: i32) -> Option<Registers> {
+        let all = lock(&self.all);
+        let peer = all.iter().find(|peer| peer.tid.load(Ordering::SeqCst) == tid)?;
+        if peer.place() == Place::Cache {
+            return None;
+        }
+        // SAFETY: contexts of threads are never unmapped; their thread, which does not run, may be about to write to this one,
+        // so it is read without a reference.
+        unsafe {
+            let context = peer.context.load(Ordering::SeqCst);
+            (!context.is_null()).then(|| Registers {
+                gpr: (&raw const (*context).gpr).read_volatile(),
+                rip: (&raw const (*context).rip).read_volatile(),
+                rflags: (&raw const (*context).rflags).read_volatile(),
+                bases: [
+                    (&raw const (*context).fs_base).read_volatile(),
+                    (&raw const (*context).gs_base).read_volatile(),
+                ],
+            })
+        }
     }
 
     /// Makes every thread of the same process but `own` come out of guest code and system calls.

@@ -10,6 +10,7 @@
 //! | writes to `/proc/self/mem` ([`process_memory`]) | `write`, `pwrite64`, `writev`, `pwritev(2)` |
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | the size of the address space ([`limits`]) | `getrlimit`, `setrlimit`, `prlimit64` |
+//! | registers of threads of the same memory ([`tracing`]) | `ptrace` |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
 //! | looked at before any of this, and never told to the kernel ([`seccomp`]) | what `seccomp` and `prctl` set |
 //! | 32-bit calls (`int 0x80`) | become 64-bit ones ([`int80`]) |
@@ -28,6 +29,7 @@ mod process_memory;
 pub(crate) mod report;
 pub(crate) mod seccomp;
 pub mod special;
+pub mod tracing;
 mod vsyscall;
 
 use std::ffi::CString;
@@ -51,6 +53,7 @@ use memory::{Memory, Moved};
 use report::Report;
 use seccomp::{ARCHITECTURE, Dispatch, Seccomp};
 use special::Segments;
+use tracing::Registers;
 
 /// What system calls ask of the machine that runs guest code.
 pub trait Engine {
@@ -84,6 +87,9 @@ pub trait Engine {
 
     /// Makes the other threads of this process come out of guest code and system calls.
     fn call_threads(&mut self);
+
+    /// The registers of a thread of this memory, which does not run, if they are in its context.
+    fn registers_of(&self, tid: i32) -> Option<Registers>;
 
     /// What runs a new thread of this guest; `None` if there is no memory for it. `protect` is to be told of memory that
     /// the guest must not touch.
@@ -461,6 +467,7 @@ impl System {
                 switched.unwrap_or_else(|| self.pass(call))
             }
             libc::SYS_seccomp => self.seccomp_call(call),
+            libc::SYS_ptrace => self.ptrace_call(engine, call),
             libc::SYS_membarrier => control::membarrier(call, || self.pass(call)),
 
             // glibc does without rseq; the others would act on, or from, threads of the kernel or of ours.
