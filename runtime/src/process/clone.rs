@@ -27,6 +27,7 @@ const GUARD: usize = 4096;
 
 const CLONE_VM: u64 = libc::CLONE_VM as u64;
 const CLONE_VFORK: u64 = libc::CLONE_VFORK as u64;
+const CLONE_NEWPID: u64 = libc::CLONE_NEWPID as u64;
 const CLONE_THREAD: u64 = libc::CLONE_THREAD as u64;
 const CLONE_SETTLS: u64 = libc::CLONE_SETTLS as u64;
 const CLONE_FILES: u64 = libc::CLONE_FILES as u64;
@@ -370,7 +371,12 @@ impl System {
         made.map_or_else(Done::error, |tid| Done::Value(i64::from(tid)))
     }
 
+    /// Makes a process that shares this one's memory and runs at the same time.
     fn companion(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
+        if request.flags & CLONE_NEWPID != 0 {
+            // Threads call each other by their numbers, which would not be the same for all.
+            return Done::error(libc::EINVAL);
+        }
         signal::set_kernel_mask(!FIVE);
         if context.pending.load(Ordering::Relaxed) != 0 {
             // Delivering sets the mask.
