@@ -97,8 +97,9 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let images = loaded.images.iter().map(|image| image.range.clone());
     system.protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>()).map_err(setup)?;
     process::assume_identity(&loaded.comm, &loaded.places);
-    let status = dispatcher.run(&mut context, &mut system);
-    process::exit_first(status)
+    let ending = dispatcher.run(&mut context, &mut system);
+    system.leave();
+    ending.finish()
 }
 
 /// Makes all of the host's allocations come from the program break, above which room is kept ([`System::protect_host`]):

@@ -6,7 +6,7 @@
 //! 1. signal actions ([`crate::process::Process::actions`])
 //! 2. the descriptor for the report ([`crate::process::Process::report`])
 //! 3. the guest's view of the address space ([`crate::process::Process::memory`])
-//! 4. free seats of threads ([`crate::process::thread`])
+//! 4. places of companions ([`crate::process`]), then free seats of threads ([`crate::process::thread`])
 //! 5. the right to invalidate code: the exception. Who has it waits until the others have come out of guest code, for which
 //!    they need none of the locks above
 //! 6. resting dispatchers ([`crate::dispatch`])

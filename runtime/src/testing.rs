@@ -6,8 +6,9 @@ use dynasour_guest::space::Brk;
 use std::ops::Range;
 
 use crate::changes::Code;
-use crate::process::ThreadBody;
+use crate::process::{Ending, ThreadBody};
 use crate::signal::{FaultHooks, sa};
+use crate::syscall::tracing::Registers;
 use crate::syscall::{Config, Engine, Inherited, Outcome, System};
 
 /// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
@@ -54,15 +55,17 @@ pub(crate) struct Notes {
     pub(crate) forked: bool,
     pub(crate) reported: bool,
     pub(crate) child: Option<fn(&mut ThreadContext, &mut System) -> i32>,
-    pub(crate) thread: Option<fn(&mut ThreadContext, &mut System)>,
+    pub(crate) thread: Option<fn(&mut ThreadContext, &mut System) -> Ending>,
 }
 
-struct Body(fn(&mut ThreadContext, &mut System));
+struct Body(fn(&mut ThreadContext, &mut System) -> Ending);
 
 impl ThreadBody for Body {
-    fn run(self: Box<Self>, context: &mut ThreadContext, system: &mut System) {
-        (self.0)(context, system);
+    fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
+        (self.0)(context, system)
     }
+
+    fn rest(self: Box<Self>) {}
 }
 
 impl Code for Notes {
@@ -93,6 +96,12 @@ impl Engine for Notes {
     }
 
     fn vfork_child_gone(&mut self) {}
+
+    fn call_threads(&mut self) {}
+
+    fn registers_of(&self, _: i32) -> Option<Registers> {
+        None
+    }
 
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
         self.thread.map(|thread| Box::new(Body(thread)) as Box<dyn ThreadBody>)

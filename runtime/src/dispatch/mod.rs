@@ -30,10 +30,11 @@ use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop, astray};
 use crate::memory::{self, FaultInfo};
 use crate::perf_map;
-use crate::process::{self, ThreadBody};
+use crate::process::{self, Ending, ThreadBody};
 use crate::profile::{self, Phase, during};
 use crate::signal::{self, GuestFault};
 use crate::syscall::memory::Moved;
+use crate::syscall::tracing::Registers;
 use crate::syscall::{Engine, Outcome, System, int80};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
@@ -107,9 +108,8 @@ impl Dispatcher {
         }
     }
 
-    /// Runs the guest from `context` until its thread ends, and gives back its status. If it was the last one, the process
-    /// ends instead.
-    pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> i32 {
+    /// Runs the guest from `context` until its thread or its process ends.
+    pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
         let _attention = profile::attend(&self.peer.clock);
         self.peer.attach();
         if self.copies() {
@@ -118,6 +118,9 @@ impl Dispatcher {
         // A new thread's id is written for it before it comes here.
         self.drop_written();
         loop {
+            if system.process.threads().is_stopping() {
+                system.process.threads().stand_still(|| ());
+            }
             let outcome = if !self.peer.enter(context) {
                 self.attend();
                 Outcome::Continue
@@ -141,9 +144,9 @@ impl Dispatcher {
                     _ => self.copied(context, system),
                 }
             };
-            if let Some(status) = self.settle(outcome, system) {
+            if let Some(ended) = self.settle(outcome, system) {
                 self.abandon(AbortReason::Signal);
-                return status;
+                return ended;
             }
             self.drop_written();
         }
@@ -513,24 +516,21 @@ impl Dispatcher {
         self.machine.pages.dropped_written();
     }
 
-    /// Ends the process if the outcome says so; says when the thread has ended.
-    fn settle(&mut self, outcome: Outcome, system: &mut System) -> Option<i32> {
-        match outcome {
-            Outcome::Continue => None,
-            Outcome::ThreadExit(status) if system.end_thread() => {
-                self.report(system);
-                process::exit(status)
-            }
-            Outcome::ThreadExit(status) => Some(status),
-            Outcome::Exit(status) => {
-                self.report(system);
-                process::exit(status)
-            }
-            Outcome::Killed(signo) => {
-                self.report(system);
-                signal::die(signo)
-            }
+    /// Says whether the thread or the process ends, and does what comes before that.
+    fn settle(&mut self, outcome: Outcome, system: &mut System) -> Option<Ending> {
+        let ending = match outcome {
+            Outcome::Continue => return None,
+            Outcome::ThreadExit(status) if !system.end_thread() => return Some(Ending::Thread(status)),
+            Outcome::ThreadExit(status) => Ending::Process(status),
+            Outcome::Exit(status) => Ending::Process(status),
+            Outcome::Killed(signo) => Ending::Killed(signo),
+        };
+        self.report(system);
+        if system.process.shares_memory() {
+            system.clear_tid();
+            system.process.threads().stop_others(|| self.call_threads());
         }
+        Some(ending)
     }
 
     /// The table and the file of statistics, for the process that the user started.
@@ -670,6 +670,14 @@ impl Engine for Dispatcher {
         }
     }
 
+    fn registers_of(&self, tid: i32) -> Option<Registers> {
+        self.machine.peers.registers_of(tid)
+    }
+
+    fn call_threads(&mut self) {
+        self.machine.peers.call_process(&self.peer);
+    }
+
     fn vfork_child_gone(&mut self) {
         self.peer.take_back();
     }
@@ -718,9 +726,14 @@ impl Resting {
 }
 
 impl ThreadBody for Resting {
-    fn run(mut self: Box<Self>, context: &mut ThreadContext, system: &mut System) {
-        self.dispatcher.run(context, system);
+    fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
+        let ended = self.dispatcher.run(context, system);
         self.dispatcher.publish();
+        ended
+    }
+
+    fn rest(mut self: Box<Self>) {
+        self.dispatcher.abandon(AbortReason::Signal);
         let machine = self.dispatcher.machine;
         machine.rest(*self);
     }

@@ -21,6 +21,7 @@ use crate::profile::sampling::Samples;
 use crate::profile::{self, Clock};
 use crate::signal;
 use crate::sync::lock;
+use crate::syscall::tracing::Registers;
 use dynasour_guest::ThreadContext;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -62,8 +63,10 @@ pub struct Peer {
     posted: AtomicBool,
     /// Guest code that may have changed.
     stale: Mutex<Vec<Range<u64>>>,
-    /// The thread's number.
+    /// The thread's number, and its process's.
     tid: AtomicI32,
+    /// See [`Peer::tid`].
+    pid: AtomicI32,
     /// How many are about to call it, above a bit that says that somebody has.
     calls: AtomicU32,
     /// System calls it made.
@@ -92,6 +95,7 @@ impl Peer {
         // SAFETY: gettid has no arguments and cannot fail.
         let tid = unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) };
         self.tid.store(tid as i32, Ordering::SeqCst);
+        self.pid.store(std::process::id() as i32, Ordering::SeqCst);
     }
 
     /// Makes it come out of the cache, if it is there, by a signal: then how it has moved so far. An error: that cannot be
@@ -105,7 +109,7 @@ impl Peer {
             self.interrupt();
             self.calls.fetch_or(CALLED, Ordering::SeqCst);
         }
-        let sent = !there || signal::call_out(self.tid.load(Ordering::SeqCst));
+        let sent = !there || signal::call_out(self.pid.load(Ordering::SeqCst), self.tid.load(Ordering::SeqCst));
         self.calls.fetch_sub(CALLING, Ordering::SeqCst);
         if sent { Ok(there.then_some(moves)) } else { Err(Deaf) }
     }
@@ -260,6 +264,39 @@ impl Peers {
             }
         }
         Ok(())
+    }
+
+    /// The registers of the thread with this number, which does not run, unless it is in the cache.
+    pub fn registers_of(&self, tid: i32) -> Option<Registers> {
+        let all = lock(&self.all);
+        let peer = all.iter().find(|peer| peer.tid.load(Ordering::SeqCst) == tid)?;
+        if peer.place() == Place::Cache {
+            return None;
+        }
+        // SAFETY: contexts of threads are never unmapped; their thread, which does not run, may be about to write to this one,
+        // so it is read without a reference.
+        unsafe {
+            let context = peer.context.load(Ordering::SeqCst);
+            (!context.is_null()).then(|| Registers {
+                gpr: (&raw const (*context).gpr).read_volatile(),
+                rip: (&raw const (*context).rip).read_volatile(),
+                rflags: (&raw const (*context).rflags).read_volatile(),
+                bases: [
+                    (&raw const (*context).fs_base).read_volatile(),
+                    (&raw const (*context).gs_base).read_volatile(),
+                ],
+            })
+        }
+    }
+
+    /// Makes every thread of the same process but `own` come out of guest code and system calls.
+    pub fn call_process(&self, own: &Peer) {
+        let pid = own.pid.load(Ordering::SeqCst);
+        for peer in self.others(own).iter().filter(|peer| peer.pid.load(Ordering::SeqCst) == pid) {
+            peer.interrupt();
+            // One that has gone cannot be called, and need not be.
+            signal::call_out(pid, peer.tid.load(Ordering::SeqCst));
+        }
     }
 
     /// Makes every thread but `own` forget its blocks made from `range` before it interprets or compiles anything else.

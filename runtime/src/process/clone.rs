@@ -5,7 +5,8 @@
 //!   context of its own, with copies of what the kernel copies for it. It allocates from the common heap, never frees
 //!   the parent's things, and ends without destructors; the parent frees the child's when it wakes.
 //! * A thread ([`super::thread`]) shares everything. What the kernel would give it, it gives itself.
-//! * A process that shares memory and runs at the same time, which nobody makes since there are threads, is refused.
+//! * A process that shares memory and runs at the same time ([`super::companion`]) has a host stack, thread-local storage, a
+//!   dispatcher and a context of its own.
 
 use std::sync::atomic::Ordering;
 
@@ -13,8 +14,10 @@ use dynasour_guest::ThreadContext;
 
 use crate::entry::{self, Call, SpawnStart};
 use crate::signal::{self, FIVE};
-use crate::syscall::{Done, Engine, Outcome, System, guest_write};
+use crate::syscall::report::Report;
+use crate::syscall::{Done, Engine, System, guest_write};
 
+use super::shared::InCommon;
 use super::thread::Identity;
 
 /// Bytes of a vfork child's host stack.
@@ -24,8 +27,10 @@ const GUARD: usize = 4096;
 
 const CLONE_VM: u64 = libc::CLONE_VM as u64;
 const CLONE_VFORK: u64 = libc::CLONE_VFORK as u64;
+const CLONE_NEWPID: u64 = libc::CLONE_NEWPID as u64;
 const CLONE_THREAD: u64 = libc::CLONE_THREAD as u64;
 const CLONE_SETTLS: u64 = libc::CLONE_SETTLS as u64;
+const CLONE_FILES: u64 = libc::CLONE_FILES as u64;
 const CLONE_SIGHAND: u64 = libc::CLONE_SIGHAND as u64;
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const CLONE_PARENT_SETTID: u64 = libc::CLONE_PARENT_SETTID as u64;
@@ -142,22 +147,25 @@ impl Request {
         self.flags & !PLAIN_FORK == 0 && self.flags & 0xff == libc::SIGCHLD as u64
     }
 
-    /// Makes the call with the guest's flags but without its stack and TLS, which are the context's business. `buffer`
-    /// holds clone3's arguments and must live until the call is over.
-    fn host_call(&self, stack: Option<(u64, u64)>, buffer: &mut [u64; ARGS_WORDS]) -> Call {
-        // What the child has to clear at its end it does itself.
-        let flags = self.flags & !(CLONE_SETTLS | CLONE_CHILD_CLEARTID);
+    /// Makes the call with the guest's flags but without its stack and TLS, which are the context's business; `stack` and
+    /// `tls` are the host's. `buffer` holds clone3's arguments and must live until the call is over.
+    fn host_call(&self, stack: Option<(u64, u64)>, tls: Option<u64>, buffer: &mut [u64; ARGS_WORDS]) -> Call {
+        // What the child has to clear at its end it does itself, except in its parent's place.
+        let is_vfork = self.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM | CLONE_VFORK;
+        let flags = self.flags & !CLONE_SETTLS & !if is_vfork { 0 } else { CLONE_CHILD_CLEARTID };
+        let flags = flags | tls.map_or(0, |_| CLONE_SETTLS);
+        let tls = tls.unwrap_or(0);
         let (base, size) = stack.unwrap_or((0, 0));
         match self.form {
             Form::Clone { parent_tid, child_tid } => {
-                Call::new(libc::SYS_clone, &[flags, base + size, parent_tid, child_tid])
+                Call::new(libc::SYS_clone, &[flags, base + size, parent_tid, child_tid, tls])
             }
             Form::Clone3 { args, size: bytes } => {
                 *buffer = args;
                 buffer[word::FLAGS] = flags;
                 buffer[word::STACK] = base;
                 buffer[word::STACK_SIZE] = size;
-                buffer[word::TLS] = 0;
+                buffer[word::TLS] = tls;
                 Call::new(libc::SYS_clone3, &[buffer.as_ptr() as u64, bytes])
             }
         }
@@ -271,15 +279,10 @@ impl System {
         if request.flags & CLONE_THREAD != 0 {
             return self.thread(context, engine, &request);
         }
-        if request.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM {
-            const NOT_RUNNABLE: i32 = 126;
-            super::complain("the program creates a process that shares its memory, which is not supported");
-            return Done::Outcome(Outcome::Exit(NOT_RUNNABLE));
-        }
-        if request.flags & CLONE_VM != 0 {
-            self.vfork(context, engine, &request)
-        } else {
-            self.fork(context, engine, &request)
+        match request.flags & (CLONE_VM | CLONE_VFORK) {
+            CLONE_VM => self.companion(context, engine, &request),
+            flags if flags & CLONE_VM != 0 => self.vfork(context, engine, &request),
+            _ => self.fork(context, engine, &request),
         }
     }
 
@@ -309,6 +312,7 @@ impl System {
             return done;
         }
         self.clear_at_end = request.identity().clear_at_end;
+        self.place = None;
         self.forget_accepted(context);
         self.forget_dispatch();
         signal::set_kernel_mask(!FIVE);
@@ -325,7 +329,7 @@ impl System {
 
     fn fork_raw(&self, request: &Request) -> Done {
         let mut buffer = [0; ARGS_WORDS];
-        self.pass(&request.host_call(None, &mut buffer))
+        self.pass(&request.host_call(None, None, &mut buffer))
     }
 
     /// Forks while other threads may be anywhere in the host: with every lock held, the C library's by its own fork, so that
@@ -367,6 +371,49 @@ impl System {
         made.map_or_else(Done::error, |tid| Done::Value(i64::from(tid)))
     }
 
+    /// Makes a process that shares this one's memory and runs at the same time.
+    fn companion(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
+        if request.flags & CLONE_NEWPID != 0 {
+            // Threads call each other by their numbers, which would not be the same for all.
+            return Done::error(libc::EINVAL);
+        }
+        signal::set_kernel_mask(!FIVE);
+        if context.pending.load(Ordering::Relaxed) != 0 {
+            // Delivering sets the mask.
+            return Done::Restart;
+        }
+        engine.private_memory_lost();
+        self.share_memory();
+        let body = engine.new_thread(&|range| self.protect(range));
+        // Until the child has its own context in GS no signal may come.
+        signal::set_kernel_mask(!0);
+        let place = body.and_then(|body| Some((body, self.process.places().take(|range| self.protect(range))?)));
+        // Making a place makes a thread of the C library's.
+        self.take_back_library_signals();
+        let done = place.map_or(Done::error(libc::EAGAIN), |(body, place)| {
+            let is_set = |flag: u64| request.flags & flag != 0;
+            let in_common = InCommon { actions: is_set(CLONE_SIGHAND), descriptors: is_set(CLONE_FILES) };
+            let system = self.for_companion(in_common, request.identity().clear_at_end);
+            // It stays where it is until the child has its copy.
+            let report = self.process.report();
+            let unwanted = report.as_ref().map(Report::descriptor).filter(|_| !in_common.descriptors);
+            let start = system.settle_in(&place, body, is_set(CLONE_CLEAR_SIGHAND), unwanted, |child| {
+                copy_registers(context, child);
+                request.enter_child(child);
+            });
+            let mut buffer = [0; ARGS_WORDS];
+            let call = request.host_call(Some(place.base_and_size()), Some(place.fs_base()), &mut buffer);
+            // SAFETY: stack and thread-local storage are the place's, which is the child's now, and so is what it starts with.
+            let result = unsafe { entry::spawn(&call, start) };
+            if result < 0 {
+                place.release();
+            }
+            Done::Value(result)
+        });
+        signal::set_kernel_mask(signal::host_mask(self.mask));
+        done
+    }
+
     fn vfork(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine, request: &Request) -> Done {
         let Some(stack) = ChildStack::new() else { return Done::error(libc::ENOMEM) };
         let mut child = Child {
@@ -386,11 +433,11 @@ impl System {
             return Done::Restart;
         }
         let mut buffer = [0; ARGS_WORDS];
-        let call = request.host_call(Some(stack.base_and_size()), &mut buffer);
+        let call = request.host_call(Some(stack.base_and_size()), None, &mut buffer);
         let child_address = &raw mut child;
         // SAFETY: the stack is new, and this function's frame outlives the child: CLONE_VFORK makes the call return
         // when the child has exited or executed another program.
-        let result = unsafe { entry::spawn(&call, child_address.cast()) };
+        let result = self.process.threads().stand_still(|| unsafe { entry::spawn(&call, child_address.cast()) });
         child.engine.vfork_child_gone();
         signal::set_kernel_mask(signal::host_mask(self.mask));
         Done::Value(result)
@@ -437,10 +484,10 @@ mod tests {
         let clone = Request::parse(&clone).expect("valid");
         assert_eq!((clone.stack, clone.tls), (Some(0x8000), 3));
         let mut buffer = [0; ARGS_WORDS];
-        assert_eq!(clone.host_call(None, &mut buffer), Call::new(libc::SYS_clone, &[17, 0, 1, 2]));
+        assert_eq!(clone.host_call(None, None, &mut buffer), Call::new(libc::SYS_clone, &[17, 0, 1, 2]));
         assert_eq!(
-            clone.host_call(Some((0x1000, 0x100)), &mut buffer),
-            Call::new(libc::SYS_clone, &[17, 0x1100, 1, 2])
+            clone.host_call(Some((0x1000, 0x100)), Some(5), &mut buffer),
+            Call::new(libc::SYS_clone, &[CLONE_SETTLS | 17, 0x1100, 1, 2, 5])
         );
     }
 
@@ -452,7 +499,7 @@ mod tests {
         let request = parse(&args, 88).expect("valid");
         assert_eq!((request.stack, request.tls), (Some(0x8100), 7));
         let mut buffer = [0; ARGS_WORDS];
-        request.host_call(Some((0x1000, 0x200)), &mut buffer);
+        request.host_call(Some((0x1000, 0x200)), None, &mut buffer);
         assert_eq!(buffer, [CLONE_VM | CLONE_VFORK, 0, 0, 0, 17, 0x1000, 0x200, 0, 0, 0, 0]);
         assert_eq!(parse(&args, 96), Ok(request));
         assert_eq!(parse(&args, 63), Err(libc::EINVAL));

@@ -250,7 +250,7 @@ impl System {
             Ok(filters) => filters,
             Err(errno) => return Done::error(errno),
         };
-        let done = self.exec_translated(&request, &follow, path, filters);
+        let done = self.exec_translated(engine, &request, &follow, path, filters);
         if let Some(fd) = filters {
             // SAFETY: opened above; the program is still this one.
             unsafe { libc::close(fd) };
@@ -259,7 +259,14 @@ impl System {
     }
 
     /// The translator's execve of `path`, which is handed `filters`.
-    fn exec_translated(&mut self, request: &Request, follow: &Follow, path: CString, filters: Option<i32>) -> Done {
+    fn exec_translated(
+        &mut self,
+        engine: &mut dyn Engine,
+        request: &Request,
+        follow: &Follow,
+        path: CString,
+        filters: Option<i32>,
+    ) -> Done {
         let prepared = read_pointers(request.argv).and_then(|pointers| {
             let argv0 = match pointers.first() {
                 Some(&address) => guest_string(address, LONGEST_STRING, libc::E2BIG)?,
@@ -280,9 +287,9 @@ impl System {
         };
         let argv = arguments.pointers.as_ptr() as u64;
         let through = |file: &CStr| Call::new(libc::SYS_execve, &[file.as_ptr() as u64, argv, request.envp]);
-        let done = self.switch_program(&through(c"/proc/self/exe"));
+        let done = self.switch_program(engine, &through(c"/proc/self/exe"));
         if done == Done::error(libc::ENOENT) {
-            return self.switch_program(&through(&follow.translator));
+            return self.switch_program(engine, &through(&follow.translator));
         }
         done
     }
@@ -300,11 +307,23 @@ impl System {
             let path = if i64::from(call.nr as u32) == libc::SYS_execve { 0 } else { 1 };
             call.args[path] = executable.as_ptr() as u64;
         }
-        self.switch_program(&call)
+        self.switch_program(engine, &call)
     }
 
     /// An execve: the kernel's dispositions and mask become exactly the guest's for its duration.
-    fn switch_program(&mut self, call: &Call) -> Done {
+    fn switch_program(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        if !self.process.shares_memory() {
+            return self.switch_alone(call);
+        }
+        // The call ends the other threads, wherever they are.
+        self.process.threads().stop_others(|| engine.call_threads());
+        let done = self.switch_alone(call);
+        self.process.threads().release_others();
+        done
+    }
+
+    /// As [`System::switch_program`], where no other thread is in the host.
+    fn switch_alone(&mut self, call: &Call) -> Done {
         for signo in FIVE_SIGNALS {
             // A handler becomes the default anyway, and is needed until then.
             let action = self.process.action(signo);
@@ -318,7 +337,7 @@ impl System {
             // What is pending stays so.
             self.send_held_again(five_blocked);
         }
-        let done = self.pass(call);
+        let done = self.pass_exec(call);
         // Still here.
         if five_blocked != 0 {
             signal::set_kernel_mask(signal::host_mask(self.mask));

@@ -1,6 +1,7 @@
 //! Processes: making them, turning them into other programs, ending them (DESIGN 7).
 
 mod clone;
+mod companion;
 pub mod exec;
 mod identity;
 mod shared;
@@ -8,10 +9,11 @@ mod shared;
 mod tests;
 pub(crate) mod thread;
 
+pub(crate) use companion::Place;
 pub(crate) use identity::assume as assume_identity;
-pub(crate) use shared::Process;
-pub use thread::ThreadBody;
-pub(crate) use thread::exit_first;
+pub(crate) use shared::{InCommon, Process};
+use thread::exit_first;
+pub use thread::{Ending, ThreadBody};
 
 use crate::entry::{self, Call};
 

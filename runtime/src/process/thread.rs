@@ -36,24 +36,73 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
-/// What runs the guest in a new thread: returns when the thread ends by itself.
+/// How the guest's code in a thread came to its end. The host thread is still there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Ending {
+    /// The thread asked to exit, with this status; others go on.
+    Thread(i32),
+    /// The process, or its last thread, asked to exit with this status.
+    Process(i32),
+    /// A signal kills the process.
+    Killed(i32),
+}
+
+impl Ending {
+    /// Ends the host thread or the process.
+    pub fn finish(self) -> ! {
+        match self {
+            Ending::Thread(status) => exit_first(status),
+            Ending::Process(status) => super::exit(status),
+            Ending::Killed(signo) => signal::die(signo),
+        }
+    }
+}
+
+/// What runs the guest in a new thread.
 pub trait ThreadBody: Send {
-    /// Runs the guest from `context` until the thread ends. If it was the last one, the process ends instead.
-    fn run(self: Box<Self>, context: &mut ThreadContext, system: &mut System);
+    /// Runs the guest from `context` until the thread or the process ends.
+    fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending;
+
+    /// The thread that ran by it is at its end, or gone in an execve.
+    fn rest(self: Box<Self>);
 }
 
 /// The threads of a process, as far as making and ending them goes.
 pub(crate) struct Threads {
     live: AtomicU32,
-    /// Seats that nobody sits on, or is just about to leave.
-    free: Mutex<Vec<Seat>>,
+    /// Seats of the address space that nobody sits on, or is just about to leave.
+    free: Arc<Mutex<Vec<Seat>>>,
     made: AtomicU32,
+    /// Host threads that have not done their last yet: some more than live ones.
+    hosts: AtomicU32,
+    /// Those of them that stand still, or sleep while a vfork child runs.
+    still: AtomicU32,
+    /// 1 while one thread wants the others to stand still.
+    stop: AtomicU32,
 }
 
 impl Threads {
     /// One thread.
     pub(crate) fn new() -> Threads {
-        Threads { live: AtomicU32::new(1), free: Mutex::new(Vec::new()), made: AtomicU32::new(0) }
+        Threads {
+            live: AtomicU32::new(1),
+            free: Arc::default(),
+            made: AtomicU32::new(0),
+            hosts: AtomicU32::new(1),
+            still: AtomicU32::new(0),
+            stop: AtomicU32::new(0),
+        }
+    }
+
+    /// The only thread of a new process that shares these threads' memory.
+    pub(crate) fn of_companion(&self) -> Threads {
+        Threads { free: self.free.clone(), made: AtomicU32::new(1), ..Threads::new() }
+    }
+
+    /// From now on another process runs in the same memory, which is as if there were another thread.
+    pub(crate) fn share_memory(&self) {
+        self.made.store(1, Ordering::Relaxed);
     }
 
     /// Has there ever been a second thread?
@@ -75,9 +124,57 @@ impl Threads {
     /// In a forked child: one thread, and nobody sits on the free seats.
     pub(crate) fn after_fork_child(&self) {
         self.live.store(1, Ordering::Relaxed);
+        self.hosts.store(1, Ordering::Relaxed);
+        self.still.store(0, Ordering::Relaxed);
+        self.stop.store(0, Ordering::Relaxed);
         for seat in lock(&self.free).iter_mut() {
             seat.thread = None;
         }
+    }
+
+    /// Calls `sleep` while this thread, which holds no lock, needs none. It does not go on before it may.
+    pub(crate) fn stand_still<R>(&self, sleep: impl FnOnce() -> R) -> R {
+        self.still.fetch_add(1, Ordering::SeqCst);
+        let result = sleep();
+        while self.is_stopping() {
+            let args = [&raw const self.stop as u64, libc::FUTEX_WAIT as u64, 1, 0];
+            // SAFETY: sleeps while the word is 1.
+            unsafe { entry::raw(&Call::new(libc::SYS_futex, &args)) };
+        }
+        self.still.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    /// Must this thread stand still?
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::SeqCst) != 0
+    }
+
+    /// Makes all other threads of the process stand still, none with a lock: it is about to leave memory that others use.
+    /// `call` makes them come out of guest code and system calls.
+    pub(crate) fn stop_others(&self, mut call: impl FnMut()) {
+        const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
+        while self.stop.swap(1, Ordering::SeqCst) != 0 {
+            self.stand_still(|| ());
+        }
+        while self.still.load(Ordering::SeqCst) + 1 < self.hosts.load(Ordering::SeqCst) {
+            call();
+            std::thread::sleep(PAUSE);
+        }
+        // Those that have done their last here are still the C library's.
+        let mut free = lock(&self.free);
+        free.iter_mut().for_each(Seat::vacate);
+    }
+
+    /// The process goes on after all.
+    pub(crate) fn release_others(&self) {
+        self.stop.store(0, Ordering::SeqCst);
+        wake(&raw const self.stop as u64, i32::MAX as u64);
+    }
+
+    /// The calling host thread has done its last.
+    pub(crate) fn leave(&self) {
+        self.hosts.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn seat(&self) -> Option<Seat> {
@@ -175,7 +272,7 @@ struct Start {
 extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: the maker leaked this box for us.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
-    let Start { mut seat, mut system, body, identity, started } = *start;
+    let Start { mut seat, mut system, mut body, identity, started } = *start;
     // SAFETY: plain calls about this thread; the seat outlives it.
     unsafe {
         seat.thread = Some(libc::pthread_self());
@@ -197,13 +294,20 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
     started.changed.notify_one();
     drop(started);
     signal::set_kernel_mask(signal::host_mask(system.mask));
-    body.run(&mut seat.context, &mut system);
+    let ending = body.run(&mut seat.context, &mut system);
     // The handler finds nothing here any more.
     signal::set_kernel_mask(!0);
+    body.rest();
     let process = system.process.clone();
     drop(system);
     lock(&process.threads().free).push(seat);
-    std::ptr::null_mut()
+    match ending {
+        Ending::Thread(_) => {
+            process.threads().leave();
+            std::ptr::null_mut()
+        }
+        _ => ending.finish(),
+    }
 }
 
 /// Bytes of the kernel's `struct robust_list_head`.
@@ -236,25 +340,12 @@ impl System {
         let stack = seat.stack();
         let start_with = Box::into_raw(Box::new(Start { seat, system, body, identity, started: started.clone() }));
         threads.live.fetch_add(1, Ordering::SeqCst);
+        threads.hosts.fetch_add(1, Ordering::SeqCst);
         // The thread does not go on before this is released.
         let mut tid = lock(&started.tid);
-        // SAFETY: the attributes are initialised before use, the stack is nobody else's until the thread has been joined,
-        // and the thread takes over the box.
-        let failed = unsafe {
-            let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
-            let mut thread: libc::pthread_t = std::mem::zeroed();
-            let mut failed = libc::pthread_attr_init(&mut attributes);
-            if failed == 0 {
-                failed = pthread_attr_setstack(&mut attributes, stack as *mut libc::c_void, STACK);
-                if failed == 0 {
-                    failed = libc::pthread_create(&mut thread, &attributes, start, start_with.cast());
-                }
-                libc::pthread_attr_destroy(&mut attributes);
-            }
-            failed
-        };
-        if failed != 0 {
+        if create(stack, STACK, start, start_with.cast()).is_err() {
             threads.live.fetch_sub(1, Ordering::SeqCst);
+            threads.leave();
             // SAFETY: no thread took it.
             let unused = unsafe { Box::from_raw(start_with) };
             lock(&threads.free).push(unused.seat);
@@ -270,7 +361,7 @@ impl System {
     }
 
     /// The C library has installed handlers of its own for its thread making: puts the guest's dispositions back.
-    fn take_back_library_signals(&self) {
+    pub(super) fn take_back_library_signals(&self) {
         const LIBRARY_SIGNALS: [i32; 2] = [32, 33];
         let actions = self.process.actions();
         for signo in LIBRARY_SIGNALS {
@@ -281,15 +372,48 @@ impl System {
     /// The thread ends by itself; its asynchronous signals are blocked. Does what the guest can see of it. Was it the last
     /// one?
     pub(crate) fn end_thread(&mut self) -> bool {
-        let threads = self.process.threads();
         end_robust_list();
+        // Before the word is cleared: who sees that may end, too, and must find itself the last one.
+        let is_last = self.process.threads().live.fetch_sub(1, Ordering::SeqCst) == 1;
+        // Nobody waits for the last one, except other processes.
+        if !is_last || self.process.shares_memory() {
+            self.clear_tid();
+        }
+        is_last
+    }
+
+    /// Clears and wakes the word that the guest wants cleared at the end of this thread.
+    pub(crate) fn clear_tid(&mut self) {
         let word = std::mem::take(&mut self.clear_at_end);
-        // Nobody waits for the last one.
-        if word != 0 && threads.live.load(Ordering::SeqCst) > 1 && guest_write(word, &0u32.to_le_bytes()).is_ok() {
+        if word != 0 && guest_write(word, &0u32.to_le_bytes()).is_ok() {
             wake(word, 1);
         }
-        threads.live.fetch_sub(1, Ordering::SeqCst) == 1
     }
+}
+
+/// Makes a thread of the C library's that runs `function` on the `size` bytes at `stack`, which are nobody else's until the
+/// thread has been joined.
+pub(super) fn create(
+    stack: u64,
+    size: usize,
+    function: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+    argument: *mut libc::c_void,
+) -> Result<(), i32> {
+    // SAFETY: the attributes are initialised before use; the rest is the caller's promise.
+    let failed = unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        let mut thread: libc::pthread_t = std::mem::zeroed();
+        let mut failed = libc::pthread_attr_init(&mut attributes);
+        if failed == 0 {
+            failed = pthread_attr_setstack(&mut attributes, stack as *mut libc::c_void, size);
+            if failed == 0 {
+                failed = libc::pthread_create(&mut thread, &attributes, function, argument);
+            }
+            libc::pthread_attr_destroy(&mut attributes);
+        }
+        failed
+    };
+    if failed == 0 { Ok(()) } else { Err(failed) }
 }
 
 /// Ends the first thread of a process that goes on.

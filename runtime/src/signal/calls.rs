@@ -378,7 +378,7 @@ impl System {
 
     /// Only the process that the user started reports: its children die as the kernel lets them.
     pub(crate) fn forget_report(&self) {
-        if self.process.become_child().is_none() {
+        if !self.process.become_child() {
             return;
         }
         for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & !FIVE & set_of(signo) != 0) {
@@ -391,8 +391,19 @@ impl System {
 
     /// The action the kernel gets for a guest's action.
     pub(crate) fn mirror(&self, signo: i32, action: &SigAction) -> SigAction {
-        let watched = self.process.reports() && DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
-        if watched { ours(action) } else { mirror(signo, action) }
+        let is_watched = self.process.reports() || self.process.shares_memory();
+        let is_deadly = DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
+        if is_watched && is_deadly { ours(action) } else { mirror(signo, action) }
+    }
+
+    /// From now on another process runs in the same memory: this one ends only by itself.
+    pub(crate) fn share_memory(&self) {
+        if !self.process.share_memory() {
+            let actions = self.process.actions();
+            for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & set_of(signo) != 0) {
+                super::set_kernel_action(signo, &self.mirror(signo, &actions[signo as usize]));
+            }
+        }
     }
 
     /// Gives the kernel the actions of all signals for which it has, or gets, a handler of ours.

@@ -191,7 +191,7 @@ pub unsafe extern "C" fn on_signal(
     // SAFETY: set before handlers were installed; the state lives as long as the context.
     let state = unsafe { &*(context.signals as *const SignalState) };
     if (signo, info.code()) == (CALL_SIGNAL, CALL_CODE) {
-        divert(frame, context);
+        called(frame, context);
         return;
     }
     // The kernel's codes for faults are positive; signals that somebody sent have none, unless he forges one.
@@ -278,6 +278,17 @@ fn asynchronous(
     }
 }
 
+/// The thread is called: it comes out of native code, and out of a system call if it is about to make one (again).
+fn called(frame: &mut libc::ucontext_t, context: &ThreadContext) {
+    let regs = &mut frame.uc_mcontext.gregs;
+    let is_outside = entry::window(regs[libc::REG_RIP as usize] as u64) == Window::Outside;
+    if is_outside || context.pending.load(Ordering::Relaxed) == 0 {
+        divert(frame, context);
+    } else {
+        regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
+    }
+}
+
 /// If the thread was interrupted in native code, it comes out.
 fn divert(frame: &mut libc::ucontext_t, context: &ThreadContext) {
     let regs = &mut frame.uc_mcontext.gregs;
@@ -292,13 +303,13 @@ fn divert(frame: &mut libc::ucontext_t, context: &ThreadContext) {
     }
 }
 
-/// Makes a thread of this process come out of native code, if it is there. `false`: the signal cannot be sent.
-pub fn call_out(tid: i32) -> bool {
+/// Makes thread `tid` of process `pid`, which shares this one's memory, come out of native code, if it is there. `false`: the
+/// signal cannot be sent.
+pub fn call_out(pid: i32, tid: i32) -> bool {
     let info = SigInfo::of_fault(CALL_SIGNAL, CALL_CODE, 0);
     // SAFETY: reads `info`; the handler of this signal is ours.
     unsafe {
-        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
-        let args = [pid, tid as u64, CALL_SIGNAL as u64, std::ptr::from_ref(&info) as u64];
+        let args = [pid as u64, tid as u64, CALL_SIGNAL as u64, std::ptr::from_ref(&info) as u64];
         entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
     }
 }

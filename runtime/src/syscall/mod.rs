@@ -10,6 +10,7 @@
 //! | writes to `/proc/self/mem` ([`process_memory`]) | `write`, `pwrite64`, `writev`, `pwritev(2)` |
 //! | what is kept for the report ([`report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
 //! | the size of the address space ([`limits`]) | `getrlimit`, `setrlimit`, `prlimit64` |
+//! | registers of threads of the same memory ([`tracing`]) | `ptrace` |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
 //! | looked at before any of this, and never told to the kernel ([`seccomp`]) | what `seccomp` and `prctl` set |
 //! | 32-bit calls (`int 0x80`) | become 64-bit ones ([`int80`]) |
@@ -28,6 +29,7 @@ mod process_memory;
 pub(crate) mod report;
 pub(crate) mod seccomp;
 pub mod special;
+pub mod tracing;
 mod vsyscall;
 
 use std::ffi::CString;
@@ -41,7 +43,7 @@ use dynasour_guest::space::Brk;
 use crate::changes::{Code, CodePages};
 use crate::entry::{self, Call};
 use crate::process::exec::{Arguments, Follow};
-use crate::process::{Process, ThreadBody};
+use crate::process::{InCommon, Place, Process, ThreadBody};
 use crate::signal::altstack::AltStack;
 use crate::signal::{self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState};
 
@@ -50,6 +52,7 @@ use memory::{Memory, Moved};
 use report::Report;
 use seccomp::{ARCHITECTURE, Dispatch, Seccomp};
 use special::Segments;
+use tracing::Registers;
 
 /// What system calls ask of the machine that runs guest code.
 pub trait Engine: Code {
@@ -77,6 +80,12 @@ pub trait Engine: Code {
 
     /// In the parent: the child of [`Engine::run_vfork_child`] is gone, wherever it was.
     fn vfork_child_gone(&mut self);
+
+    /// Makes the other threads of this process come out of guest code and system calls.
+    fn call_threads(&mut self);
+
+    /// The registers of a thread of this memory, which does not run, if they are in its context.
+    fn registers_of(&self, tid: i32) -> Option<Registers>;
 
     /// What runs a new thread of this guest; `None` if there is no memory for it. `protect` is to be told of memory that
     /// the guest must not touch.
@@ -200,6 +209,8 @@ pub struct System {
     pub(crate) seccomp: Seccomp,
     /// Which of its calls are signals instead.
     dispatch: Option<Dispatch>,
+    /// Where it runs, if it is the first thread of a companion.
+    pub(crate) place: Option<Arc<Place>>,
 }
 
 impl System {
@@ -229,17 +240,26 @@ impl System {
             clear_at_end: 0,
             seccomp: config.seccomp.map_or_else(Seccomp::default, Seccomp::from_file),
             dispatch: None,
+            place: None,
         }
     }
 
     /// Where the report of this process goes, if it has to make one: a descriptor that nobody else writes to now.
     pub fn report_to(&self) -> Option<i32> {
+        if !self.process.is_first() {
+            return None;
+        }
         self.process.report().as_ref().map(Report::descriptor)
     }
 
     /// Signals delivered to handlers so far.
     pub fn delivered(&self) -> u64 {
         self.process.delivered()
+    }
+
+    /// The first thread is about to end, and needs nothing of the host's any more.
+    pub fn leave(&self) {
+        self.process.threads().leave();
     }
 
     /// Makes `context` this thread's and takes over the signals that are always the host's. From here on guest faults
@@ -273,6 +293,11 @@ impl System {
         Box::new(System { altstack: self.altstack, ..self.for_child(process) })
     }
 
+    /// What a companion starts with: copies of what the kernel copies.
+    pub(crate) fn for_companion(&self, in_common: InCommon, clear_at_end: u64) -> System {
+        System { clear_at_end, ..self.for_child(self.process.for_companion(in_common)) }
+    }
+
     /// What a new thread starts with.
     pub(crate) fn for_thread(&self, clear_at_end: u64) -> System {
         System { clear_at_end, ..self.for_child(self.process.clone()) }
@@ -292,6 +317,7 @@ impl System {
             clear_at_end: 0,
             seccomp: self.seccomp.clone(),
             dispatch: None,
+            place: None,
         }
     }
 
@@ -427,6 +453,7 @@ impl System {
                 switched.unwrap_or_else(|| self.pass(call))
             }
             libc::SYS_seccomp => self.seccomp_call(call),
+            libc::SYS_ptrace => self.ptrace_call(engine, call),
             libc::SYS_membarrier => control::membarrier(call, || self.pass(call)),
 
             // glibc does without rseq; the others would act on, or from, threads of the kernel or of ours.

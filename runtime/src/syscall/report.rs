@@ -101,9 +101,10 @@ impl System {
         }
     }
 
-    /// Whether the call kills this very process beyond all handlers, and there is a report to make first.
+    /// Whether the call kills this very process beyond all handlers, and there is something to do first:
+    /// a report to make, or locks to be left free in memory that others use.
     pub(super) fn is_own_end(&self, nr: i64, call: &Call) -> bool {
-        if !self.process.reports() {
+        if !self.process.reports() && !self.process.shares_memory() {
             return false;
         }
         // SAFETY: neither call has effects.

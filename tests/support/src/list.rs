@@ -85,6 +85,8 @@ macro_rules! for_each_guest {
             threads_stack_dies: "threads_stack.c" .flags(&["-pthread"]) .dies(11),
             threads_async: "threads_async.cpp" .flags(&["-pthread"]),
             threads_rust: "threads_rust.rs",
+            clone_vm: "clone_vm.c" .exits(29),
+            leak_sanitizer: "leak_sanitizer.c" .flags(&["-fsanitize=leak"]) .exits(23),
             threads_stress: "threads_stress.c" .args(&["1", "100", "6"]) .flags(&["-pthread"]),
             // Integer instructions; their flags are read by pushf, which must not meet a red zone.
             flags_alu: "flags_alu.c" .flags(&["-mno-red-zone"]),
