@@ -18,7 +18,8 @@ use crate::exits::Exits;
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail, fragment_at};
 use crate::indirect::{Displaced, Indirect, MISSED, Via};
 use crate::instruction::location;
-use crate::links::Way;
+use crate::links::passages::Way;
+use crate::links::writer;
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, Site, SiteKind, preg};
 use crate::record::{PendingStore, Record};
@@ -591,9 +592,9 @@ impl Emitter {
     pub fn force_guard(&self, exit: ExitId, on: bool) -> Result<(), EmitError> {
         match self.exit(exit).and_then(|e| e.jcc).ok_or(EmitError::Unknown)? {
             GuardJump::Leaves(address, condition) => {
-                self.cache.patch_opcode(address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
+                writer::force(&self.cache, address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
             }
-            GuardJump::BackEdge(field, head, out) => self.cache.patch_rel32(field, if on { out } else { head }),
+            GuardJump::BackEdge(field, head, out) => writer::lead(&self.cache, field, if on { out } else { head }),
         }
         Ok(())
     }

@@ -26,7 +26,6 @@ mod pieces;
 mod placement;
 mod rates;
 pub mod record;
-mod rest;
 mod returns;
 mod section;
 mod splice;

@@ -6,6 +6,7 @@ use crate::cache::Cache;
 use crate::emitter::{Diversion, Emitter};
 use crate::entry_check::EntryCheck;
 use crate::indirect::{Indirect, NAMING, SAVE_RCX, Source};
+use crate::links::writer;
 use crate::pieces::RCX;
 use crate::returns::{LAST, Returns};
 use dynasour_guest::context::offset;
@@ -71,7 +72,7 @@ pub(super) struct Landing {
 
 /// A block's call, and how it returns.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Landings {
+pub(crate) struct Landings {
     landing: Landing,
     /// Where its return by the stack ends; 0 if it has none.
     returns: u16,
@@ -323,8 +324,7 @@ impl Emitter {
         if !block.landings.is_empty() {
             let Landing { start, branch, .. } = block.landings.landing;
             let branch = u64::from(block.start) + u64::from(start) + u64::from(branch);
-            // It becomes `jmp`.
-            self.cache.patch_byte(self.blocks.base + branch, 0xeb);
+            writer::always_take(&self.cache, self.blocks.base + branch);
         }
     }
 }
