@@ -66,7 +66,7 @@ use std::ops::Range;
 /// The `exit_site` of an indirect transfer that found nothing: this plus [`Via::index`].
 pub(crate) const MISSED: u32 = 0x7fff_ff00;
 /// Bytes of the jump to the miss stub that a checked entry stands behind.
-const WAY_OUT: u64 = 5;
+pub(crate) const WAY_OUT: u64 = 5;
 /// The most bytes of [`Indirect::name_transfer`].
 pub(crate) const NAMING: usize = 24;
 /// The number of rsp, which carries no target.
@@ -485,6 +485,16 @@ impl Indirect {
     /// Sites that jump to `pc` miss from now on. Threads may still be on the way to its checked entry.
     pub fn remove(&mut self, pc: u64) {
         self.lookup.remove(pc);
+    }
+
+    /// What the tables lead to: for each carrier and pc, behind which checked entry's way out.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (Via, u64, u64)> + '_ {
+        self.lookup.entries()
+    }
+
+    /// A word of a table that belongs to no pc and does not lead out.
+    pub(crate) fn unowned(&self) -> Option<u64> {
+        self.lookup.unowned()
     }
 
     /// All sites miss from now on.

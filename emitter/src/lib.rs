@@ -13,7 +13,7 @@ mod exits;
 pub mod fragment;
 pub mod indirect;
 mod instruction;
-mod links;
+pub mod links;
 mod listing;
 mod lookup;
 mod lower;

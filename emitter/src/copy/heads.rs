@@ -106,6 +106,11 @@ impl Heads {
         self.found.clear();
     }
 
+    /// What the counter of this number counts.
+    pub fn counts_of(&self, counter: u32) -> Option<Counted> {
+        self.counters.get(counter as usize).map(|counter| counter.counts)
+    }
+
     pub fn are_counted(&self) -> bool {
         self.counts.threshold != 0
     }

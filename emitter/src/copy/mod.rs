@@ -113,6 +113,13 @@ pub(crate) struct Block {
     pub(crate) unlinked: AtomicU32,
 }
 
+impl Block {
+    /// Do its links lead out at present?
+    pub(crate) fn is_unlinked(&self) -> bool {
+        self.unlinked.load(Ordering::Relaxed) != 0
+    }
+}
+
 /// Figures about the copy tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CopyFigures {

@@ -288,7 +288,7 @@ impl Blocks {
         self.pages.remove(self.blocks[index as usize].node);
     }
 
-    fn check_at(&self, offset: u32) -> Option<u32> {
+    pub(crate) fn check_at(&self, offset: u32) -> Option<u32> {
         let i = self.checks.partition_point(|c| c.start() <= offset).checked_sub(1)?;
         Some(i as u32)
     }

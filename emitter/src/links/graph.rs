@@ -3,7 +3,7 @@ use super::writer;
 use crate::cache::Cache;
 use crate::copy::{BlockId, Blocks};
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{ExitId, Fragment, FragmentId, Link as FragmentLink, LinkKind, fragment_at};
+use crate::fragment::{ExitId, Fragment, FragmentId, FragmentRole, Link as FragmentLink, LinkKind, fragment_at};
 use crate::indirect::{Indirect, Via};
 use crate::pieces;
 use rustc_hash::FxHashSet;
@@ -271,14 +271,15 @@ impl Blocks {
 }
 
 impl Emitter {
-    /// Links to the fragment's pc lead to it from now on.
-    pub fn lead_to(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
-        let f = self.fragment(fragment).ok_or(EmitError::Unknown)?;
+    /// Links to the fragment's pc lead to it from now on. This cannot fail: an end that finds no room for a passage
+    /// enters in canonical state.
+    pub fn lead_to(&mut self, fragment: FragmentId) {
+        let Some(f) = self.fragment(fragment) else { return };
         let (pc, entry) = (f.pc, (f.entry - self.blocks.base) as u32);
         let place = self.blocks.place(pc);
         self.lead_place(place, entry);
         let ends: Vec<ExitId> = self.ends_to(place).collect();
-        ends.into_iter().try_for_each(|end| self.enter_borrowed(end, fragment))
+        ends.into_iter().for_each(|end| self.enter_borrowed(end, fragment));
     }
 
     pub(crate) fn lead_place(&mut self, place: u32, entry: u32) {
@@ -311,7 +312,7 @@ impl Emitter {
     pub(crate) fn links_into(&self, ids: &[FragmentId]) -> Vec<(FragmentId, &FragmentLink)> {
         let ids: FxHashSet<FragmentId> = ids.iter().copied().collect();
         let doomed = |(n, f): &(usize, &Fragment)| {
-            ids.contains(&FragmentId(*n as u32)) || f.passage_to.is_some_and(|to| ids.contains(&to))
+            ids.contains(&FragmentId(*n as u32)) || matches!(f.role, FragmentRole::Passage(to) if ids.contains(&to))
         };
         let fragments = || self.fragments.iter().enumerate();
         let entries: FxHashSet<u64> =
@@ -337,7 +338,9 @@ impl Emitter {
         for (owner, kind) in links {
             let borrows = match kind {
                 // A passage leads where it belongs.
-                LinkKind::Borrowed(_) if self.fragments[owner.0 as usize].passage_to.is_some() => continue,
+                LinkKind::Borrowed(_) if matches!(self.fragments[owner.0 as usize].role, FragmentRole::Passage(_)) => {
+                    continue;
+                }
                 LinkKind::Borrowed(exit) if self.link_borrowed(exit, to).is_err() => {
                     // A full cache. Canonical state always does.
                     self.unlink_borrowed(exit);
@@ -382,7 +385,7 @@ impl Emitter {
 }
 
 /// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at all.
-pub(super) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
+pub(crate) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
     let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
     let Some(fragment) = fragment else { return };
     if let Some(link) = fragment.links.iter().find(|l| l.field == field) {

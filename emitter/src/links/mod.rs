@@ -15,6 +15,7 @@
 pub(crate) mod graph;
 pub(crate) mod passages;
 mod resolve;
+pub mod verify;
 pub(crate) mod writer;
 
 use crate::emitter::{EmitError, Emitter};
@@ -163,6 +164,11 @@ impl Emitter {
 
     /// Makes nothing lead to these fragments any more but the table of indirect jumps ([`Emitter::forget_entry`]).
     pub fn put_to_rest(&mut self, ids: &[FragmentId]) {
+        for &id in ids {
+            if let Some(fragment) = self.fragments.get_mut(id.0 as usize) {
+                fragment.is_resting = true;
+            }
+        }
         self.sever(ids);
         for &id in ids {
             self.unlink_for_signal(id);
@@ -170,7 +176,10 @@ impl Emitter {
     }
 
     /// A resting fragment can be run again.
-    pub fn wake(&self, id: FragmentId) {
+    pub fn wake(&mut self, id: FragmentId) {
+        if let Some(fragment) = self.fragments.get_mut(id.0 as usize) {
+            fragment.is_resting = false;
+        }
         self.relink(id);
     }
 
@@ -178,7 +187,7 @@ impl Emitter {
     ///
     /// # Errors
     /// There is no such exit or fragment.
-    pub fn wake_attached(&self, exit: ExitId, id: FragmentId) -> Result<(), EmitError> {
+    pub fn wake_attached(&mut self, exit: ExitId, id: FragmentId) -> Result<(), EmitError> {
         self.wake(id);
         self.attach(exit, id)
     }

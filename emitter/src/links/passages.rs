@@ -1,7 +1,7 @@
 //! HEADER
 use crate::emitter::{EmitError, Emitter};
 use crate::encode::passage;
-use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, LinkKind};
+use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole, LinkKind};
 use crate::mach::SiteKind;
 use dynasour_ir::AnchorId;
 use std::sync::atomic::AtomicU32;
@@ -112,7 +112,8 @@ impl Emitter {
             saves: Borrowed::new(),
             restores: saves,
             inside: (hot, hot),
-            passage_to: Some(way.to),
+            role: FragmentRole::Passage(way.to),
+            is_resting: false,
             extended_live: way.live,
             records: Vec::new(),
             faults: Box::default(),

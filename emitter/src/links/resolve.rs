@@ -2,7 +2,7 @@
 use super::graph::{BODY, FOREIGN, Link, set_target};
 use crate::copy::Counted;
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{ExitId, FragmentId};
+use crate::fragment::{ExitId, FragmentId, FragmentRole};
 use crate::mach::SiteKind;
 use crate::splice;
 
@@ -59,7 +59,9 @@ impl Emitter {
         let (fragment, record) = self.warm_record(exit)?;
         let live = fragment.extended_live;
         let (version, places) = splice::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
-        self.compile_at(&version, &places, live)
+        let stub = self.compile_at(&version, &places, live)?;
+        self.fragments[stub.0 as usize].role = FragmentRole::Stub;
+        Ok(stub)
     }
 
     /// Lets a trace's direct end continue where links to its target lead, now and later. The target is a head then.
@@ -92,15 +94,17 @@ impl Emitter {
             self.blocks.join(number);
         }
         set_target(&self.fragments, field, target, &self.cache);
-        match self.fragment_at(target) {
-            Some(fragment) => self.enter_borrowed(exit, fragment),
-            None => Ok(()),
+        if let Some(fragment) = self.fragment_at(target) {
+            self.enter_borrowed(exit, fragment);
         }
+        Ok(())
     }
 
-    /// [`Emitter::link_borrowed`]; in a full cache the end goes on in canonical state.
-    pub(crate) fn enter_borrowed(&mut self, end: ExitId, fragment: FragmentId) -> Result<(), EmitError> {
-        self.link_borrowed(end, fragment).or_else(|error| if error.is_full() { Ok(()) } else { Err(error) })
+    /// [`Emitter::link_borrowed`]; without room for a passage the end goes on in canonical state.
+    pub(crate) fn enter_borrowed(&mut self, end: ExitId, fragment: FragmentId) {
+        if self.link_borrowed(end, fragment).is_err() {
+            self.unlink_borrowed(end);
+        }
     }
 
     /// Lets a guard's exit continue in a resolved stub, and from there where links to its target lead; without

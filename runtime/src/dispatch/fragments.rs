@@ -32,6 +32,7 @@ mod pace;
 mod removal;
 mod resting;
 mod room;
+mod verify;
 
 use super::sources::{Role, Sources};
 use super::worth;
@@ -219,6 +220,8 @@ pub struct Fragments {
     ledger: Option<Box<Ledger>>,
     /// Code that is gone, if it is to be named at the end.
     pieces: Option<Vec<Piece>>,
+    /// Changes of links since they were verified; see [`verify`].
+    unverified: usize,
     /// What happened to fragments.
     pub stats: Stats,
 }
@@ -263,6 +266,7 @@ impl Fragments {
             paces: Paces::default(),
             pieces: config.perf_map.then(Vec::new),
             ledger: config.count.as_ref().map(|_| Box::default()),
+            unverified: 0,
             stats: Stats::default(),
         })
     }
@@ -360,6 +364,7 @@ impl Fragments {
         self.stats.flushes += 1;
         self.emitter.retire_all();
         self.forget();
+        self.links_changed();
         true
     }
 
@@ -369,6 +374,7 @@ impl Fragments {
         self.emitter.flush_all();
         self.generation += 1;
         self.retired = false;
+        self.links_changed();
     }
 
     /// Fresh memory and no fragments, in a forked child.
@@ -501,6 +507,7 @@ impl Fragments {
             Err(error) if error.is_full() => return Ok(Next::After(After::Flush)),
             Err(error) => return Err(error.into()),
         }
+        self.links_changed();
         Ok(Next::Enter(next))
     }
 
@@ -547,6 +554,7 @@ impl Fragments {
                 self.stats.stubs += 1;
                 self.note_stub(stub, exit);
                 self.stubs.insert(stub, Stub { origin: exit, in_block: false });
+                self.links_changed();
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
                 }
@@ -681,7 +689,7 @@ impl Fragments {
             if first || guest {
                 self.register(path.head, id);
                 if self.heads.threshold != 0 && self.chaos.is_none() {
-                    self.emitter.lead_to(id).map_err(|_| Failure::Stale)?;
+                    self.emitter.lead_to(id);
                 }
             }
         } else {
@@ -708,6 +716,7 @@ impl Fragments {
         let role = plan.side.filter(|_| !shared).map_or(Role::Region(path.head), Role::Side);
         self.sources.add(id, role, path, size);
         self.stats.compile_nanoseconds += plan.start.elapsed().as_nanos() as u64;
+        self.links_changed();
         Ok(())
     }
 

@@ -122,6 +122,7 @@ impl Fragments {
                 self.stats.links += 1;
             }
         }
+        self.links_changed();
         Ok(copied)
     }
 
@@ -336,6 +337,7 @@ impl Fragments {
             Ok(stub) => {
                 self.stats.stubs += 1;
                 self.stubs.insert(stub, Stub { origin: exit, in_block });
+                self.links_changed();
                 self.note_stub(stub, exit);
                 if self.log_code {
                     eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
@@ -353,8 +355,8 @@ impl Fragments {
             && !self.retired
             && self.chaos.is_none()
         {
-            // It exists: nothing can go wrong.
-            let _ = self.emitter.lead_to(first);
+            self.emitter.lead_to(first);
+            self.links_changed();
         }
     }
 
@@ -362,6 +364,7 @@ impl Fragments {
     pub fn stop_counting(&mut self, pc: u64) {
         if !self.retired {
             self.emitter.stop_counting(pc);
+            self.links_changed();
         }
     }
 

@@ -56,6 +56,7 @@ impl Fragments {
         }
         let doomed = self.emitter.remove_copied(range);
         self.stats.removed_blocks += doomed.len() as u64;
+        self.links_changed();
         Some(Touched::Some(doomed))
     }
 
@@ -66,6 +67,7 @@ impl Fragments {
             Touched::Some(doomed) => self.emitter.reclaim(doomed),
             Touched::Others => {}
         }
+        self.links_changed();
     }
 
     /// Was some fragment or block made from code in this range?

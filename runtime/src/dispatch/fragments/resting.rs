@@ -28,8 +28,7 @@ impl Fragments {
             return;
         }
         match fragment {
-            // It exists: nothing can go wrong.
-            Some(fragment) => drop(self.emitter.lead_to(fragment)),
+            Some(fragment) => self.emitter.lead_to(fragment),
             None => self.emitter.stop_counting(pc),
         }
     }
@@ -63,6 +62,7 @@ impl Fragments {
         self.regions.insert(pc, all);
         self.register(pc, first);
         self.lead_links(pc, Some(first));
+        self.links_changed();
     }
 
     /// The order in which a region's fragments are tried: loops of an interpreted program first, for their entries test
@@ -82,6 +82,7 @@ impl Fragments {
         // An exit has one at a time.
         let Some(&id) = awake.last().filter(|id| self.emitter.wake_attached(exit, **id).is_ok()) else { return false };
         self.note_attached(exit, id);
+        self.links_changed();
         true
     }
 }
