@@ -370,6 +370,22 @@ mod tests {
     }
 
     #[test]
+    fn words_that_belong_to_no_pc_are_found() {
+        let mut t = table();
+        t.insert(Via::Memory, 0x40_1234, 5);
+        t.insert(Via::Memory, 0x41_1234, 6);
+        assert_eq!(t.unowned(), None);
+        let mut entries: Vec<_> = t.entries().collect();
+        entries.sort_unstable_by_key(|(_, pc, _)| *pc);
+        assert_eq!(entries, [(Via::Memory, 0x40_1234, 5), (Via::Memory, 0x41_1234, 6)]);
+        t.table_word(0, 77).store(7, Ordering::Relaxed);
+        assert_eq!(t.unowned(), Some(7));
+        t.table_word(0, 77).store(MISS, Ordering::Relaxed);
+        t.places.clear();
+        assert_eq!(t.unowned(), Some(5));
+    }
+
+    #[test]
     fn tables_of_carriers_are_told_apart() {
         let mut t = table();
         let via = Via::Register(3);
