@@ -106,7 +106,7 @@ impl Emitter {
 
     /// How many links and places there are: what [`Emitter::verify_links`] takes time for.
     pub fn links_to_verify(&self) -> usize {
-        self.fragments.len() + self.blocks.links.len() + self.blocks.places.len()
+        self.exits.len() + self.blocks.links.len() + self.blocks.places.len()
     }
 }
 

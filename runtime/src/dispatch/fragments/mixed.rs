@@ -7,7 +7,7 @@
 //! **Progress.** An exit that leads to its own fragment's pc, perhaps without an instruction having been executed, goes on
 //! in a later version or in the block there, never where links lead that lead to the pc.
 
-use super::{FragmentError, Fragments, Side, Stub, pace, perform};
+use super::{FragmentError, Fragments, Side, pace, perform};
 use crate::interp::astray;
 use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::{Copied, Counted, CounterId, HeadCounts};
@@ -15,9 +15,6 @@ use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
-
-/// So often a guard's exit comes to the runtime before it is linked to a counter.
-const RESOLVE: u32 = 16;
 
 /// How the guest came to where it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -181,7 +178,7 @@ impl Fragments {
                     Counted::Exit(exit, pc) => {
                         context.rip = pc;
                         self.emitter.set_counter(counter, u64::from(policy.exit_threshold()));
-                        return Ok(self.hot_exit(exit, policy));
+                        return Ok(self.counter_left(exit, policy));
                     }
                 }
             }
@@ -227,145 +224,6 @@ impl Fragments {
                 Came::On(self.after_exit(exit, context.rip))
             }
         })
-    }
-
-    /// How the guest goes on that left through `exit` to `pc`.
-    fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
-        let moved = self
-            .emitter
-            .exit(exit)
-            .is_none_or(|e| e.progress || self.emitter.fragment(e.fragment).is_none_or(|fragment| fragment.pc != pc));
-        if moved { Arrival::Anyhow } else { Arrival::WithoutProgress }
-    }
-
-    /// The stub of an exit without progress has left by `exit`, because somebody is wanted in the runtime, or what it led to
-    /// is gone. If that was a later version, it leads to another one, or the exit does not lead anywhere for now; a block
-    /// it finds again by itself.
-    fn left_stub_in_place(&mut self, exit: ExitId, stub: Stub, pc: u64) -> Result<Came, FragmentError> {
-        let came = Came::On(Arrival::WithoutProgress);
-        if stub.in_block || self.retired {
-            return Ok(came);
-        }
-        self.wake(pc);
-        let own = self.emitter.exit(stub.origin).map(|e| e.fragment);
-        match self.successor(own, pc).map(|next| self.emitter.link(exit, next)) {
-            Some(Ok(())) => self.stats.links += 1,
-            // No room for a passage.
-            Some(Err(error)) if error.is_full() => return Ok(Came::Full),
-            Some(Err(error)) => return Err(error.into()),
-            None => self.emitter.unlink(stub.origin)?,
-        }
-        Ok(came)
-    }
-
-    fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
-        let came = Came::On(self.after_exit(exit, pc));
-        if self.retired || self.chaos.is_some() {
-            return came;
-        }
-        if self.wake_side(exit) {
-            return came;
-        }
-        let threshold = policy.exit_threshold();
-        let indirect = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
-        if indirect {
-            // Where traces leave to traces begin. Those that are linked do not tell.
-            self.emitter.make_head(pc);
-        }
-        let linkable = indirect || self.first(pc).is_some();
-        let copied = self.emitter.block_entry(pc).is_some();
-        let taken = self.taken.entry(exit).or_default();
-        *taken += 1;
-        if *taken >= threshold || *taken == RESOLVE && linkable {
-            *taken = 0;
-            return self.hot_exit(exit, policy);
-        }
-        if *taken != RESOLVE {
-            return came;
-        }
-        if !copied {
-            // It will have been when the exit is taken next.
-            *taken -= 1;
-            return came;
-        }
-        let linked = self.emitter.link_exit_to_copy(exit, true, Some(u64::from(threshold - RESOLVE)));
-        self.linked(exit, linked, true).unwrap_or(came)
-    }
-
-    /// An exit is worth a trace, or a link to one.
-    fn hot_exit(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
-        let Some(e) = self.emitter.exit(exit) else { return Came::On(Arrival::Anyhow) };
-        let (target, fragment, progress) = (e.target, e.fragment, e.progress);
-        let head = self.emitter.fragment(fragment).map(|f| f.pc);
-        if target.is_none() && self.indirect.contains(&fragment) {
-            self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
-        }
-        let came = Came::On(if progress || target != head { Arrival::Anyhow } else { Arrival::WithoutProgress });
-        if self.retired {
-            return came;
-        }
-        let own = (!progress).then_some(fragment);
-        let linked = match target {
-            None => self.emitter.link_indirect_exit(exit),
-            Some(pc) => match self.successor(own, pc) {
-                Some(_) if progress || target != head => self.emitter.link_exit_to_copy(exit, false, None),
-                Some(next) => self.emitter.link_exit(exit, next),
-                None if self.is_full(pc, policy) => return self.settle_exit(exit).unwrap_or(came),
-                None => return Came::Side(Side { exit, pc, generation: self.generation }),
-            },
-        };
-        self.linked(exit, linked, false).unwrap_or(came)
-    }
-
-    /// No trace will be made for an exit: from now on it leads to where links to its target lead.
-    fn settle_exit(&mut self, exit: ExitId) -> Option<Came> {
-        let e = self.emitter.exit(exit)?;
-        let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
-        let block = !e.progress && e.target == head;
-        let linked = self.emitter.link_exit_to_copy(exit, block, None);
-        self.linked(exit, linked, block)
-    }
-
-    /// As [`Fragments::settle_exit`], for an exit of which the dispatcher knows that.
-    pub fn give_up(&mut self, side: Side) -> bool {
-        let current = !self.retired && side.generation == self.generation;
-        current && self.settle_exit(side.exit) == Some(Came::Full)
-    }
-
-    fn linked(&mut self, exit: ExitId, linked: Result<FragmentId, EmitError>, in_block: bool) -> Option<Came> {
-        match linked {
-            Ok(stub) => {
-                self.stats.stubs += 1;
-                self.stubs.insert(stub, Stub { origin: exit, in_block });
-                self.links_changed();
-                self.note_stub(stub, exit);
-                if self.log_code {
-                    eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
-                }
-                None
-            }
-            // Without a stub (its stores need a register too many) the exit goes on to come here.
-            Err(error) => error.is_full().then_some(Came::Full),
-        }
-    }
-
-    /// Lets links lead to the fragment at `pc`.
-    pub fn lead_to_first(&mut self, pc: u64) {
-        if let Some(first) = self.first(pc)
-            && !self.retired
-            && self.chaos.is_none()
-        {
-            self.emitter.lead_to(first);
-            self.links_changed();
-        }
-    }
-
-    /// A head is not worth counting any more.
-    pub fn stop_counting(&mut self, pc: u64) {
-        if !self.retired {
-            self.emitter.stop_counting(pc);
-            self.links_changed();
-        }
     }
 
     /// Is the head at `pc` one because it is called?

@@ -8,6 +8,7 @@
 //! about to be opened is known not to be watched ([`crate::invalidate`]), and calls that change mappings say so once more
 //! when they are done.
 
+use super::links::exits::Event;
 use super::{FragmentId, Fragments, Role};
 use dynasour_emitter::copy::Doomed;
 use std::ops::Range;
@@ -45,8 +46,11 @@ impl Fragments {
         }
         let touched = self.sources.touch(range);
         for &(id, role) in &touched {
-            if let Role::Region(pc) = role {
-                self.leave_region(pc, id);
+            match role {
+                Role::Region(pc) => self.leave_region(pc, id),
+                Role::Side(exit) => {
+                    self.exits.change(exit, Event::Rest);
+                }
             }
         }
         if !touched.is_empty() {

@@ -94,12 +94,10 @@ impl ExitState {
             (Event::Link, _) => None,
             (Event::Settle, Counting(_) | Counted | Recording) => Some(Settled),
             (Event::Settle, _) => None,
-            // Other threads may have come by the exit while one was compiling.
-            (Event::Attach, _) => Some(Attached),
             (Event::Rest, Attached) => Some(Resting),
             (Event::Rest, state) => Some(state),
-            (Event::Woke, Resting | Counting(_)) => Some(Attached),
-            (Event::Woke, _) => None,
+            // Whatever it was led to since: the trace that was made for it is better.
+            (Event::Attach | Event::Woke, _) => Some(Attached),
         }
     }
 }
@@ -134,6 +132,11 @@ impl Exits {
         self.states.get(&exit).copied().unwrap_or(ExitState::Counting(0))
     }
 
+    /// Can this happen to an exit now?
+    pub fn may(&self, exit: ExitId, event: Event) -> bool {
+        self.state(exit).after(event).is_some()
+    }
+
     /// Something happens to an exit, whose code is written after this. False if it cannot: then nothing is to be written.
     pub fn change(&mut self, exit: ExitId, event: Event) -> bool {
         let state = self.states.entry(exit).or_insert(ExitState::Counting(0));
@@ -149,6 +152,13 @@ impl Exits {
         match self.state(exit) {
             ExitState::Counting(taken) => taken,
             _ => 0,
+        }
+    }
+
+    /// The last time does not count: what the exit waits for is not there yet.
+    pub fn take_back(&mut self, exit: ExitId) {
+        if let Some(ExitState::Counting(taken)) = self.states.get_mut(&exit) {
+            *taken = taken.saturating_sub(1);
         }
     }
 
@@ -174,17 +184,17 @@ mod tests {
         let states = [Counting(7), Counted, Recording, Linked, Settled, Attached, Resting];
         // For each event, what each of these states becomes.
         let table = [
-            (Left, [Counting(8), Counting(1), Counting(1), Counting(1), Counting(1), Counting(1), Counting(1)].map(Some)),
+            (
+                Left,
+                [Counting(8), Counting(1), Counting(1), Counting(1), Counting(1), Counting(1), Counting(1)].map(Some),
+            ),
             (CounterMade, [Some(Counted), None, None, None, None, None, None]),
             (Record, [Some(Recording), Some(Recording), Some(Recording), None, None, None, None]),
             (Link, [Some(Linked), Some(Linked), Some(Linked), Some(Linked), None, None, None]),
             (Settle, [Some(Settled), Some(Settled), Some(Settled), None, None, None, None]),
             (Attach, [Some(Attached); 7]),
-            (
-                Rest,
-                [Counting(7), Counted, Recording, Linked, Settled, Resting, Resting].map(Some),
-            ),
-            (Woke, [Some(Attached), None, None, None, None, None, Some(Attached)]),
+            (Rest, [Counting(7), Counted, Recording, Linked, Settled, Resting, Resting].map(Some)),
+            (Woke, [Some(Attached); 7]),
             (Unlinked, [Some(Counting(0)); 7]),
         ];
         for (event, expected) in table {

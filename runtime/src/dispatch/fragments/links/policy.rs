@@ -12,9 +12,8 @@
 //! region. Its exits may lead to any version, since no version leads to a side trace without progress: an exit gets a
 //! trace of its own only while there is no region at its target.
 //!
-//! An exit that has made progress may lead to anything at its target. One with a computed target has executed the transfer
-//! that computed it, so it may use the tables; where it is to lead to one pc directly, it is treated as if it had
-//! made none, which costs nothing.
+//! An exit that has made progress may lead to anything at its target. One with a computed target has: the transfer that
+//! computed it was executed. Only such an exit may use the tables.
 //!
 //! **Scope.** What there is to lead to depends on how the program is run: [`Scope`].
 //!
@@ -104,8 +103,12 @@ pub fn allowed(scope: Scope, origin: Origin, destination: Destination) -> bool {
     exists
         && match origin {
             Origin::Exit(exit) => exit.may_lead_to(destination),
-            Origin::Place(pc) => matches!(destination, Destination::Body(to) | Destination::Fragment(to, _) if to == pc),
-            Origin::Tables(pc) => matches!(destination, Destination::Place(to) | Destination::Fragment(to, _) if to == pc),
+            Origin::Place(pc) => {
+                matches!(destination, Destination::Body(to) | Destination::Fragment(to, _) if to == pc)
+            }
+            Origin::Tables(pc) => {
+                matches!(destination, Destination::Place(to) | Destination::Fragment(to, _) if to == pc)
+            }
         }
 }
 
@@ -120,7 +123,7 @@ impl ExitOrigin {
 
     /// Has the guest certainly executed an instruction between the fragment's entry and its leaving to `to`?
     pub fn has_moved(&self, to: u64) -> bool {
-        self.progress || to != self.pc
+        self.progress || self.target.is_none() || to != self.pc
     }
 
     /// May an exit without progress of this version lead there?
@@ -176,14 +179,24 @@ mod tests {
         let second = Some(ranks()[1]);
         // Runtime, body, place, the three versions, tables; forced, beside the interpreter, among blocks.
         let table: [(&str, Origin, u64, [&str; 3]); 12] = [
-            ("progress, to elsewhere", exit(second, Some(ELSEWHERE), true), ELSEWHERE, ["x------", "x--xxx-", "xxxxxx-"]),
-            ("none known, to elsewhere", exit(second, Some(ELSEWHERE), false), ELSEWHERE, ["x------", "x--xxx-", "xxxxxx-"]),
+            (
+                "progress, to elsewhere",
+                exit(second, Some(ELSEWHERE), true),
+                ELSEWHERE,
+                ["x------", "x--xxx-", "xxxxxx-"],
+            ),
+            (
+                "none known, to elsewhere",
+                exit(second, Some(ELSEWHERE), false),
+                ELSEWHERE,
+                ["x------", "x--xxx-", "xxxxxx-"],
+            ),
             ("progress, to its own pc", exit(second, Some(OWN), true), OWN, ["x------", "x--xxx-", "xxxxxx-"]),
             ("none, to its own pc", exit(second, Some(OWN), false), OWN, ["x------", "x----x-", "xx---x-"]),
             ("none, a side trace's", exit(None, Some(OWN), false), OWN, ["x------", "x--xxx-", "xx-xxx-"]),
             ("to where it does not lead", exit(second, Some(OWN), true), ELSEWHERE, ["x------", "x------", "x------"]),
             ("computed, to elsewhere", exit(second, None, false), ELSEWHERE, ["x------", "x--xxxx", "xxxxxxx"]),
-            ("computed, to its own pc", exit(second, None, false), OWN, ["x------", "x----xx", "xx---xx"]),
+            ("computed, to its own pc", exit(second, None, false), OWN, ["x------", "x--xxxx", "xxxxxxx"]),
             ("a place", Origin::Place(OWN), OWN, ["xx-----", "x--xxx-", "xx-xxx-"]),
             ("a place for another pc", Origin::Place(OWN), ELSEWHERE, ["x------", "x------", "x------"]),
             ("the tables", Origin::Tables(OWN), OWN, ["x-x----", "x--xxx-", "x-xxxx-"]),
