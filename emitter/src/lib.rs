@@ -22,6 +22,7 @@ mod lower_flags;
 mod lower_mem;
 mod lower_ops;
 mod mach;
+mod miss_stubs;
 mod pieces;
 mod placement;
 mod rates;

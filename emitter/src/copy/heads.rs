@@ -1,12 +1,21 @@
 //! Trace heads: counted while they run as blocks, and handed over to fragments.
 //!
-//! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it lead to its *counter*, a
-//! piece of code without a guest instruction that counts down a word of data memory and goes on to the block, all
-//! registers and flags in place; from one on it leaves each time, until it is set again. Counting may pause: then links lead to the
-//! block. When the head has a fragment, its links lead there instead, and its block is only reached by who may not enter the
-//! fragment.
+//! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it
+//! lead to its *counter*, a piece of code without a guest instruction that counts down a word of
+//! data memory and goes on to the block, all registers and flags in place. When the word is one,
+//! the counter leaves, at each execution until it is set again. Counting may pause: then links lead
+//! to the block. When the head has a fragment, links lead there instead ([`crate::links::graph`]);
+//! then only exits that may have made no progress still jump to the block.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
+//!
+//! Data: [`Heads`]. Invariant: a counter's link leads to the body of its place's block, so that no
+//! counter is part of a cycle without a guest instruction. The caller holds the emitter; generated
+//! code writes the words.
+//!
+//! Example: a loop at 0x1000 is found to be one when its backward branch is copied; links to it
+//! lead to a counter that is set to 50; the fiftieth execution leaves, and the runtime records a
+//! trace.
 
 use super::remove::Key;
 use super::returns::Landings;
@@ -66,8 +75,8 @@ struct Counter {
 pub struct Count {
     /// Of what.
     pub counts: Counted,
-    /// How often that was executed since it was set last. If another thread has left by it at the same time and it was set since,
-    /// hardly ever.
+    /// How often that was executed since it was set last. If another thread has left by it at the
+    /// same time and it was set since, hardly ever.
     pub executions: u64,
     /// Ticks of the time stamp counter since then.
     pub ticks: u64,
@@ -117,7 +126,8 @@ impl Heads {
 }
 
 impl Blocks {
-    /// Makes a counter in front of the block of `place`. Returns its offset in the cache; none if no more can be made.
+    /// Makes a counter in front of the block of `place`. Returns its offset in the cache; none if
+    /// no more can be made.
     pub(crate) fn counter(
         &mut self,
         place: u32,
@@ -139,7 +149,8 @@ impl Blocks {
         let load = code.len();
         // lea rcx, [rcx - 1]
         code.extend([0x48, 0x8d, 0x49, 0xff]);
-        // jrcxz over the way to the block. The word is never 0: whoever comes next, by then or at the same time, leaves, too.
+        // jrcxz over the way to the block. The word is never 0: whoever comes next, by then or at
+        // the same time, leaves, too.
         code.extend([0xe3, 21]);
         code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
         let store = code.len();
@@ -214,7 +225,8 @@ impl Blocks {
         }
     }
 
-    /// Gives the heads found lately their counters, as far as they have blocks. In a full cache they go uncounted.
+    /// Gives the heads found lately their counters, as far as they have blocks. In a full cache
+    /// they go uncounted.
     pub(crate) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) {
         while let Some(place) = self.heads.found.pop() {
             let Some(p) = self.places.get(place as usize) else { continue };
@@ -280,7 +292,8 @@ impl Emitter {
         counted
     }
 
-    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th execution. Is it?
+    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th
+    /// execution. Is it?
     pub fn count_again(&mut self, pc: u64, n: u64) -> bool {
         let Some((place, counter)) = self.counter_of(pc) else { return false };
         let p = &self.blocks.places[place as usize];

@@ -1,12 +1,10 @@
 //! The copy tier: guest blocks as native code without IR (DESIGN section 6).
 //!
-//! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both ends. A *place* is a
-//! guest pc that some link leads to or that something starts at: it knows its block, where jumps to it lead now, and all
-//! links to it. A *link* is the rel32 field of an exit's jump, and the stub in cold memory that it leads to while the place
-//! has nothing to lead to: the stub leaves and says which link it was.
+//! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both ends. Its
+//! exits are links to *places*, guest pcs ([`crate::links::graph`]). A link that has nothing to lead to leads to its
+//! stub in cold memory, which leaves and says which link it was.
 //!
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block. Invariants:
-//! * a link's field leads to its place's entry, or to its own stub if there is none or a signal wants out;
 //! * blocks ascend by host address, those that are gone ([`remove`]) among them;
 //! * nothing says which guest instruction a host instruction belongs to: translating again does ([`state`]).
 //!

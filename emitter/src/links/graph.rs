@@ -1,4 +1,33 @@
-//! HEADER
+//! The graph of links among copied blocks, checked entries and fragments: who leads here.
+//!
+//! A *place* is a guest pc that some link leads to or that something starts at. It knows its block,
+//! where links to it lead now (to a fragment, to a head's counter, or to the block), and the list
+//! of all links to it, so that they can be led elsewhere at once. A link is a member of exactly one
+//! list, that of its place, or of none if it leads where `next_pc` says ([`ANYWHERE`]). With
+//! [`BODY`] it leads to the place's block, whatever else the place leads to; with [`FOREIGN`] it is
+//! a fragment's link, whose target is kept there.
+//!
+//! Links from fragment to fragment are in no list: [`Emitter::sever`] looks through the links of
+//! all fragments for the entries of the one that is to be left alone, whatever made the links.
+//!
+//! ```text
+//! link of a block ──┐                       ┌──► fragment          (the region's first version)
+//! checked entry  ───┼──► place: entry ──────┼──► counter ──BODY──► block
+//! end of a trace ───┘    (list of links)    └──► block
+//! counter, stub of an exit without progress ──BODY───────────────► block
+//! ```
+//!
+//! Data: [`Place`] and [`Link`], in arrays that grow by some words a block; nothing is allocated
+//! for each. Invariants: a link's jump leads to its place's entry (or block), or to its own stub
+//! while there is none or its owner is unlinked; a place is freed when it has no block, no entry,
+//! and no link. The caller holds the emitter; [`Blocks::unlink`] and [`Emitter::relink_block`] are
+//! async-signal-safe.
+//!
+//! Example: blocks A and B end with jumps to 0x2000, which has no block yet: both links lead to
+//! their stubs and are in the list of the place. The block of 0x2000 is copied: [`Blocks::give`]
+//! walks the list and leads both there. A trace is made of it: [`Emitter::lead_to`] leads both to
+//! the trace.
+
 use super::writer;
 use crate::cache::Cache;
 use crate::copy::{BlockId, Blocks};
@@ -93,6 +122,7 @@ pub(crate) enum Patched {
 }
 
 impl Blocks {
+    /// The place of a guest pc, made now if need be.
     pub(crate) fn place(&mut self, pc: u64) -> u32 {
         *self.by_pc.entry(pc).or_insert_with(|| {
             let place = Place {
@@ -131,6 +161,7 @@ impl Blocks {
         }
     }
 
+    /// The stub by which a link leads out.
     pub(crate) fn out(&self, link: &Link) -> u64 {
         self.base + u64::from(link.out)
     }
@@ -157,6 +188,7 @@ impl Blocks {
         }
     }
 
+    /// Writes a link's jump, to lead out or to its target.
     pub(crate) fn set(&self, link: &Link, out: bool, cache: &Cache) {
         let field = self.base + u64::from(link.field);
         match self.patched(link, out) {
@@ -271,8 +303,8 @@ impl Blocks {
 }
 
 impl Emitter {
-    /// Links to the fragment's pc lead to it from now on. This cannot fail: an end that finds no room for a passage
-    /// enters in canonical state.
+    /// Links to the fragment's pc lead to it from now on. This cannot fail: an end that finds no
+    /// room for a passage enters in canonical state.
     pub fn lead_to(&mut self, fragment: FragmentId) {
         let Some(f) = self.fragment(fragment) else { return };
         let (pc, entry) = (f.pc, (f.entry - self.blocks.base) as u32);
@@ -290,8 +322,8 @@ impl Emitter {
         }
     }
 
-    /// The ends of traces that are links to where links to a place lead. One that is bound to the place's block is not among
-    /// them: it may come from the very fragment that the others lead to.
+    /// The ends of traces that are links to where links to a place lead. One that is bound to the
+    /// place's block is not among them: it may come from the very fragment that the others lead to.
     pub(crate) fn ends_to(&self, place: u32) -> impl Iterator<Item = ExitId> {
         let links = &self.blocks.links;
         let first = links.get(self.blocks.places[place as usize].links as usize);
@@ -308,7 +340,8 @@ impl Emitter {
         })
     }
 
-    /// The links that lead into these fragments or their passages, and their owners. A back edge leads nowhere else.
+    /// The links that lead into these fragments or their passages, and their owners. A back edge
+    /// leads nowhere else.
     pub(crate) fn links_into(&self, ids: &[FragmentId]) -> Vec<(FragmentId, &FragmentLink)> {
         let ids: FxHashSet<FragmentId> = ids.iter().copied().collect();
         let doomed = |(n, f): &(usize, &Fragment)| {
@@ -358,8 +391,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes nothing lead into a fragment any more: links, exits and the lookup table. It stays allocated until the
-    /// next flush, and whoever is inside may finish.
+    /// Makes nothing lead into a fragment any more: links, exits and the lookup table. It stays
+    /// allocated until the next flush, and whoever is inside may finish.
     pub fn invalidate(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
         let pc = self.fragment(fragment).ok_or(EmitError::Unknown)?.pc;
         self.indirect.remove(pc);
@@ -384,7 +417,8 @@ impl Emitter {
     }
 }
 
-/// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at all.
+/// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at
+/// all.
 pub(crate) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
     let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
     let Some(fragment) = fragment else { return };

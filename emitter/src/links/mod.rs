@@ -1,16 +1,43 @@
-//! How fragments lead to each other, and how everything that leads into one is found again.
+//! Links: how pieces of generated code lead to each other, and how everything that leads to one
+//! piece is found again.
 //!
-//! A *link* is a jump whose rel32 field may be written at any time. It leads *out*, to code of its own fragment that
-//! goes to the runtime, or to an *entry* of a fragment. A fragment has several entries: one in canonical state, one behind
-//! its saving of registers, one behind its loading of the extended state.
+//! A *link* is a jump whose destination may change at any time. It leads *out*, to code that goes
+//! to the runtime, or to its *target*. What owns links can be *unlinked*: then all its links lead
+//! out, and a thread inside comes to the runtime soon; when it is relinked they lead to their
+//! targets again.
 //!
-//! The direct end of a fragment that has *borrowed* registers has two links. One is the end of the hot code, where the
-//! guest's values are still in their slots: it enters fragments that would save the same registers in the same slots
-//! behind that, and others by a *passage*, a fragment of a few moves which belongs to the fragment that it leads to. Its
-//! way out is to give the registers back; behind that is the second link, in canonical state.
+//! ```text
+//!                    target set            owner unlinked (signal, rest, removal)
+//!   leads out  ◄──────────────►  leads to ──────────────────────► leads out, target kept
+//!   (no target)  target gone     its target ◄────────────────────
+//!                                          relinked as often as unlinked
+//! ```
 //!
-//! Invariant: a link leads out, or to an entry of a fragment. So [`Emitter::sever`], which makes
-//! nothing lead into some fragments and their passages any more, looks for those addresses, whoever has made the links.
+//! | module | what it does |
+//! | --- | --- |
+//! | [`graph`] | links of blocks and the places that they lead to; lists of what leads where; taking links away |
+//! | [`passages`] | how an end enters a fragment that has borrowed other registers |
+//! | [`resolve`] | resolved stubs of guards' exits; ends and exits that join the lists of places |
+//! | [`writer`] | the only code that writes jumps |
+//! | [`verify`] | the verifier of all this |
+//!
+//! This module has the links that a fragment is made with and what is done with one fragment's
+//! links. Which exit *may* lead where is the runtime's decision (its `fragments/links/policy.rs`).
+//!
+//! The direct end of a fragment that has *borrowed* registers has two links. One is the end of the
+//! hot code, where the guest's values are still in their slots: it enters fragments that would save
+//! the same registers in the same slots behind that, and others by a passage. Its way out is to
+//! give the registers back; behind that is the second link, in canonical state.
+//!
+//! Data: [`Fragment::links`](crate::Fragment), the graph's places and links in
+//! [`crate::copy::Blocks`], the tables in [`crate::lookup`]. Invariants: those of [`verify::Rule`].
+//! The caller holds the emitter; [`Emitter::unlink_for_signal`] and [`Emitter::relink`] are
+//! async-signal-safe.
+//!
+//! Example: the trace at 0x1000 ends at 0x2000, where another trace begins. `link(end, second)`
+//! sets the end's target to the second trace's entry, then writes the jump. A signal unlinks the
+//! first trace: the jump leads to the end's stub; the thread comes out, and `relink` writes the
+//! target again. The second trace rests: the target becomes the stub.
 
 pub(crate) mod graph;
 pub(crate) mod passages;
@@ -101,8 +128,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes a guard's exit (and every other guard's that shares its anchor) go to `target`, which was compiled from
-    /// this exit's state.
+    /// Makes a guard's exit (and every other guard's that shares its anchor) go to `target`, which
+    /// was compiled from this exit's state.
     pub fn attach(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
         let entry = self.fragment(target).ok_or(EmitError::Unknown)?.entry;
@@ -117,7 +144,8 @@ impl Emitter {
         links.iter().filter(move |l| matches!(l.kind, LinkKind::Record(r) | LinkKind::Guard(r) if r == record))
     }
 
-    /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces it.
+    /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces
+    /// it.
     pub fn register_entry(&mut self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
         let f = self.fragment(fragment).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
         let checked = f.checked.ok_or(EmitError::Unknown)?;
@@ -147,8 +175,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes whoever is in a fragment leave at its next back edge or end, into the runtime, until as many have called
-    /// [`Emitter::relink`]. Async-signal-safe.
+    /// Makes whoever is in a fragment leave at its next back edge or end, into the runtime, until
+    /// as many have called [`Emitter::relink`]. Async-signal-safe.
     pub fn unlink_for_signal(&self, fragment: FragmentId) {
         if let Some(f) = self.fragment(fragment) {
             f.unlink(&self.cache);
@@ -162,7 +190,8 @@ impl Emitter {
         }
     }
 
-    /// Makes nothing lead to these fragments any more but the table of indirect jumps ([`Emitter::forget_entry`]).
+    /// Makes nothing lead to these fragments any more but the table of indirect jumps
+    /// ([`Emitter::forget_entry`]).
     pub fn put_to_rest(&mut self, ids: &[FragmentId]) {
         for &id in ids {
             if let Some(fragment) = self.fragments.get_mut(id.0 as usize) {
@@ -183,7 +212,8 @@ impl Emitter {
         self.relink(id);
     }
 
-    /// A resting fragment that was [attached](Emitter::attach) to an exit can be run again, from there.
+    /// A resting fragment that was [attached](Emitter::attach) to an exit can be run again, from
+    /// there.
     ///
     /// # Errors
     /// There is no such exit or fragment.

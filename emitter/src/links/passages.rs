@@ -1,4 +1,18 @@
-//! HEADER
+//! Passages: how the end of one fragment enters another without giving back the registers that it
+//! has borrowed.
+//!
+//! A fragment *borrows* registers: it saves the guest's values in slots and uses the registers for
+//! its own. Each register has a slot of its own, so a fragment that would save the same registers
+//! can be entered behind its saving. If the sets differ, a *passage*, a fragment of a few moves,
+//! restores and saves what differs on the way.
+//!
+//! Data: [`Emitter::passages`](Emitter), one passage for each [`Way`]. A passage belongs to the
+//! fragment that it leads to: when nothing may lead to that, nothing may lead to its passages. The
+//! caller holds the emitter.
+//!
+//! Example: A has borrowed rax and rbx, B would save rbx and rcx. The passage from A to B loads rax
+//! from its slot, stores rcx in its own, and jumps behind B's saving.
+
 use crate::emitter::{EmitError, Emitter};
 use crate::encode::passage;
 use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole, LinkKind};
@@ -6,7 +20,8 @@ use crate::mach::SiteKind;
 use dynasour_ir::AnchorId;
 use std::sync::atomic::AtomicU32;
 
-/// What a passage is for: whence, with which registers in slots and the extended state loaded or not, and where to.
+/// What a passage is for: whence, with which registers in slots and the extended state loaded or
+/// not, and where to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Way {
     restores: Borrowed,
@@ -15,7 +30,8 @@ pub(crate) struct Way {
 }
 
 impl Emitter {
-    /// Where a fragment is entered from an end of another that has given back its registers, or borrowed none.
+    /// Where a fragment is entered from an end of another that has given back its registers, or
+    /// borrowed none.
     pub(crate) fn canonical_way(&self, from: FragmentId, to: &Fragment) -> u64 {
         let live = self.fragment(from).is_some_and(|from| from.extended_live);
         match (to.saves.is_empty(), live) {
@@ -25,8 +41,8 @@ impl Emitter {
         }
     }
 
-    /// Lets a direct end with borrowed registers, if this is one, continue in `target` with the guest's values in their
-    /// slots. Where it leads after giving them back stays as it is.
+    /// Lets a direct end with borrowed registers, if this is one, continue in `target` with the
+    /// guest's values in their slots. Where it leads after giving them back stays as it is.
     pub(crate) fn link_borrowed(&mut self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
         let from = self.exit(exit).ok_or(EmitError::Unknown)?.fragment;
         if self.borrowed_link(exit).is_none() {
@@ -39,15 +55,16 @@ impl Emitter {
         Ok(())
     }
 
-    /// A direct end with borrowed registers, if this is one, gives them back and leads where its canonical jump does.
+    /// A direct end with borrowed registers, if this is one, gives them back and leads where its
+    /// canonical jump does.
     pub(crate) fn unlink_borrowed(&self, exit: ExitId) {
         if let Some((e, link)) = self.exit(exit).zip(self.borrowed_link(exit)) {
             self.set_link(e.fragment, link, link.out);
         }
     }
 
-    /// Where the end of one fragment enters another: behind its saving of registers if all of them, and no others, are
-    /// saved there already; else a passage moves those that differ.
+    /// Where the end of one fragment enters another: behind its saving of registers if all of them,
+    /// and no others, are saved there already; else a passage moves those that differ.
     pub(crate) fn way_into(&mut self, from: FragmentId, to: FragmentId) -> Result<u64, EmitError> {
         let (a, b) = (self.fragment(from).ok_or(EmitError::Unknown)?, self.fragment(to).ok_or(EmitError::Unknown)?);
         let live = a.extended_live;

@@ -1,4 +1,24 @@
-//! HEADER
+//! Resolved stubs: how a guard's exit goes on natively, and how ends and stubs join the lists of
+//! places.
+//!
+//! A guard leaves with the guest's values wherever its fragment keeps them. A *resolved stub*, a
+//! fragment without guest instructions ([`crate::splice`]), performs the exit's deferred stores,
+//! moves the values home, and ends in canonical state at the exit's target. Its end is linked like
+//! that of a trace:
+//! * to a version of the region at the target ([`Emitter::link_exit`]), if a computed target is
+//!   that ([`Emitter::link_exit_if`]);
+//! * to the tables of indirect transfers ([`Emitter::link_indirect_exit`]);
+//! * to a place, the body of a block, or a counter before that ([`Emitter::link_exit_to_copy`]).
+//!
+//! The stub is linked first and [attached](Emitter::attach) last, so that no thread finds it half
+//! made. All guards that share an anchor share the link.
+//!
+//! Data: none of its own. Invariant: an end in the list of a place has the target that the place
+//! says. The caller holds the emitter, and sees to progress (`policy.rs` of the runtime).
+//!
+//! Example: a guard at 0x1000 leaves to 0x1080 with rax in rbx. Its stub is `mov rax, rbx; jmp <the
+//! place of 0x1080>`.
+
 use super::graph::{BODY, FOREIGN, Link, set_target};
 use crate::copy::Counted;
 use crate::emitter::{EmitError, Emitter};
@@ -7,11 +27,9 @@ use crate::mach::SiteKind;
 use crate::splice;
 
 impl Emitter {
-    /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by a resolved stub.
-    /// Returns the stub, a fragment of its own. Deferred stores are performed there.
-    ///
-    /// The caller sees to progress ([`Exit::progress`]): if the exit's target is its own fragment's pc, `target` must not
-    /// lead back to it.
+    /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by
+    /// a resolved stub. Returns the stub, a fragment of its own. Deferred stores are performed
+    /// there.
     pub fn link_exit(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
         let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
         self.fragment(target).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
@@ -21,8 +39,8 @@ impl Emitter {
         Ok(stub)
     }
 
-    /// As [`Emitter::link_exit`], for an exit whose target is computed: when it is not where `target` starts, the stub
-    /// leaves by a guard of its own, in the exit's state.
+    /// As [`Emitter::link_exit`], for an exit whose target is computed: when it is not where
+    /// `target` starts, the stub leaves by a guard of its own, in the exit's state.
     pub fn link_exit_if(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
         self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
         let pc = self.fragment(target).ok_or(EmitError::Unknown)?.pc;
@@ -45,7 +63,8 @@ impl Emitter {
         exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End).ok_or(EmitError::Unknown)
     }
 
-    /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a resolved stub.
+    /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a
+    /// resolved stub.
     pub fn link_indirect_exit(&mut self, exit: ExitId) -> Result<FragmentId, EmitError> {
         let e = self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
         let pc = self.fragment(e.fragment).ok_or(EmitError::Unknown)?.pc;
@@ -64,7 +83,8 @@ impl Emitter {
         Ok(stub)
     }
 
-    /// Lets a trace's direct end continue where links to its target lead, now and later. The target is a head then.
+    /// Lets a trace's direct end continue where links to its target lead, now and later. The target
+    /// is a head then.
     pub fn link_end(&mut self, exit: ExitId) -> Result<(), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
         let pc = e.target.ok_or(EmitError::Unknown)?;
@@ -107,9 +127,9 @@ impl Emitter {
         }
     }
 
-    /// Lets a guard's exit continue in a resolved stub, and from there where links to its target lead; without
-    /// `progress`, in the target's block, which must have been copied. With a threshold it is counted, in which case it
-    /// continues in the block, too. Returns the stub.
+    /// Lets a guard's exit continue in a resolved stub, and from there where links to its target
+    /// lead; without `progress`, in the target's block, which must have been copied. With a
+    /// threshold it is counted, in which case it continues in the block, too. Returns the stub.
     pub fn link_exit_to_copy(
         &mut self,
         exit: ExitId,

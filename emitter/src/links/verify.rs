@@ -1,21 +1,27 @@
-//! The verifier of links: does what generated code leads to agree with what is known about it, and with the rules?
+//! The verifier of links: does what generated code leads to agree with what is known about it, and
+//! with the rules?
 //!
-//! [`Emitter::verify_links`] reads the jumps and the tables as they stand in memory and checks each [`Rule`]. It changes
-//! nothing. It owns no data; what it derives (which blocks are live, which jump is in which list) lives for one call.
+//! [`Emitter::verify_links`] reads the jumps and the tables as they stand in memory and checks each
+//! [`Rule`]. It changes nothing. It owns no data; what it derives (which blocks are live, which
+//! jump is in which list) lives for one call.
 //!
-//! The caller holds the emitter, so that no signal handler and no other thread changes links meanwhile. Debug builds
-//! call it after changes of links (the runtime decides how often) and at the end of each guest. It takes some 50 ns for
-//! each link (measured on the matrix's guests), so release builds never call it.
+//! The caller holds the emitter, so that no signal handler and no other thread changes links
+//! meanwhile. Debug builds call it after changes of links (the runtime decides how often) and at
+//! the end of each guest. It takes some 50 ns for each link (measured on the matrix's guests), so
+//! release builds never call it.
 //!
-//! **Progress.** A cycle of links without a guest instruction would be an endless loop that no signal could end soon.
-//! The verifier looks for one among the links over which control may pass without an instruction having been executed:
-//! from a trace by a guard's exit that leads to the trace's own pc and may have failed at once
-//! ([`Exit::progress`](crate::Exit::progress)), through resolved stubs, passages, checked entries and the tables. A copied
-//! block executes at least one instruction, so no such cycle goes through one. A side trace first performs stores that
-//! its parent has deferred; these are no progress of its own, so its exits are never believed to have made any.
+//! **Progress.** A cycle of links without a guest instruction would be an endless loop that no
+//! signal could end soon. The verifier looks for one among the links over which control may pass
+//! without an instruction having been executed: from a trace by a guard's exit that leads to the
+//! trace's own pc and may have failed at once ([`Exit::progress`](crate::Exit::progress)), through
+//! resolved stubs, passages, checked entries and the tables. A copied block executes at least one
+//! instruction, so no such cycle goes through one. A side trace first performs stores that its
+//! parent has deferred; these are no progress of its own, so its exits are never believed to have
+//! made any.
 //!
-//! Example: the traces A and B both start at pc 0x1000. A's first guard fails, and its resolved stub leads to B; B's
-//! leads to A. Neither has executed an instruction: `Progress: fragments 0, 2, 1, 3 lead to each other`.
+//! Example: the traces A and B both start at pc 0x1000. A's first guard fails, and its resolved
+//! stub leads to B; B's leads to A. Neither has executed an instruction: `Progress: fragments 0, 2,
+//! 1, 3 lead to each other`.
 
 use super::graph::{ANYWHERE, BODY, FOREIGN, Link, NONE, PLACE, Patched};
 use super::writer;
@@ -33,9 +39,11 @@ mod tests;
 /// What must hold for links.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// A jump in memory leads where its link's state says: to its target, or out while its owner is unlinked.
+    /// A jump in memory leads where its link's state says: to its target, or out while its owner is
+    /// unlinked.
     Memory,
-    /// A link leads out, to an entry of a fragment, to the body of a block, or to a counter; to the pc that it is for.
+    /// A link leads out, to an entry of a fragment, to the body of a block, or to a counter; to the
+    /// pc that it is for.
     Destination,
     /// Nothing leads to a fragment that rests, nor to its passages.
     Resting,
@@ -93,8 +101,8 @@ impl Emitter {
         verifier.progress()
     }
 
-    /// As [`Emitter::verify_links`]; and looks through all words of the tables for those that belong to no pc, which takes
-    /// some 100 µs for each table in use.
+    /// As [`Emitter::verify_links`]; and looks through all words of the tables for those that
+    /// belong to no pc, which takes some 100 µs for each table in use.
     ///
     /// # Errors
     /// The first rule that was found not to hold.
@@ -211,7 +219,8 @@ impl<'e> Verifier<'e> {
                 }
                 require(Rule::Lists, self.listed[number] || !live, || format!("{} is in no list", what()))?;
                 let (led, out, target) = (self.led(self.address(link.field)), blocks.out(link), blocks.target(link));
-                // Nobody is in what was removed, once every thread has been outside: where that leads does not matter.
+                // Nobody is in what was removed, once every thread has been outside: where that
+                // leads does not matter.
                 let expected = if unlinked { out } else { target };
                 let holds = led == expected || !live && led == out;
                 require(Rule::Memory, holds, || format!("{} leads to {led:#x}, not to {expected:#x}", what()))?;
@@ -406,7 +415,8 @@ enum Visit {
 }
 
 impl Verifier<'_> {
-    /// No cycle of links goes without a guest instruction: a depth-first search finds no node on its own path.
+    /// No cycle of links goes without a guest instruction: a depth-first search finds no node on
+    /// its own path.
     fn progress(&self) -> Verified {
         let tables = self.emitter.fragments.len();
         let index = |node: Node| match node {
@@ -470,8 +480,8 @@ impl Verifier<'_> {
         self.emitter.exit(exit).is_some_and(|exit| exit.kind == SiteKind::EndIndirect)
     }
 
-    /// May control come from the entry of a fragment to this link of its without having executed an instruction? `records`
-    /// are those of [`Self::records_at_head`].
+    /// May control come from the entry of a fragment to this link of its without having executed an
+    /// instruction? `records` are those of [`Self::records_at_head`].
     fn may_go_without(fragment: &Fragment, records: &[u32], link: &FragmentLink) -> bool {
         let record = match (fragment.role, link.kind) {
             (_, LinkKind::BackEdge) => return false,
@@ -482,7 +492,8 @@ impl Verifier<'_> {
         records.contains(&record)
     }
 
-    /// The records of a trace by which its guards may leave to its own pc without having executed an instruction.
+    /// The records of a trace by which its guards may leave to its own pc without having executed
+    /// an instruction.
     fn records_at_head(&self, fragment: &Fragment) -> Vec<u32> {
         if fragment.role != FragmentRole::Trace {
             return Vec::new();

@@ -1,19 +1,21 @@
 //! The writer of jumps: the only code that changes generated code after it was placed.
 //!
-//! A jump is changed while other threads execute it. Every function here therefore changes the code by one store
-//! within eight aligned bytes: a thread that executes the jump at the same time goes to the old destination or to
-//! the new one (Intel SDM vol. 3, 9.1.1; AMD64 manual vol. 2, 7.6.1). [`force`] is the exception.
+//! A jump is changed while other threads execute it. Every function here therefore changes the code
+//! by one store within eight aligned bytes: a thread that executes the jump at the same time goes
+//! to the old destination or to the new one (Intel SDM vol. 3, 9.1.1; AMD64 manual vol. 2, 7.6.1).
+//! [`force`] is the exception.
 //!
-//! The module owns no data. It owns the [`Permit`] that [`Cache`] asks for; no other module can make one.
+//! The module owns no data. It owns the [`Permit`] that [`Cache`] asks for; no other module can
+//! make one.
 //!
-//! Invariant: the state that a jump follows (the target of a fragment's link, the entry of a place, the count of an
-//! owner's unlinkings) is changed before the jump is written, so that a signal handler that links or unlinks the
-//! owner writes what is true by then.
+//! Invariant: the state that a jump follows (the target of a fragment's link, the entry of a place,
+//! the count of an owner's unlinkings) is changed before the jump is written, so that a signal
+//! handler that links or unlinks the owner writes what is true by then.
 //!
 //! Callers hold the emitter. All functions are async-signal-safe.
 //!
-//! Example: [`lead`]`(cache, 0x2000_0105, 0x2000_4000)` makes the `jmp rel32` whose field stands at 0x2000_0105 lead
-//! to 0x2000_4000: the field becomes 0x3ef7, the distance from the field's end.
+//! Example: [`lead`]`(cache, 0x2000_0105, 0x2000_4000)` makes the `jmp rel32` whose field stands at
+//! 0x2000_0105 lead to 0x2000_4000: the field becomes 0x3ef7, the distance from the field's end.
 
 use crate::cache::Cache;
 use crate::fragment::{Fragment, Link};
@@ -63,7 +65,8 @@ pub(crate) fn is_always_taken(cache: &Cache, address: u64) -> bool {
     cache.read(address, 1) == [SHORT_JUMP]
 }
 
-/// Replaces the opcode of a guard's jump, of two bytes that need not be aligned. No thread may be executing there.
+/// Replaces the opcode of a guard's jump, of two bytes that need not be aligned. No thread may be
+/// executing there.
 pub(crate) fn force(cache: &Cache, address: u64, opcode: [u8; 2]) {
     cache.patch_opcode(&PERMIT, address, opcode);
 }

@@ -1,27 +1,24 @@
-//! The fragment side of the dispatcher: which fragments exist, entering and leaving them, links, side traces.
+//! The fragment side of the dispatcher: which fragments exist, entering and leaving them.
 //!
-//! A region may have several fragments: loops of an interpreted program, the newest first, then the others, the oldest
-//! first. The first of all is entered, by the interpreter, by links and by the lookup of indirect jumps. Ends and hot exits are linked, so that a steady guest never comes back here; a hot exit
-//! to where no fragment starts begins a recording there. What is recorded is compiled for the state which that exit
-//! leaves ([`EntryState::FromExit`]) and belongs to it alone; when several exits have wanted traces from one pc, the
-//! next one makes a fragment of the region, which all others share.
-//!
-//! **Progress.** An exit whose target is its own fragment's pc may have failed without a guest instruction having
-//! run. Unless [`Exit::progress`](dynasour_emitter::Exit::progress) says otherwise it is only ever linked to a *later*
-//! fragment of the region in that order, so a chain of such exits ends, and at its end the interpreter runs an instruction.
-//! Every other exit has run one. Of the ordinary fragments only the oldest carries guards against aliasing, which are what
-//! fails at a head.
+//! A region may have several fragments, its *versions* ([`links::regions`]); the first is entered, by the interpreter, by links
+//! and by the tables of indirect jumps. Ends and hot exits are linked ([`links`]), so that a steady guest never comes back here; a
+//! hot exit to where no fragment starts begins a recording there. What is recorded is compiled for the state that this
+//! exit leaves ([`EntryState::FromExit`](dynasour_emitter::EntryState)) and belongs to it alone; when several exits have
+//! wanted traces from one pc, the next one makes a version of the region, which all others share ([`install`]).
 //!
 //! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are beyond a fragment's
 //! links, so a thread that is there is diverted. Whatever is linked to whatever, it comes out before it enters
 //! another fragment. The thread that was interrupted links the fragment again when it is out; others that come out of it
 //! meanwhile just enter again.
 //!
-//! **Threads.** All of this is behind one lock, which nobody holds while guest code runs. A thread that is in fragments, or
+//! **Threads.** All of this is behind one lock, which no thread holds while guest code runs. A thread that is in fragments, or
 //! comes from one, is *in the cache* ([`super::peers`]), and what it may need is kept until it is not: dropping all is
 //! done in two steps, [`Fragments::retire`] and [`Fragments::clear`], and so is dropping some ([`removal`]).
 //!
-//! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
+//! Under `--chaos` no fragment is linked to: each must be entered from here, where its guards are forced.
+//!
+//! Example: the loop at 0x1000 is entered by [`Fragments::prepare`], leaves by its end to 0x2000, and [`Fragments::left`] finds a
+//! fragment there: the end is linked, and the next time the guest goes from one to the other without the runtime.
 
 mod chaos;
 mod describe;

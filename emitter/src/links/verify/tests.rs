@@ -15,7 +15,8 @@ fn emitter(returns: Returns) -> Emitter {
     Emitter::new(Config { cache_size: 1 << 20, returns, ..Config::default() }).expect("memory")
 }
 
-/// A trace at `pc` that adds rdx to rax and ends at `target`. Its first guard leaves to its own pc, without progress.
+/// A trace at `pc` that adds rdx to rax and ends at `target`. Its first guard leaves to its own pc,
+/// without progress.
 fn trace(emitter: &mut Emitter, pc: u64, target: u64) -> FragmentId {
     let text = format!(
         "region {pc:#x} {{ version t1 {{

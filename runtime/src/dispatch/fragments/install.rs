@@ -1,14 +1,15 @@
 //! Traces become fragments: what is to be compiled, compiling it, and publishing the fragment.
 //!
-//! [`Fragments::plan`] and [`Fragments::install`] take the lock of the fragments; building and optimising the version between
-//! them ([`Plan::version`]) needs none. A plan is stale when code was touched, everything dropped, or a fragment made for its pc
-//! meanwhile (`generation`).
+//! [`Fragments::plan`] and [`Fragments::install`] take the lock of the fragments; building and
+//! optimising the version between them ([`Plan::version`]) needs none. A plan is stale when code
+//! was touched, everything dropped, or a fragment made for its pc meanwhile (`generation`).
 //!
-//! Invariant: a fragment is known to invalidation (its [`Sources`](super::Sources) are noted) before anything leads to
-//! it; after that nothing fails.
+//! Invariant: a fragment is known to invalidation (its [`Sources`](super::Sources) are noted)
+//! before anything leads to it; after that nothing fails.
 //!
-//! Example: the path of a loop at 0x1000 was recorded. `plan` says that the region has no fragment yet and what may be
-//! assumed; `version` builds and optimises; `install` emits code, notes from which bytes it was made, and leads links there.
+//! Example: the path of a loop at 0x1000 was recorded. `plan` says that the region has no fragment
+//! yet and what may be assumed; `version` builds and optimises; `install` emits code, notes from
+//! which bytes it was made, and leads links there.
 
 use super::ledger::Made;
 use super::links::exits::Event;
@@ -50,8 +51,8 @@ pub enum Failure {
 }
 
 impl Fragments {
-    /// What a recorded path is to be compiled for; `side` is the exit for which it was recorded. Whether the path is still
-    /// good, the caller finds out after this.
+    /// What a recorded path is to be compiled for; `side` is the exit for which it was recorded.
+    /// Whether the path is still good, the caller finds out after this.
     ///
     /// # Errors
     /// Nothing is to be compiled.
@@ -149,8 +150,8 @@ impl Fragments {
         Ok(())
     }
 
-    /// Compiles for the state of an exit, or as a fragment of the region. Is it the region's? None if it is not worth
-    /// having. Nothing leads to it yet.
+    /// Compiles for the state of an exit, or as a fragment of the region. Is it the region's? None
+    /// if it is not worth having. Nothing leads to it yet.
     fn emit(
         &mut self,
         version: &Version,

@@ -1,11 +1,17 @@
 //! Fragments among copied blocks: what the full tier does where native code has left.
 //!
-//! Links lead to *places* ([`dynasour_emitter::copy`]): to a fragment where there is one, else to a head's counter or to the
-//! block. So exits are linked early: the end of a trace at once, a guard's exit after a few times to a counter of its own
-//! and on to the block, until it is hot and gets a trace. The runtime is not entered in steady state.
+//! [`Fragments::came`] makes the guest's state exact after native code has left and says what
+//! happens next; [`Fragments::arrive`] gives the code to enter. Links lead to *places*
+//! ([`dynasour_emitter::links`]): to a fragment where there is one, else to a head's counter or to
+//! the block. So the runtime is not entered in steady state. Which exits are linked when is decided
+//! in [`super::links`].
 //!
-//! **Progress.** An exit that leads to its own fragment's pc, perhaps without an instruction having been executed, goes on
-//! in a later version or in the block there, never where links lead that lead to the pc.
+//! Data: none of its own. Invariant: a guest that may not have made progress
+//! ([`Arrival::WithoutProgress`]) goes on in the block at its pc, whatever else starts there. The
+//! caller holds the lock of the fragments; guest code runs without it.
+//!
+//! Example: a guard leaves to 0x1080. `came` rebuilds the registers and returns `On(Anyhow)`;
+//! `arrive(0x1080)` copies the block there, unless it has one, and gives its entry.
 
 use super::{FragmentError, Fragments, Side, pace, perform};
 use crate::interp::astray;
@@ -26,7 +32,8 @@ pub enum Arrival {
     Indirect(Via),
     /// By the end of a trace.
     End(ExitId),
-    /// Perhaps without having executed an instruction: it goes on in the block, past counters and fragments.
+    /// Perhaps without having executed an instruction: it goes on in the block, past counters and
+    /// fragments.
     WithoutProgress,
 }
 
@@ -91,7 +98,8 @@ impl Fragments {
         self.emitter.block_entry(pc).is_some() || self.first(pc).is_some()
     }
 
-    /// The code for the guest code at `pc`, copied now if need be, and linked to how the guest came there.
+    /// The code for the guest code at `pc`, copied now if need be, and linked to how the guest came
+    /// there.
     ///
     /// # Errors
     /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).

@@ -1,17 +1,20 @@
-//! Where exits with computed targets go: returns and indirect jumps that did not go where the trace went.
+//! Where exits with computed targets go: returns and indirect jumps that did not go where the trace
+//! went.
 //!
-//! The lookup that all targets share costs more than a comparison, and it needs canonical state. So when most of an
-//! exit's failures go to one pc, and a fragment starts there, its stub compares the target with that pc and leads there
-//! directly; what goes elsewhere leaves by the stub's own guard, which is an exit like others and may get such a stub,
-//! too. After [`DEEPEST`] of them comes the lookup.
+//! The lookup that all targets share costs more than a comparison, and it needs canonical state. So
+//! when most of an exit's failures go to one pc, and a fragment starts there, its stub compares the
+//! target with that pc and leads there directly; what goes elsewhere leaves by the stub's own
+//! guard, which is an exit like others and may get such a stub, too. After [`DEEPEST`] of them
+//! comes the lookup.
 //!
-//! Whether one pc has most is found by a vote in constant space (Boyer and Moore): a failure that goes to the candidate counts
-//! for it, another one against it, and at zero the next pc becomes the candidate.
+//! Whether one pc has most is found by a vote in constant space (Boyer and Moore): a failure that
+//! goes to the candidate counts for it, another one against it, and at zero the next pc becomes the
+//! candidate.
 //!
 //! The votes belong to [`super::exits::Exits`]. The caller holds the lock of the fragments.
 //!
-//! Example: of 50 failures 45 went to 0x2000. Its votes are at least 40 ahead, which is more than half of 50, so the
-//! stub compares with 0x2000.
+//! Example: of 50 failures 45 went to 0x2000. Its votes are at least 40 ahead, which is more than
+//! half of 50, so the stub compares with 0x2000.
 
 use super::exits::Event;
 use super::policy::{Destination, ExitOrigin};
@@ -19,7 +22,8 @@ use crate::dispatch::fragments::Fragments;
 use dynasour_emitter::ExitId;
 use rustc_hash::FxHashMap;
 
-/// The most stubs in a row that compare with a pc (guess: the lookup costs about as much as three comparisons).
+/// The most stubs in a row that compare with a pc (guess: the lookup costs about as much as three
+/// comparisons).
 const DEEPEST: usize = 2;
 
 /// The candidate of an exit, and how many votes it is ahead.
@@ -57,7 +61,8 @@ impl Votes {
 }
 
 impl Fragments {
-    /// Links an exit with a computed target that came to the runtime so many times. True if the cache is full.
+    /// Links an exit with a computed target that came to the runtime so many times. True if the
+    /// cache is full.
     pub(super) fn link_computed(&mut self, exit: ExitId, origin: ExitOrigin, times: u32) -> bool {
         let pc = self.exits.votes.take(exit, times);
         let stubs = std::iter::successors(Some(exit), |exit| Some(self.stub_of(*exit)?.origin)).count();

@@ -18,16 +18,19 @@
 //!               Resting
 //! ```
 //!
-//! A state says what the runtime has decided; the link in memory follows. It is changed first, then code is written,
-//! all under the lock of the fragments, and a change that then fails for want of memory is undone by [`Event::Unlinked`].
-//! An exit that comes to the runtime although it is linked counts anew: its fragment was unlinked for a signal, or
-//! a guard with the same anchor, and so with the same link, was unlinked.
+//! A state says what the runtime has decided; the link in memory follows. It is changed first, then
+//! code is written, all under the lock of the fragments, and a change that then fails for want of
+//! memory is undone by [`Event::Unlinked`]. An exit that comes to the runtime although it is linked
+//! counts anew: its fragment was unlinked for a signal, or a guard with the same anchor, and so
+//! with the same link, was unlinked.
 //!
-//! The module owns the states, the resolved stubs with the exits that they were made for, and the votes on
-//! computed targets. Fragments and exits are numbered anew after a flush: then all is cleared.
+//! The module owns the states, the resolved stubs with the exits that they were made for, and the
+//! votes on computed targets. Fragments and exits are numbered anew after a flush: then all is
+//! cleared.
 //!
-//! Example: a guard fails 16 times and gets a counter (`Counted`); the counter runs out, nothing starts at its target,
-//! so a trace is recorded (`Recording`) and attached (`Attached`); the page it was made from is written to (`Resting`).
+//! Example: a guard fails 16 times and gets a counter (`Counted`); the counter runs out, nothing
+//! starts at its target, so a trace is recorded (`Recording`) and attached (`Attached`); the page
+//! it was made from is written to (`Resting`).
 
 use super::computed::Votes;
 use dynasour_emitter::{ExitId, FragmentId};
@@ -86,7 +89,8 @@ impl ExitState {
             // One counter: the trace that it asks for comes instead of another.
             (Event::CounterMade, Counting(_)) => Some(Counted),
             (Event::CounterMade, _) => None,
-            // What is hot has been counted, by the runtime or by a counter; another thread may be recording.
+            // What is hot has been counted, by the runtime or by a counter; another thread may be
+            // recording.
             (Event::Record, Counting(_) | Counted | Recording) => Some(Recording),
             (Event::Record, _) => None,
             // Of what is linked, its stub may be led elsewhere.
@@ -137,7 +141,8 @@ impl Exits {
         self.state(exit).after(event).is_some()
     }
 
-    /// Something happens to an exit, whose code is written after this. False if it cannot: then nothing is to be written.
+    /// Something happens to an exit, whose code is written after this. False if it cannot: then
+    /// nothing is to be written.
     pub fn change(&mut self, exit: ExitId, event: Event) -> bool {
         let state = self.states.entry(exit).or_insert(ExitState::Counting(0));
         let next = state.after(event);

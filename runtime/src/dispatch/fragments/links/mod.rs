@@ -1,24 +1,28 @@
 //! Links as the runtime decides them: which exit leads where, and when.
 //!
-//! A guest thread that leaves native code comes here; links are made so that it comes seldom. What may be linked to what is
-//! said by one function ([`policy`]); what is done about each exit is its state ([`exits`], with a diagram); which fragment is
-//! entered at a pc is the region's affair ([`regions`]); [`computed`] says where exits with computed targets go. The
-//! emitter writes the jumps ([`dynasour_emitter::links`]), and its verifier checks the result ([`verify`]).
+//! A guest thread that leaves native code comes here; links are made so that it comes seldom. What
+//! may be linked to what is said by one function ([`policy`]); what is done about each exit is its
+//! state ([`exits`], with a diagram); which fragment is entered at a pc is the region's affair
+//! ([`regions`]); [`computed`] says where exits with computed targets go. The emitter writes the
+//! jumps ([`dynasour_emitter::links`]), and its verifier checks the result ([`verify`]).
 //!
-//! **Ends.** The direct end of a trace is linked when it is left first: among blocks to the *place* of its target, where
-//! blocks' links lead, too; beside the interpreter to the first version of the region.
+//! **Ends.** The direct end of a trace is linked when it is left first: among blocks to the *place*
+//! of its target, where blocks' links lead, too; beside the interpreter to the first version of the
+//! region.
 //!
-//! **Guards.** Among blocks a guard's exit comes to the runtime [`RESOLVE`] times. Then it gets a resolved stub to where
-//! links lead if a fragment starts there, else to a counter of its own and on to the block. When the counter runs
-//! out, a side trace is recorded; the exit leads to that, or to the place if there will be none. Beside the
-//! interpreter there are no counters: the runtime counts to the policy's threshold.
+//! **Guards.** Among blocks a guard's exit comes to the runtime [`RESOLVE`] times. Then it gets a
+//! resolved stub to where links lead if a fragment starts there, else to a counter of its own and
+//! on to the block. When the counter runs out, a side trace is recorded; the exit leads to that, or
+//! to the place if there will be none. Beside the interpreter there are no counters: the runtime
+//! counts to the policy's threshold.
 //!
-//! Data: that of the submodules, in [`Fragments`]. Invariants: a link is only made if [`policy::allowed`] says so; an exit's
-//! state is changed before its code is written. The caller holds the lock of the fragments; no guest code runs under it.
+//! Data: that of the submodules, in [`Fragments`]. Invariants: a link is only made if
+//! [`policy::allowed`] says so; an exit's state is changed before its code is written. The caller
+//! holds the lock of the fragments; no guest code runs under it.
 //!
-//! Example: the loop at 0x1000 has a guard that leaves to 0x1080. It is left 16 times (interpreted, then run as a block); its
-//! stub counts 34 more executions; a trace of 0x1080 is recorded in the interpreter and attached to the exit, and from then
-//! on the loop runs without the runtime.
+//! Example: the loop at 0x1000 has a guard that leaves to 0x1080. It is left 16 times (interpreted,
+//! then run as a block); its stub counts 34 more executions; a trace of 0x1080 is recorded in the
+//! interpreter and attached to the exit, and from then on the loop runs without the runtime.
 
 pub mod computed;
 pub mod exits;
@@ -33,8 +37,8 @@ use dynasour_tracer::SpeculationPolicy;
 use exits::{Event, Stub};
 use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
 
-/// A guard's exit comes to the runtime this many times before it is linked to a counter (guess: a stub costs as much as some ten
-/// exits; larger values leave more exits without one).
+/// A guard's exit comes to the runtime this many times before it is linked to a counter (guess: a
+/// stub costs as much as some ten exits; larger values leave more exits without one).
 const RESOLVE: u32 = 16;
 
 impl Fragments {
@@ -71,8 +75,8 @@ impl Fragments {
         self.exits.stub(self.emitter.exit(exit)?.fragment)
     }
 
-    /// Lets an exit lead to `to` by the resolved stub that `make` makes, if that is allowed; the exit's state changes by `event`.
-    /// True if the cache is full.
+    /// Lets an exit lead to `to` by the resolved stub that `make` makes, if that is allowed; the
+    /// exit's state changes by `event`. True if the cache is full.
     fn resolve(
         &mut self,
         exit: ExitId,
@@ -95,7 +99,8 @@ impl Fragments {
                 }
                 false
             }
-            // Without a stub (its stores may need a register too many) the exit goes on to come here.
+            // Without a stub (its stores may need a register too many) the exit goes on to come
+            // here.
             Err(error) => {
                 self.exits.change(exit, Event::Unlinked);
                 error.is_full()
@@ -114,7 +119,8 @@ impl Fragments {
         self.resolve(exit, Event::Link, Destination::Tables, |emitter| emitter.link_indirect_exit(exit))
     }
 
-    /// The end `exit`, of a trace or of a stub, leads to `next` from now on. True if the cache is full.
+    /// The end `exit`, of a trace or of a stub, leads to `next` from now on. True if the cache is
+    /// full.
     fn link(&mut self, exit: ExitId, next: FragmentId) -> Result<bool, FragmentError> {
         match self.emitter.link(exit, next) {
             Ok(()) => self.stats.links += 1,
@@ -134,7 +140,8 @@ impl Fragments {
         Ok(())
     }
 
-    /// The loop of an exit with a computed target goes through an indirect jump: it is one that dispatches.
+    /// The loop of an exit with a computed target goes through an indirect jump: it is one that
+    /// dispatches.
     fn note_dispatch(&mut self, exit: ExitId, origin: ExitOrigin) {
         let fragment = self.emitter.exit(exit).map(|e| e.fragment);
         if origin.target.is_none() && fragment.is_some_and(|fragment| self.indirect.contains(&fragment)) {
@@ -153,14 +160,15 @@ impl Fragments {
 
 /// Beside the interpreter.
 impl Fragments {
-    /// A trace has ended at `pc`, where `next` starts: it leads there from now on, and that is entered.
+    /// A trace has ended at `pc`, where `next` starts: it leads there from now on, and that is
+    /// entered.
     pub(super) fn link_and_enter(&mut self, exit: ExitId, next: FragmentId) -> Result<Next, FragmentError> {
         let is_full = self.link(exit, next)?;
         Ok(if is_full { Next::After(After::Flush) } else { Next::Enter(next) })
     }
 
-    /// The resolved stub of `origin` has left by `exit`, since what it led to rests: it leads to what `origin` may lead to
-    /// now, or not anywhere.
+    /// The resolved stub of `origin` has left by `exit`, since what it led to rests: it leads to
+    /// what `origin` may lead to now, or not anywhere.
     pub(super) fn left_stub(&mut self, exit: ExitId, origin: ExitId, pc: u64) -> Result<Next, FragmentError> {
         self.wake(pc);
         match self.origin(origin).and_then(|origin| self.successor(origin, pc)) {
@@ -210,9 +218,10 @@ impl Fragments {
 
 /// Among copied blocks.
 impl Fragments {
-    /// The stub of an exit without progress has left by `exit`, because the thread is wanted in the runtime, or what it led to
-    /// is gone. If that was a later version, it leads to another one, or the exit does not lead anywhere for now. A stub
-    /// that leads to a block is linked again when there is one.
+    /// The stub of an exit without progress has left by `exit`, because the thread is wanted in the
+    /// runtime, or what it led to is gone. If that was a later version, it leads to another one, or
+    /// the exit does not lead anywhere for now. A stub that leads to a block is linked again when
+    /// there is one.
     pub(super) fn left_stub_in_place(&mut self, exit: ExitId, stub: Stub, pc: u64) -> Result<Came, FragmentError> {
         let came = Came::On(Arrival::WithoutProgress);
         if stub.to_body || self.retired {
@@ -291,8 +300,8 @@ impl Fragments {
         if is_full { Came::Full } else { came }
     }
 
-    /// No trace will be made for an exit: from now on it leads to where links to its target lead, or to the block there.
-    /// True if the cache is full.
+    /// No trace will be made for an exit: from now on it leads to where links to its target lead,
+    /// or to the block there. True if the cache is full.
     fn settle_exit(&mut self, exit: ExitId) -> bool {
         let Some(origin) = self.origin(exit) else { return false };
         let Some(pc) = origin.target else { return false };

@@ -1,33 +1,37 @@
 //! Which exit may lead where: one pure function, [`allowed`].
 //!
-//! **Progress.** An exit whose target is its own fragment's pc may leave without a guest instruction having been executed: a guard
-//! at the head that failed at once. If control came back to the same fragment from there, through whatever links, the guest
-//! would stand still for ever. So such an exit leads
+//! **Progress.** An exit whose target is its own fragment's pc may leave without a guest
+//! instruction having been executed: a guard at the head that failed at once. If control came back
+//! to the same fragment from there, through whatever links, the guest would stand still for ever.
+//! So such an exit leads
 //! * to the runtime, which has an instruction interpreted or a block executed;
 //! * to the body of the block at its target, which executes an instruction;
-//! * to a *later version* of its region. The versions of a region are in a strict order ([`Rank`]), and none may lead to an
-//!   earlier one without progress, so a chain of such exits ends.
+//! * to a *later version* of its region. The versions of a region are in a strict order ([`Rank`]),
+//!   and none may lead to an earlier one without progress, so a chain of such exits ends.
 //!
-//! It leads neither to a place nor through the tables: those enter the region's first version. A side trace is no version of a
-//! region. Its exits may lead to any version, since no version leads to a side trace without progress: an exit gets a
-//! trace of its own only while there is no region at its target.
+//! It leads neither to a place nor through the tables: those enter the region's first version. A
+//! side trace is no version of a region. Its exits may lead to any version, since no version leads
+//! to a side trace without progress: an exit gets a trace of its own only while there is no region
+//! at its target.
 //!
-//! An exit that has made progress may lead to anything at its target. One with a computed target has: the transfer that
-//! computed it was executed. Only such an exit may use the tables.
+//! An exit that has made progress may lead to anything at its target. One with a computed target
+//! has: the transfer that computed it was executed. Only such an exit may use the tables.
 //!
 //! **Scope.** What there is to lead to depends on how the program is run: [`Scope`].
 //!
-//! The module owns no data and takes no lock; its callers in `links/` hold that of the fragments. What they make of its answers is
-//! checked by the verifier ([`dynasour_emitter::links::verify`]), which knows nothing of this table.
+//! The module owns no data and takes no lock; its callers in `links/` hold that of the fragments.
+//! What they make of its answers is checked by the verifier ([`dynasour_emitter::links::verify`]),
+//! which knows nothing of this table.
 //!
-//! Example: version A of the region 0x1000 has a guard that leaves to 0x1000 without progress, and version B is later than
-//! A. `allowed(Scope::Blocks, exit of A, Fragment(0x1000, rank of B))` holds; `Place(0x1000)` does not: links to
-//! that place lead to A.
+//! Example: version A of the region 0x1000 has a guard that leaves to 0x1000 without progress, and
+//! version B is later than A. `allowed(Scope::Blocks, exit of A, Fragment(0x1000, rank of B))`
+//! holds; `Place(0x1000)` does not: links to that place lead to A.
 
 /// What links may lead to in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
-    /// Guards are forced (`--chaos`): fragments are only entered from the runtime, which forces their guards then.
+    /// Guards are forced (`--chaos`): fragments are only entered from the runtime, which forces
+    /// their guards then.
     Forced,
     /// Fragments beside the interpreter: there are no blocks.
     Fragments,
@@ -35,8 +39,9 @@ pub enum Scope {
     Blocks,
 }
 
-/// The order in which a region's versions are tried: traces of loops of an interpreted program first, for their entries test
-/// where in that program it is, the newest first; then the others, the oldest first.
+/// The order in which a region's versions are tried: traces of loops of an interpreted program
+/// first, for their entries test where in that program it is, the newest first; then the others,
+/// the oldest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Rank {
     is_other: bool,
@@ -121,7 +126,8 @@ impl ExitOrigin {
         is_there && (self.has_moved(to) || Self::is_later(self.version, destination))
     }
 
-    /// Has the guest certainly executed an instruction between the fragment's entry and its leaving to `to`?
+    /// Has the guest certainly executed an instruction between the fragment's entry and its leaving
+    /// to `to`?
     pub fn has_moved(&self, to: u64) -> bool {
         self.progress || self.target.is_none() || to != self.pc
     }
@@ -177,7 +183,8 @@ mod tests {
     #[test]
     fn the_whole_table() {
         let second = Some(ranks()[1]);
-        // Runtime, body, place, the three versions, tables; forced, beside the interpreter, among blocks.
+        // Runtime, body, place, the three versions, tables; forced, beside the interpreter, among
+        // blocks.
         let table: [(&str, Origin, u64, [&str; 3]); 12] = [
             (
                 "progress, to elsewhere",

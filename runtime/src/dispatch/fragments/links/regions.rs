@@ -1,14 +1,17 @@
 //! Which fragments a region has, which of them is entered, and fragments that rest.
 //!
-//! A region may have several versions, in the order of [`Rank`]. The *first* is entered: by the interpreter, by links
-//! to the place, and by the tables. A fragment whose code was touched leaves its region and *rests*: nothing leads to it.
-//! When its pc is wanted again and its bytes are what they were, it comes back.
+//! A region may have several versions, in the order of [`Rank`]. The *first* is entered: by the
+//! interpreter, by links to the place, and by the tables. A fragment whose code was touched leaves
+//! its region and *rests*: nothing leads to it. When its pc is wanted again and its bytes are what
+//! they were, it comes back.
 //!
-//! Data: [`Region`], one for each pc with a fragment that does not rest. Invariants, checked by the link verifier: the place and
-//! the tables lead to the first version, and nothing leads to one that rests. The caller holds the lock of the fragments.
+//! Data: [`Region`], one for each pc with a fragment that does not rest. Invariants, checked by the
+//! link verifier: the place and the tables lead to the first version, and nothing leads to one that
+//! rests. The caller holds the lock of the fragments.
 //!
-//! Example: the versions of 0x1000 are A and B, links to the place lead to A. A store touches A's page: A leaves, links
-//! lead to B. The next indirect jump to 0x1000 that comes to the runtime finds A's bytes unchanged: links lead to A again.
+//! Example: the versions of 0x1000 are A and B, links to the place lead to A. A store touches A's
+//! page: A leaves, links lead to B. The next indirect jump to 0x1000 that comes to the runtime
+//! finds A's bytes unchanged: links lead to A again.
 
 use super::exits::Event;
 use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
@@ -16,7 +19,8 @@ use crate::dispatch::fragments::{Fragments, Role};
 use dynasour_emitter::{ExitId, FragmentId};
 use dynasour_tracer::{Landing, SpeculationPolicy};
 
-/// The most exits that may have a trace of their own from one pc (guess: the next one makes a version of the region there).
+/// The most exits that may have a trace of their own from one pc (guess: the next one makes a
+/// version of the region there).
 const OWN_TRACES: u32 = 3;
 
 /// The fragments of a region that do not rest, in the order in which they are tried.
@@ -72,7 +76,8 @@ impl Fragments {
         })
     }
 
-    /// A new fragment becomes a version of the region at `pc`; links and tables lead to it if it is the first.
+    /// A new fragment becomes a version of the region at `pc`; links and tables lead to it if it is
+    /// the first.
     pub(in crate::dispatch::fragments) fn add_version(&mut self, pc: u64, id: FragmentId, is_guest_loop: bool) {
         if is_guest_loop {
             self.guest_loops.insert(id);
@@ -131,7 +136,8 @@ impl Fragments {
         }
     }
 
-    /// None of a region's fragments does: if they compare their code themselves, it has changed too often.
+    /// None of a region's fragments does: if they compare their code themselves, it has changed too
+    /// often.
     pub(super) fn drop_changed(&mut self, pc: u64) {
         let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
         let changed: Vec<FragmentId> = all.into_iter().filter(|id| self.sources.is_checked(*id)).collect();
