@@ -263,3 +263,59 @@ fn something_that_leads_on_after_everything_was_retired() {
     emitter.flush_all();
     assert_eq!(emitter.verify_links_and_tables(), Ok(()));
 }
+
+/// Counts rcx down; the guard is the loop's back edge.
+const COUNTDOWN: &str = "region 0x1000 { version t1 {
+    anchor a0 = base.0x1000 [rcx = v2, rflags = v3]
+    anchor a1 = base.0x2000 [rcx = v4, rflags = v5]
+    b0(v0: i64 = rcx, v1: flags = rflags):
+      jump b1(v0, v1)
+    b1(v2: i64, v3: flags):
+      poll else a0
+      v4 = sub.i64 v2, 1
+      v5 = flags.sub.i64 v2, 1
+      v8 = cond.ne v5
+      assume v8 else a1
+      jump b1(v4, v5)
+  } }";
+
+#[test]
+fn a_forced_guard_that_tests_again_after_its_fragment_was_unlinked() {
+    let mut emitter = emitter(Returns::Table);
+    let looping = version(COUNTDOWN).expect("a version");
+    let looping = emitter.compile(&looping, EntryState::Canonical).expect("room");
+    let guard = exit(&emitter, looping, SiteKind::Guard);
+    let jump = emitter.exits[guard.0 as usize].jcc;
+    assert!(matches!(jump, Some(crate::fragment::GuardJump::BackEdge(..))), "{jump:?}");
+    emitter.force_guard(guard, true).expect("a guard");
+    assert_eq!(emitter.verify_links(), Ok(()));
+    emitter.put_to_rest(&[looping]);
+    // The back edge goes on leading out: a thread inside is to come out.
+    emitter.force_guard(guard, false).expect("a guard");
+    assert_eq!(emitter.verify_links(), Ok(()));
+    emitter.wake(looping);
+    assert_eq!(emitter.verify_links(), Ok(()));
+}
+
+#[test]
+fn links_lead_to_a_fragment_even_without_room_for_passages() {
+    let mut emitter = emitter(Returns::Table);
+    let first = trace(&mut emitter, 0x1000, 0x2000);
+    let text = "region 0x2000 { version t1 {
+    anchor a0 = base.0x3000 [rax = 7]
+    b0(v0: i64 = rax):
+      exit a0
+  } }";
+    let second = version(text).expect("a version");
+    let second = emitter.compile(&second, EntryState::Canonical).expect("room");
+    let third = emitter.compile(&version(text).expect("a version"), EntryState::Canonical).expect("room");
+    let end = exit(&emitter, first, SiteKind::End);
+    emitter.lead_to(second);
+    emitter.link_end(end).expect("a direct end");
+    assert_eq!(emitter.verify_links(), Ok(()));
+    while emitter.cache.alloc_hot(16, 1).is_ok() {}
+    emitter.lead_to(third);
+    assert_eq!(emitter.verify_links(), Ok(()));
+    let link = emitter.link_of(end).expect("it has one");
+    assert_eq!(writer::led(&emitter.cache, link.field), emitter.fragments[third.0 as usize].entry);
+}
