@@ -12,6 +12,7 @@
 //! and be rid of the old: measured on gcc's compiler, which makes 103,000 blocks, that gains nothing. With room for all it takes
 //! 1.31 s; with one flush, after which 57,000 are copied again, 1.31 s; with 25, 3.2 s.
 
+use crate::links::writer::Permit;
 use dynasour_guest::space::Views;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -141,20 +142,14 @@ impl Cache {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.rw.add(offset), bytes.len()) };
     }
 
-    /// Makes the rel32 field at `field`, which lies within eight aligned bytes, lead to `target`: in one store, so that
-    /// whoever executes it sees the old or the new target (Intel SDM vol. 3, 9.1.1). Async-signal-safe.
-    pub fn patch_rel32(&self, field: u64, target: u64) {
-        self.patch(field, target.wrapping_sub(field + 4) as u32);
-    }
-
-    /// Makes the 32-bit field at `field`, which lies within eight aligned bytes, hold `value`, likewise.
-    /// Async-signal-safe.
-    pub fn patch(&self, field: u64, value: u32) {
+    /// Makes the 32-bit field at `field`, which lies within eight aligned bytes, hold `value`, in one store: a thread
+    /// that executes it sees the old or the new value (Intel SDM vol. 3, 9.1.1). Async-signal-safe.
+    pub(crate) fn patch(&self, _: &Permit, field: u64, value: u32) {
         self.patch_bits(field, u64::from(value), 32);
     }
 
     /// Makes the byte at `address` be `value`, likewise.
-    pub fn patch_byte(&self, address: u64, value: u8) {
+    pub(crate) fn patch_byte(&self, _: &Permit, address: u64, value: u8) {
         self.patch_bits(address, u64::from(value), 8);
     }
 
@@ -172,7 +167,7 @@ impl Cache {
 
     /// Replaces the instruction of eight bytes at `address`, which is a multiple of that, likewise (AMD64 manual vol. 2, 7.6.1, "a
     /// naturally aligned quadword"). Async-signal-safe.
-    pub fn patch_instruction(&self, address: u64, bytes: [u8; 8]) {
+    pub(crate) fn patch_instruction(&self, _: &Permit, address: u64, bytes: [u8; 8]) {
         assert!(address.is_multiple_of(8));
         let offset = self.offset(address, 8);
         // SAFETY: as above.
@@ -181,7 +176,7 @@ impl Cache {
     }
 
     /// Replaces the two opcode bytes at `address`, which need not be aligned: nobody may be executing there.
-    pub fn patch_opcode(&self, address: u64, bytes: [u8; 2]) {
+    pub(crate) fn patch_opcode(&self, _: &Permit, address: u64, bytes: [u8; 2]) {
         let offset = self.offset(address, 2);
         // SAFETY: in range; no Rust reference to the bytes exists, and the caller keeps threads away from them.
         unsafe { self.rw.add(offset).cast::<[u8; 2]>().write_volatile(bytes) };

@@ -18,7 +18,7 @@
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
 
 use crate::emitter::Emitter;
-use crate::fragment::{ExitId, FragmentId, Link, fragment_at};
+use crate::fragment::{ExitId, FragmentId, FragmentRole, Link, fragment_at};
 use crate::mach::{Site, SiteDraft, SiteKind};
 use crate::words::Words;
 use dynasour_guest::context::offset;
@@ -217,7 +217,10 @@ impl Emitter {
         let link = self.borrowed_link(exit).filter(leads).or(self.link_of(exit).filter(leads));
         let Some(target) = link.map(Link::target) else { return Destination::Runtime };
         match fragment_at(&self.fragments, target) {
-            Some(id) => Destination::Fragment(self.fragments[id.0 as usize].passage_to.unwrap_or(id)),
+            Some(id) => match self.fragments[id.0 as usize].role {
+                FragmentRole::Passage(to) => Destination::Fragment(to),
+                FragmentRole::Trace | FragmentRole::Stub => Destination::Fragment(id),
+            },
             None if self.block_at(target).is_some() => Destination::Block,
             None => Destination::Runtime,
         }

@@ -15,10 +15,11 @@ use crate::encode::{Surroundings, encode};
 use crate::encoded::{Encoded, EncodedGuard, Homes, Target};
 use crate::entry_check::EntryCheck;
 use crate::exits::Exits;
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail, fragment_at};
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, FragmentRole, GuardJump, Tail, fragment_at};
 use crate::indirect::{Displaced, Indirect, MISSED, Via};
 use crate::instruction::location;
-use crate::links::Way;
+use crate::links::passages::Way;
+use crate::links::{graph, writer};
 use crate::lower::{LowerError, Selected, lower};
 use crate::mach::{MFunc, Site, SiteKind, preg};
 use crate::record::{PendingStore, Record};
@@ -221,6 +222,8 @@ pub struct Emitter {
     pub(crate) counting: Option<Counting>,
     /// Do indirect transfers name themselves from the next flush on?
     will_name: bool,
+    /// Between [`Emitter::retire_all`] and the next flush.
+    pub(crate) retired: bool,
 }
 
 impl Emitter {
@@ -247,6 +250,7 @@ impl Emitter {
             allocator: Allocator::default(),
             counting,
             will_name: config.names_transfers,
+            retired: false,
         })
     }
 
@@ -470,7 +474,8 @@ impl Emitter {
             saves: homes.save,
             restores: homes.restore,
             inside: (hot + u64::from(code.inside.0), hot + u64::from(code.inside.1)),
-            passage_to: None,
+            role: FragmentRole::Trace,
+            is_resting: false,
             extended_live: live || uses_vector,
             records: records.into_iter().map(|(_, r)| r).collect(),
             faults: faults.into(),
@@ -562,6 +567,7 @@ impl Emitter {
     /// Makes every thread that is in some fragment leave soon, for good: nothing leads from fragment to fragment any more.
     /// What is left to do then is [`Emitter::flush_all`], when all are out.
     pub fn retire_all(&mut self) {
+        self.retired = true;
         self.indirect.clear();
         self.blocks.unlink_all(&self.indirect, &self.cache);
         (0..self.fragments.len() as u32).for_each(|f| self.unlink_for_signal(FragmentId(f)));
@@ -591,15 +597,17 @@ impl Emitter {
     pub fn force_guard(&self, exit: ExitId, on: bool) -> Result<(), EmitError> {
         match self.exit(exit).and_then(|e| e.jcc).ok_or(EmitError::Unknown)? {
             GuardJump::Leaves(address, condition) => {
-                self.cache.patch_opcode(address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
+                writer::force(&self.cache, address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
             }
-            GuardJump::BackEdge(field, head, out) => self.cache.patch_rel32(field, if on { out } else { head }),
+            GuardJump::BackEdge(field, _, out) if on => writer::lead(&self.cache, field, out),
+            GuardJump::BackEdge(field, head, _) => graph::set_target(&self.fragments, field, head, &self.cache),
         }
         Ok(())
     }
 
     /// Drops every fragment. No thread may be inside one.
     pub fn flush_all(&mut self) {
+        self.retired = false;
         self.fragments.clear();
         self.exits.clear();
         self.passages.clear();
@@ -611,6 +619,7 @@ impl Emitter {
 
     /// In a forked child: fresh memory, no fragments, the stubs generated anew at the same place.
     pub fn reset_after_fork(&mut self) -> Result<(), EmitError> {
+        self.retired = false;
         self.fragments.clear();
         self.exits.clear();
         self.passages.clear();

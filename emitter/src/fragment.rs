@@ -92,6 +92,17 @@ pub(crate) struct Tail {
     pub out: u64,
 }
 
+/// What a fragment is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FragmentRole {
+    /// It executes guest instructions.
+    Trace,
+    /// It makes the state of an exit canonical and goes on from there.
+    Stub,
+    /// It moves borrowed registers on the way to this fragment, to which it belongs.
+    Passage(FragmentId),
+}
+
 /// One piece of emitted code.
 #[derive(Debug)]
 pub struct Fragment {
@@ -126,8 +137,10 @@ pub struct Fragment {
     pub(crate) restores: Borrowed,
     /// Where it is entered with its registers saved already, and where with the extended state loaded, too.
     pub(crate) inside: (u64, u64),
-    /// It is a passage, and belongs to this fragment.
-    pub(crate) passage_to: Option<FragmentId>,
+    /// What it is for.
+    pub(crate) role: FragmentRole,
+    /// Nothing may lead to it until it is woken: see [`Emitter::put_to_rest`](crate::Emitter::put_to_rest).
+    pub(crate) is_resting: bool,
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
     pub(crate) records: Vec<Record>,

@@ -52,32 +52,30 @@
 use crate::cache::Cache;
 use crate::emitter::Diversion;
 use crate::entry_check::EntryCheck;
-use crate::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
+use crate::lookup::Lookup;
+use crate::miss_stubs::{MissStubs, miss_stubs};
 pub use crate::pieces::Piece;
 use crate::pieces::RCX;
 use crate::rates::{RateWords, Rates};
 use crate::returns::ReturnStack;
 use crate::stubs::StubError;
-use crate::template::{Label, Template};
 use dynasour_guest::context::offset;
-use std::arch::global_asm;
 use std::ops::Range;
 
 /// The `exit_site` of an indirect transfer that found nothing: this plus [`Via::index`].
 pub(crate) const MISSED: u32 = 0x7fff_ff00;
 /// Bytes of the jump to the miss stub that a checked entry stands behind.
-const WAY_OUT: u64 = 5;
+pub(crate) const WAY_OUT: u64 = 5;
 /// The most bytes of [`Indirect::name_transfer`].
 pub(crate) const NAMING: usize = 24;
 /// The number of rsp, which carries no target.
-const RSP: u8 = 4;
+pub(crate) const RSP: u8 = 4;
 
 /// Where registers are while stubs use them: indices into `stub_save`. That of rcx is for sites to know.
 pub const SAVE_RCX: usize = 2;
-const SAVE_RAX: usize = 1;
-const SAVE_RDX: usize = 3;
-const SAVE_RSI: usize = 4;
-const FOUND: usize = 5;
+pub(crate) const SAVE_RAX: usize = 1;
+pub(crate) const SAVE_RDX: usize = 3;
+pub(crate) const SAVE_RSI: usize = 4;
 
 /// Registers that are not where the guest has them, but in `stub_save`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -172,27 +170,15 @@ pub struct Indirect {
 /// So many transfers by one register come to the runtime before it gets a table, which takes as long as they do.
 const ASKED: u32 = 256;
 
-/// Addresses.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct MissStubs {
-    miss: u64,
-    /// Leaves with [`MISSED`], nothing displaced; and with rcx displaced.
-    outs: [u64; 2],
-    /// The miss stub's addresses, up to where registers other than rcx are displaced and from there on.
-    ranges: [Range<u64>; 2],
-    /// Stubs of registers, [`RegisterStub::ROOM`] bytes each.
-    registers: u64,
-}
-
 /// The stubs of a register that carries targets.
 #[derive(Clone, Copy)]
-struct RegisterStub {
-    start: u64,
-    register: u8,
+pub(crate) struct RegisterStub {
+    pub(crate) start: u64,
+    pub(crate) register: u8,
 }
 
 impl RegisterStub {
-    const ROOM: u64 = 64;
+    pub(crate) const ROOM: u64 = 64;
     /// Offsets: see the functions.
     const ASK: u64 = 3;
     const MISS: u64 = 30;
@@ -216,7 +202,7 @@ impl RegisterStub {
     }
 
     /// `table` is that of [`Via::Memory`]: without one no register carries anything.
-    fn generate(self, table: u32, leave_canonical: u64) -> Vec<u8> {
+    pub(crate) fn generate(self, table: u32, leave_canonical: u64) -> Vec<u8> {
         let r = self.register;
         let mut unpark = Piece::default();
         // Nothing is parked in rcx itself: this does nothing.
@@ -487,6 +473,16 @@ impl Indirect {
         self.lookup.remove(pc);
     }
 
+    /// What the tables lead to: for each carrier and pc, behind which checked entry's way out.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (Via, u64, u64)> + '_ {
+        self.lookup.entries()
+    }
+
+    /// A word of a table that belongs to no pc and does not lead out.
+    pub(crate) fn unowned(&self) -> Option<u64> {
+        self.lookup.unowned()
+    }
+
     /// All sites miss from now on.
     pub fn clear(&mut self) {
         self.returns.forget();
@@ -500,160 +496,11 @@ impl Indirect {
     }
 }
 
-/// What stands where in the assembled stubs. Fields end at their labels.
-#[repr(C)]
-struct Labels {
-    out_from_rcx: Label,
-    out: Label,
-    leaves: Label,
-    miss: Label,
-    four: Label,
-    table: Label,
-    counted: Label,
-    count_load: Label,
-    count_store: Label,
-    uncounted: Label,
-    end: Label,
-}
-
-unsafe extern "C" {
-    #[link_name = "dynasour_miss_stubs"]
-    static CODE: u8;
-    #[link_name = "dynasour_miss_stubs_labels"]
-    static LABELS: Labels;
-}
-
-const _: () = assert!(HIGH_WEIGHT == 9 * 8 && PROBES == 4);
-
-global_asm!(
-    ".pushsection .rodata.dynasour_miss_stubs, \"a\", @progbits",
-    ".globl dynasour_miss_stubs, dynasour_miss_stubs_labels",
-    ".hidden dynasour_miss_stubs, dynasour_miss_stubs_labels",
-    ".balign 64",
-    "dynasour_miss_stubs:",
-
-    ".Lout_from_rcx:",
-    "mov rcx, gs:[{SAVE} + 8 * {SAVE_RCX}]",
-    ".Lout:",
-    "mov qword ptr gs:[{EXIT_SITE}], {MISSED}",
-    ".byte 0xe9, 0, 0, 0, 0",
-    ".Lleaves:",
-
-    ".balign 64",
-    ".Lmiss:",
-    "mov gs:[{SAVE} + 8 * {SAVE_RAX}], rax",
-    "mov gs:[{SAVE} + 8 * {SAVE_RDX}], rdx",
-    "mov gs:[{SAVE} + 8 * {SAVE_RSI}], rsi",
-    ".Lfour:",
-    // eax = the low half + HIGH_WEIGHT * the next, in 16 bits
-    "movzx eax, word ptr gs:[{NEXT_PC}]",
-    "movzx edx, word ptr gs:[{NEXT_PC} + 2]",
-    "lea edx, [rdx + rdx * 8]",
-    "lea eax, [rax + rdx * 8]",
-    "movzx eax, ax",
-    "mov rsi, gs:[{NEXT_PC}]",
-    "movabs rdx, 0x1111111111111111",
-    ".Ltable:",
-    "lea rdx, [rdx + rax * 8]",
-    "mov rcx, [rdx]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_0",
-    "mov rcx, [rdx + 8]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_1",
-    "mov rcx, [rdx + 16]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_2",
-    "mov rcx, [rdx + 24]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_3",
-    ".Lnone:",
-    "mov rax, gs:[{SAVE} + 8 * {SAVE_RAX}]",
-    "mov rdx, gs:[{SAVE} + 8 * {SAVE_RDX}]",
-    "mov rsi, gs:[{SAVE} + 8 * {SAVE_RSI}]",
-    "jmp .Lout_from_rcx",
-    ".Lhit_0:",
-    "mov rcx, [rdx + {ENTRIES}]",
-    "jmp .Lfound",
-    ".Lhit_1:",
-    "mov rcx, [rdx + {ENTRIES} + 8]",
-    "jmp .Lfound",
-    ".Lhit_2:",
-    "mov rcx, [rdx + {ENTRIES} + 16]",
-    "jmp .Lfound",
-    ".Lhit_3:",
-    "mov rcx, [rdx + {ENTRIES} + 24]",
-    ".Lfound:",
-    "jrcxz .Lnone",
-    "mov gs:[{SAVE} + 8 * {FOUND}], rcx",
-    // Left out unless it is counted.
-    ".Lcounted:",
-    "mov rax, ds:[0x11111111]",
-    ".Lcount_load:",
-    "lea rax, [rax + 1]",
-    "mov ds:[0x11111111], rax",
-    ".Lcount_store:",
-    ".Luncounted:",
-    "mov rax, gs:[{SAVE} + 8 * {SAVE_RAX}]",
-    "mov rdx, gs:[{SAVE} + 8 * {SAVE_RDX}]",
-    "mov rsi, gs:[{SAVE} + 8 * {SAVE_RSI}]",
-    "jmp qword ptr gs:[{SAVE} + 8 * {FOUND}]",
-    ".Lmiss_end:",
-
-    ".balign 4",
-    "dynasour_miss_stubs_labels:",
-    ".long .Lout_from_rcx - dynasour_miss_stubs, .Lout - dynasour_miss_stubs, .Lleaves - dynasour_miss_stubs",
-    ".long .Lmiss - dynasour_miss_stubs, .Lfour - dynasour_miss_stubs, .Ltable - dynasour_miss_stubs",
-    ".long .Lcounted - dynasour_miss_stubs, .Lcount_load - dynasour_miss_stubs",
-    ".long .Lcount_store - dynasour_miss_stubs, .Luncounted - dynasour_miss_stubs, .Lmiss_end - dynasour_miss_stubs",
-    ".popsection",
-    SAVE = const offset::STUB_SAVE,
-    SAVE_RAX = const SAVE_RAX,
-    SAVE_RCX = const SAVE_RCX,
-    SAVE_RDX = const SAVE_RDX,
-    SAVE_RSI = const SAVE_RSI,
-    FOUND = const FOUND,
-    EXIT_SITE = const offset::EXIT_SITE,
-    NEXT_PC = const offset::NEXT_PC,
-    MISSED = const MISSED,
-    ENTRIES = const ENTRIES,
-);
-
 /// What counts in the word at `address`.
 fn counting(scratch: u8, address: u32) -> Piece {
     let mut piece = Piece::default();
     piece.count(scratch, address);
     piece
-}
-
-/// Generates the stubs.
-fn miss_stubs(
-    cache: &mut Cache,
-    leave_canonical: u64,
-    rates: Option<&RateWords>,
-    lookup: &Lookup,
-) -> Result<MissStubs, StubError> {
-    // SAFETY: constants, made above.
-    let (labels, mut code) = unsafe { (&LABELS, Template::new(&raw const CODE, LABELS.end)) };
-    match rates {
-        Some(words) => [labels.count_load, labels.count_store].into_iter().for_each(|at| code.fill(at, words.second())),
-        None => code.leave_out(labels.counted, labels.uncounted),
-    }
-    let placed = code.place(cache)?;
-    code.fill_wide(labels.table, lookup.second_table());
-    code.lead(placed, labels.leaves, leave_canonical);
-    let miss = placed.at(labels.miss);
-    let four = placed.at(labels.four);
-    let ranges = [miss..four, four..placed.base + code.len() as u64];
-    code.write(placed, cache);
-    let registers = cache.alloc_hot(16 * RegisterStub::ROOM as usize, 64)?;
-    if let Some(table) = lookup.first_table(Via::Memory) {
-        for register in (0..16).filter(|r| *r != RSP) {
-            let stub = RegisterStub { start: registers + RegisterStub::ROOM * u64::from(register), register };
-            cache.write(stub.start, &stub.generate(table, leave_canonical));
-        }
-    }
-    Ok(MissStubs { miss, outs: [placed.at(labels.out), placed.at(labels.out_from_rcx)], ranges, registers })
 }
 
 #[cfg(test)]

@@ -221,6 +221,35 @@ impl Lookup {
         self.second_words(slot as usize).iter().for_each(|w| w.store(0, Ordering::Release));
     }
 
+    /// What belongs to pcs in all tables: carrier, pc and checked entry.
+    pub fn entries(&self) -> impl Iterator<Item = (Via, u64, u64)> + '_ {
+        let firsts = (0..Via::COUNT).filter_map(Via::from_index).flat_map(move |via| {
+            let owners = self.firsts[via.index()].owners.values();
+            owners.map(move |pc| (via, *pc, self.first_word(via, *pc).load(Ordering::Relaxed)))
+        });
+        let second = self.places.iter().map(|(pc, slot)| {
+            let [_, entry] = self.second_words(*slot as usize);
+            (Via::Memory, *pc, entry.load(Ordering::Relaxed))
+        });
+        firsts.chain(second)
+    }
+
+    /// What a word of a table holds that belongs to no pc and leads somewhere; or that belongs to another pc than it says.
+    pub fn unowned(&self) -> Option<u64> {
+        let filled = (0..Via::COUNT).filter_map(Via::from_index).filter(|via| self.firsts[via.index()].free != 0);
+        let mut first = filled.flat_map(|via| {
+            let First { free, owners } = &self.firsts[via.index()];
+            let words = (0..SLOTS).filter(|n| !owners.contains_key(&(*n as u16)));
+            words.map(move |n| self.table_word(number(via), n).load(Ordering::Relaxed)).filter(move |word| word != free)
+        });
+        let mut second = (0..SLOTS + PROBES).filter_map(|slot| {
+            let [key, entry] = self.second_words(slot).map(|word| word.load(Ordering::Relaxed));
+            let owned = self.places.get(&!key) == Some(&(slot as u32));
+            (!owned && (key != 0 || entry != 0)).then_some(entry)
+        });
+        first.next().or_else(|| second.next())
+    }
+
     /// In a forked child: as [`Lookup::clear`], and the tables of registers are not needed yet.
     pub fn clear_after_fork(&mut self) {
         self.clear();
@@ -338,6 +367,22 @@ mod tests {
         }
         t.insert(Via::Memory, u64::MAX, 5);
         assert_eq!((first(&t, u64::MAX), second(&t, u64::MAX)), (MISS, Some(0)));
+    }
+
+    #[test]
+    fn words_that_belong_to_no_pc_are_found() {
+        let mut t = table();
+        t.insert(Via::Memory, 0x40_1234, 5);
+        t.insert(Via::Memory, 0x41_1234, 6);
+        assert_eq!(t.unowned(), None);
+        let mut entries: Vec<_> = t.entries().collect();
+        entries.sort_unstable_by_key(|(_, pc, _)| *pc);
+        assert_eq!(entries, [(Via::Memory, 0x40_1234, 5), (Via::Memory, 0x41_1234, 6)]);
+        t.table_word(0, 77).store(7, Ordering::Relaxed);
+        assert_eq!(t.unowned(), Some(7));
+        t.table_word(0, 77).store(MISS, Ordering::Relaxed);
+        t.places.clear();
+        assert_eq!(t.unowned(), Some(5));
     }
 
     #[test]

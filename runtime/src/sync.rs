@@ -7,13 +7,13 @@
 //! 2. the descriptor for the report ([`crate::process::Process::report`])
 //! 3. the guest's view of the address space ([`crate::process::Process::memory`])
 //! 4. places of companions ([`crate::process`]), then free seats of threads ([`crate::process::thread`])
-//! 5. the right to invalidate code: the exception. Who has it waits until the others have come out of guest code, for which
+//! 5. the exclusive right to change code: the exception. Who has it waits until the others have come out of guest code, for which
 //!    they need none of the locks above
 //! 6. resting dispatchers ([`crate::dispatch`])
 //! 7. fragments
 //! 8. which guest code was read
 //! 9. the list of threads, and what was posted to each
-//! 10. what is known of guest code ([`crate::invalidate::CodePages`])
+//! 10. what is known of guest code ([`crate::changes::CodePages`])
 //!
 //! A fork in a process with threads holds them all, so that the child finds them free; a new lock has a place here and in
 //! [`crate::process::Process::with_locks`] or [`crate::syscall::Engine::with_locks`].

@@ -15,7 +15,8 @@ static void on_alarm(int signal) {
 uint64_t leaf(uint64_t seed, uint64_t n);
 __asm__(
     ".text\nleaf:\n\t"
-    "movq %rdi, -8(%rsp)\n\tmovq %rsi, -16(%rsp)\n\tmovq $0, -128(%rsp)\n\tmovq $1, -64(%rsp)\n"
+    "movq %rdi, -8(%rsp)\n\tmovq %rsi, -16(%rsp)\n\tmovq $0, -128(%rsp)\n\tmovq $1, -64(%rsp)\n\t"
+    "movb $0, -100(%rsp)\n"
     "1: movq -8(%rsp), %rax\n\timulq $77, %rax, %rax\n\taddq -64(%rsp), %rax\n\tmovq %rax, -8(%rsp)\n\t"
     "xorq %rax, -128(%rsp)\n\trolq $9, -64(%rsp)\n\tmovb -3(%rsp), %cl\n\taddb %cl, -100(%rsp)\n\t"
     "movzbl -100(%rsp), %ecx\n\taddq %rcx, -128(%rsp)\n\tmovb $0, -100(%rsp)\n\t"

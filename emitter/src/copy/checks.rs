@@ -11,7 +11,7 @@ use crate::emitter::{Diversion, EmitError, Emitter};
 use crate::indirect::{Indirect, Via};
 
 /// A checked entry that belongs to no block.
-pub(super) struct Check {
+pub(crate) struct Check {
     /// Offset in the cache.
     start: u32,
     len: u8,
@@ -115,7 +115,7 @@ impl Emitter {
     }
 
     /// Lets indirect transfers find where places lead now.
-    pub(super) fn register_moved(&mut self) {
+    pub(crate) fn register_moved(&mut self) {
         while let Some(place) = self.blocks.moved.pop() {
             let Some(p) = self.blocks.places.get(place as usize) else { continue };
             let (pc, expected) = (p.pc, p.expected.filter(|via| p.registered & 1 << via.index() != 0));

@@ -1,22 +1,30 @@
 //! Trace heads: counted while they run as blocks, and handed over to fragments.
 //!
-//! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it lead to its *counter*, a
-//! piece of code without a guest instruction that counts down a word of data memory and goes on to the block, all
-//! registers and flags in place; from one on it leaves each time, until it is set again. Counting may pause: then links lead to the
-//! block. When the head has a fragment, its links lead there instead, and its block is only reached by who may not enter the
-//! fragment.
+//! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it
+//! lead to its *counter*, a piece of code without a guest instruction that counts down a word of
+//! data memory and goes on to the block, all registers and flags in place. When the word is one,
+//! the counter leaves, at each execution until it is set again. Counting may pause: then links lead
+//! to the block. When the head has a fragment, links lead there instead ([`crate::links::graph`]);
+//! then only exits that may have made no progress still jump to the block.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
+//!
+//! Data: [`Heads`]. Invariant: a counter's link leads to the body of its place's block, so that no
+//! counter is part of a cycle without a guest instruction. The caller holds the emitter; generated
+//! code writes the words.
+//!
+//! Example: a loop at 0x1000 is found to be one when its backward branch is copied; links to it
+//! lead to a counter that is set to 50; the fiftieth execution leaves, and the runtime records a
+//! trace.
 
 use super::remove::Key;
 use super::returns::Landings;
-use super::{BODY, Block, Blocks, FIRST_COUNTER, FOREIGN, Link, NONE, STUB};
+use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
 use crate::cache::{Cache, CacheError};
 use crate::cpu::ticks;
-use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{ExitId, Fragment, FragmentId, LinkKind, fragment_at};
+use crate::emitter::Emitter;
+use crate::fragment::{ExitId, Fragment};
 use crate::indirect::SAVE_RCX;
-use crate::mach::SiteKind;
 use crate::words::Words;
 use dynasour_guest::context::offset;
 use std::ops::Range;
@@ -67,15 +75,15 @@ struct Counter {
 pub struct Count {
     /// Of what.
     pub counts: Counted,
-    /// How often that was executed since it was set last. If another thread has left by it at the same time and it was set since,
-    /// hardly ever.
+    /// How often that was executed since it was set last. If another thread has left by it at the
+    /// same time and it was set since, hardly ever.
     pub executions: u64,
     /// Ticks of the time stamp counter since then.
     pub ticks: u64,
 }
 
 /// What is known of heads.
-pub(super) struct Heads {
+pub(crate) struct Heads {
     words: Option<Words>,
     counters: Vec<Counter>,
     /// Numbers of counters that are gone.
@@ -107,14 +115,20 @@ impl Heads {
         self.found.clear();
     }
 
+    /// What the counter of this number counts.
+    pub fn counts_of(&self, counter: u32) -> Option<Counted> {
+        self.counters.get(counter as usize).map(|counter| counter.counts)
+    }
+
     pub fn are_counted(&self) -> bool {
         self.counts.threshold != 0
     }
 }
 
 impl Blocks {
-    /// Makes a counter in front of the block of `place`. Returns its offset in the cache; none if no more can be made.
-    fn counter(
+    /// Makes a counter in front of the block of `place`. Returns its offset in the cache; none if
+    /// no more can be made.
+    pub(crate) fn counter(
         &mut self,
         place: u32,
         counts: Counted,
@@ -135,7 +149,8 @@ impl Blocks {
         let load = code.len();
         // lea rcx, [rcx - 1]
         code.extend([0x48, 0x8d, 0x49, 0xff]);
-        // jrcxz over the way to the block. The word is never 0: whoever comes next, by then or at the same time, leaves, too.
+        // jrcxz over the way to the block. The word is never 0: whoever comes next, by then or at
+        // the same time, leaves, too.
         code.extend([0xe3, 21]);
         code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
         let store = code.len();
@@ -202,7 +217,7 @@ impl Blocks {
     }
 
     /// A link leads to this place backward, by a call or from a fragment.
-    pub(super) fn found_head(&mut self, place: u32, called: bool) {
+    pub(crate) fn found_head(&mut self, place: u32, called: bool) {
         let p = &mut self.places[place as usize];
         p.is_called |= called && !p.is_head;
         if !std::mem::replace(&mut p.is_head, true) {
@@ -210,8 +225,9 @@ impl Blocks {
         }
     }
 
-    /// Gives the heads found lately their counters, as far as they have blocks. In a full cache they go uncounted.
-    pub(super) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) {
+    /// Gives the heads found lately their counters, as far as they have blocks. In a full cache
+    /// they go uncounted.
+    pub(crate) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) {
         while let Some(place) = self.heads.found.pop() {
             let Some(p) = self.places.get(place as usize) else { continue };
             if p.block == 0 || p.entry != p.block || !p.is_head {
@@ -276,7 +292,8 @@ impl Emitter {
         counted
     }
 
-    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th execution. Is it?
+    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th
+    /// execution. Is it?
     pub fn count_again(&mut self, pc: u64, n: u64) -> bool {
         let Some((place, counter)) = self.counter_of(pc) else { return false };
         let p = &self.blocks.places[place as usize];
@@ -296,56 +313,6 @@ impl Emitter {
         (counter != NONE).then_some((place, counter))
     }
 
-    /// Links to the fragment's pc lead to it from now on.
-    pub fn lead_to(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
-        let f = self.fragment(fragment).ok_or(EmitError::Unknown)?;
-        let (pc, entry) = (f.pc, (f.entry - self.blocks.base) as u32);
-        let place = self.blocks.place(pc);
-        self.lead_place(place, entry);
-        let ends: Vec<ExitId> = self.ends_to(place).collect();
-        ends.into_iter().try_for_each(|end| self.enter_borrowed(end, fragment))
-    }
-
-    fn lead_place(&mut self, place: u32, entry: u32) {
-        if self.blocks.places.get(place as usize).is_some_and(|p| p.entry != entry) {
-            self.blocks.lead(place, entry, &self.cache, &self.fragments);
-            self.register_moved();
-            self.ends_to(place).for_each(|end| self.unlink_borrowed(end));
-        }
-    }
-
-    /// The ends of traces that are links to where links to a place lead. One that is bound to the place's block is not among
-    /// them: it may come from the very fragment that the others lead to.
-    fn ends_to(&self, place: u32) -> impl Iterator<Item = ExitId> {
-        let links = &self.blocks.links;
-        let first = links.get(self.blocks.places[place as usize].links as usize);
-        let all = std::iter::successors(first, |link| links.get(link.next as usize));
-        let fields = all
-            .filter(|link| link.place & (FOREIGN | BODY) == FOREIGN)
-            .map(|link| self.blocks.base + u64::from(link.field));
-        fields.filter_map(|field| {
-            let owner = self.fragment(self.fragment_at(field)?)?;
-            owner.links.iter().find(|link| link.field == field).and_then(|link| match link.kind {
-                LinkKind::End(exit) => Some(exit),
-                _ => None,
-            })
-        })
-    }
-
-    /// Lets a trace's direct end continue where links to its target lead, now and later. The target is a head then.
-    pub fn link_end(&mut self, exit: ExitId) -> Result<(), EmitError> {
-        let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
-        let pc = e.target.ok_or(EmitError::Unknown)?;
-        let place = self.blocks.place(pc);
-        self.link_to(exit, place | FOREIGN)?;
-        if self.blocks.heads.are_counted() {
-            self.blocks.found_head(place, false);
-            self.blocks.count_found(&mut self.cache, &self.fragments);
-            self.register_moved();
-        }
-        Ok(())
-    }
-
     /// The place at `pc` is a head from now on: a trace goes on there, and not by a link.
     pub fn make_head(&mut self, pc: u64) {
         if self.blocks.heads.are_counted() {
@@ -356,82 +323,9 @@ impl Emitter {
         }
     }
 
-    /// Makes a trace's end a link to `place`, if something is there.
-    fn link_to(&mut self, exit: ExitId, place: u32) -> Result<(), EmitError> {
-        let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
-        let (field, out, before) = (link.field, link.out, link.target());
-        let base = self.blocks.base;
-        let link = Link::new((field - base) as u32, (out - base) as u32, place);
-        let target = self.blocks.target(&link);
-        if before == target || target == out {
-            return Ok(());
-        }
-        if before == out {
-            let number = self.blocks.links.len() as u32;
-            self.blocks.links.push(link);
-            self.blocks.join(number);
-        }
-        set_target(&self.fragments, field, target, &self.cache);
-        match self.fragment_at(target) {
-            Some(fragment) => self.enter_borrowed(exit, fragment),
-            None => Ok(()),
-        }
-    }
-
-    /// [`Emitter::link_borrowed`]; in a full cache the end goes on in canonical state.
-    fn enter_borrowed(&mut self, end: ExitId, fragment: FragmentId) -> Result<(), EmitError> {
-        self.link_borrowed(end, fragment).or_else(|error| if error.is_full() { Ok(()) } else { Err(error) })
-    }
-
-    /// Lets a guard's exit continue in a resolved stub, and from there where links to its target lead; without
-    /// `progress`, in the target's block, which must have been copied. With a threshold it is counted, in which case it
-    /// continues in the block, too. Returns the stub.
-    pub fn link_exit_to_copy(
-        &mut self,
-        exit: ExitId,
-        block: bool,
-        threshold: Option<u64>,
-    ) -> Result<FragmentId, EmitError> {
-        let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
-        let place = self.blocks.place(pc);
-        if (block || threshold.is_some()) && self.blocks.places[place as usize].block == 0 {
-            return Err(EmitError::Unknown);
-        }
-        let (stub, end) = self.resolved(exit, pc)?;
-        let counter = match threshold {
-            Some(n) => self.blocks.counter(place, Counted::Exit(exit, pc), n, &mut self.cache)?,
-            None => None,
-        };
-        match counter {
-            Some(entry) => {
-                let link = self.link_of(end).ok_or(EmitError::Unknown)?;
-                let (field, target) = (link.field, self.blocks.base + u64::from(entry));
-                set_target(&self.fragments, field, target, &self.cache);
-            }
-            None => {
-                let body = if block || threshold.is_some() { BODY } else { 0 };
-                self.link_to(end, place | FOREIGN | body)?;
-            }
-        }
-        self.attach(exit, stub)?;
-        Ok(stub)
-    }
-
     /// The code of the block at `pc`, whatever links to it lead to.
     pub fn block_entry(&self, pc: u64) -> Option<u64> {
         let place = &self.blocks.places[*self.blocks.by_pc.get(&pc)? as usize];
         (place.block != 0).then(|| self.blocks.base + u64::from(place.block))
-    }
-}
-
-/// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at all.
-pub(super) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
-    let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
-    let Some(fragment) = fragment else { return };
-    if let Some(link) = fragment.links.iter().find(|l| l.field == field) {
-        link.target.store(target, Ordering::Relaxed);
-        if fragment.unlinked.load(Ordering::Relaxed) == 0 {
-            cache.patch_rel32(field, target);
-        }
     }
 }

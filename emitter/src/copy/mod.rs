@@ -1,12 +1,10 @@
 //! The copy tier: guest blocks as native code without IR (DESIGN section 6).
 //!
-//! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both ends. A *place* is a
-//! guest pc that some link leads to or that something starts at: it knows its block, where jumps to it lead now, and all
-//! links to it. A *link* is the rel32 field of an exit's jump, and the stub in cold memory that it leads to while the place
-//! has nothing to lead to: the stub leaves and says which link it was.
+//! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both ends. Its
+//! exits are links to *places*, guest pcs ([`crate::links::graph`]). A link that has nothing to lead to leads to its
+//! stub in cold memory, which leaves and says which link it was.
 //!
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block. Invariants:
-//! * a link's field leads to its place's entry, or to its own stub if there is none or a signal wants out;
 //! * blocks ascend by host address, those that are gone ([`remove`]) among them;
 //! * nothing says which guest instruction a host instruction belongs to: translating again does ([`state`]).
 //!
@@ -37,7 +35,7 @@ use crate::cpu::Cpu;
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
 use crate::fragment::Fragment;
 use crate::indirect::{Indirect, Via};
-use crate::pieces;
+use crate::links::graph::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
 use crate::placement;
 use crate::returns::Returns;
 use crate::stubs::{StubError, Stubs};
@@ -58,18 +56,6 @@ use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
 use translate::{Leads, Referent, Translator};
 
-/// No link, place or block.
-const NONE: u32 = u32::MAX;
-/// The place of links that go where `next_pc` says.
-const ANYWHERE: u32 = u32::MAX;
-/// What stands for [`Via::index`] in those of returns by the stack.
-const RETURN: u32 = Via::COUNT as u32;
-/// With a link's place: it leads to the block there, whatever the place's entry.
-const BODY: u32 = 1 << 30;
-/// With a link's place: it is a fragment's, which has to know where it leads.
-const FOREIGN: u32 = 1 << 29;
-/// The place of a link, without these.
-const PLACE: u32 = FOREIGN - 1;
 /// So many times everything has been dropped when blocks become shorter.
 const OFTEN: u32 = 4;
 /// Room for a block in so many bytes of the cache is there from the start: untouched it costs nothing, while growing copies.
@@ -98,76 +84,38 @@ pub enum Copied {
     Writable,
 }
 
-/// A guest pc.
-struct Place {
-    pc: u64,
-    /// Offset of its block in the cache, 0 if there is none.
-    block: u32,
-    /// Where jumps to it lead: an offset in the cache, 0 if nowhere.
-    entry: u32,
-    /// The first of the links that lead to it.
-    links: u32,
-    /// Offset of the checked entry that its block begins with, 0 if there is none.
-    prefix: u32,
-    /// The carriers ([`Via::index`]) by which indirect transfers find it: a bit each.
-    registered: u32,
-    /// The carrier for which its block should begin with a checked entry.
-    expected: Option<Via>,
-    /// See [`heads`].
-    is_head: bool,
-    /// It was found by a call.
-    is_called: bool,
-    /// The indices of its block and of its head's counter, [`NONE`] if there is none.
-    made: [u32; 2],
-    /// Are there checked entries of its own that belong to no block?
-    has_checks: bool,
-}
-
-/// A patchable jump.
-struct Link {
-    /// Offset of its rel32 field.
-    field: u32,
-    /// Offset of its stub; of one that goes anywhere, [`Via::index`].
-    out: u32,
-    /// Its place, perhaps with [`BODY`] and [`FOREIGN`]; or [`ANYWHERE`].
-    place: u32,
-    /// The next link to the same place.
-    next: u32,
-    /// The one before it, [`NONE`] if it is the first.
-    before: u32,
-}
-
-impl Link {
-    fn new(field: u32, out: u32, place: u32) -> Link {
-        Link { field, out, place, next: NONE, before: NONE }
-    }
-}
-
 /// A copied block, or a counter before one.
-struct Block {
-    pc: u64,
+pub(crate) struct Block {
+    pub(crate) pc: u64,
     /// Offset in the cache.
-    start: u32,
-    len: u16,
+    pub(crate) start: u32,
+    pub(crate) len: u16,
     /// Bytes of the checked entry that it begins with.
-    prefix: u8,
+    pub(crate) prefix: u8,
     /// [`Via::index`] of that.
-    via: u8,
+    pub(crate) via: u8,
     /// How many links it has, and the first.
-    links: u8,
-    first_link: u32,
+    pub(crate) links: u8,
+    pub(crate) first_link: u32,
     /// Offset of its cold memory.
-    cold: u32,
+    pub(crate) cold: u32,
     /// Its number among the counters, [`NONE`] if it is none.
-    counter: u32,
-    place: u32,
+    pub(crate) counter: u32,
+    pub(crate) place: u32,
     /// The first of its nodes in [`Pages`].
-    node: u32,
-    landings: Landings,
+    pub(crate) node: u32,
+    pub(crate) landings: Landings,
     /// What it takes.
-    key: Key,
+    pub(crate) key: Key,
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
-    unlinked: AtomicU32,
+    pub(crate) unlinked: AtomicU32,
+}
+
+impl Block {
+    /// Do its links lead out at present?
+    pub(crate) fn is_unlinked(&self) -> bool {
+        self.unlinked.load(Ordering::Relaxed) != 0
+    }
 }
 
 /// Figures about the copy tier.
@@ -185,51 +133,27 @@ pub struct CopyFigures {
     pub links: u64,
 }
 
-/// What tails hold.
-struct Ways {
-    /// For each carrier, if it has a table within reach.
-    tables: [Option<u32>; Via::COUNT],
-    /// Bit [`Via::index`]: the table is filled.
-    in_use: u32,
-    /// The table that leads out of tails that use memory, if that is within reach.
-    out: Option<u32>,
-    /// Where such a tail leads without tables, and to lead out.
-    direct: [u64; 2],
-    /// What finds landings, and leads out instead.
-    returns: Option<[[u8; 8]; 2]>,
-    /// Where tails of registers lead while their tables are not in use, and to lead out.
-    asks: [u64; 16],
-}
-
-/// What the last instruction of a link's jump is to be.
-enum Patched {
-    /// The same with this in its field.
-    Field(u32),
-    /// This one, of eight aligned bytes, with the field last.
-    Instruction([u8; 8]),
-}
-
 /// Blocks, places and links.
 pub(crate) struct Blocks {
     translator: Translator,
     stubs: CopyStubs,
-    base: u64,
-    leave: u64,
-    ways: Ways,
-    blocks: Vec<Block>,
-    places: Vec<Place>,
-    by_pc: FxHashMap<u64, u32>,
-    links: Vec<Link>,
+    pub(crate) base: u64,
+    pub(crate) leave: u64,
+    pub(crate) ways: Ways,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) by_pc: FxHashMap<u64, u32>,
+    pub(crate) links: Vec<Link>,
     /// Checked entries that belong to no block, ascending.
-    checks: Vec<Check>,
+    pub(crate) checks: Vec<Check>,
     /// The offset of a place's checked entry for a carrier that belongs to no block.
-    apart: FxHashMap<(u32, Via), u32>,
+    pub(crate) apart: FxHashMap<(u32, Via), u32>,
     /// Places whose entry is not what indirect transfers find.
-    moved: Vec<u32>,
+    pub(crate) moved: Vec<u32>,
     /// What was made from which guest pages.
     pages: Pages,
     /// What is free to be used again.
-    free: Free,
+    pub(crate) free: Free,
     /// The guest bytes of blocks that compare them.
     own: FxHashMap<u32, Box<[u8]>>,
     /// How often such bytes have changed, by the guest pc.
@@ -238,17 +162,17 @@ pub(crate) struct Blocks {
     words: FxHashMap<u32, Word>,
     /// Blocks that were removed since, for the next who waits until all threads have been outside.
     stale: Option<Doomed>,
-    heads: Heads,
+    pub(crate) heads: Heads,
     returns: Wanted,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
     /// How many blocks are unlinked.
-    unlinked: AtomicU32,
+    pub(crate) unlinked: AtomicU32,
     /// How often everything was dropped for other reasons than that blocks are to be different.
     clears: u32,
     /// Do blocks name their transfers?
     named: bool,
-    figures: CopyFigures,
+    pub(crate) figures: CopyFigures,
 }
 
 impl Blocks {
@@ -348,96 +272,7 @@ impl Blocks {
         Ok(())
     }
 
-    fn place(&mut self, pc: u64) -> u32 {
-        *self.by_pc.entry(pc).or_insert_with(|| {
-            let place = Place {
-                pc,
-                block: 0,
-                entry: 0,
-                links: NONE,
-                prefix: 0,
-                registered: 0,
-                expected: None,
-                is_head: false,
-                is_called: false,
-                made: [NONE; 2],
-                has_checks: false,
-            };
-            self.free.put_place(&mut self.places, place)
-        })
-    }
-
-    /// Makes `number` one of the links that lead to its place.
-    fn join(&mut self, number: u32) {
-        let place = &mut self.places[(self.links[number as usize].place & PLACE) as usize];
-        let next = std::mem::replace(&mut place.links, number);
-        self.links[number as usize].next = next;
-        if let Some(next) = self.links.get_mut(next as usize) {
-            next.before = number;
-        }
-    }
-
-    /// Where a link to a place leads while nothing wants out.
-    fn target(&self, link: &Link) -> u64 {
-        let place = &self.places[(link.place & PLACE) as usize];
-        match if link.place & BODY != 0 { place.block } else { place.entry } {
-            0 => self.out(link),
-            entry => self.base + u64::from(entry),
-        }
-    }
-
-    fn out(&self, link: &Link) -> u64 {
-        self.base + u64::from(link.out)
-    }
-
-    /// What a link's jump is, if it is to lead `out`, then.
-    fn patched(&self, link: &Link, out: bool) -> Patched {
-        let behind = self.base + u64::from(link.field) + 4;
-        let relative = |target: u64| target.wrapping_sub(behind) as u32;
-        if link.place != ANYWHERE {
-            return Patched::Field(relative(if out { self.out(link) } else { self.target(link) }));
-        }
-        let Ways { tables, in_use, out: out_table, direct, asks, returns } = &self.ways;
-        let Some(via) = Via::from_index(link.out as usize) else {
-            // Without such returns there is no link of theirs.
-            return Patched::Instruction(returns.map_or([0xcc; 8], |looks| looks[usize::from(out)]));
-        };
-        match (via, tables[via.index()]) {
-            (Via::Register(r), Some(table)) => Patched::Instruction(match in_use >> link.out & 1 != 0 && !out {
-                true => pieces::through(r, table),
-                false => pieces::directly(relative(asks[usize::from(r)])),
-            }),
-            (_, Some(table)) => Patched::Field(out_table.filter(|_| out).unwrap_or(table)),
-            (_, None) => Patched::Field(relative(direct[usize::from(out)])),
-        }
-    }
-
-    fn set(&self, link: &Link, out: bool, cache: &Cache) {
-        let field = self.base + u64::from(link.field);
-        match self.patched(link, out) {
-            Patched::Field(value) => cache.patch(field, value),
-            Patched::Instruction(bytes) => cache.patch_instruction(field - 4, bytes),
-        }
-    }
-
-    /// From now on tails of this carrier go by its table, which is filled.
-    fn use_table(&mut self, via: Via, cache: &Cache) {
-        self.ways.in_use |= 1 << via.index();
-        for link in self.links.iter().filter(|link| link.place == ANYWHERE && link.out as usize == via.index()) {
-            if self.owner_is_linked(self.base + u64::from(link.field)) {
-                self.set(link, false, cache);
-            }
-        }
-    }
-
-    fn links_of(&self, block: u32) -> Range<usize> {
-        self.blocks.get(block as usize).map_or(0..0, |b| {
-            let first = b.first_link as usize;
-            first..first + usize::from(b.links)
-        })
-    }
-
-    fn at(&self, host_rip: u64) -> Option<u32> {
+    pub(crate) fn at(&self, host_rip: u64) -> Option<u32> {
         let offset = u32::try_from(host_rip.wrapping_sub(self.base)).ok()?;
         let i = self.blocks.partition_point(|b| b.start <= offset).checked_sub(1)?;
         (offset - self.blocks[i].start < u32::from(self.blocks[i].len)).then_some(i as u32)
@@ -549,7 +384,7 @@ impl Blocks {
     }
 
     /// Where a block is gone, or behind all others.
-    fn put_block(&mut self, slot: Option<u32>, block: Block) -> u32 {
+    pub(super) fn put_block(&mut self, slot: Option<u32>, block: Block) -> u32 {
         match slot {
             Some(slot) => {
                 self.blocks[slot as usize] = block;
@@ -563,74 +398,13 @@ impl Blocks {
     }
 
     /// A stub that will stand at offset `at`.
-    fn stub_bytes(&self, at: u32, site: u32) -> [u8; STUB] {
+    pub(super) fn stub_bytes(&self, at: u32, site: u32) -> [u8; STUB] {
         let mut stub = [0x65, 0x48, 0xc7, 0x04, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0xe9, 0, 0, 0, 0];
         let relative = self.leave.wrapping_sub(self.base + u64::from(at) + STUB as u64) as u32;
         for (field, value) in [(5, offset::EXIT_SITE as u32), (9, site), (14, relative)] {
             stub[field..field + 4].copy_from_slice(&value.to_le_bytes());
         }
         stub
-    }
-
-    /// Makes all links to a place lead to `entry`, an offset in the cache, 0 for nowhere.
-    fn lead(&mut self, place: u32, entry: u32, cache: &Cache, fragments: &[Fragment]) {
-        let p = &mut self.places[place as usize];
-        p.entry = entry;
-        if p.registered != 0 && p.prefix != 0 {
-            self.moved.push(place);
-        }
-        let mut next = self.places[place as usize].links;
-        let all_linked = self.unlinked.load(Ordering::Relaxed) == 0;
-        while let Some(link) = self.links.get(next as usize) {
-            let field = self.base + u64::from(link.field);
-            if link.place & FOREIGN != 0 {
-                heads::set_target(fragments, field, self.target(link), cache);
-            } else if all_linked || self.owner_is_linked(field) {
-                self.set(link, false, cache);
-            }
-            self.figures.links += u64::from(entry != 0);
-            next = link.next;
-        }
-    }
-
-    /// Is the block that a field belongs to linked?
-    fn owner_is_linked(&self, field: u64) -> bool {
-        self.at(field).is_none_or(|owner| self.blocks[owner as usize].unlinked.load(Ordering::Relaxed) == 0)
-    }
-
-    fn unlink(&self, block: u32, indirect: &Indirect, cache: &Cache) {
-        if let Some(b) = self.blocks.get(block as usize) {
-            b.unlinked.fetch_add(1, Ordering::Relaxed);
-            self.unlinked.fetch_add(1, Ordering::Relaxed);
-            for link in &self.links[self.links_of(block)] {
-                if link.place == ANYWHERE && link.out as usize == Via::Memory.index() {
-                    indirect.prepare_out();
-                }
-                self.set(link, true, cache);
-            }
-        }
-    }
-
-    /// Makes whoever is in any block leave at its end, for good.
-    pub fn unlink_all(&self, indirect: &Indirect, cache: &Cache) {
-        (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, indirect, cache));
-    }
-
-    /// A place has a block now, at this offset.
-    fn give(&mut self, place: u32, block: u32, cache: &Cache, fragments: &[Fragment]) {
-        let p = &mut self.places[place as usize];
-        p.block = block;
-        let entry = match p.entry {
-            0 => {
-                if p.is_head && self.heads.are_counted() {
-                    self.heads.found.push(place);
-                }
-                block
-            }
-            // There was another block before.
-            entry => entry,
-        };
-        self.lead(place, entry, cache, fragments);
     }
 
     /// The entry at `pc`, or its block, made now if need be.
@@ -772,22 +546,6 @@ impl Emitter {
             let start = self.blocks.base + u64::from(b.start);
             (b.pc, start..start + u64::from(b.len))
         })
-    }
-
-    /// Makes whoever is in a block leave at its end, into the runtime, until as many have called
-    /// [`Emitter::relink_block`]. Async-signal-safe.
-    pub fn unlink_block(&self, block: BlockId) {
-        self.blocks.unlink(block.0, &self.indirect, &self.cache);
-    }
-
-    /// Undoes [`Emitter::unlink_block`]. Async-signal-safe.
-    pub fn relink_block(&self, block: BlockId) {
-        let blocks = &self.blocks;
-        let Some(b) = blocks.blocks.get(block.0 as usize) else { return };
-        blocks.unlinked.fetch_sub(1, Ordering::Relaxed);
-        if b.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
-            blocks.links[blocks.links_of(block.0)].iter().for_each(|link| blocks.set(link, false, &self.cache));
-        }
     }
 
     /// Where a fault at `host_rip` in a block continues, after noting it in the thread's context. Async-signal-safe.

@@ -11,9 +11,10 @@
 //!
 //! A place goes when it has no block and nothing leads to it.
 
-use super::{ANYWHERE, Block, Blocks, FOREIGN, NONE, PLACE, Place};
+use super::{ANYWHERE, Block, Blocks, NONE, PLACE, Place};
 use crate::emitter::Emitter;
 use crate::indirect::Via;
+use crate::links::graph::FOREIGN;
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -26,7 +27,7 @@ const GRAIN: usize = 16;
 
 /// What something takes: what is free for one is free for all others with the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Key {
+pub(crate) struct Key {
     /// Which array it is in, and what its code looks like.
     kind: u8,
     links: u8,
@@ -70,10 +71,10 @@ impl Key {
 
 /// What can be used again.
 #[derive(Default)]
-pub(super) struct Free {
+pub(crate) struct Free {
     /// Indices of blocks and checked entries.
     slots: FxHashMap<Key, Vec<u32>>,
-    places: Vec<u32>,
+    pub(crate) places: Vec<u32>,
     /// Bytes of blocks.
     bytes: usize,
     /// Indices of blocks that rest.
@@ -282,38 +283,12 @@ impl Doomed {
 }
 
 impl Blocks {
-    /// Takes a link away from its place.
-    fn part(&mut self, number: u32) {
-        let link = &mut self.links[number as usize];
-        if link.place == ANYWHERE {
-            return;
-        }
-        let (place, next, before) = (link.place & PLACE, link.next, link.before);
-        (link.next, link.before) = (NONE, NONE);
-        if let Some(next) = self.links.get_mut(next as usize) {
-            next.before = before;
-        }
-        match self.links.get_mut(before as usize) {
-            Some(before) => before.next = next,
-            None => self.places[place as usize].links = next,
-        }
-    }
-
-    /// Frees a place that nobody needs.
-    fn drop_place(&mut self, place: u32) {
-        let p = &self.places[place as usize];
-        if p.block == 0 && p.entry == 0 && p.links == NONE && self.by_pc.get(&p.pc) == Some(&place) {
-            self.by_pc.remove(&p.pc);
-            self.free.places.push(place);
-        }
-    }
-
     /// A block is found by its pages no more.
     pub(super) fn forget_pages(&mut self, index: u32) {
         self.pages.remove(self.blocks[index as usize].node);
     }
 
-    fn check_at(&self, offset: u32) -> Option<u32> {
+    pub(crate) fn check_at(&self, offset: u32) -> Option<u32> {
         let i = self.checks.partition_point(|c| c.start() <= offset).checked_sub(1)?;
         Some(i as u32)
     }

@@ -6,6 +6,7 @@ use crate::cache::Cache;
 use crate::emitter::{Diversion, Emitter};
 use crate::entry_check::EntryCheck;
 use crate::indirect::{Indirect, NAMING, SAVE_RCX, Source};
+use crate::links::writer;
 use crate::pieces::RCX;
 use crate::returns::{LAST, Returns};
 use dynasour_guest::context::offset;
@@ -71,7 +72,7 @@ pub(super) struct Landing {
 
 /// A block's call, and how it returns.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Landings {
+pub(crate) struct Landings {
     landing: Landing,
     /// Where its return by the stack ends; 0 if it has none.
     returns: u16,
@@ -86,7 +87,7 @@ impl Landing {
 }
 
 impl Landings {
-    pub fn of(block: &Translation) -> Landings {
+    pub(super) fn of(block: &Translation) -> Landings {
         let landing = block.call.map(|call| call.landing).unwrap_or_default();
         Landings { landing, returns: block.returns as u16 }
     }
@@ -287,6 +288,13 @@ impl Blocks {
         self.ways.returns = returns.is_on().then(|| [returns.looks(false), returns.looks(true)]);
     }
 
+    /// The address of the branch by which a block's landing misses, if it has one.
+    pub(crate) fn landing_branch(&self, block: u32) -> Option<u64> {
+        let block = self.blocks.get(block as usize).filter(|block| !block.landings.is_empty())?;
+        let Landing { start, branch, .. } = block.landings.landing;
+        Some(self.base + u64::from(block.start) + u64::from(start) + u64::from(branch))
+    }
+
     /// How a thread gets out that is `at` bytes within this block, and beyond its links. Async-signal-safe.
     pub(super) fn diversion_of_return(
         &self,
@@ -319,12 +327,8 @@ impl Emitter {
 
     /// From now on returns to this block's landing miss.
     pub(super) fn close_landing(&self, block: u32) {
-        let Some(block) = self.blocks.blocks.get(block as usize) else { return };
-        if !block.landings.is_empty() {
-            let Landing { start, branch, .. } = block.landings.landing;
-            let branch = u64::from(block.start) + u64::from(start) + u64::from(branch);
-            // It becomes `jmp`.
-            self.cache.patch_byte(self.blocks.base + branch, 0xeb);
+        if let Some(branch) = self.blocks.landing_branch(block) {
+            writer::always_take(&self.cache, branch);
         }
     }
 }

@@ -1,72 +1,62 @@
-//! The fragment side of the dispatcher: which fragments exist, entering and leaving them, links, side traces.
+//! The fragment side of the dispatcher: which fragments exist, entering and leaving them.
 //!
-//! A region may have several fragments: loops of an interpreted program, the newest first, then the others, the oldest
-//! first. The first of all is entered, by the interpreter, by links and by the lookup of indirect jumps. Ends and hot exits are linked, so that a steady guest never comes back here; a hot exit
-//! to where no fragment starts begins a recording there. What is recorded is compiled for the state which that exit
-//! leaves ([`EntryState::FromExit`]) and belongs to it alone; when several exits have wanted traces from one pc, the
-//! next one makes a fragment of the region, which all others share.
-//!
-//! **Progress.** An exit whose target is its own fragment's pc may have failed without a guest instruction having
-//! run. Unless [`Exit::progress`](dynasour_emitter::Exit::progress) says otherwise it is only ever linked to a *later*
-//! fragment of the region in that order, so a chain of such exits ends, and at its end the interpreter runs an instruction.
-//! Every other exit has run one. Of the ordinary fragments only the oldest carries guards against aliasing, which are what
-//! fails at a head.
+//! A region may have several fragments, its *versions* ([`links::regions`]); the first is entered, by the interpreter, by links
+//! and by the tables of indirect jumps. Ends and hot exits are linked ([`links`]), so that a steady guest never comes back here; a
+//! hot exit to where no fragment starts begins a recording there. What is recorded is compiled for the state that this
+//! exit leaves ([`EntryState::FromExit`](dynasour_emitter::EntryState)) and belongs to it alone; when several exits have
+//! wanted traces from one pc, the next one makes a version of the region, which all others share ([`install`]).
 //!
 //! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are beyond a fragment's
 //! links, so a thread that is there is diverted. Whatever is linked to whatever, it comes out before it enters
 //! another fragment. The thread that was interrupted links the fragment again when it is out; others that come out of it
 //! meanwhile just enter again.
 //!
-//! **Threads.** All of this is behind one lock, which nobody holds while guest code runs. A thread that is in fragments, or
+//! **Threads.** All of this is behind one lock, which no thread holds while guest code runs. A thread that is in fragments, or
 //! comes from one, is *in the cache* ([`super::peers`]), and what it may need is kept until it is not: dropping all is
 //! done in two steps, [`Fragments::retire`] and [`Fragments::clear`], and so is dropping some ([`removal`]).
 //!
-//! Under `--chaos` nothing is linked: every fragment must be entered from here, where its guards are forced.
+//! Under `--chaos` no fragment is linked to: each must be entered from here, where its guards are forced.
+//!
+//! Example: the loop at 0x1000 is entered by [`Fragments::prepare`], leaves by its end to 0x2000, and [`Fragments::left`] finds a
+//! fragment there: the end is linked, and the next time the guest goes from one to the other without the runtime.
 
-mod aims;
 mod chaos;
 mod describe;
+mod install;
 mod ledger;
+mod links;
 mod mixed;
 mod pace;
 mod removal;
-mod resting;
 mod room;
 
 use super::sources::{Role, Sources};
-use super::worth;
-use crate::census::CompileTimes;
 use crate::changes::CodePages;
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::interp::astray;
 use crate::memory;
 use crate::perf_map::Piece;
-use crate::profile::{Phase, during};
 use crate::stats::{DeoptReason, Stats};
-use aims::Aims;
 use dynasour_emitter::copy::{BlockId, HeadCounts};
 use dynasour_emitter::{
-    Config, Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
+    Config, Diversion, EmitError, Emitter, EntryPoint, ExitId, FragmentId, Left, PendingStore, SiteKind,
 };
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
-use dynasour_ir::opt::OptOptions;
-use dynasour_ir::{Context, Fact, Version};
-use dynasour_tracer::{AbortReason, Landing, Path, SpeculationPolicy, TraceShape, build};
-use ledger::{Ledger, Made};
+use dynasour_tracer::SpeculationPolicy;
+use ledger::Ledger;
+use links::exits::Exits;
+use links::regions::Region;
 use pace::Paces;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 use thiserror::Error;
 
+pub use install::Failure;
 pub use mixed::{Arrival, Came};
 pub use removal::Touched;
-
-/// So many exits may have a trace of their own from one pc.
-const OWN_TRACES: u32 = 3;
 
 /// In [`ThreadContext::unlinked`]: it is a copied block, not a fragment.
 const BLOCK: u32 = 1 << 31;
@@ -134,58 +124,14 @@ pub struct Way {
     forced: Vec<ExitId>,
 }
 
-/// What a trace is compiled for.
-pub struct Plan {
-    name: String,
-    facts: Vec<Fact>,
-    /// Whether its head has no fragment yet.
-    first: bool,
-    side: Option<ExitId>,
-    generation: u64,
-    start: Instant,
-    /// How long its parts have taken.
-    pub times: CompileTimes,
-    /// The version as built, if the book of a counting run wants it.
-    built: Option<String>,
-}
-
-/// Why a trace came to nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Failure {
-    /// The cache is full.
-    Full,
-    /// What it was made from or for is gone, or somebody else was faster.
-    Stale,
-    /// Something about the trace.
-    Refused(AbortReason),
-}
-
-#[derive(Default)]
-struct Region {
-    fragments: Vec<FragmentId>,
-}
-
-/// A resolved stub.
-#[derive(Clone, Copy)]
-struct Stub {
-    /// The exit it was made for.
-    origin: ExitId,
-    /// It goes on in the copied block at its pc, whatever else is there.
-    in_block: bool,
-}
-
 /// Emitter, fragment tables, and what happened at exits.
 pub struct Fragments {
     emitter: Box<Emitter>,
     regions: FxHashMap<u64, Region>,
     /// How many exits have a trace of their own from this pc.
     side_traces: FxHashMap<u64, u32>,
-    /// Resolved stubs, by their fragments.
-    stubs: FxHashMap<FragmentId, Stub>,
-    /// Times each unlinked exit was taken.
-    taken: FxHashMap<ExitId, u32>,
-    /// Where exits with computed targets have gone.
-    aims: Aims,
+    /// What is done about each exit.
+    exits: Exits,
     /// What fragments were made from.
     sources: Sources,
     pages: Arc<CodePages>,
@@ -219,6 +165,8 @@ pub struct Fragments {
     ledger: Option<Box<Ledger>>,
     /// Code that is gone, if it is to be named at the end.
     pieces: Option<Vec<Piece>>,
+    /// Changes of links since they were verified; see [`verify`].
+    unverified: usize,
     /// What happened to fragments.
     pub stats: Stats,
 }
@@ -240,9 +188,7 @@ impl Fragments {
             emitter: Box::new(emitter),
             regions: FxHashMap::default(),
             side_traces: FxHashMap::default(),
-            stubs: FxHashMap::default(),
-            taken: FxHashMap::default(),
-            aims: Aims::default(),
+            exits: Exits::default(),
             sources: Sources::default(),
             pages,
             loops: FxHashSet::default(),
@@ -263,6 +209,7 @@ impl Fragments {
             paces: Paces::default(),
             pieces: config.perf_map.then(Vec::new),
             ledger: config.count.as_ref().map(|_| Box::default()),
+            unverified: 0,
             stats: Stats::default(),
         })
     }
@@ -312,19 +259,6 @@ impl Fragments {
         }
     }
 
-    /// Lets indirect jumps find a fragment.
-    fn register(&mut self, pc: u64, id: FragmentId) {
-        if self.chaos.is_none() {
-            self.emitter.register_entry(pc, id).expect("the fragment was compiled for this pc");
-        }
-    }
-
-    /// The fragment that is entered at `pc`, woken if it rests.
-    pub fn find(&mut self, pc: u64) -> Option<FragmentId> {
-        self.wake(pc);
-        self.first(pc)
-    }
-
     /// The way to what [`Fragments::arrive`] gave.
     pub fn way_to_copy(&mut self, entry: u64) -> EntryPoint {
         self.stats.native_entries += 1;
@@ -360,6 +294,7 @@ impl Fragments {
         self.stats.flushes += 1;
         self.emitter.retire_all();
         self.forget();
+        self.links_changed();
         true
     }
 
@@ -369,6 +304,7 @@ impl Fragments {
         self.emitter.flush_all();
         self.generation += 1;
         self.retired = false;
+        self.links_changed();
     }
 
     /// Fresh memory and no fragments, in a forked child.
@@ -383,9 +319,7 @@ impl Fragments {
         self.generation += 1;
         self.regions.clear();
         self.side_traces.clear();
-        self.stubs.clear();
-        self.taken.clear();
-        self.aims.clear();
+        self.exits.clear();
         self.sources.clear();
         self.loops.clear();
         self.indirect.clear();
@@ -461,7 +395,7 @@ impl Fragments {
             }
             SiteKind::Guard => {
                 self.stats.deopt(DeoptReason::Guard);
-                self.guard_failed(exit, context.rip, policy)?
+                self.guard_failed(exit, context.rip, policy)
             }
             SiteKind::Fault => {
                 self.stats.deopt(DeoptReason::Fault);
@@ -474,308 +408,9 @@ impl Fragments {
         }))
     }
 
-    /// The stub that leaves by `exit`.
-    fn stub_of(&self, exit: ExitId) -> Option<Stub> {
-        self.stubs.get(&self.emitter.exit(exit)?.fragment).copied()
-    }
-
-    /// The resolved stub of `origin` has left by `exit`, since what it led to rests: it leads to what `origin` may lead to
-    /// now, or not anywhere.
-    fn left_stub(&mut self, exit: ExitId, origin: ExitId, pc: u64) -> Result<Next, FragmentError> {
-        self.wake(pc);
-        let own = self.emitter.exit(origin).and_then(|e| (!e.progress).then_some(e.fragment));
-        match self.successor(own, pc) {
-            Some(next) => self.link_and_enter(exit, next),
-            None => {
-                self.emitter.unlink(origin)?;
-                Ok(Next::After(After::Interpret))
-            }
-        }
-    }
-
-    /// The end `exit` leads to `next` from now on, which is entered.
-    fn link_and_enter(&mut self, exit: ExitId, next: FragmentId) -> Result<Next, FragmentError> {
-        match self.emitter.link(exit, next) {
-            Ok(()) => self.stats.links += 1,
-            // No room for a passage.
-            Err(error) if error.is_full() => return Ok(Next::After(After::Flush)),
-            Err(error) => return Err(error.into()),
-        }
-        Ok(Next::Enter(next))
-    }
-
-    /// A hot exit is linked to where it goes, or asks for a side trace from there.
-    fn guard_failed(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Result<After, FragmentError> {
-        if self.retired {
-            return Ok(After::Interpret);
-        }
-        if self.wake_side(exit) {
-            return Ok(After::Interpret);
-        }
-        let Some(e) = self.emitter.exit(exit) else { return Ok(After::Interpret) };
-        let (target, own) = (e.target, (!e.progress).then_some(e.fragment));
-        let taken = self.taken.entry(exit).or_default();
-        *taken += 1;
-        let times = *taken;
-        if target.is_none() {
-            self.aims.went(exit, pc);
-        }
-        if times < policy.exit_threshold() {
-            return Ok(After::Interpret);
-        }
-        self.taken.insert(exit, 0);
-        if target.is_none() && self.indirect.contains(&e.fragment) {
-            let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
-            self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
-        }
-        if let Some(pc) = target {
-            self.wake(pc);
-        }
-        let linked = match target {
-            None => self.link_computed(exit, own, times),
-            Some(pc) => match self.successor(own, pc) {
-                Some(next) => self.emitter.link_exit(exit, next),
-                None if self.is_full(pc, policy) => {
-                    self.drop_changed(pc);
-                    return Ok(After::Interpret);
-                }
-                None => return Ok(After::RecordSide(Side { exit, pc, generation: self.generation })),
-            },
-        };
-        match linked {
-            Ok(stub) => {
-                self.stats.stubs += 1;
-                self.note_stub(stub, exit);
-                self.stubs.insert(stub, Stub { origin: exit, in_block: false });
-                if self.log_code {
-                    eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
-                }
-                Ok(After::Interpret)
-            }
-            Err(error) if error.is_full() => Ok(After::Flush),
-            // The stub cannot be made (its stores need a register too many): the exit goes on to come here.
-            Err(_) => Ok(After::Interpret),
-        }
-    }
-
-    /// The fragment that an exit to `pc` may lead to without endangering progress; `own` is the exit's fragment if it
-    /// may have made none.
-    fn successor(&self, own: Option<FragmentId>, pc: u64) -> Option<FragmentId> {
-        let versions = &self.regions.get(&pc)?.fragments;
-        // A version that rests may be back before the exit is taken next.
-        match own.filter(|own| self.sources.role(*own) == Some(Role::Region(pc))) {
-            Some(own) => versions.iter().find(|version| self.rank(**version) > self.rank(own)).copied(),
-            None => versions.first().copied(),
-        }
-    }
-
-    /// May another exit to `pc` have a trace of its own?
-    fn wants_own_trace(&self, pc: u64) -> bool {
-        let has_region = self.regions.contains_key(&pc) || self.sources.rests(Role::Region(pc));
-        !has_region && self.side_traces.get(&pc).is_none_or(|n| *n < OWN_TRACES)
-    }
-
-    fn is_full(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
-        self.regions.get(&pc).is_some_and(|r| r.fragments.len() >= policy.max_versions())
-    }
-
-    /// The fragment that is entered at `pc`.
-    pub fn first(&self, pc: u64) -> Option<FragmentId> {
-        self.regions.get(&pc)?.fragments.first().copied()
-    }
-
-    /// Does a fragment start at `pc`, and if so, what kind?
-    pub fn at(&self, pc: u64) -> Option<Landing> {
-        let is_loop = self.loops.contains(&self.first(pc)?);
-        Some(match (is_loop, self.dispatching.contains(&pc)) {
-            (true, true) => Landing::Dispatch,
-            (true, false) => Landing::Loop,
-            (false, true) => Landing::LinearDispatch,
-            (false, false) => Landing::Ordinary,
-        })
-    }
-
     /// A loop's head that [`Fragments::at`] says something new about since the last call.
     pub fn take_new_dispatch(&mut self) -> Option<u64> {
         self.new_dispatch.take()
-    }
-
-    /// What a recorded path is to be compiled for; `side` is the exit for which it was recorded. Whether the path is still
-    /// good, the caller finds out after this.
-    ///
-    /// # Errors
-    /// Nothing is to be compiled.
-    pub fn plan(
-        &mut self,
-        path: &Path,
-        side: Option<Side>,
-        config: &RunConfig,
-        policy: &dyn SpeculationPolicy,
-    ) -> Result<Plan, Failure> {
-        if self.retired {
-            return Err(Failure::Stale);
-        }
-        // Loops of an interpreted program are counted by the recorder.
-        if path.guest.is_none() && self.is_full(path.head, policy) {
-            return Err(Failure::Refused(AbortReason::TooManyVersions));
-        }
-        let side = side.filter(|s| s.pc == path.head && s.generation == self.generation && self.wants_own_trace(s.pc));
-        self.traces += 1;
-        let number = self.traces;
-        if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
-            return Err(Failure::Refused(AbortReason::NotSelected));
-        }
-        Ok(Plan {
-            name: format!("t{number}"),
-            facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
-            first: !self.regions.contains_key(&path.head),
-            side: side.map(|s| s.exit),
-            generation: self.generation,
-            start: Instant::now(),
-            times: CompileTimes::default(),
-            built: None,
-        })
-    }
-
-    /// Makes a fragment of a recorded path's optimised version.
-    ///
-    /// # Errors
-    /// It came to nothing.
-    pub fn install(
-        &mut self,
-        mut plan: Plan,
-        version: &Version,
-        path: &Path,
-        config: &RunConfig,
-    ) -> Result<(), Failure> {
-        let first = !self.regions.contains_key(&path.head);
-        if plan.generation != self.generation || plan.first != first {
-            return Err(Failure::Stale);
-        }
-        let emitting = Instant::now();
-        let emitted = self.emit(version, plan.side, path).map_err(|error| match error {
-            e if e.is_full() => Failure::Full,
-            e => {
-                log(config, Stage::Record, || format!("{}: {e}", version.name));
-                Failure::Refused(AbortReason::Emitter)
-            }
-        })?;
-        let (id, shared) = emitted.ok_or(Failure::Refused(AbortReason::NoGain))?;
-        plan.times.emit = nanoseconds(emitting);
-        let (from, alias_guards) = (plan.side.filter(|_| !shared), plan.first || path.guest.is_some());
-        self.note_made(id, Made { version, path, from, times: plan.times, built: plan.built, alias_guards });
-        log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
-        if shared {
-            let guest = path.guest.is_some();
-            let versions = &mut self.regions.entry(path.head).or_default().fragments;
-            if !guest {
-                versions.push(id);
-            } else {
-                // It is tried before the others, which its failing entry goes on to.
-                if let Some(first) = versions.first() {
-                    self.emitter.redirect(*first, id).expect("both are fragments");
-                }
-                versions.insert(0, id);
-                self.guest_loops.insert(id);
-            }
-            if first || guest {
-                self.register(path.head, id);
-                if self.heads.threshold != 0 && self.chaos.is_none() {
-                    self.emitter.lead_to(id).map_err(|_| Failure::Stale)?;
-                }
-            }
-        } else {
-            *self.side_traces.entry(path.head).or_default() += 1;
-        }
-        if shared && path.jumps_indirectly() {
-            self.indirect.insert(id);
-        }
-        if self.chaos.is_none()
-            && path.shape == TraceShape::Linear
-            && let Some(last) = path.steps.last()
-        {
-            // Where it came to is where it goes on.
-            self.emitter.make_head(last.next);
-        }
-        if path.shape == TraceShape::Loop {
-            self.loops.insert(id);
-            self.stats.loop_fragments += 1;
-        }
-        self.stats.fragments += 1;
-        self.stats.trace_instructions += path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
-        let size = self.emitter.fragment(id).map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
-        self.stats.code_bytes += size;
-        let role = plan.side.filter(|_| !shared).map_or(Role::Region(path.head), Role::Side);
-        self.sources.add(id, role, path, size);
-        self.stats.compile_nanoseconds += plan.start.elapsed().as_nanos() as u64;
-        Ok(())
-    }
-
-    /// Compiles for the state of an exit, and makes the exit go there, or as a fragment of the region. Is it the
-    /// region's? None if it is not worth having.
-    fn emit(
-        &mut self,
-        version: &Version,
-        side: Option<ExitId>,
-        path: &Path,
-    ) -> Result<Option<(FragmentId, bool)>, EmitError> {
-        if let Some(exit) = side {
-            match self.emitter.compile(version, EntryState::FromExit(exit)) {
-                Ok(id) if self.pays(id, path, true) => {
-                    self.emitter.attach(exit, id)?;
-                    return Ok(Some((id, false)));
-                }
-                Ok(_) => return Ok(None),
-                Err(error) if error.is_full() => return Err(error),
-                // Perhaps too many values at once: the region's own fragment may do.
-                Err(_) => {}
-            }
-        }
-        let id = self.emitter.compile(version, EntryState::Canonical)?;
-        Ok(self.pays(id, path, false).then_some((id, true)))
-    }
-
-    /// Is this fragment of a path worth having?
-    fn pays(&self, fragment: FragmentId, path: &Path, side: bool) -> bool {
-        // What is between loops of an interpreted program goes with them.
-        let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
-        let Some(cost) = self.emitter.cost(fragment).filter(|_| self.weighs && path.guest.is_none() && !between) else {
-            return true;
-        };
-        let pays = worth::pays(path, cost, side);
-        if self.log_worth {
-            eprintln!("dynasour: {:#x}, {:?} {}: {pays}", path.head, path.shape, worth::figures(path, cost));
-        }
-        pays
-    }
-}
-
-impl Plan {
-    /// Builds the path's version and optimises it: what takes time and needs no lock.
-    ///
-    /// # Errors
-    /// Why that cannot be done.
-    pub fn version(
-        &mut self,
-        path: &Path,
-        config: &RunConfig,
-        policy: &dyn SpeculationPolicy,
-    ) -> Result<Version, Failure> {
-        let context = Context { facts: self.facts.clone() };
-        let building = Instant::now();
-        let built = during(Phase::Record, || build::build(path, &self.name, context, policy));
-        let mut version = built.map_err(|e| Failure::Refused(e.0))?;
-        self.times.build = nanoseconds(building);
-        self.built = config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
-        log(config, Stage::Trace, || version.to_string());
-        let alias_guards = self.first || path.guest.is_some();
-        let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
-        let options = OptOptions { passes, skip, alias_guards, ..OptOptions::default() };
-        let optimising = Instant::now();
-        during(Phase::Optimise, || policy.placement().optimise(&mut version, &options));
-        self.times.optimise = nanoseconds(optimising);
-        log(config, Stage::Opt, || version.to_string());
-        Ok(version)
     }
 }
 
@@ -787,14 +422,4 @@ fn perform(store: &PendingStore) -> Result<(), FragmentError> {
     // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the exit.
     let done = unsafe { memory::copy_out(store.address, &bytes[..size]) };
     if done == size { Ok(()) } else { Err(FragmentError::Store(store.address)) }
-}
-
-fn nanoseconds(since: Instant) -> u64 {
-    since.elapsed().as_nanos() as u64
-}
-
-fn log(config: &RunConfig, stage: Stage, text: impl FnOnce() -> String) {
-    if config.log.contains(&stage) {
-        eprintln!("dynasour: {}", text());
-    }
 }

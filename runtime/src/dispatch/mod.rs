@@ -609,6 +609,9 @@ impl Engine for Dispatcher {
     }
 
     fn report(&mut self, system: &System) {
+        if let Some(fragments) = self.machine.fragments() {
+            fragments.verify_all_links();
+        }
         // A reader that has gone or a limit on files must not change how the guest ends.
         let mask = signal::kernel_mask();
         signal::set_kernel_mask(!0);

@@ -1,13 +1,19 @@
 //! Fragments among copied blocks: what the full tier does where native code has left.
 //!
-//! Links lead to *places* ([`dynasour_emitter::copy`]): to a fragment where there is one, else to a head's counter or to the
-//! block. So exits are linked early: the end of a trace at once, a guard's exit after a few times to a counter of its own
-//! and on to the block, until it is hot and gets a trace. The runtime is not entered in steady state.
+//! [`Fragments::came`] makes the guest's state exact after native code has left and says what
+//! happens next; [`Fragments::arrive`] gives the code to enter. Links lead to *places*
+//! ([`dynasour_emitter::links`]): to a fragment where there is one, else to a head's counter or to
+//! the block. So the runtime is not entered in steady state. Which exits are linked when is decided
+//! in [`super::links`].
 //!
-//! **Progress.** An exit that leads to its own fragment's pc, perhaps without an instruction having been executed, goes on
-//! in a later version or in the block there, never where links lead that lead to the pc.
+//! Data: none of its own. Invariant: a guest that may not have made progress
+//! ([`Arrival::WithoutProgress`]) goes on in the block at its pc, whatever else starts there. The
+//! caller holds the lock of the fragments; guest code runs without it.
+//!
+//! Example: a guard leaves to 0x1080. `came` rebuilds the registers and returns `On(Anyhow)`;
+//! `arrive(0x1080)` copies the block there, unless it has one, and gives its entry.
 
-use super::{FragmentError, Fragments, Side, Stub, pace, perform};
+use super::{FragmentError, Fragments, Side, pace, perform};
 use crate::interp::astray;
 use crate::stats::{DeoptReason, Stats};
 use dynasour_emitter::copy::{Copied, Counted, CounterId, HeadCounts};
@@ -15,9 +21,6 @@ use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
-
-/// So often a guard's exit comes to the runtime before it is linked to a counter.
-const RESOLVE: u32 = 16;
 
 /// How the guest came to where it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,7 +32,8 @@ pub enum Arrival {
     Indirect(Via),
     /// By the end of a trace.
     End(ExitId),
-    /// Perhaps without having executed an instruction: it goes on in the block, past counters and fragments.
+    /// Perhaps without having executed an instruction: it goes on in the block, past counters and
+    /// fragments.
     WithoutProgress,
 }
 
@@ -94,7 +98,8 @@ impl Fragments {
         self.emitter.block_entry(pc).is_some() || self.first(pc).is_some()
     }
 
-    /// The code for the guest code at `pc`, copied now if need be, and linked to how the guest came there.
+    /// The code for the guest code at `pc`, copied now if need be, and linked to how the guest came
+    /// there.
     ///
     /// # Errors
     /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
@@ -122,6 +127,7 @@ impl Fragments {
                 self.stats.links += 1;
             }
         }
+        self.links_changed();
         Ok(copied)
     }
 
@@ -180,7 +186,7 @@ impl Fragments {
                     Counted::Exit(exit, pc) => {
                         context.rip = pc;
                         self.emitter.set_counter(counter, u64::from(policy.exit_threshold()));
-                        return Ok(self.hot_exit(exit, policy));
+                        return Ok(self.counter_left(exit, policy));
                     }
                 }
             }
@@ -226,143 +232,6 @@ impl Fragments {
                 Came::On(self.after_exit(exit, context.rip))
             }
         })
-    }
-
-    /// How the guest goes on that left through `exit` to `pc`.
-    fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
-        let moved = self
-            .emitter
-            .exit(exit)
-            .is_none_or(|e| e.progress || self.emitter.fragment(e.fragment).is_none_or(|fragment| fragment.pc != pc));
-        if moved { Arrival::Anyhow } else { Arrival::WithoutProgress }
-    }
-
-    /// The stub of an exit without progress has left by `exit`, because somebody is wanted in the runtime, or what it led to
-    /// is gone. If that was a later version, it leads to another one, or the exit does not lead anywhere for now; a block
-    /// it finds again by itself.
-    fn left_stub_in_place(&mut self, exit: ExitId, stub: Stub, pc: u64) -> Result<Came, FragmentError> {
-        let came = Came::On(Arrival::WithoutProgress);
-        if stub.in_block || self.retired {
-            return Ok(came);
-        }
-        self.wake(pc);
-        let own = self.emitter.exit(stub.origin).map(|e| e.fragment);
-        match self.successor(own, pc).map(|next| self.emitter.link(exit, next)) {
-            Some(Ok(())) => self.stats.links += 1,
-            // No room for a passage.
-            Some(Err(error)) if error.is_full() => return Ok(Came::Full),
-            Some(Err(error)) => return Err(error.into()),
-            None => self.emitter.unlink(stub.origin)?,
-        }
-        Ok(came)
-    }
-
-    fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
-        let came = Came::On(self.after_exit(exit, pc));
-        if self.retired || self.chaos.is_some() {
-            return came;
-        }
-        if self.wake_side(exit) {
-            return came;
-        }
-        let threshold = policy.exit_threshold();
-        let indirect = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
-        if indirect {
-            // Where traces leave to traces begin. Those that are linked do not tell.
-            self.emitter.make_head(pc);
-        }
-        let linkable = indirect || self.first(pc).is_some();
-        let copied = self.emitter.block_entry(pc).is_some();
-        let taken = self.taken.entry(exit).or_default();
-        *taken += 1;
-        if *taken >= threshold || *taken == RESOLVE && linkable {
-            *taken = 0;
-            return self.hot_exit(exit, policy);
-        }
-        if *taken != RESOLVE {
-            return came;
-        }
-        if !copied {
-            // It will have been when the exit is taken next.
-            *taken -= 1;
-            return came;
-        }
-        let linked = self.emitter.link_exit_to_copy(exit, true, Some(u64::from(threshold - RESOLVE)));
-        self.linked(exit, linked, true).unwrap_or(came)
-    }
-
-    /// An exit is worth a trace, or a link to one.
-    fn hot_exit(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
-        let Some(e) = self.emitter.exit(exit) else { return Came::On(Arrival::Anyhow) };
-        let (target, fragment, progress) = (e.target, e.fragment, e.progress);
-        let head = self.emitter.fragment(fragment).map(|f| f.pc);
-        if target.is_none() && self.indirect.contains(&fragment) {
-            self.new_dispatch = head.filter(|pc| self.dispatching.insert(*pc));
-        }
-        let came = Came::On(if progress || target != head { Arrival::Anyhow } else { Arrival::WithoutProgress });
-        if self.retired {
-            return came;
-        }
-        let own = (!progress).then_some(fragment);
-        let linked = match target {
-            None => self.emitter.link_indirect_exit(exit),
-            Some(pc) => match self.successor(own, pc) {
-                Some(_) if progress || target != head => self.emitter.link_exit_to_copy(exit, false, None),
-                Some(next) => self.emitter.link_exit(exit, next),
-                None if self.is_full(pc, policy) => return self.settle_exit(exit).unwrap_or(came),
-                None => return Came::Side(Side { exit, pc, generation: self.generation }),
-            },
-        };
-        self.linked(exit, linked, false).unwrap_or(came)
-    }
-
-    /// No trace will be made for an exit: from now on it leads to where links to its target lead.
-    fn settle_exit(&mut self, exit: ExitId) -> Option<Came> {
-        let e = self.emitter.exit(exit)?;
-        let head = self.emitter.fragment(e.fragment).map(|f| f.pc);
-        let block = !e.progress && e.target == head;
-        let linked = self.emitter.link_exit_to_copy(exit, block, None);
-        self.linked(exit, linked, block)
-    }
-
-    /// As [`Fragments::settle_exit`], for an exit of which the dispatcher knows that.
-    pub fn give_up(&mut self, side: Side) -> bool {
-        let current = !self.retired && side.generation == self.generation;
-        current && self.settle_exit(side.exit) == Some(Came::Full)
-    }
-
-    fn linked(&mut self, exit: ExitId, linked: Result<FragmentId, EmitError>, in_block: bool) -> Option<Came> {
-        match linked {
-            Ok(stub) => {
-                self.stats.stubs += 1;
-                self.stubs.insert(stub, Stub { origin: exit, in_block });
-                self.note_stub(stub, exit);
-                if self.log_code {
-                    eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
-                }
-                None
-            }
-            // Without a stub (its stores need a register too many) the exit goes on to come here.
-            Err(error) => error.is_full().then_some(Came::Full),
-        }
-    }
-
-    /// Lets links lead to the fragment at `pc`.
-    pub fn lead_to_first(&mut self, pc: u64) {
-        if let Some(first) = self.first(pc)
-            && !self.retired
-            && self.chaos.is_none()
-        {
-            // It exists: nothing can go wrong.
-            let _ = self.emitter.lead_to(first);
-        }
-    }
-
-    /// A head is not worth counting any more.
-    pub fn stop_counting(&mut self, pc: u64) {
-        if !self.retired {
-            self.emitter.stop_counting(pc);
-        }
     }
 
     /// Is the head at `pc` one because it is called?

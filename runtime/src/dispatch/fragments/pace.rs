@@ -178,6 +178,7 @@ impl Fragments {
                 self.paces.heads.remove(&pc);
             }
         }
+        self.links_changed();
     }
 }
 

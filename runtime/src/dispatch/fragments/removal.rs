@@ -1,13 +1,15 @@
 //! Code that has changed or gone, and what was made from it.
 //!
-//! Fragments rest ([`super::super::sources`]), blocks are removed: nothing leads there any more, and whoever is inside comes
-//! out. When every thread has been outside since, what the blocks took is used again. A thread that runs something else
-//! natively is told to come out, too ([`super::super::peers`]), since where it is nobody knows.
+//! Fragments rest ([`super::super::sources`]), blocks are removed: nothing leads there any more,
+//! and whoever is inside comes out. When every thread has been outside since, what the blocks took
+//! is used again. A thread that runs something else natively is told to come out, too
+//! ([`super::super::peers`]), since where it is nobody knows.
 //!
-//! What rests may be woken by one thread while another is still about to make the change that it rests for: a page that is
-//! about to be opened is known not to be watched ([`crate::changes`]), and calls that change mappings say so once more
-//! when they are done.
+//! What rests may be woken by one thread while another is still about to make the change that it
+//! rests for: a page that is about to be opened is known not to be watched ([`crate::changes`]),
+//! and calls that change mappings say so once more when they are done.
 
+use super::links::exits::Event;
 use super::{FragmentId, Fragments, Role};
 use dynasour_emitter::copy::Doomed;
 use std::ops::Range;
@@ -17,8 +19,8 @@ const MOST_GARBAGE: u64 = 4 << 20;
 /// The same, of blocks that are gone and for whose memory there is no use yet.
 const MOST_FREE: usize = 8 << 20;
 
-/// What a change has taken away. The caller waits until every thread has been outside, and then says
-/// [`Fragments::finish`].
+/// What a change has taken away. The caller waits until every thread has been outside, and then
+/// says [`Fragments::finish`].
 #[derive(Debug)]
 pub enum Touched {
     /// Everything.
@@ -45,8 +47,11 @@ impl Fragments {
         }
         let touched = self.sources.touch(range);
         for &(id, role) in &touched {
-            if let Role::Region(pc) = role {
-                self.leave_region(pc, id);
+            match role {
+                Role::Region(pc) => self.leave_region(pc, id),
+                Role::Side(exit) => {
+                    self.exits.change(exit, Event::Rest);
+                }
             }
         }
         if !touched.is_empty() {
@@ -56,6 +61,7 @@ impl Fragments {
         }
         let doomed = self.emitter.remove_copied(range);
         self.stats.removed_blocks += doomed.len() as u64;
+        self.links_changed();
         Some(Touched::Some(doomed))
     }
 
@@ -66,6 +72,7 @@ impl Fragments {
             Touched::Some(doomed) => self.emitter.reclaim(doomed),
             Touched::Others => {}
         }
+        self.links_changed();
     }
 
     /// Was some fragment or block made from code in this range?

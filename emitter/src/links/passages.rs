@@ -1,0 +1,144 @@
+//! Passages: how the end of one fragment enters another without giving back the registers that it
+//! has borrowed.
+//!
+//! A fragment *borrows* registers: it saves the guest's values in slots and uses the registers for
+//! its own. Each register has a slot of its own, so a fragment that would save the same registers
+//! can be entered behind its saving. If the sets differ, a *passage*, a fragment of a few moves,
+//! restores and saves what differs on the way.
+//!
+//! Data: [`Emitter::passages`](Emitter), one passage for each [`Way`]. A passage belongs to the
+//! fragment that it leads to: when nothing may lead to that, nothing may lead to its passages. The
+//! caller holds the emitter.
+//!
+//! Example: A has borrowed rax and rbx, B would save rbx and rcx. The passage from A to B loads rax
+//! from its slot, stores rcx in its own, and jumps behind B's saving.
+
+use crate::emitter::{EmitError, Emitter};
+use crate::encode::passage;
+use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole, LinkKind};
+use crate::mach::SiteKind;
+use dynasour_ir::AnchorId;
+use std::sync::atomic::AtomicU32;
+
+/// What a passage is for: whence, with which registers in slots and the extended state loaded or
+/// not, and where to.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Way {
+    restores: Borrowed,
+    live: bool,
+    to: FragmentId,
+}
+
+impl Emitter {
+    /// Where a fragment is entered from an end of another that has given back its registers, or
+    /// borrowed none.
+    pub(crate) fn canonical_way(&self, from: FragmentId, to: &Fragment) -> u64 {
+        let live = self.fragment(from).is_some_and(|from| from.extended_live);
+        match (to.saves.is_empty(), live) {
+            (false, _) => to.entry,
+            (true, false) => to.inside.0,
+            (true, true) => to.inside.1,
+        }
+    }
+
+    /// Lets a direct end with borrowed registers, if this is one, continue in `target` with the
+    /// guest's values in their slots. Where it leads after giving them back stays as it is.
+    pub(crate) fn link_borrowed(&mut self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
+        let from = self.exit(exit).ok_or(EmitError::Unknown)?.fragment;
+        if self.borrowed_link(exit).is_none() {
+            return Ok(());
+        }
+        let entry = self.way_into(from, target)?;
+        if let Some(link) = self.borrowed_link(exit) {
+            self.set_link(from, link, entry);
+        }
+        Ok(())
+    }
+
+    /// A direct end with borrowed registers, if this is one, gives them back and leads where its
+    /// canonical jump does.
+    pub(crate) fn unlink_borrowed(&self, exit: ExitId) {
+        if let Some((e, link)) = self.exit(exit).zip(self.borrowed_link(exit)) {
+            self.set_link(e.fragment, link, link.out);
+        }
+    }
+
+    /// Where the end of one fragment enters another: behind its saving of registers if all of them,
+    /// and no others, are saved there already; else a passage moves those that differ.
+    pub(crate) fn way_into(&mut self, from: FragmentId, to: FragmentId) -> Result<u64, EmitError> {
+        let (a, b) = (self.fragment(from).ok_or(EmitError::Unknown)?, self.fragment(to).ok_or(EmitError::Unknown)?);
+        let live = a.extended_live;
+        let inside = if live { b.inside.1 } else { b.inside.0 };
+        if a.restores.iter().all(|pair| b.saves.contains(pair)) && a.restores.len() == b.saves.len() {
+            return Ok(inside);
+        }
+        let way = Way { restores: a.restores.clone(), live, to };
+        let id = match self.passages.get(&way) {
+            Some(id) => *id,
+            None => {
+                let id = self.passage(&way)?;
+                self.passages.insert(way, id);
+                id
+            }
+        };
+        let passage = &self.fragments[id.0 as usize];
+        for link in passage.links.iter().filter(|l| matches!(l.kind, LinkKind::Borrowed(_))) {
+            self.set_link(id, link, inside);
+        }
+        Ok(passage.entry)
+    }
+
+    /// Makes a passage. Its only exit is for whoever is to come out on the way.
+    pub(crate) fn passage(&mut self, way: &Way) -> Result<FragmentId, EmitError> {
+        let b = self.fragment(way.to).ok_or(EmitError::Unknown)?;
+        let (pc, saves, end_of_slots) = (b.pc, b.saves.clone(), b.end_of_slots);
+        let without = |all: &Borrowed, others: &Borrowed| -> Borrowed {
+            all.iter().filter(|pair| !others.contains(pair)).copied().collect()
+        };
+        let (give_back, borrow) = (without(&way.restores, &saves), without(&saves, &way.restores));
+        let first_site = self.exits.len() as u32;
+        let code = passage(&give_back, &borrow, &saves, u64::from(first_site))?;
+        let mark = self.cache.mark();
+        let placed = self.place(&code);
+        let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;
+        let links = self.links(&code, (hot, cold), first_site, |_| None);
+        let id = FragmentId(self.fragments.len() as u32);
+        self.exits.push(Exit {
+            fragment: id,
+            kind: SiteKind::Poll,
+            anchor: AnchorId(0),
+            target: Some(pc),
+            after: None,
+            progress: true,
+            record: None,
+            jcc: None,
+        });
+        self.fragments.push(Fragment {
+            pc,
+            version: "passage".to_string(),
+            entry: hot,
+            checked: None,
+            hot: hot..hot + code.hot.len() as u64,
+            cold: cold..cold + code.cold.len() as u64,
+            exits: first_site..first_site + 1,
+            spill_slots: 0,
+            end_of_slots,
+            hot_moves: 0,
+            uses_vector: false,
+            touched: 0,
+            saves: Borrowed::new(),
+            restores: saves,
+            inside: (hot, hot),
+            role: FragmentRole::Passage(way.to),
+            is_resting: false,
+            extended_live: way.live,
+            records: Vec::new(),
+            faults: Box::default(),
+            links,
+            tails: Box::default(),
+            unlinked: AtomicU32::new(0),
+            tally: None,
+        });
+        Ok(id)
+    }
+}

@@ -1,0 +1,337 @@
+//! Links as the runtime decides them: which exit leads where, and when.
+//!
+//! A guest thread that leaves native code comes here; links are made so that it comes seldom. What
+//! may be linked to what is said by one function ([`policy`]); what is done about each exit is its
+//! state ([`exits`], with a diagram); which fragment is entered at a pc is the region's affair
+//! ([`regions`]); [`computed`] says where exits with computed targets go. The emitter writes the
+//! jumps ([`dynasour_emitter::links`]), and its verifier checks the result ([`verify`]).
+//!
+//! **Ends.** The direct end of a trace is linked when it is left first: among blocks to the *place*
+//! of its target, where blocks' links lead, too; beside the interpreter to the first version of the
+//! region.
+//!
+//! **Guards.** Among blocks a guard's exit comes to the runtime [`RESOLVE`] times. Then it gets a
+//! resolved stub to where links lead if a fragment starts there, else to a counter of its own and
+//! on to the block. When the counter runs out, a side trace is recorded; the exit leads to that, or
+//! to the place if there will be none. Beside the interpreter there are no counters: the runtime
+//! counts to the policy's threshold.
+//!
+//! Data: that of the submodules, in [`Fragments`]. Invariants: a link is only made if
+//! [`policy::allowed`] says so; an exit's state is changed before its code is written. The caller
+//! holds the lock of the fragments; no guest code runs under it.
+//!
+//! Example: the loop at 0x1000 has a guard that leaves to 0x1080. It is left 16 times (interpreted,
+//! then run as a block); its stub counts 34 more executions; a trace of 0x1080 is recorded in the
+//! interpreter and attached to the exit, and from then on the loop runs without the runtime.
+
+pub mod computed;
+pub mod exits;
+pub mod policy;
+pub mod regions;
+mod verify;
+
+use super::mixed::{Arrival, Came};
+use super::{After, FragmentError, Fragments, Next, Role, Side};
+use dynasour_emitter::{EmitError, Emitter, ExitId, FragmentId};
+use dynasour_tracer::SpeculationPolicy;
+use exits::{Event, Stub};
+use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
+
+/// A guard's exit comes to the runtime this many times before it is linked to a counter (guess: a
+/// stub costs as much as some ten exits; larger values leave more exits without one).
+const RESOLVE: u32 = 16;
+
+impl Fragments {
+    /// What links may lead to in this run.
+    pub(super) fn scope(&self) -> Scope {
+        match self.chaos {
+            Some(_) => Scope::Forced,
+            None if self.has_places() => Scope::Blocks,
+            None => Scope::Fragments,
+        }
+    }
+
+    /// Do fragments run among copied blocks?
+    pub(super) fn has_places(&self) -> bool {
+        self.heads.threshold != 0
+    }
+
+    /// An exit as the policy sees it.
+    fn origin(&self, exit: ExitId) -> Option<ExitOrigin> {
+        let e = self.emitter.exit(exit)?;
+        let pc = self.emitter.fragment(e.fragment)?.pc;
+        let is_version = self.sources.role(e.fragment) == Some(Role::Region(pc));
+        let version = is_version.then(|| self.rank(e.fragment));
+        Some(ExitOrigin { pc, version, target: e.target, progress: e.progress })
+    }
+
+    /// May an exit lead there?
+    fn may_lead(&self, origin: ExitOrigin, to: Destination) -> bool {
+        allowed(self.scope(), Origin::Exit(origin), to)
+    }
+
+    /// The stub that leaves by `exit`.
+    pub(super) fn stub_of(&self, exit: ExitId) -> Option<Stub> {
+        self.exits.stub(self.emitter.exit(exit)?.fragment)
+    }
+
+    /// Lets an exit lead to `to` by the resolved stub that `make` makes, if that is allowed; the
+    /// exit's state changes by `event`. True if the cache is full.
+    fn resolve(
+        &mut self,
+        exit: ExitId,
+        event: Event,
+        to: Destination,
+        make: impl FnOnce(&mut Emitter) -> Result<FragmentId, EmitError>,
+    ) -> bool {
+        let is_allowed = self.origin(exit).is_some_and(|origin| self.may_lead(origin, to));
+        if !is_allowed || !self.exits.change(exit, event) {
+            return false;
+        }
+        match make(&mut self.emitter) {
+            Ok(stub) => {
+                self.stats.stubs += 1;
+                self.note_stub(stub, exit);
+                self.exits.add_stub(stub, Stub { origin: exit, to_body: matches!(to, Destination::Body(_)) });
+                self.links_changed();
+                if self.log_code {
+                    eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
+                }
+                false
+            }
+            // Without a stub (its stores may need a register too many) the exit goes on to come
+            // here.
+            Err(error) => {
+                self.exits.change(exit, Event::Unlinked);
+                error.is_full()
+            }
+        }
+    }
+
+    /// Lets an exit to `pc` lead to a version of the region there. True if the cache is full.
+    fn link_to_version(&mut self, exit: ExitId, pc: u64, next: FragmentId) -> bool {
+        let to = Destination::Fragment(pc, self.rank(next));
+        self.resolve(exit, Event::Link, to, |emitter| emitter.link_exit(exit, next))
+    }
+
+    /// Lets an exit with a computed target look it up. True if the cache is full.
+    fn link_to_tables(&mut self, exit: ExitId) -> bool {
+        self.resolve(exit, Event::Link, Destination::Tables, |emitter| emitter.link_indirect_exit(exit))
+    }
+
+    /// The end `exit`, of a trace or of a stub, leads to `next` from now on. True if the cache is
+    /// full.
+    fn link(&mut self, exit: ExitId, next: FragmentId) -> Result<bool, FragmentError> {
+        match self.emitter.link(exit, next) {
+            Ok(()) => self.stats.links += 1,
+            // No room for a passage.
+            Err(error) if error.is_full() => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+        self.links_changed();
+        Ok(false)
+    }
+
+    /// An exit that its stub cannot lead on comes to the runtime again.
+    fn unlink(&mut self, exit: ExitId) -> Result<(), FragmentError> {
+        self.exits.change(exit, Event::Unlinked);
+        self.emitter.unlink(exit)?;
+        self.links_changed();
+        Ok(())
+    }
+
+    /// The loop of an exit with a computed target goes through an indirect jump: it is one that
+    /// dispatches.
+    fn note_dispatch(&mut self, exit: ExitId, origin: ExitOrigin) {
+        let fragment = self.emitter.exit(exit).map(|e| e.fragment);
+        if origin.target.is_none() && fragment.is_some_and(|fragment| self.indirect.contains(&fragment)) {
+            self.new_dispatch = Some(origin.pc).filter(|pc| self.dispatching.insert(*pc));
+        }
+    }
+
+    /// How the guest goes on that left through `exit` to `pc`.
+    pub(super) fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
+        let Some(e) = self.emitter.exit(exit) else { return Arrival::Anyhow };
+        let Some(own) = self.emitter.fragment(e.fragment) else { return Arrival::Anyhow };
+        let origin = ExitOrigin { pc: own.pc, version: None, target: e.target, progress: e.progress };
+        if origin.has_moved(pc) { Arrival::Anyhow } else { Arrival::WithoutProgress }
+    }
+}
+
+/// Beside the interpreter.
+impl Fragments {
+    /// A trace has ended at `pc`, where `next` starts: it leads there from now on, and that is
+    /// entered.
+    pub(super) fn link_and_enter(&mut self, exit: ExitId, next: FragmentId) -> Result<Next, FragmentError> {
+        let is_full = self.link(exit, next)?;
+        Ok(if is_full { Next::After(After::Flush) } else { Next::Enter(next) })
+    }
+
+    /// The resolved stub of `origin` has left by `exit`, since what it led to rests: it leads to
+    /// what `origin` may lead to now, or not anywhere.
+    pub(super) fn left_stub(&mut self, exit: ExitId, origin: ExitId, pc: u64) -> Result<Next, FragmentError> {
+        self.wake(pc);
+        match self.origin(origin).and_then(|origin| self.successor(origin, pc)) {
+            Some(next) => self.link_and_enter(exit, next),
+            None => {
+                self.unlink(origin)?;
+                Ok(Next::After(After::Interpret))
+            }
+        }
+    }
+
+    /// A hot exit is linked to where it goes, or asks for a side trace from there.
+    pub(super) fn guard_failed(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> After {
+        if self.retired || self.wake_side(exit) {
+            return After::Interpret;
+        }
+        let Some(origin) = self.origin(exit) else { return After::Interpret };
+        let times = self.exits.left(exit);
+        if origin.target.is_none() {
+            self.exits.votes.went(exit, pc);
+        }
+        if times < policy.exit_threshold() {
+            return After::Interpret;
+        }
+        self.note_dispatch(exit, origin);
+        let is_full = match origin.target {
+            None => self.link_computed(exit, origin, times),
+            Some(pc) => {
+                self.wake(pc);
+                match self.successor(origin, pc) {
+                    Some(next) => self.link_to_version(exit, pc, next),
+                    None if self.is_full(pc, policy) => {
+                        self.exits.change(exit, Event::Unlinked);
+                        self.drop_changed(pc);
+                        false
+                    }
+                    None => {
+                        self.exits.change(exit, Event::Record);
+                        return After::RecordSide(Side { exit, pc, generation: self.generation });
+                    }
+                }
+            }
+        };
+        if is_full { After::Flush } else { After::Interpret }
+    }
+}
+
+/// Among copied blocks.
+impl Fragments {
+    /// The stub of an exit without progress has left by `exit`, because the thread is wanted in the
+    /// runtime, or what it led to is gone. If that was a later version, it leads to another one, or
+    /// the exit does not lead anywhere for now. A stub that leads to a block is linked again when
+    /// there is one.
+    pub(super) fn left_stub_in_place(&mut self, exit: ExitId, stub: Stub, pc: u64) -> Result<Came, FragmentError> {
+        let came = Came::On(Arrival::WithoutProgress);
+        if stub.to_body || self.retired {
+            return Ok(came);
+        }
+        self.wake(pc);
+        match self.origin(stub.origin).and_then(|origin| self.successor(origin, pc)) {
+            Some(next) if self.link(exit, next)? => return Ok(Came::Full),
+            Some(_) => {}
+            None => self.unlink(stub.origin)?,
+        }
+        Ok(came)
+    }
+
+    /// A guard's exit has come to the runtime.
+    pub(super) fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
+        let came = Came::On(self.after_exit(exit, pc));
+        if self.retired || self.chaos.is_some() || self.wake_side(exit) {
+            return came;
+        }
+        let threshold = policy.exit_threshold();
+        let indirect = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
+        if indirect {
+            // Where traces leave to traces begin. Those that are linked do not tell.
+            self.emitter.make_head(pc);
+        }
+        let linkable = indirect || self.first(pc).is_some();
+        let taken = self.exits.left(exit);
+        if taken >= threshold || taken == RESOLVE && linkable {
+            return self.hot_exit(exit, policy);
+        }
+        if taken != RESOLVE {
+            return came;
+        }
+        if self.emitter.block_entry(pc).is_none() {
+            // It will have been copied when the exit is taken next.
+            self.exits.take_back(exit);
+            return came;
+        }
+        let counted = Some(u64::from(threshold - RESOLVE));
+        let to = Destination::Body(pc);
+        let is_full = self.resolve(exit, Event::CounterMade, to, |e| e.link_exit_to_copy(exit, true, counted));
+        if is_full { Came::Full } else { came }
+    }
+
+    /// The counter of an exit has run out.
+    pub(super) fn counter_left(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
+        self.exits.left(exit);
+        self.hot_exit(exit, policy)
+    }
+
+    /// An exit is worth a trace, or a link to one.
+    fn hot_exit(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
+        let Some(origin) = self.origin(exit) else { return Came::On(Arrival::Anyhow) };
+        self.note_dispatch(exit, origin);
+        let moved = origin.target.is_none_or(|target| origin.has_moved(target));
+        let came = Came::On(if moved { Arrival::Anyhow } else { Arrival::WithoutProgress });
+        if self.retired {
+            return came;
+        }
+        let is_full = match origin.target {
+            None => self.link_to_tables(exit),
+            Some(pc) => match self.successor(origin, pc) {
+                Some(_) if self.may_lead(origin, Destination::Place(pc)) => {
+                    let make = |emitter: &mut Emitter| emitter.link_exit_to_copy(exit, false, None);
+                    self.resolve(exit, Event::Link, Destination::Place(pc), make)
+                }
+                Some(next) => self.link_to_version(exit, pc, next),
+                None if self.is_full(pc, policy) => self.settle_exit(exit),
+                None => {
+                    self.exits.change(exit, Event::Record);
+                    return Came::Side(Side { exit, pc, generation: self.generation });
+                }
+            },
+        };
+        if is_full { Came::Full } else { came }
+    }
+
+    /// No trace will be made for an exit: from now on it leads to where links to its target lead,
+    /// or to the block there. True if the cache is full.
+    fn settle_exit(&mut self, exit: ExitId) -> bool {
+        let Some(origin) = self.origin(exit) else { return false };
+        let Some(pc) = origin.target else { return false };
+        let to_place = self.may_lead(origin, Destination::Place(pc));
+        let to = if to_place { Destination::Place(pc) } else { Destination::Body(pc) };
+        self.resolve(exit, Event::Settle, to, |emitter| emitter.link_exit_to_copy(exit, !to_place, None))
+    }
+
+    /// The dispatcher has given up the side trace of an exit. True if the cache is full.
+    pub fn give_up(&mut self, side: Side) -> bool {
+        let current = !self.retired && side.generation == self.generation;
+        // Another thread may have linked it meanwhile.
+        current && self.exits.may(side.exit, Event::Settle) && self.settle_exit(side.exit)
+    }
+
+    /// Lets links lead to the fragment at `pc`.
+    pub fn lead_to_first(&mut self, pc: u64) {
+        if let Some(first) = self.first(pc)
+            && !self.retired
+        {
+            self.lead_links(pc, Some(first));
+            self.links_changed();
+        }
+    }
+
+    /// A head is not worth counting any more.
+    pub fn stop_counting(&mut self, pc: u64) {
+        if !self.retired {
+            self.emitter.stop_counting(pc);
+            self.links_changed();
+        }
+    }
+}

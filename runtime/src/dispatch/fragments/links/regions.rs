@@ -1,0 +1,191 @@
+//! Which fragments a region has, which of them is entered, and fragments that rest.
+//!
+//! A region may have several versions, in the order of [`Rank`]. The *first* is entered: by the
+//! interpreter, by links to the place, and by the tables. A fragment whose code was touched leaves
+//! its region and *rests*: nothing leads to it. When its pc is wanted again and its bytes are what
+//! they were, it comes back.
+//!
+//! Data: [`Region`], one for each pc with a fragment that does not rest. Invariants, checked by the
+//! link verifier: the place and the tables lead to the first version, and nothing leads to one that
+//! rests. The caller holds the lock of the fragments.
+//!
+//! Example: the versions of 0x1000 are A and B, links to the place lead to A. A store touches A's
+//! page: A leaves, links lead to B. The next indirect jump to 0x1000 that comes to the runtime
+//! finds A's bytes unchanged: links lead to A again.
+
+use super::exits::Event;
+use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
+use crate::dispatch::fragments::{Fragments, Role};
+use dynasour_emitter::{ExitId, FragmentId};
+use dynasour_tracer::{Landing, SpeculationPolicy};
+
+/// The most exits that may have a trace of their own from one pc (guess: the next one makes a
+/// version of the region there).
+const OWN_TRACES: u32 = 3;
+
+/// The fragments of a region that do not rest, in the order in which they are tried.
+#[derive(Default)]
+pub struct Region {
+    pub fragments: Vec<FragmentId>,
+}
+
+impl Fragments {
+    /// The first version at `pc` that an exit may lead to.
+    pub(super) fn successor(&self, origin: ExitOrigin, pc: u64) -> Option<FragmentId> {
+        let (scope, origin) = (self.scope(), Origin::Exit(origin));
+        let versions = &self.regions.get(&pc)?.fragments;
+        let may = |id: &&FragmentId| policy::allowed(scope, origin, Destination::Fragment(pc, self.rank(**id)));
+        versions.iter().find(may).copied()
+    }
+
+    /// Where a version stands in the order of its region.
+    pub(super) fn rank(&self, id: FragmentId) -> Rank {
+        Rank::new(self.guest_loops.contains(&id), id.0)
+    }
+
+    /// May another exit to `pc` have a trace of its own?
+    pub(in crate::dispatch::fragments) fn wants_own_trace(&self, pc: u64) -> bool {
+        let has_region = self.regions.contains_key(&pc) || self.sources.rests(Role::Region(pc));
+        !has_region && self.side_traces.get(&pc).is_none_or(|n| *n < OWN_TRACES)
+    }
+
+    /// Has the region as many versions as it may have?
+    pub(in crate::dispatch::fragments) fn is_full(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
+        self.regions.get(&pc).is_some_and(|region| region.fragments.len() >= policy.max_versions())
+    }
+
+    /// The fragment that is entered at `pc`, woken if it rests.
+    pub fn find(&mut self, pc: u64) -> Option<FragmentId> {
+        self.wake(pc);
+        self.first(pc)
+    }
+
+    /// The fragment that is entered at `pc`.
+    pub fn first(&self, pc: u64) -> Option<FragmentId> {
+        self.regions.get(&pc)?.fragments.first().copied()
+    }
+
+    /// Does a fragment start at `pc`, and if so, what kind?
+    pub fn at(&self, pc: u64) -> Option<Landing> {
+        let is_loop = self.loops.contains(&self.first(pc)?);
+        Some(match (is_loop, self.dispatching.contains(&pc)) {
+            (true, true) => Landing::Dispatch,
+            (true, false) => Landing::Loop,
+            (false, true) => Landing::LinearDispatch,
+            (false, false) => Landing::Ordinary,
+        })
+    }
+
+    /// A new fragment becomes a version of the region at `pc`; links and tables lead to it if it is
+    /// the first.
+    pub(in crate::dispatch::fragments) fn add_version(&mut self, pc: u64, id: FragmentId, is_guest_loop: bool) {
+        if is_guest_loop {
+            self.guest_loops.insert(id);
+        }
+        let mut versions = self.regions.remove(&pc).unwrap_or_default().fragments;
+        let before = versions.first().copied();
+        versions.push(id);
+        versions.sort_unstable_by_key(|id| self.rank(*id));
+        let first = versions[0];
+        self.regions.insert(pc, Region { fragments: versions });
+        if first != id {
+            return;
+        }
+        if let Some(before) = before {
+            self.emitter.redirect(before, id).expect("both are fragments of this region");
+        }
+        self.register(pc, id);
+        self.lead_links(pc, Some(id));
+    }
+
+    /// Takes `id` out of its region; what is entered there next is the next one, if any.
+    pub(in crate::dispatch::fragments) fn leave_region(&mut self, pc: u64, id: FragmentId) {
+        let Some(region) = self.regions.get_mut(&pc) else { return };
+        let was_first = region.fragments.first() == Some(&id);
+        region.fragments.retain(|other| *other != id);
+        let next = region.fragments.first().copied();
+        if next.is_none() {
+            self.regions.remove(&pc);
+        }
+        if was_first {
+            self.emitter.forget_entry(pc);
+            if let Some(next) = next {
+                self.register(pc, next);
+            }
+            self.lead_links(pc, next);
+        }
+    }
+
+    /// Lets indirect jumps find a fragment.
+    fn register(&mut self, pc: u64, id: FragmentId) {
+        if policy::allowed(self.scope(), Origin::Tables(pc), Destination::Fragment(pc, self.rank(id))) {
+            self.emitter.register_entry(pc, id).expect("the fragment was compiled for this pc");
+        }
+    }
+
+    /// Among copied blocks: links to `pc` lead to the fragment, or if there is none to the block.
+    pub(super) fn lead_links(&mut self, pc: u64, fragment: Option<FragmentId>) {
+        if !self.has_places() {
+            return;
+        }
+        let may = |id| policy::allowed(self.scope(), Origin::Place(pc), Destination::Fragment(pc, self.rank(id)));
+        match fragment {
+            Some(id) if may(id) => self.emitter.lead_to(id),
+            None if self.chaos.is_none() => self.emitter.stop_counting(pc),
+            Some(_) | None => {}
+        }
+    }
+
+    /// None of a region's fragments does: if they compare their code themselves, it has changed too
+    /// often.
+    pub(super) fn drop_changed(&mut self, pc: u64) {
+        let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
+        let changed: Vec<FragmentId> = all.into_iter().filter(|id| self.sources.is_checked(*id)).collect();
+        for &id in &changed {
+            self.leave_region(pc, id);
+        }
+        self.emitter.put_to_rest(&changed);
+        changed.into_iter().for_each(|id| self.sources.drop_source(id));
+        self.links_changed();
+    }
+
+    /// The fragments of a region that rest and whose code is what it was come back.
+    pub(in crate::dispatch::fragments) fn wake(&mut self, pc: u64) {
+        if !self.sources.rests(Role::Region(pc)) {
+            return;
+        }
+        let awake = self.sources.wake(Role::Region(pc), &self.pages);
+        if awake.is_empty() {
+            return;
+        }
+        awake.iter().for_each(|id| self.emitter.wake(*id));
+        self.stats.woken += awake.len() as u64;
+        let mut all = self.regions.remove(&pc).unwrap_or_default();
+        all.fragments.extend(awake);
+        all.fragments.sort_unstable_by_key(|id| self.rank(*id));
+        let first = all.fragments[0];
+        self.regions.insert(pc, all);
+        self.register(pc, first);
+        self.lead_links(pc, Some(first));
+        self.links_changed();
+    }
+
+    /// The fragment that an exit had of its own, if it rests and can come back, is attached again.
+    pub(super) fn wake_side(&mut self, exit: ExitId) -> bool {
+        if !self.sources.rests(Role::Side(exit)) {
+            return false;
+        }
+        let awake = self.sources.wake(Role::Side(exit), &self.pages);
+        self.stats.woken += awake.len() as u64;
+        // An exit has one at a time.
+        let Some(&id) = awake.last() else { return false };
+        self.exits.change(exit, Event::Woke);
+        if self.emitter.wake_attached(exit, id).is_err() {
+            self.exits.change(exit, Event::Unlinked);
+            return false;
+        }
+        self.note_attached(exit, id);
+        self.links_changed();
+        true
+    }
+}
