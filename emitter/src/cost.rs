@@ -3,8 +3,6 @@
 //! One for each instruction, and two more for each access to memory: what unoptimised code loses is mostly time that values
 //! spend on their way through the stack. It says nothing about predictions and dependencies.
 
-use crate::emitter::Emitter;
-use crate::fragment::{FragmentId, LinkKind};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 /// What an access to memory costs more than an instruction without.
@@ -50,20 +48,6 @@ fn of_instruction(inst: &Instruction) -> (u32, u32) {
             (MOST, saved)
         }
         _ => (1, 0),
-    }
-}
-
-impl Emitter {
-    /// The cost of a fragment: of its loop, if it is one, or else from its entry to its end.
-    pub fn cost(&self, fragment: FragmentId) -> Option<u32> {
-        let f = self.fragment(fragment)?;
-        let back_edge = f.links.iter().find(|link| link.kind == LinkKind::BackEdge);
-        let range = match back_edge {
-            Some(link) if f.hot.contains(&link.target()) => link.target()..link.field + 4,
-            _ => f.entry..f.hot.end,
-        };
-        let len = range.end.checked_sub(range.start)?;
-        Some(of_code(self.cache.read(range.start, len as usize)).all)
     }
 }
 

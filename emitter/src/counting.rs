@@ -17,15 +17,16 @@
 //!
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
 
+use crate::codegen::compiled::CompiledSite;
 use crate::emitter::Emitter;
 use crate::fragment::{ExitId, FragmentId, Link, fragment_at};
-use crate::mach::{Site, SiteDraft, SiteKind};
+use crate::mach::{Site, SiteKind};
 use crate::words::Words;
 use dynasour_guest::context::offset;
 use dynasour_ir::AnchorId;
 use std::ops::Range;
 
-/// Words that there can be; fragments beyond do not count.
+/// Words that there can be. The last one is for the code of fragments that came when all others were in use; it is never read.
 const WORDS: usize = 1 << 22;
 /// The word of `stub_save` that rcx is in meanwhile; nothing else uses it.
 const SAVE: usize = 7;
@@ -98,24 +99,15 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// What the words of a fragment mean, in whose version `added` instructions stand before those given to the emitter.
-    pub(crate) fn new(
-        run: Run,
-        first_site: u32,
-        sites: &[SiteDraft],
-        added: u32,
-        host: impl Fn(Site) -> (u64, u64),
-    ) -> Tally {
-        let site = |(n, draft): (u32, &SiteDraft)| {
+    /// What the words of a fragment mean.
+    pub(crate) fn new(run: Run, first_site: u32, sites: &[CompiledSite], host: impl Fn(Site) -> (u64, u64)) -> Tally {
+        let site = |(n, site): (u32, &CompiledSite)| {
             let (host, cold) = host(Site(n));
             CountedSite {
                 exit: ExitId(first_site + n),
-                kind: draft.kind,
-                anchor: draft.anchor,
-                place: match draft.place {
-                    (0, inst) => inst.checked_sub(added).map(|inst| (0, inst)),
-                    place => Some(place),
-                },
+                kind: site.kind,
+                anchor: site.anchor,
+                place: site.place,
                 host,
                 cold,
                 executed: run.word(What::Executed(n)),
@@ -153,18 +145,19 @@ impl Counting {
         Some(Counting { words: Words::new(cache, WORDS)?, used: 0 })
     }
 
-    /// Words for a fragment with so many sites.
+    /// Words for a fragment with so many sites; none if all are in use.
     pub fn run(&mut self, sites: usize) -> Option<Run> {
         let first = self.used;
         let end = first + 2 + 2 * sites;
-        (end <= self.words.len()).then(|| {
+        (end < self.words.len()).then(|| {
             self.used = end;
             Run(first as u32)
         })
     }
 
-    pub fn address(&self, word: Word) -> u64 {
-        self.words.address(word.0 as usize)
+    /// The address of what this is counted in by a fragment with these words.
+    pub fn address(&self, run: Option<Run>, what: What) -> u64 {
+        self.words.address(run.map_or(self.words.len() - 1, |run| run.word(what).0 as usize))
     }
 }
 

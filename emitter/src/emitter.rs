@@ -8,30 +8,21 @@
 //! [`Emitter::diversion`], [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
 
 use crate::cache::{Cache, CacheError};
+use crate::codegen::{Allocator, CodegenError};
 use crate::copy::{self, Blocks, CounterId, LOADED, LinkId};
-use crate::counting::{Counting, Tally};
+use crate::counting::Counting;
 use crate::cpu::Cpu;
-use crate::encode::{Surroundings, encode};
-use crate::encoded::{Encoded, EncodedGuard, Homes, Target};
 use crate::entry_check::EntryCheck;
-use crate::exits::Exits;
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail, fragment_at};
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at};
 use crate::indirect::{Displaced, Indirect, MISSED, Via};
-use crate::instruction::location;
 use crate::links::Way;
-use crate::lower::{LowerError, Selected, lower};
-use crate::mach::{MFunc, Site, SiteKind, preg};
-use crate::record::{PendingStore, Record};
+use crate::mach::SiteKind;
+use crate::record::PendingStore;
 use crate::returns::{Kept, Returns};
-use crate::splice::{self, EntryPlaces};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
-use dynasour_guest::context::{SCRATCH_WORDS, ThreadContext};
-use dynasour_ir::{Gpr, Version};
-use regalloc2::{Algorithm, Function, MachineEnv, Output, PReg, RegAllocError, RegallocOptions};
+use dynasour_guest::context::ThreadContext;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::AtomicU32;
 
 const TRAP_FLAG: u64 = 0x100;
 
@@ -44,19 +35,13 @@ pub enum EmitError {
     /// The stubs cannot be generated on this machine.
     #[error(transparent)]
     Stub(#[from] StubError),
-    /// Selection refused.
+    /// The version cannot be compiled.
     #[error(transparent)]
-    Lower(#[from] LowerError),
-    /// The register allocator gave up.
-    #[error("register allocation failed: {0}")]
-    Registers(RegAllocError),
-    /// The register allocator found constraints that cannot be met.
-    #[error("register allocation panicked")]
-    Allocator,
-    /// More values are live at once than there are spill slots.
-    #[error("the trace needs {0} spill slots")]
-    Slots(usize),
-    /// The encoder refused an instruction.
+    Codegen(#[from] CodegenError),
+    /// What it was compiled for has been dropped meanwhile.
+    #[error("compiled for an emitter that has dropped everything since")]
+    Stale,
+    /// A block's instruction cannot be encoded anew.
     #[error("cannot encode: {0}")]
     Encode(#[from] iced_x86::IcedError),
     /// No such exit or fragment, or not of the kind the call is for.
@@ -152,14 +137,6 @@ pub struct Diversion {
     pub displaced: Displaced,
 }
 
-/// The register allocator's memory.
-#[derive(Default)]
-struct Allocator(regalloc2::Ctx);
-
-// SAFETY: what it shares, it shares within itself: all references to its arena are its own fields. So it can go from
-// thread to thread as a whole.
-unsafe impl Send for Allocator {}
-
 /// Where to enter a fragment; good until a flush that does not wait for this thread.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryPoint {
@@ -210,17 +187,20 @@ impl EntryPoint {
 /// Compiler of versions and owner of their code.
 pub struct Emitter {
     pub(crate) cache: Cache,
-    cpu: Cpu,
+    pub(crate) cpu: Cpu,
     pub(crate) stubs: Stubs,
     pub(crate) fragments: Vec<Fragment>,
     pub(crate) exits: Vec<Exit>,
     pub(crate) passages: FxHashMap<Way, FragmentId>,
     pub(crate) indirect: Indirect,
     pub(crate) blocks: Blocks,
-    allocator: Allocator,
+    /// For resolved stubs, which are compiled under the lock.
+    pub(crate) allocator: Allocator,
     pub(crate) counting: Option<Counting>,
     /// Do indirect transfers name themselves from the next flush on?
     will_name: bool,
+    /// How often everything was dropped.
+    pub(crate) epoch: u64,
 }
 
 impl Emitter {
@@ -247,6 +227,7 @@ impl Emitter {
             allocator: Allocator::default(),
             counting,
             will_name: config.names_transfers,
+            epoch: 0,
         })
     }
 
@@ -301,218 +282,6 @@ impl Emitter {
     /// An exit.
     pub fn exit(&self, id: ExitId) -> Option<&Exit> {
         self.exits.get(id.0 as usize)
-    }
-
-    /// Compiles a trace. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`] and try again.
-    pub fn compile(&mut self, version: &Version, entry: EntryState) -> Result<FragmentId, EmitError> {
-        match entry {
-            EntryState::Canonical => self.compile_at(version, &EntryPlaces::default(), false),
-            EntryState::FromExit(exit) => {
-                let (fragment, record) = self.warm_record(exit)?;
-                let live = fragment.extended_live;
-                let (version, places) = splice::side_trace(version, record, fragment.touched, fragment.end_of_slots);
-                self.compile_at(&version, &places, live)
-            }
-        }
-    }
-
-    /// The fragment and record of a guard's exit.
-    pub(crate) fn warm_record(&self, exit: ExitId) -> Result<(&Fragment, &Record), EmitError> {
-        let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
-        let fragment = self.fragment(e.fragment).ok_or(EmitError::Unknown)?;
-        let record = e.record.and_then(|r| fragment.records.get(r as usize)).ok_or(EmitError::Unknown)?;
-        Ok((fragment, record))
-    }
-
-    /// Compiles for a state at entry; `live` says that the extended state is loaded then.
-    pub(crate) fn compile_at(
-        &mut self,
-        version: &Version,
-        entry: &EntryPlaces,
-        live: bool,
-    ) -> Result<FragmentId, EmitError> {
-        let selected = lower(version, self.cpu, entry)?;
-        self.finish(version, selected, entry, live)
-    }
-
-    fn finish(
-        &mut self,
-        version: &Version,
-        selected: Selected,
-        entry: &EntryPlaces,
-        live: bool,
-    ) -> Result<FragmentId, EmitError> {
-        let Selected { blocks, sites, mut records, record_ops, num_vregs, touched, uses_vector } = selected;
-        let first_slot = entry.first_slot.max(REGISTER_SLOTS);
-        let function = MFunc::new(blocks, &sites, record_ops, num_vregs);
-        let env = MachineEnv {
-            preferred_regs_by_class: [registers(touched), Vec::new(), Vec::new()],
-            non_preferred_regs_by_class: [registers(!touched & ALLOCATABLE), Vec::new(), Vec::new()],
-            scratch_by_class: [None; 3],
-            fixed_stack_slots: Vec::new(),
-        };
-        let validate_ssa = cfg!(debug_assertions);
-        let options = RegallocOptions { verbose_log: false, validate_ssa, algorithm: Algorithm::Ion };
-        // regalloc2 panics when constraints cannot be met. That would be a bug of ours, but not one to end a guest for:
-        // the trace is given up. The allocator's memory is put back only when all went well.
-        let mut allocator = std::mem::take(&mut self.allocator);
-        let run = || regalloc2::run_with_ctx(&function, &env, &options, &mut allocator.0).map(|_| ());
-        let out = match panic::catch_unwind(AssertUnwindSafe(run)) {
-            Ok(done) => done.map(|()| &allocator.0.output).map_err(EmitError::Registers)?,
-            Err(cause) if cfg!(debug_assertions) => panic::resume_unwind(cause),
-            Err(_) => return Err(EmitError::Allocator),
-        };
-        let end_of_slots = first_slot + out.num_spillslots as u32;
-        // Borrowed registers are saved at entry and in their slots ever after.
-        let mut homes = Homes {
-            extended: (uses_vector && !live).then_some(self.cpu.xstate_mask),
-            save: SmallVec::new(),
-            restore: SmallVec::from_slice(&entry.saved),
-        };
-        let exits = Exits::of(&function, out);
-        let borrowed = exits.used_registers(&function, out) & !touched & !entry.saved_registers();
-        for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
-            homes.save.push((r, u16::from(r)));
-            homes.restore.push((r, u16::from(r)));
-        }
-        if end_of_slots as usize > SCRATCH_WORDS {
-            return Err(EmitError::Slots(end_of_slots as usize));
-        }
-        for (i, (_, record)) in records.iter_mut().enumerate() {
-            if let Some(block) = function.record_block[i] {
-                let inst = function.block_insns(regalloc2::Block::new(block)).first();
-                let allocs = out.inst_allocs(inst);
-                record.finish(|n| location(exits.place(i, allocs[usize::from(n)]), first_slot as u16));
-            }
-            for &(r, slot) in &homes.save {
-                record.add_saved(Gpr::new(r), slot);
-            }
-        }
-        let first_site = self.exits.len() as u32;
-        let checked = entry.is_canonical().then(|| self.indirect.checked_entry(version.region, Via::Memory));
-        let words = self.counting.as_mut().and_then(|c| c.run(sites.len()));
-        let around = Surroundings {
-            first_slot: first_slot as u16,
-            first_site: u64::from(first_site),
-            indirect: &self.indirect,
-            checked: checked.as_ref(),
-            homes: &homes,
-            words,
-            exits: &exits,
-        };
-        let code = encode(&function, out, around)?;
-        let (spill_slots, hot_moves) = (out.num_spillslots as u32, hot_moves(&function, out));
-        self.allocator = allocator;
-        let mark = self.cache.mark();
-        let placed = self.place(&code);
-        let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;
-        let address = |block: usize| {
-            let (in_cold, at) = code.blocks[block];
-            (if in_cold { cold } else { hot }) + u64::from(at)
-        };
-        let mut faults: Vec<(u64, u64)> = code
-            .faults
-            .iter()
-            .filter_map(|(at, site)| Some((hot + u64::from(*at), address(function.split_of[site.0 as usize]?))))
-            .collect();
-        faults.sort_unstable();
-        let host = |site: Site| {
-            let guard = code.guards.iter().find(|g| g.site == site).map(|g| g.at);
-            let at = guard.or_else(|| code.faults.iter().find(|f| f.1 == site).map(|f| f.0));
-            (at.map_or(0, |at| hot + u64::from(at)), function.split_of[site.0 as usize].map_or(0, address))
-        };
-        let tally = words.map(|run| Box::new(Tally::new(run, first_site, &sites, entry.added, host)));
-        let id = FragmentId(self.fragments.len() as u32);
-        let way = |site: Site| {
-            let (site, split) = (&sites[site.0 as usize], function.split_of[site.0 as usize]?);
-            Some((site.record? as u32, address(split)))
-        };
-        let links = self.links(&code, (hot, cold), first_site, way);
-        let tails = code.tails.iter().map(|t| Tail {
-            range: hot + u64::from(t.start)..hot + u64::from(t.end),
-            displaced: hot + u64::from(t.displaced),
-            out: cold + u64::from(code.unlinked_stub(t.site)),
-        });
-        let tails = tails.collect();
-        self.exits.extend(sites.iter().map(|s| Exit {
-            fragment: id,
-            kind: s.kind,
-            anchor: s.anchor,
-            target: version.anchors[s.anchor.index()].target.as_const(),
-            after: version.anchors[s.anchor.index()].after,
-            progress: s.progress,
-            record: s.record.map(|r| r as u32),
-            jcc: None,
-        }));
-        for &EncodedGuard { at, site, back_edge, .. } in &code.guards {
-            let jump = if back_edge {
-                let head = code.back_edges.iter().find(|b| b.0 == at + 2).map(|b| address(b.1));
-                let out = function.split_of[site.0 as usize].map(address);
-                head.zip(out).map(|(head, out)| GuardJump::BackEdge(hot + u64::from(at) + 2, head, out))
-            } else {
-                Some(GuardJump::Leaves(hot + u64::from(at), code.hot[at as usize + 1] & 15))
-            };
-            self.exits[(first_site + site.0) as usize].jcc = jump;
-        }
-        self.fragments.push(Fragment {
-            pc: version.region,
-            version: version.name.clone(),
-            entry: hot + u64::from(code.entry.1),
-            checked: checked.map(|_| hot + u64::from(code.entry.0)),
-            hot: hot..hot + code.hot.len() as u64,
-            cold: cold..cold + code.cold.len() as u64,
-            exits: first_site..self.exits.len() as u32,
-            spill_slots,
-            end_of_slots,
-            hot_moves,
-            uses_vector,
-            touched: touched | borrowed | entry.saved_registers(),
-            saves: homes.save,
-            restores: homes.restore,
-            inside: (hot + u64::from(code.inside.0), hot + u64::from(code.inside.1)),
-            passage_to: None,
-            extended_live: live || uses_vector,
-            records: records.into_iter().map(|(_, r)| r).collect(),
-            faults: faults.into(),
-            links,
-            tails,
-            tally,
-            unlinked: AtomicU32::new(0),
-        });
-        Ok(id)
-    }
-
-    /// Finds room for encoded code, resolves its jumps and copies it into the cache.
-    pub(crate) fn place(&mut self, code: &Encoded) -> Result<(u64, u64), EmitError> {
-        let hot = self.cache.alloc_hot(code.hot.len(), code.alignment)?;
-        let cold = self.cache.alloc_cold(code.cold.len())?;
-        let (mut hot_bytes, mut cold_bytes) = (code.hot.clone(), code.cold.clone());
-        for fixup in &code.fixups {
-            let target = match fixup.target {
-                Target::Block(b) => {
-                    let (in_cold, at) = code.blocks[b];
-                    (if in_cold { cold } else { hot }) + u64::from(at)
-                }
-                Target::Unlinked(site) => cold + u64::from(code.unlinked_stub(site)),
-                Target::Hot(at) => hot + u64::from(at),
-                Target::Cold(at) => cold + u64::from(at),
-                Target::Restored(site) => {
-                    let end = code.ends.iter().find(|e| e.site == site).and_then(|e| e.borrowed);
-                    cold + end.map_or(0, |(_, at)| u64::from(at))
-                }
-                Target::LeaveRaw => self.stubs.leave_raw,
-                Target::LeaveCanonical => self.stubs.leave_canonical,
-                Target::Address(address) => address,
-                Target::Word(word) => self.counting.as_ref().map_or(0, |c| c.address(word)),
-            };
-            let (bytes, base) = if fixup.cold { (&mut cold_bytes, cold) } else { (&mut hot_bytes, hot) };
-            let at = fixup.at as usize;
-            let rel = target.wrapping_sub(base + u64::from(fixup.at) + 4) as u32;
-            bytes[at..at + 4].copy_from_slice(&rel.to_le_bytes());
-        }
-        self.cache.write(hot, &hot_bytes);
-        self.cache.write(cold, &cold_bytes);
-        Ok((hot, cold))
     }
 
     /// Where to enter a fragment, for a thread that does not have the emitter while it is there.
@@ -600,20 +369,23 @@ impl Emitter {
 
     /// Drops every fragment. No thread may be inside one.
     pub fn flush_all(&mut self) {
-        self.fragments.clear();
-        self.exits.clear();
-        self.passages.clear();
+        self.forget_fragments();
         self.indirect.clear();
         self.indirect.name_transfers(self.will_name);
         self.blocks.clear(&mut self.indirect);
         self.cache.flush();
     }
 
-    /// In a forked child: fresh memory, no fragments, the stubs generated anew at the same place.
-    pub fn reset_after_fork(&mut self) -> Result<(), EmitError> {
+    fn forget_fragments(&mut self) {
+        self.epoch += 1;
         self.fragments.clear();
         self.exits.clear();
         self.passages.clear();
+    }
+
+    /// In a forked child: fresh memory, no fragments, the stubs generated anew at the same place.
+    pub fn reset_after_fork(&mut self) -> Result<(), EmitError> {
+        self.forget_fragments();
         self.cache.replace_after_fork()?;
         self.stubs = Stubs::generate(&mut self.cache, &self.cpu)?;
         self.indirect.reset_after_fork(&mut self.cache, self.stubs.leave_canonical)?;
@@ -622,19 +394,4 @@ impl Emitter {
         self.cache.set_floor();
         Ok(())
     }
-}
-
-/// The first spill slots are those of the registers by number.
-const REGISTER_SLOTS: u32 = 16;
-
-/// All general registers but the stack pointer, which stays the guest's.
-const ALLOCATABLE: u16 = !(1 << 4);
-
-fn registers(set: u16) -> Vec<PReg> {
-    (0..16).filter(|n| set & 1 << n != 0).map(preg).collect()
-}
-
-fn hot_moves(f: &MFunc, out: &Output) -> u32 {
-    let end = f.block_insns(regalloc2::Block::new(f.hot_blocks - 1)).last();
-    out.edits.iter().filter(|(point, _)| point.inst() <= end).count() as u32
 }

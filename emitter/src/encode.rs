@@ -1,12 +1,13 @@
 //! From allocated machine instructions to bytes: hot code, cold code, and the places that refer to each other.
 //!
-//! Code is encoded position-independently: every relative jump is a [`Fixup`] that is resolved when the fragment
+//! Code is encoded position-independently: every relative jump is a [`Relocation`] that is resolved when the fragment
 //! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
 
-use crate::counting::{self, Run, What};
-use crate::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Fixup, Homes, Target};
+use crate::codegen::{CodegenError, Host};
+use crate::counting::{self, What};
+use crate::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Relocation, Target};
 use crate::exits::Exits;
-use crate::indirect::{Indirect, Piece, Source};
+use crate::indirect::Piece;
 use crate::instruction::{build, context, location, r64, rebuild, restore, save, slot};
 use crate::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::placement;
@@ -28,16 +29,12 @@ const INT3: u8 = 0xcc;
 pub struct Surroundings<'a> {
     /// Its spill slots are numbered from here.
     pub first_slot: u16,
-    /// Its sites are numbered from here.
-    pub first_site: u64,
-    /// What indirect jumps share.
-    pub indirect: &'a Indirect,
+    /// What all fragments have in common.
+    pub host: &'a Host,
     /// It begins with this checked entry.
     pub checked: Option<&'a Piece>,
     /// Where guest state is.
     pub homes: &'a Homes,
-    /// The words that it counts in, if it does.
-    pub words: Option<Run>,
     /// What happens on the way from a site to its record.
     pub exits: &'a Exits,
 }
@@ -73,7 +70,7 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
 
 /// Encodes with its entry and its loop's head there.
 fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
-    let Surroundings { first_slot, first_site, indirect, checked, homes, words, exits } = around;
+    let Surroundings { first_slot, host, checked, homes, exits } = around;
     let mut e = Emit {
         f,
         out,
@@ -82,10 +79,8 @@ fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'
         in_cold: false,
         r: Encoded::default(),
         first_slot,
-        first_site,
-        indirect,
+        host,
         homes,
-        words,
         exits,
         skipped: None,
         loops: loop_blocks(f),
@@ -135,10 +130,8 @@ struct Emit<'a> {
     in_cold: bool,
     r: Encoded,
     first_slot: u16,
-    first_site: u64,
-    indirect: &'a Indirect,
+    host: &'a Host,
     homes: &'a Homes,
-    words: Option<Run>,
     exits: &'a Exits,
     /// A block whose jump the guard before it does.
     skipped: Option<usize>,
@@ -170,7 +163,7 @@ impl Emit<'_> {
         }
         self.section().bytes(opcode);
         let at = self.at();
-        self.r.fixups.push(Fixup { cold: self.in_cold, at, target });
+        self.r.relocations.push(Relocation { cold: self.in_cold, at, target });
         self.section().bytes(&[0; 4]);
         at
     }
@@ -183,7 +176,7 @@ impl Emit<'_> {
             self.hot.pad(missing);
         }
         self.r.blocks[b] = (self.in_cold, self.at());
-        if self.words.is_some() && self.is_loop_head(b) {
+        if self.host.counts && self.is_loop_head(b) {
             self.count(What::Iterations);
         }
         let still = self.exits.leaves_out(self.f.block_insns(Block::new(b)).last());
@@ -209,7 +202,7 @@ impl Emit<'_> {
         self.hot.pad_before(last as usize, missing);
         let moved = |at: &mut u32| *at += missing as u32;
         self.r.faults.iter_mut().map(|f| &mut f.0).filter(|f| **f >= last).for_each(moved);
-        self.r.fixups.iter_mut().filter(|f| !f.cold).map(|f| &mut f.at).filter(|at| **at >= last).for_each(moved);
+        self.r.relocations.iter_mut().filter(|f| !f.cold).map(|f| &mut f.at).filter(|at| **at >= last).for_each(moved);
         let starts = self.r.blocks.iter_mut().filter(|b| !b.0).map(|b| &mut b.1);
         starts.filter(|at| **at > last).for_each(moved);
     }
@@ -218,7 +211,7 @@ impl Emit<'_> {
     fn way_out(&self, site: Site, field: u32) -> Option<u32> {
         let split = self.f.split_of[site.0 as usize]?;
         let record = self.f.block_succs(Block::new(split)).first()?.index();
-        let direct = self.words.is_none() && self.exits.is_moveless(split) && self.exits.is_moveless(record);
+        let direct = !self.host.counts && self.exits.is_moveless(split) && self.exits.is_moveless(record);
         (direct && field as usize % FIELD <= FIELD - 4).then_some(field)
     }
 
@@ -276,7 +269,7 @@ impl Emit<'_> {
                         self.skipped = Some(block + 1);
                     } else {
                         // In a loop, which stands as it is delivered best, those that can be patched as it happens are.
-                        if !self.loops.contains(&block) && self.words.is_none() {
+                        if !self.loops.contains(&block) && !self.host.counts {
                             self.last = last;
                             self.align_guard(2);
                             self.last = None;
@@ -320,21 +313,20 @@ impl Emit<'_> {
     /// The way from a site to its record. If no other leads there, its link comes before what only the runtime wants to know.
     fn split(&mut self, block: usize, site: Site) -> Result<(), IcedError> {
         let next = self.f.block_succs(Block::new(block))[0];
-        let number = self.first_site + u64::from(site.0);
         if let Kind::Record(record) = self.f.insts[self.f.block_insns(next).first().index()].kind
             && self.exits.is_only_split(record, block)
         {
             let at = self.jump(&[0xe9], Target::Cold(0), true);
             let out = self.at();
-            if let Some(fixup) = self.r.fixups.last_mut() {
+            if let Some(fixup) = self.r.relocations.last_mut() {
                 fixup.target = Target::Cold(out);
             }
             self.r.records.push(EncodedRecord { record, at, out: Some(out) });
-            self.store_site(number)?;
+            self.store_site(site.0)?;
             self.jump(&[0xe9], Target::LeaveRaw, false);
             return Ok(());
         }
-        self.store_site(number)?;
+        self.store_site(site.0)?;
         if next.index() != block + 1 {
             self.jump(&[0xe9], Target::Block(next.index()), false);
         }
@@ -365,12 +357,18 @@ impl Emit<'_> {
 
     /// Adds one to a word, if this code counts. No register and no flag changes.
     fn count(&mut self, what: What) {
-        let Some(run) = self.words else { return };
+        if !self.host.counts {
+            return;
+        }
         let (code, fields) = counting::code();
         let start = self.at();
         self.section().bytes(&code);
-        let target = Target::Word(run.word(what));
-        self.r.fixups.extend(fields.map(|field| Fixup { cold: self.in_cold, at: start + field as u32, target }));
+        let target = Target::Word(what);
+        self.r.relocations.extend(fields.map(|field| Relocation {
+            cold: self.in_cold,
+            at: start + field as u32,
+            target,
+        }));
     }
 
     fn count_site(&mut self, site: Option<Site>, what: fn(u32) -> What) {
@@ -403,9 +401,13 @@ impl Emit<'_> {
         self.put(&inst)
     }
 
-    fn store_site(&mut self, site: u64) -> Result<(), IcedError> {
-        let inst = Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), site as i32)?;
-        self.put(&inst)
+    /// Stores the number of the site's exit.
+    fn store_site(&mut self, site: u32) -> Result<(), IcedError> {
+        let inst = Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), 0)?;
+        self.put(&inst)?;
+        let at = self.at() - 4;
+        self.r.relocations.push(Relocation { cold: self.in_cold, at, target: Target::Exit(site) });
+        Ok(())
     }
 
     fn end(&mut self, end: &End, allocs: &[Allocation]) -> Result<(), IcedError> {
@@ -432,8 +434,11 @@ impl Emit<'_> {
             self.constant_register(*r, *c)?;
         }
         if end.indirect {
-            let name = self.indirect.name_transfer(end.after);
-            self.section().bytes(&name.bytes);
+            if self.host.names_transfers {
+                let mut name = Piece::default();
+                name.store_word(offset::TRANSFER, end.after);
+                self.section().bytes(&name.bytes);
+            }
             self.homes.restore.iter().try_for_each(|&(r, s)| self.put(&restore(r, s)?))?;
         } else if !self.homes.restore.is_empty() {
             let at = self.jump(&[0xe9], Target::Restored(end.site), true);
@@ -447,9 +452,9 @@ impl Emit<'_> {
         }
         let at = self.jump(&[0xe9], Target::Unlinked(end.site), true);
         let tail = if end.indirect {
-            let jump = self.r.fixups.len() - 1;
+            let jump = self.r.relocations.len() - 1;
             let tail = self.indirect_tail(end.site);
-            self.r.fixups[jump].target = Target::Hot(tail);
+            self.r.relocations[jump].target = Target::Hot(tail);
             Some(tail)
         } else {
             None
@@ -493,15 +498,15 @@ impl Emit<'_> {
         self.section().bytes(&piece.bytes);
         if let Some(field) = piece.jump {
             let target = Target::Address(piece.leads);
-            self.r.fixups.push(Fixup { cold: self.in_cold, at: start + field as u32, target });
+            self.r.relocations.push(Relocation { cold: self.in_cold, at: start + field as u32, target });
         }
     }
 
     /// Goes where `next_pc` says. Returns the tail's offset.
     fn indirect_tail(&mut self, site: u32) -> u32 {
-        let piece = self.indirect.tail(Source::Stored);
+        let piece = &self.host.tail;
         let start = self.at();
-        self.piece(&piece);
+        self.piece(piece);
         let (displaced, end) = (start + piece.displaced as u32, self.at());
         self.r.tails.push(EncodedTail { site, start, displaced, end });
         start
@@ -544,7 +549,7 @@ impl Emit<'_> {
             }
             let at = self.at();
             self.r.unlinked.push((site, at));
-            self.store_site(self.first_site + u64::from(site))?;
+            self.store_site(site)?;
             self.jump(&[0xe9], Target::LeaveCanonical, false);
         }
         Ok(())
@@ -552,13 +557,8 @@ impl Emit<'_> {
 }
 
 /// A passage between two fragments: gives registers back that the first has borrowed, saves those that the second
-/// borrows, and goes on. Its only exit is site `site`; whoever leaves there wants all of `saved` back.
-pub fn passage(
-    give_back: &[(u8, u16)],
-    borrow: &[(u8, u16)],
-    saved: &[(u8, u16)],
-    site: u64,
-) -> Result<Encoded, IcedError> {
+/// borrows, and goes on. Its only exit is site 0, where a thread leaves that is to come out; it gives back all of `saved` first.
+pub fn passage(give_back: &[(u8, u16)], borrow: &[(u8, u16)], saved: &[(u8, u16)]) -> Result<Encoded, CodegenError> {
     let (mut hot, mut cold) = (Section::new(), Section::new());
     give_back.iter().try_for_each(|&(r, s)| hot.put(&restore(r, s)?))?;
     borrow.iter().try_for_each(|&(r, s)| hot.put(&save(r, s)?))?;
@@ -568,14 +568,16 @@ pub fn passage(
     cold.align_field(1);
     cold.bytes(&[0xe9, 0, 0, 0, 0]);
     let out = cold.len as u32;
-    cold.put(&Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), site as i32)?)?;
+    cold.put(&Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), 0)?)?;
+    let number = (cold.len - 4) as u32;
     cold.bytes(&[0xe9, 0, 0, 0, 0]);
     let field = (hot.len - 4) as u32;
     Ok(Encoded {
-        fixups: vec![
-            Fixup { cold: false, at: field, target: Target::Restored(0) },
-            Fixup { cold: true, at: out - 4, target: Target::Unlinked(0) },
-            Fixup { cold: true, at: (cold.len - 4) as u32, target: Target::LeaveCanonical },
+        relocations: vec![
+            Relocation { cold: false, at: field, target: Target::Restored(0) },
+            Relocation { cold: true, at: out - 4, target: Target::Unlinked(0) },
+            Relocation { cold: true, at: number, target: Target::Exit(0) },
+            Relocation { cold: true, at: (cold.len - 4) as u32, target: Target::LeaveCanonical },
         ],
         hot: hot.finish(),
         cold: cold.finish(),

@@ -1,10 +1,10 @@
-//! Encoded code that has no place yet: bytes, the jumps in them, and where everything stands, by offsets.
+//! Encoded code that has no place yet: bytes, the fields that depend on its place, and where everything stands, by offsets.
 
-use crate::counting::Word;
+use crate::counting::What;
 use crate::mach::Site;
 use smallvec::SmallVec;
 
-/// Where a relative jump leads.
+/// What a field of four bytes holds. All but [`Target::Exit`] are addresses, relative to the field's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// A machine block.
@@ -21,20 +21,22 @@ pub enum Target {
     LeaveRaw,
     /// The stub that leaves with canonical registers.
     LeaveCanonical,
-    /// What a piece leads to.
+    /// An address that is the same as long as there is the emitter.
     Address(u64),
-    /// A word that is counted in.
-    Word(Word),
+    /// The word that counts this.
+    Word(What),
+    /// The number of this site's exit, not relative to anything.
+    Exit(u32),
 }
 
-/// A rel32 field to resolve.
+/// A field of four bytes that is filled in when the code has its place.
 #[derive(Clone, Copy, Debug)]
-pub struct Fixup {
+pub struct Relocation {
     /// In cold code?
     pub cold: bool,
     /// Offset of the field.
     pub at: u32,
-    /// Where it leads.
+    /// What it holds.
     pub target: Target,
 }
 
@@ -52,8 +54,8 @@ pub struct Encoded {
     pub entry: (u32, u32),
     /// In the hot code: the offset behind what saves registers, and the one behind what loads the extended state.
     pub inside: (u32, u32),
-    /// Relative jumps.
-    pub fixups: Vec<Fixup>,
+    /// The fields that depend on where the code stands.
+    pub relocations: Vec<Relocation>,
     /// Offset of each machine block: (in cold code, offset).
     pub blocks: Vec<(bool, u32)>,
     /// For each faulting instruction: its offset in the hot code and its site.

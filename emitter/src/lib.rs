@@ -1,6 +1,7 @@
 //! From IR to native fragments: selection, registers, encoding, code cache (DESIGN section 6).
 
 pub mod cache;
+pub mod codegen;
 pub mod copy;
 pub mod cost;
 pub mod counting;
@@ -23,6 +24,7 @@ mod lower_mem;
 mod lower_ops;
 mod mach;
 mod pieces;
+mod place;
 mod placement;
 mod rates;
 pub mod record;
@@ -35,6 +37,7 @@ mod template;
 mod words;
 mod x86;
 
+pub use codegen::{CodegenError, CompiledCode};
 pub use cpu::ticks;
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};
 pub use entry_check::EntryCheck;

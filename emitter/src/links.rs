@@ -175,9 +175,9 @@ impl Emitter {
         };
         let (give_back, borrow) = (without(&way.restores, &saves), without(&saves, &way.restores));
         let first_site = self.exits.len() as u32;
-        let code = passage(&give_back, &borrow, &saves, u64::from(first_site))?;
+        let code = passage(&give_back, &borrow, &saves)?;
         let mark = self.cache.mark();
-        let placed = self.place(&code);
+        let placed = self.put_code(&code, first_site, None);
         let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;
         let links = self.links(&code, (hot, cold), first_site, |_| None);
         let id = FragmentId(self.fragments.len() as u32);

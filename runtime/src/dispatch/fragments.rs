@@ -44,6 +44,7 @@ use crate::perf_map::Piece;
 use crate::profile::{Phase, during};
 use crate::stats::{DeoptReason, Stats};
 use aims::Aims;
+use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::copy::{BlockId, HeadCounts};
 use dynasour_emitter::{
     Config, Diversion, EmitError, Emitter, EntryPoint, EntryState, ExitId, FragmentId, Left, PendingStore, SiteKind,
@@ -141,6 +142,8 @@ pub struct Plan {
     /// Whether its head has no fragment yet.
     first: bool,
     side: Option<ExitId>,
+    /// What the emitter was when the plan was made.
+    request: Request,
     generation: u64,
     start: Instant,
     /// How long its parts have taken.
@@ -625,11 +628,15 @@ impl Fragments {
         if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
             return Err(Failure::Refused(AbortReason::NotSelected));
         }
+        let side = side.map(|s| s.exit);
+        let entry = side.map_or(EntryState::Canonical, EntryState::FromExit);
+        let request = self.emitter.request(path.head, entry).map_err(|_| Failure::Stale)?;
         Ok(Plan {
             name: format!("t{number}"),
             facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
             first: !self.regions.contains_key(&path.head),
-            side: side.map(|s| s.exit),
+            side,
+            request,
             generation: self.generation,
             start: Instant::now(),
             times: CompileTimes::default(),
@@ -637,7 +644,7 @@ impl Fragments {
         })
     }
 
-    /// Makes a fragment of a recorded path's optimised version.
+    /// Makes a fragment of the code of a recorded path's optimised version.
     ///
     /// # Errors
     /// It came to nothing.
@@ -645,6 +652,7 @@ impl Fragments {
         &mut self,
         mut plan: Plan,
         version: &Version,
+        code: CompiledCode,
         path: &Path,
         config: &RunConfig,
     ) -> Result<(), Failure> {
@@ -652,17 +660,18 @@ impl Fragments {
         if plan.generation != self.generation || plan.first != first {
             return Err(Failure::Stale);
         }
-        let emitting = Instant::now();
-        let emitted = self.emit(version, plan.side, path).map_err(|error| match error {
+        if !self.pays(code.cost(), path, plan.side.is_some()) {
+            return Err(Failure::Refused(AbortReason::NoGain));
+        }
+        let placing = Instant::now();
+        let id = self.place(&plan, code).map_err(|error| match error {
             e if e.is_full() => Failure::Full,
-            e => {
-                log(config, Stage::Record, || format!("{}: {e}", version.name));
-                Failure::Refused(AbortReason::Emitter)
-            }
+            EmitError::Stale => Failure::Stale,
+            e => refused(config, version, &e),
         })?;
-        let (id, shared) = emitted.ok_or(Failure::Refused(AbortReason::NoGain))?;
-        plan.times.emit = nanoseconds(emitting);
-        let (from, alias_guards) = (plan.side.filter(|_| !shared), plan.first || path.guest.is_some());
+        plan.times.emit += nanoseconds(placing);
+        let shared = plan.side.is_none();
+        let (from, alias_guards) = (plan.side, plan.first || path.guest.is_some());
         self.note_made(id, Made { version, path, from, times: plan.times, built: plan.built, alias_guards });
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         if shared {
@@ -705,43 +714,28 @@ impl Fragments {
         self.stats.trace_instructions += path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
         let size = self.emitter.fragment(id).map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
         self.stats.code_bytes += size;
-        let role = plan.side.filter(|_| !shared).map_or(Role::Region(path.head), Role::Side);
+        let role = plan.side.map_or(Role::Region(path.head), Role::Side);
         self.sources.add(id, role, path, size);
         self.stats.compile_nanoseconds += plan.start.elapsed().as_nanos() as u64;
         Ok(())
     }
 
-    /// Compiles for the state of an exit, and makes the exit go there, or as a fragment of the region. Is it the
-    /// region's? None if it is not worth having.
-    fn emit(
-        &mut self,
-        version: &Version,
-        side: Option<ExitId>,
-        path: &Path,
-    ) -> Result<Option<(FragmentId, bool)>, EmitError> {
-        if let Some(exit) = side {
-            match self.emitter.compile(version, EntryState::FromExit(exit)) {
-                Ok(id) if self.pays(id, path, true) => {
-                    self.emitter.attach(exit, id)?;
-                    return Ok(Some((id, false)));
-                }
-                Ok(_) => return Ok(None),
-                Err(error) if error.is_full() => return Err(error),
-                // Perhaps too many values at once: the region's own fragment may do.
-                Err(_) => {}
-            }
+    /// Places the plan's code, and makes the exit that it was compiled for go there.
+    fn place(&mut self, plan: &Plan, code: CompiledCode) -> Result<FragmentId, EmitError> {
+        let id = self.emitter.place(&plan.request, code)?;
+        if let Some(exit) = plan.side {
+            self.emitter.attach(exit, id)?;
         }
-        let id = self.emitter.compile(version, EntryState::Canonical)?;
-        Ok(self.pays(id, path, false).then_some((id, true)))
+        Ok(id)
     }
 
-    /// Is this fragment of a path worth having?
-    fn pays(&self, fragment: FragmentId, path: &Path, side: bool) -> bool {
+    /// Is code of a path at this cost worth having?
+    fn pays(&self, cost: u32, path: &Path, side: bool) -> bool {
         // What is between loops of an interpreted program goes with them.
         let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
-        let Some(cost) = self.emitter.cost(fragment).filter(|_| self.weighs && path.guest.is_none() && !between) else {
+        if !self.weighs || path.guest.is_some() || between {
             return true;
-        };
+        }
         let pays = worth::pays(path, cost, side);
         if self.log_worth {
             eprintln!("dynasour: {:#x}, {:?} {}: {pays}", path.head, path.shape, worth::figures(path, cost));
@@ -777,6 +771,34 @@ impl Plan {
         log(config, Stage::Opt, || version.to_string());
         Ok(version)
     }
+
+    /// Generates the version's code: for the state of the plan's exit, or, if that cannot be done, for a fragment of the region.
+    /// It needs no lock.
+    ///
+    /// # Errors
+    /// The version cannot be compiled.
+    pub fn code(
+        &mut self,
+        version: &Version,
+        allocator: &mut Allocator,
+        config: &RunConfig,
+    ) -> Result<CompiledCode, Failure> {
+        let emitting = Instant::now();
+        let mut compiled = codegen::compile(version, &self.request, allocator);
+        if compiled.is_err() && self.side.take().is_some() {
+            // Perhaps too many values were live at once. A fragment of the region does not hold the exit's.
+            self.request = self.request.canonical();
+            compiled = codegen::compile(version, &self.request, allocator);
+        }
+        self.times.emit = nanoseconds(emitting);
+        compiled.map_err(|error| refused(config, version, &error))
+    }
+}
+
+/// The emitter refuses the version.
+fn refused(config: &RunConfig, version: &Version, error: &dyn std::error::Error) -> Failure {
+    log(config, Stage::Record, || format!("{}: {error}", version.name));
+    Failure::Refused(AbortReason::Emitter)
 }
 
 /// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot fault unless another
