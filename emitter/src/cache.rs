@@ -12,6 +12,7 @@
 //! and be rid of the old: measured on gcc's compiler, which makes 103,000 blocks, that gains nothing. With room for all it takes
 //! 1.31 s; with one flush, after which 57,000 are copied again, 1.31 s; with 25, 3.2 s.
 
+use crate::asm::{Asm, Assembler, Placed};
 use dynasour_guest::space::Views;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,8 @@ const HIGH: usize = 0x4000_0000;
 const LAST: usize = 0x7fff_0000;
 /// Distance of the addresses tried.
 const STEP: usize = 16 << 20;
+/// Bytes of a line of the processor's caches, where stubs begin.
+const LINE: usize = 64;
 /// The largest cache.
 pub const MAX_SIZE: usize = 512 << 20;
 
@@ -111,6 +114,14 @@ impl Cache {
         let start = self.cold.checked_sub(bytes).map(|s| s & !15).filter(|s| *s >= self.hot).ok_or(CacheError::Full)?;
         self.cold = start;
         Ok((self.rx + start) as u64)
+    }
+
+    /// Room for stubs, which are written there.
+    pub(crate) fn put_stubs(&mut self, code: Asm<u64>) -> Result<Placed, CacheError> {
+        let base = self.alloc_hot(code.here(), LINE)?;
+        let (bytes, placed) = code.finish_at(base);
+        self.write(base, &bytes);
+        Ok(placed)
     }
 
     /// A point to return to when a fragment turns out not to fit.

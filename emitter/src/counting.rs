@@ -17,6 +17,7 @@
 //!
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
 
+use crate::asm::{Assembler, Mem, RCX};
 use crate::codegen::compiled::CompiledSite;
 use crate::emitter::Emitter;
 use crate::fragment::{ExitId, FragmentId, Link, fragment_at};
@@ -163,17 +164,15 @@ impl Counting {
 
 /// The code that counts, and the offsets of its fields that are relative to their ends and lead to the word.
 pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
-    let saved = (offset::STUB_SAVE as u32 + 8 * SAVE as u32).to_le_bytes();
+    let saved = offset::STUB_SAVE + 8 * SAVE;
     let mut code = Vec::with_capacity(36);
-    code.extend([0x65, 0x48, 0x89, 0x0c, 0x25]);
-    code.extend(saved);
-    code.extend([0x48, 0x8b, 0x0d, 0, 0, 0, 0]);
+    code.store(RCX, saved);
+    code.mov_from(RCX, Mem::relative());
     let load = code.len() - 4;
-    code.extend([0x48, 0x8d, 0x49, 0x01]);
-    code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
+    code.lea(RCX, Mem::at(RCX).plus(1));
+    code.mov_to(Mem::relative(), RCX);
     let store = code.len() - 4;
-    code.extend([0x65, 0x48, 0x8b, 0x0c, 0x25]);
-    code.extend(saved);
+    code.load(RCX, saved);
     (code, [load, store])
 }
 

@@ -3,27 +3,23 @@
 //! Code is encoded position-independently: every relative jump is a [`Relocation`] that is resolved when the fragment
 //! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
 
-use crate::codegen::{CodegenError, Host};
+use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
+use crate::codegen::Host;
 use crate::counting::{self, What};
-use crate::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Relocation, Target};
+use crate::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target};
 use crate::exits::Exits;
 use crate::indirect::Piece;
-use crate::instruction::{build, context, location, r64, rebuild, restore, save, slot};
+use crate::instruction::{build, location, rebuild, restore, save, slot};
 use crate::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::placement;
 use crate::record::Place;
-use crate::section::{FIELD, Section};
-use crate::x86::{Size, register};
 use dynasour_guest::context::offset;
-use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
+use iced_x86::IcedError;
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output};
 use std::ops::Range;
 
 /// Fragments without loops are packed closer than those whose loop has its place in a line of the instruction cache.
-const ENTRY_ALIGNMENT: usize = 16;
-/// Stands where nobody goes.
-const INT3: u8 = 0xcc;
-
+pub const ENTRY_ALIGNMENT: usize = 16;
 /// What a fragment's code refers to beside itself.
 #[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
@@ -74,8 +70,8 @@ fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'
     let mut e = Emit {
         f,
         out,
-        hot: Section::new(),
-        cold: Section::new(),
+        hot: Asm::new(),
+        cold: Asm::new(),
         in_cold: false,
         r: Encoded::default(),
         first_slot,
@@ -91,7 +87,7 @@ fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'
     e.r.alignment = ENTRY_ALIGNMENT;
     let checked_len = checked.map_or(0, |piece| piece.bytes.len());
     let padding = position.padding + checked_len.next_multiple_of(ENTRY_ALIGNMENT) - checked_len;
-    e.hot.bytes(&vec![INT3; padding]);
+    e.hot.int3(padding);
     if let Some(piece) = checked {
         e.piece(piece);
     }
@@ -104,9 +100,8 @@ fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'
         e.block(b)?;
     }
     e.poll_landings()?;
-    e.unlinked_stubs()?;
-    e.r.hot = e.hot.finish();
-    e.r.cold = e.cold.finish();
+    e.unlinked_stubs();
+    e.r.finish(e.hot, e.cold);
     Ok(e.r)
 }
 
@@ -125,8 +120,8 @@ fn loop_blocks(f: &MFunc) -> Range<usize> {
 struct Emit<'a> {
     f: &'a MFunc,
     out: &'a Output,
-    hot: Section,
-    cold: Section,
+    hot: Asm<Target>,
+    cold: Asm<Target>,
     in_cold: bool,
     r: Encoded,
     first_slot: u16,
@@ -144,36 +139,39 @@ struct Emit<'a> {
 }
 
 impl Emit<'_> {
-    fn section(&mut self) -> &mut Section {
+    /// Where code is added now.
+    fn code(&mut self) -> &mut Asm<Target> {
         if self.in_cold { &mut self.cold } else { &mut self.hot }
     }
 
     fn at(&self) -> u32 {
-        (if self.in_cold { self.cold.len } else { self.hot.len }) as u32
+        (if self.in_cold { self.cold.here() } else { self.hot.here() }) as u32
     }
 
-    fn put(&mut self, inst: &Instruction) -> Result<(), IcedError> {
-        self.section().put(inst)
+    /// `jmp`; returns the offset of its field.
+    fn jump(&mut self, target: Target) -> u32 {
+        self.code().jmp();
+        self.code().relocate(target)
     }
 
-    /// An opcode followed by a rel32 field; with `aligned`, the field can be patched. Returns the field's offset.
-    fn jump(&mut self, opcode: &[u8], target: Target, aligned: bool) -> u32 {
-        if aligned {
-            self.section().align_field(opcode.len());
-        }
-        self.section().bytes(opcode);
-        let at = self.at();
-        self.r.relocations.push(Relocation { cold: self.in_cold, at, target });
-        self.section().bytes(&[0; 4]);
-        at
+    /// `jmp` whose field can be patched; returns the field's offset.
+    fn link(&mut self, target: Target) -> u32 {
+        self.code().align_field(1);
+        self.jump(target)
+    }
+
+    /// `jcc`; returns the offset of its field.
+    fn branch(&mut self, condition: u8, target: Target) -> u32 {
+        self.code().jcc(condition);
+        self.code().relocate(target)
     }
 
     fn block(&mut self, b: usize) -> Result<(), IcedError> {
         if self.loops.start == b
             && let Some(head) = self.head
         {
-            let missing = (FIELD + head - self.hot.len % FIELD) % FIELD;
-            self.hot.pad(missing);
+            let missing = (FIELD + head - self.hot.here() % FIELD) % FIELD;
+            self.hot.nop(missing);
         }
         self.r.blocks[b] = (self.in_cold, self.at());
         if self.host.counts && self.is_loop_head(b) {
@@ -183,7 +181,7 @@ impl Emit<'_> {
         for item in self.out.block_insts_and_edits(self.f, Block::new(b)) {
             match item {
                 InstOrEdit::Edit(Edit::Move { .. }) if still => {}
-                InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to)?,
+                InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to),
                 InstOrEdit::Inst(i) => self.inst(b, &self.f.insts[i.index()], self.out.inst_allocs(i))?,
             }
         }
@@ -193,16 +191,15 @@ impl Emit<'_> {
     /// Puts no-operations before the last instruction, if a guard's jump follows at once, such that a rel32 field `lead`
     /// bytes behind it can be patched: the two are to stay together.
     fn align_guard(&mut self, lead: usize) {
-        let at = (self.hot.len + lead) % FIELD;
+        let at = (self.hot.here() + lead) % FIELD;
         if at <= FIELD - 4 {
             return;
         }
-        let Some(last) = self.last else { return self.hot.pad(FIELD - at) };
+        let Some(last) = self.last else { return self.hot.nop(FIELD - at) };
         let missing = FIELD - at;
         self.hot.pad_before(last as usize, missing);
         let moved = |at: &mut u32| *at += missing as u32;
         self.r.faults.iter_mut().map(|f| &mut f.0).filter(|f| **f >= last).for_each(moved);
-        self.r.relocations.iter_mut().filter(|f| !f.cold).map(|f| &mut f.at).filter(|at| **at >= last).for_each(moved);
         let starts = self.r.blocks.iter_mut().filter(|b| !b.0).map(|b| &mut b.1);
         starts.filter(|at| **at > last).for_each(moved);
     }
@@ -215,16 +212,15 @@ impl Emit<'_> {
         (direct && field as usize % FIELD <= FIELD - 4).then_some(field)
     }
 
-    fn mov(&mut self, from: Allocation, to: Allocation) -> Result<(), IcedError> {
+    fn mov(&mut self, from: Allocation, to: Allocation) {
         self.last = None;
-        let inst = match (location(from, self.first_slot), location(to, self.first_slot)) {
-            (Place::Reg(a), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), r64(a))?,
-            (Place::Slot(s), Place::Reg(b)) => Instruction::with2(Code::Mov_r64_rm64, r64(b), slot(s))?,
-            (Place::Reg(a), Place::Slot(s)) => Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(a))?,
+        match (location(from, self.first_slot), location(to, self.first_slot)) {
+            (Place::Reg(a), Place::Reg(b)) => self.code().mov(b, a),
+            (Place::Slot(s), Place::Reg(b)) => self.code().load(b, slot(s)),
+            (Place::Reg(a), Place::Slot(s)) => self.code().store(a, slot(s)),
             // The allocator resolves slot-to-slot moves through a register.
-            _ => return Ok(()),
-        };
-        self.put(&inst)
+            _ => {}
+        }
     }
 
     fn inst(&mut self, block: usize, m: &MInst, allocs: &[Allocation]) -> Result<(), IcedError> {
@@ -232,11 +228,11 @@ impl Emit<'_> {
         match &m.kind {
             Kind::Entry => {
                 for &(r, s) in &self.homes.save {
-                    self.put(&save(r, s)?)?;
+                    save(self.code(), r, s);
                 }
                 self.r.inside.0 = self.at();
                 if let Some(components) = self.homes.extended {
-                    self.load_extended(components)?;
+                    self.load_extended(components);
                 }
                 self.r.inside.1 = self.at();
                 self.count(What::Entered);
@@ -246,24 +242,29 @@ impl Emit<'_> {
                 let inst = build(*code, operands, allocs, self.first_slot)?;
                 self.fault_here(m);
                 self.last = (!self.in_cold).then(|| self.at());
-                self.put(&inst)?;
+                self.code().instruction(&inst)?;
             }
             Kind::Native(original, address) => {
                 let inst = rebuild(original, address.as_ref(), allocs);
                 self.fault_here(m);
-                self.put(&inst)?;
+                self.code().instruction(&inst)?;
             }
-            Kind::Const(c) => self.constant(allocs[0], *c)?,
-            Kind::CaptureFlags => self.section().bytes(&[0x9f, 0x0f, 0x90, 0xc0]),
-            Kind::RestoreFlags => self.section().bytes(&[0x04, 0x7f, 0x9e]),
+            Kind::Const(c) => {
+                if let Place::Reg(r) = location(allocs[0], self.first_slot) {
+                    self.code().constant(r, *c);
+                }
+            }
+            Kind::CaptureFlags => self.code().pack_flags(),
+            Kind::RestoreFlags => self.code().unpack_flags(),
             Kind::Jcc(cc) => {
                 self.count_site(m.site, What::Executed);
                 if let Some((site, cold)) = m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?))) {
                     if let Some(head) = self.back_edge_after(block) {
                         // The loop goes on by the guard itself, and falls out of it.
-                        let at = self.jump(&[0x0f, 0x80 | cc ^ 1], Target::Block(head), true);
+                        self.code().align_field(2);
+                        let at = self.branch(cc ^ 1, Target::Block(head));
                         self.r.back_edges.push((at, head));
-                        let out = self.jump(&[0xe9], Target::Block(cold), true);
+                        let out = self.link(Target::Block(cold));
                         let way_out = self.way_out(site, out);
                         self.r.guards.push(EncodedGuard { at: at - 2, site, back_edge: true, way_out });
                         self.skipped = Some(block + 1);
@@ -274,7 +275,7 @@ impl Emit<'_> {
                             self.align_guard(2);
                             self.last = None;
                         }
-                        let field = self.jump(&[0x0f, 0x80 | cc], Target::Block(cold), false);
+                        let field = self.branch(*cc, Target::Block(cold));
                         let way_out = self.way_out(site, field);
                         self.r.guards.push(EncodedGuard { at: field - 2, site, back_edge: false, way_out });
                     }
@@ -283,27 +284,27 @@ impl Emit<'_> {
             Kind::Always => {
                 self.count_site(m.site, What::Executed);
                 if let Some(cold) = m.site.and_then(|s| self.f.split_of[s.0 as usize]) {
-                    self.jump(&[0xe9], Target::Block(cold), false);
+                    self.jump(Target::Block(cold));
                 }
             }
             Kind::Jump(_) if self.skipped == Some(block) => {}
             Kind::Jump(to) => {
                 let target = self.f.block_of[*to];
                 if target <= block {
-                    let at = self.jump(&[0xe9], Target::Block(target), true);
+                    let at = self.link(Target::Block(target));
                     self.r.back_edges.push((at, target));
                 } else if target != block + 1 {
-                    self.jump(&[0xe9], Target::Block(target), false);
+                    self.jump(Target::Block(target));
                 }
             }
-            Kind::End(end) => self.end(end, allocs)?,
+            Kind::End(end) => self.end(end, allocs),
             Kind::Split(site) => {
                 self.count(What::Left(site.0));
-                self.split(block, *site)?;
+                self.split(block, *site);
             }
             Kind::Record(record) if self.exits.stands_in_split(*record) => {}
             Kind::Record(record) => {
-                let at = self.jump(&[0xe9], Target::LeaveRaw, true);
+                let at = self.link(Target::LeaveRaw);
                 self.r.records.push(EncodedRecord { record: *record, at, out: None });
             }
         }
@@ -311,26 +312,25 @@ impl Emit<'_> {
     }
 
     /// The way from a site to its record. If no other leads there, its link comes before what only the runtime wants to know.
-    fn split(&mut self, block: usize, site: Site) -> Result<(), IcedError> {
+    fn split(&mut self, block: usize, site: Site) {
         let next = self.f.block_succs(Block::new(block))[0];
         if let Kind::Record(record) = self.f.insts[self.f.block_insns(next).first().index()].kind
             && self.exits.is_only_split(record, block)
         {
-            let at = self.jump(&[0xe9], Target::Cold(0), true);
+            let at = self.link(Target::Cold(0));
             let out = self.at();
-            if let Some(fixup) = self.r.relocations.last_mut() {
-                fixup.target = Target::Cold(out);
+            if let Some(target) = self.code().last_target() {
+                *target = Target::Cold(out);
             }
             self.r.records.push(EncodedRecord { record, at, out: Some(out) });
-            self.store_site(site.0)?;
-            self.jump(&[0xe9], Target::LeaveRaw, false);
-            return Ok(());
+            self.store_site(site.0);
+            self.jump(Target::LeaveRaw);
+            return;
         }
-        self.store_site(site.0)?;
+        self.store_site(site.0);
         if next.index() != block + 1 {
-            self.jump(&[0xe9], Target::Block(next.index()), false);
+            self.jump(Target::Block(next.index()));
         }
-        Ok(())
     }
 
     /// The head that the code after this block jumps back to at once.
@@ -360,15 +360,12 @@ impl Emit<'_> {
         if !self.host.counts {
             return;
         }
-        let (code, fields) = counting::code();
         let start = self.at();
-        self.section().bytes(&code);
-        let target = Target::Word(what);
-        self.r.relocations.extend(fields.map(|field| Relocation {
-            cold: self.in_cold,
-            at: start + field as u32,
-            target,
-        }));
+        let (code, fields) = counting::code();
+        self.code().put(&code);
+        for field in fields {
+            self.code().relocate_at(start + field as u32, Target::Word(what));
+        }
     }
 
     fn count_site(&mut self, site: Option<Site>, what: fn(u32) -> What) {
@@ -384,132 +381,95 @@ impl Emit<'_> {
         }
     }
 
-    fn constant(&mut self, to: Allocation, c: u64) -> Result<(), IcedError> {
-        let Place::Reg(r) = location(to, self.first_slot) else { return Ok(()) };
-        self.constant_register(r, c)
-    }
-
-    /// `mov r, c` in its shortest form; leaves flags alone.
-    fn constant_register(&mut self, r: u8, c: u64) -> Result<(), IcedError> {
-        let inst = if u32::try_from(c).is_ok() {
-            Instruction::with2(Code::Mov_r32_imm32, register(usize::from(r), Size::B4), c as u32)?
-        } else if i32::try_from(c as i64).is_ok() {
-            Instruction::with2(Code::Mov_rm64_imm32, r64(r), c as i64 as i32)?
-        } else {
-            Instruction::with2(Code::Mov_r64_imm64, r64(r), c)?
-        };
-        self.put(&inst)
-    }
-
     /// Stores the number of the site's exit.
-    fn store_site(&mut self, site: u32) -> Result<(), IcedError> {
-        let inst = Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), 0)?;
-        self.put(&inst)?;
-        let at = self.at() - 4;
-        self.r.relocations.push(Relocation { cold: self.in_cold, at, target: Target::Exit(site) });
-        Ok(())
+    fn store_site(&mut self, site: u32) {
+        self.code().store_constant(offset::EXIT_SITE, 0);
+        self.code().relocate(Target::Exit(site));
     }
 
-    fn end(&mut self, end: &End, allocs: &[Allocation]) -> Result<(), IcedError> {
+    fn end(&mut self, end: &End, allocs: &[Allocation]) {
         self.count(What::Executed(end.site));
         match end.rsp {
             EndRsp::Same => {}
-            EndRsp::Plus(c) => {
-                let memory =
-                    MemoryOperand::new(Register::RSP, Register::None, 1, i64::from(c), 1, false, Register::None);
-                let lea = Instruction::with2(Code::Lea_r64_m, Register::RSP, memory)?;
-                self.put(&lea)?;
-            }
-            EndRsp::Const(c) => self.constant_register(4, c)?,
-            EndRsp::Op(i) => {
-                let inst = match location(allocs[usize::from(i)], self.first_slot) {
-                    Place::Slot(s) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, slot(s))?,
-                    Place::Reg(r) => Instruction::with2(Code::Mov_r64_rm64, Register::RSP, r64(r))?,
-                    Place::Operand(_) | Place::Flags => return Ok(()),
-                };
-                self.put(&inst)?;
-            }
+            EndRsp::Plus(c) => self.code().lea(RSP, Mem::at(RSP).plus(c)),
+            EndRsp::Const(c) => self.code().constant(RSP, c),
+            EndRsp::Op(i) => match location(allocs[usize::from(i)], self.first_slot) {
+                Place::Slot(s) => self.code().load(RSP, slot(s)),
+                Place::Reg(r) => self.code().mov(RSP, r),
+                Place::Operand(_) | Place::Flags => return,
+            },
         }
         for (r, c) in &end.consts {
-            self.constant_register(*r, *c)?;
+            self.code().constant(*r, *c);
         }
         if end.indirect {
             if self.host.names_transfers {
-                let mut name = Piece::default();
-                name.store_word(offset::TRANSFER, end.after);
-                self.section().bytes(&name.bytes);
+                self.code().store_word(offset::TRANSFER, end.after);
             }
-            self.homes.restore.iter().try_for_each(|&(r, s)| self.put(&restore(r, s)?))?;
+            let homes = self.homes;
+            homes.restore.iter().for_each(|&(r, s)| restore(self.code(), r, s));
         } else if !self.homes.restore.is_empty() {
-            let at = self.jump(&[0xe9], Target::Restored(end.site), true);
+            let at = self.link(Target::Restored(end.site));
             self.r.ends.push(EncodedEnd {
                 site: end.site,
                 borrowed: Some((at, 0)),
                 cold: true,
                 ..EncodedEnd::default()
             });
-            return Ok(());
+            return;
         }
-        let at = self.jump(&[0xe9], Target::Unlinked(end.site), true);
+        let at = self.link(Target::Unlinked(end.site));
         let tail = if end.indirect {
-            let jump = self.r.relocations.len() - 1;
-            let tail = self.indirect_tail(end.site);
-            self.r.relocations[jump].target = Target::Hot(tail);
+            let tail = self.at();
+            if let Some(target) = self.code().last_target() {
+                *target = Target::Hot(tail);
+            }
+            self.indirect_tail(end.site);
             Some(tail)
         } else {
             None
         };
         self.r.ends.push(EncodedEnd { site: end.site, at, tail, ..EncodedEnd::default() });
-        Ok(())
     }
 
     /// Makes the extended state live in the processor, without touching flags. All of it is in the fragment itself, so
     /// that a signal that arrives meanwhile finds the fragment to leave.
-    fn load_extended(&mut self, components: u64) -> Result<(), IcedError> {
-        use Code::{Mov_r32_imm32, Mov_r64_rm64, Mov_rm64_imm32, Mov_rm64_r64, Xrstor64_mem};
-        use Register::{EAX, EDX, RAX, RCX, RDX};
-        let save = |n: usize| context(offset::STUB_SAVE + 8 * n);
-        self.put(&Instruction::with2(Mov_rm64_r64, save(1), RCX)?)?;
+    fn load_extended(&mut self, components: u64) {
+        let save = |n: usize| offset::STUB_SAVE + 8 * n;
+        let code = self.code();
+        let is_live = code.label();
+        code.store(RCX, save(1));
         // rcx = 0 if the state is live: then over what loads it.
-        self.put(&Instruction::with2(Mov_r64_rm64, RCX, context(offset::EXTENDED_AWAY))?)?;
-        self.section().bytes(&[0xe3, 0]);
-        let load = self.at();
-        let area = MemoryOperand::new(RCX, Register::None, 1, offset::XSTATE as i64, 8, false, Register::None);
-        for inst in [
-            Instruction::with2(Mov_rm64_r64, save(2), RAX)?,
-            Instruction::with2(Mov_rm64_r64, save(3), RDX)?,
-            Instruction::with2(Mov_r32_imm32, EAX, components as u32)?,
-            Instruction::with2(Mov_r32_imm32, EDX, (components >> 32) as u32)?,
-            Instruction::with2(Mov_r64_rm64, RCX, context(offset::THIS))?,
-            Instruction::with1(Xrstor64_mem, area)?,
-            Instruction::with2(Mov_rm64_imm32, context(offset::EXTENDED_AWAY), 0)?,
-            Instruction::with2(Mov_r64_rm64, RAX, save(2))?,
-            Instruction::with2(Mov_r64_rm64, RDX, save(3))?,
-        ] {
-            self.put(&inst)?;
-        }
-        let skip = (self.at() - load) as u8;
-        self.section().short_jumps.push((load as usize - 1, skip));
-        self.put(&Instruction::with2(Mov_r64_rm64, RCX, save(1))?)
+        code.load(RCX, offset::EXTENDED_AWAY);
+        code.jrcxz(is_live);
+        code.store(RAX, save(2));
+        code.store(RDX, save(3));
+        code.mov_imm_32(RAX, components as u32);
+        code.mov_imm_32(RDX, (components >> 32) as u32);
+        code.load(RCX, offset::THIS);
+        code.xrstor64(Mem::at(RCX).plus(offset::XSTATE as i32));
+        code.store_constant(offset::EXTENDED_AWAY, 0);
+        code.load(RAX, save(2));
+        code.load(RDX, save(3));
+        code.bind(is_live);
+        code.load(RCX, save(1));
     }
 
     fn piece(&mut self, piece: &Piece) {
         let start = self.at();
-        self.section().bytes(&piece.bytes);
+        self.code().put(&piece.bytes);
         if let Some(field) = piece.jump {
-            let target = Target::Address(piece.leads);
-            self.r.relocations.push(Relocation { cold: self.in_cold, at: start + field as u32, target });
+            self.code().relocate_at(start + field as u32, Target::Address(piece.leads));
         }
     }
 
-    /// Goes where `next_pc` says. Returns the tail's offset.
-    fn indirect_tail(&mut self, site: u32) -> u32 {
+    /// Goes where `next_pc` says.
+    fn indirect_tail(&mut self, site: u32) {
         let piece = &self.host.tail;
         let start = self.at();
         self.piece(piece);
         let (displaced, end) = (start + piece.displaced as u32, self.at());
         self.r.tails.push(EncodedTail { site, start, displaced, end });
-        start
     }
 
     /// For each poll: once more what precedes it in its block, then its split block. The retargeted back edge of a loop
@@ -528,62 +488,30 @@ impl Emit<'_> {
             self.r.polls.push((site, landing, b));
             for item in self.out.block_insts_and_edits(f, Block::new(b)) {
                 match item {
-                    InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to)?,
+                    InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to),
                     InstOrEdit::Inst(i) if i == poll => break,
                     InstOrEdit::Inst(i) => self.inst(b, &f.insts[i.index()], self.out.inst_allocs(i))?,
                 }
             }
-            self.jump(&[0xe9], Target::Block(split), false);
+            self.jump(Target::Block(split));
         }
         Ok(())
     }
 
     /// The way out to the runtime of each trace end, and before it what gives borrowed registers back.
-    fn unlinked_stubs(&mut self) -> Result<(), IcedError> {
+    fn unlinked_stubs(&mut self) {
+        let homes = self.homes;
         for n in 0..self.r.ends.len() {
             let site = self.r.ends[n].site;
             if let Some((_, restored)) = &mut self.r.ends[n].borrowed {
-                *restored = self.cold.len as u32;
-                self.homes.restore.iter().try_for_each(|&(r, s)| self.put(&restore(r, s)?))?;
-                self.r.ends[n].at = self.jump(&[0xe9], Target::Unlinked(site), true);
+                *restored = self.cold.here() as u32;
+                homes.restore.iter().for_each(|&(r, s)| restore(self.code(), r, s));
+                self.r.ends[n].at = self.link(Target::Unlinked(site));
             }
             let at = self.at();
             self.r.unlinked.push((site, at));
-            self.store_site(site)?;
-            self.jump(&[0xe9], Target::LeaveCanonical, false);
+            self.store_site(site);
+            self.jump(Target::LeaveCanonical);
         }
-        Ok(())
     }
-}
-
-/// A passage between two fragments: gives registers back that the first has borrowed, saves those that the second
-/// borrows, and goes on. Its only exit is site 0, where a thread leaves that is to come out; it gives back all of `saved` first.
-pub fn passage(give_back: &[(u8, u16)], borrow: &[(u8, u16)], saved: &[(u8, u16)]) -> Result<Encoded, CodegenError> {
-    let (mut hot, mut cold) = (Section::new(), Section::new());
-    give_back.iter().try_for_each(|&(r, s)| hot.put(&restore(r, s)?))?;
-    borrow.iter().try_for_each(|&(r, s)| hot.put(&save(r, s)?))?;
-    hot.align_field(1);
-    hot.bytes(&[0xe9, 0, 0, 0, 0]);
-    saved.iter().try_for_each(|&(r, s)| cold.put(&restore(r, s)?))?;
-    cold.align_field(1);
-    cold.bytes(&[0xe9, 0, 0, 0, 0]);
-    let out = cold.len as u32;
-    cold.put(&Instruction::with2(Code::Mov_rm64_imm32, context(offset::EXIT_SITE), 0)?)?;
-    let number = (cold.len - 4) as u32;
-    cold.bytes(&[0xe9, 0, 0, 0, 0]);
-    let field = (hot.len - 4) as u32;
-    Ok(Encoded {
-        relocations: vec![
-            Relocation { cold: false, at: field, target: Target::Restored(0) },
-            Relocation { cold: true, at: out - 4, target: Target::Unlinked(0) },
-            Relocation { cold: true, at: number, target: Target::Exit(0) },
-            Relocation { cold: true, at: (cold.len - 4) as u32, target: Target::LeaveCanonical },
-        ],
-        hot: hot.finish(),
-        cold: cold.finish(),
-        alignment: ENTRY_ALIGNMENT,
-        ends: vec![EncodedEnd { site: 0, borrowed: Some((field, 0)), cold: true, at: out - 4, tail: None }],
-        unlinked: vec![(0, out)],
-        ..Encoded::default()
-    })
 }

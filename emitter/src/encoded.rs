@@ -1,5 +1,6 @@
 //! Encoded code that has no place yet: bytes, the fields that depend on its place, and where everything stands, by offsets.
 
+use crate::asm::Asm;
 use crate::counting::What;
 use crate::mach::Site;
 use smallvec::SmallVec;
@@ -133,6 +134,15 @@ pub struct EncodedTail {
 }
 
 impl Encoded {
+    /// The bytes of both parts are complete.
+    pub fn finish(&mut self, hot: Asm<Target>, cold: Asm<Target>) {
+        for (cold, code) in [(false, hot), (true, cold)] {
+            let (bytes, relocations) = code.finish();
+            *(if cold { &mut self.cold } else { &mut self.hot }) = bytes;
+            self.relocations.extend(relocations.into_iter().map(|r| Relocation { cold, at: r.at, target: r.target }));
+        }
+    }
+
     /// The offset of a trace end's unlinked stub in the cold code.
     pub fn unlinked_stub(&self, site: u32) -> u32 {
         self.unlinked.iter().find(|(s, _)| *s == site).map_or(0, |(_, at)| *at)

@@ -15,6 +15,7 @@
 //! calls 2.45, 1.54; perl 1.91, 1.41). A `jrcxz` over a jump is taken where `pext` falls through, and what is taken dilutes
 //! what predictors remember: 1.24, 1.60, 2.17, 1.46.
 
+use crate::asm::{Assembler, Mem, RCX};
 use crate::cpu::Cpu;
 use dynasour_guest::context::offset;
 use smallvec::SmallVec;
@@ -52,18 +53,18 @@ impl EntryCheck {
     /// Goes so many bytes from its own start unless rcx is what it must be, and clobbers rcx. The branch's opcode and
     /// displacement come last.
     pub(crate) fn unless(self, to: isize) -> SmallVec<[u8; 24]> {
-        let mut bytes: SmallVec<[u8; 24]> = SmallVec::new();
+        let mut code: SmallVec<[u8; 24]> = SmallVec::new();
+        // The branch has two bytes, and its distance counts from its end.
+        let distance = |code: &SmallVec<[u8; 24]>| (to - code.len() as isize - 2) as i8;
         match self {
-            EntryCheck::Loop => bytes.push(0xe2),
+            EntryCheck::Loop => code.loop_over(distance(&code)),
             EntryCheck::Pext => {
-                // pext rcx, rcx, rcx; shrx ecx, gs:[one], ecx
-                bytes.extend_from_slice(&[0xc4, 0xe2, 0xf2, 0xf5, 0xc9, 0x65, 0xc4, 0xe2, 0x73, 0xf7, 0x0c, 0x25]);
-                bytes.extend_from_slice(&(offset::ONE as u32).to_le_bytes());
-                bytes.push(0xe3);
+                code.pext(RCX, RCX, RCX);
+                code.shrx_32(RCX, Mem::context(offset::ONE), RCX);
+                code.jrcxz_over(distance(&code));
             }
         }
-        bytes.push((to - bytes.len() as isize - 1) as i8 as u8);
-        bytes
+        code
     }
 }
 

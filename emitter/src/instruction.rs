@@ -1,5 +1,7 @@
 //! Single instructions from their templates: operands as the allocator has placed them.
 
+use crate::asm::{Asm, Assembler};
+use crate::encoded::Target;
 use crate::mach::{Addr, AddrReg, Opnd};
 use crate::record::Place;
 use crate::x86::{Size, register};
@@ -8,17 +10,17 @@ use iced_x86::{Code, IcedError, Instruction, MemoryOperand, OpKind, Register};
 use regalloc2::Allocation;
 
 /// Stores a register in a slot.
-pub fn save(r: u8, s: u16) -> Result<Instruction, IcedError> {
-    Instruction::with2(Code::Mov_rm64_r64, slot(s), r64(r))
+pub fn save(code: &mut Asm<Target>, r: u8, s: u16) {
+    code.store(r, slot(s));
 }
 
 /// Loads a register from a slot.
-pub fn restore(r: u8, s: u16) -> Result<Instruction, IcedError> {
-    Instruction::with2(Code::Mov_r64_rm64, r64(r), slot(s))
+pub fn restore(code: &mut Asm<Target>, r: u8, s: u16) {
+    code.load(r, slot(s));
 }
 
 /// A register by its number.
-pub fn r64(r: u8) -> Register {
+fn r64(r: u8) -> Register {
     register(usize::from(r), Size::B8)
 }
 
@@ -31,14 +33,14 @@ pub fn location(a: Allocation, first_slot: u16) -> Place {
     }
 }
 
-/// A word of the thread's context.
-pub fn context(field: usize) -> MemoryOperand {
-    MemoryOperand::new(Register::None, Register::None, 1, field as i64, 8, false, Register::GS)
+/// The field of a spill slot.
+pub fn slot(s: u16) -> usize {
+    offset::SCRATCH + 8 * usize::from(s)
 }
 
-/// A spill slot.
-pub fn slot(s: u16) -> MemoryOperand {
-    context(offset::SCRATCH + 8 * usize::from(s))
+/// The same as iced's operand.
+fn slot_operand(s: u16) -> MemoryOperand {
+    MemoryOperand::new(Register::None, Register::None, 1, slot(s) as i64, 8, false, Register::GS)
 }
 
 fn memory(addr: &Addr, allocs: &[Allocation]) -> MemoryOperand {
@@ -86,7 +88,7 @@ pub fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u
             Opnd::Op(i, size) => match location(allocs[usize::from(*i)], first_slot) {
                 Place::Slot(s) => {
                     inst.try_set_op_kind(n, OpKind::Memory)?;
-                    set_memory(&mut inst, &slot(s));
+                    set_memory(&mut inst, &slot_operand(s));
                 }
                 Place::Reg(r) => {
                     inst.try_set_op_kind(n, OpKind::Register)?;

@@ -1,5 +1,6 @@
 //! From IR to native fragments: selection, registers, encoding, code cache (DESIGN section 6).
 
+mod asm;
 pub mod cache;
 pub mod codegen;
 pub mod copy;
@@ -23,6 +24,7 @@ mod lower_flags;
 mod lower_mem;
 mod lower_ops;
 mod mach;
+mod passage;
 mod pieces;
 mod place;
 mod placement;
@@ -30,10 +32,8 @@ mod rates;
 pub mod record;
 mod rest;
 mod returns;
-mod section;
 mod splice;
 pub mod stubs;
-mod template;
 mod words;
 mod x86;
 

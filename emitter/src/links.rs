@@ -13,11 +13,11 @@
 //! nothing lead into some fragments and their passages any more, looks for those addresses, whoever has made the links.
 
 use crate::emitter::{EmitError, Emitter};
-use crate::encode::passage;
 use crate::encoded::Encoded;
 use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, Link, LinkKind};
 use crate::indirect::Via;
 use crate::mach::{Site, SiteKind};
+use crate::passage::passage;
 use crate::splice;
 use dynasour_ir::AnchorId;
 use rustc_hash::FxHashSet;
@@ -175,7 +175,7 @@ impl Emitter {
         };
         let (give_back, borrow) = (without(&way.restores, &saves), without(&saves, &way.restores));
         let first_site = self.exits.len() as u32;
-        let code = passage(&give_back, &borrow, &saves)?;
+        let code = passage(&give_back, &borrow, &saves);
         let mark = self.cache.mark();
         let placed = self.put_code(&code, first_site, None);
         let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;

@@ -32,6 +32,7 @@ mod state;
 mod stubs;
 mod translate;
 
+use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};
 use crate::cpu::Cpu;
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
@@ -52,6 +53,7 @@ use remove::{Free, Key, Pages};
 use returns::{Landings, Wanted};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use slots::Word;
+use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
@@ -563,12 +565,12 @@ impl Blocks {
     }
 
     /// A stub that will stand at offset `at`.
-    fn stub_bytes(&self, at: u32, site: u32) -> [u8; STUB] {
-        let mut stub = [0x65, 0x48, 0xc7, 0x04, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0xe9, 0, 0, 0, 0];
+    fn stub_bytes(&self, at: u32, site: u32) -> SmallVec<[u8; 24]> {
+        let mut stub = SmallVec::new();
+        stub.store_constant(offset::EXIT_SITE, site);
+        stub.jmp();
         let relative = self.leave.wrapping_sub(self.base + u64::from(at) + STUB as u64) as u32;
-        for (field, value) in [(5, offset::EXIT_SITE as u32), (9, site), (14, relative)] {
-            stub[field..field + 4].copy_from_slice(&value.to_le_bytes());
-        }
+        stub[STUB - 4..].copy_from_slice(&relative.to_le_bytes());
         stub
     }
 

@@ -16,6 +16,7 @@
 //! The bytes are kept, since they are what the state at a fault is found by.
 
 use super::{Blocks, Doomed, NONE};
+use crate::asm::{Assembler, Mem, NOT_EQUAL, RAX, RCX, Width};
 use crate::emitter::Emitter;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
@@ -30,13 +31,10 @@ pub(super) const MOST_CHANGES: u8 = 16;
 
 /// The words of `stub_save` for rax and rcx, which are used for something else before and behind.
 pub(super) const SAVED: [usize; 2] = [5, 0];
-const RAX: u8 = 0;
-const RCX: u8 = 1;
 /// Offset of the instruction before which flags are in ax.
 const FLAGS_SAVED: u32 = 22;
 
 /// A comparison of guest code.
-#[derive(Default)]
 pub(super) struct Check {
     pub bytes: Vec<u8>,
     /// The offsets of the rel32 fields that lead to the stub.
@@ -46,49 +44,37 @@ pub(super) struct Check {
 impl Check {
     /// Lets what follows run if `own` is what stands at `pc`.
     pub fn new(pc: u64, own: &[u8]) -> Check {
-        let mut check = Check::default();
-        check.gs(0x89, RAX, SAVED[0]);
-        check.gs(0x89, RCX, SAVED[1]);
-        check.put(&[0x9f, 0x0f, 0x90, 0xc0]);
-        debug_assert_eq!(check.bytes.len() as u32, FLAGS_SAVED);
-        check.put(&[0x48, 0xb9]);
-        check.put(&pc.to_le_bytes());
+        let mut code = Vec::with_capacity(FLAGS_SAVED as usize + 10 + 14 * own.len().div_ceil(4) + 21);
+        let mut fields = Vec::new();
+        code.store(RAX, saved(0));
+        code.store(RCX, saved(1));
+        code.pack_flags();
+        debug_assert_eq!(code.len() as u32, FLAGS_SAVED);
+        code.mov_imm_64(RCX, pc);
         let mut at = 0;
         while at < own.len() {
-            let n = match own.len() - at {
-                4.. => 4,
-                2.. => 2,
-                _ => 1,
+            let (width, len) = match own.len() - at {
+                4.. => (Width::Dword, 4),
+                2.. => (Width::Word, 2),
+                _ => (Width::Byte, 1),
             };
-            // cmp [rcx + at], immediate
-            let opcode: &[u8] = match n {
-                4 => &[0x81],
-                2 => &[0x66, 0x81],
-                _ => &[0x80],
-            };
-            check.put(opcode);
-            check.put(&[0x79, at as u8]);
-            check.put(&own[at..at + n]);
-            check.put(&[0x0f, 0x85]);
-            check.fields.push(check.bytes.len() as u32);
-            check.put(&[0; 4]);
-            at += n;
+            let mut value = [0; 4];
+            value[..len].copy_from_slice(&own[at..at + len]);
+            code.cmp_imm(width, Mem::at(RCX).plus(at as i32), u32::from_le_bytes(value));
+            code.jcc(NOT_EQUAL);
+            fields.push(code.len() as u32 - 4);
+            at += len;
         }
-        check.put(&[0x04, 0x7f, 0x9e]);
-        check.gs(0x8b, RAX, SAVED[0]);
-        check.gs(0x8b, RCX, SAVED[1]);
-        check
+        code.unpack_flags();
+        code.load(RAX, saved(0));
+        code.load(RCX, saved(1));
+        Check { bytes: code, fields }
     }
+}
 
-    fn put(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    /// `mov gs:[word], register` or the other way.
-    fn gs(&mut self, opcode: u8, register: u8, word: usize) {
-        self.put(&[0x65, 0x48, opcode, 0x04 | register << 3, 0x25]);
-        self.put(&((offset::STUB_SAVE + 8 * word) as u32).to_le_bytes());
-    }
+/// Where a register is kept meanwhile.
+fn saved(n: usize) -> usize {
+    offset::STUB_SAVE + 8 * SAVED[n]
 }
 
 /// The guest's state where something faulted `at` bytes within a check.

@@ -13,6 +13,7 @@
 //! of addresses, addresses of 32 bits), and transfers, are left to the interpreter.
 
 use super::translate::{BORROWED, Step, Translator};
+use crate::asm::Assembler;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::Reader;
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Mnemonic as M, OpKind, Register};
@@ -65,7 +66,7 @@ impl Translator {
             Instruction::with2(Code::Lea_r64_m, borrowed, sum)
         };
         self.save(number, BORROWED);
-        self.gs(0x8b, number, offset::GS_BASE);
+        self.load(number, offset::GS_BASE);
         if inst.memory_base() != Register::None {
             // It may be rsp, which is no index.
             self.encode(&sum(inst.memory_base(), borrowed, 1)?)?;
@@ -81,7 +82,7 @@ impl Translator {
         self.mark(inst.ip(), Some((number, BORROWED)));
         self.encode(&moved)?;
         self.mark(inst.ip(), None);
-        self.gs(0x8b, number, offset::STUB_SAVE + 8 * BORROWED);
+        self.restore(number, BORROWED);
         Ok(Step::Next)
     }
 }

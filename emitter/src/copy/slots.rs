@@ -20,8 +20,8 @@
 //! interpreter, once, and looked at again.
 
 use super::translate::{Leads, Step, Translator};
+use crate::asm::{Assembler, Mem, RCX};
 use crate::indirect::{Indirect, SAVE_RCX, Source};
-use crate::pieces::RCX;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::Reader;
 use iced_x86::{Code, Instruction, Register};
@@ -83,22 +83,20 @@ impl Translator {
         if let Some(target) = target {
             self.unbound.remove(&pc);
             let check = indirect.entry_check();
-            // lea rcx, [rcx - target]
-            self.emit(&[0x48, 0x8d, 0x89]);
-            self.emit(&check.goes_on().wrapping_sub(target as u32).to_le_bytes());
-            self.emit(&check.unless(0));
+            self.lea(RCX, Mem::at(RCX).plus(check.goes_on().wrapping_sub(target as u32) as i32).wide());
+            self.put(&check.unless(0));
             let branch = self.out.bytes.len();
             if let Some(count) = indirect.count_compared(RCX) {
-                self.emit(&count.bytes);
+                self.put(&count.bytes);
             }
-            self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
-            self.exit(&[0xe9], Leads::To(target as u64));
+            self.restore(RCX, SAVE_RCX);
+            self.exit(Leads::To(target as u64));
             let distance = i8::try_from(self.out.bytes.len() - branch);
             self.out.bytes[branch - 1] = distance.unwrap_or_else(|_| unreachable!("a jump's other way is near")) as u8;
             self.out.word = Some(Word { slot, value: target as u64, is_constant: false });
             self.load_target(inst, reader);
         }
-        self.gs(0x89, RCX, offset::NEXT_PC);
+        self.store(RCX, offset::NEXT_PC);
         self.tail(pc, indirect, Source::Rcx);
         Step::End
     }

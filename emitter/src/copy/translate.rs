@@ -24,8 +24,8 @@ use super::plain::{self, Transfer};
 use super::returns::{self, Call, Called};
 use super::segment;
 use super::slots::{self, Word};
+use crate::asm::{self, Assembler, Mem, RCX, RSP};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
-use crate::pieces::RCX;
 use crate::placement::{self, LINE};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
@@ -185,6 +185,18 @@ pub(super) struct Rules<'a> {
     pub compares: bool,
 }
 
+impl Assembler for Translator {
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        self.out.bytes.extend_from_slice(bytes);
+    }
+
+    #[inline]
+    fn here(&self) -> usize {
+        self.out.bytes.len()
+    }
+}
+
 impl Translator {
     /// A translator for a cache at these addresses.
     pub fn new(cache: Range<u64>) -> Translator {
@@ -304,7 +316,7 @@ impl Translator {
                         self.out.basic_blocks -= 1;
                     }
                     // A mark may have been made for it.
-                    self.exit(&[0xe9], Leads::To(here));
+                    self.exit(Leads::To(here));
                     break;
                 }
             }
@@ -373,31 +385,38 @@ impl Translator {
         }
     }
 
-    pub(super) fn emit(&mut self, bytes: &[u8]) {
-        self.out.bytes.extend_from_slice(bytes);
-    }
-
     /// Lets what is emitted `before` bytes from here, a field of four bytes, lie within eight aligned ones: blocks are aligned.
     fn pad(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before) % 8;
         if at > 4 {
-            self.emit(&[PADDING; 3][..8 - at]);
+            self.put(&[PADDING; 3][..8 - at]);
         }
     }
 
     /// Lets the second half of an instruction of eight bytes, `before` bytes from here, be that of eight aligned ones.
     pub(super) fn pad_instruction(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before + 4) % 8;
-        self.emit(&[PADDING; 7][..(8 - at) % 8]);
+        self.put(&[PADDING; 7][..(8 - at) % 8]);
     }
 
-    /// A jump with a rel32 field to be filled in.
-    pub(super) fn exit(&mut self, opcode: &[u8], leads: Leads) {
-        self.pad(opcode.len());
-        self.emit(opcode);
-        let field = self.out.bytes.len() as u32;
+    /// `jmp`, which leads there.
+    pub(super) fn exit(&mut self, leads: Leads) {
+        self.pad(1);
+        self.jmp();
+        self.add_exit(leads);
+    }
+
+    /// `jcc`, which leads there.
+    fn exit_if(&mut self, condition: u8, leads: Leads) {
+        self.pad(2);
+        self.jcc(condition);
+        self.add_exit(leads);
+    }
+
+    /// The last four bytes are the field of an exit.
+    pub(super) fn add_exit(&mut self, leads: Leads) {
+        let field = self.out.bytes.len() as u32 - 4;
         self.out.exits.push(ExitJump { field, leads, head: None });
-        self.emit(&[0; 4]);
     }
 
     /// The exit made last leads to a trace head if it leads backward.
@@ -431,9 +450,9 @@ impl Translator {
                     // The target of the short branch is behind the jump that it falls into.
                     self.out.bytes.extend_from_slice(reader.raw());
                     let first = self.out.bytes.len();
-                    self.exit(&[0xe9], Leads::To(inst.next_ip()));
+                    self.exit(Leads::To(inst.next_ip()));
                     self.out.bytes[first - 1] = (self.out.bytes.len() - first) as u8;
-                    self.exit(&[0xe9], Leads::To(inst.near_branch_target()));
+                    self.exit(Leads::To(inst.near_branch_target()));
                     self.head_if_backward(inst.ip());
                     return Ok(Step::End);
                 }
@@ -459,14 +478,14 @@ impl Translator {
         self.mark(pc, None);
         match transfer {
             Transfer::Branch(condition, target) => {
-                self.exit(&[0x0f, 0x80 | condition], Leads::To(target));
+                self.exit_if(condition, Leads::To(target));
                 self.head_if_backward(pc);
                 Step::Branched
             }
             // Backward ones close loops, whose heads are entered from outside.
             Transfer::Jump(target) if target > pc && rules.over_jump => Step::Goto(target),
             Transfer::Jump(target) => {
-                self.exit(&[0xe9], Leads::To(target));
+                self.exit(Leads::To(target));
                 self.head_if_backward(pc);
                 Step::End
             }
@@ -492,20 +511,18 @@ impl Translator {
         self.reach_misses(indirect, returns::most_bytes(indirect));
         self.save(RCX, SAVE_RCX);
         self.mark(pc, Some((RCX, SAVE_RCX)));
-        self.emit(&[0x59]);
+        self.pop(RCX);
         if bytes != 0 {
-            // lea rsp, [rsp + n]
-            self.emit(&[0x48, 0x8d, 0xa4, 0x24]);
-            self.emit(&u32::from(bytes).to_le_bytes());
+            self.lea(RSP, Mem::at(RSP).plus(bytes.into()).wide());
         }
-        self.gs(0x89, RCX, offset::NEXT_PC);
+        self.store(RCX, offset::NEXT_PC);
         self.tail(pc, indirect, Source::Rcx);
         Step::End
     }
 
     /// A jump to what a call calls.
     pub(super) fn exit_to_called(&mut self, target: u64) {
-        self.exit(&[0xe9], Leads::To(target));
+        self.exit(Leads::To(target));
         if let Some(exit) = self.out.exits.last_mut() {
             exit.head = Some(true);
         }
@@ -541,7 +558,7 @@ impl Translator {
                 M::Call => self.direct(Transfer::Call(target), inst.ip(), inst.next_ip(), rules),
                 _ => {
                     // Whoever is called so is entered by many: their block is not repeated here.
-                    self.exit(&[0xe9], Leads::To(target));
+                    self.exit(Leads::To(target));
                     Step::End
                 }
             };
@@ -555,7 +572,7 @@ impl Translator {
             && inst.op0_register().is_gpr64()
             && let Via::Register(r) = indirect.carrier(inst.op0_register().number() as u8)
         {
-            self.gs(0x89, r, offset::NEXT_PC);
+            self.store(r, offset::NEXT_PC);
             self.tail(inst.ip(), indirect, Source::Register(r));
             return Step::End;
         }
@@ -566,7 +583,7 @@ impl Translator {
         if inst.mnemonic() == M::Call && !by_stack {
             self.push_return(inst.next_ip());
         }
-        self.gs(0x89, RCX, offset::NEXT_PC);
+        self.store(RCX, offset::NEXT_PC);
         if by_stack {
             return self.call_by_stack(inst.ip(), inst.next_ip(), Called::InRcx, rules);
         }
@@ -584,14 +601,14 @@ impl Translator {
             Via::Register(_) => self.pad_instruction(field),
         }
         let field = (self.out.bytes.len() + field) as u32;
-        self.emit(&piece.bytes);
+        self.put(&piece.bytes);
         self.out.exits.push(ExitJump { field, leads: Leads::Indirect(source.via()), head: None });
     }
 
     /// Says that the transfer at `pc` is executed, if that is wanted.
     pub(super) fn name(&mut self, pc: u64, indirect: &Indirect) {
         if indirect.names_transfers() {
-            self.emit(&indirect.name_transfer(pc).bytes);
+            self.put(&indirect.name_transfer(pc).bytes);
         }
     }
 
@@ -599,22 +616,20 @@ impl Translator {
     pub(super) fn load_target(&mut self, inst: &Instruction, reader: &Reader<'_>) {
         if inst.op0_kind() == OpKind::Register {
             let r = inst.op0_register().number() as u8;
-            if r != 1 {
-                self.emit(&[0x48 | (r >> 3) << 2, 0x89, 0xc1 | (r & 7) << 3]);
+            if r != RCX {
+                self.mov(RCX, r);
             }
             return;
         }
-        let fs: &[u8] = if inst.memory_segment() == Register::FS { &[0x64] } else { &[] };
+        let in_segment = |m: Mem| if inst.memory_segment() == Register::FS { m.fs() } else { m };
         if inst.is_ip_rel_memory_operand() {
             let address = inst.ip_rel_memory_address();
             if self.reaches(address) {
-                self.emit(fs);
-                self.emit(&[0x48, 0x8b, 0x0d]);
-                self.displacement(0, Referent::Address(address));
+                self.mov_from(RCX, in_segment(Mem::relative()));
+                self.refer(0, Referent::Address(address));
             } else {
-                self.constant(1, address);
-                self.emit(fs);
-                self.emit(&[0x48, 0x8b, 0x09]);
+                self.mov_imm_64(RCX, address);
+                self.mov_from(RCX, in_segment(Mem::at(RCX)));
             }
             return;
         }
@@ -632,7 +647,7 @@ impl Translator {
             }
             i += 1;
         }
-        self.emit(&[rex, 0x8b]);
+        self.put(&[rex, 0x8b]);
         if let [_, modrm, rest @ ..] = &raw[i..] {
             self.out.bytes.push(modrm & 0xc7 | 1 << 3);
             self.out.bytes.extend_from_slice(rest);
@@ -643,15 +658,12 @@ impl Translator {
     fn push_return(&mut self, address: u64) {
         self.out.returns_to = Some(address);
         match i32::try_from(address as i64) {
-            Ok(immediate) => {
-                self.emit(&[0x68]);
-                self.emit(&immediate.to_le_bytes());
-            }
+            Ok(immediate) => self.push_imm(immediate),
             Err(_) => {
                 let constant = self.out.constants.len() as u32;
                 self.out.constants.push(address);
-                self.emit(&[0xff, 0x35]);
-                self.displacement(0, Referent::Constant(constant));
+                self.push_from(Mem::relative());
+                self.refer(0, Referent::Constant(constant));
             }
         }
     }
@@ -660,11 +672,17 @@ impl Translator {
         self.reach.contains(&(address as i64))
     }
 
+    /// The last four bytes but `immediate` ones are a disp32 field, and they all end an instruction.
+    pub(super) fn refer(&mut self, immediate: u32, to: Referent) {
+        let end = self.out.bytes.len() as u32;
+        self.out.relatives.push(Relative { field: end - immediate - 4, end, to });
+    }
+
     /// A disp32 field with `behind` bytes of its instruction behind it, not emitted yet.
-    pub(super) fn displacement(&mut self, behind: u32, to: Referent) {
+    fn displacement(&mut self, behind: u32, to: Referent) {
         let field = self.out.bytes.len() as u32;
         self.out.relatives.push(Relative { field, end: field + 4 + behind, to });
-        self.emit(&[0; 4]);
+        self.put(&[0; 4]);
     }
 
     /// An instruction with a RIP-relative operand.
@@ -680,7 +698,7 @@ impl Translator {
             return Ok(());
         }
         if inst.code() == Code::Lea_r64_m {
-            self.constant(inst.op0_register().number() as u8, address);
+            self.mov_imm_64(inst.op0_register().number() as u8, address);
             return Ok(());
         }
         let borrowed = self.unused_register(inst).unwrap_or(Register::RSI);
@@ -690,11 +708,11 @@ impl Translator {
         moved.set_memory_displacement64(0);
         moved.set_memory_displ_size(0);
         self.save(number, BORROWED);
-        self.constant(number, address);
+        self.mov_imm_64(number, address);
         self.mark(inst.ip(), Some((number, BORROWED)));
         self.encode(&moved)?;
         self.mark(inst.ip(), None);
-        self.gs(0x8b, number, offset::STUB_SAVE + 8 * BORROWED);
+        self.restore(number, BORROWED);
         Ok(())
     }
 
@@ -706,28 +724,18 @@ impl Translator {
         CANDIDATES.into_iter().find(|r| !used.iter().any(|u| u.register().full_register() == *r))
     }
 
-    /// An instruction without a place of its own.
+    /// An instruction that is not copied as it is and has no place of its own.
     pub(super) fn encode(&mut self, inst: &Instruction) -> Result<(), IcedError> {
-        let encoder = self.encoder.get_or_insert_with(|| Encoder::new(64));
-        encoder.encode(inst, 0)?;
-        let bytes = encoder.take_buffer();
-        self.emit(&bytes);
-        Ok(())
+        asm::encode(&mut self.encoder, inst, |bytes| self.out.bytes.extend_from_slice(bytes))
     }
 
+    /// Keeps a register in a word of `stub_save`.
     pub(super) fn save(&mut self, register: u8, word: usize) {
-        self.gs(0x89, register, offset::STUB_SAVE + 8 * word);
+        self.store(register, offset::STUB_SAVE + 8 * word);
     }
 
-    /// `mov gs:[at], register` (89) or the other way (8b).
-    pub(super) fn gs(&mut self, opcode: u8, register: u8, at: usize) {
-        self.emit(&[0x65, 0x48 | (register >> 3) << 2, opcode, 4 | (register & 7) << 3, 0x25]);
-        self.emit(&(at as u32).to_le_bytes());
-    }
-
-    /// `mov register, imm64`
-    pub(super) fn constant(&mut self, register: u8, value: u64) {
-        self.emit(&[0x48 | register >> 3, 0xb8 | register & 7]);
-        self.emit(&value.to_le_bytes());
+    /// Gives it back.
+    pub(super) fn restore(&mut self, register: u8, word: usize) {
+        self.load(register, offset::STUB_SAVE + 8 * word);
     }
 }
