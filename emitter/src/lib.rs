@@ -19,6 +19,7 @@ mod links;
 mod listing;
 mod lookup;
 mod lower;
+mod lower_cond;
 mod lower_exit;
 mod lower_flags;
 mod lower_mem;
@@ -34,6 +35,7 @@ mod rest;
 mod returns;
 mod splice;
 pub mod stubs;
+mod survey;
 mod words;
 mod x86;
 

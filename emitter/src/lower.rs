@@ -19,9 +19,9 @@ use crate::cpu::Cpu;
 use crate::mach::{Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
 use crate::record::{Place, Record};
 use crate::splice::EntryPlaces;
+use crate::survey::{Def, Survey};
 use crate::x86::Size;
 use dynasour_guest::context::offset;
-use dynasour_ir::reach::ends_reach;
 use dynasour_ir::{AnchorId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use iced_x86::{Code, Register};
 use regalloc2::{Operand as RaOperand, OperandConstraint, OperandKind, OperandPos, PRegSet, VReg};
@@ -39,17 +39,6 @@ pub enum LowerError {
     Malformed(String),
 }
 
-/// Where a value is defined.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Def {
-    /// Parameter `n` of a block.
-    Param(u32, u32),
-    /// A result of an instruction: block, index.
-    Inst(u32, u32),
-    /// Nowhere.
-    None,
-}
-
 /// The result of selection.
 pub(crate) struct Selected {
     pub blocks: Vec<SelectedBlock>,
@@ -62,9 +51,6 @@ pub(crate) struct Selected {
     pub touched: u16,
     pub uses_vector: bool,
 }
-
-/// A value whose recomputation in a record takes more nodes than this is computed in the hot code instead.
-const MAX_TREE: u32 = 32;
 
 /// What the fault of a restartable native leaves in place: it says how far the instruction came.
 #[derive(Default)]
@@ -79,31 +65,16 @@ pub(crate) struct Lower<'a> {
     pub v: &'a Version,
     pub cpu: Cpu,
     pub entry_places: &'a EntryPlaces,
-    pub defs: Vec<Def>,
+    /// What is known before selection.
+    pub survey: Survey<'a>,
     /// Virtual register of each value that has been demanded.
     pub vregs: Vec<Option<VReg>>,
     /// Values that code after the current instruction reads from their register.
     pub demanded: Vec<bool>,
-    /// Uses by instructions and terminators.
-    pub hot_uses: Vec<u32>,
-    /// The value is a leaf of some record, so it must have a location.
-    pub leaf: Vec<bool>,
-    /// The value must be computed in the hot code although only records use it.
-    pub forced: Vec<bool>,
     /// The value's instruction has been placed where its flags are wanted.
     pub placed: Vec<bool>,
-    /// For a block parameter that is always passed the same register as an earlier one: that one.
-    pub same_param: Vec<Option<Value>>,
-    /// `a` -> `(d, c)` where `d = a + c`.
-    pub increments: FxHashMap<Value, (Value, u64)>,
     /// Loads that their consumer executes.
     pub fused: Vec<bool>,
-    /// For each block: how many memory instructions and natives precede each position.
-    pub memory_before: Vec<Vec<u32>>,
-    /// For each block: the first instruction that ends the reach of anchors.
-    pub first_effect: Vec<Option<u32>>,
-    /// Pure values by operation, for conditions that an existing result answers.
-    pub available: FxHashMap<(Op, Ty, SmallVec<[Operand; 3]>), Value>,
     pub next_vreg: usize,
     /// Instructions of the current IR instruction, forwards.
     pub cur: Vec<MInst>,
@@ -125,17 +96,12 @@ pub(crate) struct Lower<'a> {
     pub record_of: Vec<[Option<usize>; 2]>,
     /// What is in place at the records of restartable natives, by record index.
     pub left_raw: FxHashMap<usize, LeftRaw>,
-    /// Guest registers with a location of their own in this fragment: bit n.
-    pub touched: u16,
-    /// The flags are written by no varmap but destroyed by emitted code, so they are kept from entry.
-    pub keep_flags: bool,
     /// The entry's value of each guest register, if demanded.
     pub entry_gpr: [Option<VReg>; 16],
     /// The entry's flags in packed form, if demanded.
     pub entry_flags: Option<VReg>,
     /// Records all of whose sites find the entry's flags still in the host's: those need not be captured for them.
     pub before_flags: Vec<bool>,
-    pub uses_vector: bool,
 }
 
 /// Selects machine instructions for a trace.
@@ -147,38 +113,15 @@ pub(crate) fn lower(v: &Version, cpu: Cpu, entry: &EntryPlaces) -> Result<Select
 impl<'a> Lower<'a> {
     fn new(v: &'a Version, cpu: Cpu, entry_places: &'a EntryPlaces) -> Result<Lower<'a>, LowerError> {
         let n = v.types.len();
-        if let Some(ty) = v.types.iter().find(|t| matches!(t, Ty::V128 | Ty::V256 | Ty::V512)) {
-            return Err(LowerError::Unsupported(format!("values of type {ty}")));
-        }
-        // Nothing here watches memory for a fragment.
-        if v.context.facts.iter().any(|f| matches!(f, dynasour_ir::Fact::MemEquals { .. })) {
-            return Err(LowerError::Unsupported("a monitored fact about memory".into()));
-        }
-        let entry = v.blocks.first().ok_or_else(|| LowerError::Malformed("no blocks".into()))?;
-        if entry.params.len() != v.entry_locs.len() {
-            return Err(LowerError::Malformed("entry parameters and entry locations differ in number".into()));
-        }
-        let mut l = Lower {
+        Ok(Lower {
             v,
             cpu,
             entry_places,
-            defs: vec![Def::None; n],
+            survey: Survey::of(v, entry_places)?,
             vregs: vec![None; n],
             demanded: vec![false; n],
-            hot_uses: vec![0; n],
-            leaf: vec![false; n],
-            forced: vec![false; n],
             placed: vec![false; n],
-            same_param: vec![None; n],
-            increments: FxHashMap::default(),
             fused: vec![false; n],
-            memory_before: Vec::with_capacity(v.blocks.len()),
-            first_effect: v
-                .blocks
-                .iter()
-                .map(|b| Some(b.insts.iter().position(|i| ends_reach(v, i))? as u32))
-                .collect(),
-            available: FxHashMap::default(),
             next_vreg: 0,
             cur: Vec::new(),
             out: Vec::new(),
@@ -192,161 +135,16 @@ impl<'a> Lower<'a> {
             record_ops: Vec::new(),
             record_of: vec![[None; 2]; v.anchors.len()],
             left_raw: FxHashMap::default(),
-            touched: entry_places.occupied & !entry_places.saved_registers(),
-            keep_flags: false,
             entry_gpr: [None; 16],
             entry_flags: None,
             before_flags: Vec::new(),
-            uses_vector: false,
-        };
-        l.survey()?;
-        l.share_params();
-        Ok(l)
-    }
-
-    /// Finds definitions, counts uses, and decides which registers and values the records need.
-    fn survey(&mut self) -> Result<(), LowerError> {
-        let v = self.v;
-        let saved = self.entry_places.saved_registers();
-        let mut clobbers_flags = false;
-        let mut flags_written = false;
-        for (b, block) in v.blocks.iter().enumerate() {
-            for (i, p) in block.params.iter().enumerate() {
-                self.defs[p.index()] = Def::Param(b as u32, i as u32);
-            }
-            let mut memory = Vec::with_capacity(block.insts.len() + 1);
-            let mut count = 0;
-            for (i, inst) in block.insts.iter().enumerate() {
-                memory.push(count);
-                count += u32::from(matches!(inst.op, Op::Load | Op::Store | Op::Native));
-                for d in &inst.defs {
-                    self.defs[d.index()] = Def::Inst(b as u32, i as u32);
-                }
-                for a in inst.args.iter().filter_map(|a| a.as_value()) {
-                    self.hot_uses[a.index()] += 1;
-                }
-                if let (Op::Add, Ty::I64, Some(d)) = (inst.op, inst.ty, inst.def())
-                    && let (Operand::Value(a), Operand::Const(c)) = (inst.args[0], inst.args[1])
-                {
-                    self.increments.insert(a, (d, c));
-                }
-                if let Some(d) = inst.def()
-                    && matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub | Op::Shl | Op::Shr | Op::Sar)
-                {
-                    self.available.entry((inst.op, inst.ty, inst.args.clone())).or_insert(d);
-                }
-                clobbers_flags |= match inst.op {
-                    Op::Load | Op::Store | Op::Poll | Op::Zext(_) => false,
-                    Op::Trunc => inst.ty == Ty::I1,
-                    _ => true,
-                };
-                if let Some(n) = inst.native {
-                    let native = &v.natives[n.index()];
-                    // A register that stands in for rsp may be one whose guest value waits in a slot.
-                    for g in native.gpr_in.iter().chain(&native.gpr_out) {
-                        self.touched |= 1 << g.number() & !saved;
-                    }
-                    self.uses_vector |=
-                        native.effects.intersects(dynasour_ir::Effects::STATE | dynasour_ir::Effects::READ_STATE)
-                            || native.vec_read | native.vec_write != 0;
-                }
-            }
-            memory.push(count);
-            self.memory_before.push(memory);
-            for a in Version::term_operands(&block.term).iter().filter_map(|a| a.as_value()) {
-                self.hot_uses[a.index()] += 1;
-            }
-        }
-        for (loc, _) in v.anchors.iter().flat_map(|a| &a.varmap) {
-            match loc {
-                Loc::Gpr(g) => self.touched |= 1 << g.number(),
-                Loc::Flags => flags_written = true,
-                other => return Err(LowerError::Unsupported(format!("a varmap that names {other}"))),
-            }
-        }
-        self.force_large_trees();
-        self.mark_leaves();
-        for (n, p) in v.blocks[0].params.iter().enumerate() {
-            let Some(loc) = self.entry_loc(n) else { continue };
-            let used = self.hot_uses[p.index()] > 0 || self.leaf[p.index()];
-            match loc {
-                Loc::Gpr(g) => self.touched |= u16::from(used) << g.number(),
-                Loc::Flags => {}
-                other => return Err(LowerError::Unsupported(format!("an entry parameter for {other}"))),
-            }
-        }
-        self.keep_flags = clobbers_flags && !flags_written;
-        Ok(())
-    }
-
-    /// Finds the values that would take a record too many nodes. What hot code needs is likely to have a register.
-    fn force_large_trees(&mut self) {
-        let v = self.v;
-        let mut needed = vec![false; v.types.len()];
-        for block in v.blocks.iter().rev() {
-            for a in Version::term_operands(&block.term).iter().filter_map(|a| a.as_value()) {
-                needed[a.index()] = true;
-            }
-            for inst in block.insts.iter().rev() {
-                if !inst.op.is_pure() || inst.def().is_some_and(|d| needed[d.index()]) {
-                    inst.args.iter().filter_map(|a| a.as_value()).for_each(|a| needed[a.index()] = true);
-                }
-            }
-        }
-        let mut size = vec![1u32; v.types.len()];
-        for inst in v.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op.is_pure()) {
-            let Some(d) = inst.def().filter(|d| !needed[d.index()]) else { continue };
-            let tree = 1 + inst.args.iter().map(|a| a.as_value().map_or(1, |a| size[a.index()])).sum::<u32>();
-            self.forced[d.index()] = tree > MAX_TREE;
-            size[d.index()] = if tree > MAX_TREE { 1 } else { tree };
-        }
-    }
-
-    /// Finds parameters that are equal in every register bit, such as an i32 and its zero extension.
-    fn share_params(&mut self) {
-        let v = self.v;
-        for (b, block) in v.blocks.iter().enumerate().skip(1) {
-            let edges: SmallVec<[&[Operand]; 2]> = v
-                .blocks
-                .iter()
-                .filter_map(|from| match &from.term {
-                    Term::Jump { to, args } if to.index() == b => Some(&args[..]),
-                    _ => None,
-                })
-                .collect();
-            for (j, param) in block.params.iter().enumerate() {
-                let same = |i: &usize| edges.iter().all(|args| self.resolve(args[*i]) == self.resolve(args[j]));
-                self.same_param[param.index()] = (0..j).find(same).map(|i| block.params[i]);
-            }
-        }
-    }
-
-    /// Marks what records read without being able to recompute it.
-    fn mark_leaves(&mut self) {
-        let v = self.v;
-        let mut seen = vec![false; v.types.len()];
-        let mut work: Vec<Value> = v.anchors.iter().flat_map(|a| a.operands()).filter_map(|o| o.as_value()).collect();
-        while let Some(value) = work.pop() {
-            if std::mem::replace(&mut seen[value.index()], true) {
-                continue;
-            }
-            match self.inst_of(value) {
-                Some(inst) if inst.op.is_pure() && !self.forced[value.index()] => {
-                    work.extend(inst.args.iter().filter_map(|a| a.as_value()));
-                }
-                _ => self.leaf[value.index()] = true,
-            }
-        }
-        // A forced value that no record reaches need not be computed for one.
-        for (i, seen) in seen.iter().enumerate() {
-            self.forced[i] &= *seen;
-        }
+        })
     }
 
     fn run(&mut self) -> Result<Selected, LowerError> {
         let v = self.v;
         for block in v.blocks.iter().skip(1) {
-            for p in block.params.iter().filter(|p| self.same_param[p.index()].is_none()) {
+            for p in block.params.iter().filter(|p| self.survey.same_param[p.index()].is_none()) {
                 self.next_vreg += 1;
                 self.vregs[p.index()] = Some(vreg(self.next_vreg - 1));
             }
@@ -394,8 +192,8 @@ impl<'a> Lower<'a> {
             records: std::mem::take(&mut self.records),
             record_ops: std::mem::take(&mut self.record_ops),
             num_vregs: self.next_vreg,
-            touched: self.touched & !(1 << Gpr::RSP.number()),
-            uses_vector: self.uses_vector,
+            touched: self.survey.touched & !(1 << Gpr::RSP.number()),
+            uses_vector: self.survey.uses_vector,
         })
     }
 
@@ -404,14 +202,16 @@ impl<'a> Lower<'a> {
     fn keep_untouched_flags(&mut self, entry: &mut Vec<MInst>) {
         let mut destroyers = (0..entry.len()).filter(|i| entry[*i].destroys_flags());
         let (Some(at), None, [_]) = (destroyers.next(), destroyers.next(), &self.v.blocks[..]) else { return };
-        let Some(packed) = self.flags_param().map_or(self.entry_flags, |p| self.vregs[p.index()]) else { return };
+        let Some(packed) = self.survey.flags_param().map_or(self.entry_flags, |p| self.vregs[p.index()]) else {
+            return;
+        };
         let restores = matches!(entry[at].kind, Kind::RestoreFlags) && entry[at].ops[0].vreg() == packed;
         let uses = entry.iter().flat_map(|m| &m.ops).filter(|o| o.vreg() == packed).count();
         if !restores || uses != 1 {
             return;
         }
         entry.remove(at);
-        match self.flags_param() {
+        match self.survey.flags_param() {
             Some(p) => self.vregs[p.index()] = None,
             None => self.entry_flags = None,
         }
@@ -481,7 +281,7 @@ impl<'a> Lower<'a> {
             Term::Jump { to, args } => {
                 let mut registers = SmallVec::new();
                 for (a, p) in args.iter().zip(&self.v.blocks[to.index()].params) {
-                    if self.same_param[p.index()].is_some() {
+                    if self.survey.same_param[p.index()].is_some() {
                         continue;
                     }
                     let r = self.reg(*a)?;
@@ -518,7 +318,7 @@ impl<'a> Lower<'a> {
             Op::Get(_) | Op::Put(_) | Op::At => Err(LowerError::Malformed(format!("{} in a trace", inst.op))),
             _ => {
                 let d = inst.def().ok_or_else(|| LowerError::Malformed(format!("{} without result", inst.op)))?;
-                if self.forced[d.index()] && !self.is_alias(d) {
+                if self.survey.forced[d.index()] && !self.survey.is_alias(d) {
                     self.demand(d)?;
                 }
                 match self.vregs[d.index()] {
@@ -530,14 +330,6 @@ impl<'a> Lower<'a> {
     }
 
     // Tools.
-
-    /// The instruction that defines a value, if one does.
-    pub fn inst_of(&self, v: Value) -> Option<&'a Inst> {
-        match self.defs[v.index()] {
-            Def::Inst(b, i) => Some(&self.v.blocks[b as usize].insts[i as usize]),
-            _ => None,
-        }
-    }
 
     /// A new virtual register.
     pub fn fresh(&mut self) -> VReg {
@@ -578,8 +370,8 @@ impl<'a> Lower<'a> {
 
     pub fn site_with_record(&mut self, kind: SiteKind, anchor: AnchorId, record: usize) -> Site {
         let progress = !self.v.anchors[anchor.index()].stores.is_empty()
-            || self.first_effect[..self.block].iter().any(|e| e.is_some())
-            || self.first_effect[self.block].is_some_and(|e| (e as usize) < self.pos);
+            || self.survey.first_effect[..self.block].iter().any(|e| e.is_some())
+            || self.survey.first_effect[self.block].is_some_and(|e| (e as usize) < self.pos);
         self.sites.push(SiteDraft { kind, anchor, record: Some(record), progress, place: self.place() });
         Site((self.sites.len() - 1) as u32)
     }
@@ -589,83 +381,13 @@ impl<'a> Lower<'a> {
         (self.block as u32, self.pos as u32)
     }
 
-    /// The guest location that an entry parameter is, unless it is a value that an exit left somewhere.
-    pub fn entry_loc(&self, n: usize) -> Option<Loc> {
-        match self.entry_places.places.get(n) {
-            Some(Some(_)) => None,
-            _ => self.v.entry_locs.get(n).copied(),
-        }
-    }
-
-    /// The entry parameter that is the flags in the host's flags.
-    pub fn flags_param(&self) -> Option<Value> {
-        let n = (0..self.v.entry_locs.len()).find(|n| match self.entry_places.places.get(*n) {
-            Some(Some(place)) => *place == Place::Flags,
-            _ => self.v.entry_locs[*n] == Loc::Flags,
-        })?;
-        Some(self.v.blocks[0].params[n])
-    }
-
-    /// Is this the guest's stack pointer at entry, which stays in rsp?
-    pub fn is_pinned(&self, v: Value) -> bool {
-        match self.defs[v.index()] {
-            Def::Param(0, n) => match self.entry_places.places.get(n as usize) {
-                Some(Some(place)) => *place == Place::Reg(Gpr::RSP.number() as u8),
-                _ => self.v.entry_locs[n as usize] == Loc::Gpr(Gpr::RSP),
-            },
-            _ => false,
-        }
-    }
-
-    /// Are the bits above the value's type zero in its register?
-    fn is_clean(&self, v: Value) -> bool {
-        let Some(inst) = self.inst_of(v) else { return false };
-        match inst.op {
-            Op::Load | Op::Zext(_) | Op::Popcnt | Op::Clz | Op::Ctz => true,
-            Op::Add | Op::Sub | Op::And | Op::Or | Op::Xor | Op::Mul | Op::MulHighU | Op::MulHighS => {
-                inst.ty == Ty::I32
-            }
-            Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror | Op::Not | Op::Neg | Op::Bswap => inst.ty == Ty::I32,
-            Op::Sext(_) | Op::Select => inst.ty == Ty::I32,
-            Op::Trunc | Op::Insert8Low | Op::Insert8High | Op::Insert16 => false,
-            Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU | Op::Cond(_) => false,
-            Op::Flags(_) | Op::FlagBits | Op::Store | Op::Get(_) | Op::Put(_) | Op::At => false,
-            Op::Assume | Op::Poll | Op::Print | Op::Read | Op::Native => false,
-        }
-    }
-
-    /// Does the value's operation cost nothing because its operand's register serves?
-    fn is_alias(&self, v: Value) -> bool {
-        match self.inst_of(v) {
-            Some(i) if i.op == Op::Trunc => i.ty != Ty::I1,
-            Some(Inst { op: Op::Zext(_), args, .. }) => args[0].as_value().is_some_and(|a| self.is_clean(a)),
-            _ => false,
-        }
-    }
-
-    /// Looks through operations that cost nothing.
-    pub fn resolve(&self, mut o: Operand) -> Operand {
-        while let Operand::Value(v) = o {
-            if let Some(p) = self.same_param[v.index()] {
-                o = p.into();
-                continue;
-            }
-            let Some(inst) = self.inst_of(v).filter(|_| self.is_alias(v)) else { break };
-            o = match inst.args[0] {
-                Operand::Const(c) => Operand::Const(c & inst.ty.mask()),
-                value => value,
-            };
-        }
-        o
-    }
-
     /// The register of a value, which some instruction before here will define.
     pub fn demand(&mut self, v: Value) -> Result<VReg, LowerError> {
-        let v = match self.resolve(v.into()) {
+        let v = match self.survey.resolve(v.into()) {
             Operand::Value(v) => v,
             Operand::Const(c) => return Ok(self.constant(c)),
         };
-        if self.is_pinned(v) {
+        if self.survey.is_pinned(v) {
             let t = self.fresh();
             self.emit(
                 Kind::X86(Code::Mov_r64_rm64, smallvec::smallvec![Opnd::Op(0, Size::B8), Opnd::Phys(Register::RSP)]),
@@ -674,7 +396,7 @@ impl<'a> Lower<'a> {
             );
             return Ok(t);
         }
-        if self.fused[v.index()] || matches!(self.defs[v.index()], Def::None) {
+        if self.fused[v.index()] || matches!(self.survey.defs[v.index()], Def::None) {
             return Err(LowerError::Malformed(format!("{v} is used where it is not defined")));
         }
         self.demanded[v.index()] = true;
@@ -695,7 +417,7 @@ impl<'a> Lower<'a> {
 
     /// An operand in a register.
     pub fn reg(&mut self, o: Operand) -> Result<VReg, LowerError> {
-        match self.resolve(o) {
+        match self.survey.resolve(o) {
             Operand::Value(v) => self.demand(v),
             Operand::Const(c) => Ok(self.constant(c)),
         }
@@ -703,7 +425,7 @@ impl<'a> Lower<'a> {
 
     /// The constant as a sign-extended 32-bit immediate of its type, if it fits.
     pub fn imm(&self, o: Operand, ty: Ty) -> Option<i64> {
-        let c = self.resolve(o).as_const()?;
+        let c = self.survey.resolve(o).as_const()?;
         let s = if ty == Ty::I1 { c as i64 & 1 } else { ty.sext(c) };
         i32::try_from(s).ok().map(i64::from)
     }
@@ -735,8 +457,8 @@ impl<'a> Lower<'a> {
 
     /// Is the value needed by code after this point (so that its register should not be overwritten)?
     pub fn lives_on(&self, o: Operand) -> bool {
-        match self.resolve(o) {
-            Operand::Value(v) => self.demanded[v.index()] || self.is_pinned(v),
+        match self.survey.resolve(o) {
+            Operand::Value(v) => self.demanded[v.index()] || self.survey.is_pinned(v),
             Operand::Const(_) => false,
         }
     }

@@ -24,7 +24,7 @@ impl Lower<'_> {
         for store in &a.stores {
             self.store_parts(store.ty, store.mem, store.args, Some(anchor))?;
         }
-        let indirect = self.resolve(a.target).as_const().is_none();
+        let indirect = self.survey.resolve(a.target).as_const().is_none();
         if indirect {
             let target = self.reg(a.target)?;
             let field = Opnd::Mem(Addr::context(offset::NEXT_PC));
@@ -44,7 +44,7 @@ impl Lower<'_> {
                 end.rsp = self.new_stack_pointer(value, &mut ops)?;
                 continue;
             }
-            match self.resolve(value) {
+            match self.survey.resolve(value) {
                 Operand::Const(c) => end.consts.push((g.number() as u8, c)),
                 value => {
                     let r = self.reg(value)?;
@@ -54,7 +54,7 @@ impl Lower<'_> {
         }
         for g in Gpr::all().filter(|g| *g != Gpr::RSP && placed & 1 << g.number() == 0) {
             // What is touched but not named by the varmap still holds its entry value.
-            if self.touched & 1 << g.number() != 0 {
+            if self.survey.touched & 1 << g.number() != 0 {
                 let r = self.entry_register(g);
                 ops.push(RaOperand::reg_fixed_use(r, preg(g.number())));
             }
@@ -66,7 +66,7 @@ impl Lower<'_> {
                 self.may_place = false;
                 executed?;
             }
-            None if self.keep_flags => {
+            None if self.survey.keep_flags => {
                 let packed = self.entry_packed_flags();
                 self.restore_flags(packed);
             }
@@ -80,18 +80,18 @@ impl Lower<'_> {
     }
 
     fn new_stack_pointer(&mut self, value: Operand, ops: &mut Ops) -> Result<EndRsp, LowerError> {
-        let v = match self.resolve(value) {
+        let v = match self.survey.resolve(value) {
             Operand::Const(c) => return Ok(EndRsp::Const(c)),
             Operand::Value(v) => v,
         };
-        if self.is_pinned(v) {
+        if self.survey.is_pinned(v) {
             return Ok(EndRsp::Same);
         }
         if self.vregs[v.index()].is_none()
-            && let Some(inst) = self.inst_of(v)
+            && let Some(inst) = self.survey.inst_of(v)
             && inst.op == Op::Add
             && inst.ty == Ty::I64
-            && self.resolve(inst.args[0]).as_value().is_some_and(|p| self.is_pinned(p))
+            && self.survey.resolve(inst.args[0]).as_value().is_some_and(|p| self.survey.is_pinned(p))
             && let Some(c) = self.imm(inst.args[1], Ty::I64)
         {
             return Ok(EndRsp::Plus(c as i32));
@@ -103,7 +103,7 @@ impl Lower<'_> {
 
     /// The value a register had at entry, if the version has a parameter for it.
     fn entry_param(&self, loc: Loc) -> Option<Value> {
-        let n = (0..self.v.entry_locs.len()).find(|n| self.entry_loc(*n) == Some(loc))?;
+        let n = (0..self.v.entry_locs.len()).find(|n| self.survey.entry_loc(*n) == Some(loc))?;
         Some(self.v.blocks[0].params[n])
     }
 
@@ -131,7 +131,7 @@ impl Lower<'_> {
 
     /// The flags at entry in packed form.
     fn entry_packed_flags(&mut self) -> VReg {
-        if let Some(p) = self.flags_param() {
+        if let Some(p) = self.survey.flags_param() {
             let r = self.vregs[p.index()].unwrap_or_else(|| self.fresh());
             self.vregs[p.index()] = Some(r);
             return r;
@@ -162,8 +162,8 @@ impl Lower<'_> {
     /// of the addition.
     fn find_inverses(&self, anchor: AnchorId, b: &mut RecordBuilder) {
         let varmap = &self.v.anchors[anchor.index()].varmap;
-        for d in varmap.iter().filter_map(|(_, o)| self.resolve(*o).as_value()) {
-            let Some(inst) = self.inst_of(d).filter(|_| self.vregs[d.index()].is_some()) else { continue };
+        for d in varmap.iter().filter_map(|(_, o)| self.survey.resolve(*o).as_value()) {
+            let Some(inst) = self.survey.inst_of(d).filter(|_| self.vregs[d.index()].is_some()) else { continue };
             let op = match inst.op {
                 Op::Add => Op::Sub,
                 Op::Sub => Op::Add,
@@ -171,8 +171,8 @@ impl Lower<'_> {
                 _ => continue,
             };
             if let (Operand::Value(a), Operand::Const(c)) = (inst.args[0], inst.args[1])
-                && !self.is_pinned(a)
-                && !varmap.iter().any(|(_, o)| self.resolve(*o) == self.resolve(inst.args[0]))
+                && !self.survey.is_pinned(a)
+                && !varmap.iter().any(|(_, o)| self.survey.resolve(*o) == self.survey.resolve(inst.args[0]))
             {
                 b.inverse.entry(a).or_insert((op, inst.ty, d, c));
             }
@@ -211,13 +211,13 @@ impl Lower<'_> {
             b.record.locations.push((Loc::Gpr(Gpr::new(register)), node));
         }
         for g in Gpr::all().filter(|g| *g != Gpr::RSP) {
-            if self.touched & !named & 1 << g.number() != 0 {
+            if self.survey.touched & !named & 1 << g.number() != 0 {
                 let r = self.entry_register(g);
                 let node = b.leaf(r, Ty::I64);
                 b.record.locations.push((Loc::Gpr(g), node));
             }
         }
-        if self.keep_flags && !flags_named && !b.flags_in_place {
+        if self.survey.keep_flags && !flags_named && !b.flags_in_place {
             let r = self.entry_packed_flags();
             let node = b.leaf(r, Ty::Flags);
             b.record.locations.push((Loc::Flags, node));
@@ -246,21 +246,21 @@ impl Lower<'_> {
             return Ok(*n);
         }
         let (ty, known) = (self.v.ty(v), v);
-        let v = self.same_param[v.index()].unwrap_or(v);
+        let v = self.survey.same_param[v.index()].unwrap_or(v);
         let inverse = b.inverse.get(&v).copied();
         let n = if let Some((op, ty, d, c)) = inverse
             && let Some(r) = self.vregs[d.index()]
         {
             let args = smallvec![b.leaf(r, ty), b.push(Node::Const(c))];
             b.push(Node::Op(op, ty, args))
-        } else if self.is_pinned(v) {
+        } else if self.survey.is_pinned(v) {
             b.push(Node::Leaf(Place::Reg(Gpr::RSP.number() as u8), Ty::I64))
         } else if let Some(r) = self.vregs[v.index()] {
             b.leaf(r, ty)
-        } else if b.flags_in_place && self.flags_param() == Some(v) {
+        } else if b.flags_in_place && self.survey.flags_param() == Some(v) {
             b.push(Node::Leaf(Place::Flags, Ty::Flags))
         } else {
-            match self.inst_of(v) {
+            match self.survey.inst_of(v) {
                 Some(inst) if inst.op.is_pure() => {
                     let (op, inst_ty, operands) = (inst.op, inst.ty, inst.args.clone());
                     let (signature, _) = op.signature();

@@ -1,7 +1,8 @@
 //! Selection of addresses, loads, stores and original instructions.
 
-use crate::lower::{Def, LeftRaw, Lower, LowerError};
+use crate::lower::{LeftRaw, Lower, LowerError};
 use crate::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, SiteKind, preg};
+use crate::survey::Def;
 use crate::x86::{LOAD, STORE, STORE_IMM, Size};
 use dynasour_guest::context::offset;
 use dynasour_ir::{Effects, Gpr, Inst, Mem, Op, Operand, Segment, Ty, Value};
@@ -12,20 +13,28 @@ use smallvec::smallvec;
 /// All six flags.
 pub(crate) const ALL_FLAGS: u64 = dynasour_ir::semantics::ARITH_FLAGS;
 
+/// The parts of an address.
+struct Sum {
+    base: Operand,
+    index: Operand,
+    scale: u8,
+    disp: i64,
+}
+
 impl Lower<'_> {
     /// The load that an operand is, if the instruction being selected may execute it: its only use, in this block,
     /// with no other memory access between.
     pub fn fusable(&self, o: Operand, ty: Ty) -> Option<Value> {
         let v = o.as_value()?;
-        let Def::Inst(b, i) = self.defs[v.index()] else { return None };
-        let inst = self.inst_of(v)?;
-        let memory = &self.memory_before[self.block];
+        let Def::Inst(b, i) = self.survey.defs[v.index()] else { return None };
+        let inst = self.survey.inst_of(v)?;
+        let memory = &self.survey.memory_before[self.block];
         let ok = self.may_fuse
             && b as usize == self.block
             && inst.op == Op::Load
             && inst.ty == ty
-            && self.hot_uses[v.index()] == 1
-            && !self.leaf[v.index()]
+            && self.survey.hot_uses[v.index()] == 1
+            && !self.survey.leaf[v.index()]
             && self.vregs[v.index()].is_none()
             && self.fault.is_none()
             && memory[self.pos] == memory[i as usize + 1];
@@ -34,7 +43,7 @@ impl Lower<'_> {
 
     /// Makes the load `v` the memory operand of what is being selected.
     pub fn swallow(&mut self, v: Value, ops: &mut Ops) -> Result<Opnd, LowerError> {
-        let Some(inst) = self.inst_of(v) else {
+        let Some(inst) = self.survey.inst_of(v) else {
             return Err(LowerError::Malformed(format!("{v} is not a load")));
         };
         self.fused[v.index()] = true;
@@ -45,13 +54,13 @@ impl Lower<'_> {
 
     /// May an address swallow this pure value instead of using its register?
     fn foldable(&self, v: Value) -> bool {
-        self.vregs[v.index()].is_none() && self.hot_uses[v.index()] == 1
+        self.vregs[v.index()].is_none() && self.survey.hot_uses[v.index()] == 1
     }
 
     /// The operands of a value's defining i64 instruction with this operation.
     fn parts(&self, o: Operand, op: Op) -> Option<(Value, Operand, Operand)> {
         let v = o.as_value()?;
-        let inst = self.inst_of(v)?;
+        let inst = self.survey.inst_of(v)?;
         (inst.op == op && inst.ty == Ty::I64).then(|| (v, inst.args[0], inst.args[1]))
     }
 
@@ -61,17 +70,10 @@ impl Lower<'_> {
         self.address_of(mem, inst.args[0], inst.args[1], ops, OperandConstraint::Reg)
     }
 
-    /// A memory operand from its parts; registers become operands with `constraint`.
-    pub fn address_of(
-        &mut self,
-        mem: Mem,
-        base: Operand,
-        index: Operand,
-        ops: &mut Ops,
-        constraint: OperandConstraint,
-    ) -> Result<Addr, LowerError> {
-        let mut base = self.resolve(base);
-        let mut index = self.resolve(index);
+    /// The sum that an address is, with all that the memory operand can add instead of other instructions.
+    fn folded(&self, mem: Mem, base: Operand, index: Operand) -> Sum {
+        let mut base = self.survey.resolve(base);
+        let mut index = self.survey.resolve(index);
         let mut scale = mem.scale;
         let mut disp = mem.disp;
         let fits = |d: i64| i32::try_from(d).is_ok();
@@ -89,15 +91,15 @@ impl Lower<'_> {
                 index = Operand::Const(0);
             }
             if let Some((v, p, q)) = self.parts(base, Op::Add) {
-                let pinned = self.resolve(p).as_value().is_some_and(|p| self.is_pinned(p));
-                match self.resolve(q) {
+                let pinned = self.survey.resolve(p).as_value().is_some_and(|p| self.survey.is_pinned(p));
+                match self.survey.resolve(q) {
                     Operand::Const(c) if fits(disp.wrapping_add(c as i64)) && (pinned || self.foldable(v)) => {
                         disp = disp.wrapping_add(c as i64);
-                        base = self.resolve(p);
+                        base = self.survey.resolve(p);
                         continue;
                     }
                     Operand::Value(_) if index == Operand::Const(0) && self.foldable(v) => {
-                        (base, index, scale) = (self.resolve(p), self.resolve(q), 1);
+                        (base, index, scale) = (self.survey.resolve(p), self.survey.resolve(q), 1);
                         continue;
                     }
                     _ => {}
@@ -108,7 +110,7 @@ impl Lower<'_> {
                 && fits(disp.wrapping_add((c as i64).wrapping_mul(i64::from(scale))))
             {
                 disp = disp.wrapping_add((c as i64).wrapping_mul(i64::from(scale)));
-                index = self.resolve(p);
+                index = self.survey.resolve(p);
                 continue;
             }
             if let Some((v, p, Operand::Const(c))) = self.parts(index, Op::Shl)
@@ -117,16 +119,16 @@ impl Lower<'_> {
                 && self.foldable(v)
             {
                 scale = 1 << c;
-                index = self.resolve(p);
+                index = self.survey.resolve(p);
                 continue;
             }
             break;
         }
         // Where only `a + c` lives on, `a` need not: the loop's pointer may be incremented in place.
         if let Operand::Value(a) = base
-            && !self.is_pinned(a)
+            && !self.survey.is_pinned(a)
             && !self.demanded[a.index()]
-            && let Some(&(d, c)) = self.increments.get(&a)
+            && let Some(&(d, c)) = self.survey.increments.get(&a)
             && self.demanded[d.index()]
             && !self.placed[d.index()]
             && self.is_before(d)
@@ -135,7 +137,21 @@ impl Lower<'_> {
             base = d.into();
             disp = disp.wrapping_sub(c as i64);
         }
-        let is_pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.is_pinned(v));
+        Sum { base, index, scale, disp }
+    }
+
+    /// A memory operand from its parts; registers become operands with `constraint`.
+    pub fn address_of(
+        &mut self,
+        mem: Mem,
+        base: Operand,
+        index: Operand,
+        ops: &mut Ops,
+        constraint: OperandConstraint,
+    ) -> Result<Addr, LowerError> {
+        let Sum { mut base, mut index, mut scale, mut disp } = self.folded(mem, base, index);
+        let fits = |d: i64| i32::try_from(d).is_ok();
+        let is_pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.survey.is_pinned(v));
         if scale == 1 && (base == Operand::Const(0) || is_pinned(self, index)) {
             std::mem::swap(&mut base, &mut index);
         }
@@ -270,9 +286,9 @@ impl Lower<'_> {
             ops.push(RaOperand::reg_fixed_def(r, preg(home.number())));
         }
         for (k, home) in native.gpr_in.iter().enumerate() {
-            let arg = self.resolve(inst.args[first + k]);
+            let arg = self.survey.resolve(inst.args[first + k]);
             if *home == Gpr::RSP {
-                if arg.as_value().is_some_and(|v| self.is_pinned(v)) {
+                if arg.as_value().is_some_and(|v| self.survey.is_pinned(v)) {
                     continue;
                 }
                 return Err(LowerError::Unsupported("an original instruction that reads a changed rsp".into()));
@@ -318,7 +334,7 @@ impl Lower<'_> {
         if native.flags_out
             && let Some(f) = inst.defs.get(native.gpr_out.len()).copied()
         {
-            if self.leaf[f.index()] {
+            if self.survey.leaf[f.index()] {
                 self.demand(f)?;
             }
             if let Some(r) = self.vregs[f.index()] {

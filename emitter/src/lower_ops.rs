@@ -17,7 +17,7 @@ impl Lower<'_> {
         match inst.op {
             Op::Add => self.add(ty, arg(0), arg(1), d),
             Op::Sub => match self.imm(arg(1), ty) {
-                Some(c) if c != i64::from(i32::MIN) && self.resolve(arg(0)).as_const().is_none() => {
+                Some(c) if c != i64::from(i32::MIN) && self.survey.resolve(arg(0)).as_const().is_none() => {
                     self.add(ty, arg(0), Operand::Const((-c) as u64 & ty.mask()), d)
                 }
                 _ => self.alu(Alu::Sub, ty, arg(0), arg(1), d),
@@ -114,7 +114,7 @@ impl Lower<'_> {
 
     /// The operand in a register whose low 32 (or 64) bits are its extension.
     fn widened(&mut self, o: Operand, ty: Ty, signed: bool) -> Result<VReg, LowerError> {
-        let r = match self.resolve(o) {
+        let r = match self.survey.resolve(o) {
             Operand::Const(c) => return Ok(self.constant(if signed { ty.sext(c) as u64 } else { c & ty.mask() })),
             Operand::Value(v) => self.demand(v)?,
         };
@@ -122,10 +122,10 @@ impl Lower<'_> {
     }
 
     fn add(&mut self, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
-        let (a, b) = if self.resolve(a).as_const().is_some() { (b, a) } else { (a, b) };
+        let (a, b) = if self.survey.resolve(a).as_const().is_some() { (b, a) } else { (a, b) };
         let size = Size::wide(ty);
         let lea = if size == Size::B8 { Code::Lea_r64_m } else { Code::Lea_r32_m };
-        let pinned = self.resolve(a).as_value().is_some_and(|v| self.is_pinned(v));
+        let pinned = self.survey.resolve(a).as_value().is_some_and(|v| self.survey.is_pinned(v));
         if self.add_by_address(ty, a, b, d)? {
             return Ok(());
         }
@@ -165,15 +165,23 @@ impl Lower<'_> {
             return Ok(false);
         }
         let scaled = |l: &Self, o: Operand| -> Option<(Operand, u8)> {
-            let v = l.resolve(o).as_value().filter(|v| l.vregs[v.index()].is_none() && l.hot_uses[v.index()] == 1)?;
-            let inst = l.inst_of(v).filter(|i| i.op == Op::Shl && i.ty == ty)?;
-            let count = l.resolve(inst.args[1]).as_const().filter(|c| (1..=3).contains(c))?;
-            let x = l.resolve(inst.args[0]);
-            x.as_value().filter(|x| !l.is_pinned(*x)).map(|_| (x, 1 << count))
+            let v = l
+                .survey
+                .resolve(o)
+                .as_value()
+                .filter(|v| l.vregs[v.index()].is_none() && l.survey.hot_uses[v.index()] == 1)?;
+            let inst = l.survey.inst_of(v).filter(|i| i.op == Op::Shl && i.ty == ty)?;
+            let count = l.survey.resolve(inst.args[1]).as_const().filter(|c| (1..=3).contains(c))?;
+            let x = l.survey.resolve(inst.args[0]);
+            x.as_value().filter(|x| !l.survey.is_pinned(*x)).map(|_| (x, 1 << count))
         };
         let sum = |l: &Self, o: Operand| -> Option<(Operand, Operand)> {
-            let v = l.resolve(o).as_value().filter(|v| l.vregs[v.index()].is_none() && l.hot_uses[v.index()] == 1)?;
-            let inst = l.inst_of(v).filter(|i| i.op == Op::Add && i.ty == ty)?;
+            let v = l
+                .survey
+                .resolve(o)
+                .as_value()
+                .filter(|v| l.vregs[v.index()].is_none() && l.survey.hot_uses[v.index()] == 1)?;
+            let inst = l.survey.inst_of(v).filter(|i| i.op == Op::Add && i.ty == ty)?;
             Some((inst.args[0], inst.args[1]))
         };
         // The constant, which may be this addition's or that of one of its operands.
@@ -195,9 +203,9 @@ impl Lower<'_> {
             None if disp != 0 => (b, 1),
             None => return Ok(false),
         };
-        let is_value = |l: &Self, o: Operand| l.resolve(o).as_value().is_some();
-        let (base, index) = (self.resolve(a), self.resolve(index));
-        let pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.is_pinned(v));
+        let is_value = |l: &Self, o: Operand| l.survey.resolve(o).as_value().is_some();
+        let (base, index) = (self.survey.resolve(a), self.survey.resolve(index));
+        let pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.survey.is_pinned(v));
         let (base, index) = if scale == 1 && pinned(self, index) { (index, base) } else { (base, index) };
         if !is_value(self, base) || !is_value(self, index) || pinned(self, index) || i32::try_from(disp).is_err() {
             return Ok(false);
@@ -221,11 +229,11 @@ impl Lower<'_> {
 
     /// Puts the operand to be overwritten first: not a constant, not a load, not what lives on.
     fn commutative(&mut self, op: Alu, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
-        let swap = self.resolve(a).as_const().is_some()
+        let swap = self.survey.resolve(a).as_const().is_some()
             || self.fusable(a, ty).is_some()
             || (self.lives_on(a)
                 && !self.lives_on(b)
-                && self.resolve(b).as_const().is_none()
+                && self.survey.resolve(b).as_const().is_none()
                 && self.fusable(b, ty).is_none());
         let (a, b) = if swap { (b, a) } else { (a, b) };
         self.alu(op, ty, a, b, d)
@@ -248,7 +256,7 @@ impl Lower<'_> {
 
     fn multiply(&mut self, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
         let size = Size::wide(ty);
-        let (a, b) = if self.resolve(a).as_const().is_some() { (b, a) } else { (a, b) };
+        let (a, b) = if self.survey.resolve(a).as_const().is_some() { (b, a) } else { (a, b) };
         if let Some(i) = self.imm(b, ty) {
             let mut ops: Ops = smallvec![RaOperand::reg_def(d)];
             let source = self.rm(a, ty, size, &mut ops)?;
@@ -318,7 +326,7 @@ impl Lower<'_> {
             Shift::Sar => self.widened(a, ty, true)?,
             _ => self.reg(a)?,
         };
-        if let Operand::Const(c) = self.resolve(count) {
+        if let Operand::Const(c) = self.survey.resolve(count) {
             let c = match rotate {
                 true => (c % u64::from(ty.bits())) as u8,
                 false => c as u8 & if ty == Ty::I64 { 63 } else { 31 },
@@ -386,7 +394,7 @@ impl Lower<'_> {
     }
 
     fn extend(&mut self, from: Ty, a: Operand, signed: bool, to: Ty, d: VReg) -> Result<(), LowerError> {
-        if let Operand::Const(c) = self.resolve(a) {
+        if let Operand::Const(c) = self.survey.resolve(a) {
             let c = if signed { from.sext(c) as u64 & to.mask() } else { c & from.mask() };
             self.emit(Kind::Const(c), smallvec![RaOperand::reg_def(d)], None);
             return Ok(());
@@ -446,7 +454,7 @@ impl Lower<'_> {
     }
 
     fn select(&mut self, ty: Ty, c: Operand, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
-        if let Operand::Const(c) = self.resolve(c) {
+        if let Operand::Const(c) = self.survey.resolve(c) {
             let chosen = self.reg(if c != 0 { a } else { b })?;
             self.copy(ty, d, chosen);
             return Ok(());
@@ -468,7 +476,7 @@ impl Lower<'_> {
     }
 
     fn conditional_move(&mut self, c: Operand, size: Size, a: VReg, b: VReg, d: VReg) -> Result<(), LowerError> {
-        let c = self.resolve(c);
+        let c = self.survey.resolve(c);
         let cond = self.condition(c)?;
         let code = x86::CMOVCC[usize::from(size == Size::B8)][cond as usize];
         let ops = smallvec![Self::reuse(d, 1), RaOperand::reg_use(b), RaOperand::any_use(a)];

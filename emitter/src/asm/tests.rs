@@ -1,5 +1,6 @@
 //! Each instruction form against iced-x86's decoder: mnemonic, operands and length, with registers of both halves.
 
+use super::buffer::Relocation;
 use super::*;
 use iced_x86::{Code, Decoder, DecoderOptions, Formatter, NasmFormatter};
 
@@ -145,7 +146,8 @@ fn instructions_without_operands_to_choose() {
 
 #[test]
 fn transfers_lead_where_they_say() {
-    let codes: [(Code, fn(&mut Asm<u64>)); 6] = [
+    type Make = fn(&mut Asm<u64>);
+    let codes: [(Code, Make); 6] = [
         (Code::Jmp_rel32_64, |a| a.jmp()),
         (Code::Jne_rel32_64, |a| a.jcc(NOT_EQUAL)),
         (Code::Call_rel32_64, |a| a.call()),

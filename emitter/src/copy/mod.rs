@@ -30,7 +30,9 @@ mod segment;
 mod slots;
 mod state;
 mod stubs;
+mod transfer;
 mod translate;
+mod translation;
 
 use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};

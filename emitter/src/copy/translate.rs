@@ -21,18 +21,15 @@
 
 use super::own::{self, Check};
 use super::plain::{self, Transfer};
-use super::returns::{self, Call, Called};
+use super::returns;
 use super::segment;
-use super::slots::{self, Word};
-use crate::asm::{self, Assembler, Mem, RCX, RSP};
-use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
-use crate::placement::{self, LINE};
+pub(super) use super::translation::{ExitJump, Leads, Mark, Referent, Relative, Translation};
+use crate::asm::{self, Assembler};
+use crate::indirect::{Indirect, Via};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::lift::{class::Class, classify};
-use iced_x86::{
-    Code, ConditionCode, Encoder, IcedError, Instruction, InstructionInfoFactory, Mnemonic as M, OpKind, Register,
-};
+use iced_x86::{Code, ConditionCode, Encoder, IcedError, Instruction, InstructionInfoFactory, Mnemonic as M, Register};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -47,100 +44,6 @@ const MAX_BRANCHES: u32 = 4;
 const PADDING: u8 = 0x2e;
 /// Where a register borrowed for an address is.
 pub(super) const BORROWED: usize = 5;
-
-/// From `at` on the host code belongs to the guest instruction at `pc`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Mark {
-    pub at: u32,
-    pub pc: u64,
-    /// This register's guest value is in this word of `stub_save`.
-    pub saved: Option<(u8, usize)>,
-    /// It has pushed something.
-    pub pushed: bool,
-}
-
-/// Where an exit leads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Leads {
-    /// To this guest pc.
-    To(u64),
-    /// Where `next_pc` says: it is the field of a tail.
-    Indirect(Via),
-    /// To the landing of a call: it is the end of what finds that.
-    Return,
-}
-
-/// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is aligned.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ExitJump {
-    pub field: u32,
-    pub leads: Leads,
-    /// It leads to a trace head: backward (false) or by a call (true).
-    pub head: Option<bool>,
-}
-
-/// A disp32 field that refers to memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Relative {
-    pub field: u32,
-    /// Offset of the end of its instruction.
-    pub end: u32,
-    pub to: Referent,
-}
-
-/// What a disp32 field refers to.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Referent {
-    /// A guest address.
-    Address(u64),
-    /// A word of the block's constants.
-    Constant(u32),
-    /// This offset in the block's code; the field holds the address itself.
-    Own(u32),
-}
-
-/// A translated block.
-#[derive(Default)]
-pub(super) struct Translation {
-    pub bytes: Vec<u8>,
-    /// Where the host code of each guest instruction begins, if that is wanted.
-    pub marks: Vec<Mark>,
-    pub exits: SmallVec<[ExitJump; 4]>,
-    pub relatives: SmallVec<[Relative; 4]>,
-    /// Return addresses that are no immediates.
-    pub constants: SmallVec<[u64; 1]>,
-    /// The guest bytes that it was made from, those of a constant among them.
-    pub sources: SmallVec<[Range<u64>; 2]>,
-    /// The word that it goes through.
-    pub word: Option<Word>,
-    /// Bytes of its checked entry.
-    pub prefix: u32,
-    /// Where it compares its guest bytes.
-    pub check: Range<u32>,
-    /// Where the call returns to that it ends with.
-    pub returns_to: Option<u64>,
-    /// Its call by the stack.
-    pub call: Option<Call>,
-    /// Where its return by the stack ends; 0 if it has none.
-    pub returns: u32,
-    /// Guest instructions.
-    pub count: u32,
-    /// Pieces of guest code without a transfer but at their ends.
-    pub basic_blocks: u32,
-}
-
-impl Translation {
-    /// If the block at `pc` goes on at its own start: how far behind a line of the instruction cache it should stand.
-    pub fn loop_offset(&self, pc: u64) -> Option<usize> {
-        let back_edge = self.exits.iter().rfind(|exit| matches!(exit.leads, Leads::To(to) if to == pc))?;
-        let prefix = self.prefix as usize;
-        let code = self.bytes.get(prefix..back_edge.field as usize + 4)?;
-        // Rel32 fields lie within eight aligned bytes wherever the start is a multiple of that.
-        let starts = (0..LINE).step_by(8);
-        let entry = placement::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
-        Some((entry + LINE - prefix % LINE) % LINE)
-    }
-}
 
 /// Translates blocks; keeps its buffers.
 pub(super) struct Translator {
@@ -180,7 +83,7 @@ pub(super) enum Step {
 pub(super) struct Rules<'a> {
     pub indirect: &'a Indirect,
     /// The block may go on over a jump.
-    over_jump: bool,
+    pub over_jump: bool,
     /// The block compares its own bytes, and only once.
     pub compares: bool,
 }
@@ -386,7 +289,7 @@ impl Translator {
     }
 
     /// Lets what is emitted `before` bytes from here, a field of four bytes, lie within eight aligned ones: blocks are aligned.
-    fn pad(&mut self, before: usize) {
+    pub(super) fn pad(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before) % 8;
         if at > 4 {
             self.put(&[PADDING; 3][..8 - at]);
@@ -407,7 +310,7 @@ impl Translator {
     }
 
     /// `jcc`, which leads there.
-    fn exit_if(&mut self, condition: u8, leads: Leads) {
+    pub(super) fn exit_if(&mut self, condition: u8, leads: Leads) {
         self.pad(2);
         self.jcc(condition);
         self.add_exit(leads);
@@ -420,7 +323,7 @@ impl Translator {
     }
 
     /// The exit made last leads to a trace head if it leads backward.
-    fn head_if_backward(&mut self, from: u64) {
+    pub(super) fn head_if_backward(&mut self, from: u64) {
         if let Some(exit) = self.out.exits.last_mut()
             && matches!(exit.leads, Leads::To(to) if to <= from)
         {
@@ -473,202 +376,7 @@ impl Translator {
         Ok(Step::Next)
     }
 
-    /// A transfer at `pc`, with the next instruction at `behind`.
-    fn direct(&mut self, transfer: Transfer, pc: u64, behind: u64, rules: &Rules<'_>) -> Step {
-        self.mark(pc, None);
-        match transfer {
-            Transfer::Branch(condition, target) => {
-                self.exit_if(condition, Leads::To(target));
-                self.head_if_backward(pc);
-                Step::Branched
-            }
-            // Backward ones close loops, whose heads are entered from outside.
-            Transfer::Jump(target) if target > pc && rules.over_jump => Step::Goto(target),
-            Transfer::Jump(target) => {
-                self.exit(Leads::To(target));
-                self.head_if_backward(pc);
-                Step::End
-            }
-            Transfer::Call(_) if self.ends_before_call() => Step::Refused,
-            Transfer::Call(target) if rules.indirect.returns().is_on() => {
-                self.call_by_stack(pc, behind, Called::Known(target), rules)
-            }
-            Transfer::Call(target) => {
-                self.push_return(behind);
-                self.exit_to_called(target);
-                Step::End
-            }
-            Transfer::Return => self.give_back(pc, 0, rules.indirect),
-        }
-    }
-
-    /// `ret`, with so many bytes taken from the stack.
-    fn give_back(&mut self, pc: u64, bytes: u16, indirect: &Indirect) -> Step {
-        if bytes == 0 && indirect.returns().is_on() {
-            self.return_by_stack(pc, indirect);
-            return Step::End;
-        }
-        self.reach_misses(indirect, returns::most_bytes(indirect));
-        self.save(RCX, SAVE_RCX);
-        self.mark(pc, Some((RCX, SAVE_RCX)));
-        self.pop(RCX);
-        if bytes != 0 {
-            self.lea(RSP, Mem::at(RSP).plus(bytes.into()).wide());
-        }
-        self.store(RCX, offset::NEXT_PC);
-        self.tail(pc, indirect, Source::Rcx);
-        Step::End
-    }
-
-    /// A jump to what a call calls.
-    pub(super) fn exit_to_called(&mut self, target: u64) {
-        self.exit(Leads::To(target));
-        if let Some(exit) = self.out.exits.last_mut() {
-            exit.head = Some(true);
-        }
-    }
-
-    /// A block has one call by the stack at most: what is behind many calls would be there many times.
-    fn ends_before_call(&self) -> bool {
-        self.out.call.is_some()
-    }
-
-    /// `jmp`, `call`, `ret`.
-    fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, rules: &Rules<'_>) -> Step {
-        let indirect = rules.indirect;
-        if inst.mnemonic() == M::Ret {
-            let bytes = if inst.op_count() == 1 { inst.immediate16() } else { 0 };
-            return self.give_back(inst.ip(), bytes, indirect);
-        }
-        if !matches!(inst.op0_kind(), OpKind::Register | OpKind::Memory) {
-            let target = inst.near_branch_target();
-            let transfer = if inst.mnemonic() == M::Call { Transfer::Call(target) } else { Transfer::Jump(target) };
-            return self.direct(transfer, inst.ip(), inst.next_ip(), rules);
-        }
-        if inst.mnemonic() == M::Call && self.ends_before_call() {
-            return Step::Refused;
-        }
-        let slot = slots::slot(inst);
-        if slot.is_some() && self.out.word.is_some_and(|known| Some(known.slot) != slot) {
-            // One is what is kept of a block.
-            return Step::Refused;
-        }
-        if let Some(target) = slot.and_then(|slot| self.constant_target(inst, slot, reader)) {
-            return match inst.mnemonic() {
-                M::Call => self.direct(Transfer::Call(target), inst.ip(), inst.next_ip(), rules),
-                _ => {
-                    // Whoever is called so is entered by many: their block is not repeated here.
-                    self.exit(Leads::To(target));
-                    Step::End
-                }
-            };
-        }
-        if let (Some(slot), M::Jmp) = (slot, inst.mnemonic()) {
-            return self.jump_by_word(inst, slot, reader, indirect);
-        }
-        self.reach_misses(indirect, returns::most_bytes(indirect));
-        // Calls change what memory says anyway, and who is called seldom goes on with a loop.
-        if inst.mnemonic() == M::Jmp
-            && inst.op0_register().is_gpr64()
-            && let Via::Register(r) = indirect.carrier(inst.op0_register().number() as u8)
-        {
-            self.store(r, offset::NEXT_PC);
-            self.tail(inst.ip(), indirect, Source::Register(r));
-            return Step::End;
-        }
-        self.save(RCX, SAVE_RCX);
-        self.mark(inst.ip(), Some((RCX, SAVE_RCX)));
-        self.load_target(inst, reader);
-        let by_stack = inst.mnemonic() == M::Call && indirect.returns().is_on();
-        if inst.mnemonic() == M::Call && !by_stack {
-            self.push_return(inst.next_ip());
-        }
-        self.store(RCX, offset::NEXT_PC);
-        if by_stack {
-            return self.call_by_stack(inst.ip(), inst.next_ip(), Called::InRcx, rules);
-        }
-        self.tail(inst.ip(), indirect, Source::Rcx);
-        Step::End
-    }
-
-    /// Goes where `next_pc` says, by the transfer at `pc`.
-    pub(super) fn tail(&mut self, pc: u64, indirect: &Indirect, source: Source) {
-        self.name(pc, indirect);
-        let piece = indirect.tail(source);
-        let field = piece.table.or(piece.jump).unwrap_or_default();
-        match source.via() {
-            Via::Memory => self.pad(field),
-            Via::Register(_) => self.pad_instruction(field),
-        }
-        let field = (self.out.bytes.len() + field) as u32;
-        self.put(&piece.bytes);
-        self.out.exits.push(ExitJump { field, leads: Leads::Indirect(source.via()), head: None });
-    }
-
-    /// Says that the transfer at `pc` is executed, if that is wanted.
-    pub(super) fn name(&mut self, pc: u64, indirect: &Indirect) {
-        if indirect.names_transfers() {
-            self.put(&indirect.name_transfer(pc).bytes);
-        }
-    }
-
-    /// Target of an indirect jump or call to rcx.
-    pub(super) fn load_target(&mut self, inst: &Instruction, reader: &Reader<'_>) {
-        if inst.op0_kind() == OpKind::Register {
-            let r = inst.op0_register().number() as u8;
-            if r != RCX {
-                self.mov(RCX, r);
-            }
-            return;
-        }
-        let in_segment = |m: Mem| if inst.memory_segment() == Register::FS { m.fs() } else { m };
-        if inst.is_ip_rel_memory_operand() {
-            let address = inst.ip_rel_memory_address();
-            if self.reaches(address) {
-                self.mov_from(RCX, in_segment(Mem::relative()));
-                self.refer(0, Referent::Address(address));
-            } else {
-                self.mov_imm_64(RCX, address);
-                self.mov_from(RCX, in_segment(Mem::at(RCX)));
-            }
-            return;
-        }
-        // `ff /2` or `ff /4` becomes `mov rcx, m`: REX.W, 8b, and 1 in the register field.
-        let raw = reader.raw();
-        let mut rex = 0x48;
-        let mut i = 0;
-        while i < raw.len() {
-            match raw[i] {
-                0x64 | 0x67 => self.out.bytes.push(raw[i]),
-                0x40..=0x4f => rex |= raw[i] & 3,
-                0xff => break,
-                // Prefixes without a meaning here.
-                _ => {}
-            }
-            i += 1;
-        }
-        self.put(&[rex, 0x8b]);
-        if let [_, modrm, rest @ ..] = &raw[i..] {
-            self.out.bytes.push(modrm & 0xc7 | 1 << 3);
-            self.out.bytes.extend_from_slice(rest);
-        }
-    }
-
-    /// `push address`, exactly restartable.
-    fn push_return(&mut self, address: u64) {
-        self.out.returns_to = Some(address);
-        match i32::try_from(address as i64) {
-            Ok(immediate) => self.push_imm(immediate),
-            Err(_) => {
-                let constant = self.out.constants.len() as u32;
-                self.out.constants.push(address);
-                self.push_from(Mem::relative());
-                self.refer(0, Referent::Constant(constant));
-            }
-        }
-    }
-
-    fn reaches(&self, address: u64) -> bool {
+    pub(super) fn reaches(&self, address: u64) -> bool {
         self.reach.contains(&(address as i64))
     }
 
