@@ -17,6 +17,7 @@
 
 use crate::asm::{Assembler, Mem, RCX};
 use crate::cpu::Cpu;
+use crate::pieces::Piece;
 use dynasour_guest::context::offset;
 use smallvec::SmallVec;
 use std::fmt;
@@ -40,6 +41,31 @@ impl EntryCheck {
             None if cpu.has_fast_loop => EntryCheck::Loop,
             None => EntryCheck::Pext,
         }
+    }
+
+    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; changes rcx and no flags.
+    pub(crate) fn compare(self, piece: &mut Piece, pc: u64) {
+        let less = |half: u32| Mem::at(RCX).plus(self.goes_on().wrapping_sub(half) as i32).wide();
+        let (low, high) = (less(pc as u32), less((pc >> 32) as u32));
+        if i32::try_from(pc).is_ok() {
+            piece.load(RCX, offset::NEXT_PC);
+            piece.lea(RCX, low);
+            self.back_unless(piece);
+        } else {
+            // Its halves one after the other.
+            piece.load_half(RCX, offset::NEXT_PC);
+            piece.lea_32(RCX, low);
+            self.back_unless(piece);
+            piece.load_half(RCX, offset::NEXT_PC + 4);
+            piece.lea_32(RCX, high);
+            self.back_unless(piece);
+        }
+    }
+
+    /// To the piece's first instruction unless rcx is what this check goes on for.
+    fn back_unless(self, piece: &mut Piece) {
+        let back = -(piece.len() as isize);
+        piece.put(&self.unless(back));
     }
 
     /// What rcx must be, with the constant taken from it, for [`EntryCheck::unless`] to go on.
@@ -93,7 +119,7 @@ impl FromStr for EntryCheck {
 mod tests {
     use super::*;
     use dynasour_guest::ThreadContext;
-    use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
+    use iced_x86::{Decoder, DecoderOptions, FlowControl, Formatter, Mnemonic, NasmFormatter};
 
     #[test]
     fn a_branch_comes_last_and_flags_are_left() {
@@ -112,6 +138,26 @@ mod tests {
         let shift = decoder.decode();
         assert_eq!((shift.mnemonic(), shift.memory_displacement64()), (Mnemonic::Shrx, offset::ONE as u64));
         assert_eq!(ThreadContext::new().one, 1);
+    }
+
+    #[test]
+    fn comparisons_read_as_meant() {
+        let text = |check: EntryCheck, pc: u64| {
+            let mut piece = Piece::default();
+            check.compare(&mut piece, pc);
+            let (mut formatter, mut text) = (NasmFormatter::new(), String::new());
+            for inst in &mut Decoder::with_ip(64, &piece.bytes, 0, DecoderOptions::NONE) {
+                formatter.format(&inst, &mut text);
+                text.push('\n');
+            }
+            text
+        };
+        let checked = text(EntryCheck::Loop, 0x40_1000);
+        assert!(checked.contains("lea rcx,[rcx-400FFFh]") && checked.contains("loop 0"), "{checked}");
+        let checked = text(EntryCheck::Pext, 0x40_1000);
+        assert!(checked.contains("lea rcx,[rcx-401000h]") && checked.contains("jrcxz 0"), "{checked}");
+        let checked = text(EntryCheck::Loop, 0x7fff_f234_5678);
+        assert!(checked.contains("lea ecx,[rcx+0DCBA989h]") && checked.contains("lea ecx,[rcx-7FFEh]"), "{checked}");
     }
 
     #[test]

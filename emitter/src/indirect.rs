@@ -54,7 +54,7 @@ use crate::cache::Cache;
 use crate::emitter::Diversion;
 use crate::entry_check::EntryCheck;
 use crate::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
-pub use crate::pieces::Piece;
+pub use crate::pieces::{Piece, SAVE_RCX};
 use crate::rates::{RateWords, Rates};
 use crate::returns::ReturnStack;
 use crate::stubs::StubError;
@@ -70,8 +70,7 @@ pub(crate) const NAMING: usize = 24;
 /// The number of rsp, which carries no target.
 const RSP: u8 = 4;
 
-/// Where registers are while stubs use them: indices into `stub_save`. That of rcx is for sites to know.
-pub const SAVE_RCX: usize = 2;
+/// Where registers other than rcx ([`SAVE_RCX`]) are while stubs use them: indices into `stub_save`.
 const SAVE_RAX: usize = 1;
 const SAVE_RDX: usize = 3;
 const SAVE_RSI: usize = 4;
@@ -433,16 +432,16 @@ impl Indirect {
         });
         match via {
             Via::Memory => {
-                piece.check(pc, self.entry_check);
+                self.entry_check.compare(&mut piece, pc);
                 piece.restore_rcx();
             }
             Via::Register(RCX) => {
-                piece.check(pc, self.entry_check);
+                self.entry_check.compare(&mut piece, pc);
                 piece.constant(RCX, pc);
             }
             Via::Register(r) => {
                 piece.mov(r, RCX);
-                piece.check(pc, self.entry_check);
+                self.entry_check.compare(&mut piece, pc);
                 piece.mov(RCX, r);
                 piece.constant(r, pc);
             }

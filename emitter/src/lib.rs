@@ -3,6 +3,7 @@
 mod asm;
 pub mod cache;
 pub mod codegen;
+mod compile;
 pub mod copy;
 pub mod cost;
 pub mod counting;

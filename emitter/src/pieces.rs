@@ -3,10 +3,11 @@
 //! A copied block begins and ends with some, so they are kept without an allocation.
 
 use crate::asm::{Assembler, Mem, RCX};
-use crate::entry_check::EntryCheck;
-use crate::indirect::SAVE_RCX;
 use dynasour_guest::context::offset;
 use smallvec::SmallVec;
+
+/// The word of `stub_save` in which rcx waits while an indirect transfer uses it.
+pub const SAVE_RCX: usize = 2;
 
 /// `jmp [table + r*8]` in eight bytes, the field last.
 pub(crate) fn through(r: u8, table: u32) -> [u8; 8] {
@@ -95,31 +96,6 @@ impl Piece {
         self.leads = to;
     }
 
-    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; no flags are touched, but rcx.
-    pub(crate) fn check(&mut self, pc: u64, how: EntryCheck) {
-        let goes_on = how.goes_on();
-        let (low, high) = (goes_on.wrapping_sub(pc as u32), goes_on.wrapping_sub((pc >> 32) as u32));
-        if i32::try_from(pc).is_ok() {
-            self.load(RCX, offset::NEXT_PC);
-            self.lea(RCX, Mem::at(RCX).plus(low as i32).wide());
-            self.back_unless(how);
-        } else {
-            // Its halves one after the other.
-            self.load_half(RCX, offset::NEXT_PC);
-            self.lea_32(RCX, Mem::at(RCX).plus(low as i32).wide());
-            self.back_unless(how);
-            self.load_half(RCX, offset::NEXT_PC + 4);
-            self.lea_32(RCX, Mem::at(RCX).plus(high as i32).wide());
-            self.back_unless(how);
-        }
-    }
-
-    /// To the piece's first instruction unless rcx is what `how` goes on for.
-    fn back_unless(&mut self, how: EntryCheck) {
-        let back = -(self.len() as isize);
-        self.put(&how.unless(back));
-    }
-
     /// Its bytes at address `at`, when it stays there as it is.
     pub(crate) fn placed(mut self, at: u64) -> SmallVec<[u8; 64]> {
         if let Some(field) = self.jump {
@@ -162,12 +138,6 @@ mod tests {
             assert!(short.contains(&format!("[{name}*8+4000h]")), "{short}");
         }
         assert_eq!(text(|p| p.put(&directly(0x100))), "jmp 0000000000000108h\n");
-        let checked = text(|p| p.check(0x40_1000, EntryCheck::Loop));
-        assert!(checked.contains("lea rcx,[rcx-400FFFh]") && checked.contains("loop 0"), "{checked}");
-        let checked = text(|p| p.check(0x40_1000, EntryCheck::Pext));
-        assert!(checked.contains("lea rcx,[rcx-401000h]") && checked.contains("jrcxz 0"), "{checked}");
-        let checked = text(|p| p.check(0x7fff_f234_5678, EntryCheck::Loop));
-        assert!(checked.contains("lea ecx,[rcx+0DCBA989h]") && checked.contains("lea ecx,[rcx-7FFEh]"), "{checked}");
         let stored = text(|p| p.jump_to_stored(0x4000));
         assert!(stored.contains("movzx ecx,word [gs:") && stored.contains("jmp qword [rcx*8+4000h]"), "{stored}");
     }

@@ -1,86 +1,22 @@
 //! Placing: compiled code gets memory in the cache, its relocations are resolved, and it becomes a fragment.
 //!
-//! This is what is left to do under the lock when [`codegen::compile`] has made the code without it. Nothing leads to the fragment
+//! This is what is left to do under the lock when [`codegen::compile`](crate::codegen::compile) has made the code without it. Nothing leads to the fragment
 //! yet when [`Emitter::place`] returns; links, exits and lookup tables are made to lead there by calls of their own.
 //!
 //! **Invariants.** Hot code of fragments ascends with their ids, cold code descends: [`fragment_at`](crate::fragment) searches so.
 //! Code that does not fit leaves the cache as it was.
 
 use crate::codegen::compiled::CompiledSite;
-use crate::codegen::{self, CompiledCode, Entry, ExitState, Host, Request};
+use crate::codegen::{CompiledCode, Request};
 use crate::counting::{Run, Tally};
-use crate::emitter::{EmitError, Emitter, EntryState};
+use crate::emitter::{EmitError, Emitter};
 use crate::encoded::{Encoded, EncodedGuard, Target};
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, Tail};
-use crate::indirect::{Source, Via};
-use crate::mach::{Site, SiteKind};
-use crate::record::Record;
-use crate::splice::EntryPlaces;
-use dynasour_ir::Version;
+use crate::fragment::{Exit, Fragment, FragmentId, GuardJump, Tail};
+use crate::mach::Site;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
 impl Emitter {
-    /// What code generation needs to know to compile a version of the region at `region`. Good until everything is dropped.
-    ///
-    /// # Errors
-    /// There is no such exit of a guard.
-    pub fn request(&self, region: u64, entry: EntryState) -> Result<Request, EmitError> {
-        let entry = match entry {
-            EntryState::Canonical => Entry::Canonical,
-            EntryState::FromExit(exit) => {
-                let (fragment, record) = self.warm_record(exit)?;
-                Entry::FromExit(Box::new(ExitState {
-                    record: record.clone(),
-                    touched: fragment.touched,
-                    end_of_slots: fragment.end_of_slots,
-                    extended_live: fragment.extended_live,
-                }))
-            }
-        };
-        Ok(Request { host: self.host(region), entry, epoch: self.epoch })
-    }
-
-    fn host(&self, region: u64) -> Host {
-        Host {
-            cpu: self.cpu,
-            tail: self.indirect.tail(Source::Stored),
-            checked: self.indirect.checked_entry(region, Via::Memory),
-            counts: self.counting.is_some(),
-            names_transfers: self.indirect.names_transfers(),
-        }
-    }
-
-    /// Compiles and places at once. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`] and try again.
-    ///
-    /// # Errors
-    /// The version cannot be compiled, or there is no room.
-    pub fn compile(&mut self, version: &Version, entry: EntryState) -> Result<FragmentId, EmitError> {
-        let request = self.request(version.region, entry)?;
-        let code = codegen::compile(version, &request, &mut self.allocator)?;
-        self.place(&request, code)
-    }
-
-    /// The fragment and record of a guard's exit.
-    pub(crate) fn warm_record(&self, exit: ExitId) -> Result<(&Fragment, &Record), EmitError> {
-        let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
-        let fragment = self.fragment(e.fragment).ok_or(EmitError::Unknown)?;
-        let record = e.record.and_then(|r| fragment.records.get(r as usize)).ok_or(EmitError::Unknown)?;
-        Ok((fragment, record))
-    }
-
-    /// Compiles and places a version that is entered in the state `entry`; `live` says that the extended state is loaded then.
-    pub(crate) fn compile_at(
-        &mut self,
-        version: &Version,
-        entry: &EntryPlaces,
-        live: bool,
-    ) -> Result<FragmentId, EmitError> {
-        let host = self.host(version.region);
-        let code = codegen::generate(version, entry, live, &host, &mut self.allocator)?;
-        self.publish(code)
-    }
-
     /// Makes a fragment of compiled code. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
     ///
     /// # Errors
@@ -92,7 +28,8 @@ impl Emitter {
         self.publish(code)
     }
 
-    fn publish(&mut self, compiled: CompiledCode) -> Result<FragmentId, EmitError> {
+    /// As [`Emitter::place`], without a request that may have become old.
+    pub(crate) fn publish(&mut self, compiled: CompiledCode) -> Result<FragmentId, EmitError> {
         let code = &compiled.encoded;
         let first_site = self.exits.len() as u32;
         let words = self.counting.as_mut().and_then(|c| c.run(compiled.sites.len()));
