@@ -1,19 +1,25 @@
-//! The assembler: everything that the emitter writes itself is written by the functions of this file.
+//! The assembler: everything that the emitter writes itself is written by the functions of this
+//! file.
 //!
-//! [`Assembler`] has a function for each instruction form that is needed, over any buffer of bytes: a copied block, a piece, a
-//! fragment's code, a stub. [`Asm`] is a buffer with labels, jumps that are resolved when their label is bound, and relocations,
-//! which are resolved when the code has an address. Forms are added as they are needed; tests compare each with the decoder of
-//! iced-x86. Instructions that come from outside, those of the guest's that are encoded anew with another address and those that
-//! selection names by their iced [`Code`](iced_x86::Code), go through iced's encoder: [`Asm::instruction`].
+//! [`Assembler`] has a function for each instruction form that is needed, over any buffer of bytes:
+//! a copied block, a piece, a fragment's code, a stub. [`Asm`] is a buffer with labels, jumps that
+//! are resolved when their label is bound, and relocations, which are resolved when the code has an
+//! address. Forms are added as they are needed; tests compare each with the decoder of iced-x86.
+//! Instructions that come from outside, those of the guest's that are encoded anew with another
+//! address and those that selection names by their iced [`Code`](iced_x86::Code), go through iced's
+//! encoder: [`Asm::instruction`].
 //!
-//! Copied blocks are why there is no general encoder behind this: a block has to cost less than 0.6 µs, and iced's encoder takes
-//! some hundred nanoseconds for an instruction and half a millisecond for its tables.
+//! Copied blocks are why there is no general encoder behind this: a block has to cost less than 0.6
+//! µs, and iced's encoder takes some hundred nanoseconds for an instruction and half a millisecond
+//! for its tables.
 //!
-//! **Words.** A register is its number in instructions (0 is rax, 15 is r15). A *field* is the offset of a word in the thread's
-//! context, which `gs` points to. `here` is the offset behind what has been written.
+//! **Words.** A register is its number in instructions (0 is rax, 15 is r15). A *field* is the
+//! offset of a word in the thread's context, which `gs` points to. `here` is the offset behind what
+//! has been written.
 //!
-//! **Invariants.** An instruction has the length that its function says, whatever its operands are, where callers rely on it:
-//! those with a field that is patched, and [`Mem::wide`] displacements. All jumps of an [`Asm`] are resolved when it is finished.
+//! **Invariants.** An instruction has the length that its function says, whatever its operands are,
+//! where callers rely on it: those with a field that is patched, and [`Mem::wide`] displacements.
+//! All jumps of an [`Asm`] are resolved when it is finished.
 //!
 //! ```text
 //! let mut asm = Asm::new();
@@ -49,7 +55,8 @@ pub(crate) const RDI: u8 = 7;
 /// The condition "not equal", as instructions number it.
 pub(crate) const NOT_EQUAL: u8 = 5;
 
-/// A rel32 field that may be patched lies within this many aligned bytes: it is then written by one store.
+/// A rel32 field that may be patched lies within this many aligned bytes: it is then written by one
+/// store.
 pub(crate) const FIELD: usize = 8;
 
 /// The width of a comparison's operands.
@@ -60,7 +67,8 @@ pub(crate) enum Width {
     Dword,
 }
 
-/// Instruction forms over a buffer. No function but those that say so writes a field that has to be filled in later.
+/// Instruction forms over a buffer. No function but those that say so writes a field that has to be
+/// filled in later.
 pub(crate) trait Assembler {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]);
@@ -96,7 +104,8 @@ pub(crate) trait Assembler {
         self.put(&[0x65, 0x48, 0xc7, 0x04, 0x25, a, b, c, d, e, f, g, h]);
     }
 
-    /// `mov qword gs:[field], value`, in two halves if the value is not a sign-extended one of 32 bits.
+    /// `mov qword gs:[field], value`, in two halves if the value is not a sign-extended one of 32
+    /// bits.
     fn store_word(&mut self, field: usize, value: u64) {
         if let Ok(low) = i32::try_from(value) {
             return self.store_constant(field, low as u32);
@@ -225,12 +234,14 @@ pub(crate) trait Assembler {
 
     // Flags and arithmetic.
 
-    /// `lahf; seto al`: the arithmetic flags in ax, in their packed form ([`crate::record::unpack_flags`]).
+    /// `lahf; seto al`: the arithmetic flags in ax, in their packed form
+    /// ([`crate::record::unpack_flags`]).
     fn pack_flags(&mut self) {
         self.put(&[0x9f, 0x0f, 0x90, 0xc0]);
     }
 
-    /// `add al, 0x7f; sahf`: the opposite of [`Assembler::pack_flags`]. The sum overflows if al is 1.
+    /// `add al, 0x7f; sahf`: the opposite of [`Assembler::pack_flags`]. The sum overflows if al is
+    /// 1.
     fn unpack_flags(&mut self) {
         self.put(&[0x04, 0x7f, 0x9e]);
     }
@@ -389,7 +400,8 @@ pub(crate) trait Assembler {
         }
     }
 
-    /// Pads such that a field of four bytes, `lead` bytes from here, lies within eight aligned ones.
+    /// Pads such that a field of four bytes, `lead` bytes from here, lies within eight aligned
+    /// ones.
     fn align_field(&mut self, lead: usize) {
         let at = (self.here() + lead) % FIELD;
         if at > FIELD - 4 {

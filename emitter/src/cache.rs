@@ -1,16 +1,23 @@
-//! The code cache: W^X memory for generated code, seen through two mappings ([`Views`]).
+//! The code cache: memory for generated code, seen through two mappings ([`Views`]).
 //!
-//! The *executable view* (read + execute) lies low, in `[0x2000_0000, 0x4000_0000)` where that is free, so that
-//! generated code reaches guest images with 32-bit displacements (DESIGN section 6). The *writable view* (read +
-//! write) lies wherever the kernel likes. No page is ever both writable and executable.
+//! **Data.** The *executable view* (read and execute) lies low, in `[0x2000_0000, 0x4000_0000)`
+//! where that is free, so that generated code reaches guest images with 32-bit displacements
+//! (DESIGN section 6). The *writable view* (read and write) lies wherever the kernel puts it. Hot
+//! code is allocated upwards from the start, cold code (exits) downwards from the end. The cache is
+//! full when they would meet.
 //!
-//! Hot code is bump-allocated upwards from the start, cold code (exits) downwards from the end; the cache is full
-//! when they would meet. The cache frees nothing by itself: what copied blocks took that are gone is used again by others of their
-//! size (`copy/remove.rs`), and [`Cache::flush`] drops everything but the stubs.
+//! **Invariants.** (1) No page is both writable and executable. (2) Code that threads may be
+//! executing is only changed by one store within eight aligned bytes. (3) The cache frees nothing
+//! by itself: memory of copied blocks that are gone is used again for others of their size
+//! (`copy/remove.rs`), and [`Cache::flush`] drops everything but the stubs.
 //!
-//! It is flushed when it is full, not, as Dynamo does, when new fragments come in a spike, to have those of a new phase together
-//! and be rid of the old: measured on gcc's compiler, which makes 103,000 blocks, that gains nothing. With room for all it takes
-//! 1.31 s; with one flush, after which 57,000 are copied again, 1.31 s; with 25, 3.2 s.
+//! **Who calls.** The emitter, under its lock. Functions that say so may also be called in a signal
+//! handler.
+//!
+//! The cache is flushed when it is full. Dynamo also flushes it when many new fragments come in a
+//! short time, so that those of a new phase stand together. Measured on gcc's compiler, which makes
+//! 103,000 blocks, that gains nothing: 1.31 s without a flush; 1.31 s with one, after which 57,000
+//! blocks are copied again; 3.2 s with 25.
 
 use crate::asm::{Asm, Assembler, Placed};
 use dynasour_guest::space::Views;
@@ -55,9 +62,11 @@ pub struct Cache {
     cold: usize,
 }
 
-// SAFETY: the views are plain shared memory owned by this struct; writes go through `&mut self` or single atomic stores.
+// SAFETY: the views are plain shared memory owned by this struct; writes go through `&mut self` or
+// single atomic stores.
 unsafe impl Send for Cache {}
-// SAFETY: as above; `&self` only offers atomic stores.
+// SAFETY: the views are plain shared memory owned by this struct; `&self` only offers atomic
+// stores.
 unsafe impl Sync for Cache {}
 
 impl Cache {
@@ -92,7 +101,7 @@ impl Cache {
         self.alloc_hot_behind(bytes, align, 0)
     }
 
-    /// Room for `bytes` of hot code, so many bytes behind a multiple of `align`.
+    /// Room for `bytes` of hot code, `offset` bytes behind a multiple of `align`.
     pub fn alloc_hot_behind(&mut self, bytes: usize, align: usize, offset: usize) -> Result<u64, CacheError> {
         let start = self.hot.saturating_sub(offset).next_multiple_of(align) + offset;
         let end = start.checked_add(bytes).filter(|end| *end <= self.cold).ok_or(CacheError::Full)?;
@@ -148,23 +157,25 @@ impl Cache {
     /// Copies code to `address` of the executable view, which must have been allocated.
     pub fn write(&mut self, address: u64, bytes: &[u8]) {
         let offset = self.offset(address, bytes.len());
-        // SAFETY: `offset` checked the range against the mapping; the source is an ordinary slice elsewhere.
+        // SAFETY: `offset` checked the range against the mapping; the source is an ordinary slice
+        // elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.rw.add(offset), bytes.len()) };
     }
 
-    /// Makes the rel32 field at `field`, which lies within eight aligned bytes, lead to `target`: in one store, so that
-    /// whoever executes it sees the old or the new target (Intel SDM vol. 3, 9.1.1). Async-signal-safe.
+    /// Makes the rel32 field at `field`, which lies within eight aligned bytes, lead to `target`:
+    /// in one store, so that a thread that executes it sees the old or the new target (Intel SDM
+    /// vol. 3, 9.1.1). Async-signal-safe.
     pub fn patch_rel32(&self, field: u64, target: u64) {
         self.patch(field, target.wrapping_sub(field + 4) as u32);
     }
 
-    /// Makes the 32-bit field at `field`, which lies within eight aligned bytes, hold `value`, likewise.
-    /// Async-signal-safe.
+    /// Makes the 32-bit field at `field`, which lies within eight aligned bytes, hold `value`, in
+    /// one store. Async-signal-safe.
     pub fn patch(&self, field: u64, value: u32) {
         self.patch_bits(field, u64::from(value), 32);
     }
 
-    /// Makes the byte at `address` be `value`, likewise.
+    /// Makes the byte at `address` be `value`, in one store.
     pub fn patch_byte(&self, address: u64, value: u8) {
         self.patch_bits(address, u64::from(value), 8);
     }
@@ -174,34 +185,39 @@ impl Cache {
         assert!(shift + bits <= 64);
         let offset = self.offset(address & !7, 8);
         let (value, mask) = (value << shift, u64::MAX >> (64 - bits) << shift);
-        // SAFETY: in range and aligned; code is only read through the other view, by instruction fetch.
+        // SAFETY: in range and aligned; code is only read through the other view, by instruction
+        // fetch.
         let word = unsafe { AtomicU64::from_ptr(self.rw.add(offset).cast()) };
         // A signal handler may patch another field of the same word in between.
         let patched = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !mask | value));
         debug_assert!(patched.is_ok());
     }
 
-    /// Replaces the instruction of eight bytes at `address`, which is a multiple of that, likewise (AMD64 manual vol. 2, 7.6.1, "a
-    /// naturally aligned quadword"). Async-signal-safe.
+    /// Replaces the instruction of eight bytes at `address`, which is a multiple of eight, in one
+    /// store (AMD64 manual vol. 2, 7.6.1, "a naturally aligned quadword"). Async-signal-safe.
     pub fn patch_instruction(&self, address: u64, bytes: [u8; 8]) {
         assert!(address.is_multiple_of(8));
         let offset = self.offset(address, 8);
-        // SAFETY: as above.
+        // SAFETY: in range and aligned; code is only read through the other view, by instruction
+        // fetch.
         let word = unsafe { AtomicU64::from_ptr(self.rw.add(offset).cast()) };
         word.store(u64::from_le_bytes(bytes), Ordering::Release);
     }
 
-    /// Replaces the two opcode bytes at `address`, which need not be aligned: nobody may be executing there.
+    /// Replaces the two opcode bytes at `address`, which need not be aligned: no thread may be
+    /// executing there.
     pub fn patch_opcode(&self, address: u64, bytes: [u8; 2]) {
         let offset = self.offset(address, 2);
-        // SAFETY: in range; no Rust reference to the bytes exists, and the caller keeps threads away from them.
+        // SAFETY: in range; no Rust reference to the bytes exists, and the caller keeps threads
+        // away from them.
         unsafe { self.rw.add(offset).cast::<[u8; 2]>().write_volatile(bytes) };
     }
 
     /// The code at `address` of the executable view.
     pub fn read(&self, address: u64, len: usize) -> &[u8] {
         let offset = self.offset(address, len);
-        // SAFETY: in range and mapped readable; nobody writes while `&self` is borrowed but for single patched fields.
+        // SAFETY: in range and mapped readable; while `&self` is borrowed only single fields are
+        // patched.
         unsafe { std::slice::from_raw_parts(self.rw.add(offset), len) }
     }
 
@@ -211,7 +227,8 @@ impl Cache {
         offset
     }
 
-    /// In a forked child: fresh memory over both views, nothing allocated. The parent's cache is not touched.
+    /// In a forked child: fresh memory over both views, nothing allocated. The parent's cache is
+    /// not touched.
     pub fn replace_after_fork(&mut self) -> Result<(), CacheError> {
         self.views.renew(0)?;
         (self.floor, self.hot, self.cold) = (0, 0, self.size);

@@ -1,7 +1,8 @@
 //! The emitter's side of code generation: what it tells [`codegen`] about itself.
 //!
-//! A thread that compiles a trace asks for a [`Request`] under the lock, compiles without it, and comes back with the code
-//! ([`Emitter::place`]). Resolved stubs, which are a few moves, are compiled and placed at once by [`Emitter::compile_at`].
+//! A thread that compiles a trace asks for a [`Request`] under the lock, compiles without it, and
+//! comes back with the code ([`Emitter::place`]). Resolved stubs, which are a few moves, are
+//! compiled and placed at once by [`Emitter::compile_at`].
 
 use crate::codegen::{self, Entry, ExitState, Host, Request};
 use crate::emitter::{EmitError, Emitter, EntryState};
@@ -13,7 +14,8 @@ use crate::splice::EntryPlaces;
 use dynasour_ir::Version;
 
 impl Emitter {
-    /// What code generation needs to know to compile a version of the region at `region`. Good until everything is dropped.
+    /// What code generation needs to know to compile a version of the region at `region`. Good
+    /// until everything is dropped.
     ///
     /// # Errors
     /// There is no such exit of a guard.
@@ -43,7 +45,8 @@ impl Emitter {
         }
     }
 
-    /// Compiles and places at once. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`] and try again.
+    /// Compiles and places at once. [`EmitError::is_full`] asks the caller to
+    /// [`Emitter::flush_all`] and try again.
     ///
     /// # Errors
     /// The version cannot be compiled, or there is no room.
@@ -61,7 +64,8 @@ impl Emitter {
         Ok((fragment, record))
     }
 
-    /// Compiles and places a version that is entered in the state `entry`; `live` says that the extended state is loaded then.
+    /// Compiles and places a version that is entered in the state `entry`; `live` says that the
+    /// extended state is loaded then.
     pub(crate) fn compile_at(
         &mut self,
         version: &Version,

@@ -1,11 +1,13 @@
-//! What code costs, roughly: to tell whether a trace is worth having beside the copied blocks that it would replace.
+//! A rough cost of machine code, to tell whether a trace is worth having beside the copied blocks
+//! that it would replace.
 //!
-//! One for each instruction, and two more for each access to memory: what unoptimised code loses is mostly time that values
-//! spend on their way through the stack. It says nothing about predictions and dependencies.
+//! Each instruction costs one, and each access to memory two more (guess): unoptimised code spends
+//! most of its time on values that go through the stack. The cost does not include mispredictions
+//! and dependencies.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-/// What an access to memory costs more than an instruction without.
+/// Added for an access to memory (guess; too low and traces of unoptimised code are refused).
 const ACCESS: u32 = 2;
 
 /// The cost of machine code.
@@ -13,7 +15,8 @@ const ACCESS: u32 = 2;
 pub struct Cost {
     /// All of it.
     pub all: u32,
-    /// Of that, accesses to frames and to variables at fixed addresses, which traces may keep in registers.
+    /// Of that, accesses to frames and to variables at fixed addresses, which traces may keep in
+    /// registers.
     pub frames: u32,
 }
 

@@ -1,11 +1,18 @@
-//! The emitter: compiles versions into the cache, links fragments, and reads states back at exits.
+//! The emitter: owner of all generated code.
 //!
-//! Life of a fragment: [`Emitter::compile`] makes it; [`Emitter::enter`] runs it until some exit; for a raw exit
-//! [`Emitter::deopt`] rebuilds the guest's state; a warm exit is [`Emitter::link`]ed to another fragment.
-//! [`Emitter::flush_all`] drops everything but the stubs, and with it all ids.
+//! **Data.** [`Emitter`] holds the code cache, the stubs, fragments with their exits and links, the
+//! tables of indirect jumps, and copied blocks.
 //!
-//! Called from signal handlers (no allocation, no locks): [`Emitter::fragment_at`], [`Emitter::fault_exit`],
-//! [`Emitter::diversion`], [`Emitter::unlink_for_signal`], [`Emitter::relink`], and the addresses in [`Emitter::stubs`].
+//! A fragment's life: [`Emitter::place`] makes it of compiled code. [`Emitter::enter`] runs it
+//! until it leaves by some exit. For a raw exit [`Emitter::deopt`] rebuilds the guest's state. An
+//! exit that is taken often is [linked](Emitter::link) to another fragment. [`Emitter::flush_all`]
+//! drops everything but the stubs, and all ids with it.
+//!
+//! **Who calls.** One thread at a time, under the runtime's lock. Threads run generated code
+//! without it, through an [`EntryPoint`]. Signal handlers, which take no lock and allocate nothing,
+//! may call [`Emitter::fragment_at`], [`Emitter::fault_exit`], [`Emitter::diversion`],
+//! [`Emitter::unlink_for_signal`] and [`Emitter::relink`], and read the addresses in
+//! [`Emitter::stubs`].
 
 use crate::cache::{Cache, CacheError};
 use crate::codegen::{Allocator, CodegenError};
@@ -26,7 +33,8 @@ use smallvec::SmallVec;
 
 const TRAP_FLAG: u64 = 0x100;
 
-/// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else refuses this version.
+/// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else
+/// refuses this version.
 #[derive(thiserror::Error, Debug)]
 pub enum EmitError {
     /// The cache is full or cannot be mapped.
@@ -61,8 +69,8 @@ impl EmitError {
 pub enum EntryState {
     /// Every guest register in its own host register, flags in the host's flags.
     Canonical,
-    /// As this guard's exit leaves: the version's entry parameters are the guest state at the exit's target.
-    /// [`Emitter::attach`] then makes the exit go there.
+    /// As this guard's exit leaves: the version's entry parameters are the guest state at the
+    /// exit's target. [`Emitter::attach`] then makes the exit go there.
     FromExit(ExitId),
 }
 
@@ -71,13 +79,13 @@ pub enum EntryState {
 pub struct Config {
     /// Bytes of code cache.
     pub cache_size: usize,
-    /// Do fragments count how often what runs? See [`crate::counting`].
+    /// Do fragments count how often their parts run? See [`crate::counting`].
     pub count: bool,
-    /// Do indirect transfers count how they find where they go? See [`Rates`](crate::Rates).
+    /// Do indirect transfers count how they find their destination? See [`Rates`](crate::Rates).
     pub rates: bool,
     /// How do copied blocks return?
     pub returns: Returns,
-    /// How do entries check that they are what was meant? None: as is fastest on this processor.
+    /// How checked entries compare. None: the way that is fastest on this processor.
     pub entry_check: Option<EntryCheck>,
     /// Do indirect transfers name themselves? See [`Emitter::name_transfers`].
     pub names_transfers: bool,
@@ -124,11 +132,12 @@ pub enum Left {
     Indirect(Via),
     /// An instruction of a copied block faulted; see [`Emitter::copy_state`].
     Fault,
-    /// A copied block, at `next_pc`, is not what stands in memory any more; see [`Emitter::copied_stale`].
+    /// The guest's code at `next_pc` is no longer what the copied block was made from; see
+    /// [`Emitter::copied_stale`].
     Stale,
 }
 
-/// How to get a thread out that a signal found where no link leads to the runtime.
+/// How a thread that a signal found where no link leads to the runtime gets there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Diversion {
     /// Where it continues.
@@ -144,25 +153,29 @@ pub struct EntryPoint {
     pub(crate) code: u64,
     /// What [`LOADED`] is to hold: the copied block that `code` goes on to.
     pub(crate) loaded: u64,
-    /// What the thread's landings must be from, if there are returns by the stack.
+    /// The generation that the thread's landings must be of, if blocks return by the stack.
     pub(crate) kept: Option<Kept>,
 }
 
 impl EntryPoint {
-    /// Runs the fragment, and whatever it is linked to, on the guest state in `ctx` until it leaves.
+    /// Runs the fragment, and whatever it is linked to, on the guest state in `ctx` until it
+    /// leaves.
     ///
     /// # Safety
-    /// The fragment has not been flushed. `ctx` is this thread's context and its GS base points there
-    /// ([`crate::stubs::set_gs`]). The fragment runs guest code, with all that it may do to this address space.
+    /// The fragment has not been flushed. `ctx` is this thread's context and its GS base points
+    /// there ([`crate::stubs::set_gs`]). The fragment runs guest code, with all that it may do to
+    /// this address space.
     pub unsafe fn run(self, ctx: *mut ThreadContext) -> Left {
-        // SAFETY: the addresses are those of the stub and of a fragment of one emitter; the rest is the caller's promise.
+        // SAFETY: the addresses are those of the stub and of a fragment of one emitter; the rest is
+        // the caller's promise.
         let site = unsafe {
             if let Some(kept) = self.kept {
                 kept.prepare(ctx);
             }
             (*ctx).stub_save[LOADED] = self.loaded;
             let site = stubs::enter(self.stubs, ctx, self.code);
-            // A debugger that steps through the stubs leaves its TF there; the guest's own is never set in native code.
+            // A debugger that steps through the stubs leaves its TF there; the guest's own is never
+            // set in native code.
             (*ctx).rflags &= !TRAP_FLAG;
             (*ctx).raw_flags &= !TRAP_FLAG;
             site
@@ -231,8 +244,9 @@ impl Emitter {
         })
     }
 
-    /// From the next flush on indirect jumps, calls and returns name themselves, so that [`Emitter::transfer`] knows which one
-    /// it was that led nowhere. That costs a store each. False if they do already.
+    /// From the next flush on indirect jumps, calls and returns store their pc, so that
+    /// [`Emitter::transfer`] can say which one led to an address without code. That costs a store
+    /// each. False if they do already.
     pub fn name_transfers(&mut self) -> bool {
         self.will_name = true;
         !self.indirect.names_transfers()
@@ -243,7 +257,8 @@ impl Emitter {
         self.will_name
     }
 
-    /// The guest pc of the indirect jump, call or return by which native code has left, if they name themselves.
+    /// The guest pc of the indirect jump, call or return by which native code has left, if they
+    /// name themselves.
     pub fn transfer(&self, context: &ThreadContext) -> Option<u64> {
         (self.indirect.names_transfers() && context.transfer != 0).then_some(context.transfer)
     }
@@ -293,15 +308,15 @@ impl Emitter {
     /// Runs a fragment: see [`EntryPoint::run`].
     ///
     /// # Safety
-    /// As there.
+    /// The promise of [`EntryPoint::run`].
     pub unsafe fn enter(&self, ctx: *mut ThreadContext, fragment: FragmentId) -> Result<Left, EmitError> {
         let entry = self.entry_point(fragment)?;
         // SAFETY: the caller's promise; nothing is flushed while `self` is borrowed.
         Ok(unsafe { entry.run(ctx) })
     }
 
-    /// After a fragment left through `exit`: makes `gpr`, `rflags` and `rip` of `ctx` the guest's state at the
-    /// exit's anchor. The caller performs the deferred stores it returns, in order.
+    /// After a fragment left through `exit`: makes `gpr`, `rflags` and `rip` of `ctx` the guest's
+    /// state at the exit's anchor. The caller performs the deferred stores it returns, in order.
     pub fn deopt(&self, exit: ExitId, ctx: &mut ThreadContext) -> Result<Deopt, EmitError> {
         let e = self.exit(exit).ok_or(EmitError::Unknown)?;
         let stores = match e.record {
@@ -320,7 +335,8 @@ impl Emitter {
         fragment_at(&self.fragments, host_rip)
     }
 
-    /// Where a fault at `host_rip` continues: set rip there and return from the handler. Async-signal-safe.
+    /// Where a fault at `host_rip` continues: set rip there and return from the handler.
+    /// Async-signal-safe.
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
         match self.fragment_at(host_rip) {
             Some(id) => self.fragments[id.0 as usize].fault_exit(host_rip),
@@ -328,17 +344,17 @@ impl Emitter {
         }
     }
 
-    /// Makes every thread that is in some fragment leave soon, for good: nothing leads from fragment to fragment any more.
-    /// What is left to do then is [`Emitter::flush_all`], when all are out.
+    /// Makes every thread that is in generated code leave soon: no fragment or block leads to
+    /// another any more. When all threads are out, [`Emitter::flush_all`] drops the code.
     pub fn retire_all(&mut self) {
         self.indirect.clear();
         self.blocks.unlink_all(&self.indirect, &self.cache);
         (0..self.fragments.len() as u32).for_each(|f| self.unlink_for_signal(FragmentId(f)));
     }
 
-    /// Where a thread that a signal found at `host_rip` must be sent to come out: from the way into a fragment, after
-    /// its check of `pending`, and from the way of an indirect jump, which is beyond the fragment's links.
-    /// Async-signal-safe.
+    /// Where a thread continues that a signal found at `host_rip`, if unlinking the fragment does
+    /// not make it leave: on the way into a fragment behind the check of `pending`, and on the way
+    /// of an indirect jump behind the fragment's links. Async-signal-safe.
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
         if self.stubs.enter_window.contains(&host_rip) {
             return Some(Diversion { rip: self.stubs.abort, displaced: Displaced::None });
@@ -355,8 +371,8 @@ impl Emitter {
         Some(Diversion { rip: tail.out, displaced })
     }
 
-    /// Makes a guard fail always (`on`), or lets it test again: `jcc rel32` <-> `nop; jmp rel32`, or a back edge that
-    /// leads out. For chaos runs; no thread may be executing the fragment.
+    /// Makes a guard fail always (`on`), or lets it test again: `jcc rel32` <-> `nop; jmp rel32`,
+    /// or a back edge that leads out. For chaos runs; no thread may be executing the fragment.
     pub fn force_guard(&self, exit: ExitId, on: bool) -> Result<(), EmitError> {
         match self.exit(exit).and_then(|e| e.jcc).ok_or(EmitError::Unknown)? {
             GuardJump::Leaves(address, condition) => {

@@ -1,7 +1,15 @@
-//! From allocated machine instructions to bytes: hot code, cold code, and the places that refer to each other.
+//! From allocated machine instructions to bytes: hot code, cold code, and the places that refer to
+//! each other.
 //!
-//! Code is encoded position-independently: every relative jump is a [`Relocation`] that is resolved when the fragment
-//! has its place in the cache. Jumps that may be patched later have their rel32 field within eight aligned bytes.
+//! **Data.** The result is an [`Encoded`]: bytes, and offsets of everything that will be looked
+//! for. It is position-independent: each field that depends on where the code will stand is a
+//! [`Relocation`](crate::encoded::Relocation).
+//!
+//! **Invariants.** (1) A jump that may be patched has its rel32 field within eight aligned bytes.
+//! (2) A loop stands where [`placement`] wants it. To reach that, code may be encoded up to three
+//! times: first to see the loop, then with its head at an offset that keeps (1), then with padding
+//! before the entry. (3) No instruction stands between a comparison and its jump if the two can be
+//! executed as one: padding for (1) goes before the comparison.
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
 use crate::codegen::Host;
@@ -18,9 +26,10 @@ use iced_x86::IcedError;
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output};
 use std::ops::Range;
 
-/// Fragments without loops are packed closer than those whose loop has its place in a line of the instruction cache.
+/// Bytes that the entry of a fragment without a loop is aligned to. (With a loop: a line of the
+/// instruction cache.)
 pub const ENTRY_ALIGNMENT: usize = 16;
-/// What a fragment's code refers to beside itself.
+/// What encoding needs beside the function and its allocation.
 #[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
     /// Its spill slots are numbered from here.
@@ -31,18 +40,20 @@ pub struct Surroundings<'a> {
     pub checked: Option<&'a Piece>,
     /// Where guest state is.
     pub homes: &'a Homes,
-    /// What happens on the way from a site to its record.
+    /// The ways from sites to their records.
     pub exits: &'a Exits,
 }
 
-/// Where something stands: before the entry is so much padding, and the loop's head has this offset in a field's eight bytes.
+/// Bytes of padding before the entry, and the offset of the loop's head within eight aligned bytes,
+/// if there is a loop.
 #[derive(Clone, Copy, Default)]
 struct Position {
     padding: usize,
     head: Option<usize>,
 }
 
-/// Encodes an allocated function. Padding before the entry puts the loop, if there is one, where [`placement`] wants it.
+/// Encodes an allocated function. Padding before the entry puts the loop, if there is one, where
+/// [`placement`] wants it.
 pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
     let mut encoded = encode_at(Position::default(), f, out, around)?;
     if let Some(&(field, head)) = encoded.back_edges.first() {
@@ -50,7 +61,7 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
         let offset = placement::offset(&encoded.hot[start..field as usize + 4]);
         let missing = |start: usize| (placement::LINE + offset - start % placement::LINE) % placement::LINE;
         if missing(start) > 0 {
-            // What is padded before the head depends on where the entry is, but not by multiples of a field's alignment.
+            // The padding before the head does not depend on multiples of eight before the entry.
             let position = Position { padding: 0, head: Some(offset % FIELD) };
             encoded = encode_at(position, f, out, around)?;
             let padding = missing(encoded.blocks[head].1 as usize);
@@ -64,7 +75,7 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
     Ok(encoded)
 }
 
-/// Encodes with its entry and its loop's head there.
+/// Encodes with the entry and the loop's head at this position.
 fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
     let Surroundings { first_slot, host, checked, homes, exits } = around;
     let mut e = Emit {
@@ -128,7 +139,7 @@ struct Emit<'a> {
     host: &'a Host,
     homes: &'a Homes,
     exits: &'a Exits,
-    /// A block whose jump the guard before it does.
+    /// A block whose jump is left out: the guard before it is the loop's back edge.
     skipped: Option<usize>,
     /// The blocks of loops.
     loops: Range<usize>,
@@ -188,8 +199,8 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// Puts no-operations before the last instruction, if a guard's jump follows at once, such that a rel32 field `lead`
-    /// bytes behind it can be patched: the two are to stay together.
+    /// Puts no-operations before the last instruction, if a guard's jump follows at once, such that
+    /// a rel32 field `lead` bytes behind it can be patched: the two are to stay together.
     fn align_guard(&mut self, lead: usize) {
         let at = (self.hot.here() + lead) % FIELD;
         if at <= FIELD - 4 {
@@ -260,7 +271,7 @@ impl Emit<'_> {
                 self.count_site(m.site, What::Executed);
                 if let Some((site, cold)) = m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?))) {
                     if let Some(head) = self.back_edge_after(block) {
-                        // The loop goes on by the guard itself, and falls out of it.
+                        // The guard itself is the back edge: it jumps if it holds.
                         self.code().align_field(2);
                         let at = self.branch(cc ^ 1, Target::Block(head));
                         self.r.back_edges.push((at, head));
@@ -269,7 +280,9 @@ impl Emit<'_> {
                         self.r.guards.push(EncodedGuard { at: at - 2, site, back_edge: true, way_out });
                         self.skipped = Some(block + 1);
                     } else {
-                        // In a loop, which stands as it is delivered best, those that can be patched as it happens are.
+                        // No padding inside a loop, whose place is chosen by all its bytes: there a
+                        // guard can be patched only if its field happens to lie within eight
+                        // aligned bytes.
                         if !self.loops.contains(&block) && !self.host.counts {
                             self.last = last;
                             self.align_guard(2);
@@ -311,7 +324,8 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// The way from a site to its record. If no other leads there, its link comes before what only the runtime wants to know.
+    /// The way from a site to its record. If no other site has the record, the link comes first,
+    /// and behind it the number of the exit, which only the runtime reads.
     fn split(&mut self, block: usize, site: Site) {
         let next = self.f.block_succs(Block::new(block))[0];
         if let Kind::Record(record) = self.f.insts[self.f.block_insns(next).first().index()].kind
@@ -355,7 +369,7 @@ impl Emit<'_> {
         (block..self.f.hot_blocks).any(jumps_here)
     }
 
-    /// Adds one to a word, if this code counts. No register and no flag changes.
+    /// Adds one to a word, if fragments count. Changes no register and no flag.
     fn count(&mut self, what: What) {
         if !self.host.counts {
             return;
@@ -432,14 +446,14 @@ impl Emit<'_> {
         self.r.ends.push(EncodedEnd { site: end.site, at, tail, ..EncodedEnd::default() });
     }
 
-    /// Makes the extended state live in the processor, without touching flags. All of it is in the fragment itself, so
-    /// that a signal that arrives meanwhile finds the fragment to leave.
+    /// Loads the extended state into the processor unless it is there. Flags stay. This is code of
+    /// the fragment and no stub, so that a signal handler finds the fragment to unlink.
     fn load_extended(&mut self, components: u64) {
         let save = |n: usize| offset::STUB_SAVE + 8 * n;
         let code = self.code();
         let is_live = code.label();
         code.store(RCX, save(1));
-        // rcx = 0 if the state is live: then over what loads it.
+        // rcx is 0 if the state is in the processor.
         code.load(RCX, offset::EXTENDED_AWAY);
         code.jrcxz(is_live);
         code.store(RAX, save(2));
@@ -472,8 +486,9 @@ impl Emit<'_> {
         self.r.tails.push(EncodedTail { site, start, displaced, end });
     }
 
-    /// For each poll: once more what precedes it in its block, then its split block. The retargeted back edge of a loop
-    /// leads here, in the very state in which it would have entered the block.
+    /// For each poll: the instructions before it in its block once more, then a jump to its cold
+    /// code. The back edge of a loop that is to be left leads here; the state is the one in which
+    /// the back edge would have entered the block.
     fn poll_landings(&mut self) -> Result<(), IcedError> {
         let f = self.f;
         for b in 0..f.hot_blocks {
@@ -481,7 +496,7 @@ impl Emit<'_> {
             let (Kind::Poll, Some(site)) = (&f.insts[poll.index()].kind, f.insts[poll.index()].site) else {
                 continue;
             };
-            // Nothing leads back to the poll of a loop that turned out not to be one, which may be in the entry block.
+            // A loop may have lost its back edge. Nothing leads back to its poll then.
             let is_head = self.r.back_edges.iter().any(|(_, head)| *head == b);
             let Some(split) = f.split_of[site.0 as usize].filter(|_| is_head) else { continue };
             let landing = self.at();
@@ -498,7 +513,8 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// The way out to the runtime of each trace end, and before it what gives borrowed registers back.
+    /// The way out to the runtime of each trace end, and before it what gives borrowed registers
+    /// back.
     fn unlinked_stubs(&mut self) {
         let homes = self.homes;
         for n in 0..self.r.ends.len() {

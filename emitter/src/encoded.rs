@@ -1,11 +1,13 @@
-//! Encoded code that has no place yet: bytes, the fields that depend on its place, and where everything stands, by offsets.
+//! Encoded code that has no place yet: bytes, the fields that depend on its place, and the offsets
+//! of everything in it.
 
 use crate::asm::Asm;
 use crate::counting::What;
 use crate::mach::Site;
 use smallvec::SmallVec;
 
-/// What a field of four bytes holds. All but [`Target::Exit`] are addresses, relative to the field's end.
+/// What a field of four bytes holds. All but [`Target::Exit`] are addresses, relative to the
+/// field's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// A machine block.
@@ -22,9 +24,9 @@ pub enum Target {
     LeaveRaw,
     /// The stub that leaves with canonical registers.
     LeaveCanonical,
-    /// An address that is the same as long as there is the emitter.
+    /// An address that does not change while the emitter exists.
     Address(u64),
-    /// The word that counts this.
+    /// The word in which this is counted.
     Word(What),
     /// The number of this site's exit, not relative to anything.
     Exit(u32),
@@ -50,10 +52,11 @@ pub struct Encoded {
     pub cold: Vec<u8>,
     /// What the start of the hot code must be aligned to.
     pub alignment: usize,
-    /// In the hot code: the offset of the checked entry, and of the entry behind it. The same if there is no checked one.
-    /// Before it is padding.
+    /// In the hot code: the offset of the checked entry, and of the entry behind it. The same if
+    /// there is no checked one. Before it is padding.
     pub entry: (u32, u32),
-    /// In the hot code: the offset behind what saves registers, and the one behind what loads the extended state.
+    /// In the hot code: the offset behind what saves registers, and the one behind what loads the
+    /// extended state.
     pub inside: (u32, u32),
     /// The fields that depend on where the code stands.
     pub relocations: Vec<Relocation>,
@@ -63,7 +66,8 @@ pub struct Encoded {
     pub faults: Vec<(u32, Site)>,
     /// The guards.
     pub guards: Vec<EncodedGuard>,
-    /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead to.
+    /// Offsets of the rel32 fields of back edges in the hot code, with the machine block they lead
+    /// to.
     pub back_edges: Vec<(u32, usize)>,
     /// The trace ends.
     pub ends: Vec<EncodedEnd>,
@@ -79,14 +83,15 @@ pub struct Encoded {
 
 /// A trace end.
 ///
-/// A direct one of a fragment that borrows registers has two jumps: in the hot code one that may lead to who knows the
-/// registers to be in their slots, else to cold code that gives them back and jumps on in canonical state.
+/// A direct end of a fragment that borrows registers has two jumps. The one in the hot code leads
+/// to a fragment that expects the guest's values in their slots, or to cold code that gives the
+/// registers back. That cold code ends with the second jump, in canonical state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EncodedEnd {
     /// Its site.
     pub site: u32,
-    /// In the hot code: offset of the rel32 field of the jump with registers in their slots, and in the cold code the
-    /// offset of what gives them back.
+    /// In the hot code: offset of the rel32 field of the jump with registers in their slots, and in
+    /// the cold code the offset of what gives them back.
     pub borrowed: Option<(u32, u32)>,
     /// Is the jump in canonical state in the cold code?
     pub cold: bool,
@@ -103,9 +108,10 @@ pub struct EncodedGuard {
     pub at: u32,
     /// Its site.
     pub site: Site,
-    /// Is its `jcc` a loop's back edge, and what leaves the `jmp` behind it?
+    /// Its `jcc` is a loop's back edge; the `jmp` behind it leaves.
     pub back_edge: bool,
-    /// Offset of the rel32 field that leaves, if it can be patched and its record describes the state there.
+    /// Offset of the rel32 field that leaves, if it can be patched and its record describes the
+    /// state there.
     pub way_out: Option<u32>,
 }
 
@@ -116,7 +122,7 @@ pub struct EncodedRecord {
     pub record: usize,
     /// Its rel32 field.
     pub at: u32,
-    /// What leaves for the runtime, if that is in this code.
+    /// The code that leaves to the runtime, if it is in this fragment.
     pub out: Option<u32>,
 }
 
@@ -134,7 +140,7 @@ pub struct EncodedTail {
 }
 
 impl Encoded {
-    /// The bytes of both parts are complete.
+    /// Takes the bytes and relocations of both parts, which are complete.
     pub fn finish(&mut self, hot: Asm<Target>, cold: Asm<Target>) {
         for (cold, code) in [(false, hot), (true, cold)] {
             let (bytes, relocations) = code.finish();
@@ -149,10 +155,11 @@ impl Encoded {
     }
 }
 
-/// Where guest state is while the fragment runs, if not in its home: (register, slot).
+/// Guest state that is not in its home while the fragment runs: pairs of a register and its slot.
 #[derive(Debug, Default)]
 pub struct Homes {
-    /// The fragment uses the extended state, of these components: it is loaded at entry unless it is there already.
+    /// The fragment uses the extended state, of these components: it is loaded at entry unless it
+    /// is there already.
     pub extended: Option<u64>,
     /// Saved at entry.
     pub save: SmallVec<[(u8, u16); 8]>,

@@ -1,7 +1,8 @@
-//! How checked entries and landings find out, flags untouched, that they are what was meant.
+//! How checked entries and landings find out, without changing flags, that they are the destination
+//! that was meant.
 //!
-//! x86 has two jumps that ask about rcx and no flag, and neither goes on when rcx is a given value and elsewhere when it is any
-//! other: `jrcxz` leaves for zero, `loop` stays for one.
+//! Two x86 jumps test rcx and no flag: `jrcxz` jumps if rcx is 0, `loop` falls through if rcx is 1.
+//! Neither falls through for one value of rcx and jumps for all others, so rcx is prepared first:
 //!
 //! ```text
 //! Loop:   lea  rcx, [rcx + 1 - PC]          Pext:   lea  rcx, [rcx - PC]
@@ -10,10 +11,12 @@
 //!                                                   jrcxz out
 //! ```
 //!
-//! `loop` is one operation on AMD's processors. Intel's make seven of it and more, and a check costs 2.2 ns instead of .5 (Sapphire
-//! Rapids, copied code, times native: a bytecode interpreter 2.17 by `loop`, 1.03 by `pext`; recursive `fib` 2.16, 1.54; virtual
-//! calls 2.45, 1.54; perl 1.91, 1.41). A `jrcxz` over a jump is taken where `pext` falls through, and what is taken dilutes
-//! what predictors remember: 1.24, 1.60, 2.17, 1.46.
+//! `loop` is one operation on AMD's processors. Intel's make seven or more of it, and a check then
+//! costs 2.2 ns instead of 0.5. Measured on Sapphire Rapids, copied code, time relative to native,
+//! by `loop` and by `pext`: a bytecode interpreter 2.17 and 1.03; recursive `fib` 2.16 and 1.54;
+//! virtual calls 2.45 and 1.54; perl 1.91 and 1.41. A `jrcxz` over a jump would be taken where
+//! `pext` falls through, and taken branches use up the predictors' history: 1.24, 1.60, 2.17 and
+//! 1.46.
 
 use crate::asm::{Assembler, Mem, RCX};
 use crate::cpu::Cpu;
@@ -43,7 +46,8 @@ impl EntryCheck {
         }
     }
 
-    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; changes rcx and no flags.
+    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; changes rcx and no
+    /// flags.
     pub(crate) fn compare(self, piece: &mut Piece, pc: u64) {
         let less = |half: u32| Mem::at(RCX).plus(self.goes_on().wrapping_sub(half) as i32).wide();
         let (low, high) = (less(pc as u32), less((pc >> 32) as u32));
@@ -76,8 +80,8 @@ impl EntryCheck {
         }
     }
 
-    /// Goes so many bytes from its own start unless rcx is what it must be, and clobbers rcx. The branch's opcode and
-    /// displacement come last.
+    /// Jumps `to` bytes from its own start unless rcx is [`EntryCheck::goes_on`]; clobbers rcx. The
+    /// branch's opcode and displacement come last.
     pub(crate) fn unless(self, to: isize) -> SmallVec<[u8; 24]> {
         let mut code: SmallVec<[u8; 24]> = SmallVec::new();
         // The branch has two bytes, and its distance counts from its end.

@@ -1,4 +1,5 @@
-//! Single instructions from their templates: operands as the allocator has placed them.
+//! Single instructions of selection: an iced [`Code`] and operands become an iced [`Instruction`],
+//! with registers and slots as the allocator chose them.
 
 use crate::asm::{Asm, Assembler};
 use crate::encoded::Target;
@@ -114,8 +115,8 @@ pub fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u
     Ok(inst)
 }
 
-/// How operand `n` of this instruction, its last and an immediate, is encoded. (The table of opcode descriptions says so as well, but takes a
-/// millisecond to make.)
+/// How operand `n` of this instruction, its last and an immediate, is encoded. (The table of opcode
+/// descriptions says so as well, but takes a millisecond to make.)
 fn immediate_kind(code: Code, n: u32) -> OpKind {
     let probe = match n {
         0 => Instruction::with1(code, 0i32),
@@ -149,7 +150,8 @@ mod tests {
     use super::*;
     use iced_x86::OpCodeOperandKind as K;
 
-    /// The descriptions of all general-purpose instructions that the emitter makes with immediates say the same.
+    /// The descriptions of all general-purpose instructions that the emitter makes with immediates
+    /// say the same.
     #[test]
     fn kinds_of_immediates_are_those_of_the_descriptions() {
         let mut checked = 0;

@@ -1,19 +1,31 @@
-//! Instruction selection: IR of a trace to machine instructions over virtual registers.
+//! Instruction selection: the IR of a trace becomes machine instructions over virtual registers.
 //!
-//! Blocks and instructions are walked **backwards**, so that at each instruction it is known which values later
-//! code *demanded*; pure instructions that nobody demanded vanish, and consumers may swallow what they use (loads
-//! into operands, additions into addresses, comparisons into jumps). A pure value used only by varmaps is
-//! never demanded: its exit's record recomputes it from its leaves.
+//! Selection walks blocks and instructions **backwards**. At each instruction it is then known
+//! which values later code *demands*, that is, reads from a register. A pure instruction whose
+//! value is not demanded is left out. A consumer may *fuse* with what it uses: loads become memory
+//! operands, additions become parts of addresses, comparisons become conditions of jumps. A pure
+//! value that only varmaps use is never demanded: the record of its exit computes it from its
+//! leaves.
 //!
-//! Two invariants carry the flags. *Host flags are live only from the instruction that sets them to the very next
-//! consumer*, with nothing but the allocator's moves between, and *those are `mov`s*. A guest flags value
-//! that must be kept as data is in its packed form, `lahf; seto al` (see [`crate::record`]).
+//! **Data.** [`Lower`] is the state of one walk; [`Selected`] is its result. What is known before
+//! the walk is in [`Survey`].
 //!
-//! Values narrower than 64 bits have arbitrary upper bits in their register; an `i1` is a byte 0 or 1.
+//! **Invariants.** (1) Host flags are live only from the instruction that sets them to their next
+//! consumer, and between these two stand nothing but moves of the register allocator. A guest flags
+//! value that is kept longer is kept as data in its packed form, `lahf; seto al` (see
+//! [`crate::record`]). (2) Values narrower than 64 bits have arbitrary upper bits in their
+//! register; an `i1` is a byte that is 0 or 1.
 //!
-//! Files: this one has the walk, demands and the small tools; [`crate::lower_ops`] the operations,
-//! [`crate::lower_flags`] conditions and flags, [`crate::lower_mem`] addresses, loads, stores and natives,
-//! [`crate::lower_exit`] trace ends and records.
+//! **Files.** This one has the walk, demands and the tools that all others use;
+//! [`crate::lower_ops`] the pure operations, [`crate::lower_cond`] guards and conditions,
+//! [`crate::lower_flags`] flags, [`crate::lower_mem`] addresses, loads, stores and original
+//! instructions, [`crate::lower_exit`] trace ends and records.
+//!
+//! ```text
+//! v2 = load.i64 [v1 + 8]
+//! v3 = eq.i64 v2, 7               cmp qword [rax + 8], 7
+//! assume v3 else a0               jne <the cold code of a0's exit>
+//! ```
 
 use crate::cpu::Cpu;
 use crate::mach::{Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
@@ -46,8 +58,9 @@ pub(crate) struct Selected {
     pub records: Vec<(AnchorId, Record)>,
     pub record_ops: Vec<Ops>,
     pub num_vregs: usize,
-    /// Registers that hold guest state of this fragment's own, which the allocator uses first: bit n is register n. All
-    /// others are borrowed when they are needed: saved at entry and restored at the trace's end.
+    /// Registers that hold guest state of this fragment's own, which the allocator uses first: bit
+    /// n is register n. All others are borrowed when they are needed: saved at entry and restored
+    /// at the trace's end.
     pub touched: u16,
     pub uses_vector: bool,
 }
@@ -82,17 +95,18 @@ pub(crate) struct Lower<'a> {
     out: Vec<MInst>,
     pub block: usize,
     pub pos: usize,
-    /// May a load be swallowed by what is being selected (is every value on the way used once)?
+    /// May what is being selected fuse with a load? Only if each value between the two is used
+    /// once.
     pub may_fuse: bool,
     /// Is what sets the flags the last thing that is selected for this instruction?
     pub may_place: bool,
-    /// The anchor of a load just swallowed.
+    /// The anchor of the load that the next instruction fuses with.
     pub fault: Option<AnchorId>,
     pub sites: Vec<SiteDraft>,
     pub records: Vec<(AnchorId, Record)>,
     pub record_ops: Vec<Ops>,
-    /// The shared record of each anchor.
-    /// One for guards, which may be linked, and one for faults and polls, which go to the runtime.
+    /// The records of each anchor: one that its guards share, which may be linked, and one that its
+    /// faults and polls share, which go to the runtime.
     pub record_of: Vec<[Option<usize>; 2]>,
     /// What is in place at the records of restartable natives, by record index.
     pub left_raw: FxHashMap<usize, LeftRaw>,
@@ -100,7 +114,8 @@ pub(crate) struct Lower<'a> {
     pub entry_gpr: [Option<VReg>; 16],
     /// The entry's flags in packed form, if demanded.
     pub entry_flags: Option<VReg>,
-    /// Records all of whose sites find the entry's flags still in the host's: those need not be captured for them.
+    /// Records all of whose sites find the entry's flags still in the host's: those need not be
+    /// captured for them.
     pub before_flags: Vec<bool>,
 }
 
@@ -167,7 +182,8 @@ impl<'a> Lower<'a> {
                 _ => v.blocks[b].params.iter().filter_map(|p| self.vregs[p.index()]).collect(),
             };
             let insts = std::mem::take(&mut self.out);
-            // The landing of a back edge that is led out repeats what precedes the poll, which must not leave itself.
+            // Code that leaves a loop on request repeats the instructions before the poll, so none
+            // of these may leave.
             let poll = insts.iter().rev().position(|m| matches!(m.kind, Kind::Poll)).unwrap_or(0);
             if insts.iter().rev().take(poll).any(|m| m.site.is_some()) {
                 return Err(LowerError::Unsupported("what may leave before a poll".into()));
@@ -197,8 +213,8 @@ impl<'a> Lower<'a> {
         })
     }
 
-    /// If nothing in a linear trace destroys the flags that it enters with but what restores them at its end, they stay
-    /// where they are. `entry` is backwards.
+    /// If nothing in a linear trace destroys the flags that it enters with but what restores them
+    /// at its end, they stay where they are. `entry` is backwards.
     fn keep_untouched_flags(&mut self, entry: &mut Vec<MInst>) {
         let mut destroyers = (0..entry.len()).filter(|i| entry[*i].destroys_flags());
         let (Some(at), None, [_]) = (destroyers.next(), destroyers.next(), &self.v.blocks[..]) else { return };
@@ -217,13 +233,14 @@ impl<'a> Lower<'a> {
         }
     }
 
-    /// Finds the records whose sites all come before anything in the entry block destroys the flags. `entry` is backwards.
+    /// Finds the records whose sites all come before anything in the entry block destroys the
+    /// flags. `entry` is backwards.
     fn find_early_records(&mut self, entry: &[MInst]) {
         let mut late = vec![true; self.sites.len()];
         for m in entry.iter().rev() {
             let destroys = m.destroys_flags();
             if let Some(site) = m.site {
-                // What an original instruction leaves in the flags when it faults is its own business.
+                // An original instruction may fault after it has changed flags.
                 late[site.0 as usize] = destroys && matches!(m.kind, Kind::Native(..));
             }
             if destroys {
@@ -342,7 +359,7 @@ impl<'a> Lower<'a> {
         self.cur.push(MInst { kind, ops, clobbers: PRegSet::empty(), site });
     }
 
-    /// Adds an encoded instruction; it is the fault site of a load that was swallowed into it.
+    /// Adds an instruction; if it is fused with a load, it is the load's fault site.
     pub fn x86(&mut self, code: Code, operands: &[Opnd], ops: Ops) {
         let site = self.fault.take().map(|anchor| self.site(SiteKind::Fault, anchor));
         self.emit(Kind::X86(code, SmallVec::from_slice(operands)), ops, site);
@@ -430,7 +447,7 @@ impl<'a> Lower<'a> {
         i32::try_from(s).ok().map(i64::from)
     }
 
-    /// A source operand: immediate, a load that can be swallowed, or any location.
+    /// A source operand: an immediate, a load to fuse with, or any location.
     pub fn src(&mut self, o: Operand, ty: Ty, size: Size, ops: &mut Ops) -> Result<Opnd, LowerError> {
         if let Some(i) = self.imm(o, ty) {
             return Ok(Opnd::Imm(i));
@@ -443,7 +460,7 @@ impl<'a> Lower<'a> {
         if size == Size::of(ty)
             && let Some(load) = self.fusable(o, ty)
         {
-            return self.swallow(load, ops);
+            return self.fuse(load, ops);
         }
         let r = self.reg(o)?;
         ops.push(RaOperand::any_use(r));
@@ -455,7 +472,8 @@ impl<'a> Lower<'a> {
         RaOperand::new(d, OperandConstraint::Reuse(of), OperandKind::Def, OperandPos::Late)
     }
 
-    /// Is the value needed by code after this point (so that its register should not be overwritten)?
+    /// Is the value needed by code after this point (so that its register should not be
+    /// overwritten)?
     pub fn lives_on(&self, o: Operand) -> bool {
         match self.survey.resolve(o) {
             Operand::Value(v) => self.demanded[v.index()] || self.survey.is_pinned(v),

@@ -1,7 +1,9 @@
-//! Selection of guards and conditions: which comparison sets the host's flags, and which condition is read then.
+//! Selection of guards and conditions: which comparison sets the host's flags, and which condition
+//! is read then.
 //!
-//! A comparison may be no instruction of its own. Where a value's own instruction sets the flags that are wanted, it is placed
-//! right before the guard ([`Lower::place_here`]): the `dec` of `dec; jnz`, the `add` whose flags a trace end needs.
+//! A comparison may be no instruction of its own. Where a value's own instruction sets the flags
+//! that are wanted, that instruction is placed right before the guard instead of at its definition
+//! ([`Lower::place_here`]): the `dec` of `dec; jnz`, the `add` whose flags a trace end needs.
 
 use crate::lower::{Lower, LowerError, anchor_of};
 use crate::lower_flags::alu_code;
@@ -49,7 +51,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// Sets the host's flags such that the returned condition is the truth value `o`, which is not a constant.
+    /// Sets the host's flags such that the returned condition is the truth value `o`, which is not
+    /// a constant.
     pub fn condition(&mut self, o: Operand) -> Result<Cond, LowerError> {
         let outer = self.may_fuse;
         let result = self.condition_inner(o);
@@ -93,9 +96,9 @@ impl Lower<'_> {
         self.x86(x86::TEST[size as usize], &[Opnd::Op(0, size), Opnd::Op(1, size)], ops);
     }
 
-    /// Places a demanded value's own instruction *here* instead of at its definition, so that its flags serve too: the
-    /// `dec` of `dec; jnz`, the `add` whose flags a trace end needs. Possible if nothing in between reads the value
-    /// or may leave the fragment, for a record would want it.
+    /// Places a demanded value's own instruction *here* instead of at its definition, so that its
+    /// flags serve too: the `dec` of `dec; jnz`, the `add` whose flags a trace end needs. Possible
+    /// if nothing in between reads the value or may leave the fragment, for a record would want it.
     fn place_here(&mut self, d: Value) -> Result<bool, LowerError> {
         let (Some(r), Def::Inst(block, index)) = (self.vregs[d.index()], self.survey.defs[d.index()]) else {
             return Ok(false);
@@ -124,7 +127,8 @@ impl Lower<'_> {
                 return Ok(false);
             }
             if between.args.iter().filter_map(|a| a.as_value()).any(|a| derived.contains(&a)) {
-                // What nobody demanded yet, nobody in between can demand.
+                // A value that later code does not demand is demanded by no instruction in between
+                // either.
                 match between.def() {
                     Some(v)
                         if between.op.is_pure()
@@ -277,7 +281,7 @@ impl Lower<'_> {
                     Opnd::Op(0, size)
                 }
             };
-            let left = self.swallow(load, &mut ops)?;
+            let left = self.fuse(load, &mut ops)?;
             let code = alu_code(Alu::Cmp, size, &right, true);
             self.x86(code, &[left, right], ops);
             return Ok(());

@@ -1,8 +1,11 @@
 //! Trace ends, and the records of all other exits.
 //!
-//! A trace end leaves in canonical state: deferred stores are performed, the new flags are executed last but for
-//! moves, every touched register gets its value by a fixed use. A record, in contrast, only *names* where values
-//! are; it is built after selection, when it is known which values have registers.
+//! A trace end leaves in canonical state. Deferred stores are performed first, then the new flags
+//! are set, and each touched register gets its value by a fixed use; only moves of the allocator
+//! follow.
+//!
+//! A record, in contrast, only *names* where values are. It is built after selection, when it is
+//! known which values have registers.
 
 use crate::lower::{LeftRaw, Lower, LowerError};
 use crate::mach::{Addr, End, EndRsp, Kind, Opnd, Ops, SiteDraft, SiteKind, preg};
@@ -158,8 +161,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// Where the varmap names `d = a + c`, `a` is `d - c`: a register less that must survive for the sake of the flags
-    /// of the addition.
+    /// Where the varmap names `d = a + c`, `a` is `d - c`: a register less that must survive for
+    /// the sake of the flags of the addition.
     fn find_inverses(&self, anchor: AnchorId, b: &mut RecordBuilder) {
         let varmap = &self.v.anchors[anchor.index()].varmap;
         for d in varmap.iter().filter_map(|(_, o)| self.survey.resolve(*o).as_value()) {
@@ -236,7 +239,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// The node of an operand: a register where it has one, else the operation on its operands' nodes.
+    /// The node of an operand: a register where it has one, else the operation on its operands'
+    /// nodes.
     fn node(&mut self, o: Operand, ty: Ty, b: &mut RecordBuilder) -> Result<u16, LowerError> {
         let v = match o {
             Operand::Const(c) => return Ok(b.push(Node::Const(c & ty.mask()))),
@@ -302,7 +306,8 @@ struct RecordBuilder {
     known: FxHashMap<Value, u16>,
     /// The entry's flags are still in the host's.
     flags_in_place: bool,
-    /// Value -> what it is in terms of a value that has a register: operation, type, value, constant.
+    /// Value -> what it is in terms of a value that has a register: operation, type, value,
+    /// constant.
     inverse: FxHashMap<Value, (Op, Ty, Value, u64)>,
 }
 

@@ -1,8 +1,9 @@
 //! Selection of flags.
 //!
-//! A `flags.OP` value is re-executed where somebody looks: [`Lower::host_flags`] leaves it in the host's flags,
-//! right before its consumer. Only parameters, flags of original instructions, and values that are passed along edges
-//! live in registers, in packed form.
+//! A `flags.OP` value is not computed where it is defined. Its operation is executed again right
+//! before each consumer: [`Lower::host_flags`] leaves the value in the host's flags there. Only
+//! three kinds of flags values live in registers, in packed form: parameters, flags of original
+//! instructions, and values that are passed along edges.
 
 use crate::lower::{Lower, LowerError};
 use crate::mach::{Kind, Opnd, Ops, preg};
@@ -84,7 +85,8 @@ impl Lower<'_> {
         };
         if mask & !set != 0 {
             self.may_place = false;
-            // Ask for the operands first: computing one between here and the old flags would destroy those.
+            // Ask for the operands first: computing one between here and the old flags would
+            // destroy those.
             for (i, arg) in args.iter().enumerate() {
                 if Some(i) != op.old_operand() && arg.as_value().is_some() {
                     self.reg(*arg)?;
@@ -215,7 +217,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// The operand with the bits above an i8 cleared (no flags), for operations that have no 8-bit form.
+    /// The operand with the bits above an i8 cleared (no flags), for operations that have no 8-bit
+    /// form.
     fn exact(&mut self, o: Operand, ty: Ty) -> Result<VReg, LowerError> {
         let r = self.reg(o)?;
         Ok(if ty == Ty::I8 { self.extended(r, ty, false) } else { r })

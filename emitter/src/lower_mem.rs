@@ -22,8 +22,8 @@ struct Sum {
 }
 
 impl Lower<'_> {
-    /// The load that an operand is, if the instruction being selected may execute it: its only use, in this block,
-    /// with no other memory access between.
+    /// The load that an operand is, if the instruction being selected may execute it: its only use,
+    /// in this block, with no other memory access between.
     pub fn fusable(&self, o: Operand, ty: Ty) -> Option<Value> {
         let v = o.as_value()?;
         let Def::Inst(b, i) = self.survey.defs[v.index()] else { return None };
@@ -42,7 +42,7 @@ impl Lower<'_> {
     }
 
     /// Makes the load `v` the memory operand of what is being selected.
-    pub fn swallow(&mut self, v: Value, ops: &mut Ops) -> Result<Opnd, LowerError> {
+    pub fn fuse(&mut self, v: Value, ops: &mut Ops) -> Result<Opnd, LowerError> {
         let Some(inst) = self.survey.inst_of(v) else {
             return Err(LowerError::Malformed(format!("{v} is not a load")));
         };
@@ -52,7 +52,7 @@ impl Lower<'_> {
         Ok(Opnd::Mem(address))
     }
 
-    /// May an address swallow this pure value instead of using its register?
+    /// May an address contain the operation of this pure value instead of using its register?
     fn foldable(&self, v: Value) -> bool {
         self.vregs[v.index()].is_none() && self.survey.hot_uses[v.index()] == 1
     }
@@ -70,7 +70,8 @@ impl Lower<'_> {
         self.address_of(mem, inst.args[0], inst.args[1], ops, OperandConstraint::Reg)
     }
 
-    /// The sum that an address is, with all that the memory operand can add instead of other instructions.
+    /// The sum that an address is, with all that the memory operand can add instead of other
+    /// instructions.
     fn folded(&self, mem: Mem, base: Operand, index: Operand) -> Sum {
         let mut base = self.survey.resolve(base);
         let mut index = self.survey.resolve(index);
@@ -124,7 +125,8 @@ impl Lower<'_> {
             }
             break;
         }
-        // Where only `a + c` lives on, `a` need not: the loop's pointer may be incremented in place.
+        // If later code demands `a + c` and not `a`, the address is made of the sum: the loop's
+        // pointer is then incremented in place, and `a` needs no register.
         if let Operand::Value(a) = base
             && !self.survey.is_pinned(a)
             && !self.demanded[a.index()]
@@ -317,7 +319,8 @@ impl Lower<'_> {
                     ));
                 }
                 let record = self.new_record(anchor);
-                // What the fault leaves in registers and flags must stay there until the record is read.
+                // What the fault leaves in registers and flags must stay there until the record is
+                // read.
                 let outputs = inst.defs.iter().zip(&native.gpr_out);
                 let raw = outputs.map(|(d, g)| RaOperand::reg_fixed_use(self.defined(*d), preg(g.number()))).collect();
                 self.left_raw.insert(record, LeftRaw { registers: raw, flags: native.flags_out });

@@ -1,4 +1,4 @@
-//! Selection of the pure integer operations whose result somebody demanded.
+//! Selection of pure integer operations whose results are demanded.
 
 use crate::lower::{Lower, LowerError};
 use crate::lower_flags::alu_code;
@@ -159,7 +159,8 @@ impl Lower<'_> {
         self.commutative(Alu::Add, ty, a, b, d)
     }
 
-    /// Selects `lea` where it does the work of several operations: `a + (b << n)`, with a constant or not.
+    /// Selects `lea` where it does the work of several operations: `a + (b << n)`, with a constant
+    /// or not.
     fn add_by_address(&mut self, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<bool, LowerError> {
         if !matches!(ty, Ty::I32 | Ty::I64) {
             return Ok(false);
@@ -227,7 +228,8 @@ impl Lower<'_> {
         Ok(true)
     }
 
-    /// Puts the operand to be overwritten first: not a constant, not a load, not what lives on.
+    /// Puts the operand that is overwritten first: not a constant, not a load, not a value that
+    /// later code demands.
     fn commutative(&mut self, op: Alu, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
         let swap = self.survey.resolve(a).as_const().is_some()
             || self.fusable(a, ty).is_some()
@@ -443,7 +445,8 @@ impl Lower<'_> {
     }
 
     fn truth_value(&mut self, inst: &Inst, d: VReg) -> Result<(), LowerError> {
-        // The value is demanded, yet here it is to be computed: look at the operation, not at the register.
+        // The value is demanded, yet here it is to be computed: look at the operation, not at the
+        // register.
         let v = inst.defs[0];
         let register = self.vregs[v.index()].take();
         let cond = self.condition(v.into());

@@ -1,11 +1,15 @@
-//! Machine instructions before and after register allocation, and the control-flow graph that regalloc2 sees.
+//! Machine instructions before and after register allocation, and the control-flow graph that
+//! regalloc2 sees.
 //!
-//! Every *site* (a guard, a poll, an instruction that may fault) ends a block: the block's first successor is the
-//! code that follows, its second a cold *split* block that stores the site's number and goes on to the *record*
-//! block of its exit. The record block carries the varmap's any-location uses and no code of its own, so varmaps
-//! never constrain hot code (DESIGN section 6). A faulting instruction is itself the branch: what regalloc2 moves
-//! for its operands happens before it, what it moves for the successors after it, so the split block starts in
-//! exactly the state that a fault leaves.
+//! A *site* is an instruction that may leave the fragment: a guard, a poll, an instruction that may
+//! fault. Every site ends a block. The block's first successor is the code that follows. Its second
+//! is a cold *split* block, which stores the site's number and goes on to the *record* block of its
+//! exit. The record block carries the varmap's uses, which may be in any location, and no code of
+//! its own, so varmaps never constrain hot code (DESIGN section 6).
+//!
+//! An instruction that may fault is itself the branch. The allocator's moves for its operands stand
+//! before it, those for its successors behind it, so the split block begins in exactly the state
+//! that a fault leaves.
 
 use crate::x86::{self, Size};
 use dynasour_ir::AnchorId;

@@ -1,6 +1,8 @@
-//! Passages between two fragments of which the first has borrowed other registers than the second saves.
+//! Passages between two fragments of which the first has borrowed other registers than the second
+//! saves.
 //!
-//! A passage gives registers back that only the first has borrowed, saves those that only the second borrows, and goes on:
+//! A passage gives registers back that only the first has borrowed, saves those that only the
+//! second borrows, and goes on:
 //!
 //! ```text
 //! mov rbx, gs:[slot of rbx]      given back
@@ -14,8 +16,8 @@ use crate::encoded::{Encoded, EncodedEnd, Target};
 use crate::instruction::{restore, save};
 use dynasour_guest::context::offset;
 
-/// The code of a passage. Its only exit is site 0, where a thread leaves that is to come out; all of `saved` is given back
-/// before that.
+/// The code of a passage. Its only exit is site 0, where a thread leaves that is to come out; all
+/// of `saved` is given back before that.
 pub fn passage(give_back: &[(u8, u16)], borrow: &[(u8, u16)], saved: &[(u8, u16)]) -> Encoded {
     let (mut hot, mut cold) = (Asm::new(), Asm::new());
     give_back.iter().for_each(|&(r, s)| restore(&mut hot, r, s));

@@ -1,6 +1,8 @@
-//! Small pieces of code that are made often: bytes to be copied anywhere in the code cache.
+//! Short code that is copied into the cache as a whole: checked entries and tails of indirect
+//! transfers.
 //!
-//! A copied block begins and ends with some, so they are kept without an allocation.
+//! A copied block begins and ends with one, so a piece is kept without an allocation. It may refer
+//! to one address, relative to its place ([`Piece::leads`]), and to one table.
 
 use crate::asm::{Assembler, Mem, RCX};
 use dynasour_guest::context::offset;
@@ -9,13 +11,14 @@ use smallvec::SmallVec;
 /// The word of `stub_save` in which rcx waits while an indirect transfer uses it.
 pub const SAVE_RCX: usize = 2;
 
-/// `jmp [table + r*8]` in eight bytes, the field last.
+/// `jmp [table + r*8]` in eight bytes, the field last: it can be replaced by [`directly`] in one
+/// store.
 pub(crate) fn through(r: u8, table: u32) -> [u8; 8] {
     let [a, b, c, d] = table.to_le_bytes();
     [0x40 | (r >> 3) << 1, 0xff, 0x24, 0xc5 | (r & 7) << 3, a, b, c, d]
 }
 
-/// `jmp` over so many bytes, likewise. (The prefixes mean nothing.)
+/// `jmp` over `relative` bytes, also in eight bytes with the field last. The prefixes mean nothing.
 pub(crate) fn directly(relative: u32) -> [u8; 8] {
     let [a, b, c, d] = relative.to_le_bytes();
     [0x2e, 0x2e, 0x2e, 0xe9, a, b, c, d]

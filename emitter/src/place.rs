@@ -1,10 +1,13 @@
-//! Placing: compiled code gets memory in the cache, its relocations are resolved, and it becomes a fragment.
+//! Placing: compiled code gets memory in the cache, its relocations are resolved, and it becomes a
+//! fragment.
 //!
-//! This is what is left to do under the lock when [`codegen::compile`](crate::codegen::compile) has made the code without it. Nothing leads to the fragment
-//! yet when [`Emitter::place`] returns; links, exits and lookup tables are made to lead there by calls of their own.
+//! This is done under the lock, after [`codegen::compile`](crate::codegen::compile) has made the
+//! code without it. Nothing leads to the fragment yet when [`Emitter::place`] returns: links, exits
+//! and lookup tables are made to lead there by calls of their own.
 //!
-//! **Invariants.** Hot code of fragments ascends with their ids, cold code descends: [`fragment_at`](crate::fragment) searches so.
-//! Code that does not fit leaves the cache as it was.
+//! **Invariants.** (1) Hot code of fragments ascends with their ids, cold code descends:
+//! [`fragment_at`](crate::fragment) searches so. (2) Code that does not fit leaves the cache as it
+//! was.
 
 use crate::codegen::compiled::CompiledSite;
 use crate::codegen::{CompiledCode, Request};
@@ -17,7 +20,8 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
 impl Emitter {
-    /// Makes a fragment of compiled code. [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
+    /// Makes a fragment of compiled code. [`EmitError::is_full`] asks the caller to
+    /// [`Emitter::flush_all`].
     ///
     /// # Errors
     /// There is no room, or everything was dropped since the request was made.
@@ -83,8 +87,8 @@ impl Emitter {
         Ok(id)
     }
 
-    /// Finds room for encoded code, resolves its relocations and copies it into the cache. Its exits are numbered from
-    /// `first_site`; it counts in `words`.
+    /// Finds room for encoded code, resolves its relocations and copies it into the cache. Its
+    /// exits are numbered from `first_site`; it counts in `words`.
     pub(crate) fn put_code(
         &mut self,
         code: &Encoded,

@@ -1,16 +1,26 @@
-//! Versions that begin where an exit left: the exit's record becomes the first instructions of a version.
+//! Versions that begin in the state in which an exit leaves: the exit's record becomes the first
+//! instructions of a version.
 //!
-//! The leaves of the record turn into entry parameters with a *place* (a host register or spill slot), its nodes into
-//! instructions, and every guest location it names gets an SSA value. That is put before a side trace
-//! ([`side_trace`]), or before nothing but a trace end, which makes a *resolved stub*: the moves from an
-//! exit's state to canonical state ([`stub`]).
+//! The leaves of the record become entry parameters, each with a [`Place`]: a host register, a
+//! spill slot or the flags. Its nodes become instructions. Every guest location that the record
+//! names gets an SSA value.
+//!
+//! There are two uses. [`side_trace`] puts that before a version that was recorded from the exit's
+//! target. [`stub`] puts it before a trace end, which makes a *resolved stub*: the moves from the
+//! exit's state to canonical state.
+//!
+//! ```text
+//! record: rax = slot 3, rbx = rcx + 1       b0(v0: i64 in slot 3, v1: i64 in rcx):
+//!                                             v2 = add.i64 v1, 1
+//!                                             (the side trace, with v0 for rax and v2 for rbx)
+//! ```
 
 use crate::record::{Node, Place, Record};
 use dynasour_ir::{Anchor, AnchorId, Block, DeferredStore, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// How a fragment is entered otherwise than in canonical state.
+/// The state in which a fragment is entered: nothing set for canonical state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EntryPlaces {
     /// For each parameter of the entry block: its place, or none if it is at home.
@@ -21,7 +31,8 @@ pub(crate) struct EntryPlaces {
     pub first_slot: u32,
     /// Guest registers that the version never names, and the slots that their values stay in.
     pub saved: Vec<(u8, u16)>,
-    /// Instructions that stand in the entry block before those of the version that was to be compiled.
+    /// Instructions that stand in the entry block before those of the version that was to be
+    /// compiled.
     pub added: u32,
 }
 
@@ -45,7 +56,7 @@ fn in_slots(record: &Record) -> impl Iterator<Item = (Loc, u16)> {
     })
 }
 
-/// A version under construction and what the record's nodes have become in it.
+/// A version under construction, and the operands that the record's nodes have become in it.
 struct Prefix {
     version: Version,
     params: Vec<Value>,
@@ -147,8 +158,9 @@ impl Prefix {
     }
 }
 
-/// The version that brings an exit's state into canonical state and ends at the exit's target. If that is computed and
-/// `only` says where the stub may go, it leaves in the exit's own state when it is another.
+/// The version that brings an exit's state into canonical state and ends at the exit's target. If
+/// the target is computed and `only` is given, the stub goes on only if the target is `only`; else
+/// it leaves in the exit's own state.
 pub(crate) fn stub(
     region: u64,
     record: &Record,
@@ -171,9 +183,9 @@ pub(crate) fn stub(
     p.finish(occupied, first_slot, Vec::new())
 }
 
-/// `body`, whose entry is the guest state at an exit's target, made to start in the exit's own state.
+/// Makes `body`, whose entry is the guest state at an exit's target, start in the exit's own state.
 pub(crate) fn side_trace(body: &Version, record: &Record, occupied: u16, first_slot: u32) -> (Version, EntryPlaces) {
-    // What the body neither reads nor writes stays in its slot.
+    // A guest register that the body neither reads nor writes stays in its slot.
     let mut used = vec![false; body.types.len()];
     let mut names = body.clone();
     names.for_each_operand(|o| {
@@ -214,7 +226,8 @@ pub(crate) fn side_trace(body: &Version, record: &Record, occupied: u16, first_s
         }
         anchor.varmap.sort_by_key(|(l, _)| *l);
     }
-    // What the exit deferred is performed first; a fault there leaves with the exit's own state.
+    // Stores that the exit deferred are performed first; a fault there leaves with the exit's own
+    // state.
     let stores = own.stores.clone();
     if !stores.is_empty() {
         let anchor: AnchorId = p.version.anchor(own);

@@ -1,17 +1,23 @@
-//! Transitions between Rust and fragments: the generated stubs `enter`, `leave` and `abort`.
+//! Transitions between Rust and generated code: the stubs `enter`, `leave` and `abort`.
 //!
-//! * **enter** saves the host's callee-saved registers, stack pointer and FS base, restores the guest's FS base, flags
-//!   and general registers, and jumps to a fragment. The guest's extended state stays in memory until a fragment that
-//!   uses it loads it (`extended_away`); leaving saves it only then. Both cost some hundred nanoseconds. What is in
-//!   its initial state in the XSAVE image stays so in hardware (DESIGN section 12, "a trap").
-//! * **leave, canonical**: registers are the guest's; they go to `gpr` and `rflags`.
-//! * **leave, raw**: registers are a fragment's own; they go to `raw` and `raw_flags`, and a deopt record tells
-//!   what they mean.
-//! * **abort**: nothing of the guest has run; its state in memory is still exact.
+//! * **enter** saves the host's callee-saved registers, stack pointer and FS base, loads the
+//!   guest's FS base, flags and general registers, and jumps to a fragment. The guest's extended
+//!   state stays in memory until a fragment that uses it loads it (`extended_away`). Loading and
+//!   saving it cost some hundred nanoseconds each. A component that is in its initial state in the
+//!   XSAVE image stays in its initial state in hardware (DESIGN section 12, "a trap").
+//! * **leave, canonical**: registers are the guest's. They go to `gpr` and `rflags`. The extended
+//!   state is saved if it was loaded.
+//! * **leave, raw**: registers are a fragment's own. They go to `raw` and `raw_flags`, and a deopt
+//!   record says what they mean.
+//! * **abort**: no guest code has run. The guest's state in memory is exact.
 //!
-//! Flags are read only after switching to the host stack: the guest's stack and red zone are never touched.
-//! A signal handler that finds its rip within `enter_window` redirects it to `abort`; elsewhere on the way in the
-//! check of `pending` is still to come, and on the way out the caller checks.
+//! **Invariants.** (1) Flags are read and written only on the host's stack: the guest's stack and
+//! red zone are never touched. (2) A signal handler that finds its rip within `enter_window`
+//! redirects it to `abort`. Before the window the check of `pending` is still to come; on the way
+//! out the caller checks.
+//!
+//! **Who calls.** [`crate::EntryPoint::run`], without any lock. A context is only used by its own
+//! thread.
 
 use crate::asm::{Asm, Assembler, Label, Mem, NOT_EQUAL, RAX, RBP, RBX, RDI, RDX, RSI, RSP};
 use crate::cache::{Cache, CacheError};
@@ -60,7 +66,8 @@ pub struct Stubs {
 /// Points this thread's GS base at its context. Once per host thread, before it enters a fragment.
 ///
 /// # Safety
-/// FSGSBASE must be enabled (the stubs' generation checks it), and nothing else on the thread may use GS.
+/// FSGSBASE must be enabled (the stubs' generation checks it), and nothing else on the thread may
+/// use GS.
 pub unsafe fn set_gs(ctx: *mut ThreadContext) {
     // SAFETY: the caller vouches for FSGSBASE; Rust and libc do not use GS on x86-64 Linux.
     unsafe { std::arch::asm!("wrgsbase {}", in(reg) ctx as u64, options(nomem, nostack)) };
@@ -106,11 +113,13 @@ impl Stubs {
         })
     }
 
-    /// Runs the fragment code at `entry` with the guest state in `ctx` until it leaves; returns `exit_site`.
+    /// Runs the fragment code at `entry` with the guest state in `ctx` until it leaves; returns
+    /// `exit_site`.
     ///
     /// # Safety
-    /// `entry` is a fragment's entry in the cache of these stubs, `ctx` is this thread's context and GS points to
-    /// it ([`set_gs`]). The code then runs with the guest's authority over the whole address space.
+    /// `entry` is a fragment's entry in the cache of these stubs, `ctx` is this thread's context
+    /// and GS points to it ([`set_gs`]). The code then runs with the guest's authority over the
+    /// whole address space.
     pub unsafe fn enter(&self, ctx: *mut ThreadContext, entry: u64) -> u64 {
         // SAFETY: the caller's promise.
         unsafe { enter(self.enter, ctx, entry) }
@@ -125,7 +134,8 @@ fn general_registers() -> impl Iterator<Item = u8> {
     (0..16).filter(|r| *r != RSP)
 }
 
-/// From the host to the fragment at rsi. Returns the start of the window, which ends with the jump there.
+/// From the host to the fragment at rsi. Returns the start of the window, which ends with the jump
+/// there.
 fn enter_stub(code: &mut Asm<u64>, abort: Label) -> Label {
     CALLEE_SAVED.into_iter().for_each(|r| code.push(r));
     code.store(RSP, offset::HOST_RSP);
@@ -149,7 +159,8 @@ fn enter_stub(code: &mut Asm<u64>, abort: Label) -> Label {
     window
 }
 
-/// Stores the registers from the field `registers` on, and the flags, which are read on the host's stack.
+/// Stores the registers from the field `registers` on, and the flags, which are read on the host's
+/// stack.
 fn leave(code: &mut Asm<u64>, registers: usize, flags: usize) {
     (0..16).for_each(|r| code.store(r, registers + 8 * usize::from(r)));
     code.load(RSP, offset::HOST_RSP);
@@ -188,9 +199,10 @@ fn host_state(code: &mut Asm<u64>) {
 /// As [`Stubs::enter`], for the stub at `stub`.
 ///
 /// # Safety
-/// As there.
+/// The promise of [`Stubs::enter`]; `stub` is that emitter's stub.
 pub(crate) unsafe fn enter(stub: u64, ctx: *mut ThreadContext, entry: u64) -> u64 {
-    // SAFETY: the address of a stub generated above with exactly this signature; the rest is the caller's promise.
+    // SAFETY: the address of a stub generated above with exactly this signature; the rest is the
+    // caller's promise.
     unsafe {
         let f: unsafe extern "sysv64" fn(*mut ThreadContext, u64) -> u64 = std::mem::transmute(stub);
         f(ctx, entry)

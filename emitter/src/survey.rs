@@ -1,7 +1,9 @@
-//! What selection must know of a version before it selects: definitions, uses, and which registers and values records need.
+//! What selection must know of a version before it begins: definitions, uses, and which registers
+//! and values records need.
 //!
-//! Selection walks a version backwards and decides at each instruction by what later code needs. The facts here are those
-//! that a walk cannot find out on its way; they do not change while it selects.
+//! Selection walks a version backwards and decides at each instruction by what later code needs. A
+//! [`Survey`] holds the facts that such a walk cannot find out on its way. They do not change while
+//! it selects.
 
 use crate::lower::LowerError;
 use crate::record::Place;
@@ -22,19 +24,20 @@ pub(crate) enum Def {
     None,
 }
 
-/// A value whose recomputation in a record takes more nodes than this is computed in the hot code instead.
+/// A value whose recomputation in a record takes more nodes than this is computed in the hot code
+/// instead.
 const MAX_TREE: u32 = 32;
 
-/// See the module.
+/// The facts about one version and the state in which it is entered.
 pub(crate) struct Survey<'a> {
     v: &'a Version,
     entry_places: &'a EntryPlaces,
     pub defs: Vec<Def>,
     /// Uses by instructions and terminators.
     pub hot_uses: Vec<u32>,
-    /// The value is a leaf of some record, so it must have a location.
+    /// By value: it is a leaf of some record, so it must have a location.
     pub leaf: Vec<bool>,
-    /// The value must be computed in the hot code although only records use it.
+    /// By value: the hot code must compute it although only records use it.
     pub forced: Vec<bool>,
     /// For a block parameter that is always passed the same register as an earlier one: that one.
     pub same_param: Vec<Option<Value>>,
@@ -48,7 +51,8 @@ pub(crate) struct Survey<'a> {
     pub available: FxHashMap<(Op, Ty, SmallVec<[Operand; 3]>), Value>,
     /// Guest registers with a location of their own in this fragment: bit n.
     pub touched: u16,
-    /// The flags are written by no varmap but destroyed by emitted code, so they are kept from entry.
+    /// The flags are written by no varmap but destroyed by emitted code, so they are kept from
+    /// entry.
     pub keep_flags: bool,
     /// Does it read or write vector, mask, x87 state or MXCSR?
     pub uses_vector: bool,
@@ -132,7 +136,8 @@ impl<'a> Survey<'a> {
                 };
                 if let Some(n) = inst.native {
                     let native = &v.natives[n.index()];
-                    // A register that stands in for rsp may be one whose guest value waits in a slot.
+                    // A register that stands in for rsp may be one whose guest value waits in a
+                    // slot.
                     for g in native.gpr_in.iter().chain(&native.gpr_out) {
                         self.touched |= 1 << g.number() & !saved;
                     }
@@ -169,7 +174,8 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// Finds the values that would take a record too many nodes. What hot code needs is likely to have a register.
+    /// Finds the values that would take a record too many nodes. What hot code needs is likely to
+    /// have a register.
     fn force_large_trees(&mut self) {
         let v = self.v;
         let mut needed = vec![false; v.types.len()];
@@ -192,7 +198,8 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Finds parameters that are equal in every register bit, such as an i32 and its zero extension.
+    /// Finds parameters that are equal in every register bit, such as an i32 and its zero
+    /// extension.
     fn share_params(&mut self) {
         let v = self.v;
         for (b, block) in v.blocks.iter().enumerate().skip(1) {
@@ -241,7 +248,8 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The guest location that an entry parameter is, unless it is a value that an exit left somewhere.
+    /// The guest location that an entry parameter is, unless it is a value that an exit left
+    /// somewhere.
     pub fn entry_loc(&self, n: usize) -> Option<Loc> {
         match self.entry_places.places.get(n) {
             Some(Some(_)) => None,

@@ -1,9 +1,9 @@
-//! Words of data memory within reach of the cache's code, for what generated code counts.
+//! Words of data memory within reach of the cache's code, in which generated code counts.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module.
+/// Words that generated code and Rust both change, by single stores.
 pub(crate) struct Words {
     memory: *mut u64,
     len: usize,
@@ -11,11 +11,11 @@ pub(crate) struct Words {
 
 // SAFETY: the memory is only accessed through atomics, and by generated code with aligned accesses.
 unsafe impl Send for Words {}
-// SAFETY: as above.
+// SAFETY: `&self` only offers atomic accesses.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// So many words, all zero, within reach of the cache's code; none if there is no room.
+    /// `len` words, all zero, within reach of the cache's code; none if there is no room.
     pub fn new(cache: &Range<u64>, len: usize) -> Option<Words> {
         const STEP: usize = 16 << 20;
         const FARTHEST: u64 = 1 << 30;

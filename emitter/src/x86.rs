@@ -1,4 +1,4 @@
-//! The x86 side of selection: operand sizes, registers, and which encoding (iced-x86 [`Code`]) an operation has
+//! The x86 side of selection: operand sizes, registers, and the iced-x86 [`Code`] of each operation
 //! at each size. Tables are indexed by [`Size`].
 
 use dynasour_ir::Ty;

@@ -8,7 +8,8 @@ use std::ops::Range;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Label(usize);
 
-/// A field of four bytes that is filled in when the code has its place; what it holds is for its maker to say.
+/// A field of four bytes that is filled in when the code has its place; what it holds is for its
+/// maker to say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Relocation<T> {
     /// Offset of the field.
@@ -127,8 +128,8 @@ impl<T> Asm<T> {
         encode(&mut self.encoder, inst, |bytes| self.bytes.extend_from_slice(bytes))
     }
 
-    /// Puts fewer than ten bytes of no-operations before the code from `from` on, in which nothing is relative to its place.
-    /// What stands at `from` itself stays a label's place.
+    /// Puts fewer than ten bytes of no-operations before the code from `from` on, in which nothing
+    /// is relative to its place. What stands at `from` itself stays a label's place.
     pub fn pad_before(&mut self, from: usize, bytes: usize) {
         self.nop(bytes);
         self.bytes[from..].rotate_right(bytes);
@@ -163,8 +164,8 @@ impl Asm<u64> {
         self.relocate(address);
     }
 
-    /// The code as it is at `base`, and where its labels are then: relocations are addresses, relative to the ends of their
-    /// fields.
+    /// The code as it is at `base`, and where its labels are then: relocations are addresses,
+    /// relative to the ends of their fields.
     pub fn finish_at(mut self, base: u64) -> (Vec<u8>, Placed) {
         self.resolve();
         let Asm { mut bytes, labels, relocations, .. } = self;

@@ -1,4 +1,5 @@
-//! Instructions with a ModRM byte: opcodes, operands in memory, and their bytes (Intel SDM vol. 2, 2.1 to 2.3).
+//! Instructions with a ModRM byte: opcodes, operands in memory, and their bytes (Intel SDM vol. 2,
+//! 2.1 to 2.3).
 
 use std::ops::Deref;
 
@@ -27,7 +28,8 @@ enum Base {
 pub(crate) struct Mem {
     segment: Segment,
     base: Base,
-    /// The index register, which is not rsp, and the binary logarithm of what it is multiplied with.
+    /// The index register, which is not rsp, and the binary logarithm of what it is multiplied
+    /// with.
     index: Option<(u8, u8)>,
     displacement: i32,
     /// The displacement has four bytes even if fewer would do.
@@ -47,8 +49,8 @@ impl Mem {
         Mem { displacement: address as i32, ..Mem::NOTHING }
     }
 
-    /// `[rip + …]`: the displacement is to be filled in. It is the last four bytes of the instruction, or those before its
-    /// immediate.
+    /// `[rip + …]`: the displacement is to be filled in. It is the last four bytes of the
+    /// instruction, or those before its immediate.
     pub const fn relative() -> Mem {
         Mem { base: Base::Next, ..Mem::NOTHING }
     }

@@ -1,4 +1,5 @@
-//! Each instruction form against iced-x86's decoder: mnemonic, operands and length, with registers of both halves.
+//! Each instruction form against iced-x86's decoder: mnemonic, operands and length, with registers
+//! of both halves.
 
 use super::buffer::Relocation;
 use super::*;
@@ -78,7 +79,8 @@ fn instructions_with_several_registers() {
     }
 }
 
-/// All shapes of addresses in one instruction: bases, indices, displacements of no, one and four bytes.
+/// All shapes of addresses in one instruction: bases, indices, displacements of no, one and four
+/// bytes.
 #[test]
 fn addresses() {
     let displacements = [(0, ""), (8, "+8"), (-8, "-8"), (0x1234, "+1234h"), (-0x1234, "-1234h")];

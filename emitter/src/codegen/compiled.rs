@@ -1,6 +1,7 @@
-//! What code generation makes of a version: code that has no place yet, and what must be known about it when it has one.
+//! The result of code generation: code that has no place yet, and the facts that a fragment is made
+//! of.
 //!
-//! Places within the code are offsets ([`At`]); numbers of exits count from the fragment's first.
+//! Places within the code are offsets ([`At`]); exits are numbered from the fragment's first.
 
 use crate::cost;
 use crate::encoded::Encoded;
@@ -79,8 +80,8 @@ pub(crate) struct CompiledSite {
     pub after: Option<u64>,
     pub progress: bool,
     pub record: Option<u32>,
-    /// The IR instruction in the version as it was given: block and index; for an end, the number of instructions. None for
-    /// instructions that were put before the version.
+    /// The IR instruction in the version as it was given: block and index; for an end, the number
+    /// of instructions. None for instructions that were put before the version.
     pub place: Option<(u32, u32)>,
     /// Its cold code.
     pub cold: Option<At>,

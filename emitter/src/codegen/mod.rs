@@ -1,17 +1,22 @@
-//! Code generation: a version goes in, bytes and relocations come out (docs/design.md, "Code generation is pure").
+//! Code generation: a version goes in, bytes and relocations come out (docs/design.md, "Code
+//! generation is pure").
 //!
-//! [`compile`] selects instructions, allocates registers and encodes. It is a function of the version and of a [`Request`]; it
-//! reads no cache and no table, takes no lock and knows no address. Whatever depends on where the code will stand is a
-//! [`Relocation`](crate::encoded::Relocation) of the [`CompiledCode`], which [`Emitter::place`](crate::Emitter::place) resolves.
+//! [`compile`] selects instructions, allocates registers and encodes. It is a function of the
+//! version and of a [`Request`]; it reads no cache and no table, takes no lock and knows no
+//! address. Whatever depends on where the code will stand is a
+//! [`Relocation`](crate::encoded::Relocation) of the [`CompiledCode`], which
+//! [`Emitter::place`](crate::Emitter::place) resolves.
 //!
-//! **Data.** The request is a copy of the few facts about the emitter that decide which instructions are made: features of the
-//! processor, how indirect jumps look, whether fragments count, and for a side trace the state that the exit leaves in.
+//! **Data.** The request is a copy of the few facts about the emitter that decide which
+//! instructions are made: features of the processor, how indirect jumps look, whether fragments
+//! count, and for a side trace the state that the exit leaves in.
 //!
-//! **Invariants.** (1) The same version and request give the same bytes. (2) A request is good for one *epoch* of the emitter,
-//! that is, until everything is dropped: exits are named by numbers that start over then. `place` refuses an old request.
+//! **Invariants.** (1) The same version and request give the same bytes. (2) A request is good for
+//! one *epoch* of the emitter, that is, until everything is dropped: exits are named by numbers
+//! that start over then. `place` refuses an old request.
 //!
-//! **Locks.** [`Emitter::request`](crate::Emitter::request) and `place` need the emitter, and so the lock around it.
-//! [`compile`] needs neither; each thread passes an [`Allocator`] of its own.
+//! **Locks.** [`Emitter::request`](crate::Emitter::request) and `place` need the emitter, and so
+//! the lock around it. [`compile`] needs neither; each thread passes an [`Allocator`] of its own.
 //!
 //! ```text
 //! let request = emitter.request(version.region, EntryState::Canonical)?;    // locked, a few hundred nanoseconds
@@ -41,7 +46,8 @@ use dynasour_ir::{Gpr, Version};
 use regalloc2::{Function, Output, RegAllocError};
 use smallvec::SmallVec;
 
-/// The first spill slots belong to the sixteen registers by number: a borrowed register waits in the slot of its number.
+/// The first spill slots belong to the sixteen registers by number: a borrowed register waits in
+/// the slot of its number.
 const REGISTER_SLOTS: u32 = 16;
 
 /// Why a version cannot be compiled. Another version may be.
@@ -64,7 +70,8 @@ pub enum CodegenError {
     Encode(#[from] iced_x86::IcedError),
 }
 
-/// What code generation is told about the emitter for one version; made by [`Emitter::request`](crate::Emitter::request).
+/// What code generation is told about the emitter for one version; made by
+/// [`Emitter::request`](crate::Emitter::request).
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(crate) host: Host,
@@ -87,7 +94,8 @@ pub(crate) struct Host {
     pub cpu: Cpu,
     /// How a trace end goes where `next_pc` says.
     pub tail: Piece,
-    /// Where indirect jumps to the fragment arrive. Fragments that are not entered in canonical state have no use for it.
+    /// Where indirect jumps to the fragment arrive. Fragments that are not entered in canonical
+    /// state have no use for it.
     pub checked: Piece,
     /// Do fragments count what they execute ([`crate::counting`])?
     pub counts: bool,
@@ -95,7 +103,8 @@ pub(crate) struct Host {
     pub names_transfers: bool,
 }
 
-/// The state in which a fragment is entered: [`EntryState`](crate::EntryState) with the data that it stands for.
+/// The state in which a fragment is entered: [`EntryState`](crate::EntryState) with the data that
+/// it stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Entry {
     Canonical,
@@ -177,7 +186,8 @@ pub(crate) fn generate(
     })
 }
 
-/// Where the guest's registers wait that the fragment borrows: saved at entry, and in their slots ever after.
+/// Where the guest's registers wait that the fragment borrows: saved at entry, and in their slots
+/// ever after.
 fn homes(borrowed: u16, entry: &EntryPlaces, extended: Option<u64>) -> Homes {
     let mut homes = Homes { extended, save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
     for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {

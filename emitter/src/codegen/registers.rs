@@ -1,7 +1,8 @@
 //! Register allocation, by regalloc2.
 //!
-//! The registers that hold guest state of the version's own come first; all others are *borrowed* when they are needed. The
-//! stack pointer is never allocated: it stays the guest's, so that a signal finds the guest's stack.
+//! The registers that hold guest state of the version's own come first; all others are *borrowed*
+//! when they are needed. The stack pointer is never allocated: it stays the guest's, so that a
+//! signal finds the guest's stack.
 
 use super::CodegenError;
 use crate::mach::{MFunc, preg};
@@ -11,15 +12,18 @@ use std::panic::{self, AssertUnwindSafe};
 /// All general registers but the stack pointer.
 const ALLOCATABLE: u16 = !(1 << 4);
 
-/// The memory of the register allocator, which it uses again for the next version. Each thread that compiles has its own.
+/// The memory of the register allocator, which it uses again for the next version. Each thread that
+/// compiles has its own.
 #[derive(Default)]
 pub struct Allocator(regalloc2::Ctx);
 
-// SAFETY: all references to the context's arena are the context's own fields, so it can go from thread to thread as a whole.
+// SAFETY: all references to the context's arena are the context's own fields, so it can go from
+// thread to thread as a whole.
 unsafe impl Send for Allocator {}
 
 impl Allocator {
-    /// Allocates; `touched` are the registers with guest state of the version's own (bit n is register n).
+    /// Allocates; `touched` are the registers with guest state of the version's own (bit n is
+    /// register n).
     pub(super) fn run(&mut self, function: &MFunc, touched: u16) -> Result<&Output, CodegenError> {
         let env = MachineEnv {
             preferred_regs_by_class: [registers(touched), Vec::new(), Vec::new()],
@@ -29,8 +33,9 @@ impl Allocator {
         };
         let validate_ssa = cfg!(debug_assertions);
         let options = RegallocOptions { verbose_log: false, validate_ssa, algorithm: Algorithm::Ion };
-        // regalloc2 panics when constraints cannot be met. That is a bug of ours, but no reason to end a guest: the trace is
-        // given up. The memory is used again only after a run that did not panic.
+        // regalloc2 panics when constraints cannot be met. That is a bug of ours, but no reason to
+        // end a guest: the trace is given up. The memory is used again only after a run that did
+        // not panic.
         let mut context = std::mem::take(&mut self.0);
         let run = || regalloc2::run_with_ctx(function, &env, &options, &mut context).map(|_| ());
         match panic::catch_unwind(AssertUnwindSafe(run)) {

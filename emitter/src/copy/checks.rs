@@ -1,8 +1,8 @@
-//! How indirect transfers find blocks: checked entries ([`crate::indirect`]).
+//! Checked entries of copied blocks: where indirect transfers arrive ([`crate::indirect`]).
 //!
-//! A block that is returned to, or was first met by an indirect transfer, begins with its checked entry. One that turns out
-//! later to be a target, or whose place leads elsewhere meanwhile (to a counter), has a checked entry apart, which goes on
-//! by a link to where the place leads.
+//! A block begins with its checked entry if it is returned to, or was first reached by an indirect
+//! transfer. Other places get a checked entry *apart*, which goes on by a link to where the place
+//! leads: a block that turns out later to be a target, and a place that leads to a counter.
 
 use super::remove::Key;
 use super::{Blocks, FIRST_LINK, Link, STUB};
@@ -75,14 +75,15 @@ impl Blocks {
 }
 
 impl Emitter {
-    /// The guest came to `pc` by an indirect transfer: if it is [copied](Emitter::copy) now, then with a checked entry.
+    /// The guest came to `pc` by an indirect transfer. If the code there is [copied](Emitter::copy)
+    /// now, it begins with a checked entry.
     pub fn expect_indirect(&mut self, pc: u64, via: Via) {
         let place = self.blocks.place(pc);
         self.blocks.places[place as usize].expected.get_or_insert(via);
     }
 
-    /// Lets indirect transfers whose targets are so carried find the code at `pc`, which was [copied](Emitter::copy).
-    /// [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
+    /// Lets indirect transfers whose targets are so carried find the code at `pc`, which was
+    /// [copied](Emitter::copy). [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
     pub fn register_copy(&mut self, pc: u64, via: Via) -> Result<(), EmitError> {
         if self.blocks.ways.in_use >> via.index() & 1 == 0 {
             if !self.indirect.asked(via) {
@@ -107,7 +108,7 @@ impl Emitter {
         Ok(())
     }
 
-    /// What [`Via::Memory`] finds for `pc` is something else than what is copied.
+    /// The table of [`Via::Memory`] does not lead to the copied block at `pc` any more.
     pub(crate) fn forget_copy(&mut self, pc: u64) {
         if let Some(place) = self.blocks.by_pc.get(&pc) {
             self.blocks.places[*place as usize].registered &= !(1 << Via::Memory.index());
@@ -122,7 +123,7 @@ impl Emitter {
             if let Some(via) = expected
                 && self.register_copy(pc, via).is_err()
             {
-                // Without room they ask.
+                // Without room for a checked entry, transfers to `pc` come to the runtime.
                 self.indirect.remove(pc);
                 self.blocks.places[place as usize].registered = 0;
             }

@@ -1,9 +1,13 @@
-//! Blocks of code that may change unseen: in pages that several mappings show, or that are written too often to be guarded.
+//! Blocks that compare their own guest code: in pages that may change unseen.
 //!
-//! Such a block begins with a comparison of its own guest bytes, and ends at the first instruction that may write memory, so
-//! that it runs what stands there then: the next one compares again. It has one piece of guest code. If a comparison
-//! fails the block leaves by the stub *stale*, registers and flags in place and the pc in `next_pc`, and is copied anew from
-//! what is there now ([`Emitter::copied_stale`]); where that happens often the interpreter does better.
+//! Pages are of this kind if several mappings show them, or if they are written too often to be
+//! guarded. A block of such code begins with a comparison of its guest bytes, and ends at the first
+//! instruction that may write memory; the next block compares again. It is made from one range of
+//! guest code.
+//!
+//! If a comparison fails the block leaves by the stub *stale*, with registers and flags in place
+//! and the pc in `next_pc`. The block is then copied anew from the bytes that are there
+//! ([`Emitter::copied_stale`]). After [`MOST_CHANGES`] changes the code at a pc is interpreted.
 //!
 //! ```text
 //! mov gs:[save], rax         cmp dword [rcx], 0x…        add al, 0x7f
@@ -13,7 +17,7 @@
 //! mov rcx, PC                …                           (the guest's code)
 //! ```
 //!
-//! The bytes are kept, since they are what the state at a fault is found by.
+//! The bytes are kept: the state at a fault in the block is found by translating them again.
 
 use super::{Blocks, Doomed, NONE};
 use crate::asm::{Assembler, Mem, NOT_EQUAL, RAX, RCX, Width};
@@ -24,9 +28,10 @@ use dynasour_guest::decode::{Bytes, Decoded, Fetch, Reader};
 use dynasour_guest::lift::{class::Class, classify};
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess};
 
-/// A block has so many guest bytes that they fit 8-bit displacements.
+/// The most guest bytes of a block: each is compared through an 8-bit displacement.
 const MOST_BYTES: usize = 100;
-/// So often a place's bytes may have changed before only the interpreter runs them.
+/// After this many changes of the bytes at a pc only the interpreter runs them (guess; too high and
+/// code that is rewritten all the time is copied all the time).
 pub(super) const MOST_CHANGES: u8 = 16;
 
 /// The words of `stub_save` for rax and rcx, which are used for something else before and behind.
@@ -42,7 +47,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// Lets what follows run if `own` is what stands at `pc`.
+    /// Falls through if the bytes at `pc` are `own`.
     pub fn new(pc: u64, own: &[u8]) -> Check {
         let mut code = Vec::with_capacity(FLAGS_SAVED as usize + 10 + 14 * own.len().div_ceil(4) + 21);
         let mut fields = Vec::new();
@@ -72,7 +77,7 @@ impl Check {
     }
 }
 
-/// Where a register is kept meanwhile.
+/// The field with a register that the comparison uses.
 fn saved(n: usize) -> usize {
     offset::STUB_SAVE + 8 * SAVED[n]
 }
@@ -115,13 +120,13 @@ fn writes_memory(inst: &Instruction, info: &mut InstructionInfoFactory) -> bool 
     info.info(inst).used_memory().iter().any(|used| !reads.contains(&used.access()))
 }
 
-/// What a block at `pc` with these bytes is made from.
+/// The code that a block at `pc` with these bytes is made from.
 pub(super) fn source(pc: u64, bytes: &[u8]) -> Bytes<'_> {
     Bytes { start: pc, bytes }
 }
 
 impl Blocks {
-    /// The place whose block's bytes are not what they were, if it still has that block.
+    /// The place at `pc`, if its block is one that compares its bytes; counts a change.
     fn stale_place(&mut self, pc: u64) -> Option<u32> {
         let place = *self.by_pc.get(&pc)?;
         let made = self.places[place as usize].made[0];
@@ -140,7 +145,8 @@ impl Blocks {
 }
 
 impl Emitter {
-    /// A block has left since its guest bytes are not what they were: the next one at this pc is made from what they are.
+    /// A block has left because its guest bytes have changed: drops it, so that the next one at
+    /// this pc is made from the bytes that are there.
     pub fn copied_stale(&mut self, pc: u64) {
         if let Some(place) = self.blocks.stale_place(pc) {
             let mut stale = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.clears));

@@ -1,4 +1,5 @@
-//! Operands relative to the guest's GS base, which is a word of the thread's context: the host's GS leads to that.
+//! Operands relative to the guest's GS base. The host's GS leads to the thread's context, in which
+//! the guest's base is a word.
 //!
 //! ```text
 //!     mov gs:[save], r
@@ -9,8 +10,9 @@
 //!     mov r, gs:[save]
 //! ```
 //!
-//! with a register that the instruction does not use. What has more than one operand in memory or an unusual one (strings, vectors
-//! of addresses, addresses of 32 bits), and transfers, are left to the interpreter.
+//! `r` is a register that the instruction does not use. Instructions with several or unusual
+//! operands in memory (strings, vectors of addresses, 32-bit addresses) and transfers are left to
+//! the interpreter.
 
 use super::translate::{BORROWED, Step, Translator};
 use crate::asm::Assembler;
@@ -98,7 +100,8 @@ mod tests {
 
     const PC: u64 = 0x40_1000;
 
-    /// The copy of an instruction, without the exit behind it; none if it is left to the interpreter.
+    /// The copy of an instruction, without the exit behind it; none if it is left to the
+    /// interpreter.
     fn copied(code: &[u8]) -> Option<Vec<Instruction>> {
         let mut cache = Cache::new(1 << 16).unwrap();
         let indirect = Indirect::new(&mut cache, 0x2000_0000, false, EntryCheck::Pext, true).unwrap();

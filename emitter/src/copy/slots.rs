@@ -1,8 +1,11 @@
-//! Jumps and calls through words of memory: what loaders fill in.
+//! Jumps and calls through words of memory that the dynamic linker fills in.
 //!
-//! A word that only calls can change (of a program linked with `-z now`, whose words are protected when they are filled in) is
-//! as good as a direct target. Others, as those of programs whose functions are bound when they are first called, stay what
-//! they are nearly always: a jump through one compares it with what it is when the jump is copied,
+//! In a program linked with `-z now` the linker fills all words in and then protects them. Such a
+//! word can only be changed by a system call, so its value is as good as a direct target.
+//!
+//! In other programs functions are bound when they are first called. Their words seldom change
+//! after that. A jump through one compares the word with the value that it had when the jump was
+//! copied:
 //!
 //! ```text
 //!       mov gs:[save], rcx
@@ -15,9 +18,10 @@
 //!       (the tail of an indirect jump)
 //! ```
 //!
-//! and finds its target without the tables and the check behind them. Such a jump is the first instruction of its block, as it
-//! is in a table of linkage: so what is kept of a block is one word. A function that has not been bound yet is left to the
-//! interpreter, once, and looked at again.
+//! It so reaches its target without the tables and the check behind them. Only a jump that is the
+//! first instruction of its block is copied like this, as in a table of linkage, so one word is
+//! kept for a block. A jump to a function that is not bound yet is left to the interpreter once,
+//! and looked at again.
 
 use super::translate::{Leads, Step, Translator};
 use crate::asm::{Assembler, Mem, RCX};
@@ -31,7 +35,7 @@ use iced_x86::{Code, Instruction, Register};
 pub(super) struct Word {
     pub slot: u64,
     pub value: u64,
-    /// It stays so as long as there is the block.
+    /// It does not change while the block exists: a change invalidates the block.
     pub is_constant: bool,
 }
 
@@ -46,7 +50,7 @@ pub(super) fn slot(inst: &Instruction) -> Option<u64> {
 impl Translator {
     /// Where a jump or call through memory leads that loaders fill in and then protect.
     pub(super) fn constant_target(&mut self, inst: &Instruction, slot: u64, reader: &Reader<'_>) -> Option<u64> {
-        /// The first address that is not the user's.
+        /// The first address beyond user space.
         const END: u64 = 1 << 47;
         let value = reader.constant(inst.ip(), slot).filter(|target| *target < END)?;
         self.out.sources.push(slot..slot.wrapping_add(8));
@@ -68,7 +72,7 @@ impl Translator {
         let pc = inst.ip();
         let known = reader.word(slot).and_then(|value| i32::try_from(value).ok()).filter(|value| *value >= 0);
         let target = match known {
-            // (Who translates again wants what there was.)
+            // A translation for the state at a fault must be the same as before.
             Some(target) if !self.marking && is_unbound(target as u64, reader) => {
                 if self.unbound.insert(pc) {
                     return Step::Refused;
@@ -102,8 +106,8 @@ impl Translator {
     }
 }
 
-/// Does the code at `target` look as if it bound a function that is called for the first time: `push` of a number and `jmp`, as
-/// in a table of linkage?
+/// Does the code at `target` look as if it bound a function that is called for the first time:
+/// `push` of a number and `jmp`, as in a table of linkage?
 fn is_unbound(target: u64, reader: &Reader<'_>) -> bool {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     let mut bytes = [0; 11];

@@ -1,4 +1,4 @@
-//! The guest's state at a fault in a block, by translating the block once more.
+//! The guest's state at a fault in a copied block, found by translating the block once more.
 
 use super::own;
 use super::slots::Word;
@@ -9,7 +9,8 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_ir::Gpr;
 
-/// Code as it was when it was copied: the word that it goes through may have changed, or be about to.
+/// Guest code with the word that it goes through as it was when the block was copied. The word
+/// itself may have changed.
 struct Copied<'f> {
     code: &'f dyn Fetch,
     word: Option<Word>,
@@ -30,8 +31,9 @@ impl Fetch for Copied<'_> {
 }
 
 impl Emitter {
-    /// After a run that left with a fault: makes `rip` of `ctx` the guest instruction that faulted, and every register
-    /// what it was before it. False if the block is not the one that was copied any more.
+    /// After a run that left with a fault: makes `rip` of `ctx` the pc of the guest instruction
+    /// that faulted, and every register what it was before that instruction. False if the guest's
+    /// code has changed since the block was copied.
     pub fn copy_state(&mut self, ctx: &mut ThreadContext, code: &dyn Fetch) -> bool {
         let Some(index) = self.blocks.at(ctx.fault_rip) else { return false };
         let block = &self.blocks.blocks[index as usize];

@@ -1,10 +1,11 @@
-//! The code that all copied blocks share.
+//! Code that all copied blocks share.
 //!
-//! * **load**: the way in. The extended state is loaded and the block at `stub_save[6]` entered.
+//! * **load**: the way in. It loads the extended state and jumps to the block at `stub_save[6]`.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
-//! * **stale**: leaves with [`STALE`] from a block that is not what stands in memory ([`super::own`]).
+//! * **stale**: leaves with [`STALE`] from a block whose guest code has changed ([`super::own`]).
 //!
-//! No flags are touched. A signal that arrives in here is beyond the links of blocks: [`CopyStubs::diversion`].
+//! No flags are changed. A signal that arrives in here is beyond the links of blocks: see
+//! [`CopyStubs::diversion`].
 
 use super::own::SAVED;
 use crate::asm::{Asm, Assembler, Mem, RAX, RCX, RDX};

@@ -1,4 +1,8 @@
-//! Control transfers of copied blocks: jumps, branches, calls and returns, direct and through registers and memory.
+//! Control transfers of copied blocks: jumps, branches, calls and returns, direct and through
+//! registers and memory.
+//!
+//! A direct transfer is an exit of the block, or the block goes on at its target. An indirect one
+//! stores its target in `next_pc` and ends the block with a tail ([`crate::indirect`]).
 
 use super::plain::Transfer;
 use super::returns::{self, Called};
@@ -21,7 +25,7 @@ impl Translator {
                 self.head_if_backward(pc);
                 Step::Branched
             }
-            // Backward ones close loops, whose heads are entered from outside.
+            // A backward jump closes a loop, whose head is entered from elsewhere, too.
             Transfer::Jump(target) if target > pc && rules.over_jump => Step::Goto(target),
             Transfer::Jump(target) => {
                 self.exit(Leads::To(target));
@@ -41,7 +45,7 @@ impl Translator {
         }
     }
 
-    /// `ret`, with so many bytes taken from the stack.
+    /// `ret`, which takes `bytes` more bytes from the stack.
     fn give_back(&mut self, pc: u64, bytes: u16, indirect: &Indirect) -> Step {
         if bytes == 0 && indirect.returns().is_on() {
             self.return_by_stack(pc, indirect);
@@ -67,7 +71,8 @@ impl Translator {
         }
     }
 
-    /// A block has one call by the stack at most: what is behind many calls would be there many times.
+    /// A block has one call by the stack at most. Code behind a call is also copied for itself,
+    /// when the call returns; behind many calls it would be copied many times.
     fn ends_before_call(&self) -> bool {
         self.out.call.is_some()
     }
@@ -89,14 +94,15 @@ impl Translator {
         }
         let slot = slots::slot(inst);
         if slot.is_some() && self.out.word.is_some_and(|known| Some(known.slot) != slot) {
-            // One is what is kept of a block.
+            // One word is all that is kept for a block.
             return Step::Refused;
         }
         if let Some(target) = slot.and_then(|slot| self.constant_target(inst, slot, reader)) {
             return match inst.mnemonic() {
                 M::Call => self.direct(Transfer::Call(target), inst.ip(), inst.next_ip(), rules),
                 _ => {
-                    // Whoever is called so is entered by many: their block is not repeated here.
+                    // A function that is called indirectly usually has many callers: its code is
+                    // not copied into this block.
                     self.exit(Leads::To(target));
                     Step::End
                 }
@@ -106,7 +112,8 @@ impl Translator {
             return self.jump_by_word(inst, slot, reader, indirect);
         }
         self.reach_misses(indirect, returns::most_bytes(indirect));
-        // Calls change what memory says anyway, and who is called seldom goes on with a loop.
+        // Only jumps of dispatch loops gain by a register that carries the target. A call writes
+        // memory anyway, and a function that is called seldom continues a loop.
         if inst.mnemonic() == M::Jmp
             && inst.op0_register().is_gpr64()
             && let Via::Register(r) = indirect.carrier(inst.op0_register().number() as u8)
@@ -144,7 +151,7 @@ impl Translator {
         self.out.exits.push(ExitJump { field, leads: Leads::Indirect(source.via()), head: None });
     }
 
-    /// Says that the transfer at `pc` is executed, if that is wanted.
+    /// Stores which transfer is executed, if transfers name themselves.
     pub(super) fn name(&mut self, pc: u64, indirect: &Indirect) {
         if indirect.names_transfers() {
             self.put(&indirect.name_transfer(pc).bytes);
@@ -181,7 +188,7 @@ impl Translator {
                 0x64 | 0x67 => self.out.bytes.push(raw[i]),
                 0x40..=0x4f => rex |= raw[i] & 3,
                 0xff => break,
-                // Prefixes without a meaning here.
+                // Prefixes that have no meaning here.
                 _ => {}
             }
             i += 1;
@@ -193,7 +200,7 @@ impl Translator {
         }
     }
 
-    /// `push address`, exactly restartable.
+    /// `push address`, in one instruction, so that it can be started over.
     fn push_return(&mut self, address: u64) {
         self.out.returns_to = Some(address);
         match i32::try_from(address as i64) {

@@ -1,8 +1,10 @@
-//! One guest block as native bytes: verbatim, but for control transfers and RIP-relative operands.
+//! Translates one guest block: its instructions are copied byte for byte, but for control transfers
+//! and operands that are relative to rip or gs.
 //!
-//! The result has no place yet. It is position-independent but for the fields listed in it, and a function of the guest's
-//! bytes and of what 32-bit displacements reach from the cache: so translating again tells which guest instruction
-//! a host instruction belongs to ([`Mark`]), and nothing about that is kept.
+//! **Data.** The [`Translation`] has no place yet: fields that depend on its place are listed in
+//! it. It is a function of the guest's bytes and of what 32-bit displacements reach from the cache.
+//! So translating a block again tells which guest instruction a host instruction belongs to
+//! ([`Mark`]), and nothing about that is stored.
 //!
 //! | guest | host |
 //! | --- | --- |
@@ -16,8 +18,8 @@
 //! | `op gs:[m]` | through a borrowed register, too ([`super::segment`]) |
 //! | what the lifter leaves to the runtime | an exit to that very instruction: nothing starts there |
 //!
-//! Everything that can fault comes before any change of guest registers but the borrowed ones, so that the instruction
-//! can be started over.
+//! **Invariant.** Each instruction can be started over at each point where it may fault: nothing of
+//! the guest's has changed then but registers that the [`Mark`] says are saved.
 
 use super::own::{self, Check};
 use super::plain::{self, Transfer};
@@ -34,31 +36,32 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// The most guest instructions in a block.
+/// The most guest instructions in a block (guess; a block that is left early was copied in vain).
 const MAX_INSTRUCTIONS: u32 = 64;
-/// The most jumps that a block goes on over.
+/// The most jumps behind which a block goes on at their targets (guess).
 const MAX_JUMPS: u32 = 4;
-/// The most conditional branches in a block, if blocks live long.
+/// The most conditional branches in a block, in programs whose code does not change often (guess).
 const MAX_BRANCHES: u32 = 4;
-/// A prefix that means nothing to the instructions it is put before.
+/// A prefix that has no meaning for the instructions that it is put before.
 const PADDING: u8 = 0x2e;
-/// Where a register borrowed for an address is.
+/// The word of `stub_save` with the guest's value of a register that is borrowed for an address.
 pub(super) const BORROWED: usize = 5;
 
 /// Translates blocks; keeps its buffers.
 pub(super) struct Translator {
     pub out: Translation,
-    /// The most conditional branches in a block: it goes on behind the others. The same for all blocks that there are.
+    /// The most conditional branches in a block, which ends behind the last. It only changes when
+    /// there are no blocks.
     pub most_branches: u32,
     /// Are [`Translation::marks`] wanted?
     pub marking: bool,
-    /// Fields of short branches that lead to a miss of their landing, which is not there yet.
+    /// Fields of short branches to a landing's miss that is still to be emitted.
     pub misses: SmallVec<[usize; 2]>,
-    /// Jumps that led to a function which had not been bound.
+    /// Jumps through a word that led to the dynamic linker when they were first seen.
     pub unbound: FxHashSet<u64>,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
-    /// Made when it is needed, like all of iced's tables for encoding.
+    /// Made when it is needed: its tables take half a millisecond.
     encoder: Option<Encoder>,
     info: InstructionInfoFactory,
 }
@@ -121,9 +124,10 @@ impl Translator {
         own::bytes(pc, code, &mut self.info)
     }
 
-    /// Translates the block at `pc` into `self.out`, behind a checked entry if it is to have one, and behind a comparison with
-    /// its own bytes, which `code` holds no more than, that leads to a stub if they differ. False if not even its first
-    /// instruction can be copied.
+    /// Translates the block at `pc` into `self.out`. With `checked` it begins with a checked entry.
+    /// With `own`, its guest bytes and a stub, it first compares the bytes and leads to the stub if
+    /// they differ; `code` then holds no other bytes. False if not even the first instruction can
+    /// be copied.
     pub fn translate(
         &mut self,
         pc: u64,
@@ -215,10 +219,10 @@ impl Translator {
                 Step::End => break,
                 Step::Branched | Step::Refused => {
                     if self.out.basic_blocks > 1 && here == basic {
-                        // Nothing stands behind the last transfer.
+                        // No instruction was copied behind the last transfer.
                         self.out.basic_blocks -= 1;
                     }
-                    // A mark may have been made for it.
+                    // The instruction that is refused may have a mark already.
                     self.exit(Leads::To(here));
                     break;
                 }
@@ -231,7 +235,8 @@ impl Translator {
         Ok(self.out.count > 0)
     }
 
-    /// Copies the plain instructions at `here`, as far as the reader's window goes. False if there is none.
+    /// Copies the plain instructions at `here`, as far as the reader's window goes. False if there
+    /// is none.
     fn plain(&mut self, here: &mut u64, reader: &mut Reader<'_>) -> bool {
         let window = reader.ahead(*here);
         let pc = |at: usize| here.wrapping_add(at as u64);
@@ -288,7 +293,8 @@ impl Translator {
         }
     }
 
-    /// Lets what is emitted `before` bytes from here, a field of four bytes, lie within eight aligned ones: blocks are aligned.
+    /// Pads so that the field of four bytes that is emitted `before` bytes from here lies within
+    /// eight aligned bytes. Blocks begin at a multiple of eight.
     pub(super) fn pad(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before) % 8;
         if at > 4 {
@@ -296,7 +302,8 @@ impl Translator {
         }
     }
 
-    /// Lets the second half of an instruction of eight bytes, `before` bytes from here, be that of eight aligned ones.
+    /// Pads so that an instruction of eight bytes whose second half is `before` bytes from here is
+    /// aligned.
     pub(super) fn pad_instruction(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before + 4) % 8;
         self.put(&[PADDING; 7][..(8 - at) % 8]);
@@ -380,7 +387,8 @@ impl Translator {
         self.reach.contains(&(address as i64))
     }
 
-    /// The last four bytes but `immediate` ones are a disp32 field, and they all end an instruction.
+    /// The last four bytes but `immediate` ones are a disp32 field, and they all end an
+    /// instruction.
     pub(super) fn refer(&mut self, immediate: u32, to: Referent) {
         let end = self.out.bytes.len() as u32;
         self.out.relatives.push(Relative { field: end - immediate - 4, end, to });
@@ -424,7 +432,8 @@ impl Translator {
         Ok(())
     }
 
-    /// A register that the instruction does not use, that needs no prefix and goes with the data segment; if there is one.
+    /// A register that the instruction does not use, that needs no prefix and goes with the data
+    /// segment; if there is one.
     pub(super) fn unused_register(&mut self, inst: &Instruction) -> Option<Register> {
         const CANDIDATES: [Register; 6] =
             [Register::RSI, Register::RDI, Register::RBX, Register::RDX, Register::RCX, Register::RAX];

@@ -1,4 +1,5 @@
-//! A translated block that has no place yet: its bytes, and where fields in them refer to.
+//! A translated block that has no place yet: its bytes, and the fields in them that refer to
+//! places.
 
 use super::returns::Call;
 use super::slots::Word;
@@ -25,11 +26,12 @@ pub(super) enum Leads {
     To(u64),
     /// Where `next_pc` says: it is the field of a tail.
     Indirect(Via),
-    /// To the landing of a call: it is the end of what finds that.
+    /// To the landing of a call: the field is in the code that looks the landing up.
     Return,
 }
 
-/// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is aligned.
+/// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is
+/// aligned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExitJump {
     pub field: u32,
@@ -68,15 +70,15 @@ pub(super) struct Translation {
     pub relatives: SmallVec<[Relative; 4]>,
     /// Return addresses that are no immediates.
     pub constants: SmallVec<[u64; 1]>,
-    /// The guest bytes that it was made from, those of a constant among them.
+    /// The guest memory that it was made from: code, and constants that it jumps through.
     pub sources: SmallVec<[Range<u64>; 2]>,
-    /// The word that it goes through.
+    /// The word of memory that its last jump or call goes through.
     pub word: Option<Word>,
     /// Bytes of its checked entry.
     pub prefix: u32,
     /// Where it compares its guest bytes.
     pub check: Range<u32>,
-    /// Where the call returns to that it ends with.
+    /// The return address of the call that it ends with.
     pub returns_to: Option<u64>,
     /// Its call by the stack.
     pub call: Option<Call>,
@@ -84,12 +86,13 @@ pub(super) struct Translation {
     pub returns: u32,
     /// Guest instructions.
     pub count: u32,
-    /// Pieces of guest code without a transfer but at their ends.
+    /// Basic blocks of the guest's among them.
     pub basic_blocks: u32,
 }
 
 impl Translation {
-    /// If the block at `pc` goes on at its own start: how far behind a line of the instruction cache it should stand.
+    /// If the block at `pc` goes on at its own start: how far behind a line of the instruction
+    /// cache it should stand.
     pub fn loop_offset(&self, pc: u64) -> Option<usize> {
         let back_edge = self.exits.iter().rfind(|exit| matches!(exit.leads, Leads::To(to) if to == pc))?;
         let prefix = self.prefix as usize;
