@@ -4,13 +4,13 @@
 //! comes back with the code ([`Emitter::place`]). Resolved stubs, which are a few moves, are
 //! compiled and placed at once by [`Emitter::compile_at`].
 
+use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::mach::SiteKind;
 use crate::codegen::{self, Entry, ExitState, Host, Request};
 use crate::emitter::{EmitError, Emitter, EntryState};
 use crate::fragment::{ExitId, Fragment, FragmentId};
 use crate::indirect::{Source, Via};
-use crate::mach::SiteKind;
 use crate::record::Record;
-use crate::splice::EntryPlaces;
 use dynasour_ir::Version;
 
 impl Emitter {

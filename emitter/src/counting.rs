@@ -18,11 +18,11 @@
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
 
 use crate::asm::{Assembler, Mem, RCX};
+use crate::cache::words::Words;
 use crate::codegen::compiled::CompiledSite;
+use crate::codegen::mach::{Site, SiteKind};
 use crate::emitter::Emitter;
 use crate::fragment::{ExitId, FragmentId, Link, fragment_at};
-use crate::mach::{Site, SiteKind};
-use crate::words::Words;
 use dynasour_guest::context::offset;
 use dynasour_ir::AnchorId;
 use std::ops::Range;

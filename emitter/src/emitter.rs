@@ -15,18 +15,18 @@
 //! [`Emitter::stubs`].
 
 use crate::cache::{Cache, CacheError};
+use crate::codegen::mach::SiteKind;
 use crate::codegen::{Allocator, CodegenError};
 use crate::copy::{self, Blocks, CounterId, LOADED, LinkId};
 use crate::counting::Counting;
 use crate::cpu::Cpu;
-use crate::entry_check::EntryCheck;
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at};
 use crate::indirect::{Displaced, Indirect, MISSED, Via};
 use crate::links::Way;
-use crate::mach::SiteKind;
 use crate::record::PendingStore;
 use crate::returns::{Kept, Returns};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
+use crate::transfers::entry_check::EntryCheck;
 use dynasour_guest::context::ThreadContext;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -1,7 +1,7 @@
 //! What is known about emitted code: fragments, their exits, links, and the tables that signal handlers read.
 
+use crate::codegen::mach::SiteKind;
 use crate::counting::Tally;
-use crate::mach::SiteKind;
 use crate::record::Record;
 use dynasour_ir::AnchorId;
 use smallvec::SmallVec;

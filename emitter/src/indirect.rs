@@ -20,7 +20,7 @@
 //!
 //! A predictor remembers the jumps that are taken on the way to an indirect one, so there should be none but the guest's own: a
 //! tail follows what it belongs to without a jump, and its own jump is what is patched when the site is to leave: to a table
-//! all of whose words lead out. A check falls through where it is meant ([`crate::entry_check`]). Recursive `fib`, which does
+//! all of whose words lead out. A check falls through where it is meant ([`crate::transfers::entry_check`]). Recursive `fib`, which does
 //! nothing but return: 1.46 times native with a jump before each tail and one behind each check, 1.03 without; virtual calls: 1.62
 //! with a `jrcxz` over the way out in each check, 1.11 so; both on Zen 5.
 //!
@@ -51,13 +51,13 @@
 
 use crate::asm::{Asm, Assembler, Label, Mem, RAX, RCX, RDX, RSI};
 use crate::cache::Cache;
+pub use crate::codegen::piece::{Piece, SAVE_RCX};
 use crate::emitter::Diversion;
-use crate::entry_check::EntryCheck;
 use crate::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
-pub use crate::pieces::{Piece, SAVE_RCX};
 use crate::rates::{RateWords, Rates};
 use crate::returns::ReturnStack;
 use crate::stubs::StubError;
+use crate::transfers::entry_check::EntryCheck;
 use dynasour_guest::context::offset;
 use std::ops::Range;
 

@@ -12,13 +12,13 @@
 //! Invariant: a link leads out, or to an entry of a fragment. So [`Emitter::sever`], which makes
 //! nothing lead into some fragments and their passages any more, looks for those addresses, whoever has made the links.
 
+use crate::codegen::encoded::Encoded;
+use crate::codegen::exit_entry;
+use crate::codegen::mach::{Site, SiteKind};
+use crate::codegen::passage::passage;
 use crate::emitter::{EmitError, Emitter};
-use crate::encoded::Encoded;
 use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, Link, LinkKind};
 use crate::indirect::Via;
-use crate::mach::{Site, SiteKind};
-use crate::passage::passage;
-use crate::splice;
 use dynasour_ir::AnchorId;
 use rustc_hash::FxHashSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -282,11 +282,11 @@ impl Emitter {
         Ok(stub)
     }
 
-    /// Compiles the resolved stub of an exit; see [`splice::stub`].
+    /// Compiles the resolved stub of an exit; see [`exit_entry::stub`].
     fn resolve(&mut self, exit: ExitId, pc: u64, only: Option<u64>) -> Result<FragmentId, EmitError> {
         let (fragment, record) = self.warm_record(exit)?;
         let live = fragment.extended_live;
-        let (version, places) = splice::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
+        let (version, places) = exit_entry::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
         self.compile_at(&version, &places, live)
     }
 

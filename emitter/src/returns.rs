@@ -42,9 +42,9 @@
 
 use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::cache::{Cache, CacheError};
+use crate::codegen::piece::Piece;
 use crate::emitter::Diversion;
 use crate::indirect::Displaced;
-use crate::pieces::Piece;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::{LANDINGS, offset};
 use std::fmt;

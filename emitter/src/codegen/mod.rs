@@ -4,7 +4,7 @@
 //! [`compile`] selects instructions, allocates registers and encodes. It is a function of the
 //! version and of a [`Request`]; it reads no cache and no table, takes no lock and knows no
 //! address. Whatever depends on where the code will stand is a
-//! [`Relocation`](crate::encoded::Relocation) of the [`CompiledCode`], which
+//! [`Relocation`](crate::codegen::encoded::Relocation) of the [`CompiledCode`], which
 //! [`Emitter::place`](crate::Emitter::place) resolves.
 //!
 //! **Data.** The request is a copy of the few facts about the emitter that decide which
@@ -24,22 +24,33 @@
 //! let fragment = emitter.place(&request, code)?;                            // locked, some microseconds
 //! ```
 
-pub mod compiled;
+pub(crate) mod compiled;
+pub mod cost;
+pub(crate) mod encode;
+pub(crate) mod encoded;
+pub(crate) mod exit_entry;
+pub(crate) mod instruction;
+pub(crate) mod loop_alignment;
+pub(crate) mod lower;
+pub mod mach;
+pub(crate) mod passage;
+pub(crate) mod piece;
 mod registers;
+pub(crate) mod x86;
 
 pub use compiled::CompiledCode;
 pub use registers::Allocator;
 
+use crate::codegen::encode::{Surroundings, encode};
+use crate::codegen::encoded::Homes;
+use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::instruction::location;
+use crate::codegen::lower::{LowerError, Selected, lower};
+use crate::codegen::mach::MFunc;
 use crate::cpu::Cpu;
-use crate::encode::{Surroundings, encode};
-use crate::encoded::Homes;
 use crate::exits::Exits;
 use crate::indirect::Piece;
-use crate::instruction::location;
-use crate::lower::{LowerError, Selected, lower};
-use crate::mach::MFunc;
 use crate::record::Record;
-use crate::splice::{self, EntryPlaces};
 use compiled::{At, CompiledSite, Registers};
 use dynasour_guest::context::SCRATCH_WORDS;
 use dynasour_ir::{Gpr, Version};
@@ -131,7 +142,7 @@ pub fn compile(version: &Version, request: &Request, allocator: &mut Allocator) 
     match &request.entry {
         Entry::Canonical => generate(version, &EntryPlaces::default(), false, &request.host, allocator),
         Entry::FromExit(exit) => {
-            let (version, places) = splice::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
+            let (version, places) = exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
             generate(&version, &places, exit.extended_live, &request.host, allocator)
         }
     }

@@ -5,7 +5,7 @@
 //! signal finds the guest's stack.
 
 use super::CodegenError;
-use crate::mach::{MFunc, preg};
+use crate::codegen::mach::{MFunc, preg};
 use regalloc2::{Algorithm, MachineEnv, Output, PReg, RegallocOptions};
 use std::panic::{self, AssertUnwindSafe};
 

@@ -8,7 +8,7 @@
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block. Invariants:
 //! * a link's field leads to its place's entry, or to its own stub if there is none or a signal wants out;
 //! * blocks ascend by host address, those that are gone ([`remove`]) among them;
-//! * nothing says which guest instruction a host instruction belongs to: translating again does ([`state`]).
+//! * nothing says which guest instruction a host instruction belongs to: translating again does ([`fault_state`]).
 //!
 //! Example: `test rdi, rdi; je 0x1010; call 0x2000` at 0x1000 becomes two blocks,
 //!
@@ -20,31 +20,31 @@
 //!
 //! and link 1 leads to the second block as soon as there is one.
 
-mod checks;
+mod checked_entries;
+mod compared;
+mod fault_state;
+mod gs_operands;
 mod heads;
-mod own;
 mod plain;
 mod remove;
 mod returns;
-mod segment;
-mod slots;
-mod state;
 mod stubs;
 mod transfer;
 mod translate;
 mod translation;
+mod word_jumps;
 
 use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};
+use crate::codegen::loop_alignment;
+use crate::codegen::piece;
 use crate::cpu::Cpu;
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
 use crate::fragment::Fragment;
 use crate::indirect::{Indirect, Via};
-use crate::pieces;
-use crate::placement;
 use crate::returns::Returns;
 use crate::stubs::{StubError, Stubs};
-use checks::Check;
+use checked_entries::Check;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
@@ -54,13 +54,13 @@ pub use remove::Doomed;
 use remove::{Free, Key, Pages};
 use returns::{Landings, Wanted};
 use rustc_hash::{FxBuildHasher, FxHashMap};
-use slots::Word;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
 use translate::{Leads, Referent, Translator};
+use word_jumps::Word;
 
 /// No link, place or block.
 const NONE: u32 = u32::MAX;
@@ -408,8 +408,8 @@ impl Blocks {
         };
         match (via, tables[via.index()]) {
             (Via::Register(r), Some(table)) => Patched::Instruction(match in_use >> link.out & 1 != 0 && !out {
-                true => pieces::through(r, table),
-                false => pieces::directly(relative(asks[usize::from(r)])),
+                true => piece::through(r, table),
+                false => piece::directly(relative(asks[usize::from(r)])),
             }),
             (_, Some(table)) => Patched::Field(out_table.filter(|_| out).unwrap_or(table)),
             (_, None) => Patched::Field(relative(direct[usize::from(out)])),
@@ -459,7 +459,7 @@ impl Blocks {
             Some(gone) => (self.base + u64::from(gone.start), self.base + u64::from(gone.cold)),
             None => {
                 let start = match t.loop_offset(pc) {
-                    Some(offset) => cache.alloc_hot_behind(key.hot(), placement::LINE, offset)?,
+                    Some(offset) => cache.alloc_hot_behind(key.hot(), loop_alignment::LINE, offset)?,
                     None => cache.alloc_hot(key.hot(), ALIGNMENT)?,
                 };
                 (start, cache.alloc_cold(key.cold())?)
@@ -686,7 +686,7 @@ impl Blocks {
         }
         if let Some(bytes) = &own {
             let check = (&bytes[..], self.stubs.stale);
-            if !self.translator.translate(pc, &own::source(pc, bytes), indirect, via, Some(check))? {
+            if !self.translator.translate(pc, &compared::source(pc, bytes), indirect, via, Some(check))? {
                 return Ok(Copied::Instruction);
             }
         } else if again {

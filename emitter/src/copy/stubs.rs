@@ -2,12 +2,12 @@
 //!
 //! * **load**: the way in. It loads the extended state and jumps to the block at `stub_save[6]`.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
-//! * **stale**: leaves with [`STALE`] from a block whose guest code has changed ([`super::own`]).
+//! * **stale**: leaves with [`STALE`] from a block whose guest code has changed ([`super::compared`]).
 //!
 //! No flags are changed. A signal that arrives in here is beyond the links of blocks: see
 //! [`CopyStubs::diversion`].
 
-use super::own::SAVED;
+use super::compared::SAVED;
 use crate::asm::{Asm, Assembler, Mem, RAX, RCX, RDX};
 use crate::cache::Cache;
 use crate::cpu::Cpu;

@@ -6,9 +6,9 @@
 
 use super::plain::Transfer;
 use super::returns::{self, Called};
-use super::slots;
 use super::translate::{Rules, Step, Translator};
 use super::translation::{ExitJump, Leads, Referent};
+use super::word_jumps;
 use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
 use dynasour_guest::context::offset;
@@ -92,7 +92,7 @@ impl Translator {
         if inst.mnemonic() == M::Call && self.ends_before_call() {
             return Step::Refused;
         }
-        let slot = slots::slot(inst);
+        let slot = word_jumps::slot(inst);
         if slot.is_some() && self.out.word.is_some_and(|known| Some(known.slot) != slot) {
             // One word is all that is kept for a block.
             return Step::Refused;

@@ -15,16 +15,16 @@
 //! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; a tail ([`crate::indirect`]) |
 //! | `call`, `ret` in programs with many calls | the same, where returns find a landing ([`crate::returns`]) |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
-//! | `op gs:[m]` | through a borrowed register, too ([`super::segment`]) |
+//! | `op gs:[m]` | through a borrowed register, too ([`super::gs_operands`]) |
 //! | what the lifter leaves to the runtime | an exit to that very instruction: nothing starts there |
 //!
 //! **Invariant.** Each instruction can be started over at each point where it may fault: nothing of
 //! the guest's has changed then but registers that the [`Mark`] says are saved.
 
-use super::own::{self, Check};
+use super::compared::{self, Check};
+use super::gs_operands;
 use super::plain::{self, Transfer};
 use super::returns;
-use super::segment;
 pub(super) use super::translation::{ExitJump, Leads, Mark, Referent, Relative, Translation};
 use crate::asm::{self, Assembler};
 use crate::indirect::{Indirect, Via};
@@ -121,7 +121,7 @@ impl Translator {
 
     /// The guest bytes of the block at `pc` that compares them.
     pub fn own_bytes(&mut self, pc: u64, code: &dyn Fetch) -> Option<Box<[u8]>> {
-        own::bytes(pc, code, &mut self.info)
+        compared::bytes(pc, code, &mut self.info)
     }
 
     /// Translates the block at `pc` into `self.out`. With `checked` it begins with a checked entry.
@@ -349,7 +349,7 @@ impl Translator {
             Class::Native => false,
             Class::Special | Class::Unlisted | Class::Trap(_) => return Ok(Step::Refused),
         };
-        if segment::is_relative_to_gs(inst) {
+        if gs_operands::is_relative_to_gs(inst) {
             return self.relative_to_gs(inst, reader);
         }
         if modelled {

@@ -2,9 +2,9 @@
 //! places.
 
 use super::returns::Call;
-use super::slots::Word;
+use super::word_jumps::Word;
+use crate::codegen::loop_alignment::{self, LINE};
 use crate::indirect::Via;
-use crate::placement::{self, LINE};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -99,7 +99,7 @@ impl Translation {
         let code = self.bytes.get(prefix..back_edge.field as usize + 4)?;
         // Rel32 fields lie within eight aligned bytes wherever the start is a multiple of that.
         let starts = (0..LINE).step_by(8);
-        let entry = placement::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
+        let entry = loop_alignment::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
         Some((entry + LINE - prefix % LINE) % LINE)
     }
 }

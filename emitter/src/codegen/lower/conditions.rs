@@ -5,11 +5,11 @@
 //! that are wanted, that instruction is placed right before the guard instead of at its definition
 //! ([`Lower::place_here`]): the `dec` of `dec; jnz`, the `add` whose flags a trace end needs.
 
-use crate::lower::{Lower, LowerError, anchor_of};
-use crate::lower_flags::alu_code;
-use crate::mach::{Kind, Opnd, Ops, SiteKind};
-use crate::survey::Def;
-use crate::x86::{self, Alu, Shift, Size};
+use crate::codegen::lower::flags::alu_code;
+use crate::codegen::lower::survey::Def;
+use crate::codegen::lower::{Lower, LowerError, anchor_of};
+use crate::codegen::mach::{Kind, Opnd, Ops, SiteKind};
+use crate::codegen::x86::{self, Alu, Shift, Size};
 use dynasour_ir::semantics::{CF, OF, PF, SF, ZF};
 use dynasour_ir::{Cond, FlagOp, Inst, Op, Operand, Ty, Value};
 use regalloc2::{Operand as RaOperand, VReg};

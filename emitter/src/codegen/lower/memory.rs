@@ -1,9 +1,9 @@
 //! Selection of addresses, loads, stores and original instructions.
 
-use crate::lower::{LeftRaw, Lower, LowerError};
-use crate::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, SiteKind, preg};
-use crate::survey::Def;
-use crate::x86::{LOAD, STORE, STORE_IMM, Size};
+use crate::codegen::lower::survey::Def;
+use crate::codegen::lower::{LeftRaw, Lower, LowerError};
+use crate::codegen::mach::{Addr, AddrReg, Kind, MInst, Opnd, Ops, SiteKind, preg};
+use crate::codegen::x86::{LOAD, STORE, STORE_IMM, Size};
 use dynasour_guest::context::offset;
 use dynasour_ir::{Effects, Gpr, Inst, Mem, Op, Operand, Segment, Ty, Value};
 use iced_x86::{Code, Instruction, OpKind, Register};

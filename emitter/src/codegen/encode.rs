@@ -3,23 +3,23 @@
 //!
 //! **Data.** The result is an [`Encoded`]: bytes, and offsets of everything that will be looked
 //! for. It is position-independent: each field that depends on where the code will stand is a
-//! [`Relocation`](crate::encoded::Relocation).
+//! [`Relocation`](crate::codegen::encoded::Relocation).
 //!
 //! **Invariants.** (1) A jump that may be patched has its rel32 field within eight aligned bytes.
-//! (2) A loop stands where [`placement`] wants it. To reach that, code may be encoded up to three
+//! (2) A loop stands where [`loop_alignment`] wants it. To reach that, code may be encoded up to three
 //! times: first to see the loop, then with its head at an offset that keeps (1), then with padding
 //! before the entry. (3) No instruction stands between a comparison and its jump if the two can be
 //! executed as one: padding for (1) goes before the comparison.
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
 use crate::codegen::Host;
+use crate::codegen::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target};
+use crate::codegen::instruction::{build, location, rebuild, restore, save, slot};
+use crate::codegen::loop_alignment;
+use crate::codegen::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::counting::{self, What};
-use crate::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target};
 use crate::exits::Exits;
 use crate::indirect::Piece;
-use crate::instruction::{build, location, rebuild, restore, save, slot};
-use crate::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
-use crate::placement;
 use crate::record::Place;
 use dynasour_guest::context::offset;
 use iced_x86::IcedError;
@@ -53,13 +53,14 @@ struct Position {
 }
 
 /// Encodes an allocated function. Padding before the entry puts the loop, if there is one, where
-/// [`placement`] wants it.
+/// [`loop_alignment`] wants it.
 pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
     let mut encoded = encode_at(Position::default(), f, out, around)?;
     if let Some(&(field, head)) = encoded.back_edges.first() {
         let start = encoded.blocks[head].1 as usize;
-        let offset = placement::offset(&encoded.hot[start..field as usize + 4]);
-        let missing = |start: usize| (placement::LINE + offset - start % placement::LINE) % placement::LINE;
+        let offset = loop_alignment::offset(&encoded.hot[start..field as usize + 4]);
+        let missing =
+            |start: usize| (loop_alignment::LINE + offset - start % loop_alignment::LINE) % loop_alignment::LINE;
         if missing(start) > 0 {
             // The padding before the head does not depend on multiples of eight before the entry.
             let position = Position { padding: 0, head: Some(offset % FIELD) };
@@ -68,9 +69,9 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
             if padding > 0 {
                 encoded = encode_at(Position { padding, ..position }, f, out, around)?;
             }
-            debug_assert_eq!(encoded.blocks[head].1 as usize % placement::LINE, offset);
+            debug_assert_eq!(encoded.blocks[head].1 as usize % loop_alignment::LINE, offset);
         }
-        encoded.alignment = placement::LINE;
+        encoded.alignment = loop_alignment::LINE;
     }
     Ok(encoded)
 }

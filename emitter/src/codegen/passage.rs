@@ -11,9 +11,9 @@
 //! ```
 
 use crate::asm::{Asm, Assembler};
-use crate::encode::ENTRY_ALIGNMENT;
-use crate::encoded::{Encoded, EncodedEnd, Target};
-use crate::instruction::{restore, save};
+use crate::codegen::encode::ENTRY_ALIGNMENT;
+use crate::codegen::encoded::{Encoded, EncodedEnd, Target};
+use crate::codegen::instruction::{restore, save};
 use dynasour_guest::context::offset;
 
 /// The code of a passage. Its only exit is site 0, where a thread leaves that is to come out; all

@@ -10,12 +10,12 @@
 //! was.
 
 use crate::codegen::compiled::CompiledSite;
+use crate::codegen::encoded::{Encoded, EncodedGuard, Target};
+use crate::codegen::mach::Site;
 use crate::codegen::{CompiledCode, Request};
 use crate::counting::{Run, Tally};
 use crate::emitter::{EmitError, Emitter};
-use crate::encoded::{Encoded, EncodedGuard, Target};
 use crate::fragment::{Exit, Fragment, FragmentId, GuardJump, Tail};
-use crate::mach::Site;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 

@@ -5,9 +5,9 @@
 //! [`Survey`] holds the facts that such a walk cannot find out on its way. They do not change while
 //! it selects.
 
-use crate::lower::LowerError;
+use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::lower::LowerError;
 use crate::record::Place;
-use crate::splice::EntryPlaces;
 use dynasour_ir::reach::ends_reach;
 use dynasour_ir::{Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use rustc_hash::FxHashMap;

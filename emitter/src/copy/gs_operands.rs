@@ -93,8 +93,8 @@ impl Translator {
 mod tests {
     use super::*;
     use crate::cache::Cache;
-    use crate::entry_check::EntryCheck;
     use crate::indirect::Indirect;
+    use crate::transfers::entry_check::EntryCheck;
     use dynasour_guest::decode::Bytes;
     use iced_x86::{Decoder, DecoderOptions};
 

@@ -17,9 +17,9 @@
 //! register; an `i1` is a byte that is 0 or 1.
 //!
 //! **Files.** This one has the walk, demands and the tools that all others use;
-//! [`crate::lower_ops`] the pure operations, [`crate::lower_cond`] guards and conditions,
-//! [`crate::lower_flags`] flags, [`crate::lower_mem`] addresses, loads, stores and original
-//! instructions, [`crate::lower_exit`] trace ends and records.
+//! [`crate::codegen::lower::operations`] the pure operations, [`crate::codegen::lower::conditions`] guards and conditions,
+//! [`crate::codegen::lower::flags`] flags, [`crate::codegen::lower::memory`] addresses, loads, stores and original
+//! instructions, [`crate::codegen::lower::exits`] trace ends and records.
 //!
 //! ```text
 //! v2 = load.i64 [v1 + 8]
@@ -27,12 +27,19 @@
 //! assume v3 else a0               jne <the cold code of a0's exit>
 //! ```
 
+mod conditions;
+mod exits;
+mod flags;
+mod memory;
+mod operations;
+mod survey;
+
+use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::lower::survey::{Def, Survey};
+use crate::codegen::mach::{Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
+use crate::codegen::x86::Size;
 use crate::cpu::Cpu;
-use crate::mach::{Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
 use crate::record::{Place, Record};
-use crate::splice::EntryPlaces;
-use crate::survey::{Def, Survey};
-use crate::x86::Size;
 use dynasour_guest::context::offset;
 use dynasour_ir::{AnchorId, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
 use iced_x86::{Code, Register};

@@ -1,9 +1,9 @@
 //! Selection of pure integer operations whose results are demanded.
 
-use crate::lower::{Lower, LowerError};
-use crate::lower_flags::alu_code;
-use crate::mach::{Addr, AddrReg, Kind, Opnd, Ops, preg};
-use crate::x86::{self, Alu, LOAD, Shift, Size};
+use crate::codegen::lower::flags::alu_code;
+use crate::codegen::lower::{Lower, LowerError};
+use crate::codegen::mach::{Addr, AddrReg, Kind, Opnd, Ops, preg};
+use crate::codegen::x86::{self, Alu, LOAD, Shift, Size};
 use dynasour_ir::{Gpr, Inst, Op, Operand, Ty};
 use iced_x86::{Code, Register};
 use regalloc2::{Operand as RaOperand, VReg};

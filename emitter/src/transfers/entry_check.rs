@@ -19,8 +19,8 @@
 //! 1.46.
 
 use crate::asm::{Assembler, Mem, RCX};
+use crate::codegen::piece::Piece;
 use crate::cpu::Cpu;
-use crate::pieces::Piece;
 use dynasour_guest::context::offset;
 use smallvec::SmallVec;
 use std::fmt;

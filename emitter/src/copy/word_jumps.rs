@@ -121,7 +121,7 @@ fn is_unbound(target: u64, reader: &Reader<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::cache::Cache;
-    use crate::entry_check::EntryCheck;
+    use crate::transfers::entry_check::EntryCheck;
     use dynasour_guest::decode::{Bytes, Fetch};
     use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 

@@ -11,7 +11,7 @@
 //! before it, those for its successors behind it, so the split block begins in exactly the state
 //! that a fault leaves.
 
-use crate::x86::{self, Size};
+use crate::codegen::x86::{self, Size};
 use dynasour_ir::AnchorId;
 use iced_x86::{Code, Instruction, Register};
 use regalloc2::{Block, Inst, InstRange, Operand as RaOperand, PReg, PRegSet, RegClass, VReg};

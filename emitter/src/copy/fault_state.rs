@@ -1,8 +1,8 @@
 //! The guest's state at a fault in a copied block, found by translating the block once more.
 
-use super::own;
-use super::slots::Word;
+use super::compared;
 use super::translate::Mark;
+use super::word_jumps::Word;
 use crate::emitter::Emitter;
 use crate::indirect::Via;
 use dynasour_guest::ThreadContext;
@@ -50,7 +50,7 @@ impl Emitter {
             }
             Some(own) => {
                 let check = (&own[..], self.blocks.stubs.stale);
-                translator.translate(pc, &own::source(pc, own), &self.indirect, via, Some(check))
+                translator.translate(pc, &compared::source(pc, own), &self.indirect, via, Some(check))
             }
         };
         translator.marking = false;
@@ -58,7 +58,7 @@ impl Emitter {
             return false;
         }
         if translator.out.check.contains(&at) {
-            own::state_in_check(ctx, at - translator.out.check.start);
+            compared::state_in_check(ctx, at - translator.out.check.start);
             ctx.rip = pc;
             return true;
         }

@@ -7,10 +7,10 @@
 //! A record, in contrast, only *names* where values are. It is built after selection, when it is
 //! known which values have registers.
 
-use crate::lower::{LeftRaw, Lower, LowerError};
-use crate::mach::{Addr, End, EndRsp, Kind, Opnd, Ops, SiteDraft, SiteKind, preg};
+use crate::codegen::lower::{LeftRaw, Lower, LowerError};
+use crate::codegen::mach::{Addr, End, EndRsp, Kind, Opnd, Ops, SiteDraft, SiteKind, preg};
+use crate::codegen::x86::Size;
 use crate::record::{Node, Place, Record, RecordStore};
-use crate::x86::Size;
 use dynasour_guest::context::offset;
 use dynasour_ir::semantics::ARITH_FLAGS;
 use dynasour_ir::{AnchorId, Gpr, Loc, Op, Operand, Ty, Value};

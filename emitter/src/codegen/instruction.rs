@@ -2,10 +2,10 @@
 //! with registers and slots as the allocator chose them.
 
 use crate::asm::{Asm, Assembler};
-use crate::encoded::Target;
-use crate::mach::{Addr, AddrReg, Opnd};
+use crate::codegen::encoded::Target;
+use crate::codegen::mach::{Addr, AddrReg, Opnd};
+use crate::codegen::x86::{Size, register};
 use crate::record::Place;
-use crate::x86::{Size, register};
 use dynasour_guest::context::offset;
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, OpKind, Register};
 use regalloc2::Allocation;

@@ -19,6 +19,9 @@
 //! 103,000 blocks, that gains nothing: 1.31 s without a flush; 1.31 s with one, after which 57,000
 //! blocks are copied again; 3.2 s with 25.
 
+mod placing;
+pub(crate) mod words;
+
 use crate::asm::{Asm, Assembler, Placed};
 use dynasour_guest::space::Views;
 use std::io;

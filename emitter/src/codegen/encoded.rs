@@ -2,8 +2,8 @@
 //! of everything in it.
 
 use crate::asm::Asm;
+use crate::codegen::mach::Site;
 use crate::counting::What;
-use crate::mach::Site;
 use smallvec::SmallVec;
 
 /// What a field of four bytes holds. All but [`Target::Exit`] are addresses, relative to the

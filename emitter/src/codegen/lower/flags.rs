@@ -5,11 +5,11 @@
 //! three kinds of flags values live in registers, in packed form: parameters, flags of original
 //! instructions, and values that are passed along edges.
 
-use crate::lower::{Lower, LowerError};
-use crate::mach::{Kind, Opnd, Ops, preg};
+use crate::codegen::lower::survey::Def;
+use crate::codegen::lower::{Lower, LowerError};
+use crate::codegen::mach::{Kind, Opnd, Ops, preg};
+use crate::codegen::x86::{self, Alu, Shift, Size};
 use crate::record::pack_flags;
-use crate::survey::Def;
-use crate::x86::{self, Alu, Shift, Size};
 use dynasour_ir::semantics::{AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use dynasour_ir::{FlagOp, Gpr, Inst, Op, Operand, Ty, Value};
 use iced_x86::Code;
