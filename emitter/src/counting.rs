@@ -17,44 +17,22 @@
 //!
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
 
-use crate::asm::{Assembler, Mem, RCX};
 use crate::cache::words::Words;
 use crate::codegen::compiled::CompiledSite;
+use crate::codegen::count::What;
 use crate::codegen::mach::{Site, SiteKind};
 use crate::emitter::Emitter;
 use crate::fragment::{ExitId, FragmentId, Link, fragment_at};
-use dynasour_guest::context::offset;
 use dynasour_ir::AnchorId;
 use std::ops::Range;
 
+pub use crate::codegen::count::length_at;
+
 /// Words that there can be. The last one is for the code of fragments that came when all others were in use; it is never read.
 const WORDS: usize = 1 << 22;
-/// The word of `stub_save` that rcx is in meanwhile; nothing else uses it.
-const SAVE: usize = 7;
-
 /// A word that is counted in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Word(u32);
-
-/// What of a fragment is counted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum What {
-    Entered,
-    Iterations,
-    Executed(u32),
-    Left(u32),
-}
-
-impl What {
-    fn index(self) -> u32 {
-        match self {
-            What::Entered => 0,
-            What::Iterations => 1,
-            What::Executed(site) => 2 + 2 * site,
-            What::Left(site) => 3 + 2 * site,
-        }
-    }
-}
 
 /// The words of one fragment: a run of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,28 +138,6 @@ impl Counting {
     pub fn address(&self, run: Option<Run>, what: What) -> u64 {
         self.words.address(run.map_or(self.words.len() - 1, |run| run.word(what).0 as usize))
     }
-}
-
-/// The code that counts, and the offsets of its fields that are relative to their ends and lead to the word.
-pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
-    let saved = offset::STUB_SAVE + 8 * SAVE;
-    let mut code = Vec::with_capacity(36);
-    code.store(RCX, saved);
-    code.mov_from(RCX, Mem::relative());
-    let load = code.len() - 4;
-    code.lea(RCX, Mem::at(RCX).plus(1));
-    code.mov_to(Mem::relative(), RCX);
-    let store = code.len() - 4;
-    code.load(RCX, saved);
-    (code, [load, store])
-}
-
-/// The length of the code that counts, if `bytes` start with it.
-pub fn length_at(bytes: &[u8]) -> Option<usize> {
-    let (code, fields) = code();
-    let is_field = |at: usize| fields.iter().any(|field| (*field..field + 4).contains(&at));
-    let same = bytes.len() >= code.len() && (0..code.len()).all(|at| is_field(at) || code[at] == bytes[at]);
-    same.then_some(code.len())
 }
 
 impl Emitter {

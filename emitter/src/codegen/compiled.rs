@@ -6,9 +6,9 @@
 use crate::codegen::cost;
 use crate::codegen::encoded::Encoded;
 use crate::codegen::mach::{SiteDraft, SiteKind};
-use crate::fragment::Borrowed;
 use crate::record::Record;
 use dynasour_ir::{AnchorId, Version};
+use smallvec::SmallVec;
 
 /// A compiled version.
 #[derive(Debug)]
@@ -30,6 +30,9 @@ pub struct CompiledCode {
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
 }
+
+/// Guest registers and the slots that hold their values.
+pub(crate) type Borrowed = SmallVec<[(u8, u16); 8]>;
 
 /// What registers and spill slots the code uses.
 #[derive(Debug)]

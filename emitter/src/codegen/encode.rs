@@ -13,13 +13,13 @@
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
 use crate::codegen::Host;
+use crate::codegen::count::{self, What};
 use crate::codegen::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target};
 use crate::codegen::instruction::{build, location, rebuild, restore, save, slot};
 use crate::codegen::loop_alignment;
 use crate::codegen::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
-use crate::counting::{self, What};
+use crate::codegen::piece::Piece;
 use crate::exits::Exits;
-use crate::indirect::Piece;
 use crate::record::Place;
 use dynasour_guest::context::offset;
 use iced_x86::IcedError;
@@ -376,7 +376,7 @@ impl Emit<'_> {
             return;
         }
         let start = self.at();
-        let (code, fields) = counting::code();
+        let (code, fields) = count::code();
         self.code().put(&code);
         for field in fields {
             self.code().relocate_at(start + field as u32, Target::Word(what));

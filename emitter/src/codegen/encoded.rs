@@ -2,8 +2,8 @@
 //! of everything in it.
 
 use crate::asm::Asm;
+use crate::codegen::count::What;
 use crate::codegen::mach::Site;
-use crate::counting::What;
 use smallvec::SmallVec;
 
 /// What a field of four bytes holds. All but [`Target::Exit`] are addresses, relative to the

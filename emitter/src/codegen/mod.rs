@@ -26,6 +26,7 @@
 
 pub(crate) mod compiled;
 pub mod cost;
+pub(crate) mod count;
 pub(crate) mod encode;
 pub(crate) mod encoded;
 pub(crate) mod exit_entry;
@@ -47,9 +48,9 @@ use crate::codegen::exit_entry::EntryPlaces;
 use crate::codegen::instruction::location;
 use crate::codegen::lower::{LowerError, Selected, lower};
 use crate::codegen::mach::MFunc;
+use crate::codegen::piece::Piece;
 use crate::cpu::Cpu;
 use crate::exits::Exits;
-use crate::indirect::Piece;
 use crate::record::Record;
 use compiled::{At, CompiledSite, Registers};
 use dynasour_guest::context::SCRATCH_WORDS;
