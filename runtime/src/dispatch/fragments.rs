@@ -628,9 +628,12 @@ impl Fragments {
         if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
             return Err(Failure::Refused(AbortReason::NotSelected));
         }
-        let side = side.map(|s| s.exit);
-        let entry = side.map_or(EntryState::Canonical, EntryState::FromExit);
-        let request = self.emitter.request(path.head, entry).map_err(|_| Failure::Stale)?;
+        // An exit that no code can be made for has no trace of its own; the path may still be one of the region.
+        let own = side.and_then(|s| Some((s.exit, self.emitter.request(s.pc, EntryState::FromExit(s.exit)).ok()?)));
+        let (side, request) = match own {
+            Some((exit, request)) => (Some(exit), request),
+            None => (None, self.emitter.request(path.head, EntryState::Canonical).map_err(|_| Failure::Stale)?),
+        };
         Ok(Plan {
             name: format!("t{number}"),
             facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
