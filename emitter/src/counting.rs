@@ -17,42 +17,22 @@
 //!
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
 
+use crate::cache::words::Words;
+use crate::codegen::compiled::CompiledSite;
+use crate::codegen::count::What;
+use crate::codegen::mach::{Site, SiteKind};
 use crate::emitter::Emitter;
 use crate::fragment::{ExitId, FragmentId, FragmentRole, Link, fragment_at};
-use crate::mach::{Site, SiteDraft, SiteKind};
-use crate::words::Words;
-use dynasour_guest::context::offset;
 use dynasour_ir::AnchorId;
 use std::ops::Range;
 
-/// Words that there can be; fragments beyond do not count.
-const WORDS: usize = 1 << 22;
-/// The word of `stub_save` that rcx is in meanwhile; nothing else uses it.
-const SAVE: usize = 7;
+pub use crate::codegen::count::length_at;
 
+/// Words that there can be. The last one is for the code of fragments that came when all others were in use; it is never read.
+const WORDS: usize = 1 << 22;
 /// A word that is counted in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Word(u32);
-
-/// What of a fragment is counted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum What {
-    Entered,
-    Iterations,
-    Executed(u32),
-    Left(u32),
-}
-
-impl What {
-    fn index(self) -> u32 {
-        match self {
-            What::Entered => 0,
-            What::Iterations => 1,
-            What::Executed(site) => 2 + 2 * site,
-            What::Left(site) => 3 + 2 * site,
-        }
-    }
-}
 
 /// The words of one fragment: a run of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,24 +78,15 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// What the words of a fragment mean, in whose version `added` instructions stand before those given to the emitter.
-    pub(crate) fn new(
-        run: Run,
-        first_site: u32,
-        sites: &[SiteDraft],
-        added: u32,
-        host: impl Fn(Site) -> (u64, u64),
-    ) -> Tally {
-        let site = |(n, draft): (u32, &SiteDraft)| {
+    /// What the words of a fragment mean.
+    pub(crate) fn new(run: Run, first_site: u32, sites: &[CompiledSite], host: impl Fn(Site) -> (u64, u64)) -> Tally {
+        let site = |(n, site): (u32, &CompiledSite)| {
             let (host, cold) = host(Site(n));
             CountedSite {
                 exit: ExitId(first_site + n),
-                kind: draft.kind,
-                anchor: draft.anchor,
-                place: match draft.place {
-                    (0, inst) => inst.checked_sub(added).map(|inst| (0, inst)),
-                    place => Some(place),
-                },
+                kind: site.kind,
+                anchor: site.anchor,
+                place: site.place,
                 host,
                 cold,
                 executed: run.word(What::Executed(n)),
@@ -153,43 +124,20 @@ impl Counting {
         Some(Counting { words: Words::new(cache, WORDS)?, used: 0 })
     }
 
-    /// Words for a fragment with so many sites.
+    /// Words for a fragment with so many sites; none if all are in use.
     pub fn run(&mut self, sites: usize) -> Option<Run> {
         let first = self.used;
         let end = first + 2 + 2 * sites;
-        (end <= self.words.len()).then(|| {
+        (end < self.words.len()).then(|| {
             self.used = end;
             Run(first as u32)
         })
     }
 
-    pub fn address(&self, word: Word) -> u64 {
-        self.words.address(word.0 as usize)
+    /// The address of what this is counted in by a fragment with these words.
+    pub fn address(&self, run: Option<Run>, what: What) -> u64 {
+        self.words.address(run.map_or(self.words.len() - 1, |run| run.word(what).0 as usize))
     }
-}
-
-/// The code that counts, and the offsets of its fields that are relative to their ends and lead to the word.
-pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
-    let saved = (offset::STUB_SAVE as u32 + 8 * SAVE as u32).to_le_bytes();
-    let mut code = Vec::with_capacity(36);
-    code.extend([0x65, 0x48, 0x89, 0x0c, 0x25]);
-    code.extend(saved);
-    code.extend([0x48, 0x8b, 0x0d, 0, 0, 0, 0]);
-    let load = code.len() - 4;
-    code.extend([0x48, 0x8d, 0x49, 0x01]);
-    code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
-    let store = code.len() - 4;
-    code.extend([0x65, 0x48, 0x8b, 0x0c, 0x25]);
-    code.extend(saved);
-    (code, [load, store])
-}
-
-/// The length of the code that counts, if `bytes` start with it.
-pub fn length_at(bytes: &[u8]) -> Option<usize> {
-    let (code, fields) = code();
-    let is_field = |at: usize| fields.iter().any(|field| (*field..field + 4).contains(&at));
-    let same = bytes.len() >= code.len() && (0..code.len()).all(|at| is_field(at) || code[at] == bytes[at]);
-    same.then_some(code.len())
 }
 
 impl Emitter {

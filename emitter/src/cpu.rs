@@ -19,8 +19,8 @@ pub struct Cpu {
     pub has_fast_loop: bool,
     /// rd/wr fs/gsbase may be used in user mode.
     pub fsgsbase: bool,
-    /// The extended-state components that are saved and restored: all of XCR0 but protection keys, whose
-    /// register belongs to the whole thread.
+    /// The extended-state components that are saved and restored: all of XCR0 but protection keys,
+    /// whose register belongs to the whole thread.
     pub xstate_mask: u64,
     /// Bytes of the standard XSAVE format with all of XCR0.
     pub xstate_size: usize,

@@ -4,7 +4,7 @@
 //! only one site has can as well say where the values are *at the site*; those moves are left out then, and the registers
 //! that only they needed. Where nothing is left on the way, a guard's own jump can lead to what its exit is linked to.
 
-use crate::mach::MFunc;
+use crate::codegen::mach::MFunc;
 use regalloc2::{Allocation, Block, Edit, Function, Inst, InstOrEdit, OperandConstraint, Output};
 use rustc_hash::FxHashMap;
 

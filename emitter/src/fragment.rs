@@ -1,10 +1,10 @@
 //! What is known about emitted code: fragments, their exits, links, and the tables that signal handlers read.
 
+pub(crate) use crate::codegen::compiled::Borrowed;
+use crate::codegen::mach::SiteKind;
 use crate::counting::Tally;
-use crate::mach::SiteKind;
 use crate::record::Record;
 use dynasour_ir::AnchorId;
-use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -154,9 +154,6 @@ pub struct Fragment {
     /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
     pub(crate) unlinked: AtomicU32,
 }
-
-/// Guest registers and the slots that hold their values.
-pub(crate) type Borrowed = SmallVec<[(u8, u16); 8]>;
 
 impl Fragment {
     /// The cold code that a fault of the instruction at `host_rip` continues at. Async-signal-safe.

@@ -20,7 +20,7 @@
 //!
 //! A predictor remembers the jumps that are taken on the way to an indirect one, so there should be none but the guest's own: a
 //! tail follows what it belongs to without a jump, and its own jump is what is patched when the site is to leave: to a table
-//! all of whose words lead out. A check falls through where it is meant ([`crate::entry_check`]). Recursive `fib`, which does
+//! all of whose words lead out. A check falls through where it is meant ([`crate::transfers::entry_check`]). Recursive `fib`, which does
 //! nothing but return: 1.46 times native with a jump before each tail and one behind each check, 1.03 without; virtual calls: 1.62
 //! with a `jrcxz` over the way out in each check, 1.11 so; both on Zen 5.
 //!
@@ -49,16 +49,16 @@
 //! sent out: registers that are displaced are in `stub_save` ([`Displaced`]), and where nothing is displaced yet or any
 //! more, what `stub_save` holds is still right.
 
+use crate::asm::{Assembler, RCX};
 use crate::cache::Cache;
+pub use crate::codegen::piece::{Piece, SAVE_RCX};
 use crate::emitter::Diversion;
-use crate::entry_check::EntryCheck;
 use crate::lookup::Lookup;
-use crate::miss_stubs::{MissStubs, miss_stubs};
-pub use crate::pieces::Piece;
-use crate::pieces::RCX;
+use crate::miss_stubs::{MissStubs, counting, miss_stubs};
 use crate::rates::{RateWords, Rates};
 use crate::returns::ReturnStack;
 use crate::stubs::StubError;
+use crate::transfers::entry_check::EntryCheck;
 use dynasour_guest::context::offset;
 use std::ops::Range;
 
@@ -71,8 +71,7 @@ pub(crate) const NAMING: usize = 24;
 /// The number of rsp, which carries no target.
 pub(crate) const RSP: u8 = 4;
 
-/// Where registers are while stubs use them: indices into `stub_save`. That of rcx is for sites to know.
-pub const SAVE_RCX: usize = 2;
+/// Where registers other than rcx ([`SAVE_RCX`]) are while stubs use them: indices into `stub_save`.
 pub(crate) const SAVE_RAX: usize = 1;
 pub(crate) const SAVE_RDX: usize = 3;
 pub(crate) const SAVE_RSI: usize = 4;
@@ -206,7 +205,7 @@ impl RegisterStub {
         let r = self.register;
         let mut unpark = Piece::default();
         // Nothing is parked in rcx itself: this does nothing.
-        unpark.copy(RCX, r);
+        unpark.mov(RCX, r);
         unpark.load(r, offset::NEXT_PC);
         unpark.store_constant(offset::EXIT_SITE, MISSED + Via::Register(r).index() as u32);
         unpark.jump(leave_canonical);
@@ -421,17 +420,17 @@ impl Indirect {
         });
         match via {
             Via::Memory => {
-                piece.check(pc, self.entry_check);
+                self.entry_check.compare(&mut piece, pc);
                 piece.restore_rcx();
             }
             Via::Register(RCX) => {
-                piece.check(pc, self.entry_check);
+                self.entry_check.compare(&mut piece, pc);
                 piece.constant(RCX, pc);
             }
             Via::Register(r) => {
-                piece.copy(r, RCX);
-                piece.check(pc, self.entry_check);
-                piece.copy(RCX, r);
+                piece.mov(r, RCX);
+                self.entry_check.compare(&mut piece, pc);
+                piece.mov(RCX, r);
                 piece.constant(r, pc);
             }
         }
@@ -494,13 +493,6 @@ impl Indirect {
         let [before, after] = &self.stubs.ranges;
         before.contains(&host_rip).then_some(Displaced::Rcx).or(after.contains(&host_rip).then_some(Displaced::Four))
     }
-}
-
-/// What counts in the word at `address`.
-fn counting(scratch: u8, address: u32) -> Piece {
-    let mut piece = Piece::default();
-    piece.count(scratch, address);
-    piece
 }
 
 #[cfg(test)]

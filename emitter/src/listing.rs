@@ -1,4 +1,4 @@
-//! Disassembly of fragments for people.
+//! Disassembly of fragments, for `--log code` and failed tests.
 
 use crate::emitter::Emitter;
 use crate::fragment::FragmentId;

@@ -13,15 +13,15 @@
 //! Example: `jmp [rbx]` to 0x401234, whose word in the first table belongs to 0x411234: that one's
 //! checked entry leads to miss, which finds 0x401234 in one of four slots of the second table.
 
+use crate::asm::{Asm, Assembler, Label, Mem, RAX, RCX, RDX, RSI};
 use crate::cache::Cache;
+use crate::codegen::piece::Piece;
 use crate::indirect::Via;
 use crate::indirect::{MISSED, RSP, RegisterStub, SAVE_RAX, SAVE_RCX, SAVE_RDX, SAVE_RSI};
 use crate::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
 use crate::rates::RateWords;
 use crate::stubs::StubError;
-use crate::template::{Label, Template};
 use dynasour_guest::context::offset;
-use std::arch::global_asm;
 use std::ops::Range;
 
 /// Where the entry that was found is kept: an index into `stub_save`.
@@ -40,124 +40,15 @@ pub(crate) struct MissStubs {
     pub(crate) registers: u64,
 }
 
-/// What stands where in the assembled stubs. Fields end at their labels.
-#[repr(C)]
-struct Labels {
-    out_from_rcx: Label,
-    out: Label,
-    leaves: Label,
-    miss: Label,
-    four: Label,
-    table: Label,
-    counted: Label,
-    count_load: Label,
-    count_store: Label,
-    uncounted: Label,
-    end: Label,
+/// The registers that the miss stub uses beside rcx, and the words of `stub_save` where they wait.
+const KEPT: [(u8, usize); 3] = [(RAX, SAVE_RAX), (RDX, SAVE_RDX), (RSI, SAVE_RSI)];
+
+/// What counts in the word at `address`.
+pub(crate) fn counting(scratch: u8, address: u32) -> Piece {
+    let mut piece = Piece::default();
+    piece.count(scratch, address);
+    piece
 }
-
-unsafe extern "C" {
-    #[link_name = "dynasour_miss_stubs"]
-    static CODE: u8;
-    #[link_name = "dynasour_miss_stubs_labels"]
-    static LABELS: Labels;
-}
-
-const _: () = assert!(HIGH_WEIGHT == 9 * 8 && PROBES == 4);
-
-global_asm!(
-    ".pushsection .rodata.dynasour_miss_stubs, \"a\", @progbits",
-    ".globl dynasour_miss_stubs, dynasour_miss_stubs_labels",
-    ".hidden dynasour_miss_stubs, dynasour_miss_stubs_labels",
-    ".balign 64",
-    "dynasour_miss_stubs:",
-
-    ".Lout_from_rcx:",
-    "mov rcx, gs:[{SAVE} + 8 * {SAVE_RCX}]",
-    ".Lout:",
-    "mov qword ptr gs:[{EXIT_SITE}], {MISSED}",
-    ".byte 0xe9, 0, 0, 0, 0",
-    ".Lleaves:",
-
-    ".balign 64",
-    ".Lmiss:",
-    "mov gs:[{SAVE} + 8 * {SAVE_RAX}], rax",
-    "mov gs:[{SAVE} + 8 * {SAVE_RDX}], rdx",
-    "mov gs:[{SAVE} + 8 * {SAVE_RSI}], rsi",
-    ".Lfour:",
-    // eax = the low half + HIGH_WEIGHT * the next, in 16 bits
-    "movzx eax, word ptr gs:[{NEXT_PC}]",
-    "movzx edx, word ptr gs:[{NEXT_PC} + 2]",
-    "lea edx, [rdx + rdx * 8]",
-    "lea eax, [rax + rdx * 8]",
-    "movzx eax, ax",
-    "mov rsi, gs:[{NEXT_PC}]",
-    "movabs rdx, 0x1111111111111111",
-    ".Ltable:",
-    "lea rdx, [rdx + rax * 8]",
-    "mov rcx, [rdx]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_0",
-    "mov rcx, [rdx + 8]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_1",
-    "mov rcx, [rdx + 16]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_2",
-    "mov rcx, [rdx + 24]",
-    "lea rcx, [rcx + rsi + 1]",
-    "jrcxz .Lhit_3",
-    ".Lnone:",
-    "mov rax, gs:[{SAVE} + 8 * {SAVE_RAX}]",
-    "mov rdx, gs:[{SAVE} + 8 * {SAVE_RDX}]",
-    "mov rsi, gs:[{SAVE} + 8 * {SAVE_RSI}]",
-    "jmp .Lout_from_rcx",
-    ".Lhit_0:",
-    "mov rcx, [rdx + {ENTRIES}]",
-    "jmp .Lfound",
-    ".Lhit_1:",
-    "mov rcx, [rdx + {ENTRIES} + 8]",
-    "jmp .Lfound",
-    ".Lhit_2:",
-    "mov rcx, [rdx + {ENTRIES} + 16]",
-    "jmp .Lfound",
-    ".Lhit_3:",
-    "mov rcx, [rdx + {ENTRIES} + 24]",
-    ".Lfound:",
-    "jrcxz .Lnone",
-    "mov gs:[{SAVE} + 8 * {FOUND}], rcx",
-    // Left out unless it is counted.
-    ".Lcounted:",
-    "mov rax, ds:[0x11111111]",
-    ".Lcount_load:",
-    "lea rax, [rax + 1]",
-    "mov ds:[0x11111111], rax",
-    ".Lcount_store:",
-    ".Luncounted:",
-    "mov rax, gs:[{SAVE} + 8 * {SAVE_RAX}]",
-    "mov rdx, gs:[{SAVE} + 8 * {SAVE_RDX}]",
-    "mov rsi, gs:[{SAVE} + 8 * {SAVE_RSI}]",
-    "jmp qword ptr gs:[{SAVE} + 8 * {FOUND}]",
-    ".Lmiss_end:",
-
-    ".balign 4",
-    "dynasour_miss_stubs_labels:",
-    ".long .Lout_from_rcx - dynasour_miss_stubs, .Lout - dynasour_miss_stubs, .Lleaves - dynasour_miss_stubs",
-    ".long .Lmiss - dynasour_miss_stubs, .Lfour - dynasour_miss_stubs, .Ltable - dynasour_miss_stubs",
-    ".long .Lcounted - dynasour_miss_stubs, .Lcount_load - dynasour_miss_stubs",
-    ".long .Lcount_store - dynasour_miss_stubs, .Luncounted - dynasour_miss_stubs, .Lmiss_end - dynasour_miss_stubs",
-    ".popsection",
-    SAVE = const offset::STUB_SAVE,
-    SAVE_RAX = const SAVE_RAX,
-    SAVE_RCX = const SAVE_RCX,
-    SAVE_RDX = const SAVE_RDX,
-    SAVE_RSI = const SAVE_RSI,
-    FOUND = const FOUND,
-    EXIT_SITE = const offset::EXIT_SITE,
-    NEXT_PC = const offset::NEXT_PC,
-    MISSED = const MISSED,
-    ENTRIES = const ENTRIES,
-);
 
 /// Generates the stubs.
 pub(crate) fn miss_stubs(
@@ -166,19 +57,20 @@ pub(crate) fn miss_stubs(
     rates: Option<&RateWords>,
     lookup: &Lookup,
 ) -> Result<MissStubs, StubError> {
-    // SAFETY: constants, made above.
-    let (labels, mut code) = unsafe { (&LABELS, Template::new(&raw const CODE, LABELS.end)) };
-    match rates {
-        Some(words) => [labels.count_load, labels.count_store].into_iter().for_each(|at| code.fill(at, words.second())),
-        None => code.leave_out(labels.counted, labels.uncounted),
-    }
-    let placed = code.place(cache)?;
-    code.fill_wide(labels.table, lookup.second_table());
-    code.lead(placed, labels.leaves, leave_canonical);
-    let miss = placed.at(labels.miss);
-    let four = placed.at(labels.four);
-    let ranges = [miss..four, four..placed.base + code.len() as u64];
-    code.write(placed, cache);
+    let mut code = Asm::new();
+    let out_from_rcx = code.bound();
+    code.load(RCX, save(SAVE_RCX));
+    let out = code.bound();
+    code.store_constant(offset::EXIT_SITE, MISSED);
+    code.jmp_to(leave_canonical);
+    code.int3(code.here().next_multiple_of(64) - code.here());
+    let miss = code.bound();
+    KEPT.into_iter().for_each(|(r, word)| code.store(r, save(word)));
+    let four = code.bound();
+    search(&mut code, lookup.second_table(), rates, out_from_rcx);
+    let end = code.bound();
+    let placed = cache.put_stubs(code)?;
+    let ranges = [placed.range(miss, four), placed.range(four, end)];
     let registers = cache.alloc_hot(16 * RegisterStub::ROOM as usize, 64)?;
     if let Some(table) = lookup.first_table(Via::Memory) {
         for register in (0..16).filter(|r| *r != RSP) {
@@ -186,5 +78,51 @@ pub(crate) fn miss_stubs(
             cache.write(stub.start, &stub.generate(table, leave_canonical));
         }
     }
-    Ok(MissStubs { miss, outs: [placed.at(labels.out), placed.at(labels.out_from_rcx)], ranges, registers })
+    Ok(MissStubs { miss: placed.at(miss), outs: [placed.at(out), placed.at(out_from_rcx)], ranges, registers })
+}
+
+/// The field of a word of `stub_save`.
+fn save(word: usize) -> usize {
+    offset::STUB_SAVE + 8 * word
+}
+
+/// The miss stub's search: goes on at the entry that it finds in the second table, else at `none`, with its registers back.
+fn search(code: &mut Asm<u64>, table: u64, rates: Option<&RateWords>, none: Label) {
+    let give_back = |code: &mut Asm<u64>| KEPT.into_iter().for_each(|(r, word)| code.load(r, save(word)));
+    // eax = the low half + HIGH_WEIGHT * the next, in 16 bits
+    const _: () = assert!(HIGH_WEIGHT == 9 * 8);
+    code.load_16(RAX, Mem::context(offset::NEXT_PC));
+    code.load_16(RDX, Mem::context(offset::NEXT_PC + 2));
+    code.lea_32(RDX, Mem::at(RDX).index(RDX, 3));
+    code.lea_32(RAX, Mem::at(RAX).index(RDX, 3));
+    code.movzx_16(RAX);
+    code.load(RSI, offset::NEXT_PC);
+    code.mov_imm_64(RDX, table);
+    code.lea(RDX, Mem::at(RDX).index(RAX, 3));
+    // A slot holds the complement of its pc, so that the sum with the pc and 1 is 0.
+    let hits: [Label; PROBES] = std::array::from_fn(|_| code.label());
+    for (probe, hit) in (0..).zip(hits) {
+        code.mov_from(RCX, Mem::at(RDX).plus(8 * probe));
+        code.lea(RCX, Mem::at(RCX).index(RSI, 0).plus(1));
+        code.jrcxz(hit);
+    }
+    let is_none = code.bound();
+    give_back(code);
+    code.jmp_near(none);
+    let found = code.label();
+    for (probe, hit) in (0..).zip(hits) {
+        code.bind(hit);
+        code.mov_from(RCX, Mem::at(RDX).plus(ENTRIES as i32 + 8 * probe));
+        if probe as usize + 1 < PROBES {
+            code.jmp_short(found);
+        }
+    }
+    code.bind(found);
+    code.jrcxz(is_none);
+    code.store(RCX, save(FOUND));
+    if let Some(words) = rates {
+        code.put(&counting(RAX, words.second()).bytes);
+    }
+    give_back(code);
+    code.jmp_through(Mem::context(save(FOUND)));
 }

@@ -5,7 +5,7 @@
 //! comparison; who leaves is counted by the runtime. The rest has been found by the first table. Without that setting no byte of
 //! the code is different. Threads that do it at once lose counts.
 
-use crate::words::Words;
+use crate::cache::words::Words;
 use std::ops::Range;
 
 /// The words.

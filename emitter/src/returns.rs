@@ -40,10 +40,11 @@
 //! **Signals.** A thread that is interrupted between the look for the landing and that goes out by *out_before*, which returns
 //! as the guest would have; one that is in a landing, or in what is generated here, by *out*.
 
+use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::cache::{Cache, CacheError};
+use crate::codegen::piece::Piece;
 use crate::emitter::Diversion;
 use crate::indirect::Displaced;
-use crate::pieces::{Piece, RCX};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::{LANDINGS, offset};
 use std::fmt;
@@ -240,13 +241,12 @@ impl Stubs {
     fn generate(cache: &mut Cache, table: Option<u32>, otherwise: u64, out: u64) -> Result<Stubs, CacheError> {
         const ROOM: usize = 96;
         let base = cache.alloc_hot(ROOM, 64)?;
-        // lea rsp, [rsp + 8]
-        let mut bytes = vec![0x48, 0x8d, 0x64, 0x24, 0x08];
+        let mut bytes = Vec::with_capacity(ROOM);
+        bytes.lea(RSP, Mem::at(RSP).plus(8));
         let out_at = base + bytes.len() as u64;
         let mut restore = Piece::default();
         restore.load(RCX, offset::NEXT_PC);
-        // mov [rsp - 8], rcx
-        restore.put(&[0x48, 0x89, 0x4c, 0x24, 0xf8]);
+        restore.mov_to(Mem::at(RSP).plus(-8), RCX);
         let mut leave = Piece::default();
         leave.jump(out);
         let mut miss = restore.clone();
@@ -260,7 +260,7 @@ impl Stubs {
         let miss_at = base + bytes.len() as u64;
         bytes.extend_from_slice(&miss.placed(miss_at));
         let end = base + bytes.len() as u64;
-        bytes.resize(bytes.len().next_multiple_of(8), 0xcc);
+        bytes.int3(bytes.len().next_multiple_of(8) - bytes.len());
         let mask = base + bytes.len() as u64;
         bytes.extend_from_slice(&MASK.to_le_bytes());
         assert!(bytes.len() <= ROOM);

@@ -19,10 +19,12 @@ use dynasour_guest::decode::{Decoded, Reader};
 use dynasour_guest::image::{self, LoadOptions};
 use dynasour_guest::space::{self, Brk};
 use dynasour_ir::Trap;
+use dynasour_runtime::changes::Code;
 use dynasour_runtime::interp::{self, GuestCode, Interp, Stop};
 use dynasour_runtime::memory;
 use dynasour_runtime::process::ThreadBody;
 use dynasour_runtime::signal::{FaultHooks, GuestFault};
+use dynasour_runtime::syscall::tracing::Registers;
 use dynasour_runtime::syscall::{Config, Engine, Inherited, Outcome, System};
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
 
@@ -98,8 +100,11 @@ struct Lockstep {
 /// Engine hooks for calls that these guests must not make or whose effects are not compared.
 struct NoEngine;
 
+impl Code for NoEngine {
+    fn drop_code(&mut self, _: Range<u64>) {}
+}
+
 impl Engine for NoEngine {
-    fn invalidate(&mut self, _: Range<u64>) {}
     fn private_memory_lost(&mut self) {}
     fn faults_are_handled(&mut self) {}
     fn after_fork_child(&mut self) {}
@@ -108,6 +113,10 @@ impl Engine for NoEngine {
         unreachable!("vfork is not among the system calls")
     }
     fn vfork_child_gone(&mut self) {}
+    fn call_threads(&mut self) {}
+    fn registers_of(&self, _: i32) -> Option<Registers> {
+        None
+    }
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
         None
     }

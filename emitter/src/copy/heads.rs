@@ -20,12 +20,13 @@
 use super::remove::Key;
 use super::returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
+use crate::asm::{Assembler, Mem, RCX};
+use crate::cache::words::Words;
 use crate::cache::{Cache, CacheError};
 use crate::cpu::ticks;
 use crate::emitter::Emitter;
 use crate::fragment::{ExitId, Fragment};
 use crate::indirect::SAVE_RCX;
-use crate::words::Words;
 use dynasour_guest::context::offset;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -141,22 +142,19 @@ impl Blocks {
         let word = words.address(number);
         words.set(number, threshold);
         let mut code = Vec::with_capacity(80);
-        let saved = (offset::STUB_SAVE as u32 + 8 * SAVE_RCX as u32).to_le_bytes();
-        let save = |code: &mut Vec<u8>| code.extend([0x65, 0x48, 0x89, 0x0c, 0x25].iter().chain(&saved));
-        let restore = |code: &mut Vec<u8>| code.extend([0x65, 0x48, 0x8b, 0x0c, 0x25].iter().chain(&saved));
-        save(&mut code);
-        code.extend([0x48, 0x8b, 0x0d, 0, 0, 0, 0]);
+        let saved = offset::STUB_SAVE + 8 * SAVE_RCX;
+        code.store(RCX, saved);
+        code.mov_from(RCX, Mem::relative());
         let load = code.len();
-        // lea rcx, [rcx - 1]
-        code.extend([0x48, 0x8d, 0x49, 0xff]);
-        // jrcxz over the way to the block. The word is never 0: whoever comes next, by then or at
-        // the same time, leaves, too.
-        code.extend([0xe3, 21]);
-        code.extend([0x48, 0x89, 0x0d, 0, 0, 0, 0]);
+        code.lea(RCX, Mem::at(RCX).plus(-1));
+        // jrcxz over the way to the block. The word is never 0: a thread that comes at the same
+        // time leaves, too.
+        code.jrcxz_over(21);
+        code.mov_to(Mem::relative(), RCX);
         let store = code.len();
-        restore(&mut code);
-        code.extend([0xe9, 0, 0, 0, 0]);
-        restore(&mut code);
+        code.load(RCX, saved);
+        code.jmp();
+        code.load(RCX, saved);
         debug_assert_eq!(code.len(), FIELD + 4 + 9);
 
         let slot = self.free.slot(Key::COUNTER);

@@ -6,7 +6,7 @@
 //!
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block. Invariants:
 //! * blocks ascend by host address, those that are gone ([`remove`]) among them;
-//! * nothing says which guest instruction a host instruction belongs to: translating again does ([`state`]).
+//! * nothing says which guest instruction a host instruction belongs to: translating again does ([`fault_state`]).
 //!
 //! Example: `test rdi, rdi; je 0x1010; call 0x2000` at 0x1000 becomes two blocks,
 //!
@@ -18,28 +18,31 @@
 //!
 //! and link 1 leads to the second block as soon as there is one.
 
-mod checks;
+mod checked_entries;
+mod compared;
+mod fault_state;
+mod gs_operands;
 mod heads;
-mod own;
 mod plain;
 mod remove;
 mod returns;
-mod segment;
-mod slots;
-mod state;
 mod stubs;
+mod transfer;
 mod translate;
+mod translation;
+mod word_jumps;
 
+use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};
+use crate::codegen::loop_alignment;
 use crate::cpu::Cpu;
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
 use crate::fragment::Fragment;
 use crate::indirect::{Indirect, Via};
 use crate::links::graph::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
-use crate::placement;
 use crate::returns::Returns;
 use crate::stubs::{StubError, Stubs};
-use checks::Check;
+use checked_entries::Check;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
@@ -49,12 +52,13 @@ pub use remove::Doomed;
 use remove::{Free, Key, Pages};
 use returns::{Landings, Wanted};
 use rustc_hash::{FxBuildHasher, FxHashMap};
-use slots::Word;
+use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
 use translate::{Leads, Referent, Translator};
+use word_jumps::Word;
 
 /// So many times everything has been dropped when blocks become shorter.
 const OFTEN: u32 = 4;
@@ -290,7 +294,7 @@ impl Blocks {
             Some(gone) => (self.base + u64::from(gone.start), self.base + u64::from(gone.cold)),
             None => {
                 let start = match t.loop_offset(pc) {
-                    Some(offset) => cache.alloc_hot_behind(key.hot(), placement::LINE, offset)?,
+                    Some(offset) => cache.alloc_hot_behind(key.hot(), loop_alignment::LINE, offset)?,
                     None => cache.alloc_hot(key.hot(), ALIGNMENT)?,
                 };
                 (start, cache.alloc_cold(key.cold())?)
@@ -398,12 +402,12 @@ impl Blocks {
     }
 
     /// A stub that will stand at offset `at`.
-    pub(super) fn stub_bytes(&self, at: u32, site: u32) -> [u8; STUB] {
-        let mut stub = [0x65, 0x48, 0xc7, 0x04, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0xe9, 0, 0, 0, 0];
+    pub(super) fn stub_bytes(&self, at: u32, site: u32) -> SmallVec<[u8; 24]> {
+        let mut stub = SmallVec::new();
+        stub.store_constant(offset::EXIT_SITE, site);
+        stub.jmp();
         let relative = self.leave.wrapping_sub(self.base + u64::from(at) + STUB as u64) as u32;
-        for (field, value) in [(5, offset::EXIT_SITE as u32), (9, site), (14, relative)] {
-            stub[field..field + 4].copy_from_slice(&value.to_le_bytes());
-        }
+        stub[STUB - 4..].copy_from_slice(&relative.to_le_bytes());
         stub
     }
 
@@ -456,7 +460,7 @@ impl Blocks {
         }
         if let Some(bytes) = &own {
             let check = (&bytes[..], self.stubs.stale);
-            if !self.translator.translate(pc, &own::source(pc, bytes), indirect, via, Some(check))? {
+            if !self.translator.translate(pc, &compared::source(pc, bytes), indirect, via, Some(check))? {
                 return Ok(Copied::Instruction);
             }
         } else if again {

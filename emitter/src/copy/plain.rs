@@ -1,11 +1,13 @@
-//! Plain instructions: those that are copied byte for byte, but for an operand relative to rip; and the commonest transfers.
+//! Plain instructions: those that are copied byte for byte, but for a displacement relative to rip;
+//! and the commonest transfers.
 //!
-//! Nine of ten instructions are such; a full decoding takes several times as long as all else that is done with them. This
-//! knows an instruction's length and that it is plain, nothing else, and only of common ones that every x86-64 processor
-//! has. Of all others it says nothing; they are decoded. Tests compare it with the decoder over all opcodes.
+//! Nine of ten instructions are plain, and full decoding takes several times as long as everything
+//! else that is done with them. [`plain`] says how long an instruction is and that it is plain, and
+//! nothing else. It knows only common instructions that every x86-64 processor has; of all others
+//! it says nothing, and they are decoded. Tests compare it with the decoder over all opcodes.
 //!
-//! Plain means: no transfer of control, nothing for the runtime, no segment prefix, not even a prefix without a meaning.
-//! (Intel SDM vol. 2, 2.1 and 2.2, and the opcode maps in its appendix A.)
+//! *Plain* means: no transfer of control, nothing that the runtime does, no segment prefix, and no
+//! prefix without a meaning (Intel SDM vol. 2, 2.1 and 2.2, and the opcode maps in its appendix A).
 
 use dynasour_guest::decode::MAX_LENGTH;
 
@@ -145,7 +147,8 @@ pub(super) enum Transfer {
     Return,
 }
 
-/// The transfer at the beginning of `code`, which stands at `pc`, and its length; none if it is not one of these.
+/// The transfer at the beginning of `code`, which stands at `pc`, and its length; none if it is not
+/// one of these.
 pub(super) fn transfer(code: &[u8; MAX_LENGTH], pc: u64) -> Option<(Transfer, usize)> {
     let near = |at: usize| {
         let field = code[at..].first_chunk().map_or(0, |field| i32::from_le_bytes(*field));
@@ -163,7 +166,8 @@ pub(super) fn transfer(code: &[u8; MAX_LENGTH], pc: u64) -> Option<(Transfer, us
     })
 }
 
-/// The instruction at the beginning of `code` if it is plain; none if it is not, or not known to be.
+/// The instruction at the beginning of `code` if it is plain; none if it is not, or not known to
+/// be.
 pub(super) fn plain(code: &[u8; MAX_LENGTH]) -> Option<Plain> {
     let (mut at, mut relative) = (0, 0);
     let prefix = match code[0] {

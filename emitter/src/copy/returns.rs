@@ -1,14 +1,14 @@
 //! Calls and returns through the processor's return stack: see [`crate::returns`].
 
-use super::translate::{ExitJump, Leads, Referent, Rules, Step, Translation, Translator};
+use super::translate::{Leads, Referent, Rules, Step, Translation, Translator};
 use super::{Block, Blocks};
+use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::cache::Cache;
 use crate::emitter::{Diversion, Emitter};
-use crate::entry_check::EntryCheck;
 use crate::indirect::{Indirect, NAMING, SAVE_RCX, Source};
 use crate::links::writer;
-use crate::pieces::RCX;
 use crate::returns::{LAST, Returns};
+use crate::transfers::entry_check::EntryCheck;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::MAX_LENGTH;
 use std::ops::Range;
@@ -109,23 +109,21 @@ impl Translator {
         self.name(pc, indirect);
         self.save(RCX, SAVE_RCX);
         self.mark(pc, Some((RCX, SAVE_RCX)));
-        // mov rcx, [rsp]
-        self.emit(&[0x48, 0x8b, 0x0c, 0x24]);
-        self.gs(0x89, RCX, offset::NEXT_PC);
+        self.mov_from(RCX, Mem::at(RSP));
+        self.store(RCX, offset::NEXT_PC);
         if let Some(count) = count {
-            self.emit(&count.bytes);
-            self.gs(0x8b, RCX, offset::NEXT_PC);
+            self.put(&count.bytes);
+            self.load(RCX, offset::NEXT_PC);
         }
-        // lea ecx, [rsp + 8]; pext ecx, ecx, [rip + …]
-        self.emit(&[0x8d, 0x4c, 0x24, 0x08, 0xc4, 0xe2, 0x72, 0xf5, 0x0d]);
-        self.displacement(0, Referent::Address(returns.mask()));
+        self.lea_32(RCX, Mem::at(RSP).plus(8));
+        self.pext_32(RCX, RCX, Mem::relative());
+        self.refer(0, Referent::Address(returns.mask()));
         let looks = returns.looks(false);
         self.pad_instruction(4);
-        let field = self.out.bytes.len() as u32 + 4;
-        self.out.exits.push(ExitJump { field, leads: Leads::Return, head: None });
-        self.emit(&looks);
-        // mov [rsp], rcx; ret
-        self.emit(&[0x48, 0x89, 0x0c, 0x24, 0xc3]);
+        self.put(&looks);
+        self.add_exit(Leads::Return);
+        self.mov_to(Mem::at(RSP), RCX);
+        self.ret();
         self.out.returns = self.out.bytes.len() as u32;
     }
 
@@ -137,48 +135,33 @@ impl Translator {
         if called != Called::InRcx {
             self.save(RCX, SAVE_RCX);
         }
-        // pext ecx, esp, [rip + …]
-        self.emit(&[0xc4, 0xe2, 0x5a, 0xf5, 0x0d]);
-        self.displacement(0, Referent::Address(rules.indirect.returns().mask()));
-        // mov dword gs:[landings + rcx*4], …
-        self.emit(&[0x65, 0xc7, 0x04, 0x8d]);
-        self.emit(&(offset::LANDINGS as u32).to_le_bytes());
+        self.pext_32(RCX, RSP, Mem::relative());
+        self.refer(0, Referent::Address(rules.indirect.returns().mask()));
+        self.mov_to_imm_32(Mem::context(offset::LANDINGS).index(RCX, 2), 0);
         let keeps = self.out.relatives.len();
-        self.displacement(0, Referent::Own(0));
+        self.refer(0, Referent::Own(0));
         let has_rcx = called != Called::InRcx && immediate.is_some();
         if has_rcx {
-            self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+            self.restore(RCX, SAVE_RCX);
         }
         self.mark(pc, (!has_rcx).then_some((RCX, SAVE_RCX)));
-        self.emit(&[0xe8, 0, 0, 0, 0]);
+        self.call();
         let start = self.out.bytes.len();
         self.out.relatives[keeps].to = Referent::Own(start as u32);
         self.mark(address, Some((RCX, SAVE_RCX)));
         if immediate.is_some() {
-            self.gs(0x8b, RCX, offset::NEXT_PC);
-            // With rcx for ecx.
-            self.emit(&[0x48]);
-            self.miss_unless(address as u32, check);
+            self.load(RCX, offset::NEXT_PC);
+            self.lea(RCX, Self::unless_it_is(address as u32, check));
+            self.miss_unless(check);
         } else {
             for (n, half) in [address as u32, (address >> 32) as u32].into_iter().enumerate() {
-                // mov ecx, gs:[…]
-                self.emit(&[0x65, 0x8b, 0x0c, 0x25]);
-                self.emit(&((offset::NEXT_PC + 4 * n) as u32).to_le_bytes());
-                self.miss_unless(half, check);
+                self.load_half(RCX, offset::NEXT_PC + 4 * n);
+                self.lea_32(RCX, Self::unless_it_is(half, check));
+                self.miss_unless(check);
             }
         }
-        match immediate {
-            // mov qword [rsp - 8], address
-            Some(immediate) => {
-                self.emit(&[0x48, 0xc7, 0x44, 0x24, 0xf8]);
-                self.emit(&immediate.to_le_bytes());
-            }
-            None => {
-                self.constant(RCX, address);
-                self.emit(&[0x48, 0x89, 0x4c, 0x24, 0xf8]);
-            }
-        }
-        self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+        self.put_return_address(Mem::at(RSP).plus(-8), address);
+        self.restore(RCX, SAVE_RCX);
         let (len, branch) = (self.out.bytes.len() - start, self.misses[0] - 1 - start);
         let landing = Landing { start: start as u16, len: len as u8, branch: branch as u8 };
         self.out.call = Some(Call { pc, returns_to: address, called, landing });
@@ -187,7 +170,7 @@ impl Translator {
         }
         // What stands behind the call may have changed when it returns.
         self.mark(address, None);
-        self.exit(&[0xe9], Leads::To(address));
+        self.exit(Leads::To(address));
         Step::End
     }
 
@@ -200,26 +183,16 @@ impl Translator {
         let immediate = i32::try_from(returns_to as i64).ok();
         let has_rcx = called != Called::InRcx && immediate.is_some();
         self.mark_pushed(pc, (!has_rcx).then_some((RCX, SAVE_RCX)));
-        match immediate {
-            // mov qword [rsp], address
-            Some(immediate) => {
-                self.emit(&[0x48, 0xc7, 0x04, 0x24]);
-                self.emit(&immediate.to_le_bytes());
-            }
-            None => {
-                self.constant(RCX, returns_to);
-                self.emit(&[0x48, 0x89, 0x0c, 0x24]);
-            }
-        }
+        self.put_return_address(Mem::at(RSP), returns_to);
         match called {
             Called::Known(target) => {
                 if !has_rcx {
-                    self.gs(0x8b, RCX, offset::STUB_SAVE + 8 * SAVE_RCX);
+                    self.restore(RCX, SAVE_RCX);
                 }
                 self.exit_to_called(target);
             }
             Called::InRcx => {
-                self.gs(0x8b, RCX, offset::NEXT_PC);
+                self.load(RCX, offset::NEXT_PC);
                 self.tail(pc, indirect, Source::Rcx);
             }
         }
@@ -240,27 +213,41 @@ impl Translator {
 
     /// Places the misses of landings here, where control comes by or does not.
     fn place_misses(&mut self, indirect: &Indirect, comes_by: bool) {
-        const JUMP: u8 = 5;
+        const JUMP: i8 = 5;
         if self.misses.is_empty() {
             return;
         }
         if comes_by {
-            self.emit(&[0xeb, JUMP]);
+            self.jmp_over(JUMP);
         }
         let miss = self.out.bytes.len();
         for field in self.misses.drain(..) {
             let distance = i8::try_from(miss - field - 1);
             self.out.bytes[field] = distance.unwrap_or_else(|_| unreachable!("a landing's miss is out of reach")) as u8;
         }
-        self.emit(&[0xe9]);
-        self.displacement(0, Referent::Address(indirect.returns().miss()));
+        self.jmp();
+        self.refer(0, Referent::Address(indirect.returns().miss()));
     }
 
-    /// `lea ecx, [rcx - low]; unless rcx is 0: <miss>`, or with rcx if the prefix for that is there.
-    fn miss_unless(&mut self, low: u32, check: EntryCheck) {
-        self.emit(&[0x8d, 0x89]);
-        self.emit(&check.goes_on().wrapping_sub(low).to_le_bytes());
-        self.emit(&check.unless(0));
+    /// Stores a return address of the guest's on its stack; rcx may be anything then.
+    fn put_return_address(&mut self, at: Mem, address: u64) {
+        match i32::try_from(address as i64) {
+            Ok(immediate) => self.mov_to_imm(at, immediate),
+            Err(_) => {
+                self.mov_imm_64(RCX, address);
+                self.mov_to(at, RCX);
+            }
+        }
+    }
+
+    /// What `lea` makes of rcx so that [`Translator::miss_unless`] goes on if rcx is `low`.
+    fn unless_it_is(low: u32, check: EntryCheck) -> Mem {
+        Mem::at(RCX).plus(check.goes_on().wrapping_sub(low) as i32).wide()
+    }
+
+    /// To the miss unless rcx is what `check` goes on for.
+    fn miss_unless(&mut self, check: EntryCheck) {
+        self.put(&check.unless(0));
         self.misses.push(self.out.bytes.len() - 1);
     }
 }

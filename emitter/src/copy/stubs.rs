@@ -1,20 +1,20 @@
-//! The code that all copied blocks share.
+//! Code that all copied blocks share.
 //!
-//! * **load**: the way in. The extended state is loaded and the block at `stub_save[6]` entered.
+//! * **load**: the way in. It loads the extended state and jumps to the block at `stub_save[6]`.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
-//! * **stale**: leaves with [`STALE`] from a block that is not what stands in memory ([`super::own`]).
+//! * **stale**: leaves with [`STALE`] from a block whose guest code has changed ([`super::compared`]).
 //!
-//! No flags are touched. A signal that arrives in here is beyond the links of blocks: [`CopyStubs::diversion`].
+//! No flags are changed. A signal that arrives in here is beyond the links of blocks: see
+//! [`CopyStubs::diversion`].
 
-use super::own::SAVED;
+use super::compared::SAVED;
+use crate::asm::{Asm, Assembler, Mem, RAX, RCX, RDX};
 use crate::cache::Cache;
 use crate::cpu::Cpu;
 use crate::emitter::Diversion;
 use crate::indirect::Displaced;
-use crate::stubs::{StubError, Stubs};
-use crate::template::{Label, Template};
+use crate::stubs::{ABORTED, StubError, Stubs};
 use dynasour_guest::context::offset;
-use std::arch::global_asm;
 use std::ops::Range;
 
 /// The `exit_site` of exits of blocks: this plus the number of the link.
@@ -40,110 +40,44 @@ pub(super) struct CopyStubs {
     loading: Range<u64>,
 }
 
-/// What stands where in the assembled stubs. Fields end at their labels.
-#[repr(C)]
-struct Labels {
-    load: Label,
-    loading: Label,
-    mask_low: Label,
-    mask_high: Label,
-    load_out: Label,
-    load_leaves: Label,
-    fault_out: Label,
-    fault_leaves: Label,
-    stale: Label,
-    stale_leaves: Label,
-    end: Label,
-}
-
-unsafe extern "C" {
-    #[link_name = "dynasour_copy_stubs"]
-    static CODE: u8;
-    #[link_name = "dynasour_copy_stubs_labels"]
-    static LABELS: Labels;
-}
-
-global_asm!(
-    ".pushsection .rodata.dynasour_copy_stubs, \"a\", @progbits",
-    ".globl dynasour_copy_stubs, dynasour_copy_stubs_labels",
-    ".hidden dynasour_copy_stubs, dynasour_copy_stubs_labels",
-    "dynasour_copy_stubs:",
-
-    ".Lload:",
-    "mov gs:[{SAVE} + 8 * 1], rax",
-    "mov gs:[{SAVE} + 8 * 2], rcx",
-    "mov gs:[{SAVE} + 8 * 3], rdx",
-    ".Lloading:",
-    "mov eax, 0x11111111",
-    ".Lload_mask_low:",
-    "mov edx, 0x11111111",
-    ".Lload_mask_high:",
-    "mov rcx, gs:[{THIS}]",
-    "xrstor64 [rcx + {XSTATE}]",
-    "mov qword ptr gs:[{EXTENDED_AWAY}], 0",
-    "mov rax, gs:[{SAVE} + 8 * 1]",
-    "mov rcx, gs:[{SAVE} + 8 * 2]",
-    "mov rdx, gs:[{SAVE} + 8 * 3]",
-    "jmp qword ptr gs:[{SAVE} + 8 * {LOADED}]",
-    ".Lload_out:",
-    "mov qword ptr gs:[{EXIT_SITE}], -1",
-    ".byte 0xe9, 0, 0, 0, 0",
-    ".Lload_leaves:",
-
-    ".Lfault_out:",
-    "mov qword ptr gs:[{EXIT_SITE}], {FAULT}",
-    ".byte 0xe9, 0, 0, 0, 0",
-    ".Lfault_leaves:",
-
-    ".Lstale:",
-    "mov gs:[{NEXT_PC}], rcx",
-    "mov qword ptr gs:[{EXIT_SITE}], {STALE}",
-    "add al, 0x7f",
-    "sahf",
-    "mov rax, gs:[{SAVE} + 8 * {SAVED_RAX}]",
-    "mov rcx, gs:[{SAVE} + 8 * {SAVED_RCX}]",
-    ".byte 0xe9, 0, 0, 0, 0",
-    ".Lstale_leaves:",
-
-    ".balign 4",
-    "dynasour_copy_stubs_labels:",
-    ".long .Lload - dynasour_copy_stubs, .Lloading - dynasour_copy_stubs",
-    ".long .Lload_mask_low - dynasour_copy_stubs, .Lload_mask_high - dynasour_copy_stubs",
-    ".long .Lload_out - dynasour_copy_stubs, .Lload_leaves - dynasour_copy_stubs",
-    ".long .Lfault_out - dynasour_copy_stubs, .Lfault_leaves - dynasour_copy_stubs",
-    ".long .Lstale - dynasour_copy_stubs, .Lstale_leaves - dynasour_copy_stubs, .Lstale_leaves - dynasour_copy_stubs",
-    ".popsection",
-    SAVE = const offset::STUB_SAVE,
-    LOADED = const LOADED,
-    SAVED_RAX = const SAVED[0],
-    SAVED_RCX = const SAVED[1],
-    THIS = const offset::THIS,
-    XSTATE = const offset::XSTATE,
-    EXTENDED_AWAY = const offset::EXTENDED_AWAY,
-    EXIT_SITE = const offset::EXIT_SITE,
-    NEXT_PC = const offset::NEXT_PC,
-    FAULT = const FAULT,
-    STALE = const STALE,
-);
-
 impl CopyStubs {
     /// Generates the stubs.
     pub fn generate(cache: &mut Cache, cpu: &Cpu, stubs: &Stubs) -> Result<CopyStubs, StubError> {
-        // SAFETY: constants, made above.
-        let (labels, mut code) = unsafe { (&LABELS, Template::new(&raw const CODE, LABELS.end)) };
-        code.fill(labels.mask_low, cpu.xstate_mask as u32);
-        code.fill(labels.mask_high, (cpu.xstate_mask >> 32) as u32);
-        let placed = code.place(cache)?;
-        for leaves in [labels.load_leaves, labels.fault_leaves, labels.stale_leaves] {
-            code.lead(placed, leaves, stubs.leave_canonical);
-        }
-        code.write(placed, cache);
+        let kept = [RAX, RCX, RDX].map(|r| (r, offset::STUB_SAVE + 8 * (1 + usize::from(r))));
+        let mut code = Asm::new();
+        let load = code.bound();
+        kept.into_iter().for_each(|(r, field)| code.store(r, field));
+        let loading = code.bound();
+        code.mov_imm_32(RAX, cpu.xstate_mask as u32);
+        code.mov_imm_32(RDX, (cpu.xstate_mask >> 32) as u32);
+        code.load(RCX, offset::THIS);
+        code.xrstor64(Mem::at(RCX).plus(offset::XSTATE as i32));
+        code.store_constant(offset::EXTENDED_AWAY, 0);
+        kept.into_iter().for_each(|(r, field)| code.load(r, field));
+        code.jmp_through(Mem::context(offset::STUB_SAVE + 8 * LOADED));
+        let load_out = code.bound();
+        code.store_constant(offset::EXIT_SITE, ABORTED as u32);
+        code.jmp_to(stubs.leave_canonical);
+
+        let fault_out = code.bound();
+        code.store_constant(offset::EXIT_SITE, FAULT);
+        code.jmp_to(stubs.leave_canonical);
+
+        let stale = code.bound();
+        code.store(RCX, offset::NEXT_PC);
+        code.store_constant(offset::EXIT_SITE, STALE);
+        code.unpack_flags();
+        code.load(RAX, offset::STUB_SAVE + 8 * SAVED[0]);
+        code.load(RCX, offset::STUB_SAVE + 8 * SAVED[1]);
+        code.jmp_to(stubs.leave_canonical);
+
+        let placed = cache.put_stubs(code)?;
         Ok(CopyStubs {
-            load: placed.at(labels.load),
-            fault_out: placed.at(labels.fault_out),
-            stale: placed.at(labels.stale),
-            load_out: placed.at(labels.load_out),
-            loading: placed.at(labels.loading)..placed.at(labels.load_out),
+            load: placed.at(load),
+            fault_out: placed.at(fault_out),
+            stale: placed.at(stale),
+            load_out: placed.at(load_out),
+            loading: placed.range(loading, load_out),
         })
     }
 

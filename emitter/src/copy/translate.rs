@@ -1,8 +1,10 @@
-//! One guest block as native bytes: verbatim, but for control transfers and RIP-relative operands.
+//! Translates one guest block: its instructions are copied byte for byte, but for control transfers
+//! and operands that are relative to rip or gs.
 //!
-//! The result has no place yet. It is position-independent but for the fields listed in it, and a function of the guest's
-//! bytes and of what 32-bit displacements reach from the cache: so translating again tells which guest instruction
-//! a host instruction belongs to ([`Mark`]), and nothing about that is kept.
+//! **Data.** The [`Translation`] has no place yet: fields that depend on its place are listed in
+//! it. It is a function of the guest's bytes and of what 32-bit displacements reach from the cache.
+//! So translating a block again tells which guest instruction a host instruction belongs to
+//! ([`Mark`]), and nothing about that is stored.
 //!
 //! | guest | host |
 //! | --- | --- |
@@ -13,149 +15,53 @@
 //! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; a tail ([`crate::indirect`]) |
 //! | `call`, `ret` in programs with many calls | the same, where returns find a landing ([`crate::returns`]) |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
-//! | `op gs:[m]` | through a borrowed register, too ([`super::segment`]) |
+//! | `op gs:[m]` | through a borrowed register, too ([`super::gs_operands`]) |
 //! | what the lifter leaves to the runtime | an exit to that very instruction: nothing starts there |
 //!
-//! Everything that can fault comes before any change of guest registers but the borrowed ones, so that the instruction
-//! can be started over.
+//! **Invariant.** Each instruction can be started over at each point where it may fault: nothing of
+//! the guest's has changed then but registers that the [`Mark`] says are saved.
 
-use super::own::{self, Check};
+use super::compared::{self, Check};
+use super::gs_operands;
 use super::plain::{self, Transfer};
-use super::returns::{self, Call, Called};
-use super::segment;
-use super::slots::{self, Word};
-use crate::indirect::{Indirect, SAVE_RCX, Source, Via};
-use crate::pieces::RCX;
-use crate::placement::{self, LINE};
+use super::returns;
+pub(super) use super::translation::{ExitJump, Leads, Mark, Referent, Relative, Translation};
+use crate::asm::{self, Assembler};
+use crate::indirect::{Indirect, Via};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::lift::{class::Class, classify};
-use iced_x86::{
-    Code, ConditionCode, Encoder, IcedError, Instruction, InstructionInfoFactory, Mnemonic as M, OpKind, Register,
-};
+use iced_x86::{Code, ConditionCode, Encoder, IcedError, Instruction, InstructionInfoFactory, Mnemonic as M, Register};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// The most guest instructions in a block.
+/// The most guest instructions in a block (guess; a block that is left early was copied in vain).
 const MAX_INSTRUCTIONS: u32 = 64;
-/// The most jumps that a block goes on over.
+/// The most jumps behind which a block goes on at their targets (guess).
 const MAX_JUMPS: u32 = 4;
-/// The most conditional branches in a block, if blocks live long.
+/// The most conditional branches in a block, in programs whose code does not change often (guess).
 const MAX_BRANCHES: u32 = 4;
-/// A prefix that means nothing to the instructions it is put before.
+/// A prefix that has no meaning for the instructions that it is put before.
 const PADDING: u8 = 0x2e;
-/// Where a register borrowed for an address is.
+/// The word of `stub_save` with the guest's value of a register that is borrowed for an address.
 pub(super) const BORROWED: usize = 5;
-
-/// From `at` on the host code belongs to the guest instruction at `pc`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Mark {
-    pub at: u32,
-    pub pc: u64,
-    /// This register's guest value is in this word of `stub_save`.
-    pub saved: Option<(u8, usize)>,
-    /// It has pushed something.
-    pub pushed: bool,
-}
-
-/// Where an exit leads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Leads {
-    /// To this guest pc.
-    To(u64),
-    /// Where `next_pc` says: it is the field of a tail.
-    Indirect(Via),
-    /// To the landing of a call: it is the end of what finds that.
-    Return,
-}
-
-/// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is aligned.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ExitJump {
-    pub field: u32,
-    pub leads: Leads,
-    /// It leads to a trace head: backward (false) or by a call (true).
-    pub head: Option<bool>,
-}
-
-/// A disp32 field that refers to memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Relative {
-    pub field: u32,
-    /// Offset of the end of its instruction.
-    pub end: u32,
-    pub to: Referent,
-}
-
-/// What a disp32 field refers to.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Referent {
-    /// A guest address.
-    Address(u64),
-    /// A word of the block's constants.
-    Constant(u32),
-    /// This offset in the block's code; the field holds the address itself.
-    Own(u32),
-}
-
-/// A translated block.
-#[derive(Default)]
-pub(super) struct Translation {
-    pub bytes: Vec<u8>,
-    /// Where the host code of each guest instruction begins, if that is wanted.
-    pub marks: Vec<Mark>,
-    pub exits: SmallVec<[ExitJump; 4]>,
-    pub relatives: SmallVec<[Relative; 4]>,
-    /// Return addresses that are no immediates.
-    pub constants: SmallVec<[u64; 1]>,
-    /// The guest bytes that it was made from, those of a constant among them.
-    pub sources: SmallVec<[Range<u64>; 2]>,
-    /// The word that it goes through.
-    pub word: Option<Word>,
-    /// Bytes of its checked entry.
-    pub prefix: u32,
-    /// Where it compares its guest bytes.
-    pub check: Range<u32>,
-    /// Where the call returns to that it ends with.
-    pub returns_to: Option<u64>,
-    /// Its call by the stack.
-    pub call: Option<Call>,
-    /// Where its return by the stack ends; 0 if it has none.
-    pub returns: u32,
-    /// Guest instructions.
-    pub count: u32,
-    /// Pieces of guest code without a transfer but at their ends.
-    pub basic_blocks: u32,
-}
-
-impl Translation {
-    /// If the block at `pc` goes on at its own start: how far behind a line of the instruction cache it should stand.
-    pub fn loop_offset(&self, pc: u64) -> Option<usize> {
-        let back_edge = self.exits.iter().rfind(|exit| matches!(exit.leads, Leads::To(to) if to == pc))?;
-        let prefix = self.prefix as usize;
-        let code = self.bytes.get(prefix..back_edge.field as usize + 4)?;
-        // Rel32 fields lie within eight aligned bytes wherever the start is a multiple of that.
-        let starts = (0..LINE).step_by(8);
-        let entry = placement::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
-        Some((entry + LINE - prefix % LINE) % LINE)
-    }
-}
 
 /// Translates blocks; keeps its buffers.
 pub(super) struct Translator {
     pub out: Translation,
-    /// The most conditional branches in a block: it goes on behind the others. The same for all blocks that there are.
+    /// The most conditional branches in a block, which ends behind the last. It only changes when
+    /// there are no blocks.
     pub most_branches: u32,
     /// Are [`Translation::marks`] wanted?
     pub marking: bool,
-    /// Fields of short branches that lead to a miss of their landing, which is not there yet.
+    /// Fields of short branches to a landing's miss that is still to be emitted.
     pub misses: SmallVec<[usize; 2]>,
-    /// Jumps that led to a function which had not been bound.
+    /// Jumps through a word that led to the dynamic linker when they were first seen.
     pub unbound: FxHashSet<u64>,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
-    /// Made when it is needed, like all of iced's tables for encoding.
+    /// Made when it is needed: its tables take half a millisecond.
     encoder: Option<Encoder>,
     info: InstructionInfoFactory,
 }
@@ -180,9 +86,21 @@ pub(super) enum Step {
 pub(super) struct Rules<'a> {
     pub indirect: &'a Indirect,
     /// The block may go on over a jump.
-    over_jump: bool,
+    pub over_jump: bool,
     /// The block compares its own bytes, and only once.
     pub compares: bool,
+}
+
+impl Assembler for Translator {
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        self.out.bytes.extend_from_slice(bytes);
+    }
+
+    #[inline]
+    fn here(&self) -> usize {
+        self.out.bytes.len()
+    }
 }
 
 impl Translator {
@@ -203,12 +121,13 @@ impl Translator {
 
     /// The guest bytes of the block at `pc` that compares them.
     pub fn own_bytes(&mut self, pc: u64, code: &dyn Fetch) -> Option<Box<[u8]>> {
-        own::bytes(pc, code, &mut self.info)
+        compared::bytes(pc, code, &mut self.info)
     }
 
-    /// Translates the block at `pc` into `self.out`, behind a checked entry if it is to have one, and behind a comparison with
-    /// its own bytes, which `code` holds no more than, that leads to a stub if they differ. False if not even its first
-    /// instruction can be copied.
+    /// Translates the block at `pc` into `self.out`. With `checked` it begins with a checked entry.
+    /// With `own`, its guest bytes and a stub, it first compares the bytes and leads to the stub if
+    /// they differ; `code` then holds no other bytes. False if not even the first instruction can
+    /// be copied.
     pub fn translate(
         &mut self,
         pc: u64,
@@ -300,11 +219,11 @@ impl Translator {
                 Step::End => break,
                 Step::Branched | Step::Refused => {
                     if self.out.basic_blocks > 1 && here == basic {
-                        // Nothing stands behind the last transfer.
+                        // No instruction was copied behind the last transfer.
                         self.out.basic_blocks -= 1;
                     }
-                    // A mark may have been made for it.
-                    self.exit(&[0xe9], Leads::To(here));
+                    // The instruction that is refused may have a mark already.
+                    self.exit(Leads::To(here));
                     break;
                 }
             }
@@ -316,7 +235,8 @@ impl Translator {
         Ok(self.out.count > 0)
     }
 
-    /// Copies the plain instructions at `here`, as far as the reader's window goes. False if there is none.
+    /// Copies the plain instructions at `here`, as far as the reader's window goes. False if there
+    /// is none.
     fn plain(&mut self, here: &mut u64, reader: &mut Reader<'_>) -> bool {
         let window = reader.ahead(*here);
         let pc = |at: usize| here.wrapping_add(at as u64);
@@ -373,35 +293,44 @@ impl Translator {
         }
     }
 
-    pub(super) fn emit(&mut self, bytes: &[u8]) {
-        self.out.bytes.extend_from_slice(bytes);
-    }
-
-    /// Lets what is emitted `before` bytes from here, a field of four bytes, lie within eight aligned ones: blocks are aligned.
-    fn pad(&mut self, before: usize) {
+    /// Pads so that the field of four bytes that is emitted `before` bytes from here lies within
+    /// eight aligned bytes. Blocks begin at a multiple of eight.
+    pub(super) fn pad(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before) % 8;
         if at > 4 {
-            self.emit(&[PADDING; 3][..8 - at]);
+            self.put(&[PADDING; 3][..8 - at]);
         }
     }
 
-    /// Lets the second half of an instruction of eight bytes, `before` bytes from here, be that of eight aligned ones.
+    /// Pads so that an instruction of eight bytes whose second half is `before` bytes from here is
+    /// aligned.
     pub(super) fn pad_instruction(&mut self, before: usize) {
         let at = (self.out.bytes.len() + before + 4) % 8;
-        self.emit(&[PADDING; 7][..(8 - at) % 8]);
+        self.put(&[PADDING; 7][..(8 - at) % 8]);
     }
 
-    /// A jump with a rel32 field to be filled in.
-    pub(super) fn exit(&mut self, opcode: &[u8], leads: Leads) {
-        self.pad(opcode.len());
-        self.emit(opcode);
-        let field = self.out.bytes.len() as u32;
+    /// `jmp`, which leads there.
+    pub(super) fn exit(&mut self, leads: Leads) {
+        self.pad(1);
+        self.jmp();
+        self.add_exit(leads);
+    }
+
+    /// `jcc`, which leads there.
+    pub(super) fn exit_if(&mut self, condition: u8, leads: Leads) {
+        self.pad(2);
+        self.jcc(condition);
+        self.add_exit(leads);
+    }
+
+    /// The last four bytes are the field of an exit.
+    pub(super) fn add_exit(&mut self, leads: Leads) {
+        let field = self.out.bytes.len() as u32 - 4;
         self.out.exits.push(ExitJump { field, leads, head: None });
-        self.emit(&[0; 4]);
     }
 
     /// The exit made last leads to a trace head if it leads backward.
-    fn head_if_backward(&mut self, from: u64) {
+    pub(super) fn head_if_backward(&mut self, from: u64) {
         if let Some(exit) = self.out.exits.last_mut()
             && matches!(exit.leads, Leads::To(to) if to <= from)
         {
@@ -420,7 +349,7 @@ impl Translator {
             Class::Native => false,
             Class::Special | Class::Unlisted | Class::Trap(_) => return Ok(Step::Refused),
         };
-        if segment::is_relative_to_gs(inst) {
+        if gs_operands::is_relative_to_gs(inst) {
             return self.relative_to_gs(inst, reader);
         }
         if modelled {
@@ -431,9 +360,9 @@ impl Translator {
                     // The target of the short branch is behind the jump that it falls into.
                     self.out.bytes.extend_from_slice(reader.raw());
                     let first = self.out.bytes.len();
-                    self.exit(&[0xe9], Leads::To(inst.next_ip()));
+                    self.exit(Leads::To(inst.next_ip()));
                     self.out.bytes[first - 1] = (self.out.bytes.len() - first) as u8;
-                    self.exit(&[0xe9], Leads::To(inst.near_branch_target()));
+                    self.exit(Leads::To(inst.near_branch_target()));
                     self.head_if_backward(inst.ip());
                     return Ok(Step::End);
                 }
@@ -454,217 +383,22 @@ impl Translator {
         Ok(Step::Next)
     }
 
-    /// A transfer at `pc`, with the next instruction at `behind`.
-    fn direct(&mut self, transfer: Transfer, pc: u64, behind: u64, rules: &Rules<'_>) -> Step {
-        self.mark(pc, None);
-        match transfer {
-            Transfer::Branch(condition, target) => {
-                self.exit(&[0x0f, 0x80 | condition], Leads::To(target));
-                self.head_if_backward(pc);
-                Step::Branched
-            }
-            // Backward ones close loops, whose heads are entered from outside.
-            Transfer::Jump(target) if target > pc && rules.over_jump => Step::Goto(target),
-            Transfer::Jump(target) => {
-                self.exit(&[0xe9], Leads::To(target));
-                self.head_if_backward(pc);
-                Step::End
-            }
-            Transfer::Call(_) if self.ends_before_call() => Step::Refused,
-            Transfer::Call(target) if rules.indirect.returns().is_on() => {
-                self.call_by_stack(pc, behind, Called::Known(target), rules)
-            }
-            Transfer::Call(target) => {
-                self.push_return(behind);
-                self.exit_to_called(target);
-                Step::End
-            }
-            Transfer::Return => self.give_back(pc, 0, rules.indirect),
-        }
-    }
-
-    /// `ret`, with so many bytes taken from the stack.
-    fn give_back(&mut self, pc: u64, bytes: u16, indirect: &Indirect) -> Step {
-        if bytes == 0 && indirect.returns().is_on() {
-            self.return_by_stack(pc, indirect);
-            return Step::End;
-        }
-        self.reach_misses(indirect, returns::most_bytes(indirect));
-        self.save(RCX, SAVE_RCX);
-        self.mark(pc, Some((RCX, SAVE_RCX)));
-        self.emit(&[0x59]);
-        if bytes != 0 {
-            // lea rsp, [rsp + n]
-            self.emit(&[0x48, 0x8d, 0xa4, 0x24]);
-            self.emit(&u32::from(bytes).to_le_bytes());
-        }
-        self.gs(0x89, RCX, offset::NEXT_PC);
-        self.tail(pc, indirect, Source::Rcx);
-        Step::End
-    }
-
-    /// A jump to what a call calls.
-    pub(super) fn exit_to_called(&mut self, target: u64) {
-        self.exit(&[0xe9], Leads::To(target));
-        if let Some(exit) = self.out.exits.last_mut() {
-            exit.head = Some(true);
-        }
-    }
-
-    /// A block has one call by the stack at most: what is behind many calls would be there many times.
-    fn ends_before_call(&self) -> bool {
-        self.out.call.is_some()
-    }
-
-    /// `jmp`, `call`, `ret`.
-    fn transfer(&mut self, inst: &Instruction, reader: &mut Reader<'_>, rules: &Rules<'_>) -> Step {
-        let indirect = rules.indirect;
-        if inst.mnemonic() == M::Ret {
-            let bytes = if inst.op_count() == 1 { inst.immediate16() } else { 0 };
-            return self.give_back(inst.ip(), bytes, indirect);
-        }
-        if !matches!(inst.op0_kind(), OpKind::Register | OpKind::Memory) {
-            let target = inst.near_branch_target();
-            let transfer = if inst.mnemonic() == M::Call { Transfer::Call(target) } else { Transfer::Jump(target) };
-            return self.direct(transfer, inst.ip(), inst.next_ip(), rules);
-        }
-        if inst.mnemonic() == M::Call && self.ends_before_call() {
-            return Step::Refused;
-        }
-        let slot = slots::slot(inst);
-        if slot.is_some() && self.out.word.is_some_and(|known| Some(known.slot) != slot) {
-            // One is what is kept of a block.
-            return Step::Refused;
-        }
-        if let Some(target) = slot.and_then(|slot| self.constant_target(inst, slot, reader)) {
-            return match inst.mnemonic() {
-                M::Call => self.direct(Transfer::Call(target), inst.ip(), inst.next_ip(), rules),
-                _ => {
-                    // Whoever is called so is entered by many: their block is not repeated here.
-                    self.exit(&[0xe9], Leads::To(target));
-                    Step::End
-                }
-            };
-        }
-        if let (Some(slot), M::Jmp) = (slot, inst.mnemonic()) {
-            return self.jump_by_word(inst, slot, reader, indirect);
-        }
-        self.reach_misses(indirect, returns::most_bytes(indirect));
-        // Calls change what memory says anyway, and who is called seldom goes on with a loop.
-        if inst.mnemonic() == M::Jmp
-            && inst.op0_register().is_gpr64()
-            && let Via::Register(r) = indirect.carrier(inst.op0_register().number() as u8)
-        {
-            self.gs(0x89, r, offset::NEXT_PC);
-            self.tail(inst.ip(), indirect, Source::Register(r));
-            return Step::End;
-        }
-        self.save(RCX, SAVE_RCX);
-        self.mark(inst.ip(), Some((RCX, SAVE_RCX)));
-        self.load_target(inst, reader);
-        let by_stack = inst.mnemonic() == M::Call && indirect.returns().is_on();
-        if inst.mnemonic() == M::Call && !by_stack {
-            self.push_return(inst.next_ip());
-        }
-        self.gs(0x89, RCX, offset::NEXT_PC);
-        if by_stack {
-            return self.call_by_stack(inst.ip(), inst.next_ip(), Called::InRcx, rules);
-        }
-        self.tail(inst.ip(), indirect, Source::Rcx);
-        Step::End
-    }
-
-    /// Goes where `next_pc` says, by the transfer at `pc`.
-    pub(super) fn tail(&mut self, pc: u64, indirect: &Indirect, source: Source) {
-        self.name(pc, indirect);
-        let piece = indirect.tail(source);
-        let field = piece.table.or(piece.jump).unwrap_or_default();
-        match source.via() {
-            Via::Memory => self.pad(field),
-            Via::Register(_) => self.pad_instruction(field),
-        }
-        let field = (self.out.bytes.len() + field) as u32;
-        self.emit(&piece.bytes);
-        self.out.exits.push(ExitJump { field, leads: Leads::Indirect(source.via()), head: None });
-    }
-
-    /// Says that the transfer at `pc` is executed, if that is wanted.
-    pub(super) fn name(&mut self, pc: u64, indirect: &Indirect) {
-        if indirect.names_transfers() {
-            self.emit(&indirect.name_transfer(pc).bytes);
-        }
-    }
-
-    /// Target of an indirect jump or call to rcx.
-    pub(super) fn load_target(&mut self, inst: &Instruction, reader: &Reader<'_>) {
-        if inst.op0_kind() == OpKind::Register {
-            let r = inst.op0_register().number() as u8;
-            if r != 1 {
-                self.emit(&[0x48 | (r >> 3) << 2, 0x89, 0xc1 | (r & 7) << 3]);
-            }
-            return;
-        }
-        let fs: &[u8] = if inst.memory_segment() == Register::FS { &[0x64] } else { &[] };
-        if inst.is_ip_rel_memory_operand() {
-            let address = inst.ip_rel_memory_address();
-            if self.reaches(address) {
-                self.emit(fs);
-                self.emit(&[0x48, 0x8b, 0x0d]);
-                self.displacement(0, Referent::Address(address));
-            } else {
-                self.constant(1, address);
-                self.emit(fs);
-                self.emit(&[0x48, 0x8b, 0x09]);
-            }
-            return;
-        }
-        // `ff /2` or `ff /4` becomes `mov rcx, m`: REX.W, 8b, and 1 in the register field.
-        let raw = reader.raw();
-        let mut rex = 0x48;
-        let mut i = 0;
-        while i < raw.len() {
-            match raw[i] {
-                0x64 | 0x67 => self.out.bytes.push(raw[i]),
-                0x40..=0x4f => rex |= raw[i] & 3,
-                0xff => break,
-                // Prefixes without a meaning here.
-                _ => {}
-            }
-            i += 1;
-        }
-        self.emit(&[rex, 0x8b]);
-        if let [_, modrm, rest @ ..] = &raw[i..] {
-            self.out.bytes.push(modrm & 0xc7 | 1 << 3);
-            self.out.bytes.extend_from_slice(rest);
-        }
-    }
-
-    /// `push address`, exactly restartable.
-    fn push_return(&mut self, address: u64) {
-        self.out.returns_to = Some(address);
-        match i32::try_from(address as i64) {
-            Ok(immediate) => {
-                self.emit(&[0x68]);
-                self.emit(&immediate.to_le_bytes());
-            }
-            Err(_) => {
-                let constant = self.out.constants.len() as u32;
-                self.out.constants.push(address);
-                self.emit(&[0xff, 0x35]);
-                self.displacement(0, Referent::Constant(constant));
-            }
-        }
-    }
-
-    fn reaches(&self, address: u64) -> bool {
+    pub(super) fn reaches(&self, address: u64) -> bool {
         self.reach.contains(&(address as i64))
     }
 
+    /// The last four bytes but `immediate` ones are a disp32 field, and they all end an
+    /// instruction.
+    pub(super) fn refer(&mut self, immediate: u32, to: Referent) {
+        let end = self.out.bytes.len() as u32;
+        self.out.relatives.push(Relative { field: end - immediate - 4, end, to });
+    }
+
     /// A disp32 field with `behind` bytes of its instruction behind it, not emitted yet.
-    pub(super) fn displacement(&mut self, behind: u32, to: Referent) {
+    fn displacement(&mut self, behind: u32, to: Referent) {
         let field = self.out.bytes.len() as u32;
         self.out.relatives.push(Relative { field, end: field + 4 + behind, to });
-        self.emit(&[0; 4]);
+        self.put(&[0; 4]);
     }
 
     /// An instruction with a RIP-relative operand.
@@ -680,7 +414,7 @@ impl Translator {
             return Ok(());
         }
         if inst.code() == Code::Lea_r64_m {
-            self.constant(inst.op0_register().number() as u8, address);
+            self.mov_imm_64(inst.op0_register().number() as u8, address);
             return Ok(());
         }
         let borrowed = self.unused_register(inst).unwrap_or(Register::RSI);
@@ -690,15 +424,16 @@ impl Translator {
         moved.set_memory_displacement64(0);
         moved.set_memory_displ_size(0);
         self.save(number, BORROWED);
-        self.constant(number, address);
+        self.mov_imm_64(number, address);
         self.mark(inst.ip(), Some((number, BORROWED)));
         self.encode(&moved)?;
         self.mark(inst.ip(), None);
-        self.gs(0x8b, number, offset::STUB_SAVE + 8 * BORROWED);
+        self.restore(number, BORROWED);
         Ok(())
     }
 
-    /// A register that the instruction does not use, that needs no prefix and goes with the data segment; if there is one.
+    /// A register that the instruction does not use, that needs no prefix and goes with the data
+    /// segment; if there is one.
     pub(super) fn unused_register(&mut self, inst: &Instruction) -> Option<Register> {
         const CANDIDATES: [Register; 6] =
             [Register::RSI, Register::RDI, Register::RBX, Register::RDX, Register::RCX, Register::RAX];
@@ -706,28 +441,18 @@ impl Translator {
         CANDIDATES.into_iter().find(|r| !used.iter().any(|u| u.register().full_register() == *r))
     }
 
-    /// An instruction without a place of its own.
+    /// An instruction that is not copied as it is and has no place of its own.
     pub(super) fn encode(&mut self, inst: &Instruction) -> Result<(), IcedError> {
-        let encoder = self.encoder.get_or_insert_with(|| Encoder::new(64));
-        encoder.encode(inst, 0)?;
-        let bytes = encoder.take_buffer();
-        self.emit(&bytes);
-        Ok(())
+        asm::encode(&mut self.encoder, inst, |bytes| self.out.bytes.extend_from_slice(bytes))
     }
 
+    /// Keeps a register in a word of `stub_save`.
     pub(super) fn save(&mut self, register: u8, word: usize) {
-        self.gs(0x89, register, offset::STUB_SAVE + 8 * word);
+        self.store(register, offset::STUB_SAVE + 8 * word);
     }
 
-    /// `mov gs:[at], register` (89) or the other way (8b).
-    pub(super) fn gs(&mut self, opcode: u8, register: u8, at: usize) {
-        self.emit(&[0x65, 0x48 | (register >> 3) << 2, opcode, 4 | (register & 7) << 3, 0x25]);
-        self.emit(&(at as u32).to_le_bytes());
-    }
-
-    /// `mov register, imm64`
-    pub(super) fn constant(&mut self, register: u8, value: u64) {
-        self.emit(&[0x48 | register >> 3, 0xb8 | register & 7]);
-        self.emit(&value.to_le_bytes());
+    /// Gives it back.
+    pub(super) fn restore(&mut self, register: u8, word: usize) {
+        self.load(register, offset::STUB_SAVE + 8 * word);
     }
 }

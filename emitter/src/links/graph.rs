@@ -30,11 +30,11 @@
 
 use super::writer;
 use crate::cache::Cache;
+use crate::codegen::piece;
 use crate::copy::{BlockId, Blocks};
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, Fragment, FragmentId, FragmentRole, Link as FragmentLink, LinkKind, fragment_at};
 use crate::indirect::{Indirect, Via};
-use crate::pieces;
 use rustc_hash::FxHashSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -180,8 +180,8 @@ impl Blocks {
         };
         match (via, tables[via.index()]) {
             (Via::Register(r), Some(table)) => Patched::Instruction(match in_use >> link.out & 1 != 0 && !out {
-                true => pieces::through(r, table),
-                false => pieces::directly(relative(asks[usize::from(r)])),
+                true => piece::through(r, table),
+                false => piece::directly(relative(asks[usize::from(r)])),
             }),
             (_, Some(table)) => Patched::Field(out_table.filter(|_| out).unwrap_or(table)),
             (_, None) => Patched::Field(relative(direct[usize::from(out)])),

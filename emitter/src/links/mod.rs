@@ -45,11 +45,11 @@ mod resolve;
 pub mod verify;
 pub(crate) mod writer;
 
+use crate::codegen::encoded::Encoded;
+use crate::codegen::mach::{Site, SiteKind};
 use crate::emitter::{EmitError, Emitter};
-use crate::encoded::Encoded;
 use crate::fragment::{ExitId, FragmentId, Link, LinkKind};
 use crate::indirect::Via;
-use crate::mach::{Site, SiteKind};
 use std::sync::atomic::AtomicU64;
 
 impl Emitter {

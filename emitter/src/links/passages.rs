@@ -13,10 +13,10 @@
 //! Example: A has borrowed rax and rbx, B would save rbx and rcx. The passage from A to B loads rax
 //! from its slot, stores rcx in its own, and jumps behind B's saving.
 
+use crate::codegen::mach::SiteKind;
+use crate::codegen::passage::passage;
 use crate::emitter::{EmitError, Emitter};
-use crate::encode::passage;
 use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole, LinkKind};
-use crate::mach::SiteKind;
 use dynasour_ir::AnchorId;
 use std::sync::atomic::AtomicU32;
 
@@ -97,9 +97,9 @@ impl Emitter {
         };
         let (give_back, borrow) = (without(&way.restores, &saves), without(&saves, &way.restores));
         let first_site = self.exits.len() as u32;
-        let code = passage(&give_back, &borrow, &saves, u64::from(first_site))?;
+        let code = passage(&give_back, &borrow, &saves);
         let mark = self.cache.mark();
-        let placed = self.place(&code);
+        let placed = self.put_code(&code, first_site, None);
         let (hot, cold) = placed.inspect_err(|_| self.cache.rewind(mark))?;
         let links = self.links(&code, (hot, cold), first_site, |_| None);
         let id = FragmentId(self.fragments.len() as u32);

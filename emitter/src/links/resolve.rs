@@ -2,7 +2,7 @@
 //! places.
 //!
 //! A guard leaves with the guest's values wherever its fragment keeps them. A *resolved stub*, a
-//! fragment without guest instructions ([`crate::splice`]), performs the exit's deferred stores,
+//! fragment without guest instructions ([`crate::codegen::exit_entry`]), performs the exit's deferred stores,
 //! moves the values home, and ends in canonical state at the exit's target. Its end is linked like
 //! that of a trace:
 //! * to a version of the region at the target ([`Emitter::link_exit`]), if a computed target is
@@ -20,11 +20,11 @@
 //! place of 0x1080>`.
 
 use super::graph::{BODY, FOREIGN, Link, set_target};
+use crate::codegen::exit_entry;
+use crate::codegen::mach::SiteKind;
 use crate::copy::Counted;
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, FragmentId, FragmentRole};
-use crate::mach::SiteKind;
-use crate::splice;
 
 impl Emitter {
     /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by
@@ -73,11 +73,11 @@ impl Emitter {
         Ok(stub)
     }
 
-    /// Compiles the resolved stub of an exit; see [`splice::stub`].
+    /// Compiles the resolved stub of an exit; see [`exit_entry::stub`].
     pub(crate) fn resolve(&mut self, exit: ExitId, pc: u64, only: Option<u64>) -> Result<FragmentId, EmitError> {
         let (fragment, record) = self.warm_record(exit)?;
         let live = fragment.extended_live;
-        let (version, places) = splice::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
+        let (version, places) = exit_entry::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
         let stub = self.compile_at(&version, &places, live)?;
         self.fragments[stub.0 as usize].role = FragmentRole::Stub;
         Ok(stub)

@@ -25,11 +25,11 @@
 
 use super::graph::{ANYWHERE, BODY, FOREIGN, Link, NONE, PLACE, Patched};
 use super::writer;
+use crate::codegen::mach::SiteKind;
 use crate::copy::Counted;
 use crate::emitter::Emitter;
 use crate::fragment::{ExitId, Fragment, FragmentId, FragmentRole, GuardJump, Link as FragmentLink, LinkKind};
 use crate::indirect::{Via, WAY_OUT};
-use crate::mach::SiteKind;
 use rustc_hash::FxHashMap;
 use std::fmt;
 

@@ -36,6 +36,7 @@ use crate::signal::{self, GuestFault};
 use crate::syscall::memory::Moved;
 use crate::syscall::tracing::Registers;
 use crate::syscall::{Engine, Outcome, System, int80};
+use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_ir::Trap;
@@ -67,6 +68,8 @@ pub struct Dispatcher {
     side: Option<Side>,
     /// What finding and making traces has cost.
     effort: Effort,
+    /// Memory for compiling them.
+    allocator: Allocator,
     /// How the guest came to where native code goes on.
     arrival: Arrival,
 }
@@ -89,6 +92,7 @@ impl Dispatcher {
             selector,
             side: None,
             effort: Effort::new(&machine.config),
+            allocator: Allocator::default(),
             arrival: Arrival::default(),
         };
         dispatcher.count_heads();
@@ -259,7 +263,7 @@ impl Dispatcher {
         }
     }
 
-    /// Compiles a recorded path into a fragment. Only the beginning and the end need the lock.
+    /// Compiles a recorded path into a fragment. Only the plan and the placing of the code need the lock.
     fn compile(&mut self, path: &Path) -> Result<(), Failure> {
         let (config, policy, side) = (&self.machine.config, &self.selector.policy, self.side.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
@@ -271,8 +275,9 @@ impl Dispatcher {
             return Err(Failure::Stale);
         }
         let version = plan.version(path, config, policy)?;
+        let code = during(Phase::Emit, || plan.code(&version, &mut self.allocator, config))?;
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
-        during(Phase::Emit, || fragments.install(plan, &version, path, config))
+        during(Phase::Emit, || fragments.install(plan, &version, code, path, config))
     }
 
     fn failed(&mut self, head: u64, failure: Failure) {

@@ -1,12 +1,12 @@
 //! Each rule is broken on purpose, and the verifier says which one it was.
 
 use super::Rule;
+use crate::codegen::mach::SiteKind;
 use crate::emitter::{Config, Emitter, EntryState};
 use crate::fragment::{ExitId, FragmentId, Link};
 use crate::indirect::{Via, WAY_OUT};
 use crate::links::graph::{self, FOREIGN, PLACE};
 use crate::links::writer;
-use crate::mach::SiteKind;
 use crate::returns::Returns;
 use dynasour_guest::decode::Bytes;
 use dynasour_ir::text::version;

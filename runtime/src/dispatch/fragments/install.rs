@@ -1,15 +1,16 @@
 //! Traces become fragments: what is to be compiled, compiling it, and publishing the fragment.
 //!
-//! [`Fragments::plan`] and [`Fragments::install`] take the lock of the fragments; building and
-//! optimising the version between them ([`Plan::version`]) needs none. A plan is stale when code
+//! [`Fragments::plan`] and [`Fragments::install`] take the lock of the fragments. Building and
+//! optimising the version between them ([`Plan::version`]), and generating its code
+//! ([`Plan::code`]), need none. A plan is stale when code
 //! was touched, everything dropped, or a fragment made for its pc meanwhile (`generation`).
 //!
 //! Invariant: a fragment is known to invalidation (its [`Sources`](super::Sources) are noted)
 //! before anything leads to it; after that nothing fails.
 //!
 //! Example: the path of a loop at 0x1000 was recorded. `plan` says that the region has no fragment
-//! yet and what may be assumed; `version` builds and optimises; `install` emits code, notes from
-//! which bytes it was made, and leads links there.
+//! yet and what may be assumed; `version` builds and optimises; `code` generates code; `install`
+//! places it, notes from which bytes it was made, and leads links there.
 
 use super::ledger::Made;
 use super::links::exits::Event;
@@ -18,7 +19,8 @@ use crate::census::CompileTimes;
 use crate::config::{RunConfig, Stage};
 use crate::dispatch::worth;
 use crate::profile::{Phase, during};
-use dynasour_emitter::{EmitError, EntryState, ExitId, FragmentId};
+use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
+use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
@@ -31,6 +33,8 @@ pub struct Plan {
     /// Whether its head has no fragment yet.
     first: bool,
     side: Option<ExitId>,
+    /// What the emitter was when the plan was made.
+    request: Request,
     generation: u64,
     start: Instant,
     /// How long its parts have taken.
@@ -76,11 +80,19 @@ impl Fragments {
         if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
             return Err(Failure::Refused(AbortReason::NotSelected));
         }
+        // An exit that no code can be made for has no trace of its own; the path may still be one
+        // of the region.
+        let own = side.and_then(|s| Some((s.exit, self.emitter.request(s.pc, EntryState::FromExit(s.exit)).ok()?)));
+        let (side, request) = match own {
+            Some((exit, request)) => (Some(exit), request),
+            None => (None, self.emitter.request(path.head, EntryState::Canonical).map_err(|_| Failure::Stale)?),
+        };
         Ok(Plan {
             name: format!("t{number}"),
             facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
             first: !self.regions.contains_key(&path.head),
-            side: side.map(|s| s.exit),
+            side,
+            request,
             generation: self.generation,
             start: Instant::now(),
             times: CompileTimes::default(),
@@ -88,7 +100,7 @@ impl Fragments {
         })
     }
 
-    /// Makes a fragment of a recorded path's optimised version.
+    /// Makes a fragment of the code of a recorded path's optimised version.
     ///
     /// # Errors
     /// It came to nothing.
@@ -96,6 +108,7 @@ impl Fragments {
         &mut self,
         mut plan: Plan,
         version: &Version,
+        code: CompiledCode,
         path: &Path,
         config: &RunConfig,
     ) -> Result<(), Failure> {
@@ -103,22 +116,22 @@ impl Fragments {
         if plan.generation != self.generation || plan.first != first {
             return Err(Failure::Stale);
         }
-        let emitting = Instant::now();
-        let emitted = self.emit(version, plan.side, path).map_err(|error| match error {
+        if !self.pays(code.cost(), path, plan.side.is_some()) {
+            return Err(Failure::Refused(AbortReason::NoGain));
+        }
+        let placing = Instant::now();
+        let id = self.emitter.place(&plan.request, code).map_err(|error| match error {
             e if e.is_full() => Failure::Full,
-            e => {
-                log(config, Stage::Record, || format!("{}: {e}", version.name));
-                Failure::Refused(AbortReason::Emitter)
-            }
+            EmitError::Stale => Failure::Stale,
+            e => refused(config, version, &e),
         })?;
-        let (id, shared) = emitted.ok_or(Failure::Refused(AbortReason::NoGain))?;
-        plan.times.emit = nanoseconds(emitting);
-        let (from, alias_guards) = (plan.side.filter(|_| !shared), plan.first || path.guest.is_some());
+        plan.times.emit += nanoseconds(placing);
+        let side = plan.side;
+        let (from, alias_guards) = (side, plan.first || path.guest.is_some());
         self.note_made(id, Made { version, path, from, times: plan.times, built: plan.built, alias_guards });
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         // Invalidation knows the fragment before anything leads to it.
         let size = self.emitter.fragment(id).map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
-        let side = plan.side.filter(|_| !shared);
         self.sources.add(id, side.map_or(Role::Region(path.head), Role::Side), path, size);
         match side {
             None => self.add_version(path.head, id, path.guest.is_some()),
@@ -128,7 +141,7 @@ impl Fragments {
                 *self.side_traces.entry(path.head).or_default() += 1;
             }
         }
-        if shared && path.jumps_indirectly() {
+        if side.is_none() && path.jumps_indirectly() {
             self.indirect.insert(id);
         }
         if self.chaos.is_none()
@@ -150,34 +163,13 @@ impl Fragments {
         Ok(())
     }
 
-    /// Compiles for the state of an exit, or as a fragment of the region. Is it the region's? None
-    /// if it is not worth having. Nothing leads to it yet.
-    fn emit(
-        &mut self,
-        version: &Version,
-        side: Option<ExitId>,
-        path: &Path,
-    ) -> Result<Option<(FragmentId, bool)>, EmitError> {
-        if let Some(exit) = side {
-            match self.emitter.compile(version, EntryState::FromExit(exit)) {
-                Ok(id) if self.pays(id, path, true) => return Ok(Some((id, false))),
-                Ok(_) => return Ok(None),
-                Err(error) if error.is_full() => return Err(error),
-                // Perhaps too many values at once: the region's own fragment may do.
-                Err(_) => {}
-            }
-        }
-        let id = self.emitter.compile(version, EntryState::Canonical)?;
-        Ok(self.pays(id, path, false).then_some((id, true)))
-    }
-
-    /// Is this fragment of a path worth having?
-    fn pays(&self, fragment: FragmentId, path: &Path, side: bool) -> bool {
+    /// Is code of a path at this cost worth having?
+    fn pays(&self, cost: u32, path: &Path, side: bool) -> bool {
         // What is between loops of an interpreted program goes with them.
         let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
-        let Some(cost) = self.emitter.cost(fragment).filter(|_| self.weighs && path.guest.is_none() && !between) else {
+        if !self.weighs || path.guest.is_some() || between {
             return true;
-        };
+        }
         let pays = worth::pays(path, cost, side);
         if self.log_worth {
             eprintln!("dynasour: {:#x}, {:?} {}: {pays}", path.head, path.shape, worth::figures(path, cost));
@@ -213,6 +205,35 @@ impl Plan {
         log(config, Stage::Opt, || version.to_string());
         Ok(version)
     }
+
+    /// Generates the version's code: for the state of the plan's exit, or, if that cannot be done,
+    /// for a fragment of the region. It needs no lock.
+    ///
+    /// # Errors
+    /// The version cannot be compiled.
+    pub fn code(
+        &mut self,
+        version: &Version,
+        allocator: &mut Allocator,
+        config: &RunConfig,
+    ) -> Result<CompiledCode, Failure> {
+        let emitting = Instant::now();
+        let mut compiled = codegen::compile(version, &self.request, allocator);
+        if compiled.is_err() && self.side.take().is_some() {
+            // Perhaps too many values were live at once. A fragment of the region does not hold
+            // the exit's.
+            self.request = self.request.canonical();
+            compiled = codegen::compile(version, &self.request, allocator);
+        }
+        self.times.emit = nanoseconds(emitting);
+        compiled.map_err(|error| refused(config, version, &error))
+    }
+}
+
+/// The emitter refuses the version.
+fn refused(config: &RunConfig, version: &Version, error: &dyn std::error::Error) -> Failure {
+    log(config, Stage::Record, || format!("{}: {error}", version.name));
+    Failure::Refused(AbortReason::Emitter)
 }
 
 fn nanoseconds(since: Instant) -> u64 {

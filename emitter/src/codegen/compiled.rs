@@ -1,0 +1,123 @@
+//! The result of code generation: code that has no place yet, and the facts that a fragment is made
+//! of.
+//!
+//! Places within the code are offsets ([`At`]); exits are numbered from the fragment's first.
+
+use crate::codegen::cost;
+use crate::codegen::encoded::Encoded;
+use crate::codegen::mach::{SiteDraft, SiteKind};
+use crate::record::Record;
+use dynasour_ir::{AnchorId, Version};
+use smallvec::SmallVec;
+
+/// A compiled version.
+#[derive(Debug)]
+pub struct CompiledCode {
+    /// The guest pc of its region.
+    pub(crate) region: u64,
+    /// The version's name.
+    pub(crate) name: String,
+    /// Bytes, relocations, and where everything is.
+    pub(crate) encoded: Encoded,
+    /// It begins with a checked entry: it is entered in canonical state.
+    pub(crate) has_checked_entry: bool,
+    /// By number.
+    pub(crate) sites: Vec<CompiledSite>,
+    pub(crate) records: Vec<Record>,
+    pub(crate) registers: Registers,
+    /// See [`Fragment::uses_vector`](crate::Fragment::uses_vector).
+    pub(crate) uses_vector: bool,
+    /// Is the extended state certainly in the processor at its exits?
+    pub(crate) extended_live: bool,
+}
+
+/// Guest registers and the slots that hold their values.
+pub(crate) type Borrowed = SmallVec<[(u8, u16); 8]>;
+
+/// What registers and spill slots the code uses.
+#[derive(Debug)]
+pub(crate) struct Registers {
+    /// Registers whose contents at exits are the code's own: bit n is register n.
+    pub touched: u16,
+    /// Borrowed registers, which it saves at entry, and their slots.
+    pub saves: Borrowed,
+    /// Registers whose guest values are in slots at its direct ends.
+    pub restores: Borrowed,
+    /// Spill slots that it adds to those of the exit it is entered from.
+    pub spill_slots: u32,
+    /// The first slot that nothing uses.
+    pub end_of_slots: u32,
+    /// Moves that the allocator inserted in hot code.
+    pub hot_moves: u32,
+}
+
+/// A place in the code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct At {
+    /// In the cold code?
+    pub cold: bool,
+    pub offset: u32,
+}
+
+impl At {
+    /// Where a machine block is.
+    pub fn of_block(encoded: &Encoded, block: usize) -> At {
+        let (cold, offset) = encoded.blocks[block];
+        At { cold, offset }
+    }
+
+    /// Its address, by those of the hot and of the cold code.
+    pub fn address(self, (hot, cold): (u64, u64)) -> u64 {
+        (if self.cold { cold } else { hot }) + u64::from(self.offset)
+    }
+}
+
+/// A guard, safe point, possible fault or end, as it will be an [`Exit`](crate::Exit).
+#[derive(Debug)]
+pub(crate) struct CompiledSite {
+    pub kind: SiteKind,
+    pub anchor: AnchorId,
+    /// The guest pc to continue at, unless it is computed.
+    pub target: Option<u64>,
+    /// The transfer that computed it.
+    pub after: Option<u64>,
+    pub progress: bool,
+    pub record: Option<u32>,
+    /// The IR instruction in the version as it was given: block and index; for an end, the number
+    /// of instructions. None for instructions that were put before the version.
+    pub place: Option<(u32, u32)>,
+    /// Its cold code.
+    pub cold: Option<At>,
+}
+
+impl CompiledSite {
+    /// `added` instructions stand in the entry block before those of the version that was given.
+    pub fn new(draft: &SiteDraft, version: &Version, cold: Option<At>, added: u32) -> CompiledSite {
+        let anchor = &version.anchors[draft.anchor.index()];
+        CompiledSite {
+            kind: draft.kind,
+            anchor: draft.anchor,
+            target: anchor.target.as_const(),
+            after: anchor.after,
+            progress: draft.progress,
+            record: draft.record.map(|record| record as u32),
+            place: match draft.place {
+                (0, inst) => inst.checked_sub(added).map(|inst| (0, inst)),
+                place => Some(place),
+            },
+            cold,
+        }
+    }
+}
+
+impl CompiledCode {
+    /// What the code costs: its loop, if it has one, or else all from its entry to its end.
+    pub fn cost(&self) -> u32 {
+        let code = &self.encoded;
+        let range = match code.back_edges.first() {
+            Some((field, head)) => code.blocks[*head].1 as usize..*field as usize + 4,
+            None => code.entry.1 as usize..code.hot.len(),
+        };
+        cost::of_code(&code.hot[range]).all
+    }
+}

@@ -1,0 +1,185 @@
+//! Single instructions of selection: an iced [`Code`] and operands become an iced [`Instruction`],
+//! with registers and slots as the allocator chose them.
+
+use crate::asm::{Asm, Assembler};
+use crate::codegen::encoded::Target;
+use crate::codegen::mach::{Addr, AddrReg, Opnd};
+use crate::codegen::x86::{Size, register};
+use crate::record::Place;
+use dynasour_guest::context::offset;
+use iced_x86::{Code, IcedError, Instruction, MemoryOperand, OpKind, Register};
+use regalloc2::Allocation;
+
+/// Stores a register in a slot.
+pub fn save(code: &mut Asm<Target>, r: u8, s: u16) {
+    code.store(r, slot(s));
+}
+
+/// Loads a register from a slot.
+pub fn restore(code: &mut Asm<Target>, r: u8, s: u16) {
+    code.load(r, slot(s));
+}
+
+/// A register by its number.
+fn r64(r: u8) -> Register {
+    register(usize::from(r), Size::B8)
+}
+
+/// Where the allocator put something.
+pub fn location(a: Allocation, first_slot: u16) -> Place {
+    match (a.as_reg(), a.as_stack()) {
+        (Some(r), _) => Place::Reg(r.hw_enc() as u8),
+        (_, Some(s)) => Place::Slot(first_slot + s.index() as u16),
+        _ => Place::Operand(0),
+    }
+}
+
+/// The field of a spill slot.
+pub fn slot(s: u16) -> usize {
+    offset::SCRATCH + 8 * usize::from(s)
+}
+
+/// The same as iced's operand.
+fn slot_operand(s: u16) -> MemoryOperand {
+    MemoryOperand::new(Register::None, Register::None, 1, slot(s) as i64, 8, false, Register::GS)
+}
+
+fn memory(addr: &Addr, allocs: &[Allocation]) -> MemoryOperand {
+    let reg = |r: AddrReg| match r {
+        AddrReg::None => Register::None,
+        AddrReg::Rsp => Register::RSP,
+        AddrReg::Op(i) => match location(allocs[usize::from(i)], 0) {
+            Place::Reg(r) => r64(r),
+            _ => Register::None,
+        },
+    };
+    let (base, index) = (reg(addr.base), reg(addr.index));
+    let displ_size = match base {
+        Register::None => 8,
+        _ if addr.disp == 0 => 0,
+        _ => 1,
+    };
+    MemoryOperand::new(base, index, u32::from(addr.scale), i64::from(addr.disp), displ_size, false, addr.seg)
+}
+
+fn set_memory(inst: &mut Instruction, m: &MemoryOperand) {
+    inst.set_memory_base(m.base);
+    inst.set_memory_index(m.index);
+    inst.set_memory_index_scale(m.scale);
+    inst.set_memory_displacement64(m.displacement as u64);
+    inst.set_memory_displ_size(m.displ_size);
+    inst.set_segment_prefix(m.segment_prefix);
+}
+
+/// One instruction from its code and operands.
+pub fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u16) -> Result<Instruction, IcedError> {
+    let mut inst = Instruction::default();
+    inst.set_code(code);
+    for (n, operand) in operands.iter().enumerate() {
+        let n = n as u32;
+        match operand {
+            Opnd::Phys(r) => {
+                inst.try_set_op_kind(n, OpKind::Register)?;
+                inst.try_set_op_register(n, *r)?;
+            }
+            Opnd::Mem(addr) => {
+                inst.try_set_op_kind(n, OpKind::Memory)?;
+                set_memory(&mut inst, &memory(addr, allocs));
+            }
+            Opnd::Op(i, size) => match location(allocs[usize::from(*i)], first_slot) {
+                Place::Slot(s) => {
+                    inst.try_set_op_kind(n, OpKind::Memory)?;
+                    set_memory(&mut inst, &slot_operand(s));
+                }
+                Place::Reg(r) => {
+                    inst.try_set_op_kind(n, OpKind::Register)?;
+                    inst.try_set_op_register(n, register(usize::from(r), *size))?;
+                }
+                Place::Operand(_) | Place::Flags => {}
+            },
+            Opnd::Imm(i) => {
+                let kind = immediate_kind(code, n);
+                inst.try_set_op_kind(n, kind)?;
+                match kind {
+                    OpKind::Immediate8 => inst.set_immediate8(*i as u8),
+                    OpKind::Immediate16 => inst.set_immediate16(*i as u16),
+                    OpKind::Immediate32 => inst.set_immediate32(*i as u32),
+                    OpKind::Immediate8to16 => inst.set_immediate8to16(*i as i16),
+                    OpKind::Immediate8to32 => inst.set_immediate8to32(*i as i32),
+                    OpKind::Immediate8to64 => inst.set_immediate8to64(*i),
+                    _ => inst.set_immediate32to64(*i),
+                }
+            }
+        }
+    }
+    Ok(inst)
+}
+
+/// How operand `n` of this instruction, its last and an immediate, is encoded. (The table of opcode
+/// descriptions says so as well, but takes a millisecond to make.)
+fn immediate_kind(code: Code, n: u32) -> OpKind {
+    let probe = match n {
+        0 => Instruction::with1(code, 0i32),
+        1 => Instruction::with2(code, Register::None, 0i32),
+        _ => Instruction::with3(code, Register::None, Register::None, 0i32),
+    };
+    match probe.map(|inst| inst.op_kind(n)) {
+        Ok(
+            kind @ (OpKind::Immediate8to16
+            | OpKind::Immediate8to32
+            | OpKind::Immediate8to64
+            | OpKind::Immediate16
+            | OpKind::Immediate32
+            | OpKind::Immediate32to64),
+        ) => kind,
+        _ => OpKind::Immediate8,
+    }
+}
+
+/// An original instruction with its explicit memory operand replaced.
+pub fn rebuild(original: &Instruction, addr: Option<&Addr>, allocs: &[Allocation]) -> Instruction {
+    let mut inst = *original;
+    if let Some(addr) = addr {
+        set_memory(&mut inst, &memory(addr, allocs));
+    }
+    inst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::OpCodeOperandKind as K;
+
+    /// The descriptions of all general-purpose instructions that the emitter makes with immediates
+    /// say the same.
+    #[test]
+    fn kinds_of_immediates_are_those_of_the_descriptions() {
+        let mut checked = 0;
+        for code in Code::values() {
+            let description = code.op_code();
+            let general = description.is_instruction() && description.encoding() == iced_x86::EncodingKind::Legacy;
+            if !general || description.op_count() > 3 {
+                continue;
+            }
+            // Elsewhere than at the end only `enter` has one, which the emitter does not make.
+            if let Some(n) = description.op_count().checked_sub(1) {
+                let expected = match description.op_kind(n) {
+                    K::imm8sex16 => OpKind::Immediate8to16,
+                    K::imm8sex32 => OpKind::Immediate8to32,
+                    K::imm8sex64 => OpKind::Immediate8to64,
+                    K::imm16 => OpKind::Immediate16,
+                    K::imm32 => OpKind::Immediate32,
+                    K::imm32sex64 => OpKind::Immediate32to64,
+                    K::imm8 => OpKind::Immediate8,
+                    _ => continue,
+                };
+                let second = n > 0 && matches!(description.op_kind(n - 1), K::imm16 | K::imm8);
+                if !second {
+                    assert_eq!(immediate_kind(code, n), expected, "{code:?} {n}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 100, "{checked}");
+    }
+}

@@ -1,0 +1,237 @@
+//! Code generation: a version goes in, bytes and relocations come out (docs/design.md, "Code
+//! generation is pure").
+//!
+//! [`compile`] selects instructions, allocates registers and encodes. It is a function of the
+//! version and of a [`Request`]; it reads no cache and no table, takes no lock and knows no
+//! address. Whatever depends on where the code will stand is a
+//! [`Relocation`](crate::codegen::encoded::Relocation) of the [`CompiledCode`], which
+//! [`Emitter::place`](crate::Emitter::place) resolves.
+//!
+//! **Data.** The request is a copy of the few facts about the emitter that decide which
+//! instructions are made: features of the processor, how indirect jumps look, whether fragments
+//! count, and for a side trace the state that the exit leaves in.
+//!
+//! **Invariants.** (1) The same version and request give the same bytes. (2) A request is good for
+//! one *epoch* of the emitter, that is, until everything is dropped: exits are named by numbers
+//! that start over then. `place` refuses an old request.
+//!
+//! **Locks.** [`Emitter::request`](crate::Emitter::request) and `place` need the emitter, and so
+//! the lock around it. [`compile`] needs neither; each thread passes an [`Allocator`] of its own.
+//!
+//! ```text
+//! let request = emitter.request(version.region, EntryState::Canonical)?;    // locked, a few hundred nanoseconds
+//! let code = codegen::compile(&version, &request, &mut allocator)?;         // not locked, up to a millisecond
+//! let fragment = emitter.place(&request, code)?;                            // locked, some microseconds
+//! ```
+
+pub(crate) mod compiled;
+pub mod cost;
+pub(crate) mod count;
+pub(crate) mod encode;
+pub(crate) mod encoded;
+pub(crate) mod exit_entry;
+pub(crate) mod instruction;
+pub(crate) mod loop_alignment;
+pub(crate) mod lower;
+pub mod mach;
+pub(crate) mod passage;
+pub(crate) mod piece;
+mod registers;
+pub(crate) mod x86;
+
+pub use compiled::CompiledCode;
+pub use registers::Allocator;
+
+use crate::codegen::encode::{Surroundings, encode};
+use crate::codegen::encoded::Homes;
+use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::instruction::location;
+use crate::codegen::lower::{LowerError, Selected, lower};
+use crate::codegen::mach::MFunc;
+use crate::codegen::piece::Piece;
+use crate::cpu::Cpu;
+use crate::exits::Exits;
+use crate::record::Record;
+use compiled::{At, CompiledSite, Registers};
+use dynasour_guest::context::SCRATCH_WORDS;
+use dynasour_ir::{Gpr, Version};
+use regalloc2::{Function, Output, RegAllocError};
+use smallvec::SmallVec;
+
+/// The first spill slots belong to the sixteen registers by number: a borrowed register waits in
+/// the slot of its number.
+const REGISTER_SLOTS: u32 = 16;
+
+/// Why a version cannot be compiled. Another version may be.
+#[derive(thiserror::Error, Debug)]
+pub enum CodegenError {
+    /// Selection refused.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// The register allocator gave up.
+    #[error("register allocation failed: {0}")]
+    Registers(RegAllocError),
+    /// The register allocator found constraints that cannot be met.
+    #[error("register allocation panicked")]
+    Allocator,
+    /// More values are live at once than there are spill slots.
+    #[error("the trace needs {0} spill slots")]
+    Slots(usize),
+    /// The encoder refused an instruction.
+    #[error("cannot encode: {0}")]
+    Encode(#[from] iced_x86::IcedError),
+}
+
+/// What code generation is told about the emitter for one version; made by
+/// [`Emitter::request`](crate::Emitter::request).
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub(crate) host: Host,
+    pub(crate) entry: Entry,
+    /// How often the emitter had dropped everything when this was made.
+    pub(crate) epoch: u64,
+}
+
+impl Request {
+    /// The same request for a version that is entered in canonical state.
+    pub fn canonical(&self) -> Request {
+        Request { entry: Entry::Canonical, ..self.clone() }
+    }
+}
+
+/// What all fragments of an emitter have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    /// The processor's features.
+    pub cpu: Cpu,
+    /// How a trace end goes where `next_pc` says.
+    pub tail: Piece,
+    /// Where indirect jumps to the fragment arrive. Fragments that are not entered in canonical
+    /// state have no use for it.
+    pub checked: Piece,
+    /// Do fragments count what they execute ([`crate::counting`])?
+    pub counts: bool,
+    /// Do indirect ends store which transfer they are?
+    pub names_transfers: bool,
+}
+
+/// The state in which a fragment is entered: [`EntryState`](crate::EntryState) with the data that
+/// it stands for.
+#[derive(Clone, Debug)]
+pub(crate) enum Entry {
+    Canonical,
+    FromExit(Box<ExitState>),
+}
+
+/// A copy of what the emitter knows of a guard's exit: the state that it leaves in.
+#[derive(Clone, Debug)]
+pub(crate) struct ExitState {
+    pub record: Record,
+    /// Registers that hold the fragment's own values: bit n is register n.
+    pub touched: u16,
+    /// Spill slots below this one hold values.
+    pub end_of_slots: u32,
+    /// The extended state is in the processor.
+    pub extended_live: bool,
+}
+
+/// Compiles a version whose region the request was made for.
+///
+/// # Errors
+/// The version cannot be compiled for this state; see [`CodegenError`].
+pub fn compile(version: &Version, request: &Request, allocator: &mut Allocator) -> Result<CompiledCode, CodegenError> {
+    match &request.entry {
+        Entry::Canonical => generate(version, &EntryPlaces::default(), false, &request.host, allocator),
+        Entry::FromExit(exit) => {
+            let (version, places) = exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
+            generate(&version, &places, exit.extended_live, &request.host, allocator)
+        }
+    }
+}
+
+/// Compiles for a state at entry; `live` says that the extended state is loaded then.
+pub(crate) fn generate(
+    version: &Version,
+    entry: &EntryPlaces,
+    live: bool,
+    host: &Host,
+    allocator: &mut Allocator,
+) -> Result<CompiledCode, CodegenError> {
+    let Selected { blocks, sites, records, record_ops, num_vregs, touched, uses_vector } =
+        lower(version, host.cpu, entry)?;
+    let function = MFunc::new(blocks, &sites, record_ops, num_vregs);
+    let out = allocator.run(&function, touched)?;
+    let first_slot = entry.first_slot.max(REGISTER_SLOTS);
+    let end_of_slots = first_slot + out.num_spillslots as u32;
+    if end_of_slots as usize > SCRATCH_WORDS {
+        return Err(CodegenError::Slots(end_of_slots as usize));
+    }
+    let exits = Exits::of(&function, out);
+    let borrowed = exits.used_registers(&function, out) & !touched & !entry.saved_registers();
+    let homes = homes(borrowed, entry, (uses_vector && !live).then_some(host.cpu.xstate_mask));
+    let mut records: Vec<Record> = records.into_iter().map(|(_, record)| record).collect();
+    finish_records(&mut records, &function, out, &exits, first_slot as u16, &homes);
+    let checked = entry.is_canonical().then_some(&host.checked);
+    let around = Surroundings { first_slot: first_slot as u16, host, checked, homes: &homes, exits: &exits };
+    let encoded = encode(&function, out, around)?;
+    let site = |(draft, split): (_, &Option<usize>)| {
+        CompiledSite::new(draft, version, split.map(|block| At::of_block(&encoded, block)), entry.added)
+    };
+    let sites = sites.iter().zip(&function.split_of).map(site).collect();
+    Ok(CompiledCode {
+        region: version.region,
+        name: version.name.clone(),
+        has_checked_entry: checked.is_some(),
+        sites,
+        records,
+        registers: Registers {
+            touched: touched | borrowed | entry.saved_registers(),
+            saves: homes.save,
+            restores: homes.restore,
+            spill_slots: out.num_spillslots as u32,
+            end_of_slots,
+            hot_moves: hot_moves(&function, out),
+        },
+        uses_vector,
+        extended_live: live || uses_vector,
+        encoded,
+    })
+}
+
+/// Where the guest's registers wait that the fragment borrows: saved at entry, and in their slots
+/// ever after.
+fn homes(borrowed: u16, entry: &EntryPlaces, extended: Option<u64>) -> Homes {
+    let mut homes = Homes { extended, save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
+    for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
+        homes.save.push((r, u16::from(r)));
+        homes.restore.push((r, u16::from(r)));
+    }
+    homes
+}
+
+/// Replaces the operands of records by the places that the allocator chose.
+fn finish_records(
+    records: &mut [Record],
+    function: &MFunc,
+    out: &Output,
+    exits: &Exits,
+    first_slot: u16,
+    homes: &Homes,
+) {
+    for (i, record) in records.iter_mut().enumerate() {
+        if let Some(block) = function.record_block[i] {
+            let inst = function.block_insns(regalloc2::Block::new(block)).first();
+            let allocs = out.inst_allocs(inst);
+            record.finish(|n| location(exits.place(i, allocs[usize::from(n)]), first_slot));
+        }
+        for &(r, slot) in &homes.save {
+            record.add_saved(Gpr::new(r), slot);
+        }
+    }
+}
+
+/// Moves that the allocator inserted in hot code.
+fn hot_moves(f: &MFunc, out: &Output) -> u32 {
+    let end = f.block_insns(regalloc2::Block::new(f.hot_blocks - 1)).last();
+    out.edits.iter().filter(|(point, _)| point.inst() <= end).count() as u32
+}
