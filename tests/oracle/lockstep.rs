@@ -19,12 +19,10 @@ use dynasour_guest::decode::{Decoded, Reader};
 use dynasour_guest::image::{self, LoadOptions};
 use dynasour_guest::space::{self, Brk};
 use dynasour_ir::Trap;
-use dynasour_runtime::changes::Code;
 use dynasour_runtime::interp::{self, GuestCode, Interp, Stop};
 use dynasour_runtime::memory;
 use dynasour_runtime::process::ThreadBody;
 use dynasour_runtime::signal::{FaultHooks, GuestFault};
-use dynasour_runtime::syscall::tracing::Registers;
 use dynasour_runtime::syscall::{Config, Engine, Inherited, Outcome, System};
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
 
@@ -100,7 +98,7 @@ struct Lockstep {
 /// Engine hooks for calls that these guests must not make or whose effects are not compared.
 struct NoEngine;
 
-impl Code for NoEngine {
+impl dynasour_runtime::changes::Code for NoEngine {
     fn drop_code(&mut self, _: Range<u64>) {}
 }
 
@@ -114,7 +112,7 @@ impl Engine for NoEngine {
     }
     fn vfork_child_gone(&mut self) {}
     fn call_threads(&mut self) {}
-    fn registers_of(&self, _: i32) -> Option<Registers> {
+    fn registers_of(&self, _: i32) -> Option<dynasour_runtime::syscall::tracing::Registers> {
         None
     }
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
