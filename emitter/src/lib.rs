@@ -23,6 +23,7 @@ pub mod stubs;
 mod transfers;
 
 pub use codegen::mach::SiteKind;
+pub use codegen::silence_allocator;
 pub use codegen::{CodegenError, CompiledCode, cost};
 pub use cpu::ticks;
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};

@@ -51,6 +51,7 @@ fn setup(error: impl std::fmt::Display) -> RunError {
 /// See [`RunError`].
 pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let inherited = Inherited::record();
+    dynasour_emitter::silence_allocator();
     let path = if config.argv0.is_some() {
         // An execve of a guest: its path is used as it is.
         PathBuf::from(&config.program)

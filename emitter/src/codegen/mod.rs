@@ -40,7 +40,7 @@ mod registers;
 pub(crate) mod x86;
 
 pub use compiled::CompiledCode;
-pub use registers::Allocator;
+pub use registers::{Allocator, silence_allocator};
 
 use crate::codegen::encode::{Surroundings, encode};
 use crate::codegen::encoded::Homes;

@@ -7,6 +7,7 @@
 use super::CodegenError;
 use crate::codegen::mach::{MFunc, preg};
 use regalloc2::{Algorithm, MachineEnv, Output, PReg, RegallocOptions};
+use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 
 /// All general registers but the stack pointer.
@@ -37,18 +38,65 @@ impl Allocator {
         // end a guest: the trace is given up. The memory is used again only after a run that did
         // not panic.
         let mut context = std::mem::take(&mut self.0);
-        let run = || regalloc2::run_with_ctx(function, &env, &options, &mut context).map(|_| ());
-        match panic::catch_unwind(AssertUnwindSafe(run)) {
+        let mut run = || regalloc2::run_with_ctx(function, &env, &options, &mut context).map(|_| ());
+        let done = if cfg!(debug_assertions) { Ok(run()) } else { quietly(run) };
+        match done {
             Ok(done) => {
                 self.0 = context;
                 done.map(|()| &self.0.output).map_err(CodegenError::Registers)
             }
-            Err(cause) if cfg!(debug_assertions) => panic::resume_unwind(cause),
             Err(_) => Err(CodegenError::Allocator),
         }
     }
 }
 
+thread_local! {
+    /// Is a panic of this thread expected, and caught?
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on caught panics of the register allocator print nothing: standard error is the guest's.
+/// Others are reported as before. To be called once, at the start of the process.
+pub fn silence_allocator() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !IS_QUIET.get() {
+            report(info);
+        }
+    }));
+}
+
+/// Runs `f`, which may panic; see [`silence_allocator`].
+fn quietly<R>(f: impl FnOnce() -> R) -> std::thread::Result<R> {
+    IS_QUIET.set(true);
+    let done = panic::catch_unwind(AssertUnwindSafe(f));
+    IS_QUIET.set(false);
+    done
+}
+
 fn registers(set: u16) -> Vec<PReg> {
     (0..16).filter(|n| set & 1 << n != 0).map(preg).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn only_expected_panics_are_quiet() {
+        const MESSAGE: &str = "a panic of this test";
+        static REPORTED: AtomicU32 = AtomicU32::new(0);
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| match info.payload().downcast_ref::<&str>() {
+            Some(&MESSAGE) => drop(REPORTED.fetch_add(1, Ordering::SeqCst)),
+            // Another test's.
+            _ => before(info),
+        }));
+        silence_allocator();
+        assert!(quietly(|| std::panic::panic_any(MESSAGE)).is_err());
+        assert_eq!(REPORTED.load(Ordering::SeqCst), 0);
+        assert!(panic::catch_unwind(|| std::panic::panic_any(MESSAGE)).is_err());
+        assert_eq!(REPORTED.load(Ordering::SeqCst), 1);
+    }
 }

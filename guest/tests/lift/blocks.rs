@@ -1,7 +1,7 @@
 //! Whole blocks: their text form, where they end, and real code in bulk.
 //!
 //! `blocks.txt` holds guest bytes (`== hex`) and the IR they lift to; `DYNASOUR_BLESS=1` rewrites
-//! it.
+//! it. `blocks_avx512.txt` is the same for instructions that not all processors have.
 
 use crate::rng::Rng;
 use dynasour_guest::lift::{Bytes, LiftedBlock, MAX_BLOCK, lift_block};
@@ -35,17 +35,31 @@ fn parse_hex(text: &str) -> Vec<u8> {
 
 #[test]
 fn text_of_typical_blocks() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/lift/blocks.txt");
-    let old = std::fs::read_to_string(&path).expect("blocks.txt can be read");
+    compare_with_file("blocks.txt");
+}
+
+/// What the processor lacks lifts to an undefined instruction.
+#[test]
+fn text_of_blocks_with_avx512() {
+    if is_x86_feature_detected!("avx512f") {
+        compare_with_file("blocks_avx512.txt");
+    } else {
+        eprintln!("skipped: this processor has no AVX-512");
+    }
+}
+
+fn compare_with_file(name: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/lift").join(name);
+    let old = std::fs::read_to_string(&path).expect("the file can be read");
     let mut new = String::new();
     for line in old.lines().filter(|l| l.starts_with("==")) {
         let bytes = parse_hex(line.trim_start_matches("==").split(';').next().unwrap_or_default());
         write!(new, "{line}\n{}\n", lift(&bytes).version.to_string().trim_end()).expect("a string takes it");
     }
     if std::env::var_os("DYNASOUR_BLESS").is_some() {
-        std::fs::write(&path, &new).expect("blocks.txt can be written");
+        std::fs::write(&path, &new).expect("the file can be written");
     } else {
-        assert!(old == new, "blocks.txt differs; it should be\n{new}");
+        assert!(old == new, "{name} differs; it should be\n{new}");
     }
 }
 

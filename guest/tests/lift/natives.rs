@@ -23,30 +23,42 @@ const X87_REGISTERS: usize = 32;
 const XMM: usize = 160;
 const XSTATE_BV: usize = 512;
 
-/// Offsets of the parts of the extended state in an XSAVE area on this processor.
+/// Offsets of the parts of the extended state in an XSAVE area on this processor; none for those
+/// that it lacks, or that the kernel has not switched on.
 struct Layout {
-    avx: usize,
-    masks: usize,
-    zmm_high: usize,
-    zmm_16_to_31: usize,
+    /// XCR0, as far as this test knows its bits.
+    components: u8,
+    avx: Option<usize>,
+    masks: Option<usize>,
+    zmm_high: Option<usize>,
+    zmm_16_to_31: Option<usize>,
 }
+
+/// x87, SSE, AVX, and the three parts of AVX-512 (SDM vol. 1, 13.1).
+const KNOWN_COMPONENTS: u8 = 0xe7;
 
 impl Layout {
     fn new() -> Layout {
-        let offset = |component| __cpuid_count(0xd, component).ebx as usize;
-        let layout = Layout { avx: offset(2), masks: offset(5), zmm_high: offset(6), zmm_16_to_31: offset(7) };
-        assert!(layout.zmm_16_to_31 + 16 * ZMM_BYTES <= XSAVE_BYTES);
-        layout
+        let xcr0: u32;
+        // SAFETY: the lifter's tests need XSAVE, which comes with `xgetbv`.
+        unsafe { std::arch::asm!("xgetbv", in("ecx") 0, out("eax") xcr0, out("edx") _) };
+        let components = xcr0 as u8 & KNOWN_COMPONENTS;
+        let offset =
+            |component: u32| (components >> component & 1 != 0).then(|| __cpuid_count(0xd, component).ebx as usize);
+        let (avx, masks, zmm_high, zmm_16_to_31) = (offset(2), offset(5), offset(6), offset(7));
+        assert!(zmm_16_to_31.is_none_or(|at| at + 16 * ZMM_BYTES <= XSAVE_BYTES));
+        Layout { components, avx, masks, zmm_high, zmm_16_to_31 }
     }
 
-    /// The pieces of a zmm register in the area, lowest first.
+    /// The pieces of a zmm register in the area, lowest first; empty where the processor has none.
     fn zmm_parts(&self, n: usize) -> [Range<usize>; 3] {
-        let part = |start: usize, size: usize| start + n * size..start + (n + 1) * size;
-        if n >= 16 {
-            let whole = part(self.zmm_16_to_31 - 16 * ZMM_BYTES, ZMM_BYTES);
-            return [whole.clone(), whole.end..whole.end, whole.end..whole.end];
+        let part = |start: Option<usize>, n: usize, size: usize| {
+            start.map_or(0..0, |start| start + n * size..start + (n + 1) * size)
+        };
+        match n {
+            16.. => [part(self.zmm_16_to_31, n - 16, ZMM_BYTES), 0..0, 0..0],
+            _ => [part(Some(XMM), n, 16), part(self.avx, n, 16), part(self.zmm_high, n, 32)],
         }
-        [part(XMM, 16), part(self.avx, 16), part(self.zmm_high, 32)]
     }
 
     fn zmm(&self, area: &Extended, n: usize) -> Vec<u8> {
@@ -63,7 +75,7 @@ impl Layout {
     }
 
     fn mask<'a>(&self, area: &'a Extended, n: usize) -> &'a [u8] {
-        &area.0[self.masks + 8 * n..self.masks + 8 * (n + 1)]
+        self.masks.map_or(&[], |masks| &area.0[masks + 8 * n..masks + 8 * (n + 1)])
     }
 
     fn random(&self, rng: &mut Rng) -> Extended {
@@ -77,12 +89,12 @@ impl Layout {
             let exponent = 0x3fff - 20 + rng.below(40) as u16;
             area.0[at + 8..at + 10].copy_from_slice(&exponent.to_le_bytes());
         }
-        area.0[XSTATE_BV] = 0xe7;
+        area.0[XSTATE_BV] = self.components;
         for n in 0..32 {
             self.set_zmm(&mut area, n, &random_vector(rng));
         }
-        for n in 0..8 {
-            let at = self.masks + 8 * n;
+        for (n, masks) in (0..8).zip(self.masks.into_iter().cycle()) {
+            let at = masks + 8 * n;
             area.0[at..at + 8].copy_from_slice(&rng.interesting().to_le_bytes());
         }
         area

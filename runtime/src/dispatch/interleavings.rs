@@ -12,9 +12,9 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::space::{Brk, PAGE};
 use dynasour_ir::Trap;
 
-use super::{Code, Dispatcher, Machine, Stop};
-use crate::changes::CodePages;
+use super::{Dispatcher, Machine, Stop};
 use crate::changes::scheduler::{Scheduler, explore, when_performing};
+use crate::changes::{Code, CodePages};
 use crate::config::{RunConfig, Tier};
 use crate::interp::NoPolicy;
 use crate::memory;

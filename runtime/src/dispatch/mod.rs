@@ -15,12 +15,15 @@
 //! interpreter executes at least one guest instruction before a fragment is entered again, so progress is certain.
 
 mod copy;
+mod engine;
 mod footprint;
 mod fragments;
 #[cfg(test)]
 mod interleavings;
 mod machine;
 mod peers;
+mod report;
+mod resting;
 mod select;
 mod sources;
 mod worth;
@@ -29,12 +32,9 @@ use crate::changes::{Code, Store};
 use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop, astray};
 use crate::memory::{self, FaultInfo};
-use crate::perf_map;
-use crate::process::{self, Ending, ThreadBody};
+use crate::process::{self, Ending};
 use crate::profile::{self, Phase, during};
 use crate::signal::{self, GuestFault};
-use crate::syscall::memory::Moved;
-use crate::syscall::tracing::Registers;
 use crate::syscall::{Engine, Outcome, System, int80};
 use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
@@ -52,6 +52,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use worth::Effort;
+
+use resting::Resting;
 
 pub use machine::{Machine, fragment_fault, signal_accepted};
 
@@ -537,46 +539,6 @@ impl Dispatcher {
         }
         Some(ending)
     }
-
-    /// The table and the file of statistics, for the process that the user started.
-    fn write_report(&mut self, system: &System) {
-        let Some(to) = system.report_to() else { return };
-        self.publish();
-        let mut stats = self.machine.stats();
-        stats.signals = system.delivered();
-        let config = &self.machine.config;
-        let mut text = String::new();
-        if let Some(path) = &config.stats_json {
-            let json = serde_json::to_string_pretty(&stats).expect("statistics are plain data");
-            if let Err(error) = std::fs::write(path, json + "\n") {
-                text = format!("dynasour: cannot write {}: {error}\n", path.display());
-            }
-        }
-        if let Some(count) = &config.count
-            && let Some(census) = self.machine.census()
-        {
-            let json = serde_json::to_vec(&census).expect("a census is plain data");
-            if let Err(error) = std::fs::write(&count.file, json) {
-                text.push_str(&format!("dynasour: cannot write {}: {error}\n", count.file.display()));
-            }
-        }
-        if config.perf_map
-            && let Some(Err(error)) = self.machine.fragments().and_then(|mut f| f.pieces().map(perf_map::write))
-        {
-            text.push_str(&format!("dynasour: cannot write {}: {error}\n", perf_map::path().display()));
-        }
-        if config.stats {
-            text.push_str(&stats.table());
-        }
-        process::write_all(to, text.as_bytes());
-    }
-
-    /// Says what this thread counted by other means.
-    fn publish(&self) {
-        self.peer.blocks.store(self.interp.block_count() as u64, Ordering::Relaxed);
-        let given_up = self.selector.heads.blacklisted(&self.selector.policy);
-        self.peer.blacklisted.store(given_up as u64, Ordering::Relaxed);
-    }
 }
 
 /// Adds to a counter that only this thread writes.
@@ -590,159 +552,5 @@ fn fetch_fault(addr: u64) -> GuestFault {
         0 => GuestFault::fetch(addr, &memory::last_fault()),
         // It is there: what is missing is the right to execute it.
         _ => GuestFault::not_executable(addr),
-    }
-}
-
-impl Code for Dispatcher {
-    fn drop_code(&mut self, range: Range<u64>) {
-        let read = self.machine.footprint.forget(&range);
-        self.forget_blocks(&range);
-        if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
-            self.machine.invalidate(&self.peer, &range);
-        }
-    }
-}
-
-impl Engine for Dispatcher {
-    fn make_room(&mut self, range: &Range<u64>) -> Option<Moved> {
-        self.abandon(AbortReason::Flushed);
-        let moved = self.machine.make_room(&self.peer, range);
-        if moved.is_some() {
-            self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
-        }
-        moved
-    }
-
-    fn report(&mut self, system: &System) {
-        if let Some(fragments) = self.machine.fragments() {
-            fragments.verify_all_links();
-        }
-        // A reader that has gone or a limit on files must not change how the guest ends.
-        let mask = signal::kernel_mask();
-        signal::set_kernel_mask(!0);
-        self.write_report(system);
-        signal::set_kernel_mask(mask);
-    }
-
-    fn private_memory_lost(&mut self) {
-        // If that is for a thread, it must not find code that is to be dropped before this one goes on. And it may guard pages
-        // while this one is in a system call.
-        self.drop_written();
-        self.machine.pages.set_threaded();
-        if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
-            self.flush();
-        }
-    }
-
-    fn faults_are_handled(&mut self) {
-        if self.machine.fragments().is_some_and(|mut f| f.name_transfers()) {
-            self.abandon(AbortReason::Flushed);
-            // Whoever else drops everything may have begun before this.
-            self.machine.drop_all(&self.peer);
-            self.forget_fragments();
-        }
-    }
-
-    fn after_fork_child(&mut self) {
-        if !self.copies() {
-            self.selector.rest();
-        }
-        self.peer.attach();
-        self.selector.dispatch.clear();
-        self.abandon(AbortReason::Flushed);
-        self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
-        let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());
-        let fragments = self.machine.after_fork_child(&self.peer).map_err(|e| e.to_string());
-        if let Err(error) = interpreter.and(fragments) {
-            process::complain(&format!("cannot make a code cache for a forked child: {error}"));
-            signal::die(libc::SIGABRT);
-        }
-    }
-
-    fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
-        // All memory is the suspended parent's, this dispatcher included: make nothing, report nothing.
-        loop {
-            let outcome = if self.peer.enter(context) {
-                let stop = self.interp.run(context, &mut NoPolicy);
-                self.peer.leave();
-                self.stopped(context, system, stop)
-            } else {
-                self.attend();
-                Outcome::Continue
-            };
-            match outcome {
-                Outcome::Continue => self.drop_written(),
-                Outcome::Exit(status) | Outcome::ThreadExit(status) => process::exit(status),
-                Outcome::Killed(signo) => signal::die(signo),
-            }
-        }
-    }
-
-    fn registers_of(&self, tid: i32) -> Option<Registers> {
-        self.machine.peers.registers_of(tid)
-    }
-
-    fn call_threads(&mut self) {
-        self.machine.peers.call_process(&self.peer);
-    }
-
-    fn vfork_child_gone(&mut self) {
-        self.peer.take_back();
-    }
-
-    fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
-        let resting = self.machine.wake().ok()?;
-        resting.dispatcher.interp.reserved().into_iter().for_each(protect);
-        Some(Box::new(resting))
-    }
-
-    fn with_locks(&mut self, f: &mut dyn FnMut()) {
-        self.machine.with_locks(f);
-    }
-}
-
-/// A dispatcher that no thread uses.
-pub struct Resting {
-    dispatcher: Box<Dispatcher>,
-    /// Its native code is in memory that is shared with the process that this one was forked from.
-    is_parents: bool,
-}
-
-// SAFETY: what a dispatcher counts references to without atomics is its own: blocks, their IR, and the view of code through
-// which they were made. They go from thread to thread together, and no thread keeps any of them.
-unsafe impl Send for Resting {}
-
-impl Resting {
-    fn new(dispatcher: Dispatcher) -> Resting {
-        Resting { dispatcher: Box::new(dispatcher), is_parents: false }
-    }
-
-    fn peer(&self) -> &Arc<Peer> {
-        &self.dispatcher.peer
-    }
-
-    fn belong_to_parent(&mut self) {
-        self.is_parents = true;
-    }
-
-    fn become_own(&mut self) -> Result<(), FragmentError> {
-        if std::mem::take(&mut self.is_parents) {
-            self.dispatcher.interp.unshare_after_fork()?;
-        }
-        Ok(())
-    }
-}
-
-impl ThreadBody for Resting {
-    fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
-        let ended = self.dispatcher.run(context, system);
-        self.dispatcher.publish();
-        ended
-    }
-
-    fn rest(mut self: Box<Self>) {
-        self.dispatcher.abandon(AbortReason::Signal);
-        let machine = self.dispatcher.machine;
-        machine.rest(*self);
     }
 }

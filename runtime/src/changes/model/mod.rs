@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`state`] | what the threads share, and what each of them knows |
 //! | [`steps`] | the operations, step by step |
+//! | [`calls`] | those that are system calls, and stores of the host's |
 //! | [`dropping`] | dropping code and waiting for other threads, as the dispatcher does |
 //! | [`search`] | the exploration |
 //! | [`bug`] | bugs that the protocol once had, or would have without one of its rules |
@@ -22,6 +23,7 @@
 //! time during the operation. In each state somebody can go on, unless all have ended.
 
 mod bug;
+mod calls;
 mod dropping;
 mod search;
 mod state;

@@ -1,0 +1,122 @@
+//! What system calls ask of the dispatcher of the thread that makes them.
+
+use super::Dispatcher;
+use super::select::NO_FRAGMENT;
+use crate::changes::Code;
+use crate::interp::NoPolicy;
+use crate::process::{self, ThreadBody};
+use crate::signal;
+use crate::syscall::memory::Moved;
+use crate::syscall::tracing::Registers;
+use crate::syscall::{Engine, Outcome, System};
+use dynasour_guest::ThreadContext;
+use dynasour_tracer::AbortReason;
+use std::ops::Range;
+
+impl Code for Dispatcher {
+    fn drop_code(&mut self, range: Range<u64>) {
+        let read = self.machine.footprint.forget(&range);
+        self.forget_blocks(&range);
+        if read || self.machine.fragments().is_some_and(|f| f.is_made_from(&range)) {
+            self.machine.invalidate(&self.peer, &range);
+        }
+    }
+}
+
+impl Engine for Dispatcher {
+    fn make_room(&mut self, range: &Range<u64>) -> Option<Moved> {
+        self.abandon(AbortReason::Flushed);
+        let moved = self.machine.make_room(&self.peer, range);
+        if moved.is_some() {
+            self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
+        }
+        moved
+    }
+
+    fn report(&mut self, system: &System) {
+        if let Some(fragments) = self.machine.fragments() {
+            fragments.verify_all_links();
+        }
+        // A reader that has gone or a limit on files must not change how the guest ends.
+        let mask = signal::kernel_mask();
+        signal::set_kernel_mask(!0);
+        self.write_report(system);
+        signal::set_kernel_mask(mask);
+    }
+
+    fn private_memory_lost(&mut self) {
+        // If that is for a thread, it must not find code that is to be dropped before this one goes on. And it may guard pages
+        // while this one is in a system call.
+        self.drop_written();
+        self.machine.pages.set_threaded();
+        if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
+            self.flush();
+        }
+    }
+
+    fn faults_are_handled(&mut self) {
+        if self.machine.fragments().is_some_and(|mut f| f.name_transfers()) {
+            self.abandon(AbortReason::Flushed);
+            // Whoever else drops everything may have begun before this.
+            self.machine.drop_all(&self.peer);
+            self.forget_fragments();
+        }
+    }
+
+    fn after_fork_child(&mut self) {
+        if !self.copies() {
+            self.selector.rest();
+        }
+        self.peer.attach();
+        self.selector.dispatch.clear();
+        self.abandon(AbortReason::Flushed);
+        self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
+        let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());
+        let fragments = self.machine.after_fork_child(&self.peer).map_err(|e| e.to_string());
+        if let Err(error) = interpreter.and(fragments) {
+            process::complain(&format!("cannot make a code cache for a forked child: {error}"));
+            signal::die(libc::SIGABRT);
+        }
+    }
+
+    fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
+        // All memory is the suspended parent's, this dispatcher included: make nothing, report nothing.
+        loop {
+            let outcome = if self.peer.enter(context) {
+                let stop = self.interp.run(context, &mut NoPolicy);
+                self.peer.leave();
+                self.stopped(context, system, stop)
+            } else {
+                self.attend();
+                Outcome::Continue
+            };
+            match outcome {
+                Outcome::Continue => self.drop_written(),
+                Outcome::Exit(status) | Outcome::ThreadExit(status) => process::exit(status),
+                Outcome::Killed(signo) => signal::die(signo),
+            }
+        }
+    }
+
+    fn registers_of(&self, tid: i32) -> Option<Registers> {
+        self.machine.peers.registers_of(tid)
+    }
+
+    fn call_threads(&mut self) {
+        self.machine.peers.call_process(&self.peer);
+    }
+
+    fn vfork_child_gone(&mut self) {
+        self.peer.take_back();
+    }
+
+    fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
+        let resting = self.machine.wake().ok()?;
+        resting.dispatcher.interp.reserved().into_iter().for_each(protect);
+        Some(Box::new(resting))
+    }
+
+    fn with_locks(&mut self, f: &mut dyn FnMut()) {
+        self.machine.with_locks(f);
+    }
+}

@@ -1,0 +1,49 @@
+//! What a process says at its end: statistics, a census, a map for `perf`.
+
+use super::Dispatcher;
+use crate::perf_map;
+use crate::process;
+use crate::syscall::System;
+use std::sync::atomic::Ordering;
+
+impl Dispatcher {
+    /// The table and the file of statistics, for the process that the user started.
+    pub(super) fn write_report(&mut self, system: &System) {
+        let Some(to) = system.report_to() else { return };
+        self.publish();
+        let mut stats = self.machine.stats();
+        stats.signals = system.delivered();
+        let config = &self.machine.config;
+        let mut text = String::new();
+        if let Some(path) = &config.stats_json {
+            let json = serde_json::to_string_pretty(&stats).expect("statistics are plain data");
+            if let Err(error) = std::fs::write(path, json + "\n") {
+                text = format!("dynasour: cannot write {}: {error}\n", path.display());
+            }
+        }
+        if let Some(count) = &config.count
+            && let Some(census) = self.machine.census()
+        {
+            let json = serde_json::to_vec(&census).expect("a census is plain data");
+            if let Err(error) = std::fs::write(&count.file, json) {
+                text.push_str(&format!("dynasour: cannot write {}: {error}\n", count.file.display()));
+            }
+        }
+        if config.perf_map
+            && let Some(Err(error)) = self.machine.fragments().and_then(|mut f| f.pieces().map(perf_map::write))
+        {
+            text.push_str(&format!("dynasour: cannot write {}: {error}\n", perf_map::path().display()));
+        }
+        if config.stats {
+            text.push_str(&stats.table());
+        }
+        process::write_all(to, text.as_bytes());
+    }
+
+    /// Says what this thread counted by other means.
+    pub(super) fn publish(&self) {
+        self.peer.blocks.store(self.interp.block_count() as u64, Ordering::Relaxed);
+        let given_up = self.selector.heads.blacklisted(&self.selector.policy);
+        self.peer.blacklisted.store(given_up as u64, Ordering::Relaxed);
+    }
+}
