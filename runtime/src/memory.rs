@@ -172,7 +172,7 @@ pub unsafe fn load<T: Width>(addr: u64) -> Result<T, Fault> {
 /// [`Fault`] if the memory cannot be written; then nothing is.
 ///
 /// # Safety
-/// `addr` must be an address that the guest computed and may write: a guest can corrupt the host (README).
+/// `addr` must be an address that the guest computed and may write: a guest can corrupt the host (docs/limits.md, "Trust").
 #[inline(always)]
 pub unsafe fn store<T: Width>(addr: u64, value: T) -> Result<(), Fault> {
     // SAFETY: the caller's promise.
