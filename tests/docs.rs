@@ -1,5 +1,6 @@
-//! What docs/ and `tests/README.md` say can be done: options exist, links have a target, the
-//! study's page has the tables of its data, and the table of modes is the matrix.
+//! What README, docs/ and `tests/README.md` say is true: options exist, links have a target, files
+//! that the design names exist, the study's page has the tables of its data, and the table of modes
+//! is the matrix.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,8 +8,13 @@ use std::process::Command;
 
 use dynasour_testkit::mode::Mode;
 
+/// The repository.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
 fn docs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
+    root().join("docs")
 }
 
 fn pages() -> Vec<(PathBuf, String)> {
@@ -43,15 +49,70 @@ fn options_exist() {
 
 #[test]
 fn links_lead_somewhere() {
+    let readme = root().join("README.md");
+    let text = fs::read_to_string(&readme).expect("README.md");
     let mut seen = 0;
-    for (page, text) in pages() {
+    for (page, text) in pages().into_iter().chain([(readme, text)]) {
+        let folder = page.parent().expect("a file has a folder");
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = docs().join(link.split('#').next().unwrap_or(link));
+            let target = folder.join(link.split('#').next().unwrap_or(link));
             assert!(link.starts_with("http") || target.exists(), "{}: {link}", page.display());
             seen += 1;
         }
     }
-    assert!(seen >= 5, "{seen}");
+    assert!(seen >= 25, "{seen}");
+}
+
+/// `docs/design.md` says of everything which file does it, by its path in the repository. Words
+/// between backquotes are every other piece of a line.
+#[test]
+fn files_that_the_design_names_exist() {
+    let page = fs::read_to_string(docs().join("design.md")).expect("docs/design.md");
+    let mut seen = 0;
+    for line in page.lines() {
+        for path in line.split('`').skip(1).step_by(2).filter(|word| word.ends_with(".rs")) {
+            assert!(root().join(path).is_file(), "docs/design.md names {path}, which does not exist: {line}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 100, "{seen}");
+}
+
+/// Comments cite `docs/design.md` by the titles of its sections.
+#[test]
+fn sections_of_the_design_that_are_cited_exist() {
+    let page = fs::read_to_string(docs().join("design.md")).expect("docs/design.md");
+    let titles: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    let mut seen = 0;
+    for folder in ["emitter", "guest", "ir", "runtime", "src", "tests", "tracer"] {
+        for file in sources(&root().join(folder)) {
+            let source = fs::read_to_string(&file).expect("text");
+            // A citation may be split over two lines of a comment.
+            let comments = source.lines().map(|line| line.trim_start().trim_start_matches(['/', '!']).trim());
+            let text = comments.collect::<Vec<_>>().join(" ");
+            for rest in text.split("docs/design.md").skip(1) {
+                let Some(cited) = rest.trim_start_matches('`').strip_prefix(", \"") else { continue };
+                let title = cited.split('"').next().unwrap_or(cited);
+                assert!(titles.contains(&title), "{}: docs/design.md has no section {title}", file.display());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen >= 30, "{seen}");
+}
+
+/// All Rust files below `folder`, but for those that cargo makes.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() && !path.ends_with("target") {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+    found
 }
 
 #[test]
@@ -71,7 +132,7 @@ fn the_study_shows_its_data() {
 /// seed is written SEED there.
 #[test]
 fn modes_are_those_of_the_matrix() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/README.md");
+    let page = root().join("tests/README.md");
     let page = fs::read_to_string(page).expect("the page");
     let section = page.split("## Modes").nth(1).and_then(|s| s.split("\n## ").next()).expect("the section on modes");
     let rows = section.lines().filter(|line| line.starts_with("| `"));

@@ -1,4 +1,5 @@
-//! Indirect jumps, calls and returns between pieces of generated code (DESIGN section 6).
+//! Indirect jumps, calls and returns between pieces of generated code (docs/design.md, "Code
+//! generation").
 //!
 //! Modern processors predict an indirect jump well when it has an address of its own, and badly when all go through
 //! one shared routine. So each *site* has its own jump, unseen, to whatever the first table of [`crate::lookup`] says

@@ -1,4 +1,5 @@
-//! From IR to native fragments: selection, registers, encoding, code cache (DESIGN section 6).
+//! From IR to native fragments: selection, registers, encoding, code cache (docs/design.md, "Code
+//! generation").
 
 mod asm;
 pub mod cache;

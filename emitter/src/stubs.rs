@@ -4,7 +4,7 @@
 //!   guest's FS base, flags and general registers, and jumps to a fragment. The guest's extended
 //!   state stays in memory until a fragment that uses it loads it (`extended_away`). Loading and
 //!   saving it cost some hundred nanoseconds each. A component that is in its initial state in the
-//!   XSAVE image stays in its initial state in hardware (DESIGN section 12, "a trap").
+//!   XSAVE image stays in its initial state in hardware (docs/design.md, "Running a guest").
 //! * **leave, canonical**: registers are the guest's. They go to `gpr` and `rflags`. The extended
 //!   state is saved if it was loaded.
 //! * **leave, raw**: registers are a fragment's own. They go to `raw` and `raw_flags`, and a deopt

@@ -12,7 +12,7 @@ pub use dynasour_emitter::{EntryCheck, Returns};
 pub use dynasour_tracer::HEAD_THRESHOLD;
 pub use dynasour_tracer::placement::{self, Placement};
 
-/// Which executable forms of guest code are used (DESIGN section 8).
+/// Which executable forms of guest code are used (docs/design.md, "Tiers").
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tier {
     /// Everything is interpreted.

@@ -2,9 +2,9 @@
 //!
 //! **Data.** The *executable view* (read and execute) lies low, in `[0x2000_0000, 0x4000_0000)`
 //! where that is free, so that generated code reaches guest images with 32-bit displacements
-//! (DESIGN section 6). The *writable view* (read and write) lies wherever the kernel puts it. Hot
-//! code is allocated upwards from the start, cold code (exits) downwards from the end. The cache is
-//! full when they would meet.
+//! (docs/design.md, "Running a guest"). The *writable view* (read and write) lies wherever the
+//! kernel puts it. Hot code is allocated upwards from the start, cold code (exits) downwards from
+//! the end. The cache is full when they would meet.
 //!
 //! **Invariants.** (1) No page is both writable and executable. (2) Code that threads may be
 //! executing is only changed by one store within eight aligned bytes. (3) The cache frees nothing

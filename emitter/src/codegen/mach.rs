@@ -5,7 +5,7 @@
 //! fault. Every site ends a block. The block's first successor is the code that follows. Its second
 //! is a cold *split* block, which stores the site's number and goes on to the *record* block of its
 //! exit. The record block carries the varmap's uses, which may be in any location, and no code of
-//! its own, so varmaps never constrain hot code (DESIGN section 6).
+//! its own, so varmaps never constrain hot code (docs/design.md, "Code generation").
 //!
 //! An instruction that may fault is itself the branch. The allocator's moves for its operands stand
 //! before it, those for its successors behind it, so the split block begins in exactly the state

@@ -1,5 +1,5 @@
 //! Code generation: a version goes in, bytes and relocations come out (docs/design.md, "Code
-//! generation is pure").
+//! generation").
 //!
 //! [`compile`] selects instructions, allocates registers and encodes. It is a function of the
 //! version and of a [`Request`]; it reads no cache and no table, takes no lock and knows no

@@ -1,4 +1,4 @@
-//! The copy tier: guest blocks as native code without IR (DESIGN section 6).
+//! The copy tier: guest blocks as native code without IR (docs/design.md, "Code generation").
 //!
 //! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both ends. Its
 //! exits are links to *places*, guest pcs ([`crate::links::graph`]). A link that has nothing to lead to leads to its

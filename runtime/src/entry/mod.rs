@@ -1,9 +1,10 @@
 //! The assembly through which the host enters the kernel for the guest, and the kernel enters the host.
 //!
-//! * [`windowed`]: a system call on behalf of the guest, inside a *window*: the instructions from the check of
-//!   `ThreadContext::pending` up to, not including, the one after `syscall`. A signal accepted while rip is inside makes
-//!   the handler redirect to the way out, so no signal is ever accepted and then slept upon ("no lost wake-up",
-//!   DESIGN 7). The kernel restarts an interrupted call by moving rip back onto `syscall`: that, too, is inside.
+//! * [`windowed`]: a system call on behalf of the guest, inside a *window*: the instructions from
+//!   the check of `ThreadContext::pending` up to, not including, the one after `syscall`. A signal
+//!   accepted while rip is inside makes the handler redirect to the way out, so no signal is ever
+//!   accepted and then slept upon ("no lost wake-up", docs/design.md, "Running a guest"). The
+//!   kernel restarts an interrupted call by moving rip back onto `syscall`: that, too, is inside.
 //! * [`spawn`]: `clone` of a child that shares our memory and runs on a host stack of its own.
 //! * `dynasour_signal_entry`: what the kernel calls for each host handler: it makes Rust runnable (host FS base, AC
 //!   clear) and puts everything back afterwards.

@@ -1,5 +1,6 @@
-//! In-process comparison of blocks in bulk (DESIGN section 10): runs of instructions taken from real code are executed once
-//! natively and once interpreted, from the same state, and *all* state is compared.
+//! In-process comparison of blocks in bulk (docs/design.md, "Correctness"): runs of instructions
+//! taken from real code are executed once natively and once interpreted, from the same state, and
+//! *all* state is compared.
 //!
 //! The instructions come from the executable mappings of this process (the test itself, libc, libm, …). Control transfers
 //! are left out; memory operands are redirected to `[r14 + r13*scale + disp]` in scratch memory; rsp points into it.

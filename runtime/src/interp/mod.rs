@@ -1,4 +1,4 @@
-//! The interpreter: runs version `base` of every region (DESIGN section 3).
+//! The interpreter: runs version `base` of every region (docs/design.md, "One semantics").
 //!
 //! A guest block is lifted once, lowered once to a list of operations ([`code`], [`lower`]) and cached by pc
 //! ([`cache`]). [`Interp::run`] executes blocks until something needs the dispatcher; on every [`Stop`] the

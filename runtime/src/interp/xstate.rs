@@ -1,9 +1,10 @@
 //! The guest's extended state in memory: where each component lies in the standard XSAVE layout, and making a
 //! component's bytes valid.
 //!
-//! A component whose XSTATE_BV bit is clear is in its initial state and its bytes are stale (Intel SDM vol. 1, 13.6).
-//! [`initialise`] writes the initial state and sets the bit; natives do that for the components they use, and only those,
-//! so that upper vector halves that the guest never touched stay marked as unused (DESIGN section 12, "a trap").
+//! A component whose XSTATE_BV bit is clear is in its initial state and its bytes are stale (Intel
+//! SDM vol. 1, 13.6). [`initialise`] writes the initial state and sets the bit; natives do that for
+//! the components they use, and only those, so that upper vector halves that the guest never
+//! touched stay marked as unused (docs/design.md, "Running a guest").
 
 use dynasour_guest::context::ThreadContext;
 use std::arch::asm;

@@ -1,4 +1,5 @@
-//! Processes: making them, turning them into other programs, ending them (DESIGN 7).
+//! Processes: making them, turning them into other programs, ending them (docs/design.md, "Running
+//! a guest").
 
 mod clone;
 mod companion;

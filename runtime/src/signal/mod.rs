@@ -1,4 +1,5 @@
-//! Signals: the guest's as the kernel would deliver them, the host's as the translator needs them (DESIGN 7).
+//! Signals: the guest's as the kernel would deliver them, the host's as the translator needs them
+//! (docs/design.md, "Running a guest").
 //!
 //! Words
 //! * *synchronous five*: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP. The host always has a handler for them and never

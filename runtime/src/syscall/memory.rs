@@ -4,8 +4,9 @@
 //!   its tables, which lie where programs with a layout of their own map, make room instead ([`Engine::make_room`]).
 //! * Every call that may change the contents, protection or existence of a range is a transaction
 //!   of the [code pages](crate::changes), which must agree with the kernel about what is guarded.
-//! * A shared mapping whose contents somebody may change ends the assumption `private_memory` (DESIGN 4); see
-//!   [`is_plain`]. So do `shmat`, the first thread ([`crate::process`]), and `io_setup`, whose ring the kernel writes.
+//! * A shared mapping whose contents somebody may change ends the assumption `private_memory`
+//!   (docs/design.md, "The IR"); see [`is_plain`]. So do `shmat`, the first thread
+//!   ([`crate::process`]), and `io_setup`, whose ring the kernel writes.
 //! * What the dynamic linker maps goes low ([`dynasour_guest::space`]).
 
 use std::ops::Range;

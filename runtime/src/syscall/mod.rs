@@ -1,4 +1,5 @@
-//! System calls of the guest: passed through, except those that touch what the translator owns (DESIGN 7).
+//! System calls of the guest: passed through, except those that touch what the translator owns
+//! (docs/design.md, "Running a guest").
 //!
 //! | treatment | calls |
 //! | --- | --- |

@@ -1,6 +1,7 @@
-//! Making room: the code cache and its tables lie at low addresses, which programs with a layout of their own ask for. Then
-//! everything of the emitter's goes elsewhere (DESIGN 6, "Placement"): all native code is dropped as for a flush, and an
-//! emitter is made anew, whose code takes the general forms if it is not low any more.
+//! Making room: the code cache and its tables lie at low addresses, which programs with a layout of
+//! their own ask for. Then everything of the emitter's goes elsewhere (docs/design.md, "Running a
+//! guest"): all native code is dropped as for a flush, and an emitter is made anew, whose code
+//! takes the general forms if it is not low any more.
 
 use super::{FragmentError, Fragments};
 use crate::syscall::memory::Moved;
