@@ -108,7 +108,7 @@ Examples:
   dynasour run --tier interp -- ./a.out        interpret everything
   dynasour run --chaos 1/100,7 -- ./a.out      make guards fail at random: the output must not change
 
-Exit status: the program's own. 127: the program does not exist. 126: it cannot be run. 2: usage error.
+Exit status: the program's own. 127: the program does not exist. 126: it cannot be run. 2: usage error. \
 If signal N kills the program, dynasour dies of the same signal (a shell reports 128+N).")]
     Run(RunArgs),
     /// Measure suites of workloads: native, tiers and other launchers side by side
@@ -119,7 +119,7 @@ Examples:
   dynasour bench benches/suites/*.toml --runs 3 --compare before.json
   dynasour bench benches/suites/programs.toml --peer valgrind='valgrind --tool=none -q {}'
 
-A row says DIFFERS if its output or exit status differs from native; the exit status of bench is then 1.
+A row says DIFFERS if its output or exit status differs from native; the exit status of bench is then 1. \
 Exit status 2: nothing was measured.")]
     Bench(BenchArgs),
     /// Show the hottest regions of a run: guest code, traces, guards and what became of them
@@ -130,7 +130,7 @@ Examples:
   dynasour explain --at 0x401136 --show guards,native ./a.out
   dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | jq '.regions[0].symbol'
 
-The program runs once, with counters in its traces. Its standard output goes to our standard error. If it executes
+The program runs once, with counters in its traces. Its standard output goes to our standard error. If it executes \
 other programs, the last one is explained; child processes are not. For each version of a region:
   recorded path   guest instructions as they were recorded, with the number of executions of each block
   guards          what each guard checks (rcx@loop: rcx at the loop's head; rcx@entry: at the entry), its executions and failures,
@@ -160,7 +160,7 @@ Policies:
   default       one iteration is peeled; its checks are not repeated in the loop
   combined      as default, then all guards of one anchor become one guard
 
-The program runs many times and must print the same each time. Counts cover the process that is started, and the last
+The program runs many times and must print the same each time. Counts cover the process that is started, and the last \
 program that it executes. Exit status: 1 if a run differs from native, 2 if nothing was measured.")]
     Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form

@@ -42,8 +42,8 @@ Examples:
   dynasour ir eval loop.ir --version t1 --force 3 --trace  force a deoptimisation at the fourth opportunity
   dynasour ir eval loop.ir --version base --json
 
-Control goes from region to region of the file until it reaches a pc without code, or an event that only a real guest
-can handle (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions
+Control goes from region to region of the file until it reaches a pc without code, or an event that only a real guest \
+can handle (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions \
 are not executed: the result of each is a fixed arbitrary function of the inputs that it declares.")]
     Eval(EvalArgs),
     /// Run two versions of a region side by side and report the first difference
@@ -53,8 +53,8 @@ Examples:
   dynasour ir diff loop.ir base t1 --forks 50            also force a deoptimisation at each of 50 places of t1, and run to the end
   dynasour ir diff loop.ir t1 t2 --random 1000,7         from 1000 random states instead of the file's
 
-The comparison covers what is printed and read, where the program ends, and registers, flags and memory at the end. A
-version named here is entered wherever a region has it and its context holds; elsewhere `base` is entered. Exit
+The comparison covers what is printed and read, where the program ends, and registers, flags and memory at the end. A \
+version named here is entered wherever a region has it and its context holds; elsewhere `base` is entered. Exit \
 status 1: the versions differ.")]
     Diff(DiffArgs),
 }

@@ -95,7 +95,9 @@ int main(int argc, char **argv) {
         int blocking = signalfd(-1, &all, 0);
         pthread_t thread;
         pthread_create(&thread, 0, sender, &s);
-        show(blocking, "waited for");
+        struct signalfd_siginfo waited;
+        CHECK(read(blocking, &waited, sizeof waited) == sizeof waited);
+        printf("waited for %u\n", waited.ssi_signo);
         pthread_join(thread, 0);
         close(blocking);
         /* And a fault is still one. */

@@ -38,8 +38,7 @@ pub fn opened_for_host(fault: &FaultInfo) -> bool {
 /// far as the end of the page.
 pub fn write_for_host(fault: &FaultInfo, address: u64, bytes: &[u8]) -> usize {
     let Some(pages) = CURRENT.get() else { return 0 };
-    let end = page_down(address) + PAGE;
-    let len = bytes.len().min((end - address) as usize);
+    let len = bytes.len().min((PAGE - address % PAGE) as usize);
     if pages.write_guarded(fault, address, &bytes[..len]) { len } else { 0 }
 }
 

@@ -40,18 +40,24 @@ fn own_tid() -> i32 {
     unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) as i32 }
 }
 
+/// Makes a signal pending for thread `tid`, as it was sent if the kernel allows that: a thread may claim any sender for
+/// itself, and for others only codes of `sigqueue` and its like (rt_sigqueueinfo(2)). Async-signal-safe.
+fn send_to(tid: i32, signo: i32, info: &SigInfo) -> bool {
+    // SAFETY: asks only, and reads `info`.
+    unsafe {
+        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
+        let args = [pid, tid as u64, signo as u64, std::ptr::from_ref(info) as u64];
+        entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
+            || entry::raw(&Call::new(libc::SYS_tgkill, &args[..3])) == 0
+    }
+}
+
 /// One of the five was sent to the process, and came to this thread, whose guest blocks it. If another thread waits in a call that
 /// may read it from a file, that thread gets it. Async-signal-safe.
 pub(super) fn hand_over(signo: i32, info: &SigInfo) -> bool {
     let own = own_tid();
     let waiting = IN_CALL.iter().map(|place| place.load(Ordering::Relaxed)).find(|tid| ![0, own].contains(tid));
-    let Some(other) = waiting.filter(|_| info.code() != libc::SI_TKILL) else { return false };
-    // SAFETY: asks only, and reads `info`.
-    unsafe {
-        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
-        let args = [pid, other as u64, signo as u64, std::ptr::from_ref(info) as u64];
-        entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
-    }
+    waiting.filter(|_| info.code() != libc::SI_TKILL).is_some_and(|other| send_to(other, signo, info))
 }
 
 /// Blocks or unblocks signals of this thread in the kernel.
@@ -59,21 +65,6 @@ fn change_kernel_mask(how: i32, set: SigSet) {
     let call = Call::new(libc::SYS_rt_sigprocmask, &[how as u64, std::ptr::from_ref(&set) as u64, 0, 8]);
     // SAFETY: reads `set`; which signals are blocked is part of our own protocol.
     unsafe { entry::raw(&call) };
-}
-
-/// Sends a signal that was accepted again: to this thread if it was sent to that, else to the process.
-fn send_again(signo: i32, info: &SigInfo) {
-    // SAFETY: asks only, and reads `info`. A process may send itself any code.
-    unsafe {
-        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
-        let info_address = std::ptr::from_ref(info) as u64;
-        let call = if info.code() == libc::SI_TKILL {
-            Call::new(libc::SYS_rt_tgsigqueueinfo, &[pid, own_tid() as u64, signo as u64, info_address])
-        } else {
-            Call::new(libc::SYS_rt_sigqueueinfo, &[pid, signo as u64, info_address])
-        };
-        entry::raw(&call);
-    }
 }
 
 impl System {
@@ -300,7 +291,7 @@ impl System {
     /// Makes those of `held` that were accepted pending in the kernel, where they are blocked now.
     pub(crate) fn send_held_again(&self, held: SigSet) {
         while let Some((signo, info)) = self.signals.take(!held) {
-            send_again(signo, &info);
+            send_to(own_tid(), signo, &info);
         }
     }
 
