@@ -67,7 +67,7 @@ pub(crate) struct Place {
     pub(crate) registered: u32,
     /// The carrier for which its block should begin with a checked entry.
     pub(crate) expected: Option<Via>,
-    /// See [`heads`].
+    /// See `copy/heads.rs`.
     pub(crate) is_head: bool,
     /// It was found by a call.
     pub(crate) is_called: bool,

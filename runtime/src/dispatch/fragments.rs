@@ -165,7 +165,7 @@ pub struct Fragments {
     ledger: Option<Box<Ledger>>,
     /// Code that is gone, if it is to be named at the end.
     pieces: Option<Vec<Piece>>,
-    /// Changes of links since they were verified; see [`verify`].
+    /// Changes of links since they were verified; see `fragments/links/verify.rs`.
     unverified: usize,
     /// What happened to fragments.
     pub stats: Stats,
