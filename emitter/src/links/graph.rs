@@ -152,6 +152,14 @@ impl Blocks {
         }
     }
 
+    /// The link of a fragment's jump at this offset in the list of its place, if it is there.
+    pub(crate) fn foreign_link(&self, place: u32, field: u32) -> Option<u32> {
+        let next = |number: u32| Some(self.links.get(number as usize)?.next);
+        let first = self.places[(place & PLACE) as usize].links;
+        let mut all = std::iter::successors(Some(first), |number| next(*number)).take_while(|number| *number != NONE);
+        all.find(|number| self.links[*number as usize].field == field)
+    }
+
     /// Where a link to a place leads while nothing wants out.
     pub(crate) fn target(&self, link: &Link) -> u64 {
         let place = &self.places[(link.place & PLACE) as usize];

@@ -108,7 +108,10 @@ impl Emitter {
         if before == target || target == out {
             return Ok(());
         }
-        if before == out {
+        // An end that leads to a fragment is in no list: it was linked to that one alone.
+        if let Some(number) = self.blocks.foreign_link(place, link.field) {
+            self.blocks.links[number as usize].place = place;
+        } else {
             let number = self.blocks.links.len() as u32;
             self.blocks.links.push(link);
             self.blocks.join(number);

@@ -319,3 +319,22 @@ fn links_lead_to_a_fragment_even_without_room_for_passages() {
     let link = emitter.link_of(end).expect("it has one");
     assert_eq!(writer::led(&emitter.cache, link.field), emitter.fragments[third.0 as usize].entry);
 }
+
+/// A thread that a signal called out leaves by an end although that is linked to a fragment. When it
+/// comes to the runtime, the end joins the list of its place, so that it leads elsewhere when the
+/// block goes.
+#[test]
+fn an_end_that_was_linked_to_a_fragment_joins_its_place() {
+    let (mut emitter, _, end) = linked();
+    let code = Bytes { start: 0x2000, bytes: &[0x48, 0xff, 0xc0, 0xc3] };
+    emitter.copy(0x2000, &code).expect("room");
+    let link = emitter.link_of(end).expect("it has one").field;
+    let second = emitter.canonical_way(FragmentId(0), &emitter.fragments[1]);
+    graph::set_target(&emitter.fragments, link, second, &emitter.cache);
+    emitter.link_end(end).expect("the block is there");
+    emitter.link_end(end).expect("once more changes nothing");
+    assert_eq!(emitter.verify_links_and_tables(), Ok(()));
+    let doomed = emitter.remove_copied(&(0x2000..0x2001));
+    assert_eq!(doomed.len(), 1);
+    assert_eq!(emitter.verify_links_and_tables(), Ok(()));
+}
