@@ -92,7 +92,7 @@ static void *thread(void *expected) {
 static void hot(void) {
     volatile int faults = 0;
     uint32_t open = with(rdpkru(), key, 0), shut = with(open, key, PKEY_DISABLE_WRITE);
-    uint64_t sum = 0;
+    volatile uint64_t sum = 0;
     for (int round = 0; round < 3000; round++) {
         wrpkru(open);
         *page = round;
