@@ -11,6 +11,7 @@
 #include <sys/prctl.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "guest.h"
 
@@ -55,6 +56,18 @@ int main(int argc, char **argv) {
     CHECK(call(125, memory, 4096, PROT_READ, 0, 0) == 0 && call(91, memory, 8192, 0, 0, 0) == 0);
     long seconds = call(13, (long)&now32, 0, 0, 0, 0);
     CHECK(seconds == (long)now32 && seconds > 1700000000);
+
+    static struct { int seconds, fraction; } time32, zone32;
+    static struct { long seconds, fraction; } time64;
+    CHECK(call(265, CLOCK_REALTIME, (long)&time32, 0, 0, 0) == 0 && time32.seconds >= seconds && time32.fraction < 1000000000);
+    CHECK(call(266, CLOCK_MONOTONIC, (long)&time32, 0, 0, 0) == 0 && time32.seconds == 0 && time32.fraction > 0);
+    CHECK(call(266, CLOCK_MONOTONIC, 0, 0, 0, 0) == 0 && call(265, 99, (long)&time32, 0, 0, 0) == -EINVAL);
+    CHECK(call(265, CLOCK_REALTIME, 0, 0, 0, 0) == -EFAULT && call(265, CLOCK_REALTIME, 8, 0, 0, 0) == -EFAULT);
+    CHECK(call(78, (long)&time32, (long)&zone32, 0, 0, 0) == 0 && time32.seconds >= seconds && time32.fraction < 1000000);
+    CHECK(call(78, 0, (long)&zone32, 0, 0, 0) == 0 && call(78, 8, 0, 0, 0, 0) == -EFAULT);
+    CHECK(call(403, CLOCK_REALTIME, (long)&time64, 0, 0, 0) == 0 && time64.seconds >= seconds);
+    static unsigned ids[3];
+    CHECK(call(209, (long)&ids[0], (long)&ids[1], (long)&ids[2], 0, 0) == 0 && ids[1] == geteuid());
 
     long pid = call(2, 0, 0, 0, 0, 0);
     if (pid == 0) call(1, 9, 0, 0, 0, 0);

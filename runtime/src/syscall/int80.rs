@@ -49,33 +49,78 @@ const SAME: &[(u32, i64)] = &[
     (85, libc::SYS_readlink),
     (91, libc::SYS_munmap),
     (94, libc::SYS_fchmod),
+    (96, libc::SYS_getpriority),
+    (97, libc::SYS_setpriority),
     (118, libc::SYS_fsync),
     (122, libc::SYS_uname),
     (125, libc::SYS_mprotect),
     (132, libc::SYS_getpgid),
     (133, libc::SYS_fchdir),
+    (143, libc::SYS_flock),
     (144, libc::SYS_msync),
     (147, libc::SYS_getsid),
     (148, libc::SYS_fdatasync),
+    (150, libc::SYS_mlock),
+    (151, libc::SYS_munlock),
+    (152, libc::SYS_mlockall),
+    (153, libc::SYS_munlockall),
     (158, libc::SYS_sched_yield),
     (168, libc::SYS_poll),
     (183, libc::SYS_getcwd),
     (190, libc::SYS_vfork),
+    (198, libc::SYS_lchown),
     (199, libc::SYS_getuid),
     (200, libc::SYS_getgid),
     (201, libc::SYS_geteuid),
     (202, libc::SYS_getegid),
+    (203, libc::SYS_setreuid),
+    (204, libc::SYS_setregid),
+    (205, libc::SYS_getgroups),
+    (206, libc::SYS_setgroups),
+    (207, libc::SYS_fchown),
+    (208, libc::SYS_setresuid),
+    (209, libc::SYS_getresuid),
+    (210, libc::SYS_setresgid),
+    (211, libc::SYS_getresgid),
+    (212, libc::SYS_chown),
+    (213, libc::SYS_setuid),
+    (214, libc::SYS_setgid),
+    (215, libc::SYS_setfsuid),
+    (216, libc::SYS_setfsgid),
+    (218, libc::SYS_mincore),
+    (219, libc::SYS_madvise),
     (220, libc::SYS_getdents64),
     (224, libc::SYS_gettid),
     (238, libc::SYS_tkill),
     (252, libc::SYS_exit_group),
+    (254, libc::SYS_epoll_create),
+    (255, libc::SYS_epoll_ctl),
+    (256, libc::SYS_epoll_wait),
+    (258, libc::SYS_set_tid_address),
     (270, libc::SYS_tgkill),
+    (291, libc::SYS_inotify_init),
+    (292, libc::SYS_inotify_add_watch),
+    (293, libc::SYS_inotify_rm_watch),
     (295, libc::SYS_openat),
     (296, libc::SYS_mkdirat),
     (301, libc::SYS_unlinkat),
+    (302, libc::SYS_renameat),
+    (303, libc::SYS_linkat),
+    (304, libc::SYS_symlinkat),
+    (305, libc::SYS_readlinkat),
+    (306, libc::SYS_fchmodat),
+    (307, libc::SYS_faccessat),
+    (318, libc::SYS_getcpu),
+    (319, libc::SYS_epoll_pwait),
+    (323, libc::SYS_eventfd),
     (328, libc::SYS_eventfd2),
+    (329, libc::SYS_epoll_create1),
     (330, libc::SYS_dup3),
     (331, libc::SYS_pipe2),
+    (332, libc::SYS_inotify_init1),
+    (340, libc::SYS_prlimit64),
+    (344, libc::SYS_syncfs),
+    (353, libc::SYS_renameat2),
     (355, libc::SYS_getrandom),
     (356, libc::SYS_memfd_create),
     (359, libc::SYS_socket),
@@ -89,6 +134,20 @@ const SAME: &[(u32, i64)] = &[
     (369, libc::SYS_sendto),
     (371, libc::SYS_recvfrom),
     (373, libc::SYS_shutdown),
+    (383, libc::SYS_statx),
+    (403, libc::SYS_clock_gettime),
+    (406, libc::SYS_clock_getres),
+    (407, libc::SYS_clock_nanosleep),
+    (410, libc::SYS_timerfd_gettime),
+    (411, libc::SYS_timerfd_settime),
+    (412, libc::SYS_utimensat),
+    (414, libc::SYS_ppoll),
+    (422, libc::SYS_futex),
+    (423, libc::SYS_sched_rr_get_interval),
+    (434, libc::SYS_pidfd_open),
+    (436, libc::SYS_close_range),
+    (437, libc::SYS_openat2),
+    (439, libc::SYS_faccessat2),
 ];
 
 /// The others that exist here.
@@ -97,10 +156,13 @@ mod converted {
     pub const EXECVE: u32 = 11;
     pub const TIME: u32 = 13;
     pub const LSEEK: u32 = 19;
+    pub const GETTIMEOFDAY: u32 = 78;
     pub const TRUNCATE: u32 = 92;
     pub const FTRUNCATE: u32 = 93;
     pub const NANOSLEEP: u32 = 162;
     pub const MMAP2: u32 = 192;
+    pub const CLOCK_GETTIME: u32 = 265;
+    pub const CLOCK_GETRES: u32 = 266;
 }
 
 /// Whether the instruction at `pc` is a 32-bit system call.
@@ -130,6 +192,15 @@ fn pointers(address: u64) -> Result<Vec<u64>, i32> {
     }
     pointers.push(0);
     Ok(pointers)
+}
+
+/// The result of a call that has stored a time of two 64-bit words, of which the guest gets the lower halves at `address`.
+fn with_time(done: Done, address: u64, time: [i64; 2]) -> Done {
+    if address == 0 || done != Done::Value(0) {
+        return done;
+    }
+    let halves = time.map(|word| (word as u32).to_le_bytes());
+    guest_write(address, halves.as_flattened()).map_or_else(Done::error, |()| done)
 }
 
 impl System {
@@ -180,6 +251,21 @@ impl System {
                 }
                 done => done,
             },
+            converted::GETTIMEOFDAY => {
+                let mut time = [0i64; 2];
+                let place = if a == 0 { 0 } else { time.as_mut_ptr() as u64 };
+                // The time zone has the same layout.
+                with_time(made(libc::SYS_gettimeofday, &[place, b]), a, time)
+            }
+            converted::CLOCK_GETTIME | converted::CLOCK_GETRES => {
+                let same =
+                    if nr == converted::CLOCK_GETTIME { libc::SYS_clock_gettime } else { libc::SYS_clock_getres };
+                let mut time = [0i64; 2];
+                // `clock_getres` takes none for an answer, `clock_gettime` says EFAULT.
+                let place = if b == 0 { 0 } else { time.as_mut_ptr() as u64 };
+                // A clock's number is signed.
+                with_time(made(same, &[signed(a), place]), b, time)
+            }
             converted::NANOSLEEP => {
                 let half = |at: u64| guest_read(a + at).map(|word| i64::from(i32::from_le_bytes(word)));
                 let (Ok(seconds), Ok(nanoseconds)) = (half(0), half(4)) else { return Done::error(libc::EFAULT) };

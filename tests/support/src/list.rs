@@ -162,6 +162,7 @@ macro_rules! for_each_guest {
             code_outputs: "code_outputs.c" .flags(&["-pthread"]),
             code_versions: "code_versions.c",
             execute_only: "execute_only.c",
+            protection_keys: "protection_keys.c" .flags(&["-pthread"]),
             code_protections_same: "code_protections.c" .args(&["400", "0"]) .flags(&["-pthread"]),
             code_protections_refused: "code_protections.c" .args(&["400", "1"]) .flags(&["-pthread"]),
             code_protections_moved: "code_protections.c" .args(&["400", "2"]) .flags(&["-pthread"]),
