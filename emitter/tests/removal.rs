@@ -76,6 +76,22 @@ fn what_changes_is_copied_anew_and_takes_no_more_memory() {
     assert_eq!(used[20], used[999]);
 }
 
+/// Everything is also dropped so that blocks are made otherwise: when transfers are to name themselves.
+#[test]
+fn what_was_doomed_before_blocks_became_different_is_not_reclaimed() {
+    let mut bench = Bench::new();
+    let bytes = code(0);
+    let code = Bytes { start: START, bytes: &bytes };
+    run(&mut bench, START, &code);
+    let doomed = bench.emitter.remove_copied(&(START..TARGET + 64));
+    assert!(!doomed.is_empty());
+    assert!(bench.emitter.name_transfers());
+    bench.emitter.flush_all();
+    // Its indices are nobody's now.
+    bench.emitter.reclaim(doomed);
+    assert_eq!(run(&mut bench, START, &code), bench.ctx.gpr[0]);
+}
+
 #[test]
 fn what_was_doomed_before_a_flush_is_not_reclaimed() {
     let mut bench = Bench::new();

@@ -149,7 +149,7 @@ impl Emitter {
     /// this pc is made from the bytes that are there.
     pub fn copied_stale(&mut self, pc: u64) {
         if let Some(place) = self.blocks.stale_place(pc) {
-            let mut stale = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.clears));
+            let mut stale = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.generation));
             let made = self.blocks.places[place as usize].made[0];
             self.blocks.forget_pages(made);
             self.remove_place(place, &mut stale);

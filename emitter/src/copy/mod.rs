@@ -174,6 +174,8 @@ pub(crate) struct Blocks {
     pub(crate) unlinked: AtomicU32,
     /// How often everything was dropped for other reasons than that blocks are to be different.
     clears: u32,
+    /// How often everything was dropped, for whatever reason: indices are good until the next time.
+    generation: u32,
     /// Do blocks name their transfers?
     named: bool,
     pub(crate) figures: CopyFigures,
@@ -225,6 +227,7 @@ impl Blocks {
             cold: Vec::new(),
             unlinked: AtomicU32::new(0),
             clears: 0,
+            generation: 0,
             named: false,
             figures: CopyFigures::default(),
         };
@@ -252,6 +255,7 @@ impl Blocks {
         self.unlinked.store(0, Ordering::Relaxed);
         self.heads.clear();
         self.choose_returns(indirect);
+        self.generation += 1;
         if !wanted {
             self.clears += 1;
         }

@@ -262,13 +262,13 @@ pub struct Doomed {
     rested: Vec<u32>,
     checks: Vec<u32>,
     places: Vec<u32>,
-    /// [`Blocks::clears`] then.
-    clears: u32,
+    /// [`Blocks::generation`] then.
+    generation: u32,
 }
 
 impl Doomed {
-    pub(super) fn new(clears: u32) -> Doomed {
-        Doomed { blocks: Vec::new(), rested: Vec::new(), checks: Vec::new(), places: Vec::new(), clears }
+    pub(super) fn new(generation: u32) -> Doomed {
+        Doomed { blocks: Vec::new(), rested: Vec::new(), checks: Vec::new(), places: Vec::new(), generation }
     }
 
     /// Was nothing removed?
@@ -308,7 +308,7 @@ impl Emitter {
     /// Makes nothing lead into the blocks made from pages with bytes in `range`, and whoever is inside come out. When all
     /// are, the caller [reclaims](Emitter::reclaim) them.
     pub fn remove_copied(&mut self, range: &Range<u64>) -> Doomed {
-        let mut doomed = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.clears));
+        let mut doomed = self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.generation));
         if let Some(rested) = self.blocks.free.wake() {
             self.indirect.returns_mut().forget();
             doomed.rested.extend(rested);
@@ -355,7 +355,8 @@ impl Emitter {
     /// Lets what the doomed took be used again: every thread has been outside since they were removed.
     pub fn reclaim(&mut self, doomed: Doomed) {
         let blocks = &mut self.blocks;
-        if doomed.clears != blocks.clears {
+        // Another thread has dropped everything since.
+        if doomed.generation != blocks.generation {
             return;
         }
         let mut targets = doomed.places;
