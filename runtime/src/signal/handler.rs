@@ -1,4 +1,12 @@
-//! The host's signal handler. Everything here runs in a signal handler: no locks, no allocation, no panics.
+//! The host's signal handler. Everything here runs in a signal handler: no panics, and two locks.
+//!
+//! * The fragments' lock, by the hooks: only if the interrupted instruction is in the code cache,
+//!   where no thread holds a lock.
+//! * The lock of the code pages, by [`host::opened_for_host`]: only after a fault of a store to guest
+//!   memory that nothing else expects. Such a store stands neither in the allocator nor in
+//!   [`crate::changes`]; opening the page allocates a list of pages.
+//!
+//! A fault of our own while one of them is held would hang the thread instead of being reported.
 //!
 //! A synchronous fault is either expected (a guest access of the interpreter, an instruction run for the guest, a
 //! fragment's load: a hook knows where to continue, and the handler does nothing but note the cause and set rip) or a
