@@ -23,16 +23,12 @@ use std::sync::{Arc, Mutex};
 
 use dynasour_guest::ThreadContext;
 
-use super::thread::{Ending, ThreadBody};
+use super::thread::{Ending, GUARD, STACK, STACKS, ThreadBody, map_stacks};
 use crate::entry::{self, Call, SpawnStart};
 use crate::signal;
 use crate::sync::lock;
 use crate::syscall::{Done, System};
 
-/// Bytes of a companion's host stack, its thread-local storage included: as much as a thread has.
-const STACK: usize = 4 << 20;
-/// Inaccessible bytes below each stack.
-const GUARD: usize = 4096;
 /// The alignment of the stack pointer with which a companion starts (the C calling convention wants 16).
 const ALIGNMENT: u64 = 64;
 
@@ -97,26 +93,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    const BYTES: usize = 2 * GUARD + STACK + signal::ALTERNATE_STACK;
-
     fn new() -> Option<Place> {
-        // SAFETY: a fresh mapping, two pages of which are made inaccessible.
-        let mapping = unsafe {
-            let mapping = libc::mmap(
-                std::ptr::null_mut(),
-                Place::BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            );
-            if mapping == libc::MAP_FAILED {
-                return None;
-            }
-            libc::mprotect(mapping, GUARD, libc::PROT_NONE);
-            libc::mprotect(mapping.byte_add(GUARD + STACK), GUARD, libc::PROT_NONE);
-            mapping as u64
-        };
+        let mapping = map_stacks()?;
         Some(Place {
             mapping,
             // Contexts are never unmapped: other threads may be about to look at them.
@@ -129,7 +107,7 @@ impl Place {
     }
 
     fn range(&self) -> Range<u64> {
-        self.mapping..self.mapping + Place::BYTES as u64
+        self.mapping..self.mapping + STACKS as u64
     }
 
     fn stack(&self) -> u64 {

@@ -23,9 +23,9 @@ use crate::sync::lock;
 use crate::syscall::{System, guest_read, guest_write};
 
 /// Bytes of a thread's host stack; only what is used is ever there.
-const STACK: usize = 4 << 20;
+pub(super) const STACK: usize = 4 << 20;
 /// Inaccessible, below each stack.
-const GUARD: usize = 4096;
+pub(super) const GUARD: usize = 4096;
 
 unsafe extern "C" {
     /// pthread_attr_setstack(3), which the libc crate does not have.
@@ -198,31 +198,37 @@ struct Seat {
     thread: Option<libc::pthread_t>,
 }
 
-impl Seat {
-    const BYTES: usize = 2 * GUARD + STACK + signal::ALTERNATE_STACK;
+/// Bytes of what [`map_stacks`] maps.
+pub(super) const STACKS: usize = 2 * GUARD + STACK + signal::ALTERNATE_STACK;
 
-    fn new() -> Option<Seat> {
-        // SAFETY: a fresh mapping, two pages of which are made inaccessible.
-        unsafe {
-            let mapping = libc::mmap(
-                std::ptr::null_mut(),
-                Seat::BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            );
-            if mapping == libc::MAP_FAILED {
-                return None;
-            }
-            libc::mprotect(mapping, GUARD, libc::PROT_NONE);
-            libc::mprotect(mapping.byte_add(GUARD + STACK), GUARD, libc::PROT_NONE);
-            Some(Seat { mapping: mapping as u64, context: ThreadContext::new(), thread: None })
+/// Maps a host stack and an alternate stack above it, each with an inaccessible page below.
+pub(super) fn map_stacks() -> Option<u64> {
+    // SAFETY: a fresh mapping, two pages of which are made inaccessible.
+    unsafe {
+        let mapping = libc::mmap(
+            std::ptr::null_mut(),
+            STACKS,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        );
+        if mapping == libc::MAP_FAILED {
+            return None;
         }
+        libc::mprotect(mapping, GUARD, libc::PROT_NONE);
+        libc::mprotect(mapping.byte_add(GUARD + STACK), GUARD, libc::PROT_NONE);
+        Some(mapping as u64)
+    }
+}
+
+impl Seat {
+    fn new() -> Option<Seat> {
+        Some(Seat { mapping: map_stacks()?, context: ThreadContext::new(), thread: None })
     }
 
     fn range(&self) -> Range<u64> {
-        self.mapping..self.mapping + Seat::BYTES as u64
+        self.mapping..self.mapping + STACKS as u64
     }
 
     fn stack(&self) -> u64 {
