@@ -18,8 +18,8 @@ use crate::guards::GuardsArgs;
 use crate::ir::IrArgs;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use dynasour_runtime::config::{
-    Chaos, Count, EntryCheck, Limit, Placement, Returns, RunConfig, Stage, Tier, parse_pass, parse_trace_pass,
-    placement,
+    Chaos, Count, EntryCheck, Limit, Placement, Returns, RunConfig, Stage, Tier, parse_pass,
+    parse_trace_pass, placement,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -308,7 +308,10 @@ impl RunArgs {
             own_options.extend(["--log".into(), stage.to_string().into()]);
         }
         if let Some(range) = &self.only_trace {
-            own_options.extend(["--only-trace".into(), format!("{}-{}", range.start(), range.end()).into()]);
+            own_options.extend([
+                "--only-trace".into(),
+                format!("{}-{}", range.start(), range.end()).into(),
+            ]);
         }
         if self.stats {
             own_options.push("--stats".into());
@@ -319,9 +322,10 @@ impl RunArgs {
         if let Some(path) = &stats_json {
             own_options.extend(["--stats-json".into(), path.into()]);
         }
-        let count = self
-            .count
-            .map(|file| Count { file: std::path::absolute(&file).unwrap_or(file), detail: self.count_detail });
+        let count = self.count.map(|file| Count {
+            file: std::path::absolute(&file).unwrap_or(file),
+            detail: self.count_detail,
+        });
         if let Some(count) = &count {
             own_options.extend(["--count".into(), count.file.clone().into()]);
             if count.detail {
@@ -404,7 +408,10 @@ mod tests {
             let words = options_first(text.split(' ').map(OsString::from).collect());
             words.join(OsStr::new(" ")).into_string().expect("text")
         };
-        assert_eq!(order("d explain p -x --top 2 y --at=f --json"), "d explain --top 2 --at=f --json p -x y");
+        assert_eq!(
+            order("d explain p -x --top 2 y --at=f --json"),
+            "d explain --top 2 --at=f --json p -x y"
+        );
         assert_eq!(order("d guards --runs 3 p --other --csv"), "d guards --runs 3 --csv p --other");
         assert_eq!(order("d explain --top 2 -- p --top 3"), "d explain --top 2 -- p --top 3");
         assert_eq!(order("d explain p --json -- --at x"), "d explain --json p -- --at x");

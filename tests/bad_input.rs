@@ -79,7 +79,12 @@ fn files_that_are_no_programs() {
     write(&here.join("text"), "echo executed\n", 0o755);
     refused(&here, "text", 126, "neither an ELF file nor a script");
     write(&here.join("script"), "#!/nonexistent/shell\necho executed\n", 0o755);
-    refused(&here, "script", 126, "script interpreter /nonexistent/shell: no such file or directory");
+    refused(
+        &here,
+        "script",
+        126,
+        "script interpreter /nonexistent/shell: no such file or directory",
+    );
     write(&here.join("nameless"), "#!\necho executed\n", 0o755);
     refused(&here, "nameless", 126, "#! line");
     symlink("dangling", here.join("dangling")).expect("symlink");
@@ -160,7 +165,11 @@ fn elf_files_that_cannot_be_run() {
     check(&changed(&program, word(field::FILE_SIZE), 1 << 62), "corrupt");
     // A real 32-bit program, if the compiler can make one.
     let mut compile = Command::new("cc");
-    compile.args(["-m32", "-nostdlib", "-static", "-x", "c", "-o"]).arg(here.join("small")).arg("-").current_dir(&here);
+    compile
+        .args(["-m32", "-nostdlib", "-static", "-x", "c", "-o"])
+        .arg(here.join("small"))
+        .arg("-")
+        .current_dir(&here);
     let source = b"void _start(void) { for (;;) ; }";
     if piped(&mut compile, source).status.success() {
         refused(&here, "small", 126, "32-bit");
@@ -180,7 +189,11 @@ fn segments_that_cannot_be_mapped() {
         changed(&program, word(field::MEMORY_SIZE), 1 << 46),
         changed(&program, word(field::MEMORY_SIZE), 1 << 60),
         // The lowest pages, which no process may map.
-        changed(&program, word(field::ADDRESS), number(&program, load + field::FILE_OFFSET) & 0xfff),
+        changed(
+            &program,
+            word(field::ADDRESS),
+            number(&program, load + field::FILE_OFFSET) & 0xfff,
+        ),
     ];
     for bytes in &cases {
         write(&here.join("program"), bytes, 0o755);
@@ -193,10 +206,18 @@ fn a_missing_dynamic_linker() {
     let here = directory("linker");
     let mut program = fs::read(guest("start_pie")).expect("a program");
     let (linker, missing) = (b"/lib64/ld-linux-x86-64.so.2", b"/lib64/ld-nobody-x86-64.so.2");
-    let at = program.windows(linker.len()).position(|window| window == linker).expect("a dynamic linker");
+    let at = program
+        .windows(linker.len())
+        .position(|window| window == linker)
+        .expect("a dynamic linker");
     program[at..at + linker.len()].copy_from_slice(&missing[..linker.len()]);
     write(&here.join("program"), &program, 0o755);
-    refused(&here, "program", 126, "ELF interpreter /lib64/ld-nobody-x86-64.so.: no such file or directory");
+    refused(
+        &here,
+        "program",
+        126,
+        "ELF interpreter /lib64/ld-nobody-x86-64.so.: no such file or directory",
+    );
 }
 
 /// Headers truncated at each length and with single bytes changed: each file is refused properly,
@@ -273,8 +294,21 @@ fn usage_errors() {
 fn crashes_have_the_native_wait_status() {
     let here = directory("crashes");
     let program = guest("crash_null");
-    let ways =
-        ["null", "hot", "call", "data", "stack", "privileged", "abort", "divide", "ud2", "int3", "bus", "kill", "rt"];
+    let ways = [
+        "null",
+        "hot",
+        "call",
+        "data",
+        "stack",
+        "privileged",
+        "abort",
+        "divide",
+        "ud2",
+        "int3",
+        "bus",
+        "kill",
+        "rt",
+    ];
     for way in ways {
         let native = bounded(&program).arg(way).current_dir(&here).output().expect("a native run");
         assert!(native.status.signal().is_some(), "{way}: {}", native.status);
@@ -305,8 +339,8 @@ fn shells_see_crashes() {
     for tier in TIERS {
         let outer = shell(&[DYNASOUR, "run", "--tier", tier, "--"], &[]);
         assert_eq!(text(&native.stdout), text(&outer.stdout), "{tier}");
-        let inner =
-            Invocation::new(sh, &here).args(["-c", script, "sh", DYNASOUR, "run", "--tier", tier, "--", program]);
+        let inner = Invocation::new(sh, &here)
+            .args(["-c", script, "sh", DYNASOUR, "run", "--tier", tier, "--", program]);
         assert_eq!(text(&native.stdout), text(&inner.run().stdout), "{tier}");
     }
 }
@@ -317,16 +351,22 @@ fn shells_see_crashes() {
 fn arguments_of_any_bytes() {
     let here = directory("arguments");
     let program = guest("start_pie");
-    let arguments: [&OsStr; 6] = ["", "--tier", "--", "-x"].map(OsStr::new).into_iter().collect::<Vec<_>>()[..]
-        .iter()
-        .copied()
-        .chain([OsStr::from_bytes(b"\xff\xfe\x80"), OsStr::from_bytes(b"a\nb\x1b")])
-        .collect::<Vec<_>>()
-        .try_into()
-        .expect("six");
+    let arguments: [&OsStr; 6] =
+        ["", "--tier", "--", "-x"].map(OsStr::new).into_iter().collect::<Vec<_>>()[..]
+            .iter()
+            .copied()
+            .chain([OsStr::from_bytes(b"\xff\xfe\x80"), OsStr::from_bytes(b"a\nb\x1b")])
+            .collect::<Vec<_>>()
+            .try_into()
+            .expect("six");
     for argv0 in [&b"name"[..], b"", b"\xff\x01", b"-login", b"--", b"--tier"] {
         let argv0 = OsStr::from_bytes(argv0);
-        let native = bounded(&program).arg0(argv0).args(arguments).current_dir(&here).output().expect("a native run");
+        let native = bounded(&program)
+            .arg0(argv0)
+            .args(arguments)
+            .current_dir(&here)
+            .output()
+            .expect("a native run");
         assert_eq!(native.status.code(), Some(7), "{}", text(&native.stderr));
         for tier in TIERS {
             let mut option = OsString::from("--argv0=");
@@ -347,7 +387,11 @@ fn arguments_of_any_bytes() {
 /// A command with the tests' environment that is killed after a minute.
 fn bounded(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C").stdin(std::process::Stdio::null());
+    command
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("LC_ALL", "C")
+        .stdin(std::process::Stdio::null());
     // SAFETY: alarm is async-signal-safe and survives execve.
     unsafe {
         command.pre_exec(|| {

@@ -25,21 +25,36 @@ fn pages() -> Vec<(PathBuf, String)> {
 
 #[test]
 fn options_exist() {
-    let commands = [vec!["run"], vec!["bench"], vec!["explain"], vec!["guards"], vec!["ir", "opt"], vec!["ir", "diff"]];
+    let commands = [
+        vec!["run"],
+        vec!["bench"],
+        vec!["explain"],
+        vec!["guards"],
+        vec!["ir", "opt"],
+        vec!["ir", "diff"],
+    ];
     let help: String = commands
         .iter()
         .map(|command| {
-            let output = Command::new(env!("CARGO_BIN_EXE_dynasour")).args(command).arg("--help").output();
+            let output =
+                Command::new(env!("CARGO_BIN_EXE_dynasour")).args(command).arg("--help").output();
             String::from_utf8(output.expect("it runs").stdout).expect("text")
         })
         .collect();
     let known: Vec<&str> = help.split(|c: char| !c.is_ascii_lowercase() && c != '-').collect();
     let mut seen = 0;
     for (page, text) in pages() {
-        for line in text.lines().filter(|l| !l.contains("cargo ") && !l.contains("docs/data/make")) {
+        for line in text.lines().filter(|l| !l.contains("cargo ") && !l.contains("docs/data/make"))
+        {
             let words = line.split(|c: char| !c.is_ascii_lowercase() && c != '-');
-            for option in words.filter(|w| w.starts_with("--") && w.len() > 3 && !w.starts_with("---")) {
-                assert!(known.contains(&option), "{}: there is no option {option}: {line}", page.display());
+            for option in
+                words.filter(|w| w.starts_with("--") && w.len() > 3 && !w.starts_with("---"))
+            {
+                assert!(
+                    known.contains(&option),
+                    "{}: there is no option {option}: {line}",
+                    page.display()
+                );
                 seen += 1;
             }
         }
@@ -71,7 +86,10 @@ fn files_that_the_design_names_exist() {
     let mut seen = 0;
     for line in page.lines() {
         for path in line.split('`').skip(1).step_by(2).filter(|word| word.ends_with(".rs")) {
-            assert!(root().join(path).is_file(), "docs/design.md names {path}, which does not exist: {line}");
+            assert!(
+                root().join(path).is_file(),
+                "docs/design.md names {path}, which does not exist: {line}"
+            );
             seen += 1;
         }
     }
@@ -88,12 +106,19 @@ fn sections_of_the_design_that_are_cited_exist() {
         for file in sources(&root().join(folder)) {
             let source = fs::read_to_string(&file).expect("text");
             // A citation may be split over two lines of a comment.
-            let comments = source.lines().map(|line| line.trim_start().trim_start_matches(['/', '!']).trim());
+            let comments =
+                source.lines().map(|line| line.trim_start().trim_start_matches(['/', '!']).trim());
             let text = comments.collect::<Vec<_>>().join(" ");
             for rest in text.split("docs/design.md").skip(1) {
-                let Some(cited) = rest.trim_start_matches('`').strip_prefix(", \"") else { continue };
+                let Some(cited) = rest.trim_start_matches('`').strip_prefix(", \"") else {
+                    continue;
+                };
                 let title = cited.split('"').next().unwrap_or(cited);
-                assert!(titles.contains(&title), "{}: docs/design.md has no section {title}", file.display());
+                assert!(
+                    titles.contains(&title),
+                    "{}: docs/design.md has no section {title}",
+                    file.display()
+                );
                 seen += 1;
             }
         }
@@ -134,7 +159,11 @@ fn the_study_shows_its_data() {
 fn modes_are_those_of_the_matrix() {
     let page = root().join("tests/README.md");
     let page = fs::read_to_string(page).expect("the page");
-    let section = page.split("## Modes").nth(1).and_then(|s| s.split("\n## ").next()).expect("the section on modes");
+    let section = page
+        .split("## Modes")
+        .nth(1)
+        .and_then(|s| s.split("\n## ").next())
+        .expect("the section on modes");
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let shown: Vec<(&str, String)> = rows
         .map(|row| {

@@ -21,7 +21,13 @@ fn directory(name: &str) -> PathBuf {
 fn guest(directory: &Path, level: &str) -> String {
     let file = directory.join(format!("thousand{level}"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/explain/thousand.c");
-    let status = Command::new("cc").arg(level).arg("-o").arg(&file).arg(source).status().expect("a C compiler");
+    let status = Command::new("cc")
+        .arg(level)
+        .arg("-o")
+        .arg(&file)
+        .arg(source)
+        .status()
+        .expect("a C compiler");
     assert!(status.success());
     file.into_os_string().into_string().expect("UTF-8")
 }
@@ -59,24 +65,33 @@ fn reconcile(version: &Value) {
         assert_eq!(sum(array(guard, "went"), "times"), failed, "{guard}");
     }
     // The executions that a guard lets pass reach the next guard.
-    let (before, inside): (Vec<Value>, Vec<Value>) = guards.iter().cloned().partition(|g| g["in_loop"] == false);
+    let (before, inside): (Vec<Value>, Vec<Value>) =
+        guards.iter().cloned().partition(|g| g["in_loop"] == false);
     for part in [&before, &inside] {
         for pair in part.windows(2) {
-            assert_eq!(count(&pair[1], "executed"), count(&pair[0], "executed") - count(&pair[0], "failed"));
+            assert_eq!(
+                count(&pair[1], "executed"),
+                count(&pair[0], "executed") - count(&pair[0], "failed")
+            );
         }
     }
-    if let (Some(iterations), Some(first), Some(last)) = (version["iterations"].as_u64(), inside.first(), inside.last())
+    if let (Some(iterations), Some(first), Some(last)) =
+        (version["iterations"].as_u64(), inside.first(), inside.last())
     {
         let came = count(version, "entered") - sum(&before, "failed");
         let back = count(last, "executed") - count(last, "failed");
-        assert_eq!((iterations, iterations - count(version, "polls")), (came + back, count(first, "executed")));
+        assert_eq!(
+            (iterations, iterations - count(version, "polls")),
+            (came + back, count(first, "executed"))
+        );
     }
 }
 
 /// The loop of `work`, and the side trace of its rare branch.
 fn work(explanation: &Value) -> (&Value, &Value) {
     let regions = array(explanation, "regions");
-    let region = regions.iter().find(|r| r["symbol"].as_str().is_some_and(|s| s.starts_with("work")));
+    let region =
+        regions.iter().find(|r| r["symbol"].as_str().is_some_and(|s| s.starts_with("work")));
     let versions = array(region.expect("work is hot"), "versions");
     let looping = versions.iter().find(|v| v["kind"] == "loop").expect("it has a loop");
     let side = versions.iter().find(|v| v["kind"] == "side").expect("its branch has a trace");
@@ -86,9 +101,13 @@ fn work(explanation: &Value) -> (&Value, &Value) {
 fn counts_are_exact(level: &str, tier: &str) {
     let directory = directory(&format!("exact{level}{tier}"));
     let guest = guest(&directory, level);
-    let words = ["--json", "--at", "work", "--tier", tier, "--threshold", "100", "--", &guest, "1000000"];
+    let words =
+        ["--json", "--at", "work", "--tier", tier, "--threshold", "100", "--", &guest, "1000000"];
     let explanation = json(&directory, &words);
-    assert_eq!((&explanation["exact"], &explanation["status"]), (&Value::Bool(true), &Value::from(0)));
+    assert_eq!(
+        (&explanation["exact"], &explanation["status"]),
+        (&Value::Bool(true), &Value::from(0))
+    );
     for version in array(&explanation, "regions").iter().flat_map(|r| array(r, "versions")) {
         if !version["body"].is_null() {
             reconcile(version);
@@ -97,7 +116,8 @@ fn counts_are_exact(level: &str, tier: &str) {
     let (looping, side) = work(&explanation);
     // Every execution of the rare branch failed its guard; none occurred before the loop was hot.
     let rare = |g: &&Value| count(g, "failed") > 10;
-    let guards: Vec<Value> = array(&looping["body"], "guards").iter().filter(rare).cloned().collect();
+    let guards: Vec<Value> =
+        array(&looping["body"], "guards").iter().filter(rare).cloned().collect();
     let pc = count(guards.first().expect("a guard fails"), "pc");
     assert!(guards.iter().all(|g| count(g, "pc") == pc && g["kind"] == "branch"), "{guards:?}");
     assert_eq!(sum(&guards, "failed"), 1000);
@@ -133,7 +153,8 @@ fn counts_are_exact_among_copied_blocks() {
 fn the_report_has_all_its_parts() {
     let directory = directory("report");
     let guest = guest(&directory, "-O0");
-    let outcome = explain(&directory, &["--threshold", "100", "--top", "1", "--", &guest, "1000000"]);
+    let outcome =
+        explain(&directory, &["--threshold", "100", "--top", "1", "--", &guest, "1000000"]);
     let report = text(&outcome.stdout);
     assert_eq!(outcome.status, Status::Exited(0), "{report}");
     assert!(text(&outcome.stderr).contains(RESULT), "the guest's output is on standard error");
@@ -166,31 +187,60 @@ fn the_report_has_all_its_parts() {
     let versions = report.matches("native code\n").count();
     assert!(versions >= 1 && !report.contains("the thread's context"), "{report}");
 
-    let some = explain(&directory, &["--threshold", "100", "--show", "guards", "--color", "always", "--", &guest]);
+    let some = explain(
+        &directory,
+        &["--threshold", "100", "--show", "guards", "--color", "always", "--", &guest],
+    );
     let some = text(&some.stdout);
-    assert!(some.contains("\u{1b}[") && some.contains("predicate") && !some.contains("native code"), "{some}");
+    assert!(
+        some.contains("\u{1b}[") && some.contains("predicate") && !some.contains("native code"),
+        "{some}"
+    );
 }
 
 #[test]
 fn json_has_what_the_report_has() {
     let directory = directory("json");
     let guest = guest(&directory, "-O2");
-    let explanation = json(&directory, &["--json", "--discard-output", "--threshold", "100", "--", &guest, "200000"]);
-    assert_eq!((&explanation["schema"], &explanation["tier"]), (&Value::from(1), &Value::from("dynamo")));
+    let explanation = json(
+        &directory,
+        &["--json", "--discard-output", "--threshold", "100", "--", &guest, "200000"],
+    );
+    assert_eq!(
+        (&explanation["schema"], &explanation["tier"]),
+        (&Value::from(1), &Value::from("dynamo"))
+    );
     assert_eq!(array(&explanation, "args"), ["200000"]);
     let region = &array(&explanation, "regions")[0];
     assert!(region["share"].as_f64().is_some_and(|share| share > 0.5 && share <= 1.0));
     let version = &array(region, "versions")[0];
-    for name in ["name", "kind", "pc", "symbol", "entered", "executed", "failed", "code_bytes", "compile_ns", "ends"] {
+    for name in [
+        "name",
+        "kind",
+        "pc",
+        "symbol",
+        "entered",
+        "executed",
+        "failed",
+        "code_bytes",
+        "compile_ns",
+        "ends",
+    ] {
         assert!(!version[name].is_null(), "{name}");
     }
     let body = &version["body"];
-    let instructions: Vec<&Value> = array(body, "path").iter().flat_map(|b| array(b, "instructions")).collect();
+    let instructions: Vec<&Value> =
+        array(body, "path").iter().flat_map(|b| array(b, "instructions")).collect();
     assert_eq!(instructions.len() as u64, count(version, "guest_instructions"));
-    assert!(instructions.iter().any(|i| i["text"].as_str().is_some_and(|t| t.starts_with("imul rax"))));
+    assert!(
+        instructions.iter().any(|i| i["text"].as_str().is_some_and(|t| t.starts_with("imul rax")))
+    );
     assert!(instructions.iter().any(|i| !array(i, "guards").is_empty()));
     let passes = array(body, "passes");
-    assert_eq!((&passes[0]["before"], &passes[passes.len() - 1]["after"]), (&body["built"], &body["optimised"]));
+    assert_eq!(
+        (&passes[0]["before"], &passes[passes.len() - 1]["after"]),
+        (&body["built"], &body["optimised"])
+    );
     assert!(passes.windows(2).all(|pair| pair[0]["after"] == pair[1]["before"]));
     let native = array(body, "native");
     let marks = |name: &str| {
@@ -198,7 +248,10 @@ fn json_has_what_the_report_has() {
         all.filter(|m| m["mark"] == name).count()
     };
     let guards = array(body, "guards");
-    assert_eq!((marks("guard"), marks("exit"), marks("loop-head")), (guards.len(), guards.len(), 1));
+    assert_eq!(
+        (marks("guard"), marks("exit"), marks("loop-head")),
+        (guards.len(), guards.len(), 1)
+    );
     for guard in guards {
         assert!(guard["anchor"]["text"].as_str().is_some_and(|t| t.starts_with("anchor a")));
         assert!(!array(&guard["anchor"], "words").is_empty());
@@ -210,15 +263,23 @@ fn json_has_what_the_report_has() {
 fn places_that_are_not_there_list_what_is_near() {
     let directory = directory("places");
     let guest = guest(&directory, "-O0");
-    let at = |place: &str| explain(&directory, &["--discard-output", "--threshold", "100", "--at", place, &guest]);
+    let at = |place: &str| {
+        explain(&directory, &["--discard-output", "--threshold", "100", "--at", place, &guest])
+    };
     refused(&at("wrok"), &["no function or version is called wrok", "near:", "work"]);
-    refused(&at("qqqqqqqqqqqqqqqq"), &["is called qqqqqqqqqqqqqqqq", "traces were made in", "work"]);
+    refused(
+        &at("qqqqqqqqqqqqqqqq"),
+        &["is called qqqqqqqqqqqqqqqq", "traces were made in", "work"],
+    );
     refused(&at("0x12"), &["no trace passes 0x12", "the nearest start at 0x", "work"]);
     refused(&at("main"), &["no trace passes main (main)", "nearest", "work"]);
     refused(&at("t9999"), &["no function or version is called t9999"]);
 
     let by_name = text(&at("work").stdout);
-    let pc = by_name.lines().find_map(|l| l.strip_prefix("#1 region work")?.split(" at ").nth(1)).expect("a region");
+    let pc = by_name
+        .lines()
+        .find_map(|l| l.strip_prefix("#1 region work")?.split(" at ").nth(1))
+        .expect("a region");
     let pc = pc.split(' ').next().expect("a pc");
     let by_pc = text(&at(pc).stdout);
     assert!(by_pc.contains(&format!("at {pc} ")), "{by_pc}");
@@ -245,7 +306,10 @@ fn what_cannot_be_explained_is_said() {
         [] as [Value; 0]
     );
 
-    refused(&explain(&directory, &["/nonexistent/program"]), &["/nonexistent/program", "was not run"]);
+    refused(
+        &explain(&directory, &["/nonexistent/program"]),
+        &["/nonexistent/program", "was not run"],
+    );
     refused(&explain(&directory, &["--tier", "interp", "/bin/true"]), &["expected dynamo or full"]);
     refused(&explain(&directory, &["--top", "0", "/bin/true"]), &["--top"]);
     refused(&explain(&directory, &["--skip-pass", "nothing", "/bin/true"]), &["unknown pass"]);
@@ -273,7 +337,8 @@ fn what_cannot_be_explained_is_said() {
     assert!(shown.contains("#1 region") && !shown.contains("#2 region"), "{shown}");
 
     // After `--`, all options are the guest's.
-    let outcome = explain(&directory, &["--threshold", "1", "--", "/bin/echo", "--top", "1", "--json"]);
+    let outcome =
+        explain(&directory, &["--threshold", "1", "--", "/bin/echo", "--top", "1", "--json"]);
     assert_eq!(outcome.status, Status::Exited(0));
     assert!(text(&outcome.stderr).contains("--top 1 --json"));
 }
@@ -292,5 +357,8 @@ fn nothing_is_overwritten() {
     let outcome = explain(&directory, &["--force", "--output", name, &guest]);
     assert_eq!((outcome.status, text(&outcome.stdout)), (Status::Exited(0), String::new()));
     assert!(fs::read_to_string(&file).expect("readable").contains("#1 region work"));
-    refused(&explain(&directory, &["--output", "/nonexistent/x", &guest]), &["cannot write /nonexistent/x"]);
+    refused(
+        &explain(&directory, &["--output", "/nonexistent/x", &guest]),
+        &["cannot write /nonexistent/x"],
+    );
 }

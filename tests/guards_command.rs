@@ -8,7 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const POLICIES: [&str; 7] = ["eager", "anchored", "hoisted", "merged", "control-only", "default", "combined"];
+const POLICIES: [&str; 7] =
+    ["eager", "anchored", "hoisted", "merged", "control-only", "default", "combined"];
 
 fn directory(name: &str) -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guards_command").join(name);
@@ -48,14 +49,16 @@ int main(int argc, char **argv) {
 fn three_guards(directory: &Path) -> String {
     let (source, program) = (directory.join("loop.c"), directory.join("loop"));
     fs::write(&source, LOOP).expect("written");
-    let status = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status().expect("cc");
+    let status =
+        Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status().expect("cc");
     assert!(status.success());
     program.into_os_string().into_string().expect("UTF-8")
 }
 
 fn guards(directory: &Path, words: &[&str]) -> Outcome {
     let path = ("PATH".into(), std::env::var_os("PATH").expect("a PATH"));
-    let mut run = Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory).args(["guards"]).args(words);
+    let mut run =
+        Invocation::new(env!("CARGO_BIN_EXE_dynasour"), directory).args(["guards"]).args(words);
     run.environment.retain(|(name, _)| name != "PATH");
     run.environment.push(path);
     run.run()
@@ -81,16 +84,25 @@ fn every_policy_is_counted_and_timed() {
     assert_eq!(names, POLICIES);
     let number = |policy: &str, pointer: &str| -> f64 {
         let row = rows.iter().find(|r| r["policy"] == policy).expect("a row");
-        row.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{policy} {pointer}: {row}"))
+        row.pointer(pointer)
+            .and_then(Value::as_f64)
+            .unwrap_or_else(|| panic!("{policy} {pointer}: {row}"))
     };
     for policy in POLICIES {
         let count = |name: &str| number(policy, &format!("/counts/{name}"));
         assert!(count("traces") >= 1.0 && count("guards") >= 2.0, "{policy}");
-        assert!(count("executed") > count("failed") && count("failed") >= count("left"), "{policy}");
+        assert!(
+            count("executed") > count("failed") && count("failed") >= count("left"),
+            "{policy}"
+        );
         let row = rows.iter().find(|r| r["policy"] == policy).expect("a row");
         let kinds = row["counts"]["kinds"].as_object().expect("kinds");
         let sum = |what: &str| kinds.values().filter_map(|k| k[what].as_f64()).sum::<f64>();
-        assert_eq!((sum("executed"), sum("failed")), (count("executed"), count("failed")), "{policy}");
+        assert_eq!(
+            (sum("executed"), sum("failed")),
+            (count("executed"), count("failed")),
+            "{policy}"
+        );
         assert_eq!(row["times"].as_array().map(Vec::len), Some(2));
         assert!(number(policy, "/seconds/median") > 0.0 && number(policy, "/compile_ms") > 0.0);
         assert!(number(policy, "/code_bytes") > 100.0 && number(policy, "/to_native/median") > 0.0);
@@ -104,7 +116,11 @@ fn every_policy_is_counted_and_timed() {
     }
     // The policy `control-only` has no guards on values.
     let row = rows.iter().find(|r| r["policy"] == "control-only").expect("a row");
-    assert!(row.pointer("/counts/kinds/alias").is_none() && row.pointer("/counts/kinds/value").is_none(), "{row}");
+    assert!(
+        row.pointer("/counts/kinds/alias").is_none()
+            && row.pointer("/counts/kinds/value").is_none(),
+        "{row}"
+    );
 }
 
 #[test]
@@ -112,27 +128,42 @@ fn tables_and_values_are_printed_and_saved() {
     let directory = directory("forms");
     let program = guest("sorting_unoptimised");
     let head = ["--runs", "1", "--threshold", "50", "--policies", "eager,default"];
-    let with = |more: &[&str]| guards(&directory, &[&head, more, &["--no-deopt-cost", "--", &program, "300"]].concat());
+    let with = |more: &[&str]| {
+        guards(&directory, &[&head, more, &["--no-deopt-cost", "--", &program, "300"]].concat())
+    };
     let table = with(&[]);
     let shown = text(&table.stdout);
     assert_eq!(table.status, Status::Exited(0), "{}", text(&table.stderr));
-    let rows = |policy: &str| shown.lines().filter(|l| l.split_whitespace().next() == Some(policy)).count();
+    let rows = |policy: &str| {
+        shown.lines().filter(|l| l.split_whitespace().next() == Some(policy)).count()
+    };
     assert_eq!((rows("eager"), rows("default"), rows("merged")), (2, 2, 0), "{shown}");
     let csv = with(&["--csv", "--save", "study.csv"]);
     assert_eq!(csv.status, Status::Exited(0), "{}", text(&csv.stderr));
     assert_eq!(fs::read(directory.join("study.csv")).expect("saved"), csv.stdout);
     let columns: Vec<usize> = text(&csv.stdout).lines().map(|l| l.split(',').count()).collect();
-    assert!(columns.len() == 3 && columns.iter().all(|n| *n == columns[0] && *n > 30), "{columns:?}");
+    assert!(
+        columns.len() == 3 && columns.iter().all(|n| *n == columns[0] && *n > 30),
+        "{columns:?}"
+    );
     refused(&with(&["--csv", "--save", "study.csv"]), &["study.csv exists", "--force"]);
     assert_eq!(with(&["--csv", "--save", "study.csv", "--force"]).status, Status::Exited(0));
     refused(&with(&["--csv", "--json"]), &["--csv", "--json"]);
     refused(&with(&["--save", "nowhere/study"]), &["nowhere is no directory"]);
     let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a full device");
     let mut command = Command::new(env!("CARGO_BIN_EXE_dynasour"));
-    let output =
-        command.arg("guards").args(head).args(["--no-deopt-cost", "--", &program, "300"]).stdout(full).output();
+    let output = command
+        .arg("guards")
+        .args(head)
+        .args(["--no-deopt-cost", "--", &program, "300"])
+        .stdout(full)
+        .output();
     let output = output.expect("it runs");
-    assert!(output.status.code() == Some(2) && text(&output.stderr).contains("cannot write the results"), "{output:?}");
+    assert!(
+        output.status.code() == Some(2)
+            && text(&output.stderr).contains("cannot write the results"),
+        "{output:?}"
+    );
 }
 
 /// Deoptimisations and seconds of each run of a sweep: the points through which the line is fitted.
@@ -142,7 +173,10 @@ fn points(curve: &Value) -> Vec<[f64; 2]> {
         let column = |name: &str| row[name].as_array().expect("a column").clone();
         column("deopts").into_iter().zip(column("times"))
     });
-    runs.map(|(deopts, seconds)| [deopts.as_f64().expect("a count"), seconds.as_f64().expect("a time")]).collect()
+    runs.map(|(deopts, seconds)| {
+        [deopts.as_f64().expect("a count"), seconds.as_f64().expect("a time")]
+    })
+    .collect()
 }
 
 /// The slope of the least-squares line through these points.
@@ -161,11 +195,16 @@ fn the_sweep_finds_what_a_deoptimisation_costs() {
     let outcome = guards(&directory, &[&head[..], &["--json", "--", &program, "400"]].concat());
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
     let curve: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
-    let deopts: Vec<f64> =
-        curve["rates"].as_array().expect("rates").iter().map(|p| p["deopts"][0].as_f64().expect("a count")).collect();
+    let deopts: Vec<f64> = curve["rates"]
+        .as_array()
+        .expect("rates")
+        .iter()
+        .map(|p| p["deopts"][0].as_f64().expect("a count"))
+        .collect();
     assert!(deopts.len() == 3 && deopts[0] > deopts[1] && deopts[1] > deopts[2], "{deopts:?}");
     let number = |pointer: &str| curve.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
-    let (low, ns, high) = (number("/deopt_ns/low"), number("/deopt_ns/value"), number("/deopt_ns/high"));
+    let (low, ns, high) =
+        (number("/deopt_ns/low"), number("/deopt_ns/value"), number("/deopt_ns/high"));
     assert!(low < ns && ns < high, "{curve}");
     // The reported cost is the slope of the line through all runs, however noisy they are.
     let expected = 1e9 * slope(&points(&curve));
@@ -175,7 +214,10 @@ fn the_sweep_finds_what_a_deoptimisation_costs() {
     let table = guards(&directory, &[&head[..], &["--", &program, "400"]].concat());
     let shown = text(&table.stdout);
     assert!(shown.contains("1/30 ") && shown.contains("a deoptimisation costs"), "{shown}");
-    refused(&guards(&directory, &["--chaos-sweep", "--policies", "eager,merged", "--", &program]), &["one policy"]);
+    refused(
+        &guards(&directory, &["--chaos-sweep", "--policies", "eager,merged", "--", &program]),
+        &["one policy"],
+    );
     refused(&guards(&directory, &["--rates", "3", "--", &program]), &["--chaos-sweep"]);
 }
 
@@ -195,7 +237,10 @@ fn unknown_policies_and_programs_are_refused() {
 fn programs_without_hot_code_say_so() {
     let directory = directory("cold");
     let hello = guest("asm_hello");
-    refused(&guards(&directory, &["--runs", "1", "--", &hello]), &["asm_hello never gets hot", "--threshold"]);
+    refused(
+        &guards(&directory, &["--runs", "1", "--", &hello]),
+        &["asm_hello never gets hot", "--threshold"],
+    );
     let words = ["--chaos-sweep", "--runs", "1", "--rates", "10", "--", &hello];
     refused(&guards(&directory, &words), &["asm_hello never gets hot"]);
     // The dynamic linker has hot loops, but the program ends too early to be measured.
@@ -209,14 +254,31 @@ fn programs_without_hot_code_say_so() {
 fn programs_that_do_not_repeat_are_refused_and_failing_ones_are_named() {
     let directory = directory("repeat");
     let changing = script(&directory, "echo x >> counter; wc -c < counter");
-    refused(&guards(&directory, &["--", &changing]), &["two native runs print different things", "byte 0"]);
+    refused(
+        &guards(&directory, &["--", &changing]),
+        &["two native runs print different things", "byte 0"],
+    );
     let ending = script(&directory, "echo x >> lines; exit $(wc -l < lines)");
     refused(&guards(&directory, &["--", &ending]), &["two native runs end differently"]);
     let failing = script(&directory, "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; exit 3");
-    let words = ["--runs", "1", "--threshold", "50", "--no-deopt-cost", "--policies", "eager", "--", &failing];
+    let words = [
+        "--runs",
+        "1",
+        "--threshold",
+        "50",
+        "--no-deopt-cost",
+        "--policies",
+        "eager",
+        "--",
+        &failing,
+    ];
     let outcome = guards(&directory, &words);
     assert_eq!(outcome.status, Status::Exited(0), "{}", text(&outcome.stderr));
-    assert!(text(&outcome.stderr).contains("ends natively with exit status: 3"), "{}", text(&outcome.stderr));
+    assert!(
+        text(&outcome.stderr).contains("ends natively with exit status: 3"),
+        "{}",
+        text(&outcome.stderr)
+    );
 }
 
 /// A program that detects that it is translated: it prints something else from its third run on.
@@ -226,7 +288,8 @@ fn runs_that_differ_from_native_are_rows_that_say_so() {
     // The first two runs are native; later ones print something else.
     let body = "echo x >> runs; if [ $(wc -l < runs) -gt 2 ]; then echo other; else echo same; fi";
     let program = script(&directory, body);
-    let outcome = guards(&directory, &["--runs", "1", "--policies", "eager,merged", "--", &program]);
+    let outcome =
+        guards(&directory, &["--runs", "1", "--policies", "eager,merged", "--", &program]);
     let shown = text(&outcome.stdout);
     assert_eq!(outcome.status, Status::Exited(1), "{shown}{}", text(&outcome.stderr));
     assert_eq!(shown.matches("DIFFERS").count(), 2, "{shown}");

@@ -22,7 +22,8 @@ fn temporary(name: &str) -> PathBuf {
 fn lab_with_launcher(name: &str, body: &str) -> Lab {
     let path = temporary(name).join("launcher");
     fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("write the launcher");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("make the launcher executable");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+        .expect("make the launcher executable");
     let mut lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
     lab.launcher = Launcher::Substitute(vec![path.into_os_string()]);
     lab
@@ -37,7 +38,9 @@ fn named(name: &str) -> &'static Guest {
 }
 
 fn report(name: &str, body: &str, guest: &Guest) -> String {
-    lab_with_launcher(name, body).compare_guest(guest, &one_mode()).expect_err("a wrong launcher must be reported")
+    lab_with_launcher(name, body)
+        .compare_guest(guest, &one_mode())
+        .expect_err("a wrong launcher must be reported")
 }
 
 #[test]
@@ -54,7 +57,10 @@ fn wrong_bytes_are_reported() {
     let message = report("changed", r#""$@" | sed '2s/./z/'"#, guest);
     assert!(message.contains("stdout differs at byte 17, line 2"), "{message}");
     let message = report("more", r#""$@"; echo more"#, guest);
-    assert!(message.contains("stdout differs at byte 34, line 3 (native 34 bytes, this 39 bytes)"), "{message}");
+    assert!(
+        message.contains("stdout differs at byte 34, line 3 (native 34 bytes, this 39 bytes)"),
+        "{message}"
+    );
     let message = report("less", r#""$@" | head -1"#, guest);
     assert!(message.contains("native 34 bytes, this 17 bytes"), "{message}");
     let message = report("chatty", r#"echo warning >&2; exec "$@""#, guest);
@@ -65,7 +71,10 @@ fn wrong_bytes_are_reported() {
 #[test]
 fn wrong_endings_are_reported() {
     let message = report("status", r#""$@"; exit 3"#, named("asm_hello"));
-    assert!(message.contains("native ended with exit status 42, this with exit status 3"), "{message}");
+    assert!(
+        message.contains("native ended with exit status 42, this with exit status 3"),
+        "{message}"
+    );
     // A shell turns death by a signal into an exit status, which is a difference.
     let message = report("shell-status", r#""$@" 2>&-; exit $?"#, named("crash_ud2"));
     assert!(message.contains("native ended with signal 4, this with exit status 132"), "{message}");
@@ -81,7 +90,10 @@ fn a_wrong_environment_is_reported() {
     let message = report("descriptor", r#"exec "$@" 3< /dev/null"#, named("start_pie"));
     assert!(message.contains("stdout differs"), "{message}");
     let message = report("ignored-signal", r#"trap "" PIPE; exec "$@""#, named("sigpipe"));
-    assert!(message.contains("stdout differs") && message.contains("initially default: 0"), "{message}");
+    assert!(
+        message.contains("stdout differs") && message.contains("initially default: 0"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -97,7 +109,11 @@ fn a_guest_that_ends_otherwise_than_declared_is_reported() {
     let lab = lab_with_launcher("declared", r#"exec "$@""#);
     let guest = Guest { name: "asm_sieve", ..*named("asm_hello") }.exits(7);
     let message = lab.compare_guest(&guest, &one_mode()).expect_err("it exits with 42");
-    assert!(message.contains("declared to end with exit status 7, natively it ended with exit status 42"), "{message}");
+    assert!(
+        message
+            .contains("declared to end with exit status 7, natively it ended with exit status 42"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -163,6 +179,9 @@ fn every_source_is_in_the_matrix() {
         let file = entry.file_name();
         let file = file.to_str().expect("sources have plain names");
         let used = GUESTS.iter().any(|guest| guest.source == file || guest.library == Some(file));
-        assert!(used || file.ends_with(".h"), "tests/guests/{file} is in no line of tests/support/src/list.rs");
+        assert!(
+            used || file.ends_with(".h"),
+            "tests/guests/{file} is in no line of tests/support/src/list.rs"
+        );
     }
 }

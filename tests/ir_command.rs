@@ -41,7 +41,8 @@ fn json(args: &[&str]) -> Value {
 
 /// The countdown program with one text replaced, as standard input.
 fn changed(from: &str, to: &str) -> Vec<u8> {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(COUNTDOWN)).unwrap();
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(COUNTDOWN)).unwrap();
     assert!(text.contains(from), "{from}");
     text.replace(from, to).into_bytes()
 }
@@ -51,7 +52,10 @@ fn check_shows_each_broken_rule_at_its_line() {
     assert_eq!(ok(&["check", COUNTDOWN]), "4 versions in 2 regions: all right\n");
     let (status, out, err) = dynasour(
         &["check", "-"],
-        &changed("assume v8 else a1\n      jump b1(v6, v7)", "assume v6 else a1\n      jump b1(v6)"),
+        &changed(
+            "assume v8 else a1\n      jump b1(v6, v7)",
+            "assume v6 else a1\n      jump b1(v6)",
+        ),
     );
     assert_eq!((status, out.as_str()), (1, ""));
     for part in [
@@ -79,7 +83,8 @@ fn check_shows_where_the_syntax_is_wrong_and_what_was_expected() {
     ] {
         assert!(err.contains(part), "{part} in\n{err}");
     }
-    let (status, out, _) = dynasour(&["check", "--json", "-", COUNTDOWN], b"region 5 {\n  version t1 {\n    b0(:\n");
+    let (status, out, _) =
+        dynasour(&["check", "--json", "-", COUNTDOWN], b"region 5 {\n  version t1 {\n    b0(:\n");
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((status, &report["versions"]), (1, &4.into()));
     assert_eq!(report["errors"][0]["line"], 3);
@@ -89,7 +94,8 @@ fn check_shows_where_the_syntax_is_wrong_and_what_was_expected() {
 
 #[test]
 fn check_knows_the_rules_of_regions() {
-    let (status, _, err) = dynasour(&["check", "-"], &changed("via t1.a1 [v1 = 7, v6", "via t9.a1 [v1 = 7, v6"));
+    let (status, _, err) =
+        dynasour(&["check", "-"], &changed("via t1.a1 [v1 = 7, v6", "via t9.a1 [v1 = 7, v6"));
     assert_eq!(status, 1);
     assert!(err.contains("there is no version t9") && err.contains("[<stdin>:10:5]"), "{err}");
 }
@@ -97,11 +103,17 @@ fn check_knows_the_rules_of_regions() {
 #[test]
 fn print_gives_what_it_is_given_in_its_usual_form() {
     let once = ok(&["print", COUNTDOWN]);
-    assert!(once.starts_with("state \"three\" {\n  rdi = 3\n  rsi = 7\n}\n\nregion 0x100 \"countdown\" {\n"), "{once}");
+    assert!(
+        once.starts_with(
+            "state \"three\" {\n  rdi = 3\n  rsi = 7\n}\n\nregion 0x100 \"countdown\" {\n"
+        ),
+        "{once}"
+    );
     let (status, twice, _) = dynasour(&["print", "-"], once.as_bytes());
     assert_eq!((status, twice), (0, once.clone()));
     // A program that breaks a rule of the verifier can be printed, too.
-    let (status, broken, _) = dynasour(&["print", "-"], once.replace("assume v8", "assume v6").as_bytes());
+    let (status, broken, _) =
+        dynasour(&["print", "-"], once.replace("assume v8", "assume v6").as_bytes());
     assert_eq!((status, broken), (0, once.replace("assume v8", "assume v6")));
     assert!(once.contains("dead") && !ok(&["print", "--short", COUNTDOWN]).contains("dead"));
 }
@@ -109,9 +121,11 @@ fn print_gives_what_it_is_given_in_its_usual_form() {
 #[test]
 fn opt_shows_before_and_after() {
     let out = ok(&["opt", COUNTDOWN, "--version", "t1", "--passes", "peel,dce", "--each"]);
-    for part in
-        ["; 0x100 t1 before: 6 instructions, 2 anchors\n", "; after peel\n", "t1 after: 11 instructions, 3 anchors\n"]
-    {
+    for part in [
+        "; 0x100 t1 before: 6 instructions, 2 anchors\n",
+        "; after peel\n",
+        "t1 after: 11 instructions, 3 anchors\n",
+    ] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
     assert!(!out.contains("version t2") && !out.contains("; after dce"), "{out}");
@@ -128,10 +142,15 @@ fn opt_makes_programs_that_do_the_same() {
     // Labels name values of the version they lead to. So only t2, which no label leads to, may be
     // changed.
     let new = ok(&["opt", COUNTDOWN, "--version", "t2", "--quiet"]);
-    let (status, out, err) = dynasour(&["diff", "-", "base", "t2", "--forks", "50"], new.as_bytes());
+    let (status, out, err) =
+        dynasour(&["diff", "-", "base", "t2", "--forks", "50"], new.as_bytes());
     assert_eq!(status, 0, "{out}{err}\n{new}");
     let (status, _, err) = dynasour(&["opt", COUNTDOWN, "--passes", "dce,nonsense"], b"");
-    assert_eq!((status, err.starts_with("dynasour: there is no pass nonsense")), (2, true), "{err}");
+    assert_eq!(
+        (status, err.starts_with("dynasour: there is no pass nonsense")),
+        (2, true),
+        "{err}"
+    );
     let (status, _, err) = dynasour(&["opt", COUNTDOWN, "--version", "t7"], b"");
     assert_eq!((status, err.contains("no trace called t7")), (2, true), "{err}");
 }
@@ -157,20 +176,35 @@ fn eval_reads_memory_and_input() {
     let program = b"region 1 { version base { b0:
         at 1\n v0 = load.i32 [4096]\n v1 = read\n v2 = zext32.i64 v0\n v3 = add.i64 v1, v2\n print v3
         store.i16 [4100], 0x1234\n goto 2 } }";
-    let (status, out, err) =
-        dynasour(&["eval", "-", "--set", "memory 0x1000: i32 -1, 0", "--set", "input 1, 2"], program);
+    let (status, out, err) = dynasour(
+        &["eval", "-", "--set", "memory 0x1000: i32 -1, 0", "--set", "input 1, 2"],
+        program,
+    );
     assert_eq!((status, err.as_str()), (0, ""));
-    assert_eq!(out, "print 0x100000000\n0x1 base: to 0x2\nopportunities: 0\nmemory 0x1004: i8 0x34, 0x12\n");
+    assert_eq!(
+        out,
+        "print 0x100000000\n0x1 base: to 0x2\nopportunities: 0\nmemory 0x1004: i8 0x34, 0x12\n"
+    );
     let (_, out, _) = dynasour(&["eval", "-"], program);
     assert!(out.starts_with("0x1 base: fault at 0x1: cannot read 0x1000\n"), "{out}");
     let (status, _, err) = dynasour(&["eval", "-", "--set", "rdi 5"], program);
-    assert_eq!((status, err.contains("line 1, column 5: expected `=`, found 0x5")), (2, true), "{err}");
+    assert_eq!(
+        (status, err.contains("line 1, column 5: expected `=`, found 0x5")),
+        (2, true),
+        "{err}"
+    );
 }
 
 #[test]
 fn diff_reports_the_first_difference() {
-    assert_eq!(ok(&["diff", COUNTDOWN, "base", "t1", "--forks", "100"]), "base and t1 agree: 7 runs compared\n");
-    assert_eq!(ok(&["diff", COUNTDOWN, "t1", "t2", "--random", "20,3", "--steps", "500"]).lines().count(), 1);
+    assert_eq!(
+        ok(&["diff", COUNTDOWN, "base", "t1", "--forks", "100"]),
+        "base and t1 agree: 7 runs compared\n"
+    );
+    assert_eq!(
+        ok(&["diff", COUNTDOWN, "t1", "t2", "--random", "20,3", "--steps", "500"]).lines().count(),
+        1
+    );
     let (status, out, _) = dynasour(
         &["diff", "-", "base", "t1"],
         &changed(
@@ -179,7 +213,12 @@ fn diff_reports_the_first_difference() {
         ),
     );
     assert_eq!(status, 1);
-    for part in ["differ from state \"three\"", "print 1: 0x3 and 0x5", "base: at <stdin>:40 ", "t1: at <stdin>:29 "] {
+    for part in [
+        "differ from state \"three\"",
+        "print 1: 0x3 and 0x5",
+        "base: at <stdin>:40 ",
+        "t1: at <stdin>:29 ",
+    ] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
     // Only a forced deoptimisation shows this difference.
@@ -257,19 +296,27 @@ fn bad_input_is_answered() {
 
 /// Writes the programs of `ir/README.md` to files: the sum in one region, and the countdown.
 fn files_of_the_page(page: &str, directory: &Path) {
-    let blocks: Vec<&str> = page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let blocks: Vec<&str> =
+        page.split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     let (base, trace) = (blocks[0], blocks[1]);
     // The braces of the first region, then the versions of both.
-    let open = base.find("region").and_then(|at| Some(at + base[at..].find('{')?)).expect("a region") + 1;
-    let versions = &trace[trace.find('{').expect("a region") + 1..trace.rfind('}').expect("its end")];
-    std::fs::write(directory.join("sum.ir"), format!("{}{versions}{}", &base[..open], &base[open..])).unwrap();
+    let open =
+        base.find("region").and_then(|at| Some(at + base[at..].find('{')?)).expect("a region") + 1;
+    let versions =
+        &trace[trace.find('{').expect("a region") + 1..trace.rfind('}').expect("its end")];
+    std::fs::write(
+        directory.join("sum.ir"),
+        format!("{}{versions}{}", &base[..open], &base[open..]),
+    )
+    .unwrap();
     std::fs::write(directory.join("countdown.ir"), blocks[3]).unwrap();
 }
 
 /// Every command that `ir/README.md` shows prints the output shown there.
 #[test]
 fn the_page_shows_what_the_commands_print() {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ir/README.md")).unwrap();
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ir/README.md"))
+        .unwrap();
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ir_page");
     std::fs::create_dir_all(&directory).unwrap();
     files_of_the_page(&page, &directory);
@@ -278,7 +325,8 @@ fn the_page_shows_what_the_commands_print() {
     while let Some(line) = lines.next() {
         let Some(command) = line.strip_prefix("    $ ") else { continue };
         let mut output = String::new();
-        while let Some(more) = lines.next_if(|l| l.starts_with("    ") && !l.starts_with("    $ ")) {
+        while let Some(more) = lines.next_if(|l| l.starts_with("    ") && !l.starts_with("    $ "))
+        {
             output.push_str(&more[4..]);
             output.push('\n');
         }
@@ -288,7 +336,8 @@ fn the_page_shows_what_the_commands_print() {
     for (command, output) in shown {
         let dynasour = format!("'{}'", env!("CARGO_BIN_EXE_dynasour"));
         let script = command.replace("dynasour ir", &format!("{dynasour} ir"));
-        let ran = Command::new("sh").args(["-c", &script]).current_dir(&directory).output().unwrap();
+        let ran =
+            Command::new("sh").args(["-c", &script]).current_dir(&directory).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&ran.stderr), "", "{command}");
         assert_eq!(String::from_utf8_lossy(&ran.stdout), output, "{command}");
     }
@@ -300,8 +349,13 @@ fn versions_of_a_region_stand_in_one() {
     let twice = String::from_utf8_lossy(twice).replace("b0: at 1 goto", "b0:\nat 1\ngoto");
     let (status, _, err) = dynasour(&["check", "-"], twice.as_bytes());
     assert_eq!(status, 1);
-    assert!(err.contains("there is a region 0x1 already") && err.contains("[<stdin>:5:2]"), "{err}");
-    let (status, _, err) =
-        dynasour(&["diff", "-", "base", "t1"], b"region 1 { version t1 { anchor a0 = base.2 []\n b0:\n exit a0\n } }");
+    assert!(
+        err.contains("there is a region 0x1 already") && err.contains("[<stdin>:5:2]"),
+        "{err}"
+    );
+    let (status, _, err) = dynasour(
+        &["diff", "-", "base", "t1"],
+        b"region 1 { version t1 { anchor a0 = base.2 []\n b0:\n exit a0\n } }",
+    );
     assert_eq!((status, err.as_str()), (2, "dynasour: region 0x1 has no version base\n"));
 }

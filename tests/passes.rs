@@ -20,7 +20,8 @@ const TRACES: selection::Traces = selection::Traces { tier: "dynamo", threshold:
 
 fn compare(guest: &Guest) -> Result<(), String> {
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
-    let modes: Vec<Mode> = selection::fixed(TRACES).into_iter().chain(selection::random(guest.name, TRACES)).collect();
+    let modes: Vec<Mode> =
+        selection::fixed(TRACES).into_iter().chain(selection::random(guest.name, TRACES)).collect();
     lab.compare_guest(guest, &modes)
 }
 

@@ -8,14 +8,21 @@ use dynasour_testkit::{Lab, list};
 fn check(name: &str) {
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
     let guest = list::guest(name).expect("a guest of the list");
-    let flags =
-        ["--tier dynamo --threshold 1", "--tier dynamo --threshold 2 --chaos 1/5,3", "--tier full --threshold 20"];
+    let flags = [
+        "--tier dynamo --threshold 1",
+        "--tier dynamo --threshold 2 --chaos 1/5,3",
+        "--tier full --threshold 20",
+    ];
     let modes: Vec<Mode> = PLACEMENTS
         .iter()
         .flat_map(|placement| flags.map(|flags| (placement.name(), flags)))
         .map(|(name, flags)| Mode {
             name,
-            flags: ["--policy", name].into_iter().chain(flags.split(' ')).map(str::to_owned).collect(),
+            flags: ["--policy", name]
+                .into_iter()
+                .chain(flags.split(' '))
+                .map(str::to_owned)
+                .collect(),
         })
         .collect();
     if let Err(report) = lab.compare_guest(guest, &modes) {

@@ -18,7 +18,12 @@ fn directory(name: &str) -> PathBuf {
 fn guest(directory: &Path) -> PathBuf {
     let file = directory.join("thousand");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/explain/thousand.c");
-    let status = Command::new("cc").args(["-O1", "-o"]).arg(&file).arg(source).status().expect("a C compiler");
+    let status = Command::new("cc")
+        .args(["-O1", "-o"])
+        .arg(&file)
+        .arg(source)
+        .status()
+        .expect("a C compiler");
     assert!(status.success());
     file
 }
@@ -32,7 +37,9 @@ fn dynasour() -> Command {
 /// The lines of the map of a run: start, size, name.
 fn map(guest: &Path, tier: &str) -> Vec<(u64, u64, String)> {
     let mut run = dynasour();
-    run.args(["--perf-map", "--tier", tier, "--threshold", "500", "--"]).arg(guest).stdout(Stdio::null());
+    run.args(["--perf-map", "--tier", tier, "--threshold", "500", "--"])
+        .arg(guest)
+        .stdout(Stdio::null());
     let mut child = run.spawn().expect("it starts");
     let path = PathBuf::from(format!("/tmp/perf-{}.map", child.id()));
     assert!(child.wait().expect("it ends").success());
@@ -53,15 +60,19 @@ fn the_perf_map_names_traces_and_blocks() {
     let guest = guest(&directory);
     for tier in ["dynamo", "full"] {
         let lines = map(&guest, tier);
-        assert!(
-            lines.iter().all(|(start, size, name)| *start > 0x1000_0000 && *size > 0 && name.starts_with("dynasour:"))
-        );
+        assert!(lines.iter().all(|(start, size, name)| *start > 0x1000_0000
+            && *size > 0
+            && name.starts_with("dynasour:")));
         let trace = |name: &str| name.starts_with("dynasour:t") && name.contains(":work+0x");
-        assert!(lines.iter().any(|(_, _, name)| trace(name) && !name.ends_with(":exits")), "{tier}: {lines:?}");
+        assert!(
+            lines.iter().any(|(_, _, name)| trace(name) && !name.ends_with(":exits")),
+            "{tier}: {lines:?}"
+        );
         assert!(lines.iter().any(|(_, _, name)| trace(name) && name.ends_with(":exits")), "{tier}");
         let copied = lines.iter().any(|(_, _, name)| name.starts_with("dynasour:copy:main"));
         assert_eq!(copied, tier == "full");
-        let mut code: Vec<(u64, u64)> = lines.iter().map(|(start, size, _)| (*start, start + size)).collect();
+        let mut code: Vec<(u64, u64)> =
+            lines.iter().map(|(start, size, _)| (*start, start + size)).collect();
         code.sort_unstable();
         assert!(code.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{tier}: pieces lie apart");
     }
@@ -83,12 +94,20 @@ fn statistics_say_where_the_time_went() {
         assert!(output.status.success());
         let wall = start.elapsed().as_secs_f64();
         let json = fs::read_to_string(&file).expect("statistics");
-        (serde_json::from_str(&json).expect("JSON"), String::from_utf8_lossy(&output.stderr).into_owned(), wall)
+        (
+            serde_json::from_str(&json).expect("JSON"),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+            wall,
+        )
     };
-    let seconds = |stats: &Value, phase: &str| stats["time_nanoseconds"][phase].as_f64().expect("a number") / 1e9;
-    for (tier, phase, iterations) in
-        [("interp", "interpreting", "1000000"), ("dynamo", "native", "100000000"), ("full", "native", "100000000")]
-    {
+    let seconds = |stats: &Value, phase: &str| {
+        stats["time_nanoseconds"][phase].as_f64().expect("a number") / 1e9
+    };
+    for (tier, phase, iterations) in [
+        ("interp", "interpreting", "1000000"),
+        ("dynamo", "native", "100000000"),
+        ("full", "native", "100000000"),
+    ] {
         let (stats, table, wall) = run(tier, iterations);
         let times = stats["time_nanoseconds"].as_object().expect("an object");
         let all: f64 = times.values().filter_map(Value::as_f64).sum::<f64>() / 1e9;
@@ -96,14 +115,24 @@ fn statistics_say_where_the_time_went() {
         assert!(seconds(&stats, phase) > 0.5 * all, "{tier}: {stats}");
         assert!(table.contains("time of its threads (ms)") && table.contains(phase), "{table}");
         if tier == "dynamo" {
-            for phase in ["interpreting", "translating", "recording", "optimising", "emitting", "dispatching"] {
+            for phase in [
+                "interpreting",
+                "translating",
+                "recording",
+                "optimising",
+                "emitting",
+                "dispatching",
+            ] {
                 assert!(seconds(&stats, phase) > 0.0, "{phase}: {stats}");
             }
         }
         // Where the kernel delivers samples, they fall into a trace of the loop.
         let samples = |part: &str| stats["native_samples"][part].as_u64().unwrap_or(0);
         if samples("in traces") + samples("in copied blocks") > 20 {
-            assert!(tier == "full" && samples("in traces") > samples("in copied blocks"), "{stats}");
+            assert!(
+                tier == "full" && samples("in traces") > samples("in copied blocks"),
+                "{stats}"
+            );
         }
     }
     // Without the option, nothing is timed.
@@ -129,15 +158,24 @@ fn statistics_say_how_indirect_transfers_were_found() {
             return 0;
         }";
     fs::write(&source, text).expect("room");
-    let compiled = Command::new("cc").arg(format!("-DCALLS={CALLS}")).arg("-o").args([&guest, &source]).status();
+    let compiled = Command::new("cc")
+        .arg(format!("-DCALLS={CALLS}"))
+        .arg("-o")
+        .args([&guest, &source])
+        .status();
     assert!(compiled.expect("a C compiler").success());
     let file = directory.join("stats.json");
     let run = |options: &[&str]| -> (Value, String) {
         let mut run = dynasour();
-        run.args(["--tier", "copy"]).args(options).arg("--stats-json").args([&file, Path::new("--"), &guest]);
+        run.args(["--tier", "copy"]).args(options).arg("--stats-json").args([
+            &file,
+            Path::new("--"),
+            &guest,
+        ]);
         let output = run.output().expect("it runs");
         assert!(output.status.success());
-        let json: Value = serde_json::from_str(&fs::read_to_string(&file).expect("statistics")).expect("JSON");
+        let json: Value =
+            serde_json::from_str(&fs::read_to_string(&file).expect("statistics")).expect("JSON");
         (json["indirect"].clone(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (counts, table) = run(&["--stats"]);
@@ -145,7 +183,13 @@ fn statistics_say_how_indirect_transfers_were_found() {
     // The executed transfers are the calls and returns of the loop.
     assert!((2 * CALLS..2 * CALLS + OTHERS).contains(&number("executed")), "{counts}");
     assert!(number("second") + number("missed") < OTHERS && number("missed") > 0, "{counts}");
-    assert!(table.contains("indirect transfers") && table.contains("in the first table"), "{table}");
+    assert!(
+        table.contains("indirect transfers") && table.contains("in the first table"),
+        "{table}"
+    );
     let (uncounted, _) = run(&[]);
-    assert!(uncounted["executed"].is_null() && uncounted["missed"].as_u64() > Some(0), "{uncounted}");
+    assert!(
+        uncounted["executed"].is_null() && uncounted["missed"].as_u64() > Some(0),
+        "{uncounted}"
+    );
 }

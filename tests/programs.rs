@@ -53,10 +53,12 @@ fn select(tier: &'static str, speeds: &[Speed]) {
     let lab = Lab::new(env!("CARGO_BIN_EXE_dynasour"), env!("CARGO_TARGET_TMPDIR"));
     let only = std::env::var("DYNASOUR_ONLY").ok();
     let wanted = |name| only.as_deref().is_none_or(|only| only.split(',').any(|one| one == name));
-    let programs = list::ALL.iter().filter(|program| speeds.contains(&program.speed) && wanted(program.name));
+    let programs =
+        list::ALL.iter().filter(|program| speeds.contains(&program.speed) && wanted(program.name));
     let reports: Vec<String> = programs
         .filter_map(|program| {
-            let modes = selection::fixed(traces).into_iter().chain(selection::random(program.name, traces));
+            let modes =
+                selection::fixed(traces).into_iter().chain(selection::random(program.name, traces));
             let report = lab.compare_program(program, &modes.collect::<Vec<_>>()).err();
             println!("{}: {}", program.name, report.as_deref().unwrap_or("as natively"));
             report

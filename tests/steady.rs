@@ -23,7 +23,13 @@ fn build(name: &str, body: &str) -> PathBuf {
     std::fs::create_dir_all(&directory).expect("the target directory is writable");
     let (source, program) = (directory.join(format!("{name}.c")), directory.join(name));
     std::fs::write(&source, format!("{PRELUDE}{body}")).expect("the target directory is writable");
-    let built = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status().expect("cc runs");
+    let built = Command::new("cc")
+        .arg("-O1")
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .status()
+        .expect("cc runs");
     assert!(built.success(), "{name} does not build");
     program
 }
@@ -49,21 +55,24 @@ fn traced(program: &Path, options: &[&str], iterations: u64) -> (Vec<u8>, u64) {
 
 fn check(name: &str, [few, many]: [u64; 2], body: &str) {
     let program = build(name, body);
-    let native = Command::new(&program).arg(many.to_string()).output().expect("the guest runs natively");
+    let native =
+        Command::new(&program).arg(many.to_string()).output().expect("the guest runs natively");
     // Traces beside the interpreter, and traces among copied blocks.
     for options in [&["--threshold", "1000"][..], &[]] {
         let (_, before) = traced(&program, options, few);
         let (output, entries) = traced(&program, options, many);
         assert_eq!(output, native.stdout, "{name} {options:?}");
         println!("{name} {options:?}: {before} entries for {few} iterations, {entries} for {many}");
-        assert!(entries < before + SLACK, "{name} {options:?}: {before} entries for {few}, {entries} for {many}");
+        assert!(
+            entries < before + SLACK,
+            "{name} {options:?}: {before} entries for {few}, {entries} for {many}"
+        );
     }
 }
 
 #[test]
 fn one_loop() {
-    let body =
-        "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s += i ^ (s >> 3); return s; }";
+    let body = "uint64_t run(uint64_t n) { uint64_t s = 0; for (uint64_t i = 0; i < n; i++) s += i ^ (s >> 3); return s; }";
     check("one_loop", [10_000_000, 100_000_000], body);
 }
 
@@ -118,13 +127,19 @@ fn pointers_that_alias() {
 
 #[test]
 fn only_what_is_warm_is_copied() {
-    let body =
-        "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) s = s * 31 + i; return s; }";
+    let body = "uint64_t run(uint64_t n) { uint64_t s = 1; for (uint64_t i = 0; i < n; i++) s = s * 31 + i; return s; }";
     let program = build("warm", body);
     let figures = |options: &[&str]| {
         let json = program.with_extension("json");
         let mut command = Command::new(env!("CARGO_BIN_EXE_dynasour"));
-        command.arg("run").args(options).arg("--stats-json").arg(&json).arg("--").arg(&program).arg("1000000");
+        command
+            .arg("run")
+            .args(options)
+            .arg("--stats-json")
+            .arg(&json)
+            .arg("--")
+            .arg(&program)
+            .arg("1000000");
         assert!(command.output().expect("dynasour runs").status.success(), "{options:?}");
         let stats = std::fs::read_to_string(&json).expect("statistics were written");
         let stats: serde_json::Value = serde_json::from_str(&stats).expect("statistics are JSON");

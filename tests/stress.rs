@@ -19,7 +19,8 @@ use dynasour_testkit::{Lab, build, list};
 const THREADS: &str = "16";
 
 /// What a run without errors reports.
-const EXPECTED: &str = "balance 0, 0 sums of expirations wrong, 0 threads idle, 0 timers unheard, ticks\n";
+const EXPECTED: &str =
+    "balance 0, 0 sums of expirations wrong, 0 threads idle, 0 timers unheard, ticks\n";
 
 /// Resident kilobytes that no run may exceed (guess; most of it is the code cache, 64 MiB at most).
 /// A limit too high hides a leak.
@@ -50,12 +51,17 @@ impl Most {
     }
 
     fn and(self, other: Most) -> Most {
-        Most { resident: self.resident.max(other.resident), descriptors: self.descriptors.max(other.descriptors) }
+        Most {
+            resident: self.resident.max(other.resident),
+            descriptors: self.descriptors.max(other.descriptors),
+        }
     }
 }
 
 fn from_environment(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+    std::env::var(name).map_or(otherwise, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{name} must be a number"))
+    })
 }
 
 fn stress(mode: Mode) {
@@ -65,12 +71,15 @@ fn stress(mode: Mode) {
     let seconds = from_environment("DYNASOUR_STRESS", 5);
     let seed = from_environment("DYNASOUR_STRESS_SEED", 1);
     let mut native = built.invocation(guest);
-    native.args = [seed.to_string(), (seconds * 1000).to_string(), THREADS.to_owned()].map(Into::into).to_vec();
+    native.args = [seed.to_string(), (seconds * 1000).to_string(), THREADS.to_owned()]
+        .map(Into::into)
+        .to_vec();
     native.limit = Duration::from_secs(seconds * 2 + 150);
     let run = lab.launcher.wrap(&mode, &native);
 
     let mut seen = Vec::new();
-    let outcome = run.run_observed(Duration::from_millis(50), |process| seen.extend(Most::of(process)));
+    let outcome =
+        run.run_observed(Duration::from_millis(50), |process| seen.extend(Most::of(process)));
     let replay = format!("\n{}\n  replay: {run}", outcome.excerpt());
     assert_eq!(outcome.status, dynasour_testkit::run::Status::Exited(0), "{replay}");
     assert_eq!(String::from_utf8_lossy(&outcome.stdout), EXPECTED, "{replay}");
@@ -78,7 +87,8 @@ fn stress(mode: Mode) {
 
     assert!(seen.len() >= 10, "the process was seen {} times{replay}", seen.len());
     let (early, late) = seen.split_at(seen.len() / 2);
-    let [early, late] = [early, late].map(|half| half.iter().fold(Most::default(), |most, one| most.and(*one)));
+    let [early, late] =
+        [early, late].map(|half| half.iter().fold(Most::default(), |most, one| most.and(*one)));
     println!(
         "{}: {} KiB, then {}; {} descriptors, then {}",
         mode.name, early.resident, late.resident, early.descriptors, late.descriptors

@@ -46,19 +46,32 @@ fn each_end_is_reported_once() {
     let ends: [(&str, &[&str], Status); 9] = [
         ("exit", &["sh", "-c", "exit 3"], Status::Exited(3)),
         ("standard error closed", &["ls", "-d", "/"], Status::Exited(0)),
-        ("all descriptors closed", &["bash", "-c", "exec 0<&- 1>&- 2>&-; exit 4"], Status::Exited(4)),
+        (
+            "all descriptors closed",
+            &["bash", "-c", "exec 0<&- 1>&- 2>&-; exit 4"],
+            Status::Exited(4),
+        ),
         ("fault", &["sh", "-c", "kill -SEGV $$"], Status::Killed(11)),
         ("default action", &["sh", "-c", "kill -TERM $$; echo survived"], Status::Killed(15)),
         ("real-time signal", &["bash", "-c", "kill -40 $$; echo survived"], Status::Killed(40)),
         ("SIGKILL to itself", &["sh", "-c", "kill -KILL $$; echo survived"], Status::Killed(9)),
-        ("children", &["bash", "-c", "(exit 1); (kill -PIPE $BASHPID); true | cat"], Status::Exited(0)),
+        (
+            "children",
+            &["bash", "-c", "(exit 1); (kill -PIPE $BASHPID); true | cat"],
+            Status::Exited(0),
+        ),
         ("another program", &["sh", "-c", "exec sh -c 'exec ls -d /'"], Status::Exited(0)),
     ];
     for tier in TIERS {
         for (name, command, status) in ends {
             let outcome = translated(&directory, tier, &["--stats"], command);
             let (before, reports) = split_report(&outcome);
-            assert_eq!((outcome.status, reports), (status, 1), "{tier}, {name}: {}", outcome.excerpt());
+            assert_eq!(
+                (outcome.status, reports),
+                (status, 1),
+                "{tier}, {name}: {}",
+                outcome.excerpt()
+            );
             assert_eq!(before, "", "{tier}, {name}");
         }
     }
@@ -73,7 +86,12 @@ fn watched_signals_stay_the_guests() {
     let native = Invocation::new("/bin/sh", &directory).args(["-c", script]).run();
     assert_eq!(native.status, Status::Killed(libc::SIGUSR1));
     let watched = translated(&directory, "interp", &["--stats"], &["sh", "-c", script]);
-    assert_eq!((watched.status, &watched.stdout), (native.status, &native.stdout), "{}", watched.excerpt());
+    assert_eq!(
+        (watched.status, &watched.stdout),
+        (native.status, &native.stdout),
+        "{}",
+        watched.excerpt()
+    );
 }
 
 /// A relative file name means the directory in which the user started dynasour, and the last
@@ -89,7 +107,11 @@ fn statistics_go_to_the_file_that_the_user_named() {
     assert!(json["syscalls"].as_u64() > Some(5), "{json}");
     let outcome = translated(&directory, "interp", &["--stats-json", "/no/such/file"], &["true"]);
     assert_eq!(outcome.status, Status::Exited(0));
-    assert!(String::from_utf8_lossy(&outcome.stderr).contains("cannot write /no/such/file"), "{}", outcome.excerpt());
+    assert!(
+        String::from_utf8_lossy(&outcome.stderr).contains("cannot write /no/such/file"),
+        "{}",
+        outcome.excerpt()
+    );
 }
 
 /// With `--no-follow` the report covers the translated program, and is printed before the other
@@ -101,9 +123,13 @@ fn a_program_run_natively_is_preceded_by_the_report() {
     let outcome = translated(&directory, "interp", &["--stats", "--no-follow"], &command);
     let script = "shopt -s execfail; exec /no/such/file 2>/dev/null; exec echo native";
     assert_eq!(outcome.status, Status::Exited(127), "{}", outcome.excerpt());
-    let outcome = translated(&directory, "interp", &["--stats", "--no-follow"], &["bash", "-c", script]);
+    let outcome =
+        translated(&directory, "interp", &["--stats", "--no-follow"], &["bash", "-c", script]);
     let (before, reports) = split_report(&outcome);
-    assert_eq!((before.as_str(), reports, outcome.stdout.as_slice()), ("", 1, b"native\n".as_slice()));
+    assert_eq!(
+        (before.as_str(), reports, outcome.stdout.as_slice()),
+        ("", 1, b"native\n".as_slice())
+    );
 }
 
 /// The dynamic linker's settings in the environment apply to the guest; dynasour itself has no
@@ -112,8 +138,7 @@ fn a_program_run_natively_is_preceded_by_the_report() {
 fn dynamic_linker_settings_reach_the_guest_alone() {
     let directory = temporary("linker");
     let source = directory.join("preloaded.c");
-    let code =
-        "#include <unistd.h>\n__attribute__((constructor)) static void announce(void) { write(1, \"here\\n\", 5); }\n";
+    let code = "#include <unistd.h>\n__attribute__((constructor)) static void announce(void) { write(1, \"here\\n\", 5); }\n";
     fs::write(&source, code).expect("write the source");
     let library = directory.join("preloaded.so");
     let compiler = Invocation::new("/usr/bin/cc", &directory)
@@ -134,7 +159,8 @@ fn dynamic_linker_settings_reach_the_guest_alone() {
         for invocation in [&mut native, &mut translated] {
             invocation.environment.push((name.into(), value.into()));
         }
-        let (native, translated) = (lines_without_addresses(&native.run()), lines_without_addresses(&translated.run()));
+        let (native, translated) =
+            (lines_without_addresses(&native.run()), lines_without_addresses(&translated.run()));
         assert_eq!(native, translated, "{name}");
         assert!(!native.is_empty());
     }
@@ -142,9 +168,16 @@ fn dynamic_linker_settings_reach_the_guest_alone() {
 
 /// The lines of the output with all numbers made equal, since they may be addresses or process ids.
 fn lines_without_addresses(outcome: &Outcome) -> Vec<String> {
-    let text = format!("{}{}", String::from_utf8_lossy(&outcome.stdout), String::from_utf8_lossy(&outcome.stderr));
-    let is_number = |word: &str| word.trim_matches(['(', ')', ':']).starts_with("0x") || word.ends_with(':');
-    let line = |line: &str| line.split_whitespace().filter(|word| !is_number(word)).collect::<Vec<_>>().join(" ");
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&outcome.stdout),
+        String::from_utf8_lossy(&outcome.stderr)
+    );
+    let is_number =
+        |word: &str| word.trim_matches(['(', ')', ':']).starts_with("0x") || word.ends_with(':');
+    let line = |line: &str| {
+        line.split_whitespace().filter(|word| !is_number(word)).collect::<Vec<_>>().join(" ")
+    };
     text.lines().map(line).collect()
 }
 
@@ -166,11 +199,14 @@ fn what_a_process_inherits_is_untouched() {
         let program = PathBuf::from(words.next().expect("a program"));
         Invocation { program, args: words.collect(), ..invocation.clone() }.run()
     };
-    let under =
-        |launcher: Vec<OsString>| [vec![program.clone(), "under".into()], launcher, vec![program.clone()]].concat();
+    let under = |launcher: Vec<OsString>| {
+        [vec![program.clone(), "under".into()], launcher, vec![program.clone()]].concat()
+    };
     let native = run(under(vec![]));
     assert_eq!(native.status, Status::Exited(0), "{}", native.excerpt());
-    for options in [&["--tier", "interp"][..], &["--tier", "dynamo"], &["--tier", "interp", "--no-follow"]] {
+    for options in
+        [&["--tier", "interp"][..], &["--tier", "dynamo"], &["--tier", "interp", "--no-follow"]]
+    {
         let first = run(under(dynasour(options)));
         let second = run([dynasour(options), under(vec![])].concat());
         assert_eq!(native.difference(&first), None, "{options:?}");
@@ -203,16 +239,23 @@ fn limits_of_the_guest_are_not_the_translators() {
 #[test]
 fn limits_of_memory_are_named() {
     let directory = temporary("memory_limits");
-    for limit in ["-d 2000", "-d 5000", "-d 10000", "-v 60000", "-v 100000", "-v 150000", "-v 200000"] {
+    for limit in
+        ["-d 2000", "-d 5000", "-d 10000", "-v 60000", "-v 100000", "-v 150000", "-v 200000"]
+    {
         for tier in ["interp", "dynamo", "copy", "full"] {
             let dynasour = env!("CARGO_BIN_EXE_dynasour");
-            let script = format!("ulimit {limit}; exec {dynasour} run --tier {tier} -- /bin/echo here");
+            let script =
+                format!("ulimit {limit}; exec {dynasour} run --tier {tier} -- /bin/echo here");
             let outcome = Invocation::new("/bin/bash", &directory).args(["-c", &script]).run();
             let line = String::from_utf8_lossy(&outcome.stderr);
             match outcome.status {
-                Status::Exited(0) => assert_eq!((&outcome.stdout[..], &*line), (&b"here\n"[..], ""), "{script}"),
+                Status::Exited(0) => {
+                    assert_eq!((&outcome.stdout[..], &*line), (&b"here\n"[..], ""), "{script}")
+                }
                 Status::Exited(126) => assert!(
-                    line.starts_with("dynasour: ") && line.lines().count() == 1 && outcome.stdout.is_empty(),
+                    line.starts_with("dynasour: ")
+                        && line.lines().count() == 1
+                        && outcome.stdout.is_empty(),
                     "{script}: {line}"
                 ),
                 _ => panic!("{script}: {}\n{}", outcome.status, outcome.excerpt()),

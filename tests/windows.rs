@@ -97,7 +97,12 @@ fn build() -> PathBuf {
     fs::create_dir_all(&directory).expect("the target directory is writable");
     let (source, program) = (directory.join("guest.c"), directory.join("guest"));
     fs::write(&source, GUEST).expect("the target directory is writable");
-    let built = Command::new("cc").args(["-O1", "-o"]).arg(&program).arg(&source).status().expect("cc runs");
+    let built = Command::new("cc")
+        .args(["-O1", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .status()
+        .expect("cc runs");
     assert!(built.success(), "the guest does not build");
     program
 }
@@ -130,12 +135,21 @@ struct Traced {
 impl Traced {
     fn start(options: &[&str], guest: &Path, rounds: u32) -> Traced {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dynasour"));
-        command.arg("run").args(options).arg("--").arg(guest).arg(rounds.to_string()).stdout(Stdio::null());
+        command
+            .arg("run")
+            .args(options)
+            .arg("--")
+            .arg(guest)
+            .arg(rounds.to_string())
+            .stdout(Stdio::null());
         // SAFETY: one system call.
         unsafe { command.pre_exec(|| ptrace::traceme().map_err(io::Error::from)) };
         let child = command.spawn().expect("dynasour starts");
         let pid = Pid::from_raw(child.id() as i32);
-        assert!(matches!(waitpid(pid, None), Ok(WaitStatus::Stopped(_, Signal::SIGTRAP))), "ptrace is allowed here");
+        assert!(
+            matches!(waitpid(pid, None), Ok(WaitStatus::Stopped(_, Signal::SIGTRAP))),
+            "ptrace is allowed here"
+        );
         let options = ptrace::Options::PTRACE_O_EXITKILL | ptrace::Options::PTRACE_O_TRACESYSGOOD;
         ptrace::setoptions(pid, options).expect("options of ptrace");
         Traced { child, pid, in_call: false, breakpoint: None }
@@ -169,7 +183,8 @@ impl Traced {
     fn is_behind_a_call(&self) -> bool {
         const SYSCALL: u16 = 0x050f;
         let rip = self.rip();
-        self.breakpoint != Some(rip) && self.word(rip - 2).is_some_and(|code| code as u16 == SYSCALL)
+        self.breakpoint != Some(rip)
+            && self.word(rip - 2).is_some_and(|code| code as u16 == SYSCALL)
     }
 
     /// Executes one instruction. (The kernel lets a stepped `pushfq` push the trap flag; nothing
@@ -191,7 +206,8 @@ impl Traced {
     /// The numbers of the marker, if the process stands at the entry of a marker's system call.
     fn marker(&self) -> Option<Said> {
         let regs = ptrace::getregs(self.pid).expect("registers");
-        let is_marker = self.in_call && regs.orig_rax == libc::SYS_sched_yield as u64 && regs.rdi == MARK;
+        let is_marker =
+            self.in_call && regs.orig_rax == libc::SYS_sched_yield as u64 && regs.rdi == MARK;
         is_marker.then_some(Said { handled: regs.rsi, late: regs.rdx, wrong: regs.r10 })
     }
 
@@ -215,7 +231,8 @@ impl Traced {
     /// The address range of the code cache.
     fn cache(&self) -> Range<u64> {
         const CACHE_END: u64 = 0x4000_0000;
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).expect("the list of mappings");
+        let maps =
+            fs::read_to_string(format!("/proc/{}/maps", self.pid)).expect("the list of mappings");
         let mut caches = maps
             .lines()
             .filter(|line| line.split(' ').nth(1) == Some("r-xs"))
@@ -230,9 +247,12 @@ impl Traced {
     /// Sets the breakpoint before the instruction at `address`; `None` removes it.
     fn set_breakpoint(&mut self, address: Option<u64>) {
         self.breakpoint = address;
-        let register = |n: usize| (std::mem::offset_of!(libc::user, u_debugreg) + 8 * n) as ptrace::AddressType;
-        let set =
-            |n: usize, value: u64| ptrace::write_user(self.pid, register(n), value as i64).expect("a debug register");
+        let register = |n: usize| {
+            (std::mem::offset_of!(libc::user, u_debugreg) + 8 * n) as ptrace::AddressType
+        };
+        let set = |n: usize, value: u64| {
+            ptrace::write_user(self.pid, register(n), value as i64).expect("a debug register")
+        };
         set(7, 0);
         if let Some(address) = address {
             set(0, address);

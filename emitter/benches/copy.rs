@@ -1,11 +1,12 @@
 //! What copying a block costs: decoding, translation, linking, nothing executed.
 //!
-//! `cargo bench -p dynasour-emitter` copies this program's own code, from where its calls return to and along all direct exits,
-//! and prints the fastest of several runs, in the thread's processor time: others on the machine only cost it its caches. A block
-//! that is copied goes on behind conditional branches and forward jumps; the budget, 0.6 µs, counts the guest's basic blocks, as
+//! `cargo bench -p dynasour-emitter` copies this program's own code, from where its calls return to
+//! and along all direct exits, and prints the fastest of several runs, in the thread's processor
+//! time: others on the machine only cost it its caches. A block that is copied goes on behind
+//! conditional branches and forward jumps; the budget, 0.6 µs, counts the guest's basic blocks, as
 //! a translator without that would copy them one by one.
 
-use dynasour_emitter::copy::{CopyFigures, LinkId};
+use dynasour_emitter::blocks::{CopyFigures, LinkId};
 use dynasour_emitter::{Config, Emitter, Returns};
 use dynasour_guest::lift::Fetch;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
@@ -28,7 +29,8 @@ impl Fetch for Own {
         }
         let len = buffer.len().min((self.0.end - address) as usize);
         // SAFETY: the range is mapped readable for as long as the program runs.
-        buffer[..len].copy_from_slice(unsafe { std::slice::from_raw_parts(address as *const u8, len) });
+        buffer[..len]
+            .copy_from_slice(unsafe { std::slice::from_raw_parts(address as *const u8, len) });
         len
     }
 }
@@ -43,13 +45,15 @@ fn own_code() -> Own {
     Own(ranges.into_iter().find(|range| range.contains(&here)).expect("this function is mapped"))
 }
 
-/// Where calls return to, in the functions that stand behind `first`: calls are followed no further than themselves.
+/// Where calls return to, in the functions that stand behind `first`: calls are followed no further
+/// than themselves.
 fn returns(code: &Own, first: u64) -> Vec<u64> {
     let mut bytes = vec![0; (code.0.end - first) as usize];
     code.fetch(first, &mut bytes);
     let decoder = Decoder::with_ip(64, &bytes, first, DecoderOptions::NONE);
-    let calls =
-        decoder.into_iter().filter(|i| matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall));
+    let calls = decoder
+        .into_iter()
+        .filter(|i| matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall));
     calls.map(|call| call.next_ip()).take(STARTS).collect()
 }
 
@@ -64,8 +68,9 @@ fn processor_time() -> Duration {
 
 /// Time and figures of a run with an emitter of its own: blocks end earlier where much is flushed.
 fn run(code: &Own, starts: &[u64]) -> (Duration, CopyFigures) {
-    let mut emitter = Emitter::new(Config { cache_size: 32 << 20, returns: Returns::Table, ..Config::default() })
-        .expect("a code cache");
+    let mut emitter =
+        Emitter::new(Config { cache_size: 32 << 20, returns: Returns::Table, ..Config::default() })
+            .expect("a code cache");
     let start = processor_time();
     for start in starts {
         emitter.copy(*start, code).expect("room in the cache");

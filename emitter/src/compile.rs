@@ -9,8 +9,8 @@ use crate::codegen::mach::SiteKind;
 use crate::codegen::{self, Entry, ExitState, Host, Request};
 use crate::emitter::{EmitError, Emitter, EntryState};
 use crate::fragment::{ExitId, Fragment, FragmentId};
-use crate::indirect::{Source, Via};
 use crate::record::Record;
+use crate::transfers::indirect::{Source, Via};
 use dynasour_ir::Version;
 
 impl Emitter {
@@ -50,7 +50,11 @@ impl Emitter {
     ///
     /// # Errors
     /// The version cannot be compiled, or there is no room.
-    pub fn compile(&mut self, version: &Version, entry: EntryState) -> Result<FragmentId, EmitError> {
+    pub fn compile(
+        &mut self,
+        version: &Version,
+        entry: EntryState,
+    ) -> Result<FragmentId, EmitError> {
         let request = self.request(version.region, entry)?;
         let code = codegen::compile(version, &request, &mut self.allocator)?;
         self.place(&request, code)
@@ -60,7 +64,8 @@ impl Emitter {
     pub(crate) fn warm_record(&self, exit: ExitId) -> Result<(&Fragment, &Record), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
         let fragment = self.fragment(e.fragment).ok_or(EmitError::Unknown)?;
-        let record = e.record.and_then(|r| fragment.records.get(r as usize)).ok_or(EmitError::Unknown)?;
+        let record =
+            e.record.and_then(|r| fragment.records.get(r as usize)).ok_or(EmitError::Unknown)?;
         Ok((fragment, record))
     }
 

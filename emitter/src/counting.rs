@@ -1,7 +1,8 @@
-//! Counting: fragments that count how often each part of them runs, for who asks what guards cost and how often they fail.
+//! Counting: fragments that count how often each part of them runs, for who asks what guards cost
+//! and how often they fail.
 //!
-//! Under [`Config::count`](crate::Config::count) code is added that adds one to a word of data memory and spares all
-//! registers and flags:
+//! Under [`Config::count`](crate::Config::count) code is added that adds one to a word of data
+//! memory and spares all registers and flags:
 //!
 //! ```text
 //! mov gs:[save], rcx
@@ -11,11 +12,13 @@
 //! mov rcx, gs:[save]
 //! ```
 //!
-//! It stands behind the entry (*entered*), at the head of a loop (*iterations*: arrivals there, from the entry and by the back
-//! edge), before the jump of each guard and at each trace end (*executed*), and in the cold code of each site before its record
-//! (*left*), where failures come through wherever they go on to. Without that setting no byte of the code is different.
+//! It stands behind the entry (*entered*), at the head of a loop (*iterations*: arrivals there,
+//! from the entry and by the back edge), before the jump of each guard and at each trace end
+//! (*executed*), and in the cold code of each site before its record (*left*), where failures come
+//! through wherever they go on to. Without that setting no byte of the code is different.
 //!
-//! Words are never used again, so counts outlive flushes. Threads that run one fragment at once lose counts.
+//! Words are never used again, so counts outlive flushes. Threads that run one fragment at once
+//! lose counts.
 
 use crate::cache::words::Words;
 use crate::codegen::compiled::CompiledSite;
@@ -28,7 +31,8 @@ use std::ops::Range;
 
 pub use crate::codegen::count::length_at;
 
-/// Words that there can be. The last one is for the code of fragments that came when all others were in use; it is never read.
+/// Words that there can be. The last one is for the code of fragments that came when all others
+/// were in use; it is never read.
 const WORDS: usize = 1 << 22;
 /// A word that is counted in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,8 +57,9 @@ pub struct CountedSite {
     pub kind: SiteKind,
     /// The anchor it leaves through.
     pub anchor: AnchorId,
-    /// Its IR instruction in the version as given to the emitter: block and index; for an end, the number of instructions.
-    /// None where the emitter has put it before the version, to perform what an exit had deferred.
+    /// Its IR instruction in the version as given to the emitter: block and index; for an end, the
+    /// number of instructions. None where the emitter has put it before the version, to perform
+    /// what an exit had deferred.
     pub place: Option<(u32, u32)>,
     /// Where the host's jump or faulting instruction is; 0 if there is none.
     pub host: u64,
@@ -79,7 +84,12 @@ pub struct Tally {
 
 impl Tally {
     /// What the words of a fragment mean.
-    pub(crate) fn new(run: Run, first_site: u32, sites: &[CompiledSite], host: impl Fn(Site) -> (u64, u64)) -> Tally {
+    pub(crate) fn new(
+        run: Run,
+        first_site: u32,
+        sites: &[CompiledSite],
+        host: impl Fn(Site) -> (u64, u64),
+    ) -> Tally {
         let site = |(n, site): (u32, &CompiledSite)| {
             let (host, cold) = host(Site(n));
             CountedSite {
@@ -155,7 +165,9 @@ impl Emitter {
     pub fn sharing(&self, exit: ExitId) -> Vec<ExitId> {
         let Some(e) = self.exit(exit) else { return Vec::new() };
         let exits = self.fragment(e.fragment).map_or(0..0, |f| f.exits.clone());
-        let shares = |other: &ExitId| self.exit(*other).is_some_and(|o| o.record.is_some() && o.record == e.record);
+        let shares = |other: &ExitId| {
+            self.exit(*other).is_some_and(|o| o.record.is_some() && o.record == e.record)
+        };
         exits.map(ExitId).filter(shares).collect()
     }
 

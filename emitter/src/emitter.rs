@@ -14,20 +14,20 @@
 //! [`Emitter::unlink_for_signal`] and [`Emitter::relink`], and read the addresses in
 //! [`Emitter::stubs`].
 
+use crate::blocks::{self, Blocks, CounterId, LOADED, LinkId};
 use crate::cache::{Cache, CacheError};
 use crate::codegen::mach::SiteKind;
 use crate::codegen::{Allocator, CodegenError};
-use crate::copy::{self, Blocks, CounterId, LOADED, LinkId};
 use crate::counting::Counting;
 use crate::cpu::Cpu;
 use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at};
-use crate::indirect::{Displaced, Indirect, MISSED, Via};
 use crate::links::passages::Way;
 use crate::links::{graph, writer};
 use crate::record::PendingStore;
-use crate::returns::{Kept, Returns};
 use crate::stubs::{self, ABORTED, StubError, Stubs};
 use crate::transfers::entry_check::EntryCheck;
+use crate::transfers::indirect::{Displaced, Indirect, MISSED, Via};
+use crate::transfers::stack_returns::{Kept, Returns};
 use dynasour_guest::context::ThreadContext;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -189,10 +189,12 @@ impl EntryPoint {
             missed @ MISSED..=LAST_MISSED => {
                 Left::Indirect(Via::from_index((missed - MISSED) as usize).unwrap_or(Via::Memory))
             }
-            copy::FAULT => Left::Fault,
-            copy::STALE => Left::Stale,
-            counter @ copy::FIRST_COUNTER.. => Left::Hot(CounterId(counter - copy::FIRST_COUNTER)),
-            link @ copy::FIRST_LINK.. => Left::Block(LinkId(link - copy::FIRST_LINK)),
+            blocks::FAULT => Left::Fault,
+            blocks::STALE => Left::Stale,
+            counter @ blocks::FIRST_COUNTER.. => {
+                Left::Hot(CounterId(counter - blocks::FIRST_COUNTER))
+            }
+            link @ blocks::FIRST_LINK.. => Left::Block(LinkId(link - blocks::FIRST_LINK)),
             exit => Left::Exit(ExitId(exit)),
         }
     }
@@ -226,7 +228,8 @@ impl Emitter {
         let mut cache = Cache::new(config.cache_size)?;
         let stubs = Stubs::generate(&mut cache, &cpu)?;
         let entry_check = EntryCheck::on(&cpu, config.entry_check);
-        let mut indirect = Indirect::new(&mut cache, stubs.leave_canonical, config.rates, entry_check, cpu.bmi2)?;
+        let mut indirect =
+            Indirect::new(&mut cache, stubs.leave_canonical, config.rates, entry_check, cpu.bmi2)?;
         indirect.name_transfers(config.names_transfers);
         let blocks = Blocks::new(&mut cache, &cpu, &stubs, &mut indirect, config.returns)?;
         cache.set_floor();
@@ -306,14 +309,23 @@ impl Emitter {
     /// Where to enter a fragment, for a thread that does not have the emitter while it is there.
     pub fn entry_point(&self, fragment: FragmentId) -> Result<EntryPoint, EmitError> {
         let code = self.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
-        Ok(EntryPoint { stubs: self.stubs.enter, code, loaded: 0, kept: self.indirect.returns().kept() })
+        Ok(EntryPoint {
+            stubs: self.stubs.enter,
+            code,
+            loaded: 0,
+            kept: self.indirect.returns().kept(),
+        })
     }
 
     /// Runs a fragment: see [`EntryPoint::run`].
     ///
     /// # Safety
     /// The promise of [`EntryPoint::run`].
-    pub unsafe fn enter(&self, ctx: *mut ThreadContext, fragment: FragmentId) -> Result<Left, EmitError> {
+    pub unsafe fn enter(
+        &self,
+        ctx: *mut ThreadContext,
+        fragment: FragmentId,
+    ) -> Result<Left, EmitError> {
         let entry = self.entry_point(fragment)?;
         // SAFETY: the caller's promise; nothing is flushed while `self` is borrowed.
         Ok(unsafe { entry.run(ctx) })
@@ -344,7 +356,9 @@ impl Emitter {
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
         match self.fragment_at(host_rip) {
             Some(id) => self.fragments[id.0 as usize].fault_exit(host_rip),
-            None => self.indirect.returns().fault_exit(host_rip).or_else(|| self.copy_fault(host_rip)),
+            None => {
+                self.indirect.returns().fault_exit(host_rip).or_else(|| self.copy_fault(host_rip))
+            }
         }
     }
 
@@ -364,7 +378,9 @@ impl Emitter {
         if self.stubs.enter_window.contains(&host_rip) {
             return Some(Diversion { rip: self.stubs.abort, displaced: Displaced::None });
         }
-        if let Some(diversion) = self.indirect.diversion(host_rip).or_else(|| self.copy_diversion(host_rip)) {
+        if let Some(diversion) =
+            self.indirect.diversion(host_rip).or_else(|| self.copy_diversion(host_rip))
+        {
             return Some(diversion);
         }
         let fragment = self.fragment(self.fragment_at(host_rip)?)?;
@@ -381,10 +397,16 @@ impl Emitter {
     pub fn force_guard(&self, exit: ExitId, on: bool) -> Result<(), EmitError> {
         match self.exit(exit).and_then(|e| e.jcc).ok_or(EmitError::Unknown)? {
             GuardJump::Leaves(address, condition) => {
-                writer::force(&self.cache, address, if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] });
+                writer::force(
+                    &self.cache,
+                    address,
+                    if on { [0x90, 0xe9] } else { [0x0f, 0x80 | condition] },
+                );
             }
             GuardJump::BackEdge(field, _, out) if on => writer::lead(&self.cache, field, out),
-            GuardJump::BackEdge(field, head, _) => graph::set_target(&self.fragments, field, head, &self.cache),
+            GuardJump::BackEdge(field, head, _) => {
+                graph::set_target(&self.fragments, field, head, &self.cache)
+            }
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! What is known about emitted code: fragments, their exits, links, and the tables that signal handlers read.
+//! What is known about emitted code: fragments, their exits, links, and the tables that signal
+//! handlers read.
 
 pub(crate) use crate::codegen::compiled::Borrowed;
 use crate::codegen::mach::SiteKind;
@@ -29,8 +30,8 @@ pub struct Exit {
     pub target: Option<u64>,
     /// [`Anchor::after`](dynasour_ir::Anchor::after), if it is.
     pub after: Option<u64>,
-    /// Has the guest certainly executed an instruction between the fragment's entry and this exit? Known from an
-    /// effect in between: an anchor never reaches over one.
+    /// Has the guest certainly executed an instruction between the fragment's entry and this exit?
+    /// Known from an effect in between: an anchor never reaches over one.
     pub progress: bool,
     /// Index into the fragment's records; trace ends have none.
     pub(crate) record: Option<u32>,
@@ -43,8 +44,8 @@ pub struct Exit {
 pub(crate) enum GuardJump {
     /// A `jcc` at this address leaves if the condition holds: it becomes a `jmp`.
     Leaves(u64, u8),
-    /// A back edge that goes on if its condition holds, by the rel32 field at the first address to the second: it is
-    /// made to lead to the third, the guard's cold code.
+    /// A back edge that goes on if its condition holds, by the rel32 field at the first address to
+    /// the second: it is made to lead to the third, the guard's cold code.
     BackEdge(u64, u64, u64),
 }
 
@@ -59,11 +60,13 @@ pub(crate) enum LinkKind {
     Borrowed(ExitId),
     /// Of this record, in the state that it describes.
     Record(u32),
-    /// Of a guard with this record, in the same state. It leads where the record does, or to the guard's way there.
+    /// Of a guard with this record, in the same state. It leads where the record does, or to the
+    /// guard's way there.
     Guard(u32),
 }
 
-/// A patchable jump: its rel32 field, where it goes on a request to leave, and where it goes otherwise.
+/// A patchable jump: its rel32 field, where it goes on a request to leave, and where it goes
+/// otherwise.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub kind: LinkKind,
@@ -130,16 +133,18 @@ pub struct Fragment {
     pub uses_vector: bool,
     /// Host registers whose contents at exits are the fragment's own: bit n is register n.
     pub touched: u16,
-    /// The borrowed registers that it saves at entry, with their slots. Every register has a slot of its own for that, so
-    /// that what one fragment saved the next may leave there.
+    /// The borrowed registers that it saves at entry, with their slots. Every register has a slot
+    /// of its own for that, so that what one fragment saved the next may leave there.
     pub(crate) saves: Borrowed,
     /// The registers whose guest values are in slots at its direct ends.
     pub(crate) restores: Borrowed,
-    /// Where it is entered with its registers saved already, and where with the extended state loaded, too.
+    /// Where it is entered with its registers saved already, and where with the extended state
+    /// loaded, too.
     pub(crate) inside: (u64, u64),
     /// What it is for.
     pub(crate) role: FragmentRole,
-    /// Nothing may lead to it until it is woken: see [`Emitter::put_to_rest`](crate::Emitter::put_to_rest).
+    /// Nothing may lead to it until it is woken: see
+    /// [`Emitter::put_to_rest`](crate::Emitter::put_to_rest).
     pub(crate) is_resting: bool,
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
@@ -163,12 +168,14 @@ impl Fragment {
     }
 }
 
-/// Finds the fragment whose code contains an address: hot code ascends with the index, cold code descends.
+/// Finds the fragment whose code contains an address: hot code ascends with the index, cold code
+/// descends.
 pub(crate) fn fragment_at(fragments: &[Fragment], address: u64) -> Option<FragmentId> {
     let hot = fragments.partition_point(|f| f.hot.start <= address);
     if hot > 0 && fragments[hot - 1].hot.contains(&address) {
         return Some(FragmentId(hot as u32 - 1));
     }
     let cold = fragments.partition_point(|f| f.cold.start > address);
-    (cold < fragments.len() && fragments[cold].cold.contains(&address)).then_some(FragmentId(cold as u32))
+    (cold < fragments.len() && fragments[cold].cold.contains(&address))
+        .then_some(FragmentId(cold as u32))
 }

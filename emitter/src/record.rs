@@ -1,8 +1,10 @@
-//! Compact deopt records: how to rebuild the guest's state at an exit from the registers a fragment left.
+//! Compact deopt records: how to rebuild the guest's state at an exit from the registers a fragment
+//! left.
 //!
-//! A record is a list of nodes in evaluation order. Leaves are host registers, spill slots and constants; inner
-//! nodes are pure IR operations over earlier nodes, which is how a varmap value that the hot code never computed
-//! is computed here. Meaning comes from [`dynasour_ir::semantics`] alone.
+//! A record is a list of nodes in evaluation order. Leaves are host registers, spill slots and
+//! constants; inner nodes are pure IR operations over earlier nodes, which is how a varmap value
+//! that the hot code never computed is computed here. Meaning comes from [`dynasour_ir::semantics`]
+//! alone.
 
 use dynasour_guest::context::ThreadContext;
 use dynasour_ir::semantics::{self, ARITH_FLAGS, OF};
@@ -81,8 +83,8 @@ pub const fn pack_flags(image: u64) -> u64 {
 }
 
 impl Record {
-    /// Evaluates the record on the registers in `ctx.raw` and the spill slots, and writes the guest's general
-    /// registers, rflags and pc to `ctx`. Returns the deferred stores.
+    /// Evaluates the record on the registers in `ctx.raw` and the spill slots, and writes the
+    /// guest's general registers, rflags and pc to `ctx`. Returns the deferred stores.
     pub fn apply(&self, ctx: &mut ThreadContext) -> SmallVec<[PendingStore; 4]> {
         let values = self.evaluate(ctx);
         let value = |n: u16| values[usize::from(n)];
@@ -106,7 +108,11 @@ impl Record {
                 };
                 let index = value(s.args[1]).wrapping_mul(u64::from(s.mem.scale));
                 let offset = value(s.args[0]).wrapping_add(index).wrapping_add(s.mem.disp as u64);
-                PendingStore { address: segment.wrapping_add(offset), size: s.ty.bytes(), value: value(s.args[2]) }
+                PendingStore {
+                    address: segment.wrapping_add(offset),
+                    size: s.ty.bytes(),
+                    value: value(s.args[2]),
+                }
             })
             .collect()
     }
@@ -127,7 +133,8 @@ impl Record {
                     if *ty == Ty::Flags { unpack_flags(raw) } else { raw & ty.mask() }
                 }
                 Node::Op(op, ty, args) => {
-                    let args: SmallVec<[u64; 3]> = args.iter().map(|a| values[usize::from(*a)]).collect();
+                    let args: SmallVec<[u64; 3]> =
+                        args.iter().map(|a| values[usize::from(*a)]).collect();
                     semantics::eval(*op, *ty, &args)
                 }
             };
@@ -161,7 +168,11 @@ mod tests {
     #[test]
     fn packing_round_trips() {
         for bits in 0..64u64 {
-            let image = (bits & 1) | (bits & 2) << 1 | (bits & 4) << 2 | (bits & 0x18) << 3 | (bits & 0x20) << 6;
+            let image = (bits & 1)
+                | (bits & 2) << 1
+                | (bits & 4) << 2
+                | (bits & 0x18) << 3
+                | (bits & 0x20) << 6;
             assert_eq!(image & !ARITH_FLAGS, 0);
             assert_eq!(unpack_flags(pack_flags(image)), image);
         }

@@ -204,7 +204,8 @@ pub(crate) unsafe fn enter(stub: u64, ctx: *mut ThreadContext, entry: u64) -> u6
     // SAFETY: the address of a stub generated above with exactly this signature; the rest is the
     // caller's promise.
     unsafe {
-        let f: unsafe extern "sysv64" fn(*mut ThreadContext, u64) -> u64 = std::mem::transmute(stub);
+        let f: unsafe extern "sysv64" fn(*mut ThreadContext, u64) -> u64 =
+            std::mem::transmute(stub);
         f(ctx, entry)
     }
 }

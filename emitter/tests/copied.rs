@@ -2,7 +2,7 @@
 
 mod harness;
 
-use dynasour_emitter::copy::{Copied, Counted, HeadCounts};
+use dynasour_emitter::blocks::{Copied, Counted, HeadCounts};
 use dynasour_emitter::{Emitter, Left, set_gs};
 use dynasour_guest::decode::Bytes;
 use dynasour_ir::Version;
@@ -19,7 +19,8 @@ fn entry(emitter: &mut Emitter, pc: u64, bytes: &[u8]) -> u64 {
     }
 }
 
-/// A block that goes on at its own start stands where its line delivers it fastest, whatever was copied before it.
+/// A block that goes on at its own start stands where its line delivers it fastest, whatever was
+/// copied before it.
 #[test]
 fn short_loops_stand_where_they_are_fast() {
     // Twelve no-operations of four bytes, `dec eax; jne` back, and an instruction of the runtime's.
@@ -42,10 +43,13 @@ fn short_loops_stand_where_they_are_fast() {
     assert!(offsets.iter().all(|offset| *offset == offsets[0] && *offset != 0), "{offsets:?}");
 }
 
-/// Fails its guard unless rdx is 7, before anything has been done; more values are live at once than registers are free.
+/// Fails its guard unless rdx is 7, before anything has been done; more values are live at once
+/// than registers are free.
 fn guarded(pc: u64) -> Version {
-    let values: String = (0..8).map(|i| format!("v{} = mul.i64 v{}, v1\n", 10 + i, 9 + i)).collect();
-    let sums: String = (0..8).map(|i| format!("v{} = xor.i64 v{}, v{}\n", 40 + i, 39 + i, 17 - i)).collect();
+    let values: String =
+        (0..8).map(|i| format!("v{} = mul.i64 v{}, v1\n", 10 + i, 9 + i)).collect();
+    let sums: String =
+        (0..8).map(|i| format!("v{} = xor.i64 v{}, v{}\n", 40 + i, 39 + i, 17 - i)).collect();
     let text = format!(
         "region {pc:#x} {{ version t1 {{
     anchor a0 = base.{pc:#x} []
@@ -61,7 +65,8 @@ fn guarded(pc: u64) -> Version {
     version(&text).expect("a version")
 }
 
-/// A fragment's exit to where it began goes on in the block there for good, though all other links lead to the fragment.
+/// A fragment's exit to where it began goes on in the block there for good, though all other links
+/// lead to the fragment.
 #[test]
 fn an_exit_without_progress_never_leads_back() {
     // `inc rax; jne +0x100`
@@ -80,10 +85,14 @@ fn an_exit_without_progress_never_leads_back() {
     // SAFETY: the code only computes in registers.
     let left = unsafe { bench.emitter.enter(&mut *bench.ctx, fragment) }.expect("it exists");
     let Left::Block(link) = left else { panic!("{left:?}") };
-    assert_eq!((bench.emitter.copy_exit(link).map(|(pc, _)| pc), bench.ctx.gpr[0]), (Some(START + 0x109), 41));
+    assert_eq!(
+        (bench.emitter.copy_exit(link).map(|(pc, _)| pc), bench.ctx.gpr[0]),
+        (Some(START + 0x109), 41)
+    );
 }
 
-/// Where there have been many calls, everything is dropped once, and calls are the host's from then on.
+/// Where there have been many calls, everything is dropped once, and calls are the host's from then
+/// on.
 #[test]
 fn many_places_to_return_to_make_returns_go_by_the_stack() {
     const CALLS: u64 = 40_000;
@@ -101,7 +110,8 @@ fn many_places_to_return_to_make_returns_go_by_the_stack() {
     let first = |emitter: &Emitter, entry: u64| emitter.cache().read(entry, 1)[0];
     let Ok(Copied::Entry(pushes)) = emitter.copy(START, &code) else { panic!("it can be copied") };
     assert_eq!(first(emitter, pushes), 0x68, "push");
-    let full = (1..CALLS).find(|n| emitter.copy(START + 5 * n, &code).is_err_and(|error| error.is_full()));
+    let full =
+        (1..CALLS).find(|n| emitter.copy(START + 5 * n, &code).is_err_and(|error| error.is_full()));
     assert!(full.is_some_and(|n| n > 1000), "{full:?}");
     emitter.flush_all();
     let Ok(Copied::Entry(calls)) = emitter.copy(START, &code) else { panic!("it can be copied") };

@@ -52,7 +52,8 @@ fn tally(bench: &Bench, id: FragmentId) -> Tally {
 }
 
 fn guards(tally: &Tally) -> Vec<CountedSite> {
-    let mut guards: Vec<_> = tally.sites.iter().filter(|s| s.kind == SiteKind::Guard).copied().collect();
+    let mut guards: Vec<_> =
+        tally.sites.iter().filter(|s| s.kind == SiteKind::Guard).copied().collect();
     guards.sort_by_key(|g| g.place);
     guards
 }
@@ -62,8 +63,12 @@ fn every_part_is_counted_and_nothing_is_changed() {
     let looping = version(LOOP).expect("a version");
     let (mut plain, mut counting) = (Bench::new(), Bench::counting());
     let (f, g) = (plain.compile(&looping), counting.compile(&looping));
-    assert!(plain.emitter.fragment(f).is_some_and(|f| f.tally.is_none()), "who does not count has no counters");
-    // From 7 on: 6, 5, 4 and then 3, where the second guard fails; from 1 on the first fails at once.
+    assert!(
+        plain.emitter.fragment(f).is_some_and(|f| f.tally.is_none()),
+        "who does not count has no counters"
+    );
+    // From 7 on: 6, 5, 4 and then 3, where the second guard fails; from 1 on the first fails at
+    // once.
     for (rcx, at) in [(7, 0x100c), (7, 0x100c), (1, 0x1008), (0x107, 0x100c)] {
         let (expected, out) = (plain.run(f, &start(5, rcx)), counting.run(g, &start(5, rcx)));
         assert_eq!(out.pc, at);

@@ -1,8 +1,9 @@
 //! Indirect trace ends: who is found, and a signal at each instruction on the way.
 //!
-//! A run is single-stepped by the trap flag. At the n-th step inside the code cache the test does what the runtime's
-//! handler does for an asynchronous signal (unlink, divert), for every n. The state that comes out must be exact: that
-//! before the first fragment, between the two, or after the second.
+//! A run is single-stepped by the trap flag. At the n-th step inside the code cache the test does
+//! what the runtime's handler does for an asynchronous signal (unlink, divert), for every n. The
+//! state that comes out must be exact: that before the first fragment, between the two, or after
+//! the second.
 
 mod harness;
 
@@ -35,12 +36,16 @@ thread_local! {
     static RUN: Cell<Option<Run>> = const { Cell::new(None) };
 }
 
-extern "C" fn on_step(_signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_step(
+    _signal: libc::c_int,
+    _info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     /// By encoding number: rax, rcx, rdx, rsi.
     const GREGS: [(usize, libc::c_int); 4] =
         [(0, libc::REG_RAX), (1, libc::REG_RCX), (2, libc::REG_RDX), (6, libc::REG_RSI)];
-    // SAFETY: the kernel passes a valid ucontext; the run's emitter and context outlive it, and the host's FS base is in
-    // place, so that thread locals work.
+    // SAFETY: the kernel passes a valid ucontext; the run's emitter and context outlive it, and the
+    // host's FS base is in place, so that thread locals work.
     unsafe {
         let regs = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
         let Some(mut run) = RUN.get() else {
@@ -58,7 +63,8 @@ extern "C" fn on_step(_signal: libc::c_int, _info: *mut libc::siginfo_t, context
                 if let Some(diversion) = emitter.diversion(rip) {
                     regs[libc::REG_RIP as usize] = diversion.rip as i64;
                     for (register, saved) in diversion.displaced.places() {
-                        let (_, slot) = GREGS.iter().find(|(n, _)| n == register).copied().unwrap_or_default();
+                        let (_, slot) =
+                            GREGS.iter().find(|(n, _)| n == register).copied().unwrap_or_default();
                         regs[slot as usize] = (*run.context).stub_save[*saved] as i64;
                     }
                 }
@@ -82,8 +88,8 @@ fn install_handler() {
     });
 }
 
-/// Runs `first` on `before`, with a signal at the given step in the cache. Where did it find the thread, and how did it
-/// come out?
+/// Runs `first` on `before`, with a signal at the given step in the cache. Where did it find the
+/// thread, and how did it come out?
 fn stepped(
     bench: &mut Bench,
     first: FragmentId,
@@ -96,8 +102,8 @@ fn stepped(
     bench.ctx.stub_save = [0xdead_0000_dead; 8];
     let (emitter, context) = (&raw const *bench.emitter, &raw const *bench.ctx);
     RUN.set(Some(Run { emitter, context, steps: 0, signal_at, signalled: None }));
-    // SAFETY: this thread's context; the guest is two harmless fragments. The first signal sets the trap flag, which
-    // stays set until the handler finds no run.
+    // SAFETY: this thread's context; the guest is two harmless fragments. The first signal sets the
+    // trap flag, which stays set until the handler finds no run.
     let left = unsafe {
         set_gs(&mut *bench.ctx);
         libc::raise(libc::SIGTRAP);
@@ -111,7 +117,10 @@ fn stepped(
         Left::Indirect(_) => bench.ctx.rip = bench.ctx.next_pc,
         _ => return (rip, None),
     }
-    (rip, Some((bench.ctx.rip, State { gpr: bench.ctx.gpr, flags: bench.ctx.rflags & ARITH_FLAGS })))
+    (
+        rip,
+        Some((bench.ctx.rip, State { gpr: bench.ctx.gpr, flags: bench.ctx.rflags & ARITH_FLAGS })),
+    )
 }
 
 fn state(target: u64) -> State {
@@ -137,7 +146,8 @@ fn jumper() -> Version {
 
 /// Adds rdx to rax; with `flags`, sets them.
 fn adder(pc: u64, flags: bool) -> Version {
-    let (named, made) = if flags { (", rflags = v3", "v3 = flags.add.i64 v0, v1") } else { ("", "") };
+    let (named, made) =
+        if flags { (", rflags = v3", "v3 = flags.add.i64 v0, v1") } else { ("", "") };
     version(&format!(
         "region {pc:#x} {{ version t1 {{
     anchor a0 = base.0x9000 [rax = v2{named}]
@@ -156,7 +166,8 @@ fn between(before: &State) -> State {
     s
 }
 
-/// A destination for `pc`, and one that shares its word in the first table if `collide`: then the miss stub finds it.
+/// A destination for `pc`, and one that shares its word in the first table if `collide`: then the
+/// miss stub finds it.
 fn signal_everywhere(pc: u64, flags: bool, collide: bool, registered: bool) {
     for bench in [Bench::new(), Bench::naming_transfers()] {
         signals(bench, pc, flags, collide, registered);
@@ -190,7 +201,11 @@ fn signals(mut bench: Bench, pc: u64, flags: bool, collide: bool, registered: bo
         let at = format!("signal at {rip:#x}\n{}", listing(&bench));
         let which = match out {
             None => {
-                assert_eq!((bench.ctx.gpr, bench.ctx.rflags & ARITH_FLAGS), (before.gpr, before.flags), "{at}");
+                assert_eq!(
+                    (bench.ctx.gpr, bench.ctx.rflags & ARITH_FLAGS),
+                    (before.gpr, before.flags),
+                    "{at}"
+                );
                 0
             }
             Some((0x9000, state)) => {
@@ -243,7 +258,8 @@ fn signals_on_the_way_to_nowhere() {
 fn pcs_that_share_a_word_are_told_apart() {
     let mut bench = Bench::with_cache(4 << 20);
     let first = bench.compile(&jumper());
-    // All in one word of the first table; pairs that differ in one half only; bits above the low half.
+    // All in one word of the first table; pairs that differ in one half only; bits above the low
+    // half.
     let mut pcs: Vec<u64> = (0..40).map(|i| 0x1234 + (i << 16)).collect();
     pcs.extend([0x1_0000_1234, 0x7f00_0000_1234, 0xffff_8000_0000_1234, 0x8000_1234, 0x7fff_1234]);
     for (i, pc) in pcs.iter().enumerate() {
@@ -287,7 +303,8 @@ fn who_jumps_is_known_from_the_next_flush_on() {
         assert_eq!(bench.emitter.transfer(&bench.ctx), Some(from));
     }
     // Who does not know leaves nobody else's name behind.
-    let first = bench.compile(&version(&jumper().to_string().replace("after 0x1004 ", "")).unwrap());
+    let first =
+        bench.compile(&version(&jumper().to_string().replace("after 0x1004 ", "")).unwrap());
     let out = bench.run(first, &state(0x40_2000));
     assert_eq!((out.deopt.after, bench.emitter.transfer(&bench.ctx)), (None, None));
 }

@@ -1,5 +1,6 @@
-//! Every pure operation at every width, on registers and constants, against `semantics::eval`: results, flags, and
-//! each condition of each flags operation, both as values at a trace's end and as records.
+//! Every pure operation at every width, on registers and constants, against `semantics::eval`:
+//! results, flags, and each condition of each flags operation, both as values at a trace's end and
+//! as records.
 
 mod harness;
 
@@ -8,7 +9,8 @@ use dynasour_ir::eval::State;
 use dynasour_ir::op::{ArgTy, ResultTy};
 use dynasour_ir::semantics::{self, ARITH_FLAGS};
 use dynasour_ir::{
-    Anchor, AnchorId, Block, Builder, Cond, FlagOp, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version,
+    Anchor, AnchorId, Block, Builder, Cond, FlagOp, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value,
+    Version,
 };
 use harness::Bench;
 
@@ -36,7 +38,8 @@ impl Random {
 
 const INPUTS: [Gpr; 3] = [Gpr::RAX, Gpr::RCX, Gpr::RSI];
 
-/// An operand of the given type: from input register `i`, or the constant that the register will hold.
+/// An operand of the given type: from input register `i`, or the constant that the register will
+/// hold.
 fn operand(b: &mut Builder, param: Value, ty: Ty, constant: Option<u64>) -> Operand {
     if let Some(c) = constant {
         return Operand::Const(c & ty.mask());
@@ -82,7 +85,14 @@ impl Case {
         let params = entry_params(&mut v);
         let mut b = Builder::new(&mut v);
         let args: Vec<Operand> = (0..self.args.len())
-            .map(|i| operand(&mut b, params[i], self.args[i], (self.constants >> i & 1 != 0).then_some(inputs[i])))
+            .map(|i| {
+                operand(
+                    &mut b,
+                    params[i],
+                    self.args[i],
+                    (self.constants >> i & 1 != 0).then_some(inputs[i]),
+                )
+            })
             .collect();
         let result = self.result();
         let value = b.version.value(result);
@@ -121,7 +131,14 @@ impl Case {
         }
     }
 
-    fn run(&self, bench: &mut Bench, f: FragmentId, version: &Version, inputs: &[u64; 3], random: &mut Random) {
+    fn run(
+        &self,
+        bench: &mut Bench,
+        f: FragmentId,
+        version: &Version,
+        inputs: &[u64; 3],
+        random: &mut Random,
+    ) {
         let mut state = State { flags: random.next() & ARITH_FLAGS, ..State::default() };
         state.gpr.iter_mut().for_each(|g| *g = random.next());
         for (g, v) in INPUTS.iter().zip(inputs) {
@@ -167,7 +184,8 @@ fn run_op(op: Op, rounds: usize) {
             // The bit-test index lies within its operand.
             for record in [false, true] {
                 for _ in 0..rounds {
-                    Case { op, ty, args: args.clone(), constants, record }.check(&mut bench, &mut random);
+                    Case { op, ty, args: args.clone(), constants, record }
+                        .check(&mut bench, &mut random);
                 }
             }
         }
@@ -186,7 +204,8 @@ fn extensions() {
     let mut bench = Bench::new();
     let mut random = Random(77);
     for from in [Ty::I1, Ty::I8, Ty::I16, Ty::I32] {
-        for to in [Ty::I8, Ty::I16, Ty::I32, Ty::I64].into_iter().filter(|t| t.bits() > from.bits()) {
+        for to in [Ty::I8, Ty::I16, Ty::I32, Ty::I64].into_iter().filter(|t| t.bits() > from.bits())
+        {
             for op in [Op::Zext(from), Op::Sext(from)] {
                 for constants in 0..2 {
                     let case = Case { op, ty: to, args: vec![from], constants, record: false };
@@ -225,17 +244,27 @@ fn conditions_of_operations() {
     }
 }
 
-fn one_condition(bench: &mut Bench, random: &mut Random, op: FlagOp, ty: Ty, cond: Cond, constants: u32) {
+fn one_condition(
+    bench: &mut Bench,
+    random: &mut Random,
+    op: FlagOp,
+    ty: Ty,
+    cond: Cond,
+    constants: u32,
+) {
     let mut inputs: [u64; 3] = std::array::from_fn(|_| random.interesting());
     if op == FlagOp::Bt {
         inputs[1] &= u64::from(ty.bits()) - 1;
     }
-    let types: Vec<Ty> = op.args().iter().map(|a| if let ArgTy::Is(t) = a { *t } else { ty }).collect();
+    let types: Vec<Ty> =
+        op.args().iter().map(|a| if let ArgTy::Is(t) = a { *t } else { ty }).collect();
     let mut v = Version::new("t1", 0x1000);
     let params = entry_params(&mut v);
     let mut b = Builder::new(&mut v);
     let args: Vec<Operand> = (0..types.len())
-        .map(|i| operand(&mut b, params[i], types[i], (constants >> i & 1 != 0).then_some(inputs[i])))
+        .map(|i| {
+            operand(&mut b, params[i], types[i], (constants >> i & 1 != 0).then_some(inputs[i]))
+        })
         .collect();
     let f = b.flags(op, ty, &args);
     let c = b.cond(cond, f);
@@ -245,12 +274,17 @@ fn one_condition(bench: &mut Bench, random: &mut Random, op: FlagOp, ty: Ty, con
     guard.anchor = Some(AnchorId(0));
     b.insts.push(guard);
     let insts = b.insts;
-    let varmap = |tag| vec![(Loc::Gpr(Gpr::RBX), chosen), (Loc::Gpr(Gpr::RDX), byte), (Loc::Gpr(Gpr::R11), tag)];
+    let varmap = |tag| {
+        vec![(Loc::Gpr(Gpr::RBX), chosen), (Loc::Gpr(Gpr::RDX), byte), (Loc::Gpr(Gpr::R11), tag)]
+    };
     v.anchor(Anchor::new(Operand::Const(0x3000), varmap(Operand::Const(1))));
     v.anchor(Anchor::new(Operand::Const(0x2000), varmap(Operand::Const(2))));
     v.blocks.push(Block { params, insts, term: Term::Exit(AnchorId(1)) });
-    let values: Vec<u64> =
-        types.iter().zip(&inputs).map(|(t, i)| if *t == Ty::Flags { i & ARITH_FLAGS } else { i & t.mask() }).collect();
+    let values: Vec<u64> = types
+        .iter()
+        .zip(&inputs)
+        .map(|(t, i)| if *t == Ty::Flags { i & ARITH_FLAGS } else { i & t.mask() })
+        .collect();
     let holds = semantics::cond_holds(cond, semantics::eval(Op::Flags(op), ty, &values));
     if bench.emitter.fragments().len() > 2000 {
         bench.emitter.flush_all();

@@ -1,6 +1,6 @@
-//! Random traces natively against the evaluator: the optimiser's random guest programs, optimised by random passes,
-//! are run in process, and after both have left, `base` goes on from where each of them is. Guards are forced at
-//! random, too.
+//! Random traces natively against the evaluator: the optimiser's random guest programs, optimised
+//! by random passes, are run in process, and after both have left, `base` goes on from where each
+//! of them is. Guards are forced at random, too.
 
 mod harness;
 #[path = "../../ir/tests/support/mod.rs"]
@@ -37,7 +37,9 @@ struct Search<'a> {
 
 impl Hooks<ModelMachine> for Search<'_> {
     fn at(&mut self, pc: u64, state: &State, machine: &ModelMachine) -> bool {
-        self.found |= pc == self.pc && state == self.state && machine.first_difference(self.machine).is_none();
+        self.found |= pc == self.pc
+            && state == self.state
+            && machine.first_difference(self.machine).is_none();
         self.found
     }
 }
@@ -54,7 +56,8 @@ impl World {
             area.protect(0, area.len, true);
             let start = area.start;
             for (i, chunk) in area.bytes_mut().chunks_exact_mut(8).enumerate() {
-                chunk.copy_from_slice(&machine.load(start + 8 * i as u64, 8).unwrap().to_le_bytes());
+                chunk
+                    .copy_from_slice(&machine.load(start + 8 * i as u64, 8).unwrap().to_le_bytes());
             }
         }
         let protected = machine.store(STACK, 1, u64::from(self.areas[0].bytes()[4096])).is_err();
@@ -89,15 +92,27 @@ fn passes_through(
     let mut search = Search { pc, state, machine, found: false };
     let (mut at, mut memory) = entry.clone();
     let mut budget = 100_000;
-    let leave = run_base(&mut program.blocks, HEAD, &mut at, &mut memory, &mut search, &mut budget).unwrap();
-    search.found || leave == Leave::Goto(pc) && at == *state && memory.first_difference(machine).is_none()
+    let leave = run_base(&mut program.blocks, HEAD, &mut at, &mut memory, &mut search, &mut budget)
+        .unwrap();
+    search.found
+        || leave == Leave::Goto(pc) && at == *state && memory.first_difference(machine).is_none()
 }
 
-fn check(world: &mut World, program: &mut Program, version: &Version, random: &mut Random, what: &str) {
+fn check(
+    world: &mut World,
+    program: &mut Program,
+    version: &Version,
+    random: &mut Random,
+    what: &str,
+) {
     let fragment = world.bench.compile(version);
     let guards: Vec<ExitId> = {
         let f = world.bench.emitter.fragment(fragment).unwrap();
-        f.exits.clone().map(ExitId).filter(|e| world.bench.emitter.exit(*e).unwrap().kind == SiteKind::Guard).collect()
+        f.exits
+            .clone()
+            .map(ExitId)
+            .filter(|e| world.bench.emitter.exit(*e).unwrap().kind == SiteKind::Guard)
+            .collect()
     };
     for round in 0..6 {
         if round == 4 {
@@ -113,7 +128,8 @@ fn check(world: &mut World, program: &mut Program, version: &Version, random: &m
         if let Some(guard) = forced {
             let _ = world.bench.emitter.force_guard(guard, true);
         }
-        let (mut native_pc, native_state, native_machine, exit) = world.native(version, fragment, &entry);
+        let (mut native_pc, native_state, native_machine, exit) =
+            world.native(version, fragment, &entry);
         if let Some(guard) = forced {
             let _ = world.bench.emitter.force_guard(guard, false);
         }
@@ -137,8 +153,8 @@ fn check(world: &mut World, program: &mut Program, version: &Version, random: &m
 /// Bit of the pc that shows that a resolved stub led to a canonical fragment.
 const CAUGHT: u64 = 1 << 40;
 
-/// Lets every guard's exit continue in a fragment that does nothing but leave: by a resolved stub, or compiled for the
-/// exit's state, which it names in full or not at all.
+/// Lets every guard's exit continue in a fragment that does nothing but leave: by a resolved stub,
+/// or compiled for the exit's state, which it names in full or not at all.
 fn link_all(world: &mut World, guards: &[ExitId]) {
     for (n, guard) in guards.iter().enumerate() {
         let Some(pc) = world.bench.emitter.exit(*guard).unwrap().target else { continue };
@@ -172,8 +188,9 @@ fn campaign(bench: Bench, seeds: std::ops::Range<u64>, length: u64) {
         let (blocks, loops) = (1 + random.below(4), random.chance(70));
         let mut program = program(&mut random, blocks, length, loops);
         let mut version = trace(&program, random.chance(80));
-        let names: Vec<&'static str> =
-            (0..random.below(8)).map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name).collect();
+        let names: Vec<&'static str> = (0..random.below(8))
+            .map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name)
+            .collect();
         optimise_with(&mut version, &names, &OptOptions::default());
         let what = format!("seed {seed}, passes {names:?}");
         if world.bench.emitter.fragments().len() > 200 {

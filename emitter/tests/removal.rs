@@ -1,9 +1,9 @@
-//! Copied blocks that are removed one by one: what leads to them leads out, what was written in their place is copied anew,
-//! and what they took is used again.
+//! Copied blocks that are removed one by one: what leads to them leads out, what was written in
+//! their place is copied anew, and what they took is used again.
 
 mod harness;
 
-use dynasour_emitter::copy::Copied;
+use dynasour_emitter::blocks::Copied;
 use dynasour_emitter::{Emitter, Left};
 use dynasour_guest::decode::{Bytes, Fetch};
 use harness::{Area, Bench};
@@ -13,7 +13,8 @@ use std::ops::Range;
 const START: u64 = 0x10_0ff0;
 const TARGET: u64 = 0x10_1000;
 
-/// `inc rax; jne TARGET`, and at the target `lea rbx, [rax + n]`, for some `n` `inc rbx`, and an instruction of the runtime's.
+/// `inc rax; jne TARGET`, and at the target `lea rbx, [rax + n]`, for some `n` `inc rbx`, and an
+/// instruction of the runtime's.
 fn code(n: u8) -> Vec<u8> {
     let mut code = vec![0x48, 0xff, 0xc0, 0x0f, 0x85, 0, 0, 0, 0];
     let relative = (TARGET - (START + 9)) as u32;
@@ -76,7 +77,8 @@ fn what_changes_is_copied_anew_and_takes_no_more_memory() {
     assert_eq!(used[20], used[999]);
 }
 
-/// Everything is also dropped so that blocks are made otherwise: when transfers are to name themselves.
+/// Everything is also dropped so that blocks are made otherwise: when transfers are to name
+/// themselves.
 #[test]
 fn what_was_doomed_before_blocks_became_different_is_not_reclaimed() {
     let mut bench = Bench::new();
@@ -107,7 +109,8 @@ fn what_was_doomed_before_a_flush_is_not_reclaimed() {
     assert_eq!(run(&mut bench, START, &code), bench.ctx.gpr[0] + 2);
 }
 
-/// A thread keeps the landings of calls whose blocks are gone; what is put in their place is never returned to by them.
+/// A thread keeps the landings of calls whose blocks are gone; what is put in their place is never
+/// returned to by them.
 #[test]
 fn landings_are_forgotten_before_their_memory_is_used_again() {
     const SLOTS: u64 = 4096;
@@ -129,8 +132,13 @@ fn landings_are_forgotten_before_their_memory_is_used_again() {
             (bench.ctx.gpr[0], bench.ctx.gpr[4]) = (round, bottom + 8 * (1 + round % SLOTS));
             assert_eq!(run(&mut bench, START, &code), round + 2);
         }
-        let (_, block) = bench.emitter.all_blocks().find(|(_, host)| host.contains(&place)).expect("it is there");
-        let kept = bench.ctx.landings.iter().filter(|landing| block.contains(&u64::from(**landing)));
+        let (_, block) = bench
+            .emitter
+            .all_blocks()
+            .find(|(_, host)| host.contains(&place))
+            .expect("it is there");
+        let kept =
+            bench.ctx.landings.iter().filter(|landing| block.contains(&u64::from(**landing)));
         assert_eq!(kept.count(), 1, "round {round}");
         let doomed = bench.emitter.remove_copied(&(START..START + 1));
         assert_eq!(doomed.len(), 1);
@@ -170,7 +178,10 @@ fn run_checked(bench: &mut Bench, area: &Area, flags: u64) -> u64 {
         }
     }
     const FLAGS: u64 = 0x8d5;
-    assert_eq!((bench.ctx.gpr[1], bench.ctx.gpr[0], bench.ctx.rflags & FLAGS), (0x1111, 0x2222, flags));
+    assert_eq!(
+        (bench.ctx.gpr[1], bench.ctx.gpr[0], bench.ctx.rflags & FLAGS),
+        (0x1111, 0x2222, flags)
+    );
     bench.ctx.gpr[3]
 }
 

@@ -1,4 +1,5 @@
-//! Hand-written traces through the emitter: each outcome is compared with the evaluator's and with what is expected.
+//! Hand-written traces through the emitter: each outcome is compared with the evaluator's and with
+//! what is expected.
 
 mod harness;
 
@@ -135,7 +136,10 @@ fn warm_exits_get_resolved_stubs() {
     expected.gpr[0] = expected.gpr[0].wrapping_add(1000);
     expected.flags = out.state.flags;
     assert_eq!(out.state, expected, "{}", bench.emitter.listing(stub).unwrap());
-    assert_eq!(out.deopt.exit, dynasour_emitter::ExitId(bench.emitter.fragment(next).unwrap().exits.start));
+    assert_eq!(
+        out.deopt.exit,
+        dynasour_emitter::ExitId(bench.emitter.fragment(next).unwrap().exits.start)
+    );
     let stored = &stack.bytes()[2040..2048];
     assert_eq!(stored, 0u64.to_le_bytes());
     // And back to the runtime.
@@ -197,9 +201,11 @@ fn linked_ends_and_indirect_ends() {
 
 /// Combines rax and rdx by way of `n` values that are live at once, and ends at `target`.
 fn busy(pc: u64, target: u64, n: u32) -> dynasour_ir::Version {
-    let values: String =
-        (0..n).map(|i| format!("v{} = mul.i64 v{}, v1\n", 10 + i, if i == 0 { 0 } else { 9 + i })).collect();
-    let sums: String = (0..n).map(|i| format!("v{} = xor.i64 v{}, v{}\n", 40 + i, 39 + i, 9 + n - i)).collect();
+    let values: String = (0..n)
+        .map(|i| format!("v{} = mul.i64 v{}, v1\n", 10 + i, if i == 0 { 0 } else { 9 + i }))
+        .collect();
+    let sums: String =
+        (0..n).map(|i| format!("v{} = xor.i64 v{}, v{}\n", 40 + i, 39 + i, 9 + n - i)).collect();
     version(&format!(
         "region {pc:#x} {{ version t1 {{
     anchor a0 = base.{target:#x} [rax = v{}]
@@ -218,7 +224,8 @@ fn what_leads_into_a_fragment_by_a_passage_is_taken_away_with_the_rest() {
     let [first, same, other] = [(0x1000, 0x2000, 4), (0x2000, 0x3000, 4), (0x3000, 0x4000, 8)]
         .map(|(pc, target, n)| bench.compile(&busy(pc, target, n)));
     let before = state(&[(Gpr::RAX, 3), (Gpr::RDX, 5)], 0x8d5);
-    let passages = |b: &Bench| b.emitter.fragments().iter().filter(|f| f.version == "passage").count();
+    let passages =
+        |b: &Bench| b.emitter.fragments().iter().filter(|f| f.version == "passage").count();
     // Each on its own, then linked: behind the saves, and by a passage.
     let one = bench.run(first, &before);
     let two = bench.run(same, &one.state);
@@ -284,12 +291,20 @@ fn computed_targets_are_told_apart_by_stubs() {
         }
         bench.emitter.link_exit_if(exit, behind[n]).unwrap();
         exit = bench.run(first, &at(0x4000)).deopt.exit;
-        assert!(bench.emitter.exit(exit).is_some_and(|e| e.kind == SiteKind::Guard && e.target.is_none()));
+        assert!(
+            bench
+                .emitter
+                .exit(exit)
+                .is_some_and(|e| e.kind == SiteKind::Guard && e.target.is_none())
+        );
     }
     for (n, pc) in targets.into_iter().enumerate() {
         let expected = bench.run(behind[n], &alone[n].state);
         let out = bench.run(first, &at(pc));
-        assert_eq!((out.pc, out.state, out.deopt.exit), (0x7000, expected.state, expected.deopt.exit));
+        assert_eq!(
+            (out.pc, out.state, out.deopt.exit),
+            (0x7000, expected.state, expected.deopt.exit)
+        );
         assert_eq!(stack.bytes()[56..64], 9u64.to_le_bytes());
     }
 }
@@ -297,7 +312,8 @@ fn computed_targets_are_told_apart_by_stubs() {
 #[test]
 fn a_poll_in_the_entry_block_does_not_move_the_entries() {
     let mut bench = Bench::new();
-    let text = busy(0x2000, 0x3000, 4).to_string().replace("rdx):\n", "rdx):\n      poll else a1\n");
+    let text =
+        busy(0x2000, 0x3000, 4).to_string().replace("rdx):\n", "rdx):\n      poll else a1\n");
     let text = text.replacen("    b0(", "    anchor a1 = base.0x2000 [rax = v0]\n    b0(", 1);
     let first = bench.compile(&busy(0x1000, 0x2000, 4));
     let polling = bench.compile(&version(&text).unwrap());
@@ -331,7 +347,12 @@ fn the_extended_state_is_loaded_by_the_first_fragment_that_uses_it() {
     bench.ctx.xstate.0[XMM0] = 5;
     bench.ctx.xstate.0[XSTATE_BV] |= 2;
     let before = state(&[(Gpr::RAX, 1), (Gpr::RDX, 1)], 0x8d5);
-    let chain = [adder(0x1000, "0x2000"), doubler(0x2000, 0x3000), adder(0x3000, "0x4000"), doubler(0x4000, 0x5000)];
+    let chain = [
+        adder(0x1000, "0x2000"),
+        doubler(0x2000, 0x3000),
+        adder(0x3000, "0x4000"),
+        doubler(0x4000, 0x5000),
+    ];
     let fragments: Vec<_> = chain.iter().map(|v| bench.compile(v)).collect();
     let doubled = [5, 10, 10, 20];
     for (n, expected) in doubled.into_iter().enumerate() {
@@ -412,8 +433,9 @@ fn a_full_cache_is_flushed_and_filled_again() {
 /// 30 values live at once, used by a later sum and by a varmap.
 #[test]
 fn register_pressure() {
-    let mut text =
-        String::from("region 0x1000 { version t1 {\n anchor a0 = base.0x9000 [rbx = s29, rsi = m7, r15 = m29]\n");
+    let mut text = String::from(
+        "region 0x1000 { version t1 {\n anchor a0 = base.0x9000 [rbx = s29, rsi = m7, r15 = m29]\n",
+    );
     text.push_str(" anchor a1 = base.0x2000 [rbx = s29, rsi = m3, r15 = m11]\n b0(v0: i64 = rax, v1: i64 = rcx):\n");
     for i in 0..30 {
         text.push_str(&format!("  m{i} = mul.i64 v{}, {}\n", i % 2, 3 + 2 * i));
@@ -424,12 +446,15 @@ fn register_pressure() {
     }
     text.push_str("  c = lt.u.i64 s29, m5\n  assume c else a0\n  exit a1\n } }");
     // Names to the numbers that the text form wants.
-    let mut names: Vec<String> = (0..30).map(|i| format!("m{i}")).chain((0..30).map(|i| format!("s{i}"))).collect();
+    let mut names: Vec<String> =
+        (0..30).map(|i| format!("m{i}")).chain((0..30).map(|i| format!("s{i}"))).collect();
     names.push("c".into());
     for (n, name) in names.iter().enumerate().rev() {
         let number = format!("v{}", n + 2);
-        for (before, after) in [("  ", " = "), (" ", ","), (" ", "\n"), ("= ", "]"), (" ", " else")] {
-            text = text.replace(&format!("{before}{name}{after}"), &format!("{before}{number}{after}"));
+        for (before, after) in [("  ", " = "), (" ", ","), (" ", "\n"), ("= ", "]"), (" ", " else")]
+        {
+            text = text
+                .replace(&format!("{before}{name}{after}"), &format!("{before}{number}{after}"));
         }
     }
     let v = version(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
@@ -449,7 +474,8 @@ fn register_pressure() {
     }
 }
 
-/// Counts rcx down and collects flags that are made before the poll; `{}` is what the loop does with them.
+/// Counts rcx down and collects flags that are made before the poll; `{}` is what the loop does
+/// with them.
 fn flags_before_the_poll(of_them: &str) -> dynasour_ir::Version {
     let text = format!(
         "region 0x1000 {{ version t1 {{

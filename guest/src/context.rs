@@ -153,7 +153,8 @@ impl ThreadContext {
     /// configuration (MXCSR 0x1f80, x87 control word 0x37f), which is what a new process has.
     pub fn new() -> Box<ThreadContext> {
         // SAFETY: every field is plain data for which all-zero bytes are a valid value.
-        let mut context: Box<ThreadContext> = unsafe { Box::<ThreadContext>::new_zeroed().assume_init() };
+        let mut context: Box<ThreadContext> =
+            unsafe { Box::<ThreadContext>::new_zeroed().assume_init() };
         context.initialise();
         context
     }
@@ -162,7 +163,9 @@ impl ThreadContext {
     pub fn clear(&mut self) {
         // SAFETY: as in `new`. The fields from `landings` on may keep old values: `landings_of` is
         // 0 now, so nothing reads them.
-        unsafe { std::ptr::write_bytes(std::ptr::from_mut(self).cast::<u8>(), 0, offset::LANDINGS) };
+        unsafe {
+            std::ptr::write_bytes(std::ptr::from_mut(self).cast::<u8>(), 0, offset::LANDINGS)
+        };
         self.initialise();
     }
 

@@ -133,7 +133,14 @@ pub struct Reader<'f> {
 impl<'f> Reader<'f> {
     /// A reader with nothing fetched yet.
     pub fn new(code: &'f dyn Fetch) -> Reader<'f> {
-        Reader { code, options: decoder_options(), start: 0, len: 0, last: (0, 0), window: [0; WINDOW] }
+        Reader {
+            code,
+            options: decoder_options(),
+            start: 0,
+            len: 0,
+            last: (0, 0),
+            window: [0; WINDOW],
+        }
     }
 
     /// The offset in the window of the bytes from `pc` on: at least [`MAX_LENGTH`] unless some
@@ -198,7 +205,9 @@ impl<'f> Reader<'f> {
         if inst.code() == Code::Pause && bytes[inst.len() - 2] & 0xf1 == 0x41 {
             // `pause` with REX.B is `xchg eax, r8d` on some processors, which iced does not know.
             self.last = (offset, inst.len());
-            return Decoded::Inst(Decoder::with_ip(64, bytes, pc, options | DecoderOptions::NO_PAUSE).decode());
+            return Decoded::Inst(
+                Decoder::with_ip(64, bytes, pc, options | DecoderOptions::NO_PAUSE).decode(),
+            );
         }
         if !inst.is_invalid() {
             self.last = (offset, inst.len());
@@ -214,7 +223,11 @@ impl<'f> Reader<'f> {
                         padded[available] = next;
                         Decoder::with_ip(64, &padded, pc, options).decode().is_invalid()
                     });
-                if undefined { Decoded::Invalid(available) } else { Decoded::Unfetchable(available) }
+                if undefined {
+                    Decoded::Invalid(available)
+                } else {
+                    Decoded::Unfetchable(available)
+                }
             }
             _ if decoder.position() >= MAX_LENGTH => Decoded::TooLong,
             _ => Decoded::Invalid(decoder.position().max(1)),
@@ -243,7 +256,9 @@ mod tests {
         // A lock prefix on an instruction that does not allow one.
         assert!(matches!(at(&[0xf0, 0x89, 0xc8]), Decoded::Invalid(_)));
         assert!(matches!(at(&[0xf3, 0x90]), Decoded::Inst(i) if i.code() == Code::Pause));
-        assert!(matches!(at(&[0xf3, 0x41, 0x90]), Decoded::Inst(i) if i.code() == Code::Xchg_r32_EAX));
+        assert!(
+            matches!(at(&[0xf3, 0x41, 0x90]), Decoded::Inst(i) if i.code() == Code::Xchg_r32_EAX)
+        );
     }
 
     #[test]

@@ -137,7 +137,9 @@ fn find_program(path: &Path) -> Result<Plan, Reason> {
         let step = step.map_err(|reason| match scripts {
             0 => reason,
             _ if reason == Reason::ScriptDepth => reason,
-            _ => Reason::ScriptInterpreter { interpreter: current.clone(), reason: Box::new(reason) },
+            _ => {
+                Reason::ScriptInterpreter { interpreter: current.clone(), reason: Box::new(reason) }
+            }
         })?;
         match step {
             Step::Script(line) => {
@@ -151,7 +153,13 @@ fn find_program(path: &Path) -> Result<Plan, Reason> {
                 scripts += 1;
             }
             Step::Program(program, linker) => {
-                return Ok(Plan { asked: path.to_path_buf(), file_name, prefix, program: *program, linker });
+                return Ok(Plan {
+                    asked: path.to_path_buf(),
+                    file_name,
+                    prefix,
+                    program: *program,
+                    linker,
+                });
             }
         }
     }
@@ -164,7 +172,8 @@ enum Step {
 }
 
 fn open_step(path: &Path, scripts: usize) -> Result<Step, Reason> {
-    let file = if scripts == 0 { executable::open(path)? } else { executable::open_interpreter(path)? };
+    let file =
+        if scripts == 0 { executable::open(path)? } else { executable::open_interpreter(path)? };
     if scripts > script::MAX_SCRIPTS {
         return Err(Reason::ScriptDepth);
     }
@@ -193,7 +202,8 @@ fn open_linker(file: &File, name: &Range<u64>) -> Result<Program, Reason> {
         let headers = Headers::read(&file)?;
         Ok(Program { path: path.to_path_buf(), file, headers })
     };
-    open(&path).map_err(|reason| Reason::ElfInterpreter { interpreter: path, reason: Box::new(reason) })
+    open(&path)
+        .map_err(|reason| Reason::ElfInterpreter { interpreter: path, reason: Box::new(reason) })
 }
 
 fn c_string(bytes: &[u8]) -> Result<CString, Reason> {
@@ -273,9 +283,10 @@ impl Plan {
         let headers = &self.program.headers;
         let image = self.program.map(options)?;
         let map_linker = |linker: &'_ Program| {
-            linker
-                .map(options)
-                .map_err(|reason| Reason::ElfInterpreter { interpreter: linker.path.clone(), reason: Box::new(reason) })
+            linker.map(options).map_err(|reason| Reason::ElfInterpreter {
+                interpreter: linker.path.clone(),
+                reason: Box::new(reason),
+            })
         };
         let linker = match &self.linker {
             Some(linker) => Some((linker, map_linker(linker)?)),
@@ -294,8 +305,9 @@ impl Plan {
         let brk = Brk::new(headers.data_len())
             .map_err(|errno| Reason::CannotMap { what: "the program break".into(), errno })?;
 
-        let entry_pc =
-            linker.as_ref().map_or(program_entry, |(linker, image)| linker.headers.entry.wrapping_add(image.bias));
+        let entry_pc = linker
+            .as_ref()
+            .map_or(program_entry, |(linker, image)| linker.headers.entry.wrapping_add(image.bias));
         let stack_range = stack.range.clone();
         stack.commit();
         let mut images = vec![self.program.commit(image)];

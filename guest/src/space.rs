@@ -131,7 +131,9 @@ pub(crate) fn try_low<T>(
     for attempt in 0..ATTEMPTS {
         let next = NEXT_LOW.load(Ordering::Relaxed);
         let candidate = if attempt == 0 && next != 0 {
-            next.checked_add(align - 1).map(|sum| sum & !(align - 1)).filter(|start| start + len <= LOW.end)
+            next.checked_add(align - 1)
+                .map(|sum| sum & !(align - 1))
+                .filter(|start| start + len <= LOW.end)
         } else {
             None
         };
@@ -155,10 +157,18 @@ pub(crate) fn try_low<T>(
 /// chooses. The runtime uses it for an `mmap` without address that passes `MAP_DENYWRITE`, which
 /// only the dynamic linker does when it maps a library. `flags` must hold no `MAP_FIXED` kind; the
 /// caller handles those.
-pub fn map_low(len: u64, prot: ProtFlags, flags: MapFlags, fd: BorrowedFd, offset: u64) -> Result<u64, Errno> {
+pub fn map_low(
+    len: u64,
+    prot: ProtFlags,
+    flags: MapFlags,
+    fd: BorrowedFd,
+    offset: u64,
+) -> Result<u64, Errno> {
     let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
     let size = usize::try_from(len).ok().and_then(NonZeroUsize::new).ok_or(Errno::EINVAL)?;
-    let low = try_low(len, PAGE, |start| reservation::map_file_exactly(start, size, prot, flags, fd, offset));
+    let low = try_low(len, PAGE, |start| {
+        reservation::map_file_exactly(start, size, prot, flags, fd, offset)
+    });
     low.unwrap_or_else(|| {
         // SAFETY: without an address the kernel takes unused address space, so no memory in use
         // changes.
@@ -195,7 +205,15 @@ mod tests {
     use super::*;
 
     fn entry(range: Range<u64>) -> MapEntry {
-        MapEntry { range, prot: ProtFlags::PROT_READ, shared: false, offset: 0, device: (0, 0), inode: 0, path: None }
+        MapEntry {
+            range,
+            prot: ProtFlags::PROT_READ,
+            shared: false,
+            offset: 0,
+            device: (0, 0),
+            inode: 0,
+            path: None,
+        }
     }
 
     #[test]
@@ -208,7 +226,8 @@ mod tests {
 
     #[test]
     fn gaps_keep_a_page_on_either_side() {
-        let taken = [entry(0x20000..0x30000), entry(0x33000..0x40000), entry(0x7000_0000..0x7000_1000)];
+        let taken =
+            [entry(0x20000..0x30000), entry(0x33000..0x40000), entry(0x7000_0000..0x7000_1000)];
         let bounds = 0x10000..0x50000;
         // 0x10000..0x1f000 fits before the first mapping with one page to spare.
         assert_eq!(first_gap(&taken, bounds.clone(), 0xf000, PAGE), Some(0x10000));
@@ -235,7 +254,10 @@ mod tests {
             let file = File::open("/proc/self/exe").expect("own executable");
             let fd = std::os::fd::AsFd::as_fd(&file);
             let places: Vec<u64> = (0..4)
-                .map(|_| map_low(3 * PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0).expect("mapped"))
+                .map(|_| {
+                    map_low(3 * PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0)
+                        .expect("mapped")
+                })
                 .collect();
             for (i, &place) in places.iter().enumerate() {
                 assert!(LOW.contains(&place), "{place:#x}");
@@ -255,10 +277,19 @@ mod tests {
     fn errors_of_the_file_are_reported_not_retried() {
         let directory = File::open("/").expect("root");
         let fd = std::os::fd::AsFd::as_fd(&directory);
-        assert_eq!(map_low(PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0), Err(Errno::ENODEV));
+        assert_eq!(
+            map_low(PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0),
+            Err(Errno::ENODEV)
+        );
         let file = File::open("/proc/self/exe").expect("own executable");
         let fd = std::os::fd::AsFd::as_fd(&file);
-        assert_eq!(map_low(PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 1), Err(Errno::EINVAL));
-        assert_eq!(map_low(0, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0), Err(Errno::EINVAL));
+        assert_eq!(
+            map_low(PAGE, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 1),
+            Err(Errno::EINVAL)
+        );
+        assert_eq!(
+            map_low(0, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE, fd, 0),
+            Err(Errno::EINVAL)
+        );
     }
 }

@@ -63,26 +63,42 @@ impl Symbols {
     }
 
     fn add(&mut self, image: &MappedFile) {
-        let name = image.path.file_name().unwrap_or(image.path.as_os_str()).to_string_lossy().into_owned();
+        let name =
+            image.path.file_name().unwrap_or(image.path.as_os_str()).to_string_lossy().into_owned();
         let bytes = std::fs::read(&image.path).unwrap_or_default();
         let elf = Elf::parse(&bytes).ok();
         let loaded = elf.as_ref().and_then(|elf| {
-            let holds = |offset: u64, size: u64| (offset & !0xfff..offset + size).contains(&image.offset);
-            let header = elf.program_headers.iter().find(|p| p.p_type == PT_LOAD && holds(p.p_offset, p.p_filesz))?;
-            Some(image.start.wrapping_sub(image.offset.wrapping_sub(header.p_offset).wrapping_add(header.p_vaddr)))
+            let holds =
+                |offset: u64, size: u64| (offset & !0xfff..offset + size).contains(&image.offset);
+            let header = elf
+                .program_headers
+                .iter()
+                .find(|p| p.p_type == PT_LOAD && holds(p.p_offset, p.p_filesz))?;
+            Some(image.start.wrapping_sub(
+                image.offset.wrapping_sub(header.p_offset).wrapping_add(header.p_vaddr),
+            ))
         });
         let bias = loaded.unwrap_or(image.start.wrapping_sub(image.offset));
         self.images.push(Mapped { name, start: image.start, end: image.end, bias });
         let (Some(elf), true) = (elf, loaded.is_some()) else { return };
-        let tables = elf.syms.iter().map(|s| (s, &elf.strtab)).chain(elf.dynsyms.iter().map(|s| (s, &elf.dynstrtab)));
+        let tables = elf
+            .syms
+            .iter()
+            .map(|s| (s, &elf.strtab))
+            .chain(elf.dynsyms.iter().map(|s| (s, &elf.dynstrtab)));
         for (symbol, strings) in tables {
             let start = symbol.st_value.wrapping_add(bias);
-            let is_function = matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC) && symbol.st_shndx != 0;
+            let is_function =
+                matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC) && symbol.st_shndx != 0;
             if !is_function || !(image.start..image.end).contains(&start) {
                 continue;
             }
             if let Some(name) = strings.get_at(symbol.st_name).filter(|name| !name.is_empty()) {
-                self.all.push(Symbol { name: name.to_string(), start, end: start + symbol.st_size });
+                self.all.push(Symbol {
+                    name: name.to_string(),
+                    start,
+                    end: start + symbol.st_size,
+                });
             }
         }
     }
@@ -96,7 +112,10 @@ impl Symbols {
         });
         self.all.dedup_by(|a, b| a.start == b.start && a.name == b.name);
         for n in 0..self.all.len() {
-            let next = self.all[n + 1..].iter().find(|s| s.start > self.all[n].start).map_or(u64::MAX, |s| s.start);
+            let next = self.all[n + 1..]
+                .iter()
+                .find(|s| s.start > self.all[n].start)
+                .map_or(u64::MAX, |s| s.start);
             let symbol = &mut self.all[n];
             if symbol.end == symbol.start {
                 symbol.end = next.min(symbol.start + UNSIZED);
@@ -162,7 +181,11 @@ mod tests {
 
     #[test]
     fn addresses_get_the_name_people_know() {
-        let s = symbols(&[("__memcpy_internal", 0x2000, 0x40), ("memcpy", 0x2000, 0x40), ("outer", 0x3000, 0x100)]);
+        let s = symbols(&[
+            ("__memcpy_internal", 0x2000, 0x40),
+            ("memcpy", 0x2000, 0x40),
+            ("outer", 0x3000, 0x100),
+        ]);
         assert_eq!(s.name(0x2000), "memcpy");
         assert_eq!(s.name(0x203f), "memcpy+0x3f");
         assert_eq!(s.name(0x2040), "prog+0x1040");

@@ -12,8 +12,8 @@ use dynasour_ir::opt::{OptOptions, PASSES, optimise};
 use dynasour_ir::text::version;
 use dynasour_ir::verify::verify;
 use dynasour_ir::{
-    Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Inst, Loc, Mem, Op, Operand, Term, Ty,
-    Version,
+    Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Inst, Loc, Mem, Op,
+    Operand, Term, Ty, Version,
 };
 use std::hint::black_box;
 use std::time::Duration;
@@ -76,13 +76,18 @@ fn trace(units: usize, is_loop: bool) -> Version {
     let mut version = Version::new("t1", 0x40_1000);
     version.context = Context { facts: vec![Fact::PrivateMemory] };
     version.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
-    let params: Vec<_> = (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
+    let params: Vec<_> =
+        (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
     let mut state: State = std::array::from_fn(|i| params[i].into());
     let written = [RAX, RDX, FLAGS];
     let mut params = params;
     if is_loop {
         let args = written.iter().map(|i| state[*i]).collect();
-        version.blocks.push(Block { params, insts: Vec::new(), term: Term::Jump { to: BlockId(1), args } });
+        version.blocks.push(Block {
+            params,
+            insts: Vec::new(),
+            term: Term::Jump { to: BlockId(1), args },
+        });
         params = written.iter().map(|i| version.value(Loc::from_ssa_index(*i).ty())).collect();
         written.iter().zip(&params).for_each(|(i, p)| state[*i] = (*p).into());
     }
@@ -118,7 +123,10 @@ fn costs(c: &mut Criterion) {
             let text = v.to_string();
             let mut group = c.benchmark_group(shape);
             group.throughput(Throughput::Elements(insts as u64));
-            group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
+            group
+                .warm_up_time(Duration::from_millis(300))
+                .measurement_time(Duration::from_secs(1))
+                .sample_size(20);
             let id = |name: &str| BenchmarkId::new(name, insts);
             group.bench_function(id("print"), |b| b.iter(|| black_box(&v).to_string()));
             group.bench_function(id("parse"), |b| b.iter(|| version(black_box(&text))));
@@ -129,13 +137,17 @@ fn costs(c: &mut Criterion) {
                     pass.run(&mut v, &options);
                     v
                 };
-                group.bench_function(id(pass.name), |b| b.iter_batched(|| v.clone(), run, BatchSize::SmallInput));
+                group.bench_function(id(pass.name), |b| {
+                    b.iter_batched(|| v.clone(), run, BatchSize::SmallInput)
+                });
             }
             let pipeline = |mut v: Version| {
                 optimise(&mut v, &options);
                 v
             };
-            group.bench_function(id("pipeline"), |b| b.iter_batched(|| v.clone(), pipeline, BatchSize::SmallInput));
+            group.bench_function(id("pipeline"), |b| {
+                b.iter_batched(|| v.clone(), pipeline, BatchSize::SmallInput)
+            });
             group.finish();
         }
     }

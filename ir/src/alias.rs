@@ -68,7 +68,8 @@ impl Linear {
     }
 
     fn plus(&self, other: &Linear) -> Linear {
-        let mut sum = Linear { terms: Terms::new(), offset: self.offset.wrapping_add(other.offset) };
+        let mut sum =
+            Linear { terms: Terms::new(), offset: self.offset.wrapping_add(other.offset) };
         let (mut a, mut b) = (self.terms.iter().peekable(), other.terms.iter().peekable());
         loop {
             let term = match (a.peek(), b.peek()) {
@@ -123,8 +124,12 @@ impl Values<'_> {
             o = rename(self.replaced, o);
             let (operand, constant) = match self.defs.get(o) {
                 Some(Expr { op: Op::Add, ty: Ty::I64, args: [x, Operand::Const(c), _] })
-                | Some(Expr { op: Op::Add, ty: Ty::I64, args: [Operand::Const(c), x, _] }) => (x, c),
-                Some(Expr { op: Op::Sub, ty: Ty::I64, args: [x, Operand::Const(c), _] }) => (x, c.wrapping_neg()),
+                | Some(Expr { op: Op::Add, ty: Ty::I64, args: [Operand::Const(c), x, _] }) => {
+                    (x, c)
+                }
+                Some(Expr { op: Op::Sub, ty: Ty::I64, args: [x, Operand::Const(c), _] }) => {
+                    (x, c.wrapping_neg())
+                }
                 _ => break,
             };
             o = operand;
@@ -147,7 +152,9 @@ impl Values<'_> {
     /// The linear form of a value that a sum, difference, negation, shift or multiplication by a
     /// constant defines.
     fn sum(&self, v: Value, depth: u32) -> Option<Linear> {
-        let Expr { op, ty: Ty::I64, args: [a, b, _] } = self.defs.get(v.into()).filter(|_| depth < MAX_DEPTH)? else {
+        let Expr { op, ty: Ty::I64, args: [a, b, _] } =
+            self.defs.get(v.into()).filter(|_| depth < MAX_DEPTH)?
+        else {
             return None;
         };
         let go = |o| self.at_depth(o, depth + 1);
@@ -183,7 +190,9 @@ impl Location {
     /// Are all bytes of `other` among ours? (Same key.)
     pub(crate) fn contains(&self, other: &Location) -> bool {
         let start = other.offset.wrapping_sub(self.offset);
-        self.key == other.key && start < u64::from(self.size) && start + u64::from(other.size) <= u64::from(self.size)
+        self.key == other.key
+            && start < u64::from(self.size)
+            && start + u64::from(other.size) <= u64::from(self.size)
     }
 }
 
@@ -223,12 +232,17 @@ pub(crate) fn access(version: &Version, inst: &Inst) -> Access {
         // The observer of an event may read memory, so all earlier stores must have been performed.
         Op::Print | Op::Read => Access::Barrier,
         Op::Native => {
-            let Some(native) = inst.native.and_then(|n| version.natives.get(n.index())) else { return Access::Barrier };
+            let Some(native) = inst.native.and_then(|n| version.natives.get(n.index())) else {
+                return Access::Barrier;
+            };
             let effects = native.effects;
             let extent = native.mem_size.filter(|size| {
-                *size > 0 && inst.mem.is_some() && !effects.intersects(Effects::UNKNOWN_EXTENT | Effects::RESTARTABLE)
+                *size > 0
+                    && inst.mem.is_some()
+                    && !effects.intersects(Effects::UNKNOWN_EXTENT | Effects::RESTARTABLE)
             });
-            let (writes, reads) = (effects.contains(Effects::WRITE), effects.contains(Effects::READ));
+            let (writes, reads) =
+                (effects.contains(Effects::WRITE), effects.contains(Effects::READ));
             match extent {
                 _ if effects.intersects(Effects::FENCE | Effects::LOCKED) => Access::Barrier,
                 Some(size) if writes => Access::Write(size),
@@ -313,8 +327,12 @@ impl Addresses {
     /// Is it certain that the two have no byte in common?
     pub(crate) fn disjoint(&self, a: &Location, b: &Location) -> bool {
         if a.key == b.key {
-            let (forward, backward) = (b.offset.wrapping_sub(a.offset), a.offset.wrapping_sub(b.offset));
-            return holds(SideCondition::AliasDistance, forward >= u64::from(a.size) && backward >= u64::from(b.size));
+            let (forward, backward) =
+                (b.offset.wrapping_sub(a.offset), a.offset.wrapping_sub(b.offset));
+            return holds(
+                SideCondition::AliasDistance,
+                forward >= u64::from(a.size) && backward >= u64::from(b.size),
+            );
         }
         !self.guards.0.is_empty() && (self.guarded(a, b) || self.guarded(b, a))
     }
@@ -368,8 +386,12 @@ mod tests {
         for k in 0..12u64 {
             for n in 1..24u64 {
                 addresses.guards.0.clear();
-                addresses.guards.0.insert(SmallVec::from_slice(&[(Value(0), 1)]), SmallVec::from_slice(&[(k, n)]));
-                for (s, w, z) in [(0, 4, 4), (0, 8, 1), (3, 1, 8), (u64::MAX - 2, 2, 4), (5, 8, 8)] {
+                addresses.guards.0.insert(
+                    SmallVec::from_slice(&[(Value(0), 1)]),
+                    SmallVec::from_slice(&[(k, n)]),
+                );
+                for (s, w, z) in [(0, 4, 4), (0, 8, 1), (3, 1, 8), (u64::MAX - 2, 2, 4), (5, 8, 8)]
+                {
                     let a = Location { key: 0, offset: s, size: w };
                     let b = Location { key: 1, offset: 0, size: z };
                     if !addresses.disjoint(&a, &b) {

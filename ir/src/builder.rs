@@ -139,7 +139,12 @@ impl<'v> Builder<'v> {
 
     /// An original instruction. [`Native`] documents the order of `args` and of the returned
     /// results.
-    pub fn native(&mut self, native: Native, mem: Option<Mem>, args: &[Operand]) -> SmallVec<[Value; 3]> {
+    pub fn native(
+        &mut self,
+        native: Native,
+        mem: Option<Mem>,
+        args: &[Operand],
+    ) -> SmallVec<[Value; 3]> {
         let mut inst = Inst::new(Op::Native, Ty::I64, None, args);
         for _ in &native.gpr_out {
             inst.defs.push(self.version.value(Ty::I64));

@@ -72,11 +72,17 @@ impl<'v> Expressions<'v> {
     /// What taking an anchor does: each location with its value, then each deferred store.
     pub fn anchor(&self, anchor: AnchorId) -> Vec<String> {
         let Some(a) = self.version.anchors.get(anchor.index()) else { return Vec::new() };
-        let location = |(loc, operand): &(Loc, Operand)| format!("{loc} = {}", self.operand(*operand, loc.ty()));
+        let location = |(loc, operand): &(Loc, Operand)| {
+            format!("{loc} = {}", self.operand(*operand, loc.ty()))
+        };
         let mut effects: Vec<String> = a.varmap.iter().map(location).collect();
         effects.extend(a.stores.iter().map(|s| {
             let value = self.operand(s.args[2], s.ty);
-            format!("then stores {} {} := {value}", s.ty, self.address(&s.mem, &s.args[..2], DEEPEST))
+            format!(
+                "then stores {} {} := {value}",
+                s.ty,
+                self.address(&s.mem, &s.args[..2], DEEPEST)
+            )
         }));
         effects
     }
@@ -125,7 +131,9 @@ impl<'v> Expressions<'v> {
             Op::Native => {
                 let n = inst.defs.iter().position(|d| *d == v).unwrap_or(0);
                 let of = inst.native.and_then(|n| self.version.natives.get(n.index()));
-                let of = of.map_or(String::new(), |native| format!("{:?}", native.inst.mnemonic()).to_lowercase());
+                let of = of.map_or(String::new(), |native| {
+                    format!("{:?}", native.inst.mnemonic()).to_lowercase()
+                });
                 (format!("{of}#{n}"), false)
             }
             _ if inst.op.is_pure() => self.operation(inst, deep - 1),
@@ -138,12 +146,19 @@ impl<'v> Expressions<'v> {
             let (text, loose) = self.expression(inst.args[n], inst.ty, deep);
             if loose { format!("({text})") } else { text }
         };
-        let width = if inst.ty == Ty::I64 || inst.ty == Ty::I1 { String::new() } else { format!(".{}", inst.ty) };
+        let width = if inst.ty == Ty::I64 || inst.ty == Ty::I1 {
+            String::new()
+        } else {
+            format!(".{}", inst.ty)
+        };
         if let Some(sign) = infix(inst.op) {
             if let (Op::Add, Some(c)) = (inst.op, inst.args[1].as_const()) {
                 let c = inst.ty.sext(c);
                 let sign = if c < 0 { "-" } else { "+" };
-                return (format!("{} {sign}{width} {}", arg(0), constant(c.unsigned_abs(), Ty::I64)), true);
+                return (
+                    format!("{} {sign}{width} {}", arg(0), constant(c.unsigned_abs(), Ty::I64)),
+                    true,
+                );
             }
             return (format!("{} {sign}{width} {}", arg(0), arg(1)), true);
         }
@@ -156,7 +171,8 @@ impl<'v> Expressions<'v> {
                 (format!("{condition} ? {} : {}", arg(1), arg(2)), true)
             }
             op => {
-                let args: Vec<String> = inst.args.iter().map(|a| self.expression(*a, inst.ty, deep).0).collect();
+                let args: Vec<String> =
+                    inst.args.iter().map(|a| self.expression(*a, inst.ty, deep).0).collect();
                 (format!("{op}{width}({})", args.join(", ")), false)
             }
         }
@@ -301,7 +317,8 @@ mod tests {
     fn predicates_and_anchors_speak_of_registers() {
         let version = version();
         let expressions = Expressions::new(&version);
-        let assume = version.blocks[1].insts.iter().find(|i| i.op == Op::Assume).expect("there is one");
+        let assume =
+            version.blocks[1].insts.iter().find(|i| i.op == Op::Assume).expect("there is one");
         assert_eq!(expressions.predicate(assume.args[0]), "(rcx@loop + 1) < 100");
         assert_eq!(expressions.text(assume.args[0]), "cond.l (flags.sub.i64 (add.i64 v3, 1), 100)");
         assert_eq!(

@@ -124,8 +124,10 @@ pub fn flags(op: FlagOp, ty: Ty, args: &[u64]) -> u64 {
 pub fn immediate_rotations_keep_overflow() -> bool {
     static KEEP: LazyLock<bool> = LazyLock::new(|| {
         [0, OF].into_iter().all(|old| {
-            let keeps =
-                |a: u64| [run!(old, a, 0u64, "rol al, 3"), run!(old, a, 0u64, "ror eax, 3")].map(|f| f & OF == old);
+            let keeps = |a: u64| {
+                [run!(old, a, 0u64, "rol al, 3"), run!(old, a, 0u64, "ror eax, 3")]
+                    .map(|f| f & OF == old)
+            };
             [0x01, 0x41, 0x91].into_iter().all(|a| keeps(a) == [true; 2])
         })
     });
@@ -151,7 +153,8 @@ mod tests {
     fn rotations_by_immediates_are_of_one_kind() {
         for (a, old) in (0..=255u64).flat_map(|a| [0, OF, ARITH_FLAGS].map(|old| (a, old))) {
             let by_cl = flags(FlagOp::Rol, Ty::I8, &[a, 5, old]);
-            let expected = if immediate_rotations_keep_overflow() { by_cl & !OF | old & OF } else { by_cl };
+            let expected =
+                if immediate_rotations_keep_overflow() { by_cl & !OF | old & OF } else { by_cl };
             assert_eq!(run!(old, a, 0u64, "rol al, 5"), expected, "{a:x} {old:x}");
             assert_eq!(run!(old, a, 0u64, "rol al, 1"), flags(FlagOp::Rol, Ty::I8, &[a, 1, old]));
         }

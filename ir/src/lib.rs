@@ -41,6 +41,6 @@ pub use op::{Cond, FlagOp, Op};
 pub use region::Region;
 pub use types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 pub use version::{
-    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap,
-    Version, Via,
+    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native,
+    Segment, Term, Trap, Version, Via,
 };

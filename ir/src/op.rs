@@ -70,7 +70,8 @@ impl Cond {
 
     /// The name in assembly and in the text form.
     pub const fn name(self) -> &'static str {
-        ["o", "no", "b", "ae", "e", "ne", "be", "a", "s", "ns", "p", "np", "l", "ge", "le", "g"][self as usize]
+        ["o", "no", "b", "ae", "e", "ne", "be", "a", "s", "ns", "p", "np", "l", "ge", "le", "g"]
+            [self as usize]
     }
 }
 
@@ -360,9 +361,14 @@ impl Op {
         use ResultTy as R;
         const I64: ArgTy = Is(Ty::I64);
         match self {
-            Op::Add | Op::Sub | Op::And | Op::Or | Op::Xor | Op::Mul | Op::MulHighU | Op::MulHighS => {
-                (&[Same, Same], R::Same)
-            }
+            Op::Add
+            | Op::Sub
+            | Op::And
+            | Op::Or
+            | Op::Xor
+            | Op::Mul
+            | Op::MulHighU
+            | Op::MulHighS => (&[Same, Same], R::Same),
             Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror => (&[Same, Is(Ty::I8)], R::Same),
             Op::Not | Op::Neg | Op::Bswap | Op::Popcnt | Op::Clz | Op::Ctz => (&[Same], R::Same),
             Op::Zext(from) | Op::Sext(from) => match from {
@@ -375,7 +381,9 @@ impl Op {
             Op::Trunc => (&[I64], R::Same),
             Op::Insert8Low | Op::Insert8High => (&[I64, Is(Ty::I8)], R::Is(Ty::I64)),
             Op::Insert16 => (&[I64, Is(Ty::I16)], R::Is(Ty::I64)),
-            Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU => (&[Same, Same], R::Is(Ty::I1)),
+            Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU => {
+                (&[Same, Same], R::Is(Ty::I1))
+            }
             Op::Select => (&[Is(Ty::I1), Same, Same], R::Same),
             Op::Cond(_) => (&[Is(Ty::Flags)], R::Is(Ty::I1)),
             Op::Flags(f) => (f.args(), R::Is(Ty::Flags)),

@@ -54,8 +54,11 @@ pub fn successors(term: &Term) -> impl Iterator<Item = BlockId> {
 
 /// Does this instruction end the reach of every anchor before it?
 pub fn ends_reach(version: &Version, inst: &Inst) -> bool {
-    const ENDING: Effects =
-        Effects::WRITE.union(Effects::FENCE).union(Effects::LOCKED).union(Effects::NO_REPEAT).union(Effects::STATE);
+    const ENDING: Effects = Effects::WRITE
+        .union(Effects::FENCE)
+        .union(Effects::LOCKED)
+        .union(Effects::NO_REPEAT)
+        .union(Effects::STATE);
     match inst.op {
         Op::Store | Op::Print | Op::Read => true,
         Op::Native => match inst.native.and_then(|n| version.natives.get(n.index())) {
@@ -72,7 +75,8 @@ pub fn may_fault(version: &Version, inst: &Inst) -> bool {
         Op::Load | Op::Store => true,
         Op::Native => match inst.native.and_then(|n| version.natives.get(n.index())) {
             Some(native) => {
-                let faulting = Effects::READ | Effects::WRITE | Effects::UNKNOWN_EXTENT | Effects::MAY_TRAP;
+                let faulting =
+                    Effects::READ | Effects::WRITE | Effects::UNKNOWN_EXTENT | Effects::MAY_TRAP;
                 native.effects.intersects(faulting)
             }
             None => true,
@@ -143,7 +147,10 @@ impl Cfg {
         while changed {
             changed = false;
             for (i, block) in order.iter().enumerate().skip(1) {
-                let known = preds[block.index()].iter().filter_map(|p| rank[p.index()]).filter(|p| idom[*p].is_some());
+                let known = preds[block.index()]
+                    .iter()
+                    .filter_map(|p| rank[p.index()])
+                    .filter(|p| idom[*p].is_some());
                 let new = known.reduce(|a, b| common(&|r| idom[r].unwrap_or(0), a, b));
                 if idom[i] != new {
                     idom[i] = new;
@@ -167,7 +174,9 @@ impl Cfg {
 
     /// Does every path from the entry to `b` pass `a`? (Both must be reachable.)
     pub fn dominates(&self, a: BlockId, b: BlockId) -> bool {
-        let (Some(a), Some(mut b)) = (self.rank[a.index()], self.rank[b.index()]) else { return false };
+        let (Some(a), Some(mut b)) = (self.rank[a.index()], self.rank[b.index()]) else {
+            return false;
+        };
         while b > a {
             b = self.idom[b];
         }
@@ -303,7 +312,8 @@ impl<'v> Reach<'v> {
     /// Analyses `version`.
     pub fn new(version: &'v Version, cfg: &Cfg) -> Reach<'v> {
         let uses = anchor_uses(version, cfg);
-        let positions: Vec<Option<Place>> = uses.iter().map(|u| position(version, cfg, u)).collect();
+        let positions: Vec<Option<Place>> =
+            uses.iter().map(|u| position(version, cfg, u)).collect();
         let mut starting = vec![Vec::new(); version.blocks.len()];
         for (a, place) in positions.iter().enumerate() {
             if let Some(place) = place {

@@ -127,7 +127,8 @@ impl Region {
     /// of the parent, with the identity as its map (sourir 3.3). The copy is not inserted, because
     /// assumptions are injected first (3.4).
     pub fn copy(&self, parent: &str, name: &str) -> Result<Version, RegionError> {
-        let original = self.version(parent).ok_or_else(|| RegionError::NoVersion(parent.to_string()))?;
+        let original =
+            self.version(parent).ok_or_else(|| RegionError::NoVersion(parent.to_string()))?;
         if original.is_base() {
             return Err(RegionError::IsBase(parent.to_string()));
         }
@@ -158,7 +159,9 @@ impl Region {
         let mut changed = 0;
         for version in &mut self.versions {
             for anchor in &mut version.anchors {
-                if anchor.via.as_ref().is_some_and(|via| via.version == middle) && compose(anchor, &target) {
+                if anchor.via.as_ref().is_some_and(|via| via.version == middle)
+                    && compose(anchor, &target)
+                {
                     changed += 1;
                 }
             }
@@ -176,8 +179,14 @@ impl Region {
     /// The versions that dispatch can choose: their context does not imply the context of an
     /// earlier version.
     pub fn dispatchable(&self) -> impl Iterator<Item = &Version> {
-        let shadowed = |i: usize| self.versions[..i].iter().any(|w| self.versions[i].context.implies(&w.context));
-        self.versions.iter().enumerate().filter(move |(i, v)| v.is_base() || !shadowed(*i)).map(|(_, v)| v)
+        let shadowed = |i: usize| {
+            self.versions[..i].iter().any(|w| self.versions[i].context.implies(&w.context))
+        };
+        self.versions
+            .iter()
+            .enumerate()
+            .filter(move |(i, v)| v.is_base() || !shadowed(*i))
+            .map(|(_, v)| v)
     }
 
     /// Removes the versions that neither dispatch chooses nor an anchor of a remaining version
@@ -192,7 +201,12 @@ impl Region {
                 work.extend(labels(version).map(|(_, via)| via.version.clone()));
             }
         }
-        let gone = self.versions.iter().filter(|v| !wanted.contains(&v.name)).map(|v| v.name.clone()).collect();
+        let gone = self
+            .versions
+            .iter()
+            .filter(|v| !wanted.contains(&v.name))
+            .map(|v| v.name.clone())
+            .collect();
         self.versions.retain(|v| wanted.contains(&v.name));
         gone
     }
@@ -221,7 +235,8 @@ fn compose(anchor: &mut Anchor, middle: &Version) -> bool {
         Operand::Const(_) => Some(o),
     };
     let label = next.via.as_ref().map(|next| {
-        let values: Option<Vec<(Value, Operand)>> = next.values.iter().map(|(v, o)| Some((*v, ours(*o)?))).collect();
+        let values: Option<Vec<(Value, Operand)>> =
+            next.values.iter().map(|(v, o)| Some((*v, ours(*o)?))).collect();
         Some(Box::new(Via { version: next.version.clone(), anchor: next.anchor, values: values? }))
     });
     match label {
@@ -243,10 +258,15 @@ pub fn verify_region(region: &Region) -> Result<(), Vec<RegionRule>> {
             broken.push(RegionRule::Listing { version: name(), what: "the name is taken" });
         }
         if version.region != region.pc {
-            broken.push(RegionRule::Listing { version: name(), what: "it belongs to another region" });
+            broken.push(RegionRule::Listing {
+                version: name(),
+                what: "it belongs to another region",
+            });
         }
         if let Err(errors) = verify(version) {
-            broken.extend(errors.into_iter().map(|error| RegionRule::Version { version: name(), error }));
+            broken.extend(
+                errors.into_iter().map(|error| RegionRule::Version { version: name(), error }),
+            );
         }
     }
     if broken.is_empty() {
@@ -292,7 +312,8 @@ fn label_fault(region: &Region, version: &Version, via: &Via) -> Option<String> 
         }
     }
     let live = Live::new(target, &cfg).at(place);
-    let missing = live.iter().find(|v| via.values.binary_search_by_key(*v, |(value, _)| *value).is_err());
+    let missing =
+        live.iter().find(|v| via.values.binary_search_by_key(*v, |(value, _)| *value).is_err());
     missing.map(|v| format!("{v} is live there and not mapped"))
 }
 

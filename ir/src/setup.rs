@@ -80,7 +80,9 @@ impl Setting {
                 None => machine.put(*loc, *value),
             },
             Setting::Data { address, ty, values } => {
-                let bytes = values.iter().flat_map(|v| v.to_le_bytes().into_iter().take(ty.bytes() as usize));
+                let bytes = values
+                    .iter()
+                    .flat_map(|v| v.to_le_bytes().into_iter().take(ty.bytes() as usize));
                 machine.write(*address, &bytes.collect::<Vec<u8>>());
             }
             Setting::Zero { address, size } => machine.map(*address, *size),
@@ -102,10 +104,9 @@ impl Setup {
 }
 
 fn list(f: &mut fmt::Formatter<'_>, values: &[u64]) -> fmt::Result {
-    values
-        .iter()
-        .enumerate()
-        .try_for_each(|(i, value)| write!(f, "{}{}", if i > 0 { ", " } else { "" }, Operand::Const(*value)))
+    values.iter().enumerate().try_for_each(|(i, value)| {
+        write!(f, "{}{}", if i > 0 { ", " } else { "" }, Operand::Const(*value))
+    })
 }
 
 impl fmt::Display for Setting {

@@ -35,7 +35,8 @@ pub enum Ty {
 
 impl Ty {
     /// Every type, in declaration order.
-    pub const ALL: [Ty; 9] = [Ty::I1, Ty::I8, Ty::I16, Ty::I32, Ty::I64, Ty::V128, Ty::V256, Ty::V512, Ty::Flags];
+    pub const ALL: [Ty; 9] =
+        [Ty::I1, Ty::I8, Ty::I16, Ty::I32, Ty::I64, Ty::V128, Ty::V256, Ty::V512, Ty::Flags];
 
     /// Width in bits of an integer or vector; 64 for flags (they are stored as an rflags image).
     pub const fn bits(self) -> u32 {
@@ -125,8 +126,10 @@ impl Gpr {
     pub const R11: Gpr = Gpr(11);
 }
 
-const GPR_NAMES: [&str; 16] =
-    ["rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"];
+const GPR_NAMES: [&str; 16] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+    "r14", "r15",
+];
 
 impl Gpr {
     /// The register with encoding `number`, which must be below 16.

@@ -312,9 +312,10 @@ impl Term {
     pub fn edges_mut(&mut self) -> impl Iterator<Item = (&mut BlockId, &mut Vec<Operand>)> {
         let (first, second) = match self {
             Term::Jump { to, args } => (Some((to, args)), None),
-            Term::Branch { then, otherwise, .. } => {
-                (Some((&mut then.to, &mut then.args)), Some((&mut otherwise.to, &mut otherwise.args)))
-            }
+            Term::Branch { then, otherwise, .. } => (
+                Some((&mut then.to, &mut then.args)),
+                Some((&mut otherwise.to, &mut otherwise.args)),
+            ),
             Term::Exit(_) | Term::Guest(_) => (None, None),
         };
         first.into_iter().chain(second)
@@ -366,11 +367,16 @@ impl Fact {
     /// Does this fact imply the other?
     pub fn implies(&self, other: &Fact) -> bool {
         match (*self, *other) {
-            (Fact::RegEquals(g, v), Fact::RegInRange { gpr, min, max }) => g == gpr && (min..=max).contains(&v),
-            (Fact::RegInRange { gpr: g, min: low, max: high }, Fact::RegInRange { gpr, min, max }) => {
-                g == gpr && min <= low && high <= max
+            (Fact::RegEquals(g, v), Fact::RegInRange { gpr, min, max }) => {
+                g == gpr && (min..=max).contains(&v)
             }
-            (Fact::RegInRange { gpr: g, min, max }, Fact::RegEquals(gpr, v)) => g == gpr && min == v && max == v,
+            (
+                Fact::RegInRange { gpr: g, min: low, max: high },
+                Fact::RegInRange { gpr, min, max },
+            ) => g == gpr && min <= low && high <= max,
+            (Fact::RegInRange { gpr: g, min, max }, Fact::RegEquals(gpr, v)) => {
+                g == gpr && min == v && max == v
+            }
             (ours, theirs) => ours == theirs,
         }
     }
@@ -394,7 +400,8 @@ impl Context {
     pub fn broken_by_write(&self, address: u64, size: u32) -> Option<Fact> {
         self.facts.iter().copied().find(|fact| match *fact {
             Fact::MemEquals { ty, address: at, .. } => {
-                address.wrapping_sub(at) < u64::from(ty.bytes()) || at.wrapping_sub(address) < u64::from(size)
+                address.wrapping_sub(at) < u64::from(ty.bytes())
+                    || at.wrapping_sub(address) < u64::from(size)
             }
             Fact::RegEquals(..) | Fact::RegInRange { .. } | Fact::PrivateMemory => false,
         })
@@ -506,7 +513,9 @@ impl Version {
                 | GuestTerm::Call { target: o, .. }
                 | GuestTerm::Ret(o),
             ) => f(o),
-            Term::Guest(GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. }) => {}
+            Term::Guest(
+                GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. },
+            ) => {}
         }
     }
 

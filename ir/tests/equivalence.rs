@@ -29,7 +29,8 @@ fn path_at(
 ) -> Option<(Path, (State, ModelMachine))> {
     let (mut state, mut machine) = (state.clone(), machine.clone());
     let start = Program::pc(0);
-    let left = run_base(program, start, &mut state, &mut machine, &mut StopAt(head), &mut 5_000).ok()?;
+    let left =
+        run_base(program, start, &mut state, &mut machine, &mut StopAt(head), &mut 5_000).ok()?;
     let arrived = left == dynasour_ir::eval::Leave::Stopped { pc: head };
     let at_head = (state.clone(), machine.clone());
     let path = if arrived { record(program, head, &mut state, &mut machine, 12) } else { None };
@@ -86,7 +87,10 @@ fn reference_traces_are_equivalent_and_transparent() {
             Ok(counts) => total = (total.0 + counts.0, total.1 + counts.1),
             Err(_) => {
                 let small = shrink(&program, |p| check_program(p, seed).is_err());
-                panic!("seed {seed}\n{small:?}\n{}", check_program(&small, seed).expect_err("still fails"));
+                panic!(
+                    "seed {seed}\n{small:?}\n{}",
+                    check_program(&small, seed).expect_err("still fails")
+                );
             }
         }
     }
@@ -168,8 +172,12 @@ fn broken_traces_are_noticed() {
     }
     // Some changes have no effect (a value that is never read, a branch that always goes one way, a
     // store of an equal value). Most must be noticed.
-    let rates: Vec<u32> = tried.iter().zip(&caught).map(|(t, c): (&u32, &u32)| c * 100 / t.max(&1)).collect();
+    let rates: Vec<u32> =
+        tried.iter().zip(&caught).map(|(t, c): (&u32, &u32)| c * 100 / t.max(&1)).collect();
     let least = [65, 35, 80, 75, 55, 35, 65];
     assert!(tried.iter().all(|t| *t > 5), "tried {tried:?}");
-    assert!(rates.iter().zip(least).all(|(r, l)| *r >= l), "tried {tried:?}, caught {caught:?}, percent {rates:?}");
+    assert!(
+        rates.iter().zip(least).all(|(r, l)| *r >= l),
+        "tried {tried:?}, caught {caught:?}, percent {rates:?}"
+    );
 }

@@ -1,7 +1,9 @@
 //! The evaluator: each way of leaving a version, and the state in which it leaves.
 
 use dynasour_ir::eval::check::{Limits, check, run_base, same_result};
-use dynasour_ir::eval::{EvalError, Fault, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run};
+use dynasour_ir::eval::{
+    EvalError, Fault, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run,
+};
 use dynasour_ir::reach::Place;
 use dynasour_ir::text::{regions, version};
 use dynasour_ir::verify::assert_valid;
@@ -9,7 +11,8 @@ use dynasour_ir::{AnchorId, BlockId, Gpr, Loc, Trap, Version};
 use std::collections::BTreeMap;
 
 fn parse(body: &str) -> Version {
-    let v = version(&format!("region 0x10 {{ version {body} }}")).unwrap_or_else(|e| panic!("{e}\n{body}"));
+    let v = version(&format!("region 0x10 {{ version {body} }}"))
+        .unwrap_or_else(|e| panic!("{e}\n{body}"));
     assert_valid(&v);
     v
 }
@@ -67,11 +70,15 @@ fn every_end_of_base() {
 
 #[test]
 fn a_fault_in_base_names_the_guest_instruction() {
-    let v =
-        parse("base { b0:\n at 0x10\n put.i64 rcx, 1\n at 0x14\n v0 = load.i64 [0x1ffc]\n put.i64 rcx, 2\n goto 1 }");
+    let v = parse(
+        "base { b0:\n at 0x10\n put.i64 rcx, 1\n at 0x14\n v0 = load.i64 [0x1ffc]\n put.i64 rcx, 2\n goto 1 }",
+    );
     let mut s = State::default();
     // The access starts in the mapped page and ends behind it.
-    assert_eq!(go(&v, &mut s, &mut machine()), Ok(Leave::Fault { pc: 0x14, fault: Fault::Load(0x2000) }));
+    assert_eq!(
+        go(&v, &mut s, &mut machine()),
+        Ok(Leave::Fault { pc: 0x14, fault: Fault::Load(0x2000) })
+    );
     assert_eq!(s.gpr[RCX.number()], 1);
 }
 
@@ -87,7 +94,12 @@ const TRACE: &str = "t1 context private_memory {
     exit a1 }";
 
 fn leave(anchor: u32, reason: Reason, inst: usize, pc: u64) -> Result<Leave, EvalError> {
-    Ok(Leave::Anchor { anchor: AnchorId(anchor), reason, place: Place { block: BlockId(0), inst }, pc })
+    Ok(Leave::Anchor {
+        anchor: AnchorId(anchor),
+        reason,
+        place: Place { block: BlockId(0), inst },
+        pc,
+    })
 }
 
 #[test]
@@ -129,7 +141,10 @@ fn any_opportunity_can_be_forced() {
     for (nth, inst) in [(0, 0), (1, 2), (2, 3), (3, 4)] {
         let (mut s, mut m) = (state(&[(RCX, 0x1010)]), machine());
         let left = run(&v, &mut s, &mut m, &mut ForceNth { seen: 0, nth: Some(nth) }, &mut 100);
-        assert_eq!((left, s, &m), (leave(0, Reason::Forced, inst, 0x10), state(&[(RCX, 0x1010)]), &machine()));
+        assert_eq!(
+            (left, s, &m),
+            (leave(0, Reason::Forced, inst, 0x10), state(&[(RCX, 0x1010)]), &machine())
+        );
     }
 }
 
@@ -137,7 +152,8 @@ fn any_opportunity_can_be_forced() {
 fn a_deferred_store_must_not_fault() {
     let (mut s, mut m) = (state(&[(RCX, 0x3000)]), ModelMachine::new());
     m.map(0x3000, 16);
-    let error = EvalError::DeferredStore { anchor: AnchorId(1), store: 0, fault: Fault::Store(0x1000) };
+    let error =
+        EvalError::DeferredStore { anchor: AnchorId(1), store: 0, fault: Fault::Store(0x1000) };
     assert_eq!(go(&parse(TRACE), &mut s, &mut m), Err(error));
 }
 
@@ -156,7 +172,10 @@ fn loops_carry_their_parameters_and_budgets_end_them() {
     // are written.
     assert_eq!((s.gpr[RAX.number()], s.gpr[RCX.number()]), (5, 5));
     assert_eq!(budget, 100 - 1 - 10 * 4 - 2);
-    assert_eq!(run(&v, &mut state(&[(RAX, 9), (RCX, 9)]), &mut machine(), &mut NoHooks, &mut 50), Ok(Leave::Budget));
+    assert_eq!(
+        run(&v, &mut state(&[(RAX, 9), (RCX, 9)]), &mut machine(), &mut NoHooks, &mut 50),
+        Ok(Leave::Budget)
+    );
 }
 
 #[test]
@@ -192,7 +211,10 @@ fn natives_are_functions_of_what_they_declare() {
     assert_ne!(plain.1.gpr[RAX.number()], s.gpr[RAX.number()]);
     // A fault in n3 comes before it writes anything.
     let (left, _, after) = result(0x1fe8, 0, &|_| {});
-    assert!(matches!(left, Leave::Anchor { anchor: AnchorId(1), reason: Reason::Fault(_), .. }), "{left:?}");
+    assert!(
+        matches!(left, Leave::Anchor { anchor: AnchorId(1), reason: Reason::Fault(_), .. }),
+        "{left:?}"
+    );
     assert_eq!(after.clone().load(0x1ff8, 8), machine().load(0x1ff8, 8));
 }
 
@@ -220,7 +242,8 @@ fn a_program_runs_from_block_to_block() {
     let left = run_base(&mut code(COUNT), 0x10, &mut s, &mut m, &mut NoHooks, &mut 1_000);
     assert_eq!((left, s.gpr[RAX.number()], m.load(0x1000, 8)), (Ok(Leave::Goto(0x30)), 9, Ok(1)));
     let mut s = State::default();
-    let left = run_base(&mut code(COUNT), 0x10, &mut s, &mut machine(), &mut StopAt(0x14), &mut 1_000);
+    let left =
+        run_base(&mut code(COUNT), 0x10, &mut s, &mut machine(), &mut StopAt(0x14), &mut 1_000);
     assert_eq!((left, s.gpr[RAX.number()]), (Ok(Leave::Stopped { pc: 0x14 }), 1));
 }
 
@@ -230,7 +253,9 @@ fn claims(value: &str, pc: u64, stores: &str) -> Result<(), String> {
         "t1 context private_memory {{ anchor a0 = base.{pc:#x} [rax = {value}] {stores}
         b0(v0: i64 = rax):\n v1 = add.i64 v0, 1\n exit a0 }}"
     ));
-    check(&mut code(COUNT), &v, &State::default(), &machine(), Limits::default()).map(|_| ()).map_err(|m| m.what)
+    check(&mut code(COUNT), &v, &State::default(), &machine(), Limits::default())
+        .map(|_| ())
+        .map_err(|m| m.what)
 }
 
 #[test]
@@ -262,17 +287,24 @@ fn the_checker_accepts_exactly_the_states_of_base() {
 fn the_checker_asks_the_context() {
     let v = parse("t1 context rax == 5 { anchor a0 = base.0x99 [] b0:\n exit a0 }");
     let checked = |s: &State| check(&mut code(COUNT), &v, s, &machine(), Limits::default());
-    assert_eq!(checked(&State::default()).ok(), Some(dynasour_ir::eval::check::Checked::ContextFails));
+    assert_eq!(
+        checked(&State::default()).ok(),
+        Some(dynasour_ir::eval::check::Checked::ContextFails)
+    );
     assert!(checked(&state(&[(RAX, 5)])).is_err());
 }
 
 #[test]
 fn two_versions_are_compared() {
-    let make =
-        |value: u64, pc: u64| parse(&format!("t{value} {{ anchor a0 = base.{pc} [rax = {value}] b0:\n exit a0 }}"));
+    let make = |value: u64, pc: u64| {
+        parse(&format!("t{value} {{ anchor a0 = base.{pc} [rax = {value}] b0:\n exit a0 }}"))
+    };
     let same = |a: &Version, b: &Version| same_result(a, b, &State::default(), &machine(), 10);
     assert_eq!(same(&make(1, 2), &make(1, 2)), Ok(()));
-    assert!(same(&make(1, 2), &make(2, 2)).is_err_and(|e| e.contains("rax=0x1") && e.contains("rax=0x2")));
+    assert!(
+        same(&make(1, 2), &make(2, 2))
+            .is_err_and(|e| e.contains("rax=0x1") && e.contains("rax=0x2"))
+    );
     assert!(same(&make(1, 2), &make(1, 3)).is_err());
 }
 

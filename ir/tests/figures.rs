@@ -10,12 +10,16 @@
 use dynasour_ir::eval::check::{Limits, check};
 use dynasour_ir::eval::{self, Fault, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State};
 use dynasour_ir::opt::{
-    Assumption, InlineError, OptOptions, PASSES, continuation, inject, inline, optimise_with, resume, specialise,
+    Assumption, InlineError, OptOptions, PASSES, continuation, inject, inline, optimise_with,
+    resume, specialise,
 };
 use dynasour_ir::reach::Place;
 use dynasour_ir::region::verify_region;
 use dynasour_ir::verify::assert_valid;
-use dynasour_ir::{AnchorId, BlockId, Context, Fact, Gpr, Inst, Op, Operand, Region, Term, Ty, Value, Version, text};
+use dynasour_ir::{
+    AnchorId, BlockId, Context, Fact, Gpr, Inst, Op, Operand, Region, Term, Ty, Value, Version,
+    text,
+};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -93,7 +97,8 @@ fn state(gprs: &[(Gpr, u64)]) -> (State, ModelMachine) {
 fn agrees(guest: &BTreeMap<u64, Version>, version: &Version, states: &[(State, ModelMachine)]) {
     for (state, machine) in states {
         let limits = Limits { steps: 10_000, forced: 200 };
-        check(&mut guest.clone(), version, state, machine, limits).unwrap_or_else(|m| panic!("{m}"));
+        check(&mut guest.clone(), version, state, machine, limits)
+            .unwrap_or_else(|m| panic!("{m}"));
     }
 }
 
@@ -157,8 +162,8 @@ fn fig_06() {
     let unforced = Limits { forced: 0, ..Limits::default() };
     check(&mut guest.clone(), wrong, &state, &machine, unforced)
         .expect("it is equivalent as long as it does not deoptimise");
-    let mismatch =
-        check(&mut guest.clone(), wrong, &state, &machine, Limits::default()).expect_err("it is not transparent");
+    let mismatch = check(&mut guest.clone(), wrong, &state, &machine, Limits::default())
+        .expect_err("it is not transparent");
     assert!(mismatch.to_string().contains("rdi: base 0x7, version 0x2a"), "{mismatch}");
 
     let mut version = region.version("vo").unwrap().clone();
@@ -186,7 +191,8 @@ fn fig_07() {
     agrees(&guest, &second, &states);
     region.insert(second).unwrap();
     verify_region(&region).unwrap();
-    let shown: Vec<String> = ["v2", "v1"].iter().map(|v| shown(region.version(v).unwrap())).collect();
+    let shown: Vec<String> =
+        ["v2", "v1"].iter().map(|v| shown(region.version(v).unwrap())).collect();
     expect("fig_07.ir", &shown.concat());
     // Composition (4.6) leads from v2 past v1 to v0, and v1 is removed.
     assert!(region.bypass("v1") > 0);
@@ -198,7 +204,8 @@ fn fig_07() {
 /// An inlining of size into a main: the anchor of size rebuilds main's frame.
 #[test]
 fn fig_10() {
-    let find = |pc: u64| regions("fig_10.ir").into_iter().find(|r| r.pc == pc).unwrap().versions.remove(0);
+    let find =
+        |pc: u64| regions("fig_10.ir").into_iter().find(|r| r.pc == pc).unwrap().versions.remove(0);
     let (mut version, size, after) = (find(0x2000), find(0x1000), find(0x2015));
     let guest = guest("size.guest");
     let states = vec![state(&[]), state(&[(Gpr::RAX, 5)])];
@@ -225,7 +232,8 @@ fn fig_11() {
     let at = version.blocks[1].insts.iter().position(|i| i.def() == Some(Value(10))).unwrap() + 1;
     let guest = moved_size();
     agrees(&guest, &version, &by_rdi());
-    let anchor = inject(&mut version, Place { block: BlockId(1), inst: at }, Value(10).into()).unwrap();
+    let anchor =
+        inject(&mut version, Place { block: BlockId(1), inst: at }, Value(10).into()).unwrap();
     assert_eq!(anchor.0, 0, "the anchor at the entry reaches the branch");
     run(&mut version, &["constants", "redundant", "dce"]);
     agrees(&guest, &version, &by_rdi());
@@ -288,10 +296,21 @@ fn fig_14() {
     let (mut state, mut machine) = state(&[]);
     let mut force = ForceFirst { anchor: AnchorId(2), taken: false };
     let leave = eval::run(&inlined, &mut state, &mut machine, &mut force, &mut 1_000).unwrap();
-    assert!(matches!(leave, Leave::Anchor { pc: 0x1005, reason: Reason::Forced, .. }), "L: {leave:?}");
-    assert_eq!(machine.load(STACK - 8, 8), Ok(0x2015), "K: the return address that was never pushed");
+    assert!(
+        matches!(leave, Leave::Anchor { pc: 0x1005, reason: Reason::Forced, .. }),
+        "L: {leave:?}"
+    );
+    assert_eq!(
+        machine.load(STACK - 8, 8),
+        Ok(0x2015),
+        "K: the return address that was never pushed"
+    );
     assert_eq!(machine.load(STACK + 16, 8), Ok(4), "K: the environment of the caller");
-    assert_eq!((state.gpr[Gpr::RSP.number()], state.gpr[Gpr::RCX.number()]), (STACK - 8, 32), "E: the callee's");
+    assert_eq!(
+        (state.gpr[Gpr::RSP.number()], state.gpr[Gpr::RCX.number()]),
+        (STACK - 8, 32),
+        "E: the callee's"
+    );
 }
 
 /// Takes one anchor the first time it can.
@@ -311,10 +330,15 @@ impl Hooks<ModelMachine> for ForceFirst {
 #[test]
 fn fig_17() {
     let (mut version, guest) = (optimised("fig_17.ir"), guest("fig_17.ir"));
-    let states: Vec<_> =
-        [(3, 5), (0, 5), (2, 4)].iter().map(|(z, e)| state(&[(Gpr::RDI, *z), (Gpr::RDX, *e)])).collect();
+    let states: Vec<_> = [(3, 5), (0, 5), (2, 4)]
+        .iter()
+        .map(|(z, e)| state(&[(Gpr::RDI, *z), (Gpr::RDX, *e)]))
+        .collect();
     run(&mut version, &["dce"]);
-    assert!(version.blocks[1].insts.iter().any(|i| i.def() == Some(Value(9))), "the anchor needs y:\n{version}");
+    assert!(
+        version.blocks[1].insts.iter().any(|i| i.def() == Some(Value(9))),
+        "the anchor needs y:\n{version}"
+    );
     agrees(&guest, &version, &states);
     run(&mut version, &["hoist", "dce"]);
     agrees(&guest, &version, &states);
@@ -358,8 +382,12 @@ fn fig_19() {
 #[test]
 fn fig_20() {
     let (parent, guest) = (optimised("fig_20.ir"), guest("fig_20.ir"));
-    let equals =
-        |value: u32, constant: u64| Assumption { anchor: AnchorId(0), op: Op::Eq, value: Value(value), constant };
+    let equals = |value: u32, constant: u64| Assumption {
+        anchor: AnchorId(0),
+        op: Op::Eq,
+        value: Value(value),
+        constant,
+    };
     let assumptions = [equals(1, 1), equals(2, 2), equals(3, 3)];
     let states: Vec<_> = [(1, 2, 3), (1, 9, 3), (1, 2, 9), (9, 2, 3)]
         .iter()
@@ -374,7 +402,9 @@ fn fig_20() {
     // The second state fails e2. A version under e1 and e3 continues there.
     let (mut state, mut machine) = states[1].clone();
     let leave = eval::run(&all, &mut state, &mut machine, &mut NoHooks, &mut 1_000).unwrap();
-    let Leave::Anchor { anchor, pc: 0x1000, reason: Reason::Assume, .. } = leave else { panic!("{leave:?}") };
+    let Leave::Anchor { anchor, pc: 0x1000, reason: Reason::Assume, .. } = leave else {
+        panic!("{leave:?}")
+    };
     assert_eq!(anchor, AnchorId(0));
     let mut rest = resume(&parent, AnchorId(0), "spec13", &assumptions, 1).unwrap();
     run(&mut rest, &passes);
@@ -394,7 +424,8 @@ fn fig_21() {
     unsound.blocks[1].insts.retain(|i| i.op != Op::Store);
     assert_valid(&unsound);
     let (state, machine) = &states[2];
-    let mismatch = check(&mut guest.clone(), &unsound, state, machine, Limits::default()).expect_err("x is lost");
+    let mismatch = check(&mut guest.clone(), &unsound, state, machine, Limits::default())
+        .expect_err("x is lost");
     assert!(mismatch.to_string().contains("byte at 0x1fff8"), "{mismatch}");
     // No pass removes the store.
     let mut version = trace.clone();
@@ -427,6 +458,13 @@ fn sec_7_2() {
     expect("sec_7_2.ir", &shown(&version));
     let (mut state, mut machine) = states[2].clone();
     let leave = eval::run(&version, &mut state, &mut machine, &mut NoHooks, &mut 1_000).unwrap();
-    assert!(matches!(leave, Leave::Anchor { pc: 0x1008, reason: Reason::Fault(Fault::Watched(_)), .. }), "{leave:?}");
-    assert_eq!(machine.load(ARRAY + 16, 8), Ok(5), "the event has not happened yet; base lets it happen");
+    assert!(
+        matches!(leave, Leave::Anchor { pc: 0x1008, reason: Reason::Fault(Fault::Watched(_)), .. }),
+        "{leave:?}"
+    );
+    assert_eq!(
+        machine.load(ARRAY + 16, 8),
+        Ok(5),
+        "the event has not happened yet; base lets it happen"
+    );
 }

@@ -20,7 +20,9 @@
 
 use dynasour_ir::eval::ModelMachine;
 use dynasour_ir::eval::check::same_result;
-use dynasour_ir::opt::{Assumption, OptOptions, continuation, inline, optimise, optimise_with, resume, specialise};
+use dynasour_ir::opt::{
+    Assumption, OptOptions, continuation, inline, optimise, optimise_with, resume, specialise,
+};
 use dynasour_ir::random::{Rng, generate};
 use dynasour_ir::region::verify_region;
 use dynasour_ir::verify::assert_valid;
@@ -30,14 +32,18 @@ use std::path::{Path, PathBuf};
 
 /// The number that follows a prefix in a word.
 fn number(word: &str, prefix: &str) -> u64 {
-    let digits = word.strip_prefix(prefix).unwrap_or_else(|| panic!("{word} is not {prefix} and a number"));
+    let digits =
+        word.strip_prefix(prefix).unwrap_or_else(|| panic!("{word} is not {prefix} and a number"));
     digits.parse().unwrap_or_else(|_| panic!("{word} is not {prefix} and a number"))
 }
 
 fn assumptions(words: &[&str]) -> Vec<Assumption> {
     let one = |words: &[&str]| Assumption {
         anchor: AnchorId(number(words[0], "a") as u32),
-        op: [Op::Eq, Op::Ne, Op::LtU].into_iter().find(|op| op.to_string() == words[1]).expect("a comparison"),
+        op: [Op::Eq, Op::Ne, Op::LtU]
+            .into_iter()
+            .find(|op| op.to_string() == words[1])
+            .expect("a comparison"),
         value: Value(number(words[2], "v") as u32),
         constant: number(words[3], ""),
     };
@@ -58,9 +64,13 @@ fn step(region: &mut Region, others: &[Region], line: &str) {
         ["inline", name, block, callee] => {
             let (pc, version) = callee.split_once('.').expect("a region and a version");
             let pc = u64::from_str_radix(pc.trim_start_matches("0x"), 16).expect("a pc");
-            let callee =
-                others.iter().find(|r| r.pc == pc).and_then(|r| r.version(version)).expect("the callee is there");
-            inline(named(region, name), BlockId(number(block, "b") as u32), callee).unwrap_or_else(|e| panic!("{e}"));
+            let callee = others
+                .iter()
+                .find(|r| r.pc == pc)
+                .and_then(|r| r.version(version))
+                .expect("the callee is there");
+            inline(named(region, name), BlockId(number(block, "b") as u32), callee)
+                .unwrap_or_else(|e| panic!("{e}"));
         }
         ["continue", name, anchor, new] => {
             let anchor = AnchorId(number(anchor, "a") as u32);
@@ -73,7 +83,13 @@ fn step(region: &mut Region, others: &[Region], line: &str) {
         }
         ["resume", name, anchor, new, failed, ref rest @ ..] => {
             let anchor = AnchorId(number(anchor, "a") as u32);
-            let made = resume(named(region, name), anchor, new, &assumptions(rest), number(failed, "") as usize);
+            let made = resume(
+                named(region, name),
+                anchor,
+                new,
+                &assumptions(rest),
+                number(failed, "") as usize,
+            );
             region.versions.push(made.unwrap_or_else(|e| panic!("{e}")));
         }
         ["copy", from, to] => {
@@ -110,14 +126,19 @@ fn result(path: &Path, source: &str) -> String {
         steps.iter().for_each(|line| step(&mut region, &regions, line));
         // A continuation is a version of another region.
         let ours = |v: &&Version| v.region == region.pc;
-        let own = Region { versions: region.versions.iter().filter(ours).cloned().collect(), ..region.clone() };
+        let own = Region {
+            versions: region.versions.iter().filter(ours).cloned().collect(),
+            ..region.clone()
+        };
         verify_region(&own).unwrap_or_else(|e| panic!("{name}: {}", e[0]));
         region.versions.iter().for_each(assert_valid);
         return region.versions.iter().filter(|v| !v.is_base()).map(|v| format!("{v:#}")).collect();
     }
     let passes = source.lines().next().and_then(|l| l.strip_prefix("; passes: "));
-    let passes: Vec<&str> =
-        passes.unwrap_or_else(|| panic!("{name}: the first line names no passes")).split(", ").collect();
+    let passes: Vec<&str> = passes
+        .unwrap_or_else(|| panic!("{name}: the first line names no passes"))
+        .split(", ")
+        .collect();
     let is_known = |pass: &str| dynasour_ir::opt::PASSES.iter().any(|known| known.name == pass);
     let unknown = passes.iter().find(|pass| **pass != "default" && !is_known(pass));
     assert_eq!(unknown, None, "{name}: no such pass");
@@ -165,7 +186,11 @@ fn every_pass_has_a_file() {
     let files: Vec<String> = paths().iter().map(|p| fs::read_to_string(p).unwrap()).collect();
     for pass in dynasour_ir::opt::PASSES {
         let shows = |content: &String| {
-            let passes = content.lines().next().and_then(|l| l.strip_prefix("; passes: ")).unwrap_or_default();
+            let passes = content
+                .lines()
+                .next()
+                .and_then(|l| l.strip_prefix("; passes: "))
+                .unwrap_or_default();
             let mut passes = passes.split(", ");
             let source = content.split("---\n").next().unwrap_or_default();
             let Ok(mut version) = text::version(source) else { return false };

@@ -78,7 +78,8 @@ fn random_sequences() {
 /// it.
 #[test]
 fn every_pass_finds_work() {
-    let mut changes: std::collections::BTreeMap<&str, usize> = PIPELINE.iter().map(|name| (*name, 0)).collect();
+    let mut changes: std::collections::BTreeMap<&str, usize> =
+        PIPELINE.iter().map(|name| (*name, 0)).collect();
     for seed in 0..300 {
         let mut random = Random::new(seed);
         let program = program(&mut random, 3, 7, true);
@@ -99,7 +100,8 @@ fn every_pass_finds_work() {
 
 /// A loop of two values, a counter and random operations, mostly of one kind and width.
 fn chains(random: &mut Random) -> Version {
-    let (kind, ty) = (random.pick(&["add", "xor", "or"]), random.pick(&["i64", "i64", "i32", "i8"]));
+    let (kind, ty) =
+        (random.pick(&["add", "xor", "or"]), random.pick(&["i64", "i64", "i32", "i8"]));
     let narrow = |name: u64, of: u64| match ty {
         "i64" => format!("      v{name} = add.i64 v{of}, 0\n"),
         _ => format!("      v{name} = trunc.{ty} v{of}\n"),
@@ -111,9 +113,14 @@ fn chains(random: &mut Random) -> Version {
     for v in 20..20 + count {
         let op = if random.chance(70) { kind } else { random.pick(&["mul", "and", "sub", "xor"]) };
         let last = *values.last().unwrap();
-        let (a, b) = (if random.chance(50) { last } else { random.pick(&values) }, random.pick(&values));
+        let (a, b) =
+            (if random.chance(50) { last } else { random.pick(&values) }, random.pick(&values));
         let b = if random.chance(20) { random.below(100).to_string() } else { format!("v{b}") };
-        let (a, b) = if random.chance(30) && b.starts_with('v') { (b, format!("v{a}")) } else { (format!("v{a}"), b) };
+        let (a, b) = if random.chance(30) && b.starts_with('v') {
+            (b, format!("v{a}"))
+        } else {
+            (format!("v{a}"), b)
+        };
         body += &format!("      v{v} = {op}.{ty} {a}, {b}\n");
         values.push(v);
     }

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 fn seeds(default: Range<u64>) -> Range<u64> {
     let given = std::env::var("IR_SEEDS").ok();
-    let parsed = given.as_deref().and_then(|s| s.split_once("..")).map(|(a, b)| (a.parse(), b.parse()));
+    let parsed =
+        given.as_deref().and_then(|s| s.split_once("..")).map(|(a, b)| (a.parse(), b.parse()));
     match parsed {
         Some((Ok(from), Ok(to))) => from..to,
         _ => default,
@@ -56,11 +57,17 @@ fn arbitrary_versions_do_what_they_did() {
         // A new guard, or a guard or load that has moved, may leave earlier or later than the
         // original, and anchors of arbitrary versions need not be transparent.
         let moving = ["hoist", "licm", "merge", "delay", "slots"];
-        let passes: Vec<&str> = passes(&mut rng).into_iter().filter(|name| !moving.contains(name)).collect();
-        optimise_with(&mut version, &passes, &OptOptions { alias_guards: false, ..OptOptions::default() });
+        let passes: Vec<&str> =
+            passes(&mut rng).into_iter().filter(|name| !moving.contains(name)).collect();
+        optimise_with(
+            &mut version,
+            &passes,
+            &OptOptions { alias_guards: false, ..OptOptions::default() },
+        );
         assert_valid(&version);
         for round in 0..4 {
-            let machine = if round < 3 { ModelMachine::boundless(seed) } else { generate::machine(&mut rng) };
+            let machine =
+                if round < 3 { ModelMachine::boundless(seed) } else { generate::machine(&mut rng) };
             let mut state = generate::state(&mut rng);
             for fact in &original.context.facts {
                 if let Fact::RegEquals(gpr, value) = fact {
@@ -73,7 +80,10 @@ fn arbitrary_versions_do_what_they_did() {
                 continue;
             }
             if let Err(what) = same_result(&original, &version, &state, &machine, 500) {
-                panic!("IR_SEEDS={seed}..{}: {passes:?}: {what}\nfrom {state}\n{original}{version}", seed + 1);
+                panic!(
+                    "IR_SEEDS={seed}..{}: {passes:?}: {what}\nfrom {state}\n{original}{version}",
+                    seed + 1
+                );
             }
         }
     }

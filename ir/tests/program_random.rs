@@ -18,7 +18,8 @@ use std::ops::Range;
 
 fn seeds(default: Range<u64>) -> Range<u64> {
     let given = std::env::var("IR_SEEDS").ok();
-    let parsed = given.as_deref().and_then(|s| s.split_once("..")).map(|(a, b)| (a.parse(), b.parse()));
+    let parsed =
+        given.as_deref().and_then(|s| s.split_once("..")).map(|(a, b)| (a.parse(), b.parse()));
     match parsed {
         Some((Ok(from), Ok(to))) => from..to,
         _ => default,
@@ -49,7 +50,9 @@ fn regions(program: &mut Program, seed: u64) -> Vec<Region> {
             }
             region.insert(copy).expect("the second");
         }
-        region.insert(program.block(pc).expect("a block at every instruction").clone()).expect("base is new");
+        region
+            .insert(program.block(pc).expect("a block at every instruction").clone())
+            .expect("base is new");
         out.push(region);
     }
     out
@@ -66,7 +69,8 @@ fn holds(program: &Program, seed: u64) -> Result<(u64, u64), String> {
     let mut counts = (0, 0);
     for follow in [false, true] {
         let route = Route { follow, ..Route::default() };
-        let checked = check_program(&whole, Program::pc(0), &route, (&state, &machine), (20_000, 12));
+        let checked =
+            check_program(&whole, Program::pc(0), &route, (&state, &machine), (20_000, 12));
         let checked = checked.map_err(|e| {
             let hot = regions.iter().filter(|r| r.versions.len() > 1).map(|r| r.to_string());
             format!("{e}\nfollowing labels: {follow}\nfrom {state}\n{}", hot.collect::<String>())
@@ -87,7 +91,11 @@ fn programs_of_many_versions_do_what_base_does() {
             Ok(counts) => total = (total.0 + counts.0, total.1 + counts.1),
             Err(_) => {
                 let small = shrink(&program, |p| holds(p, seed).is_err());
-                panic!("IR_SEEDS={seed}..{}\n{small:?}\n{}", seed + 1, holds(&small, seed).expect_err("it fails"));
+                panic!(
+                    "IR_SEEDS={seed}..{}\n{small:?}\n{}",
+                    seed + 1,
+                    holds(&small, seed).expect_err("it fails")
+                );
             }
         }
     }

@@ -21,11 +21,20 @@ fn the_programs_verify_and_round_trip() {
         assert_valid(v);
         assert_eq!(version(&v.to_string()).as_ref(), Ok(v));
     }
-    let page = include_str!("../README.md").split("```ir\n").skip(1).filter_map(|rest| rest.split("```").next());
-    let states = page.flat_map(|text| file(text).map(|f| f.setups).unwrap_or_default()).map(|s| s.to_string());
+    let page = include_str!("../README.md")
+        .split("```ir\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next());
+    let states = page
+        .flat_map(|text| file(text).map(|f| f.setups).unwrap_or_default())
+        .map(|s| s.to_string());
     // The short form, without the lists of dead values.
     let printed: String = programs.iter().map(|r| format!("{r:#}")).chain(states).collect();
-    for line in include_str!("../README.md").split("```").filter_map(|b| b.strip_prefix("ir\n")).flat_map(str::lines) {
+    for line in include_str!("../README.md")
+        .split("```")
+        .filter_map(|b| b.strip_prefix("ir\n"))
+        .flat_map(str::lines)
+    {
         assert!(printed.contains(line), "the printer writes this line in another way: {line}");
     }
 }
@@ -33,7 +42,9 @@ fn the_programs_verify_and_round_trip() {
 #[test]
 fn the_trace_is_equivalent_to_base_and_transparent() {
     let mut programs = programs().into_iter();
-    let mut next = || -> Version { programs.next().and_then(|r| r.versions.into_iter().next()).expect("a version") };
+    let mut next = || -> Version {
+        programs.next().and_then(|r| r.versions.into_iter().next()).expect("a version")
+    };
     let (base, trace) = (next(), next());
     let mut code = BTreeMap::from([(base.region, base)]);
     let mut machine = ModelMachine::new();
@@ -44,10 +55,13 @@ fn the_trace_is_equivalent_to_base_and_transparent() {
         state.gpr[Gpr::RCX.number()] = from;
         state.gpr[Gpr::RDX.number()] = to;
         // The last range exceeds the array: the load of its 513th element faults.
-        let checked = check(&mut code, &trace, &state, &machine, Limits { steps: 10_000, forced: 40 });
+        let checked =
+            check(&mut code, &trace, &state, &machine, Limits { steps: 10_000, forced: 40 });
         let forced = opportunities.min(40);
-        let expected =
-            Checked::Compared { evaluations: 1 + forced, opportunities: if to == 600 { 1538 } else { opportunities } };
+        let expected = Checked::Compared {
+            evaluations: 1 + forced,
+            opportunities: if to == 600 { 1538 } else { opportunities },
+        };
         assert_eq!(checked.map_err(|m| m.to_string()), Ok(expected));
     }
 }

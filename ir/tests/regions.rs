@@ -51,7 +51,9 @@ fn a_copy_maps_each_anchor_to_the_same_place_by_identity() {
     assert_eq!(names(&region), ["t2", "t1", "base"], "newer first, base last");
     let copy = region.version("t2").unwrap().to_string();
     assert!(
-        copy.contains("anchor a0 = base.0x1000 [rax = v2, rcx = v3] via t1.a0 [v2 = v2, v3 = v3, v9 = v9]"),
+        copy.contains(
+            "anchor a0 = base.0x1000 [rax = v2, rcx = v3] via t1.a0 [v2 = v2, v3 = v3, v9 = v9]"
+        ),
         "{copy}"
     );
     // Live at a1 are the values of the next iteration and the predicate that t1 checks there.
@@ -69,7 +71,9 @@ fn composition_leads_past_a_version_and_lets_it_go() {
     assert_eq!(region.remove_unreferenced(), Vec::<String>::new(), "t3 leads to t2, t2 to t1");
     assert_eq!(region.bypass("t2"), 2);
     verify_region(&region).unwrap();
-    assert!(region.version("t3").unwrap().to_string().contains("via t1.a0 [v2 = v2, v3 = v3, v9 = v9]"));
+    assert!(
+        region.version("t3").unwrap().to_string().contains("via t1.a0 [v2 = v2, v3 = v3, v9 = v9]")
+    );
     assert_eq!(region.remove_unreferenced(), ["t2"]);
     let original = region.version("t1").unwrap().clone();
     assert_eq!(region.compose_all(), 2);
@@ -120,7 +124,8 @@ region 0x1000 {
     via.values.push((dynasour_ir::Value(4), dynasour_ir::Operand::Const(2)));
     assert_eq!(region.bypass("v2"), 1);
     // Stores that only v3 defers are still deferred.
-    let composed = "base.0x2000 [rax = 1, rdx = 2] stores [store.i64 [v3 - 8], 7] via v1.a0 [v5 = 2, v6 = 1]";
+    let composed =
+        "base.0x2000 [rax = 1, rdx = 2] stores [store.i64 [v3 - 8], 7] via v1.a0 [v5 = 2, v6 = 1]";
     assert_eq!(region.versions[0].anchors[0].to_string(), composed);
     assert_eq!(region.remove_unreferenced(), ["v2"]);
     assert_eq!(region.compose_all(), 1);
@@ -145,9 +150,13 @@ fn contexts_are_ordered_by_implication() {
 
     let mut region = region(SUM);
     let original = region.versions.remove(0);
-    for (name, context) in
-        [("wide", &wide), ("always", &always), ("exact", &exact), ("other", &other), ("small", &small)]
-    {
+    for (name, context) in [
+        ("wide", &wide),
+        ("always", &always),
+        ("exact", &exact),
+        ("other", &other),
+        ("small", &small),
+    ] {
         let mut version = original.clone();
         (version.name, version.context) = (name.to_string(), context.clone());
         region.insert(version).unwrap();
@@ -186,7 +195,11 @@ fn labels_are_checked() {
             "t1 has no a7 in use",
         ),
         ("missing", |r| r.versions.retain(|v| v.name != "t1"), "there is no version t1"),
-        ("context", |r| r.version_mut("t2").unwrap().context.facts.clear(), "the context of t1 need not hold"),
+        (
+            "context",
+            |r| r.version_mut("t2").unwrap().context.facts.clear(),
+            "the context of t1 need not hold",
+        ),
         (
             "unmapped",
             |r| {

@@ -162,7 +162,10 @@ fn errors_name_line_column_and_expectation() {
     let cases = [
         ("x", "line 1, column 1: expected `region`, found `x`"),
         ("region x", "line 1, column 8: expected the region's guest pc, found `x`"),
-        ("region 1 {\n  version t {\n    b1:\n", "line 3, column 5: expected block `b0` or `}`, found `b1`"),
+        (
+            "region 1 {\n  version t {\n    b1:\n",
+            "line 3, column 5: expected block `b0` or `}`, found `b1`",
+        ),
         (
             "region 1 { version t { b0:\n  v0 = add.i64 1,\n",
             "line 3, column 1: expected a value or a number on the line of the `,`, found the end of the text",
@@ -237,5 +240,7 @@ fn programs_with_branches_round_trip() {
 ";
     assert_eq!(round_trip(source), source);
     let wrong = source.replace("b2()\n", "b3()\n");
-    assert!(verify(&version(&wrong).unwrap()).unwrap_err()[0].to_string().contains("b3 does not exist"));
+    assert!(
+        verify(&version(&wrong).unwrap()).unwrap_err()[0].to_string().contains("b3 does not exist")
+    );
 }

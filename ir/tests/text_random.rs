@@ -30,7 +30,10 @@ fn every_operation_occurs() {
     for op in random::pure_ops() {
         assert!(text.contains(&format!(" {op}")), "{op} never occurs");
     }
-    for word in ["dead", "stores", "poll", "assume", "native", "exit", "jump", "branch", "syscall", "trap", "put"] {
+    for word in [
+        "dead", "stores", "poll", "assume", "native", "exit", "jump", "branch", "syscall", "trap",
+        "put",
+    ] {
         assert!(text.contains(word), "{word} never occurs");
     }
 }
@@ -82,7 +85,10 @@ fn damaged_text_is_answered() {
             }
             Err(e) => {
                 refused += 1;
-                assert!(e.line >= 1 && e.line <= text.lines().count() + 1 && e.column >= 1, "seed {seed}: {e}");
+                assert!(
+                    e.line >= 1 && e.line <= text.lines().count() + 1 && e.column >= 1,
+                    "seed {seed}: {e}"
+                );
             }
         }
     }

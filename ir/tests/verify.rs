@@ -20,7 +20,8 @@ fn parse(body: &str) -> Version {
 #[track_caller]
 fn breaks_version(v: &Version, expected: &[&str]) {
     let found = errors(v);
-    let matching = found.len() == expected.len() && found.iter().zip(expected).all(|(f, e)| f.starts_with(e));
+    let matching =
+        found.len() == expected.len() && found.iter().zip(expected).all(|(f, e)| f.starts_with(e));
     assert!(matching, "expected {expected:#?}, found {found:#?} in\n{v}");
 }
 
@@ -61,10 +62,15 @@ fn by_hand() {
     let mut v = parse(&base(""));
     v.name = "t 1".to_string();
     breaks_version(&v, &["version: the name \"t 1\" is not an identifier [shape]"]);
-    let mut inst = Inst::new(Op::Add, Ty::I64, Some(Value(1)), &[Operand::Const(1), Operand::Const(2)]);
+    let mut inst =
+        Inst::new(Op::Add, Ty::I64, Some(Value(1)), &[Operand::Const(1), Operand::Const(2)]);
     inst.native = Some(dynasour_ir::NativeId(0));
-    breaks_version(&with_inst(inst), &["b0[2]: a native, and nothing else, names an original instruction [op]"]);
-    let inst = Inst::new(Op::Cond(dynasour_ir::Cond::L), Ty::I8, Some(Value(1)), &[Operand::Const(0)]);
+    breaks_version(
+        &with_inst(inst),
+        &["b0[2]: a native, and nothing else, names an original instruction [op]"],
+    );
+    let inst =
+        Inst::new(Op::Cond(dynasour_ir::Cond::L), Ty::I8, Some(Value(1)), &[Operand::Const(0)]);
     breaks_version(&with_inst(inst), &["b0[2]: cond.l cannot have type i8 [op]"]);
     let mut v = parse(&base("v1 = add.i64 v0, 1"));
     v.types[1] = Ty::I32;
@@ -81,7 +87,10 @@ fn by_hand() {
 #[test]
 fn reach_in_a_line() {
     accepts(&trace("poll else a0\n assume 1 else a0\n v4 = load.i64 [v0] !a0"));
-    breaks(&trace("store.i64 [v0], 1 !a0"), "b0[1]: a0 is out of reach: an effect lies since b0[0] [reach]");
+    breaks(
+        &trace("store.i64 [v0], 1 !a0"),
+        "b0[1]: a0 is out of reach: an effect lies since b0[0] [reach]",
+    );
     for (effect, ends) in Effects::all().iter_names().map(|(name, _)| {
         let ends = ["WRITE", "FENCE", "LOCKED", "NO_REPEAT", "STATE"].contains(&name);
         (name.to_ascii_lowercase(), ends)
@@ -101,13 +110,19 @@ fn reach_in_a_line() {
 #[test]
 fn errors_show_the_line() {
     let found = errors(&parse(&base("v1 = add.i32 v0, 1")));
-    assert_eq!(found, ["b0[2]: operand 1: v0 is i64, i32 is expected [type]\n    v1 = add.i32 v0, 1"]);
+    assert_eq!(
+        found,
+        ["b0[2]: operand 1: v0 is i64, i32 is expected [type]\n    v1 = add.i32 v0, 1"]
+    );
 }
 
 #[test]
 fn verify_answers_for_numbers_out_of_range() {
     let mut v = parse(&trace("poll else a0"));
-    v.blocks[0].term = dynasour_ir::Term::Jump { to: BlockId(u32::MAX), args: vec![Operand::Value(Value(u32::MAX))] };
+    v.blocks[0].term = dynasour_ir::Term::Jump {
+        to: BlockId(u32::MAX),
+        args: vec![Operand::Value(Value(u32::MAX))],
+    };
     breaks_version(&v, &["b0[1]: b4294967295 does not exist [jump]"]);
     let mut v = parse(&trace("poll else a0"));
     v.anchors[0].varmap[0] = (Loc::Gpr(Gpr::RAX), Operand::Value(Value(u32::MAX)));
@@ -134,7 +149,8 @@ fn when_a_deferred_store_was_due_is_not_in_the_text() {
     let load = "v0 = get.i64 rsp\n v1 = load.i64 [v0 - 8]\n put.i64 rax, v1";
     let store = "v2 = get.i64 rsp\n store.i64 [v2 - 8], 7";
     let agrees = |first: &str, second: &str| {
-        let base = parse(&format!("base {{ b0:\n at 0x10\n {first}\n at 0x14\n {second}\n goto 0x18 }}"));
+        let base =
+            parse(&format!("base {{ b0:\n at 0x10\n {first}\n at 0x14\n {second}\n goto 0x18 }}"));
         let mut guest = std::collections::BTreeMap::from([(0x10, base)]);
         let mut machine = ModelMachine::new();
         machine.map(0x1000, 4096);

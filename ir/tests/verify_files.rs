@@ -27,7 +27,10 @@ fn errors(path: &Path, text: &str) -> BTreeMap<usize, Vec<String>> {
     for (region, spots) in file.regions.iter().zip(&file.spots) {
         for (version, spots) in region.versions.iter().zip(spots) {
             for e in verify(version).err().unwrap_or_default() {
-                found.entry(spots.of(e.at).line).or_default().push(format!("{} [{}]", e.what, e.rule));
+                found
+                    .entry(spots.of(e.at).line)
+                    .or_default()
+                    .push(format!("{} [{}]", e.what, e.rule));
             }
         }
     }
@@ -52,9 +55,14 @@ fn errors_stand_on_their_lines() {
         let marked: String = text.lines().enumerate().map(line).collect();
         if bless {
             fs::write(&path, &marked).unwrap();
-        } else if let Some((i, (is, should))) = text.lines().zip(marked.lines()).enumerate().find(|(_, (a, b))| a != b)
+        } else if let Some((i, (is, should))) =
+            text.lines().zip(marked.lines()).enumerate().find(|(_, (a, b))| a != b)
         {
-            failures.push(format!("{}:{}:\n  the file says {is}\n  the verifier  {should}", path.display(), i + 1));
+            failures.push(format!(
+                "{}:{}:\n  the file says {is}\n  the verifier  {should}",
+                path.display(),
+                i + 1
+            ));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
@@ -85,8 +93,16 @@ fn every_rule_has_a_file() {
         let text = fs::read_to_string(&path).unwrap();
         let rule = format!("[{}]", path.file_stem().unwrap().to_string_lossy());
         let errors = errors(&path, &text);
-        assert!(errors.values().flatten().any(|e| e.ends_with(&rule)), "{} breaks other rules only", path.display());
+        assert!(
+            errors.values().flatten().any(|e| e.ends_with(&rule)),
+            "{} breaks other rules only",
+            path.display()
+        );
         let versions = file(&text).unwrap().regions.into_iter().flat_map(|r| r.versions);
-        assert!(versions.into_iter().any(|v| verify(&v).is_ok()), "{} has no right version", path.display());
+        assert!(
+            versions.into_iter().any(|v| verify(&v).is_ok()),
+            "{} has no right version",
+            path.display()
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-pub use crate::syscall::limits::Limit;
+pub use crate::kernel::syscall::limits::Limit;
 pub use dynasour_emitter::{EntryCheck, Returns};
 pub use dynasour_tracer::HEAD_THRESHOLD;
 pub use dynasour_tracer::placement::{self, Placement};
@@ -17,8 +17,9 @@ pub use dynasour_tracer::placement::{self, Placement};
 pub enum Tier {
     /// Everything is interpreted.
     Interp,
-    /// Interpret, record hot traces, run them natively: Dynamo's own structure. What is warm without being worth a trace runs
-    /// as copied blocks, unless a study asks for traces only ([`RunConfig::interprets_first`]).
+    /// Interpret, record hot traces, run them natively: Dynamo's own structure. What is warm
+    /// without being worth a trace runs as copied blocks, unless a study asks for traces only
+    /// ([`RunConfig::interprets_first`]).
     Dynamo,
     /// Blocks are copied at their first execution.
     Copy,
@@ -27,9 +28,9 @@ pub enum Tier {
     Full,
 }
 
-/// As [`HEAD_THRESHOLD`] where what is not hot runs natively: compiling a trace then has to pay for itself by how much
-/// faster it is than copied blocks. At this many executions a head is judged, once as a rule, which takes as long as counting
-/// them has.
+/// As [`HEAD_THRESHOLD`] where what is not hot runs natively: compiling a trace then has to pay for
+/// itself by how much faster it is than copied blocks. At this many executions a head is judged,
+/// once as a rule, which takes as long as counting them has.
 pub const NATIVE_HEAD_THRESHOLD: u32 = 25_000;
 
 impl Tier {
@@ -67,7 +68,8 @@ impl FromStr for Tier {
     }
 }
 
-/// Deoptimisation at random: each guard is made to fail with probability 1/n, drawn anew at each entry of a fragment.
+/// Deoptimisation at random: each guard is made to fail with probability 1/n, drawn anew at each
+/// entry of a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chaos {
     /// One in `n`.
@@ -166,7 +168,7 @@ pub fn parse_pass(name: &str) -> Result<String, String> {
 /// A counting run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Count {
-    /// Where the [census](crate::census) goes.
+    /// Where the [census](crate::observe::census) goes.
     pub file: PathBuf,
     /// With the text of versions and native code?
     pub detail: bool,
@@ -190,13 +192,15 @@ pub fn parse_trace_pass(name: &str) -> Result<String, String> {
 pub struct RunConfig {
     /// Executable forms used.
     pub tier: Tier,
-    /// Executions of a trace head before it is recorded, exactly; none for as many as the tier thinks right.
+    /// Executions of a trace head before it is recorded, exactly; none for as many as the tier
+    /// thinks right.
     pub threshold: Option<u32>,
     /// Bytes of the code cache.
     pub cache_size: usize,
     /// How copied blocks return.
     pub returns: Returns,
-    /// How entries of generated code check that they are what was meant; none for what is fastest on this processor.
+    /// How entries of generated code check that they are what was meant; none for what is fastest
+    /// on this processor.
     pub entry_check: Option<EntryCheck>,
     /// What traces assume and where their guards stand.
     pub placement: &'static dyn Placement,
@@ -224,7 +228,8 @@ pub struct RunConfig {
     pub argv0: Option<OsString>,
     /// A descriptor of a file with the filters of system calls that the guest inherits.
     pub seccomp: Option<i32>,
-    /// The size of the address space that the guest is allowed, if it is to believe otherwise than the kernel.
+    /// The size of the address space that the guest is allowed, if it is to believe otherwise than
+    /// the kernel.
     pub address_space: Option<Limit>,
     /// Program, as given.
     pub program: OsString,
@@ -232,13 +237,14 @@ pub struct RunConfig {
     pub args: Vec<OsString>,
     /// The options that give a child process the same configuration.
     pub child_options: Vec<OsString>,
-    /// What the process that the user started keeps besides when it executes another program: the report is about that
-    /// process, and its last program writes it.
+    /// What the process that the user started keeps besides when it executes another program: the
+    /// report is about that process, and its last program writes it.
     pub own_options: Vec<OsString>,
 }
 
 impl RunConfig {
-    /// Are traces weighed against the blocks that they replace? Whoever asks for traces early wants them all.
+    /// Are traces weighed against the blocks that they replace? Whoever asks for traces early wants
+    /// them all.
     pub fn weighs_traces(&self) -> bool {
         self.watches_paths() || self.interprets_first()
     }
@@ -253,11 +259,13 @@ impl RunConfig {
         matches!(self.tier, Tier::Copy | Tier::Full) || self.interprets_first()
     }
 
-    /// Is code interpreted until it is warm, and copied then? Not for a study, which wants to see traces, and the interpreter
-    /// where there are none.
+    /// Is code interpreted until it is warm, and copied then? Not for a study, which wants to see
+    /// traces, and the interpreter where there are none.
     pub fn interprets_first(&self) -> bool {
-        let study =
-            self.threshold.is_some() || self.chaos.is_some() || self.count.is_some() || self.only_traces.is_some();
+        let study = self.threshold.is_some()
+            || self.chaos.is_some()
+            || self.count.is_some()
+            || self.only_traces.is_some();
         self.tier == Tier::Dynamo && !study
     }
 

@@ -1,13 +1,14 @@
-//! The host's heap: the C library's, with a clear end where it has no memory left. Limits that the user set (`ulimit -d`,
-//! `ulimit -v`) hold for guest and host together.
+//! The host's heap: the C library's, with a clear end where it has no memory left. Limits that the
+//! user set (`ulimit -d`, `ulimit -v`) hold for guest and host together.
 
-use crate::process;
+use crate::kernel::process;
 use std::alloc::{GlobalAlloc, Layout, System};
 
 /// How the process ends: the guest cannot be run.
 const NOT_RUNNABLE: i32 = 126;
 
-const MESSAGE: &str = "dynasour: no memory left for the translator itself (see `ulimit -d` and `ulimit -v`)\n";
+const MESSAGE: &str =
+    "dynasour: no memory left for the translator itself (see `ulimit -d` and `ulimit -v`)\n";
 
 /// To be made the global allocator of a program that runs guests.
 pub struct Heap;

@@ -1,25 +1,29 @@
 //! Guest memory as the host reaches it: accesses that may fault and come back as an error value.
 //!
-//! Guest and host share one address space, so a guest address is a host address that may be wrong. Each access
-//! here is one machine instruction of the exact width (a guest's naturally aligned access stays atomic and keeps
-//! its order, which is TSO). The instruction's address and a *landing* address behind it are recorded in the
-//! section `dynasour_fixups`; when the access faults, the signal handler asks [`fixup`] for the landing address
-//! and does nothing but set rip. The compiler may duplicate an access by inlining: every copy has its own entry.
+//! Guest and host share one address space, so a guest address is a host address that may be wrong.
+//! Each access here is one machine instruction of the exact width (a guest's naturally aligned
+//! access stays atomic and keeps its order, which is TSO). The instruction's address and a
+//! *landing* address behind it are recorded in the section `dynasour_fixups`; when the access
+//! faults, the signal handler asks [`fixup`] for the landing address and does nothing but set rip.
+//! The compiler may duplicate an access by inlining: every copy has its own entry.
 //!
-//! What the kernel said about the fault is kept per thread: the handler stores it with [`note_fault`], whoever
-//! stops the guest fetches it with [`last_fault`]. Both run without locks or allocation.
+//! What the kernel said about the fault is kept per thread: the handler stores it with
+//! [`note_fault`], whoever stops the guest fetches it with [`last_fault`]. Both run without locks
+//! or allocation.
 
 use std::arch::asm;
 use std::cell::Cell;
 
 use crate::changes::host;
 
-/// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the details.
+/// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the
+/// details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("guest memory access faulted")]
 pub struct Fault;
 
-/// What the kernel reported about a synchronous fault (fields of `siginfo_t` and the machine context).
+/// What the kernel reported about a synchronous fault (fields of `siginfo_t` and the machine
+/// context).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultInfo {
     /// SIGSEGV, SIGBUS, SIGFPE, …
@@ -42,7 +46,8 @@ impl FaultInfo {
         const SEGV_ACCERR: i32 = 2;
         const PAGE_FAULT: u64 = 14;
         const WRITE: u64 = 1 << 1;
-        (self.signal, self.code, self.trapno) == (libc::SIGSEGV, SEGV_ACCERR, PAGE_FAULT) && self.error & WRITE != 0
+        (self.signal, self.code, self.trapno) == (libc::SIGSEGV, SEGV_ACCERR, PAGE_FAULT)
+            && self.error & WRITE != 0
     }
 }
 
@@ -51,7 +56,8 @@ thread_local! {
         const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0 }) };
 }
 
-/// Remembers a fault for [`last_fault`]. Called in the signal handler, with the host's FS base in place.
+/// Remembers a fault for [`last_fault`]. Called in the signal handler, with the host's FS base in
+/// place.
 pub fn note_fault(info: FaultInfo) {
     LAST_FAULT.set(info);
 }
@@ -75,15 +81,17 @@ unsafe extern "C" {
     static FIXUPS_END: Entry;
 }
 
-/// Where to continue after a fault of the host instruction at `host_rip`, if it is one of this module's guest
-/// accesses. May be called in a signal handler.
+/// Where to continue after a fault of the host instruction at `host_rip`, if it is one of this
+/// module's guest accesses. May be called in a signal handler.
 pub fn fixup(host_rip: u64) -> Option<u64> {
     let start = &raw const FIXUPS_START;
     let end = &raw const FIXUPS_END;
     let count = (end as usize - start as usize) / size_of::<Entry>();
-    // SAFETY: the linker defines both symbols as the bounds of the section, which holds nothing but entries.
+    // SAFETY: the linker defines both symbols as the bounds of the section, which holds nothing but
+    // entries.
     let table = unsafe { std::slice::from_raw_parts(start, count) };
-    let resolve = |field: &i32| (std::ptr::from_ref(field) as u64).wrapping_add_signed(i64::from(*field));
+    let resolve =
+        |field: &i32| (std::ptr::from_ref(field) as u64).wrapping_add_signed(i64::from(*field));
     table.iter().find(|e| resolve(&e.access) == host_rip).map(|e| resolve(&e.landing))
 }
 
@@ -122,8 +130,8 @@ macro_rules! width {
             unsafe fn load(addr: u64) -> Result<$ty, Fault> {
                 let value: $ty;
                 let failed: u32;
-                // SAFETY: one load; if it faults, execution goes on at label 3 with `failed` still 1. The
-                // caller answers for the address being the guest's.
+                // SAFETY: one load; if it faults, execution goes on at label 3 with `failed` still
+                // 1. The caller answers for the address being the guest's.
                 unsafe {
                     asm!("mov {failed:e}, 1", concat!("2: ", $load), "mov {failed:e}, 0", "3:", fixup_entry!(),
                         value = out($class) value, failed = out(reg) failed, addr = in(reg) addr,
@@ -135,8 +143,8 @@ macro_rules! width {
             #[inline(always)]
             unsafe fn store(addr: u64, value: $ty) -> Result<(), Fault> {
                 let failed: u32;
-                // SAFETY: one store; if it faults, execution goes on at label 3 with `failed` still 1. The
-                // caller answers for the address being the guest's.
+                // SAFETY: one store; if it faults, execution goes on at label 3 with `failed` still
+                // 1. The caller answers for the address being the guest's.
                 unsafe {
                     asm!("mov {failed:e}, 1", concat!("2: ", $store), "mov {failed:e}, 0", "3:", fixup_entry!(),
                         value = in($class) value, failed = out(reg) failed, addr = in(reg) addr,
@@ -156,10 +164,12 @@ width!(u64, reg, "mov {value}, qword ptr [{addr}]", "mov qword ptr [{addr}], {va
 /// Reads `T` at a guest address with one instruction.
 ///
 /// # Errors
-/// [`Fault`] if the memory cannot be read (the process's SIGSEGV/SIGBUS handler must honour [`fixup`]).
+/// [`Fault`] if the memory cannot be read (the process's SIGSEGV/SIGBUS handler must honour
+/// [`fixup`]).
 ///
 /// # Safety
-/// `addr` must be an address that the guest computed: the value read is whatever is there, host memory too.
+/// `addr` must be an address that the guest computed: the value read is whatever is there, host
+/// memory too.
 #[inline(always)]
 pub unsafe fn load<T: Width>(addr: u64) -> Result<T, Fault> {
     // SAFETY: the caller's promise.
@@ -172,7 +182,8 @@ pub unsafe fn load<T: Width>(addr: u64) -> Result<T, Fault> {
 /// [`Fault`] if the memory cannot be written; then nothing is.
 ///
 /// # Safety
-/// `addr` must be an address that the guest computed and may write: a guest can corrupt the host (docs/limits.md, "Trust").
+/// `addr` must be an address that the guest computed and may write: a guest can corrupt the host
+/// (docs/limits.md, "Trust").
 #[inline(always)]
 pub unsafe fn store<T: Width>(addr: u64, value: T) -> Result<(), Fault> {
     // SAFETY: the caller's promise.
@@ -189,8 +200,8 @@ pub unsafe fn store<T: Width>(addr: u64, value: T) -> Result<(), Fault> {
 pub unsafe fn compare_exchange(addr: u64, old: u32, new: u32) -> Result<u32, Fault> {
     let mut value = old;
     let failed: u32;
-    // SAFETY: one locked instruction; if it faults, execution goes on at label 3 with `failed` still 1. The caller answers
-    // for the address being the guest's.
+    // SAFETY: one locked instruction; if it faults, execution goes on at label 3 with `failed`
+    // still 1. The caller answers for the address being the guest's.
     unsafe {
         asm!("mov {failed:e}, 1", "2: lock cmpxchg dword ptr [{addr}], {new:e}", "mov {failed:e}, 0", "3:", fixup_entry!(),
             inout("eax") value, new = in(reg) new, failed = out(reg) failed, addr = in(reg) addr, options(nostack));
@@ -207,7 +218,8 @@ pub unsafe fn compare_exchange(addr: u64, old: u32, new: u32) -> Result<u32, Fau
 /// As for [`store`].
 pub unsafe fn probe_write(addr: u64) -> Result<(), Fault> {
     let failed: u32;
-    // SAFETY: one locked instruction that changes nothing; if it faults, execution goes on at label 3.
+    // SAFETY: one locked instruction that changes nothing; if it faults, execution goes on at label
+    // 3.
     unsafe {
         asm!("mov {failed:e}, 1", "2: lock or byte ptr [{addr}], 0", "mov {failed:e}, 0", "3:", fixup_entry!(),
             failed = out(reg) failed, addr = in(reg) addr, options(nostack));
@@ -221,7 +233,8 @@ pub unsafe fn probe_write(addr: u64) -> Result<(), Fault> {
 /// The host side of the copy must be valid for `len` bytes.
 unsafe fn copy(from: u64, to: u64, len: usize) -> usize {
     let mut left = len;
-    // SAFETY: the instruction is restartable: at a fault rcx holds what is left, and execution goes on at label 3.
+    // SAFETY: the instruction is restartable: at a fault rcx holds what is left, and execution goes
+    // on at label 3.
     unsafe {
         asm!("2: rep movsb", "3:", fixup_entry!(), inout("rcx") left, inout("rsi") from => _, inout("rdi") to => _,
             options(nostack, preserves_flags));
@@ -235,8 +248,9 @@ pub fn copy_in(addr: u64, buf: &mut [u8]) -> usize {
     buf.len() - unsafe { copy(addr, buf.as_mut_ptr() as u64, buf.len()) }
 }
 
-/// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be written. For the host's own
-/// stores: they reach pages of code that are write-protected behind the guest's back, too ([`host`]).
+/// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be
+/// written. For the host's own stores: they reach pages of code that are write-protected behind the
+/// guest's back, too ([`host`]).
 ///
 /// # Safety
 /// As for [`store`].
@@ -321,7 +335,8 @@ pub(crate) mod test_handler {
                     cr2: regs[libc::REG_CR2 as usize] as u64,
                 });
             }
-            // SAFETY: plain system calls; the fault repeats with the default action and ends the test.
+            // SAFETY: plain system calls; the fault repeats with the default action and ends the
+            // test.
             None => unsafe {
                 libc::signal(signal, libc::SIG_DFL);
             },

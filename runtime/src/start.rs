@@ -4,10 +4,10 @@ use crate::changes::{CodePages, host};
 use crate::config::RunConfig;
 use crate::dispatch::{self, Dispatcher, Machine};
 use crate::interp;
-use crate::process::{self, exec::Follow};
-use crate::profile;
-use crate::signal::FaultHooks;
-use crate::syscall::{Config, Inherited, System};
+use crate::kernel::process::{self, exec::Follow};
+use crate::kernel::signal::FaultHooks;
+use crate::kernel::syscall::{Config, Inherited, System};
+use crate::observe::profile;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::image::{self, LoadError, LoadOptions};
 use dynasour_guest::space;
@@ -44,8 +44,8 @@ fn setup(error: impl std::fmt::Display) -> RunError {
     RunError::Setup(error.to_string())
 }
 
-/// Runs the program that `config` describes in this process. Returns only if it could not be started; the process then
-/// is as it was.
+/// Runs the program that `config` describes in this process. Returns only if it could not be
+/// started; the process then is as it was.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -61,7 +61,8 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let plan = image::check(&path)?;
     keep_heap_together();
     let argv0 = config.argv0.as_ref().unwrap_or(&config.program);
-    let argv: Vec<CString> = std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
+    let argv: Vec<CString> =
+        std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
     // After the guest's images, which may insist on their addresses; the code cache does not.
     let pages = Arc::new(CodePages::default());
@@ -79,7 +80,10 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
             follow: config.follow.then(|| follow(config)).transpose().map_err(setup)?,
             brk: loaded.brk.clone(),
             stack: loaded.stack.clone(),
-            reports: config.stats || config.stats_json.is_some() || config.count.is_some() || config.perf_map,
+            reports: config.stats
+                || config.stats_json.is_some()
+                || config.count.is_some()
+                || config.perf_map,
             seccomp: config.seccomp,
             address_space: config.address_space,
             pages,
@@ -93,18 +97,22 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
         fragment: dispatch::fragment_fault,
         accepted: dispatch::signal_accepted,
     };
-    // SAFETY: neither moves from here on: `context` is boxed, `system` stays in this frame, which is never left.
+    // SAFETY: neither moves from here on: `context` is boxed, `system` stays in this frame, which
+    // is never left.
     unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
     let images = loaded.images.iter().map(|image| image.range.clone());
-    system.protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>()).map_err(setup)?;
+    system
+        .protect_host(&images.chain([loaded.stack.clone()]).collect::<Vec<_>>())
+        .map_err(setup)?;
     process::assume_identity(&loaded.comm, &loaded.places);
     let ending = dispatcher.run(&mut context, &mut system);
     system.leave();
     ending.finish()
 }
 
-/// Makes all of the host's allocations come from the program break, above which room is kept ([`System::protect_host`]):
-/// a mapping of their own would stand where the kernel likes, and could be in the way of one that the guest fixes later.
+/// Makes all of the host's allocations come from the program break, above which room is kept
+/// ([`System::protect_host`]): a mapping of their own would stand where the kernel likes, and could
+/// be in the way of one that the guest fixes later.
 fn keep_heap_together() {
     const GROWTH: libc::c_int = 1 << 20;
     // SAFETY: settings of the allocator; there is one thread.
@@ -132,8 +140,8 @@ fn environment() -> Vec<CString> {
         static environ: *const *const libc::c_char;
     }
     let mut out = Vec::new();
-    // SAFETY: the C library keeps `environ` a null-terminated array of strings; there is one thread and it does not
-    // change it.
+    // SAFETY: the C library keeps `environ` a null-terminated array of strings; there is one thread
+    // and it does not change it.
     unsafe {
         let mut p = environ;
         while !p.is_null() && !(*p).is_null() {
@@ -156,10 +164,12 @@ fn follow(config: &RunConfig) -> std::io::Result<Follow> {
     })
 }
 
-/// The pages of the vDSO and of the variables it reads: their loads must stay as they are (sequence locks).
+/// The pages of the vDSO and of the variables it reads: their loads must stay as they are (sequence
+/// locks).
 fn vdso_range() -> Range<u64> {
     let maps = space::maps().unwrap_or_default();
     let is_vdso = |path: &OsString| path == "[vdso]" || path.as_bytes().starts_with(b"[vvar");
-    let ranges = maps.iter().filter(|m| m.path.as_ref().is_some_and(is_vdso)).map(|m| m.range.clone());
+    let ranges =
+        maps.iter().filter(|m| m.path.as_ref().is_some_and(is_vdso)).map(|m| m.range.clone());
     ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
 }

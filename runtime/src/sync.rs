@@ -4,12 +4,13 @@
 //! one, it runs no guest code, waits for no other guest thread, and makes no system call for the
 //! guest that may sleep.
 //!
-//! 1. signal actions ([`crate::process::Process::actions`])
-//! 2. the descriptor for the report ([`crate::process::Process::report`])
-//! 3. the guest's view of the address space ([`crate::process::Process::memory`]), then the limit
-//!    on its size
-//! 4. places of companions ([`crate::process`]), then free seats of threads
-//!    ([`crate::process::thread`]), then filters of system calls ([`crate::syscall`])
+//! 1. signal actions ([`crate::kernel::process::Process::actions`])
+//! 2. the descriptor for the report ([`crate::kernel::process::Process::report`])
+//! 3. the guest's view of the address space ([`crate::kernel::process::Process::memory`]), then the
+//!    limit on its size
+//! 4. places of companions ([`crate::kernel::process`]), then free seats of threads
+//!    ([`crate::kernel::process::thread`]), then filters of system calls
+//!    ([`crate::kernel::syscall`])
 //! 5. the exclusive right to change code. It is the exception: the thread that has it waits until
 //!    the others have come out of guest code, for which they need none of the locks above
 //! 6. resting dispatchers ([`crate::dispatch`])
@@ -19,8 +20,8 @@
 //! 10. what is known of guest code ([`crate::changes::CodePages`])
 //!
 //! A fork in a process with threads holds them all, so that the child finds them free. A new lock
-//! has a place here and in [`crate::process::Process::with_locks`] or
-//! [`crate::syscall::Engine::with_locks`].
+//! has a place here and in [`crate::kernel::process::Process::with_locks`] or
+//! [`crate::kernel::syscall::Engine::with_locks`].
 //!
 //! A signal handler takes the fragments' lock, and only if the interrupted instruction is in the
 //! code cache: a thread never holds a lock there. After a fault of a store into guest memory the

@@ -6,10 +6,10 @@ use dynasour_guest::space::Brk;
 use std::ops::Range;
 
 use crate::changes::Code;
-use crate::process::{Ending, ThreadBody};
-use crate::signal::{FaultHooks, sa};
-use crate::syscall::tracing::Registers;
-use crate::syscall::{Config, Engine, Inherited, Outcome, System};
+use crate::kernel::process::{Ending, ThreadBody};
+use crate::kernel::signal::{FaultHooks, sa};
+use crate::kernel::syscall::tracing::Registers;
+use crate::kernel::syscall::{Config, Engine, Inherited, Outcome, System};
 
 /// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
 pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
@@ -25,22 +25,28 @@ pub(crate) fn start(system: &mut System, context: &mut ThreadContext) {
     unsafe { system.start(context, hooks) }.expect("memory for a stack");
 }
 
-/// Runs `body` in a forked child, since it changes what belongs to the whole process. Returns the child's exit status, or
-/// 1000 plus the signal that killed it.
+/// Runs `body` in a forked child, since it changes what belongs to the whole process. Returns the
+/// child's exit status, or 1000 plus the signal that killed it.
 pub(crate) fn in_child(body: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child calls only `body`, which allocates at most (glibc's fork keeps malloc usable), and `_exit`.
+    // SAFETY: the child calls only `body`, which allocates at most (glibc's fork keeps malloc
+    // usable), and `_exit`.
     unsafe {
         match libc::fork() {
             0 => {
                 libc::alarm(20);
-                let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
+                let status =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
                 libc::_exit(status)
             }
             -1 => panic!("fork failed"),
             pid => {
                 let mut status = 0;
                 assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
-                if libc::WIFSIGNALED(status) { 1000 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+                if libc::WIFSIGNALED(status) {
+                    1000 + libc::WTERMSIG(status)
+                } else {
+                    libc::WEXITSTATUS(status)
+                }
             }
         }
     }
@@ -92,7 +98,7 @@ impl Engine for Notes {
     }
 
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
-        crate::process::exit(self.child.map_or(98, |child| child(context, system)))
+        crate::kernel::process::exit(self.child.map_or(98, |child| child(context, system)))
     }
 
     fn vfork_child_gone(&mut self) {}
@@ -128,7 +134,8 @@ impl Machine {
     pub(crate) fn start() -> Machine {
         let (mut context, mut system) = context_and_system();
         start(&mut system, &mut context);
-        let mut machine = Machine { context, system, engine: Notes::default(), stack: Box::new([0; 8192]) };
+        let mut machine =
+            Machine { context, system, engine: Notes::default(), stack: Box::new([0; 8192]) };
         machine.context.gpr[4] = machine.stack.as_mut_ptr_range().end as u64 - 256;
         machine.context.gpr[3] = 0xb0b;
         machine

@@ -74,14 +74,15 @@ impl Input {
     /// # Errors
     /// The error of the file or program that failed.
     pub fn make(&self, name: &str, n: u64, directory: &Path, suite: &Path) -> Result<PathBuf> {
-        let generated = |kind: &str, size: &Size, generate: fn(usize) -> Vec<u8>| -> Result<PathBuf> {
-            let size = size.bytes(n)?;
-            let path = directory.join(format!("{kind}-{size}"));
-            if !path.exists() {
-                write(&path, &generate(size))?;
-            }
-            Ok(path)
-        };
+        let generated =
+            |kind: &str, size: &Size, generate: fn(usize) -> Vec<u8>| -> Result<PathBuf> {
+                let size = size.bytes(n)?;
+                let path = directory.join(format!("{kind}-{size}"));
+                if !path.exists() {
+                    write(&path, &generate(size))?;
+                }
+                Ok(path)
+            };
         match self {
             Input::Text { size } => generated("text", size, text),
             Input::Bytes { size } => generated("bytes", size, bytes),
@@ -98,7 +99,8 @@ impl Input {
                 Ok(path)
             }
             Input::Path { run } => {
-                let text = String::from_utf8(output(run, n, suite)?).context("a path that is not UTF-8")?;
+                let text = String::from_utf8(output(run, n, suite)?)
+                    .context("a path that is not UTF-8")?;
                 Ok(PathBuf::from(text.trim_end()))
             }
         }
@@ -117,7 +119,11 @@ fn output(run: &[String], n: u64, directory: &Path) -> Result<Vec<u8>> {
         .current_dir(directory)
         .output()
         .with_context(|| format!("cannot run {program}"))?;
-    ensure!(output.status.success(), "{program} failed: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{program} failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(output.stdout)
 }
 
@@ -165,14 +171,21 @@ fn text(size: usize) -> Vec<u8> {
 
 fn bytes(size: usize) -> Vec<u8> {
     let mut random = Random::new();
-    let mut out: Vec<u8> =
-        std::iter::repeat_with(|| random.next().to_le_bytes()).take(size.div_ceil(8)).flatten().collect();
+    let mut out: Vec<u8> = std::iter::repeat_with(|| random.next().to_le_bytes())
+        .take(size.div_ceil(8))
+        .flatten()
+        .collect();
     out.truncate(size);
     out
 }
 
 /// Records between `open` and `close` until there are `size` bytes.
-fn records(size: usize, open: &str, close: &str, record: fn(&mut Random, &mut Vec<u8>, u64)) -> Vec<u8> {
+fn records(
+    size: usize,
+    open: &str,
+    close: &str,
+    record: fn(&mut Random, &mut Vec<u8>, u64),
+) -> Vec<u8> {
     let mut random = Random::new();
     let mut out = open.as_bytes().to_vec();
     let mut index = 0;
@@ -189,7 +202,9 @@ fn json(size: usize) -> Vec<u8> {
         if index > 0 {
             out.extend_from_slice(b",\n");
         }
-        out.extend_from_slice(format!("{{\"id\":{index},\"score\":{},\"name\":\"", random.below(1000)).as_bytes());
+        out.extend_from_slice(
+            format!("{{\"id\":{index},\"score\":{},\"name\":\"", random.below(1000)).as_bytes(),
+        );
         random.word(out);
         out.extend_from_slice(b"\",\"tags\":[\"");
         random.word(out);
@@ -201,7 +216,9 @@ fn json(size: usize) -> Vec<u8> {
 
 fn xml(size: usize) -> Vec<u8> {
     records(size, "<?xml version=\"1.0\"?>\n<list>\n", "</list>\n", |random, out, index| {
-        out.extend_from_slice(format!("<item id=\"i{index}\" score=\"{}\"><name>", random.below(1000)).as_bytes());
+        out.extend_from_slice(
+            format!("<item id=\"i{index}\" score=\"{}\"><name>", random.below(1000)).as_bytes(),
+        );
         random.word(out);
         out.extend_from_slice(b"</name><text>");
         for _ in 0..random.below(9) {
@@ -233,11 +250,17 @@ mod tests {
         let run = vec!["echo".to_string(), "/some/where".to_string()];
         let path = Input::Path { run: run.clone() }.make("p", 0, directory.path(), Path::new(""));
         assert_eq!(path.expect("echo"), Path::new("/some/where"));
-        let path = Input::Output { run }.make("o", 0, directory.path(), Path::new("")).expect("echo");
+        let path =
+            Input::Output { run }.make("o", 0, directory.path(), Path::new("")).expect("echo");
         assert_eq!(fs::read(path).expect("written"), b"/some/where\n");
         let missing = Input::Output { run: vec!["/nonexistent/x".to_string()] };
         assert!(missing.make("o", 0, directory.path(), Path::new("")).is_err());
-        let content = Input::File { content: "a {n} b".to_string() }.make("f", 7, directory.path(), Path::new(""));
+        let content = Input::File { content: "a {n} b".to_string() }.make(
+            "f",
+            7,
+            directory.path(),
+            Path::new(""),
+        );
         assert_eq!(fs::read(content.expect("written")).expect("written"), b"a 7 b");
         assert!(Size::Text("7K".to_string()).bytes(3).is_err());
     }

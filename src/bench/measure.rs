@@ -46,8 +46,10 @@ pub struct Sample {
 impl Invocation {
     /// A shell command line that runs it.
     pub fn line(&self) -> String {
-        let words: Vec<String> = self.words.iter().map(|word| quote(&word.to_string_lossy())).collect();
-        let stdin = self.stdin.as_ref().map(|path| format!(" < {}", quote(&path.to_string_lossy())));
+        let words: Vec<String> =
+            self.words.iter().map(|word| quote(&word.to_string_lossy())).collect();
+        let stdin =
+            self.stdin.as_ref().map(|path| format!(" < {}", quote(&path.to_string_lossy())));
         words.join(" ") + &stdin.unwrap_or_default()
     }
 
@@ -59,7 +61,9 @@ impl Invocation {
         let mut stdout = tempfile::tempfile().context("cannot make a temporary file")?;
         let stdin = match &self.stdin {
             None => Stdio::null(),
-            Some(path) => File::open(path).with_context(|| format!("cannot read {}", path.display()))?.into(),
+            Some(path) => {
+                File::open(path).with_context(|| format!("cannot read {}", path.display()))?.into()
+            }
         };
         let start = Instant::now();
         let child = Command::new(&self.words[0])
@@ -75,7 +79,10 @@ impl Invocation {
         let ended = wait(child.id() as i32, limit)?;
         let wall = start.elapsed().as_secs_f64();
         let mut bytes = Vec::new();
-        stdout.rewind().and_then(|()| stdout.read_to_end(&mut bytes)).context("cannot read the output")?;
+        stdout
+            .rewind()
+            .and_then(|()| stdout.read_to_end(&mut bytes))
+            .context("cannot read the output")?;
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
         Ok(Sample {
             status: ended.status,
@@ -117,7 +124,8 @@ fn wait(pid: i32, limit: Duration) -> Result<Ended> {
         exited?;
         // SAFETY: waits for our own child; both results are ours.
         if unsafe { libc::wait4(pid, &mut status, 0, &mut usage) } != pid {
-            return Err(std::io::Error::last_os_error()).context("cannot wait for the process (wait4)");
+            return Err(std::io::Error::last_os_error())
+                .context("cannot wait for the process (wait4)");
         }
         // Descendants that are still running would disturb the next run.
         // SAFETY: a system call; a group that is empty answers ESRCH.
@@ -131,7 +139,9 @@ fn wait_without_reaping(pid: i32) -> Result<()> {
         // SAFETY: all-zero bytes are a valid siginfo.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: waits for our own child and leaves it a zombie.
-        let done = unsafe { libc::waitid(libc::P_PID, pid as u32, &mut info, libc::WEXITED | libc::WNOWAIT) } == 0;
+        let done = unsafe {
+            libc::waitid(libc::P_PID, pid as u32, &mut info, libc::WEXITED | libc::WNOWAIT)
+        } == 0;
         let error = std::io::Error::last_os_error();
         if done {
             return Ok(());
@@ -164,7 +174,8 @@ mod tests {
 
     #[test]
     fn a_run_has_output_status_and_cost() {
-        let sample = shell("echo out; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; exit 3", 60_000);
+        let sample =
+            shell("echo out; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; exit 3", 60_000);
         assert_eq!((sample.status.code(), &*sample.stdout), (Some(3), &b"out\n"[..]));
         assert!(sample.cpu > 0.0 && sample.wall > 0.0 && sample.memory > 100_000, "{sample:?}");
         assert!(!sample.timed_out);

@@ -48,7 +48,12 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Tiers to measure (interp is much slower than the others: use it with --small)
-    #[arg(long, value_name = "TIER,...", value_delimiter = ',', default_value = "dynamo,copy,full")]
+    #[arg(
+        long,
+        value_name = "TIER,...",
+        value_delimiter = ',',
+        default_value = "dynamo,copy,full"
+    )]
     tiers: Vec<Tier>,
     /// Another launcher, measured beside the tiers: NAME='COMMAND {}'
     #[arg(long, value_name = "NAME=CMD")]
@@ -106,8 +111,17 @@ impl Launcher {
         match self {
             Launcher::Peer(peer) => peer.launch(guest),
             Launcher::Tier(tier) => {
-                let head = [own.into(), "run".into(), "--tier".into(), OsString::from(tier.to_string()), "--".into()];
-                Invocation { words: head.into_iter().chain(guest.words.clone()).collect(), stdin: guest.stdin.clone() }
+                let head = [
+                    own.into(),
+                    "run".into(),
+                    "--tier".into(),
+                    OsString::from(tier.to_string()),
+                    "--".into(),
+                ];
+                Invocation {
+                    words: head.into_iter().chain(guest.words.clone()).collect(),
+                    stdin: guest.stdin.clone(),
+                }
             }
         }
     }
@@ -126,28 +140,37 @@ pub fn run(args: &BenchArgs) -> Result<i32> {
     }
     let temporary;
     let directory = match &args.work_dir {
-        Some(directory) => std::path::absolute(directory).context("cannot resolve the path given to --work-dir")?,
+        Some(directory) => {
+            std::path::absolute(directory).context("cannot resolve the path given to --work-dir")?
+        }
         None => {
             temporary = tempfile::tempdir().context("cannot make a temporary directory")?;
             temporary.path().to_path_buf()
         }
     };
-    std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    std::fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot create {}", directory.display()))?;
     let bar = progress();
     bar.set_message("preparing");
     let workloads = prepare(args, &suites, &directory)?;
     let runnable = workloads.iter().filter(|w| w.native.is_ok()).count() as u64;
     let tiers = args.tiers.iter().copied().map(Launcher::Tier);
-    let launchers: Vec<Launcher> = tiers.chain(args.peer.iter().cloned().map(Launcher::Peer)).collect();
+    let launchers: Vec<Launcher> =
+        tiers.chain(args.peer.iter().cloned().map(Launcher::Peer)).collect();
     bar.set_length(runnable * u64::from(args.runs) * (launchers.len() as u64 + 1));
     let own = std::env::current_exe().context("cannot find this program")?;
-    let session = Session { args, launchers: &launchers, own: &own, directory: &directory, bar: &bar };
-    let rows = workloads.iter().map(|workload| session.measure(workload)).collect::<Result<Vec<_>>>()?;
+    let session =
+        Session { args, launchers: &launchers, own: &own, directory: &directory, bar: &bar };
+    let rows =
+        workloads.iter().map(|workload| session.measure(workload)).collect::<Result<Vec<_>>>()?;
     bar.finish_and_clear();
     let report = Report {
         version: env!("CARGO_PKG_VERSION").to_string(),
         suites: suites.into_iter().map(|suite| suite.name).collect(),
-        clock: args.clock.to_possible_value().map_or_else(String::new, |v| v.get_name().to_string()),
+        clock: args
+            .clock
+            .to_possible_value()
+            .map_or_else(String::new, |v| v.get_name().to_string()),
         columns: launchers.iter().map(Launcher::name).collect(),
         rows,
     };
@@ -160,21 +183,27 @@ pub fn run(args: &BenchArgs) -> Result<i32> {
 }
 
 fn read_report(path: &Path) -> Result<Report> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{} is not what --save writes", path.display()))
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("{} is not what --save writes", path.display()))
 }
 
 /// A progress bar whose length is not known yet.
 pub fn progress() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {msg}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {msg}")
+    {
         bar.set_style(style);
     }
     bar
 }
 
 fn prepare(args: &BenchArgs, suites: &[Suite], directory: &Path) -> Result<Vec<Workload>> {
-    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|text| name.contains(text.as_str()));
+    let wanted = |name: &str| {
+        args.only.is_empty() || args.only.iter().any(|text| name.contains(text.as_str()))
+    };
     let workshop = Workshop { directory, small: args.small };
     let mut workloads = Vec::new();
     for suite in suites {
@@ -223,7 +252,12 @@ impl Session<'_> {
                     self.bar.inc(1);
                     continue;
                 }
-                self.once(&workload.name, &launcher.launch(native, self.own), cell, Some(&expected))?;
+                self.once(
+                    &workload.name,
+                    &launcher.launch(native, self.own),
+                    cell,
+                    Some(&expected),
+                )?;
             }
         }
         let base = self.clock(&row.native).to_vec();
@@ -242,7 +276,13 @@ impl Session<'_> {
         }
     }
 
-    fn once(&self, name: &str, run: &Invocation, cell: &mut Cell, expected: Option<&Sample>) -> Result<Sample> {
+    fn once(
+        &self,
+        name: &str,
+        run: &Invocation,
+        cell: &mut Cell,
+        expected: Option<&Sample>,
+    ) -> Result<Sample> {
         self.bar.set_message(name.to_string());
         let sample = run.run(self.directory, Duration::from_secs(self.args.limit))?;
         self.bar.inc(1);

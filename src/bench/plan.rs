@@ -77,17 +77,27 @@ impl Workshop<'_> {
     ///
     /// # Errors
     /// A kernel could not be built, or an input not generated.
-    pub fn prepare(&self, suite: &Suite, entry: &Entry, wanted: impl Fn(&str) -> bool) -> Result<Vec<Workload>> {
+    pub fn prepare(
+        &self,
+        suite: &Suite,
+        entry: &Entry,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<Workload>> {
         let n = entry.small.filter(|_| self.small).unwrap_or(entry.n);
-        let mut names: Vec<(String, Option<&str>)> =
-            entry.levels.iter().map(|level| (format!("{}{level}", entry.name), Some(level.as_str()))).collect();
+        let mut names: Vec<(String, Option<&str>)> = entry
+            .levels
+            .iter()
+            .map(|level| (format!("{}{level}", entry.name), Some(level.as_str())))
+            .collect();
         if names.is_empty() {
             names.push((entry.name.clone(), None));
         }
         names.retain(|(name, _)| wanted(name));
         let mut rows = Vec::new();
         for (name, level) in names {
-            let native = self.command(suite, entry, n, &name, level).with_context(|| format!("workload '{name}'"))?;
+            let native = self
+                .command(suite, entry, n, &name, level)
+                .with_context(|| format!("workload '{name}'"))?;
             rows.push(Workload { name, class: entry.class.clone(), native });
         }
         Ok(rows)
@@ -103,9 +113,9 @@ impl Workshop<'_> {
     ) -> Result<Result<Invocation, String>> {
         let mut values = BTreeMap::from([("n".to_string(), OsString::from(n.to_string()))]);
         let program = match (&entry.source, level) {
-            (Some(source), Some(level)) => {
-                self.build(&suite.directory.join(source), level, &entry.flags, name)?.into_os_string()
-            }
+            (Some(source), Some(level)) => self
+                .build(&suite.directory.join(source), level, &entry.flags, name)?
+                .into_os_string(),
             _ => {
                 let word = &entry.command[0];
                 // The program may be an input of kind `path`, which is known only now.
@@ -122,9 +132,12 @@ impl Workshop<'_> {
             }
         };
         let inputs = self.directory.join(format!("{}-{n}", entry.name));
-        std::fs::create_dir_all(&inputs).with_context(|| format!("cannot create {}", inputs.display()))?;
+        std::fs::create_dir_all(&inputs)
+            .with_context(|| format!("cannot create {}", inputs.display()))?;
         for (input, how) in &entry.inputs {
-            let place = how.make(input, n, &inputs, &suite.directory).with_context(|| format!("input '{input}'"))?;
+            let place = how
+                .make(input, n, &inputs, &suite.directory)
+                .with_context(|| format!("input '{input}'"))?;
             values.insert(input.clone(), place.into_os_string());
         }
         let stdin = entry.stdin.as_ref().and_then(|name| values.get(name)).map(PathBuf::from);
@@ -135,7 +148,8 @@ impl Workshop<'_> {
             (None, _) => &entry.command[1..],
         };
         let program = program.to_str().map_or(program.clone(), |text| fill(text, &values));
-        let words = std::iter::once(program).chain(args.iter().map(|word| fill(word, &values))).collect();
+        let words =
+            std::iter::once(program).chain(args.iter().map(|word| fill(word, &values))).collect();
         Ok(Ok(Invocation { words, stdin }))
     }
 
@@ -199,7 +213,10 @@ mod tests {
 
     #[test]
     fn only_known_names_are_filled_in() {
-        let values = BTreeMap::from([("n".to_string(), OsString::from("7")), ("f".to_string(), "/x y".into())]);
+        let values = BTreeMap::from([
+            ("n".to_string(), OsString::from("7")),
+            ("f".to_string(), "/x y".into()),
+        ]);
         for (text, filled) in [
             ("{n}", "7"),
             ("a{f}b{n}", "a/x yb7"),

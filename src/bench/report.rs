@@ -57,16 +57,24 @@ pub struct Cell {
 impl Report {
     /// Did every measured row agree with native?
     pub fn all_agree(&self) -> bool {
-        self.rows.iter().all(|row| row.native.trouble.is_none() && row.cells.iter().all(|cell| cell.trouble.is_none()))
+        self.rows.iter().all(|row| {
+            row.native.trouble.is_none() && row.cells.iter().all(|cell| cell.trouble.is_none())
+        })
     }
 
     /// The table. With `earlier`, each ratio stands beside the earlier one.
     pub fn table(&self, earlier: Option<&Report>) -> String {
         let mut lines = vec![self.header(earlier.is_some())];
-        lines.extend(self.rows.iter().filter(|row| row.skipped.is_none()).map(|row| self.line(row, earlier)));
+        lines.extend(
+            self.rows.iter().filter(|row| row.skipped.is_none()).map(|row| self.line(row, earlier)),
+        );
         let classes: BTreeSet<&str> = self.rows.iter().map(|row| row.class.as_str()).collect();
         if classes.len() > 1 {
-            lines.extend(classes.iter().map(|class| self.mean_line(&format!("mean: {class}"), Some(class), earlier)));
+            lines.extend(
+                classes
+                    .iter()
+                    .map(|class| self.mean_line(&format!("mean: {class}"), Some(class), earlier)),
+            );
         }
         lines.push(self.mean_line("mean: all", None, earlier));
         let mut out = aligned(&lines);
@@ -97,7 +105,9 @@ impl Report {
         for (column, cell) in self.columns.iter().zip(&row.cells) {
             match (&cell.trouble, cell.ratio) {
                 (Some(trouble), _) => line.extend([trouble.clone(), String::new()]),
-                (None, Some(r)) => line.extend([format!("{:.2}", r.median), format!("{:.2}-{:.2}", r.low, r.high)]),
+                (None, Some(r)) => {
+                    line.extend([format!("{:.2}", r.median), format!("{:.2}-{:.2}", r.low, r.high)])
+                }
                 (None, None) => line.extend(["-".to_string(), String::new()]),
             }
             if let Some(earlier) = earlier {
@@ -141,13 +151,19 @@ impl Report {
 /// Pads columns to their widest cell: the first is left-aligned, the others right-aligned.
 pub fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |i: usize| lines.iter().filter_map(|l| l.get(i)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let width = |i: usize| {
+        lines.iter().filter_map(|l| l.get(i)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut out = String::new();
     for line in lines {
         let mut text = String::new();
         for (i, (cell, width)) in line.iter().zip(&widths).enumerate() {
-            let _ = if i == 0 { write!(text, "{cell:<width$}") } else { write!(text, "  {cell:>width$}") };
+            let _ = if i == 0 {
+                write!(text, "{cell:<width$}")
+            } else {
+                write!(text, "  {cell:>width$}")
+            };
         }
         out.push_str(text.trim_end());
         out.push('\n');

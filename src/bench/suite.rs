@@ -89,7 +89,8 @@ impl Suite {
     /// # Errors
     /// The file cannot be read, or an entry is wrong; the message names its line and the reason.
     pub fn read(path: &Path) -> Result<Suite> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read suite {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read suite {}", path.display()))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
         Suite::parse(&text, directory).with_context(|| format!("suite {}", path.display()))
     }
@@ -120,8 +121,12 @@ impl Entry {
         match (&self.source, self.command.is_empty()) {
             (None, true) => return Err("needs 'source' or 'command'".to_string()),
             (Some(_), false) => return Err("has both 'source' and 'command'".to_string()),
-            (Some(_), true) if self.levels.is_empty() => return Err("'levels' is empty".to_string()),
-            (None, false) if !self.levels.is_empty() || !self.flags.is_empty() || self.args.is_some() => {
+            (Some(_), true) if self.levels.is_empty() => {
+                return Err("'levels' is empty".to_string());
+            }
+            (None, false)
+                if !self.levels.is_empty() || !self.flags.is_empty() || self.args.is_some() =>
+            {
                 return Err("'levels', 'flags' and 'args' belong to 'source'".to_string());
             }
             _ => {}
@@ -167,9 +172,21 @@ mod tests {
             ("name = 'x'\nfoo = 1", "line 2", "foo"),
             (&format!("name = 'x'\n{entry}"), "line 2", "needs"),
             (&format!("name = 'x'\n{entry}command = ['a']\nlevels = ['-O2']"), "line 2", "belong"),
-            (&format!("name = 'x'\n{entry}command = ['a']\nstdin = 'i'"), "line 2", "names no input"),
-            (&format!("name = 'x'\n{entry}command = ['a']\n{entry}command = ['b']"), "line 6", "second"),
-            ("name = 'x'\n[[workload]]\nname = 'a'\nclass = 'c'\ncommand = 'a'", "line 5", "sequence"),
+            (
+                &format!("name = 'x'\n{entry}command = ['a']\nstdin = 'i'"),
+                "line 2",
+                "names no input",
+            ),
+            (
+                &format!("name = 'x'\n{entry}command = ['a']\n{entry}command = ['b']"),
+                "line 6",
+                "second",
+            ),
+            (
+                "name = 'x'\n[[workload]]\nname = 'a'\nclass = 'c'\ncommand = 'a'",
+                "line 5",
+                "sequence",
+            ),
         ] {
             let message = format!("{:#}", parse(text).expect_err(text));
             assert!(message.contains(line) && message.contains(word), "{text}: {message}");

@@ -50,7 +50,8 @@ fn outside_interval(count: usize) -> usize {
 
 /// The geometric mean.
 pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let (count, sum) = values.into_iter().fold((0, 0.0), |(count, sum), value| (count + 1, sum + value.ln()));
+    let (count, sum) =
+        values.into_iter().fold((0, 0.0), |(count, sum), value| (count + 1, sum + value.ln()));
     (count > 0).then(|| (sum / f64::from(count)).exp())
 }
 
@@ -73,7 +74,10 @@ mod tests {
         let runs: Vec<f64> = (0..20).map(|i| 2.0 + 0.01 * f64::from(i)).collect();
         let ratio = Ratio::of(&runs, &base).expect("runs");
         assert!(
-            ratio.low > 2.0 && ratio.low < ratio.median && ratio.median < ratio.high && ratio.high < 2.19,
+            ratio.low > 2.0
+                && ratio.low < ratio.median
+                && ratio.median < ratio.high
+                && ratio.high < 2.19,
             "{ratio:?}"
         );
         // From tables of the sign test: 20 values give the 6th to the 15th; with 5 values only the

@@ -13,16 +13,20 @@ use std::io::{BufRead, Write};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let disassembler = Capstone::new().x86().mode(ArchMode::Mode64).syntax(ArchSyntax::Intel).build();
+    let disassembler =
+        Capstone::new().x86().mode(ArchMode::Mode64).syntax(ArchSyntax::Intel).build();
     let Ok(disassembler) = disassembler else { return ExitCode::FAILURE };
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let (pc, code) = line.split_once(' ').unwrap_or((&line, ""));
-        let (Ok(pc), Some(code)) = (u64::from_str_radix(pc, 16), unhex(code)) else { return ExitCode::FAILURE };
+        let (Ok(pc), Some(code)) = (u64::from_str_radix(pc, 16), unhex(code)) else {
+            return ExitCode::FAILURE;
+        };
         let mut answer = String::new();
         if let Ok(all) = disassembler.disasm_all(&code, pc) {
             for inst in all.iter() {
-                let text = format!("{} {}", inst.mnemonic().unwrap_or(""), inst.op_str().unwrap_or(""));
+                let text =
+                    format!("{} {}", inst.mnemonic().unwrap_or(""), inst.op_str().unwrap_or(""));
                 answer.push_str(&format!("{}\t{}\n", inst.bytes().len(), text.trim_end()));
             }
         }

@@ -4,7 +4,7 @@
 //! standard input is ours.
 
 use anyhow::{Context, Result, bail, ensure};
-use dynasour_runtime::census::{Census, SCHEMA};
+use dynasour_runtime::observe::census::{Census, SCHEMA};
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -59,7 +59,11 @@ impl Plan<'_> {
             Err(_) if status.code().is_some_and(|code| NOT_RUN.contains(&code)) => {
                 bail!("{} was not run", self.command[0].display())
             }
-            Err(error) => bail!("{} wrote no counts ({error}); it {}", self.command[0].display(), ended(status)),
+            Err(error) => bail!(
+                "{} wrote no counts ({error}); it {}",
+                self.command[0].display(),
+                ended(status)
+            ),
         };
         let census: Census = serde_json::from_slice(&bytes).context("the census is damaged")?;
         ensure!(census.schema == SCHEMA, "the census has form {}, not {SCHEMA}", census.schema);

@@ -112,7 +112,8 @@ mod tests {
     fn without_capstone_the_text_is_much_the_same() {
         let mut d = Disassembler { capstone: None };
         let code = [0x48, 0x8b, 0x05, 0x10, 0, 0, 0, 0x75, 0xf7, 0xff, 0xff];
-        let texts: Vec<String> = d.instructions(0x1000, &code).into_iter().map(|(_, text)| text).collect();
+        let texts: Vec<String> =
+            d.instructions(0x1000, &code).into_iter().map(|(_, text)| text).collect();
         assert_eq!(texts[1..], ["jne 0x1000", "(not known to the disassembler)"]);
         assert!(texts[0].starts_with("mov rax") && texts[0].contains("rip + 0x10"), "{}", texts[0]);
     }

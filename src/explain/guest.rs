@@ -4,7 +4,7 @@
 use super::disassembly::Disassembler;
 use super::heat;
 use dynasour_guest::symbols::Symbols;
-use dynasour_runtime::census::{Fragment, Step, Transfer};
+use dynasour_runtime::observe::census::{Fragment, Step, Transfer};
 use serde::Serialize;
 
 /// A recorded block.
@@ -54,14 +54,21 @@ pub fn path(fragment: &Fragment, symbols: &Symbols, disassembler: &mut Disassemb
         .collect()
 }
 
-fn instructions(by: &mut Disassembler, fragment: &Fragment, step: &Step, symbols: &Symbols) -> Vec<Instruction> {
+fn instructions(
+    by: &mut Disassembler,
+    fragment: &Fragment,
+    step: &Step,
+    symbols: &Symbols,
+) -> Vec<Instruction> {
     let bytes = step.code.as_deref().map_or(Vec::new(), unhex);
     let mut at = 0;
     let mut out = Vec::new();
     for (len, text) in by.instructions(step.pc, &bytes) {
         let pc = step.pc + at as u64;
         let guards = fragment.guards.iter().filter(|g| g.pc == pc).map(|g| g.index).collect();
-        let note = target(&text, pc + len as u64).map(|target| symbols.name(target)).filter(|n| !n.starts_with("0x"));
+        let note = target(&text, pc + len as u64)
+            .map(|target| symbols.name(target))
+            .filter(|n| !n.starts_with("0x"));
         out.push(Instruction { pc, bytes: hex(&bytes[at..at + len]), text, note, guards });
         at += len;
     }
@@ -76,7 +83,11 @@ fn target(text: &str, next: u64) -> Option<u64> {
         let rest = &operands[at + 5..operands[at..].find(']').map(|end| at + end)?];
         let (sign, digits) = rest.split_once(' ')?;
         let offset = number(digits)?;
-        return Some(if sign == "-" { next.wrapping_sub(offset) } else { next.wrapping_add(offset) });
+        return Some(if sign == "-" {
+            next.wrapping_sub(offset)
+        } else {
+            next.wrapping_add(offset)
+        });
     }
     let transfers = mnemonic.starts_with('j') || mnemonic == "call" || mnemonic.starts_with("loop");
     if transfers { number(operands) } else { None }

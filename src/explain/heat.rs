@@ -8,7 +8,7 @@
 //! A side trace belongs to the region of the fragment whose exit it was made for. That fragment may
 //! be a side trace itself; the chain ends at a fragment that was made for its own trace head.
 
-use dynasour_runtime::census::{Fragment, GuardKind};
+use dynasour_runtime::observe::census::{Fragment, GuardKind};
 use std::collections::HashMap;
 
 /// Executions of each block of a fragment's path.
@@ -20,8 +20,10 @@ pub fn executions(fragment: &Fragment) -> Vec<u64> {
         Some(n) => n,
         None => fragment.entered,
     };
-    let count = |step: &dynasour_runtime::census::Step| {
-        let of_step = |g: &&dynasour_runtime::census::Guard| g.pc == step.last && g.kind != GuardKind::Alias;
+    let count = |step: &dynasour_runtime::observe::census::Step| {
+        let of_step = |g: &&dynasour_runtime::observe::census::Guard| {
+            g.pc == step.last && g.kind != GuardKind::Alias
+        };
         let (mut executed, mut failed, mut any) = (0, 0, false);
         for guard in fragment.guards.iter().filter(of_step) {
             (executed, failed, any) = (executed + guard.executed, failed + guard.failed, true);
@@ -59,7 +61,8 @@ pub fn regions(fragments: &[Fragment]) -> Vec<Region> {
     let mut by_pc: HashMap<u64, Region> = HashMap::new();
     for fragment in fragments.iter().filter(|f| !f.path.is_empty()) {
         let pc = root(fragments, fragment).pc;
-        let region = by_pc.entry(pc).or_insert(Region { pc, instructions: 0, versions: Vec::new() });
+        let region =
+            by_pc.entry(pc).or_insert(Region { pc, instructions: 0, versions: Vec::new() });
         let n = instructions(fragment);
         region.instructions += n;
         region.versions.push((fragment.id, n));

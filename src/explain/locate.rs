@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use dynasour_guest::symbols::Symbols;
-use dynasour_runtime::census::{Census, Fragment};
+use dynasour_runtime::observe::census::{Census, Fragment};
 use std::ops::Range;
 
 /// Number of near matches that an error lists (guess; more would fill the screen).
@@ -14,10 +14,11 @@ const MOST: usize = 6;
 /// # Errors
 /// No fragment matches; the message lists names that are close.
 pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<u32>> {
-    let (name, offset) = match place.rsplit_once("+0x").map(|(name, hex)| (name, u64::from_str_radix(hex, 16))) {
-        Some((name, Ok(offset))) => (name, Some(offset)),
-        _ => (place, None),
-    };
+    let (name, offset) =
+        match place.rsplit_once("+0x").map(|(name, hex)| (name, u64::from_str_radix(hex, 16))) {
+            Some((name, Ok(offset))) => (name, Some(offset)),
+            _ => (place, None),
+        };
     let ranges: Vec<Range<u64>> = if let Some(pc) = pc(place) {
         std::iter::once(pc..pc + 1).collect()
     } else {
@@ -31,10 +32,15 @@ pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<
         let version = census.fragments.iter().find(|f| f.name == place && !f.path.is_empty());
         return match version {
             Some(f) => Ok(vec![f.id]),
-            None => bail!("no function or version is called {place}{}", near_names(place, census, symbols)),
+            None => bail!(
+                "no function or version is called {place}{}",
+                near_names(place, census, symbols)
+            ),
         };
     }
-    let hits = |f: &&Fragment| f.path.iter().any(|s| ranges.iter().any(|r| s.pc < r.end && r.start < s.end));
+    let hits = |f: &&Fragment| {
+        f.path.iter().any(|s| ranges.iter().any(|r| s.pc < r.end && r.start < s.end))
+    };
     let found: Vec<u32> = census.fragments.iter().filter(hits).map(|f| f.id).collect();
     if found.is_empty() {
         let at = ranges[0].start;
@@ -70,12 +76,18 @@ fn near_names(name: &str, census: &Census, symbols: &Symbols) -> String {
 
 /// The traces that start closest to a pc.
 fn near_traces(at: u64, census: &Census, symbols: &Symbols) -> String {
-    let mut starts: Vec<u64> = census.fragments.iter().filter(|f| !f.path.is_empty()).map(|f| f.pc).collect();
+    let mut starts: Vec<u64> =
+        census.fragments.iter().filter(|f| !f.path.is_empty()).map(|f| f.pc).collect();
     starts.sort_by_key(|pc| pc.abs_diff(at));
     starts.dedup();
     starts.truncate(MOST);
-    let names: Vec<String> = starts.iter().map(|pc| format!("{pc:#x} ({})", symbols.name(*pc))).collect();
-    if names.is_empty() { String::new() } else { format!("; the nearest start at {}", names.join(", ")) }
+    let names: Vec<String> =
+        starts.iter().map(|pc| format!("{pc:#x} ({})", symbols.name(*pc))).collect();
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!("; the nearest start at {}", names.join(", "))
+    }
 }
 
 /// The names that differ least from `name`, best first.

@@ -90,7 +90,11 @@ fn parse_tier(text: &str) -> Result<Tier, String> {
 /// Why there is nothing to explain.
 pub fn run(args: &ExplainArgs) -> Result<c_int> {
     if let Some(output) = &args.output {
-        ensure!(args.force || !output.exists(), "{} exists; --force overwrites it", output.display());
+        ensure!(
+            args.force || !output.exists(),
+            "{} exists; --force overwrites it",
+            output.display()
+        );
     }
     let counted = count(args)?;
     let census = &counted.census;
@@ -100,7 +104,9 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
         eprintln!("dynasour: {program} {}", ended(counted.status));
     }
     let wanted = match &args.at {
-        Some(place) if !census.fragments.is_empty() => Wanted::These(locate::fragments(place, census, &symbols)?),
+        Some(place) if !census.fragments.is_empty() => {
+            Wanted::These(locate::fragments(place, census, &symbols)?)
+        }
         _ => Wanted::Hottest(args.top as usize),
     };
     let explanation = model::explain(&counted, &symbols, &wanted);
@@ -116,7 +122,8 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
         Reporter { paint, census, symbols: &symbols, parts: &parts }.report(&explanation)
     };
     match &args.output {
-        Some(file) => std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?,
+        Some(file) => std::fs::write(file, text)
+            .with_context(|| format!("cannot write {}", file.display()))?,
         None => {
             // A reader that closes the pipe early is no error.
             let mut stdout = std::io::stdout().lock();

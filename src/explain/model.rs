@@ -7,7 +7,9 @@ use super::heat::{self, Region as Hot};
 use super::native::{self, Line};
 use super::passes::{self, Change};
 use dynasour_guest::symbols::Symbols;
-use dynasour_runtime::census::{Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Kind, To, Went};
+use dynasour_runtime::observe::census::{
+    Census, CodeBytes, CompileTimes, End, Fragment, From, Guard, Kind, To, Went,
+};
 use serde::Serialize;
 use std::os::unix::process::ExitStatusExt;
 
@@ -145,7 +147,9 @@ pub fn explain(counted: &Counted, symbols: &Symbols, wanted: &Wanted) -> Explana
     let (traces, regions_in_all) = (hot.iter().map(|r| r.versions.len()).sum(), hot.len());
     let chosen: Vec<&Hot> = match wanted {
         Wanted::Hottest(n) => hot.iter().take(*n).collect(),
-        Wanted::These(ids) => hot.iter().filter(|r| r.versions.iter().any(|(id, _)| ids.contains(id))).collect(),
+        Wanted::These(ids) => {
+            hot.iter().filter(|r| r.versions.iter().any(|(id, _)| ids.contains(id))).collect()
+        }
     };
     let mut maker = Maker { census, symbols, disassembler: Disassembler::new() };
     let mut regions = Vec::new();
@@ -190,7 +194,13 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn version(&mut self, fragment: &Fragment, instructions: u64, share: f64, whole: bool) -> Version {
+    fn version(
+        &mut self,
+        fragment: &Fragment,
+        instructions: u64,
+        share: f64,
+        whole: bool,
+    ) -> Version {
         let f = fragment.clone();
         Version {
             id: f.id,

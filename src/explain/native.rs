@@ -6,8 +6,10 @@
 
 use super::guest::{hex, unhex};
 use dynasour_guest::context::{SCRATCH_WORDS, offset};
-use dynasour_runtime::census::{Census, Code, Detail, Fragment, Kind, counter_length};
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Formatter, Instruction, NasmFormatter, OpKind, Register};
+use dynasour_runtime::observe::census::{Census, Code, Detail, Fragment, Kind, counter_length};
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Formatter, Instruction, NasmFormatter, OpKind, Register,
+};
 use serde::Serialize;
 
 /// One host instruction.
@@ -89,7 +91,10 @@ pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
 fn back_edge(bytes: &str, at: u64) -> Option<u64> {
     let bytes = unhex(bytes);
     let inst = Decoder::with_ip(64, &bytes, at, DecoderOptions::NONE).decode();
-    let jumps = matches!(inst.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
+    let jumps = matches!(
+        inst.flow_control(),
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
+    );
     Some(inst.near_branch_target()).filter(|target| jumps && *target < at && *target != 0)
 }
 
@@ -143,14 +148,18 @@ impl Reader<'_> {
     }
 
     fn leaves(&self, inst: &Instruction) -> Option<Mark> {
-        let jumps = matches!(inst.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
+        let jumps = matches!(
+            inst.flow_control(),
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
+        );
         let target = Some(inst.near_branch_target()).filter(|t| jumps && *t != 0)?;
         let within = |code: &Code| (code.at..code.at + code.hex.len() as u64 / 2).contains(&target);
         if within(&self.detail.hot) || within(&self.detail.cold) {
             return None;
         }
         // Several fragments may have stood at one address; the one that is still there is meant.
-        let mut others = self.census.fragments.iter().filter(|f| f.dropped == self.fragment.dropped);
+        let mut others =
+            self.census.fragments.iter().filter(|f| f.dropped == self.fragment.dropped);
         let holds = |f: &&Fragment| {
             let hot = f.detail.as_ref().map(|d| &d.hot);
             hot.is_some_and(|hot| (hot.at..hot.at + hot.hex.len() as u64 / 2).contains(&target))
@@ -175,7 +184,8 @@ fn context(inst: &Instruction) -> Option<Mark> {
     let slots = offset::SCRATCH as u64..(offset::SCRATCH + 8 * SCRATCH_WORDS) as u64;
     if slots.contains(&at) {
         let slot = (at - slots.start) / 8;
-        let stores = inst.op_kind(0) == OpKind::Memory && inst.mnemonic() == iced_x86::Mnemonic::Mov;
+        let stores =
+            inst.op_kind(0) == OpKind::Memory && inst.mnemonic() == iced_x86::Mnemonic::Mov;
         return Some(if stores { Mark::Spill { slot } } else { Mark::Reload { slot } });
     }
     let fields = [

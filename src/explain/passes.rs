@@ -6,8 +6,8 @@
 
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::text;
-use dynasour_runtime::census::{Census, Detail};
 use dynasour_runtime::config::placement;
+use dynasour_runtime::observe::census::{Census, Detail};
 use serde::Serialize;
 use std::cell::RefCell;
 
@@ -62,12 +62,17 @@ pub enum Edit<'a> {
 pub fn difference<'a>(before: &'a str, after: &'a str) -> Vec<Edit<'a>> {
     let (a, b): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
     let head = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
-    let tail = a[head..].iter().rev().zip(b[head..].iter().rev()).take_while(|(x, y)| x == y).count();
+    let tail =
+        a[head..].iter().rev().zip(b[head..].iter().rev()).take_while(|(x, y)| x == y).count();
     let (inner_a, inner_b) = (&a[head..a.len() - tail], &b[head..b.len() - tail]);
     let mut longest = vec![vec![0u32; inner_b.len() + 1]; inner_a.len() + 1];
     for (i, x) in inner_a.iter().enumerate().rev() {
         for (j, y) in inner_b.iter().enumerate().rev() {
-            longest[i][j] = if x == y { longest[i + 1][j + 1] + 1 } else { longest[i + 1][j].max(longest[i][j + 1]) };
+            longest[i][j] = if x == y {
+                longest[i + 1][j + 1] + 1
+            } else {
+                longest[i + 1][j].max(longest[i][j + 1])
+            };
         }
     }
     let mut out: Vec<Edit<'_>> = a[..head].iter().map(|line| Edit::Same(line)).collect();
@@ -76,7 +81,8 @@ pub fn difference<'a>(before: &'a str, after: &'a str) -> Vec<Edit<'a>> {
         if i < inner_a.len() && j < inner_b.len() && inner_a[i] == inner_b[j] {
             out.push(Edit::Same(inner_a[i]));
             (i, j) = (i + 1, j + 1);
-        } else if j == inner_b.len() || i < inner_a.len() && longest[i + 1][j] >= longest[i][j + 1] {
+        } else if j == inner_b.len() || i < inner_a.len() && longest[i + 1][j] >= longest[i][j + 1]
+        {
             out.push(Edit::Gone(inner_a[i]));
             i += 1;
         } else {
@@ -95,7 +101,10 @@ mod tests {
     #[test]
     fn differences_keep_what_is_common() {
         let edits = difference("a\nb\nc\nd", "a\nc\nx\nd");
-        assert_eq!(edits, [Edit::Same("a"), Edit::Gone("b"), Edit::Same("c"), Edit::New("x"), Edit::Same("d")]);
+        assert_eq!(
+            edits,
+            [Edit::Same("a"), Edit::Gone("b"), Edit::Same("c"), Edit::New("x"), Edit::Same("d")]
+        );
         assert_eq!(difference("", "x"), [Edit::New("x")]);
         assert!(difference("a\nb", "a\nb").iter().all(|e| matches!(e, Edit::Same(_))));
     }

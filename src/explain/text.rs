@@ -11,7 +11,7 @@ use super::native::{Line, Mark};
 use super::paint::{Paint, Style};
 use super::passes::{Edit, difference};
 use dynasour_guest::symbols::Symbols;
-use dynasour_runtime::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
+use dynasour_runtime::observe::census::{Anchor, Census, Guard, GuardKind, Kind, To, Went};
 use std::fmt::Write;
 
 /// Lines of unchanged IR shown around a change (guess).
@@ -92,7 +92,8 @@ impl Reporter<'_> {
     pub fn report(&self, e: &Explanation) -> String {
         let mut out = String::new();
         let p = &self.paint;
-        let command: Vec<&str> = std::iter::once(&e.program).chain(&e.args).map(String::as_str).collect();
+        let command: Vec<&str> =
+            std::iter::once(&e.program).chain(&e.args).map(String::as_str).collect();
         let _ = writeln!(
             out,
             "{} under --tier {}, heads hot after {} executions: {} in {}, {} guest instructions executed in them{}",
@@ -129,7 +130,11 @@ impl Reporter<'_> {
         }
         let hidden = region.versions.iter().filter(|v| v.body.is_none()).count();
         if hidden > 0 {
-            let _ = writeln!(out, "\n  {} not shown whole; --at NAME shows one", plural(hidden as u64, "version"));
+            let _ = writeln!(
+                out,
+                "\n  {} not shown whole; --at NAME shows one",
+                plural(hidden as u64, "version")
+            );
         }
     }
 
@@ -166,7 +171,10 @@ impl Reporter<'_> {
         let _ = writeln!(
             out,
             "\n{}",
-            p.text(Style::Title, &format!("  {} ({}) at {} {:#x}", v.name, kind(v.kind), v.symbol, v.pc))
+            p.text(
+                Style::Title,
+                &format!("  {} ({}) at {} {:#x}", v.name, kind(v.kind), v.symbol, v.pc)
+            )
         );
         let t = v.compile_ns;
         let _ = writeln!(
@@ -184,11 +192,21 @@ impl Reporter<'_> {
             if v.dropped { "; dropped before the end of the run" } else { "" }
         );
         for end in &v.ends {
-            let to = end.target.map_or("wherever an indirect jump goes".to_string(), |t| self.place(t));
-            let _ = writeln!(out, "  its path ended {} times, at {to}{}", number(end.executed), self.went(&end.went));
+            let to =
+                end.target.map_or("wherever an indirect jump goes".to_string(), |t| self.place(t));
+            let _ = writeln!(
+                out,
+                "  its path ended {} times, at {to}{}",
+                number(end.executed),
+                self.went(&end.went)
+            );
         }
         if v.polls + v.faults > 0 {
-            let _ = writeln!(out, "  left {} times for a signal, {} times by a fault", v.polls, v.faults);
+            let _ = writeln!(
+                out,
+                "  left {} times for a signal, {} times by a fault",
+                v.polls, v.faults
+            );
         }
         for part in self.parts {
             match part {
@@ -264,7 +282,13 @@ impl Reporter<'_> {
                 p.text(Style::Note, &note)
             );
             for guard in inst.guards.iter().filter_map(|g| body.guards.get(*g as usize)) {
-                let _ = writeln!(out, "    {:>14} {:>10}  {}", "", "", p.text(Style::Guard, &self.line_of(guard)));
+                let _ = writeln!(
+                    out,
+                    "    {:>14} {:>10}  {}",
+                    "",
+                    "",
+                    p.text(Style::Guard, &self.line_of(guard))
+                );
             }
         }
     }
@@ -284,7 +308,9 @@ impl Reporter<'_> {
     }
 
     fn is_linear(&self, guard: &Guard) -> bool {
-        let of = |f: &&dynasour_runtime::census::Fragment| f.guards.iter().any(|g| g.host == guard.host && g == guard);
+        let of = |f: &&dynasour_runtime::observe::census::Fragment| {
+            f.guards.iter().any(|g| g.host == guard.host && g == guard)
+        };
         self.census.fragments.iter().find(of).is_none_or(|f| f.iterations.is_none())
     }
 
@@ -295,7 +321,11 @@ impl Reporter<'_> {
         }
         self.heading(out, "guards");
         let p = &self.paint;
-        let _ = writeln!(out, "    {:<4} {:<7} {:>14} {:>14} {:>9}  predicate", "", "kind", "checked", "failed", "");
+        let _ = writeln!(
+            out,
+            "    {:<4} {:<7} {:>14} {:>14} {:>9}  predicate",
+            "", "kind", "checked", "failed", ""
+        );
         for g in &body.guards {
             let style = if g.failed > 0 { Style::Guard } else { Style::Plain };
             let row = format!(
@@ -309,12 +339,17 @@ impl Reporter<'_> {
             );
             let _ = writeln!(out, "{}", p.text(style, &row));
             let about = format!("      {} -> falls back to {}", self.place(g.pc), g.anchor.name);
-            let _ = writeln!(out, "{}", p.text(Style::Note, &format!("{about}{}", self.went_words(g))));
+            let _ =
+                writeln!(out, "{}", p.text(Style::Note, &format!("{about}{}", self.went_words(g))));
         }
     }
 
     fn went_words(&self, g: &Guard) -> String {
-        if g.went.is_empty() { String::new() } else { format!("; failures went{}", self.went(&g.went)) }
+        if g.went.is_empty() {
+            String::new()
+        } else {
+            format!("; failures went{}", self.went(&g.went))
+        }
     }
 
     fn anchors(&self, out: &mut String, body: &Body) {
@@ -340,19 +375,23 @@ impl Reporter<'_> {
 
     fn passes(&self, out: &mut String, body: &Body) {
         if body.passes.is_empty() {
-            self.heading(out, "passes: not repeated here (the run used another pipeline, or nothing changed)");
+            self.heading(
+                out,
+                "passes: not repeated here (the run used another pipeline, or nothing changed)",
+            );
             return;
         }
         let p = &self.paint;
         for change in &body.passes {
             self.heading(out, &format!("changed by {}", change.pass));
             let edits = difference(&change.before, &change.after);
-            let changed: Vec<usize> = (0..edits.len()).filter(|n| !matches!(edits[*n], Edit::Same(_))).collect();
+            let changed: Vec<usize> =
+                (0..edits.len()).filter(|n| !matches!(edits[*n], Edit::Same(_))).collect();
             let mut last = None;
             for (n, edit) in edits.iter().enumerate() {
                 let next = changed.partition_point(|c| *c < n);
-                let near =
-                    changed.get(next).is_some_and(|c| c - n <= AROUND) || next > 0 && n - changed[next - 1] <= AROUND;
+                let near = changed.get(next).is_some_and(|c| c - n <= AROUND)
+                    || next > 0 && n - changed[next - 1] <= AROUND;
                 if !near {
                     continue;
                 }
@@ -362,8 +401,12 @@ impl Reporter<'_> {
                 last = Some(n);
                 let _ = match edit {
                     Edit::Same(line) => writeln!(out, "     {line}"),
-                    Edit::Gone(line) => writeln!(out, "    {}", p.text(Style::Gone, &format!("-{line}"))),
-                    Edit::New(line) => writeln!(out, "    {}", p.text(Style::New, &format!("+{line}"))),
+                    Edit::Gone(line) => {
+                        writeln!(out, "    {}", p.text(Style::Gone, &format!("-{line}")))
+                    }
+                    Edit::New(line) => {
+                        writeln!(out, "    {}", p.text(Style::New, &format!("+{line}")))
+                    }
                 };
             }
         }
@@ -398,7 +441,8 @@ impl Reporter<'_> {
                     let _ = writeln!(out, "    {}", p.text(Style::Symbol, "loop:"));
                 }
                 Mark::Exit { guard } => {
-                    let _ = writeln!(out, "    {}", p.text(Style::Guard, &format!("g{guard} failed:")));
+                    let _ =
+                        writeln!(out, "    {}", p.text(Style::Guard, &format!("g{guard} failed:")));
                 }
                 Mark::Guard { .. }
                 | Mark::Spill { .. }
@@ -411,7 +455,8 @@ impl Reporter<'_> {
         let guard = line.marks.iter().any(|m| matches!(m, Mark::Guard { .. }));
         let text = format!("{:>10x}  {}", line.at, line.text);
         let text = if guard { p.text(Style::Guard, &text) } else { text };
-        let note = if notes.is_empty() { String::new() } else { format!("  ; {}", notes.join(", ")) };
+        let note =
+            if notes.is_empty() { String::new() } else { format!("  ; {}", notes.join(", ")) };
         let _ = writeln!(out, "    {text}{}", p.text(Style::Note, &note));
     }
 }
@@ -463,8 +508,14 @@ mod tests {
 
     #[test]
     fn numbers_are_readable() {
-        assert_eq!([number(0), number(999), number(1_000), number(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([percent(0, 5), percent(1, 2), percent(1, 100_000)], ["never", "50.0 %", "0.001 %"]);
+        assert_eq!(
+            [number(0), number(999), number(1_000), number(1_234_567)],
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            [percent(0, 5), percent(1, 2), percent(1, 100_000)],
+            ["never", "50.0 %", "0.001 %"]
+        );
         assert_eq!(percent(0, 0), "-");
     }
 
@@ -480,6 +531,9 @@ mod tests {
             stores: 0,
         };
         let words = in_words(&anchor);
-        assert_eq!(words[..3], ["rcx = rcx@loop + 1", "as at the loop's head: rdx", "as at the entry: rax, rbx"]);
+        assert_eq!(
+            words[..3],
+            ["rcx = rcx@loop + 1", "as at the loop's head: rdx", "as at the entry: rax, rbx"]
+        );
     }
 }

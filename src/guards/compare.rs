@@ -13,8 +13,8 @@ use crate::guards::counts::Counts;
 use crate::guards::report::{Report, Row};
 use crate::guards::{Run, Session};
 use anyhow::{Context, Result, bail};
-use dynasour_runtime::census::Census;
 use dynasour_runtime::config::{Placement, placement};
+use dynasour_runtime::observe::census::Census;
 
 /// The rate of forced failures while the cost of a failure is measured: once in ten executions of a
 /// trace.
@@ -33,8 +33,10 @@ const ENOUGH_DEOPTS: u64 = 5_000;
 /// Why nothing was measured.
 pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
     let policies = chosen(&session.args.policies);
-    let (runs, costs) =
-        (session.args.runs, if session.args.no_deopt_cost { 0 } else { session.args.runs.min(COST_ROUNDS) });
+    let (runs, costs) = (
+        session.args.runs,
+        if session.args.no_deopt_cost { 0 } else { session.args.runs.min(COST_ROUNDS) },
+    );
     let each = 1 + u64::from(runs) + 2 * u64::from(costs);
     session.bar.set_length(2 + u64::from(runs) + policies.len() as u64 * each);
     let mut rows: Vec<Row> = policies.iter().map(|p| Row::new(p.name(), p.about())).collect();
@@ -60,7 +62,8 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
             cost(session, expected, &mut rows[place])?;
         }
     }
-    let base = rows.iter().find(|row| row.policy == placement::DEFAULT.name() && row.trouble.is_none());
+    let base =
+        rows.iter().find(|row| row.policy == placement::DEFAULT.name() && row.trouble.is_none());
     let base = base.map(|row| row.times.clone());
     for row in &mut rows {
         row.seconds = Ratio::of(&row.times, &vec![1.0; row.times.len()]);
@@ -93,13 +96,19 @@ fn chosen(asked: &[&'static dyn Placement]) -> Vec<&'static dyn Placement> {
 }
 
 /// Runs the program under a policy, unless an earlier run of that policy has failed.
-fn under(session: &Session, expected: &Sample, row: &mut Row, options: &[&str]) -> Result<Option<Run>> {
+fn under(
+    session: &Session,
+    expected: &Sample,
+    row: &mut Row,
+    options: &[&str],
+) -> Result<Option<Run>> {
     session.bar.set_message(row.policy.clone());
     if row.trouble.is_some() {
         session.bar.inc(1);
         return Ok(None);
     }
-    let options: Vec<&str> = ["--policy", &row.policy].into_iter().chain(options.iter().copied()).collect();
+    let options: Vec<&str> =
+        ["--policy", &row.policy].into_iter().chain(options.iter().copied()).collect();
     match session.run_with(&options, expected)? {
         Ok(run) => Ok(Some(run)),
         Err(trouble) => {
@@ -115,7 +124,8 @@ fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     let name = file.to_str().context("the temporary directory's name is not UTF-8")?;
     if under(session, expected, row, &["--count", name])?.is_some() {
         let text = std::fs::read(&file).context("the counting run wrote no census")?;
-        let census: Census = serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
+        let census: Census =
+            serde_json::from_slice(&text).context("the census of the counting run is damaged")?;
         row.counts = Counts::of(&census);
     }
     Ok(())
@@ -147,9 +157,12 @@ mod tests {
 
     #[test]
     fn each_policy_is_measured_once() {
-        let names = |asked: &[&'static dyn Placement]| -> Vec<_> { chosen(asked).iter().map(|p| p.name()).collect() };
+        let names = |asked: &[&'static dyn Placement]| -> Vec<_> {
+            chosen(asked).iter().map(|p| p.name()).collect()
+        };
         assert_eq!(names(&[]).len(), placement::PLACEMENTS.len());
-        let [eager, merged] = ["eager", "merged"].map(|name| placement::placement(name).expect("known"));
+        let [eager, merged] =
+            ["eager", "merged"].map(|name| placement::placement(name).expect("known"));
         assert_eq!(names(&[merged, eager, merged]), ["merged", "eager"]);
     }
 }

@@ -1,6 +1,6 @@
 //! The counts by which policies are compared, from the census of a counting run.
 
-use dynasour_runtime::census::{Census, Kind, To};
+use dynasour_runtime::observe::census::{Census, Kind, To};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -41,11 +41,14 @@ pub struct KindCounts {
 impl Counts {
     /// The counts of a census.
     pub fn of(census: &Census) -> Counts {
-        let mut counts = Counts { deopts: census.deopts.clone(), exact: census.exact, ..Counts::default() };
+        let mut counts =
+            Counts { deopts: census.deopts.clone(), exact: census.exact, ..Counts::default() };
         for fragment in census.fragments.iter().filter(|f| f.kind != Kind::Stub) {
             counts.traces += 1;
             for guard in &fragment.guards {
-                let name = serde_json::to_value(guard.kind).ok().and_then(|v| v.as_str().map(str::to_string));
+                let name = serde_json::to_value(guard.kind)
+                    .ok()
+                    .and_then(|v| v.as_str().map(str::to_string));
                 let kind = counts.kinds.entry(name.unwrap_or_default()).or_default();
                 kind.guards += 1;
                 kind.executed += guard.executed;
@@ -54,7 +57,8 @@ impl Counts {
                 counts.guards_in_loops += u64::from(guard.in_loop);
                 counts.executed += guard.executed;
                 counts.failed += guard.failed;
-                counts.left += guard.went.iter().filter(|w| w.to == To::Runtime).map(|w| w.times).sum::<u64>();
+                counts.left +=
+                    guard.went.iter().filter(|w| w.to == To::Runtime).map(|w| w.times).sum::<u64>();
             }
         }
         counts

@@ -42,7 +42,9 @@ impl Line {
         let n = points.len() as f64;
         let mean = |f: fn(&(f64, f64)) -> f64| points.iter().map(f).sum::<f64>() / n;
         let (x_mean, y_mean) = (mean(|p| p.0), mean(|p| p.1));
-        let sum = |f: &dyn Fn(f64, f64) -> f64| points.iter().map(|(x, y)| f(x - x_mean, y - y_mean)).sum::<f64>();
+        let sum = |f: &dyn Fn(f64, f64) -> f64| {
+            points.iter().map(|(x, y)| f(x - x_mean, y - y_mean)).sum::<f64>()
+        };
         let (xx, xy, yy) = (sum(&|x, _| x * x), sum(&|x, y| x * y), sum(&|_, y| y * y));
         if points.len() < 3 || xx <= 0.0 {
             return None;
@@ -86,8 +88,9 @@ mod tests {
     #[test]
     fn lines_are_fitted_with_an_interval_that_holds_the_truth() {
         // Residuals +1, -1, … around y = 5 + 2 x: expected values computed by hand.
-        let points: Vec<(f64, f64)> =
-            (0..8).map(|i| (f64::from(i), 5.0 + 2.0 * f64::from(i) + if i % 2 == 0 { 1.0 } else { -1.0 })).collect();
+        let points: Vec<(f64, f64)> = (0..8)
+            .map(|i| (f64::from(i), 5.0 + 2.0 * f64::from(i) + if i % 2 == 0 { 1.0 } else { -1.0 }))
+            .collect();
         let line = Line::through(&points).expect("points");
         assert!((line.slope.value - (2.0 - 4.0 / 42.0)).abs() < 1e-9, "{line:?}");
         assert!(line.slope.low < 2.0 && 2.0 < line.slope.high && line.r_squared > 0.9, "{line:?}");

@@ -97,14 +97,20 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     );
     let session = Session::new(args)?;
     let expected = session.expected()?;
-    let (text, agree) =
-        if args.chaos_sweep { sweep::run(&session, &expected)? } else { compare::run(&session, &expected)? };
+    let (text, agree) = if args.chaos_sweep {
+        sweep::run(&session, &expected)?
+    } else {
+        compare::run(&session, &expected)?
+    };
     session.bar.finish_and_clear();
     if let Some(save) = &args.save {
         std::fs::write(save, &text).with_context(|| format!("cannot write {}", save.display()))?;
     }
     let mut stdout = std::io::stdout();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write the results")?;
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("cannot write the results")?;
     Ok(i32::from(!agree))
 }
 
@@ -148,7 +154,8 @@ impl<'a> Session<'a> {
     fn new(args: &'a GuardsArgs) -> Result<Session<'a>> {
         plan::find(&args.command[0].to_string_lossy())?;
         if let Some(stdin) = &args.stdin {
-            std::fs::File::open(stdin).with_context(|| format!("cannot read {}", stdin.display()))?;
+            std::fs::File::open(stdin)
+                .with_context(|| format!("cannot read {}", stdin.display()))?;
         }
         Ok(Session {
             args,
@@ -196,7 +203,9 @@ impl<'a> Session<'a> {
             );
         }
         if let Some(at) = difference(&first.stdout, &second.stdout) {
-            bail!("{program}: two native runs print different things (from byte {at} on): nothing can be compared");
+            bail!(
+                "{program}: two native runs print different things (from byte {at} on): nothing can be compared"
+            );
         }
         if first.cpu < START_UP {
             self.bar.suspend(|| {
@@ -206,7 +215,10 @@ impl<'a> Session<'a> {
         }
         if !first.status.success() {
             self.bar.suspend(|| {
-                eprintln!("dynasour: {program}: ends natively with {}; measured nonetheless", first.status)
+                eprintln!(
+                    "dynasour: {program}: ends natively with {}; measured nonetheless",
+                    first.status
+                )
             });
         }
         Ok(first)
@@ -217,7 +229,8 @@ impl<'a> Session<'a> {
     fn launch(&self, options: &[&str]) -> (Invocation, PathBuf) {
         let stats = self.scratch.path().join("stats.json");
         let threshold = self.threshold().to_string();
-        let fixed = ["run", "--tier", &self.args.tier.to_string(), "--threshold", &threshold].map(OsString::from);
+        let fixed = ["run", "--tier", &self.args.tier.to_string(), "--threshold", &threshold]
+            .map(OsString::from);
         let words = [OsString::from(&self.own)]
             .into_iter()
             .chain(fixed)

@@ -89,7 +89,12 @@ impl Report {
         let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
         Report {
             version: env!("CARGO_PKG_VERSION").to_string(),
-            command: session.guest.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: session
+                .guest
+                .words
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
             tier: session.args.tier.to_string(),
             threshold: session.threshold(),
             clock: clock.map_or_else(String::new, |v| v.get_name().to_string()),
@@ -148,7 +153,9 @@ impl Report {
             return line;
         }
         let counts = &row.counts;
-        let shown = |value: Option<f64>, digits: usize| value.map_or("-".to_string(), |v| format!("{v:.digits$}"));
+        let shown = |value: Option<f64>, digits: usize| {
+            value.map_or("-".to_string(), |v| format!("{v:.digits$}"))
+        };
         line.extend([
             counts.traces.to_string(),
             counts.guards.to_string(),
@@ -182,7 +189,9 @@ impl Report {
         for row in &self.policies {
             let c = &row.counts;
             let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.6}"));
-            let ratio = |r: Option<Ratio>| [r.map(|r| r.median), r.map(|r| r.low), r.map(|r| r.high)].map(number);
+            let ratio = |r: Option<Ratio>| {
+                [r.map(|r| r.median), r.map(|r| r.low), r.map(|r| r.high)].map(number)
+            };
             let mut cells = vec![
                 field(&self.command.join(" ")),
                 row.policy.clone(),
@@ -215,7 +224,11 @@ impl Report {
 
 /// Quotes a field of CSV where necessary.
 pub fn field(text: &str) -> String {
-    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_string() }
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_string()
+    }
 }
 
 /// A count in at most five characters: 1234, 12.3k, 4.56M.
@@ -311,16 +324,20 @@ default            20.0k / 3
     #[test]
     fn values_stand_under_their_names() {
         let csv = report().csv();
-        let lines: Vec<Vec<&str>> =
-            csv.lines().map(|l| l.trim_start_matches("\"prog a,b\",").split(',').collect()).collect();
-        let value = |name: &str| lines[1][lines[0].iter().position(|n| *n == name).expect("a column") - 1];
+        let lines: Vec<Vec<&str>> = csv
+            .lines()
+            .map(|l| l.trim_start_matches("\"prog a,b\",").split(',').collect())
+            .collect();
+        let value =
+            |name: &str| lines[1][lines[0].iter().position(|n| *n == name).expect("a column") - 1];
         assert_eq!(
             (value("policy"), value("failed"), value("deopt_ns"), value("branch_executed")),
             ("default", "3", "900.000000", "20000")
         );
         assert!(lines.iter().skip(1).all(|l| l.len() + 1 == lines[0].len()), "{csv}");
         let read: Report =
-            serde_json::from_str(&serde_json::to_string(&report()).expect("plain data")).expect("the same form");
+            serde_json::from_str(&serde_json::to_string(&report()).expect("plain data"))
+                .expect("the same form");
         assert_eq!(read.table(), report().table());
     }
 }

@@ -99,15 +99,22 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
     };
     let rates = &session.args.rates;
     session.bar.set_length(2 + u64::from(session.args.runs) * (rates.len() as u64 + 2));
-    let mut points: Vec<Point> = [None, None].into_iter().chain(rates.iter().copied().map(Some)).map(point).collect();
+    let mut points: Vec<Point> =
+        [None, None].into_iter().chain(rates.iter().copied().map(Some)).map(point).collect();
     for _ in 0..session.args.runs {
         for (i, point) in points.iter_mut().enumerate() {
             if point.trouble.is_some() {
                 session.bar.inc(1);
                 continue;
             }
-            let chaos = point.one_in.map_or(NEVER.to_string(), |n| format!("1/{n},{}", 1 + point.times.len()));
-            session.bar.set_message(if i == 0 { "linked".to_string() } else { format!("chaos {chaos}") });
+            let chaos = point
+                .one_in
+                .map_or(NEVER.to_string(), |n| format!("1/{n},{}", 1 + point.times.len()));
+            session.bar.set_message(if i == 0 {
+                "linked".to_string()
+            } else {
+                format!("chaos {chaos}")
+            });
             let words = ["--policy", policy.name(), "--chaos", &chaos];
             match session.run_with(if i == 0 { &words[..2] } else { &words }, expected)? {
                 Ok(run) => {
@@ -137,11 +144,20 @@ fn point(one_in: Option<u32>) -> Point {
 }
 
 impl Curve {
-    fn new(session: &Session, policy: &str, mut linked: Point, mut unlinked: Point, mut rates: Vec<Point>) -> Curve {
+    fn new(
+        session: &Session,
+        policy: &str,
+        mut linked: Point,
+        mut unlinked: Point,
+        mut rates: Vec<Point>,
+    ) -> Curve {
         let base = unlinked.times.clone();
         [&mut linked, &mut unlinked].into_iter().chain(&mut rates).for_each(|p| p.finish(&base));
-        let runs = |p: &Point| p.deopts.iter().map(|d| *d as f64).zip(p.times.iter().copied()).collect::<Vec<_>>();
-        let all: Vec<(f64, f64)> = std::iter::once(&unlinked).chain(&rates).flat_map(runs).collect();
+        let runs = |p: &Point| {
+            p.deopts.iter().map(|d| *d as f64).zip(p.times.iter().copied()).collect::<Vec<_>>()
+        };
+        let all: Vec<(f64, f64)> =
+            std::iter::once(&unlinked).chain(&rates).flat_map(runs).collect();
         let most = all.iter().map(|p| p.0).fold(0.0, f64::max);
         let line = Line::through(&all).filter(|_| most >= ENOUGH_DEOPTS);
         let cycles = cycles_per_nanosecond();
@@ -149,7 +165,12 @@ impl Curve {
         let clock = clap::ValueEnum::to_possible_value(&session.args.clock);
         Curve {
             version: env!("CARGO_PKG_VERSION").to_string(),
-            command: session.guest.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: session
+                .guest
+                .words
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
             policy: policy.to_string(),
             tier: session.args.tier.to_string(),
             threshold: session.threshold(),
@@ -172,8 +193,11 @@ impl Curve {
     }
 
     fn table(&self) -> String {
-        let mut lines: Vec<Vec<String>> =
-            vec![["rate", "deopts", "entries", "seconds", "95 %", "slowdown", "95 %"].map(str::to_string).to_vec()];
+        let mut lines: Vec<Vec<String>> = vec![
+            ["rate", "deopts", "entries", "seconds", "95 %", "slowdown", "95 %"]
+                .map(str::to_string)
+                .to_vec(),
+        ];
         for (name, point) in self.rows() {
             let mut line = vec![name];
             if let Some(trouble) = &point.trouble {
@@ -181,10 +205,17 @@ impl Curve {
                 lines.push(line);
                 continue;
             }
-            line.extend([short(Point::typical(&point.deopts)), short(Point::typical(&point.entries))]);
+            line.extend([
+                short(Point::typical(&point.deopts)),
+                short(Point::typical(&point.entries)),
+            ]);
             for (ratio, digits) in [(point.seconds, 3), (point.slowdown, 2)] {
                 line.push(ratio.map_or("-".to_string(), |r| format!("{:.digits$}", r.median)));
-                line.push(ratio.map_or(String::new(), |r| format!("{:.digits$}-{:.digits$}", r.low, r.high)));
+                line.push(
+                    ratio.map_or(String::new(), |r| {
+                        format!("{:.digits$}-{:.digits$}", r.low, r.high)
+                    }),
+                );
             }
             lines.push(line);
         }
@@ -197,8 +228,7 @@ impl Curve {
             self.threshold
         );
         out += &aligned(&lines);
-        out +=
-            "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail (slowdowns are against this)\n";
+        out += "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail (slowdowns are against this)\n";
         match (self.line, self.deopt_ns, self.deopt_cycles) {
             (Some(line), Some(ns), Some(cycles)) => {
                 let _ = writeln!(
@@ -216,7 +246,9 @@ impl Curve {
                     line.r_squared
                 );
             }
-            _ => out += "too few deoptimisations to tell what one costs: a longer run or higher rates may help\n",
+            _ => {
+                out += "too few deoptimisations to tell what one costs: a longer run or higher rates may help\n"
+            }
         }
         out
     }
@@ -229,7 +261,12 @@ impl Curve {
                 point.deopts.iter().zip(&point.entries).zip(&point.times).enumerate()
             {
                 let program = field(&self.command.join(" "));
-                let _ = writeln!(out, "{program},{},{name},{},{deopts},{entries},{seconds:.6}", self.policy, i + 1);
+                let _ = writeln!(
+                    out,
+                    "{program},{},{name},{},{deopts},{entries},{seconds:.6}",
+                    self.policy,
+                    i + 1
+                );
             }
         }
         out

@@ -11,7 +11,9 @@ use super::eval::{choice, setup, start_pc};
 use super::source::Source;
 use super::{WRONG, out, plural, refuse};
 use anyhow::{Result, bail};
-use dynasour_ir::eval::program::{EventSpot, Outcome, Program, ProgramError, Route, difference, run_program};
+use dynasour_ir::eval::program::{
+    EventSpot, Outcome, Program, ProgramError, Route, difference, run_program,
+};
 use dynasour_ir::eval::{Leave, ModelMachine, State};
 use dynasour_ir::random::{Rng, generate};
 use dynasour_ir::text::File;
@@ -51,13 +53,17 @@ pub(super) fn run(args: &DiffArgs) -> Result<c_int> {
             bail!("region {pc:#x} has no version {name}");
         }
     }
-    let route = |name: &str| choice(&file, Some(name)).map(|choice| Route { choice, follow: args.follow, force: None });
+    let route = |name: &str| {
+        choice(&file, Some(name)).map(|choice| Route { choice, follow: args.follow, force: None })
+    };
     let routes = [route(&args.one)?, route(&args.two)?];
     let starts = starts(&file, args)?;
     let program = Program::new(&file.regions);
     let (mut runs, mut unfinished, mut opportunities) = (0, 0, 0);
     for (name, state, machine) in &starts {
-        let go = |route: &Route| run_program(&program, pc, route, state.clone(), machine.clone(), args.start.steps);
+        let go = |route: &Route| {
+            run_program(&program, pc, route, state.clone(), machine.clone(), args.start.steps)
+        };
         let compare = |one: &Run, two: &Run, forced| {
             difference(one, two).map(|what| found(&file, &source, name, forced, what, [one, two]))
         };
@@ -71,7 +77,8 @@ pub(super) fn run(args: &DiffArgs) -> Result<c_int> {
             }
             let forks = args.forks.min(two.opportunities);
             for i in 0..forks {
-                let nth = (u128::from(i) * u128::from(two.opportunities) / u128::from(forks)) as u64;
+                let nth =
+                    (u128::from(i) * u128::from(two.opportunities) / u128::from(forks)) as u64;
                 let forked = go(&Route { force: Some(nth), ..routes[1].clone() })?;
                 runs += 1;
                 if let Some(found) = compare(&one, &forked, Some(nth)) {
@@ -93,12 +100,20 @@ pub(super) fn run(args: &DiffArgs) -> Result<c_int> {
         }
     }
     if args.start.json {
-        let summary =
-            json!({ "differ": false, "runs": runs, "unfinished": unfinished, "opportunities": opportunities });
+        let summary = json!({ "differ": false, "runs": runs, "unfinished": unfinished, "opportunities": opportunities });
         out(format_args!("{summary:#}\n"));
     } else {
-        let open = if unfinished > 0 { format!(", {unfinished} of them out of steps") } else { String::new() };
-        out(format_args!("{} and {} agree: {} compared{open}\n", args.one, args.two, plural(runs, "run")));
+        let open = if unfinished > 0 {
+            format!(", {unfinished} of them out of steps")
+        } else {
+            String::new()
+        };
+        out(format_args!(
+            "{} and {} agree: {} compared{open}\n",
+            args.one,
+            args.two,
+            plural(runs, "run")
+        ));
     }
     Ok(0)
 }
@@ -111,7 +126,11 @@ fn starts(file: &File, args: &DiffArgs) -> Result<Vec<(String, State, ModelMachi
         let one = |i: u64| {
             let mut rng = Rng::new(seed.wrapping_add(i));
             let state = generate::state(&mut rng);
-            (format!("random state {i} of seed {seed}: {state}"), state, ModelMachine::boundless(rng.bits()))
+            (
+                format!("random state {i} of seed {seed}: {state}"),
+                state,
+                ModelMachine::boundless(rng.bits()),
+            )
         };
         return Ok((0..count).map(one).collect());
     }
@@ -121,25 +140,43 @@ fn starts(file: &File, args: &DiffArgs) -> Result<Vec<(String, State, ModelMachi
     }
     let all = file.setups.iter().enumerate().map(|(i, setup)| {
         let (state, machine) = setup.build();
-        (setup.name.as_ref().map_or(format!("state {}", i + 1), |name| format!("state \"{name}\"")), state, machine)
+        (
+            setup
+                .name
+                .as_ref()
+                .map_or(format!("state {}", i + 1), |name| format!("state \"{name}\"")),
+            state,
+            machine,
+        )
     });
     Ok(all.collect())
 }
 
-fn found(file: &File, source: &Source, from: &str, forced: Option<u64>, what: String, runs: [&Run; 2]) -> Difference {
+fn found(
+    file: &File,
+    source: &Source,
+    from: &str,
+    forced: Option<u64>,
+    what: String,
+    runs: [&Run; 2],
+) -> Difference {
     let printed = runs.map(|r| &r.machine.printed);
     // Events include reads; so prints are counted to find the position of the n-th one.
     let count = printed[0].len().max(printed[1].len());
     let first = (0..count).find(|i| printed[0].get(*i) != printed[1].get(*i));
     let (places, what) = match first {
         Some(n) => {
-            let value = |run: usize| printed[run].get(n).map_or("nothing".to_string(), |v| format!("{v:#x}"));
-            let places = runs.map(|run| nth_print(file, run, n).map(|(spot, line)| place(source, spot, line)));
+            let value = |run: usize| {
+                printed[run].get(n).map_or("nothing".to_string(), |v| format!("{v:#x}"))
+            };
+            let places = runs
+                .map(|run| nth_print(file, run, n).map(|(spot, line)| place(source, spot, line)));
             (places, format!("print {}: {} and {}", n + 1, value(0), value(1)))
         }
         None => ([None, None], what),
     };
-    let ends = runs.map(|run| run.visits.last().map_or("nothing was run".to_string(), |v| v.to_string()));
+    let ends =
+        runs.map(|run| run.visits.last().map_or("nothing was run".to_string(), |v| v.to_string()));
     Difference { from: from.to_string(), forced, what, places, ends }
 }
 
@@ -149,7 +186,8 @@ fn place(source: &Source, spot: &EventSpot, line: usize) -> String {
 
 /// The position of the n-th print of a run, with its line.
 fn nth_print<'r>(file: &File, run: &'r Run, n: usize) -> Option<(&'r EventSpot, usize)> {
-    let prints = run.events.iter().filter(|spot| instruction(file, spot).is_some_and(|(print, _)| print));
+    let prints =
+        run.events.iter().filter(|spot| instruction(file, spot).is_some_and(|(print, _)| print));
     let spot = prints.into_iter().nth(n)?;
     Some((spot, instruction(file, spot)?.1))
 }
@@ -171,9 +209,14 @@ fn report(args: &DiffArgs, d: &Difference) {
         });
         return out(format_args!("{summary:#}\n"));
     }
-    let forced = d.forced.map_or(String::new(), |n| format!(" with the anchor of opportunity {n} taken"));
-    out(format_args!("{} and {} differ from {}{forced}\n  {}\n", args.one, args.two, d.from, d.what));
-    for (name, (place, end)) in [&args.one, &args.two].into_iter().zip(d.places.iter().zip(&d.ends)) {
+    let forced =
+        d.forced.map_or(String::new(), |n| format!(" with the anchor of opportunity {n} taken"));
+    out(format_args!(
+        "{} and {} differ from {}{forced}\n  {}\n",
+        args.one, args.two, d.from, d.what
+    ));
+    for (name, (place, end)) in [&args.one, &args.two].into_iter().zip(d.places.iter().zip(&d.ends))
+    {
         let place = place.as_ref().map_or(String::new(), |p| format!("at {p}; "));
         out(format_args!("  {name}: {place}at last {end}\n"));
     }

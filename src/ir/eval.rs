@@ -24,7 +24,14 @@ pub(super) fn run(args: &EvalArgs) -> Result<c_int> {
     let choice = choice(&file, args.version.as_deref())?;
     let route = Route { choice, follow: args.follow, force: args.force };
     let (state, machine) = setup.build();
-    let result = run_program(&Program::new(&file.regions), pc, &route, state, machine.clone(), args.start.steps);
+    let result = run_program(
+        &Program::new(&file.regions),
+        pc,
+        &route,
+        state,
+        machine.clone(),
+        args.start.steps,
+    );
     let outcome = match result {
         Ok(outcome) => outcome,
         Err(error) => {
@@ -33,7 +40,10 @@ pub(super) fn run(args: &EvalArgs) -> Result<c_int> {
         }
     };
     if args.force.is_some_and(|n| n >= outcome.opportunities) {
-        eprintln!("dynasour: there were only {} opportunities, nothing was forced", outcome.opportunities);
+        eprintln!(
+            "dynasour: there were only {} opportunities, nothing was forced",
+            outcome.opportunities
+        );
     }
     if args.start.json {
         out(format_args!("{:#}\n", as_json(&outcome, &machine)));
@@ -72,7 +82,9 @@ pub(super) fn choice(file: &File, name: Option<&str>) -> Result<Choice> {
     match name {
         None => Ok(Choice::Dispatch),
         Some("base") => Ok(Choice::Base),
-        Some(name) if file.regions.iter().any(|r| r.version(name).is_some()) => Ok(Choice::Named(name.to_string())),
+        Some(name) if file.regions.iter().any(|r| r.version(name).is_some()) => {
+            Ok(Choice::Named(name.to_string()))
+        }
         Some(name) => bail!("there is no version {name} in the file"),
     }
 }
@@ -104,8 +116,10 @@ fn as_text(outcome: &Outcome<ModelMachine>, before: &ModelMachine, trace: bool) 
 }
 
 fn as_json(outcome: &Outcome<ModelMachine>, before: &ModelMachine) -> serde_json::Value {
-    let registers: serde_json::Map<String, serde_json::Value> =
-        locations(&outcome.state).into_iter().map(|(loc, v)| (loc.to_string(), format!("{v:#x}").into())).collect();
+    let registers: serde_json::Map<String, serde_json::Value> = locations(&outcome.state)
+        .into_iter()
+        .map(|(loc, v)| (loc.to_string(), format!("{v:#x}").into()))
+        .collect();
     let memory: Vec<_> = outcome
         .machine
         .changes(before)

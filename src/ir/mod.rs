@@ -80,9 +80,16 @@ fn check(args: &CheckArgs) -> Result<c_int> {
                 json!({ "file": file, "line": line, "column": column, "rule": p.rule, "message": p.message })
             })
             .collect();
-        out(format_args!("{:#}\n", json!({ "regions": regions, "versions": versions, "errors": errors })));
+        out(format_args!(
+            "{:#}\n",
+            json!({ "regions": regions, "versions": versions, "errors": errors })
+        ));
     } else if all.is_empty() {
-        out(format_args!("{} in {}: all right\n", plural(versions, "version"), plural(regions, "region")));
+        out(format_args!(
+            "{} in {}: all right\n",
+            plural(versions, "version"),
+            plural(regions, "region")
+        ));
     } else {
         eprintln!("{}", plural(all.len(), "error"));
     }

@@ -66,7 +66,9 @@ pub(super) fn run(args: &OptArgs) -> Result<c_int> {
 
 fn named(names: &[String]) -> Result<Vec<&'static Pass>> {
     let find = |name: &String| {
-        pass(name).ok_or_else(|| anyhow::anyhow!("there is no pass {name}; `dynasour ir opt --list` lists them"))
+        pass(name).ok_or_else(|| {
+            anyhow::anyhow!("there is no pass {name}; `dynasour ir opt --list` lists them")
+        })
     };
     names.iter().map(find).collect()
 }
@@ -93,14 +95,24 @@ fn transform(version: &mut Version, args: &OptArgs, passes: &[&'static Pass]) ->
             stages.borrow_mut().push((pass.name, v.to_string()));
         }
     };
-    let options = OptOptions { skip: args.skip_pass.clone(), after_pass: Some(&after), ..OptOptions::default() };
+    let options = OptOptions {
+        skip: args.skip_pass.clone(),
+        after_pass: Some(&after),
+        ..OptOptions::default()
+    };
     let stats = if args.passes.is_empty() {
         optimise(version, &options).passes
     } else {
         passes.iter().map(|pass| one(version, pass, &options)).collect()
     };
     let changed = stats.iter().map(|s| s.changes > 0);
-    let stages = stages.take().into_iter().zip(changed).filter(|(_, changed)| *changed).map(|(s, _)| s).collect();
+    let stages = stages
+        .take()
+        .into_iter()
+        .zip(changed)
+        .filter(|(_, changed)| *changed)
+        .map(|(s, _)| s)
+        .collect();
     Done { stages, stats, broken: broken.take() }
 }
 
@@ -122,7 +134,12 @@ fn count(version: &Version) -> usize {
 fn show(before: &Version, after: &Version, done: &Done, each: bool) {
     let title = |when: &str, v: &Version| {
         let insts = plural(count(v), "instruction");
-        format!("; {:#x} {} {when}: {insts}, {}\n", v.region, v.name, plural(v.anchors.len(), "anchor"))
+        format!(
+            "; {:#x} {} {when}: {insts}, {}\n",
+            v.region,
+            v.name,
+            plural(v.anchors.len(), "anchor")
+        )
     };
     out(format_args!("{}{before}\n", title("before", before)));
     for (name, text) in done.stages.iter().filter(|_| each) {

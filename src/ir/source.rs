@@ -4,7 +4,10 @@ use anyhow::{Context, Result};
 use dynasour_ir::region::{RegionRule, verify_region};
 use dynasour_ir::text::{File, ParseError, Position, file};
 use dynasour_ir::verify::{VerifyError, Where};
-use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, Severity, SourceCode};
+use miette::{
+    Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, Severity,
+    SourceCode,
+};
 use std::fmt;
 use std::io::{IsTerminal, Read};
 use std::path::Path;
@@ -35,7 +38,8 @@ pub struct Problem {
 impl Source {
     /// Reads a file; `-` is standard input.
     pub fn read(path: &Path) -> Result<Source> {
-        let name = if path == Path::new("-") { "<stdin>".to_string() } else { path.display().to_string() };
+        let name =
+            if path == Path::new("-") { "<stdin>".to_string() } else { path.display().to_string() };
         let mut bytes = Vec::new();
         if path == Path::new("-") {
             std::io::stdin().read_to_end(&mut bytes).context("cannot read the standard input")?;
@@ -65,7 +69,11 @@ impl Source {
         let column = line.char_indices().nth(at.column - 1).map_or(line.len(), |(i, _)| i);
         let rest = line[column..].split(';').next().unwrap_or("").trim_end();
         let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-        let len = if whole_line { rest.len() } else { word.max(rest.chars().next().map_or(0, char::len_utf8)) };
+        let len = if whole_line {
+            rest.len()
+        } else {
+            word.max(rest.chars().next().map_or(0, char::len_utf8))
+        };
         (before + column, len)
     }
 
@@ -80,7 +88,10 @@ impl Source {
         };
         let mut out = String::new();
         if GraphicalReportHandler::new_themed(theme).render_report(&mut out, &report).is_err() {
-            out = format!("{}:{}:{}: {}", self.name, problem.at.line, problem.at.column, problem.message);
+            out = format!(
+                "{}:{}:{}: {}",
+                self.name, problem.at.line, problem.at.column, problem.message
+            );
         }
         eprintln!("{}", out.trim_end());
     }
@@ -126,10 +137,15 @@ fn problems(file: &File) -> Vec<Problem> {
     for (i, (region, spots)) in file.regions.iter().zip(&file.spots).enumerate() {
         if file.regions[..i].iter().any(|r| r.pc == region.pc) {
             let at = spots.first().map_or(Position { line: 1, column: 1 }, |first| first.version);
-            let what = format!("there is a region {:#x} already: all its versions stand in one", region.pc);
+            let what = format!(
+                "there is a region {:#x} already: all its versions stand in one",
+                region.pc
+            );
             out.push(Problem::region(&what, at));
         }
-        let spots_of = |name: &str| region.versions.iter().rposition(|v| v.name == name).and_then(|i| spots.get(i));
+        let spots_of = |name: &str| {
+            region.versions.iter().rposition(|v| v.name == name).and_then(|i| spots.get(i))
+        };
         for broken in verify_region(region).err().unwrap_or_default() {
             let (name, at) = match &broken {
                 RegionRule::Version { version, error } => (version, error.at),
@@ -178,6 +194,10 @@ impl Diagnostic for Report {
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         let (offset, len) = self.span;
-        Some(Box::new(std::iter::once(LabeledSpan::new(Some(self.problem.label.clone()), offset, len))))
+        Some(Box::new(std::iter::once(LabeledSpan::new(
+            Some(self.problem.label.clone()),
+            offset,
+            len,
+        ))))
     }
 }

@@ -20,10 +20,10 @@ use dynasour_guest::image::{self, LoadOptions};
 use dynasour_guest::space::{self, Brk};
 use dynasour_ir::Trap;
 use dynasour_runtime::interp::{self, GuestCode, Interp, Stop};
+use dynasour_runtime::kernel::process::ThreadBody;
+use dynasour_runtime::kernel::signal::{FaultHooks, GuestFault};
+use dynasour_runtime::kernel::syscall::{Config, Engine, Inherited, Outcome, System};
 use dynasour_runtime::memory;
-use dynasour_runtime::process::ThreadBody;
-use dynasour_runtime::signal::{FaultHooks, GuestFault};
-use dynasour_runtime::syscall::{Config, Engine, Inherited, Outcome, System};
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
 
 use crate::native::{Event, Native};
@@ -39,7 +39,8 @@ const MAX_WORDS: usize = 8;
 /// Makes the same call as [`Native::start`], because signal frames show whether a process has ever
 /// had an alternate stack.
 fn disable_alternate_stack(system: &mut System, context: &mut ThreadContext) {
-    let disabled = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+    let disabled =
+        libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     let registers = context.gpr;
     context.gpr[0] = libc::SYS_sigaltstack as u64;
     context.gpr[6] = 0;
@@ -112,7 +113,10 @@ impl Engine for NoEngine {
     }
     fn vfork_child_gone(&mut self) {}
     fn call_threads(&mut self) {}
-    fn registers_of(&self, _: i32) -> Option<dynasour_runtime::syscall::tracing::Registers> {
+    fn registers_of(
+        &self,
+        _: i32,
+    ) -> Option<dynasour_runtime::kernel::syscall::tracing::Registers> {
         None
     }
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
@@ -129,7 +133,11 @@ impl Engine for NoEngine {
 ///
 /// # Errors
 /// A report of the first difference, or the reason why nothing could be compared.
-pub fn compare(executable: &Path, budget: u64, disturb: Option<(u64, String)>) -> Result<Agreement, String> {
+pub fn compare(
+    executable: &Path,
+    budget: u64,
+    disturb: Option<(u64, String)>,
+) -> Result<Agreement, String> {
     let mut lockstep = Lockstep::start(executable)?;
     lockstep.disturb = disturb;
     lockstep.run(budget)
@@ -143,7 +151,11 @@ impl Lockstep {
     fn start(executable: &Path) -> Result<Lockstep, String> {
         let inherited = Inherited::record();
         let name = CString::new(executable.as_os_str().as_bytes()).map_err(setup)?;
-        let options = LoadOptions { stack_size: Some(STACK_SIZE), random: Some([0x5a; 16]), ..Default::default() };
+        let options = LoadOptions {
+            stack_size: Some(STACK_SIZE),
+            random: Some([0x5a; 16]),
+            ..Default::default()
+        };
         let plan = image::check(executable).map_err(setup)?;
         if plan.linker_path().is_some() {
             return Err(setup("the guest is not static"));
@@ -152,7 +164,10 @@ impl Lockstep {
         let maps = space::maps().map_err(setup)?;
         let images = maps.iter().filter(|m| m.prot.contains(nix::sys::mman::ProtFlags::PROT_WRITE));
         let inside = |m: &&space::MapEntry| {
-            loaded.images.iter().any(|i| i.range.start <= m.range.start && m.range.end <= i.range.end)
+            loaded
+                .images
+                .iter()
+                .any(|i| i.range.start <= m.range.start && m.range.end <= i.range.end)
         };
         let mut writable: Vec<_> = images.filter(inside).map(|m| m.range.clone()).collect();
         writable.push(loaded.stack.clone());
@@ -164,7 +179,8 @@ impl Lockstep {
 
         let config = Config::alone(name, Brk::new(0).map_err(setup)?);
         let mut system = Box::new(System::new(inherited, config));
-        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
+        let hooks =
+            FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
         // SAFETY: context and system are boxed and live until this process, which runs one guest,
         // ends its comparison.
         unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
@@ -198,12 +214,18 @@ impl Lockstep {
                 Decoded::Inst(inst) => inst,
                 _ => Instruction::default(),
             };
-            let full = inst.mnemonic() == Mnemonic::Syscall || self.steps.is_multiple_of(FULL_COMPARISON);
+            let full =
+                inst.mnemonic() == Mnemonic::Syscall || self.steps.is_multiple_of(FULL_COMPARISON);
             if full {
                 let differences = self.compare_memory(&self.writable)?;
                 if !differences.is_empty() {
-                    let text = "before this instruction; DYNASOUR_ORACLE_FULL=1 finds the one that did it";
-                    return Err(self.report(&before, &inst, [vec![text.to_owned()], differences].concat()));
+                    let text =
+                        "before this instruction; DYNASOUR_ORACLE_FULL=1 finds the one that did it";
+                    return Err(self.report(
+                        &before,
+                        &inst,
+                        [vec![text.to_owned()], differences].concat(),
+                    ));
                 }
             }
             let (native, interpreted) = self.step(&inst)?;
@@ -214,15 +236,24 @@ impl Lockstep {
             self.codes.insert(inst.code());
             let mut differences = Vec::new();
             match (native, interpreted) {
-                (Event::Exited(native), Outcome::Exit(ours)) if native == ours & 0xff => end = End::Exited(native),
-                (Event::Killed(native), Outcome::Killed(ours)) if native == ours => end = End::Killed(native),
+                (Event::Exited(native), Outcome::Exit(ours)) if native == ours & 0xff => {
+                    end = End::Exited(native)
+                }
+                (Event::Killed(native), Outcome::Killed(ours)) if native == ours => {
+                    end = End::Killed(native)
+                }
                 (Event::Stepped, Outcome::Continue) => {
                     differences = self.compare_registers()?;
-                    let written =
-                        if every_step_in_full() { self.writable.clone() } else { self.written(&inst, &before) };
+                    let written = if every_step_in_full() {
+                        self.writable.clone()
+                    } else {
+                        self.written(&inst, &before)
+                    };
                     differences.extend(self.compare_memory(&written)?);
                 }
-                (native, ours) => differences.push(format!("outcome: native {native:?}, interpreted {ours:?}")),
+                (native, ours) => {
+                    differences.push(format!("outcome: native {native:?}, interpreted {ours:?}"))
+                }
             }
             if !differences.is_empty() {
                 return Err(self.report(&before, &inst, differences));
@@ -231,7 +262,11 @@ impl Lockstep {
         if end == End::Budget {
             let differences = self.compare_memory(&self.writable)?;
             if !differences.is_empty() {
-                return Err(self.report(&Registers::interpreted(&self.context), &nothing, differences));
+                return Err(self.report(
+                    &Registers::interpreted(&self.context),
+                    &nothing,
+                    differences,
+                ));
             }
         }
         Ok(Agreement { steps: self.steps, end, codes: std::mem::take(&mut self.codes) })
@@ -240,8 +275,13 @@ impl Lockstep {
     /// Executes `inst` on both sides. If it raises a signal, goes on to the first instruction of
     /// the handler.
     fn step(&mut self, inst: &Instruction) -> Result<(Event, Outcome), String> {
-        if inst.mnemonic() == Mnemonic::Syscall && !SYSTEM_CALLS.contains(&(self.context.gpr[0] as i64)) {
-            return Err(format!("the guest makes system call {}, which has no place here", self.context.gpr[0]));
+        if inst.mnemonic() == Mnemonic::Syscall
+            && !SYSTEM_CALLS.contains(&(self.context.gpr[0] as i64))
+        {
+            return Err(format!(
+                "the guest makes system call {}, which has no place here",
+                self.context.gpr[0]
+            ));
         }
         let mut native = self.native.step(inst).map_err(setup)?;
         if let Event::Signal(signal) = native {
@@ -253,7 +293,8 @@ impl Lockstep {
             Some(Stop::Syscall) => self.system.syscall(context, &mut NoEngine),
             Some(Stop::Special { pc }) => self.system.special(context, pc),
             Some(stop) => {
-                let fault = fault(context, &stop).ok_or_else(|| format!("{inst} stops the interpreter: {stop:?}"))?;
+                let fault = fault(context, &stop)
+                    .ok_or_else(|| format!("{inst} stops the interpreter: {stop:?}"))?;
                 self.system.raise(context, fault)
             }
         };
@@ -303,10 +344,15 @@ impl Lockstep {
         };
         let mut out = Vec::new();
         for used in self.factory.info(inst).used_memory() {
-            if matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess | OpAccess::None) {
+            if matches!(
+                used.access(),
+                OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess | OpAccess::None
+            ) {
                 continue;
             }
-            let Some(start) = used.virtual_address(0, |register, _, _| value(register)) else { continue };
+            let Some(start) = used.virtual_address(0, |register, _, _| value(register)) else {
+                continue;
+            };
             let len = used.memory_size().size() as u64;
             out.push(start..start.wrapping_add(len));
         }
@@ -315,7 +361,9 @@ impl Lockstep {
             let (from, to) = (before.gpr[7], self.context.gpr[7]);
             out.push(from.min(to)..from.max(to));
         }
-        out.retain(|range| self.writable.iter().any(|w| w.start <= range.start && range.end <= w.end));
+        out.retain(|range| {
+            self.writable.iter().any(|w| w.start <= range.start && range.end <= w.end)
+        });
         out
     }
 
@@ -334,7 +382,11 @@ impl Lockstep {
             for (index, (native, ours)) in native.chunks(8).zip(ours.chunks(8)).enumerate() {
                 if native != ours && out.len() < MAX_WORDS {
                     let address = range.start + 8 * index as u64;
-                    out.push(format!("[{address:#x}]: native {}, interpreted {}", number(native), number(ours)));
+                    out.push(format!(
+                        "[{address:#x}]: native {}, interpreted {}",
+                        number(native),
+                        number(ours)
+                    ));
                 }
             }
         }

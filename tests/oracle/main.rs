@@ -61,20 +61,26 @@ fn compare_outside(name: &str, executable: &Path, disturb: Option<&str>) -> (boo
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(INSIDE, executable);
     command.envs(disturb.map(|what| (DISTURB, what)));
     let output = command.output().expect("the test starts");
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     println!("{text}\n{}", output.status);
     (output.status.success(), text)
 }
 
 fn build(guest: &Guest) -> PathBuf {
-    let built = build::build(guest, Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap_or_else(|error| panic!("{error}"));
+    let built = build::build(guest, Path::new(env!("CARGO_TARGET_TMPDIR")))
+        .unwrap_or_else(|error| panic!("{error}"));
     built.executable
 }
 
 /// Compares the guest that this process was told to compare, if any; panics on a difference.
 fn compare_inside() -> Option<End> {
     let executable = PathBuf::from(std::env::var_os(INSIDE)?);
-    let steps = std::env::var("DYNASOUR_ORACLE_STEPS").ok().map(|n| n.parse().expect("a number of steps"));
+    let steps =
+        std::env::var("DYNASOUR_ORACLE_STEPS").ok().map(|n| n.parse().expect("a number of steps"));
     // SAFETY: plain system calls.
     let core = unsafe {
         libc::alarm(TIMEOUT);
@@ -100,8 +106,13 @@ fn compare_inside() -> Option<End> {
 /// One test: `end` is how the guest must end if the step limit allows it to end.
 fn oracle(name: &str, guest: &Guest, end: End) {
     match compare_inside() {
-        Some(found) => assert!(found == end || found == End::Budget, "ended with {found:?} instead of {end:?}"),
-        None => assert!(compare_outside(name, &build(guest), None).0, "{name}: the two sides differ, see above"),
+        Some(found) => {
+            assert!(found == end || found == End::Budget, "ended with {found:?} instead of {end:?}")
+        }
+        None => assert!(
+            compare_outside(name, &build(guest), None).0,
+            "{name}: the two sides differ, see above"
+        ),
     }
 }
 
@@ -169,7 +180,8 @@ fn setting(name: &str, default: u64) -> u64 {
 #[test]
 fn fragments_equal_the_interpreter() {
     if std::env::var_os(INSIDE).is_none() {
-        let (agreed, _) = compare_outside("fragments_equal_the_interpreter", Path::new("fragments"), None);
+        let (agreed, _) =
+            compare_outside("fragments_equal_the_interpreter", Path::new("fragments"), None);
         assert!(agreed, "a fragment differs, see above");
         return;
     }
@@ -180,7 +192,15 @@ fn fragments_equal_the_interpreter() {
     println!("{tally:?} in {:.1} s", start.elapsed().as_secs_f64());
     // A campaign that covers nothing would prove nothing.
     if cases >= FRAGMENT_CASES {
-        let kinds = [tally.loops, tally.forced, tally.guards, tally.polls, tally.faults, tally.ends, tally.vector];
+        let kinds = [
+            tally.loops,
+            tally.forced,
+            tally.guards,
+            tally.polls,
+            tally.faults,
+            tally.ends,
+            tally.vector,
+        ];
         assert!(u64::from(tally.traces) > cases / 2 && kinds.iter().all(|n| *n > 100), "{tally:?}");
     }
 }
@@ -188,13 +208,15 @@ fn fragments_equal_the_interpreter() {
 #[test]
 fn copied_blocks_equal_the_interpreter() {
     if std::env::var_os(INSIDE).is_none() {
-        let (agreed, _) = compare_outside("copied_blocks_equal_the_interpreter", Path::new("fragments"), None);
+        let (agreed, _) =
+            compare_outside("copied_blocks_equal_the_interpreter", Path::new("fragments"), None);
         assert!(agreed, "a copied block differs, see above");
         return;
     }
     let first = setting("DYNASOUR_FRAGMENTS_SEED", 1);
     let cases = setting("DYNASOUR_FRAGMENTS_CASES", FRAGMENT_CASES);
-    let tally = fragments::copies::campaign(first, cases).unwrap_or_else(|report| panic!("{report}"));
+    let tally =
+        fragments::copies::campaign(first, cases).unwrap_or_else(|report| panic!("{report}"));
     println!("{tally:?}");
     if cases >= FRAGMENT_CASES {
         let kinds = [tally.ends, tally.faults, tally.exits, tally.indirect, tally.cuts];
@@ -205,7 +227,8 @@ fn copied_blocks_equal_the_interpreter() {
 #[test]
 fn fragments_that_were_wrong() {
     if std::env::var_os(INSIDE).is_none() {
-        let (agreed, _) = compare_outside("fragments_that_were_wrong", Path::new("fragments"), None);
+        let (agreed, _) =
+            compare_outside("fragments_that_were_wrong", Path::new("fragments"), None);
         assert!(agreed, "a fragment differs, see above");
         return;
     }
@@ -224,7 +247,8 @@ fn a_difference_is_reported_where_it_arises() {
         ("vector", "_0000000000000001\n"),
         ("stack", "]: native 0000000000000000, interpreted 0000000000000001\n"),
     ] {
-        let (agreed, text) = compare_outside("a_difference_is_reported_where_it_arises", &program, Some(what));
+        let (agreed, text) =
+            compare_outside("a_difference_is_reported_where_it_arises", &program, Some(what));
         assert!(!agreed && text.contains(expected), "{what}");
         // No operand names this memory: the difference is found when all memory is compared, before
         // the next system call.

@@ -58,7 +58,8 @@ impl Native {
     /// process. The child's standard output is discarded.
     pub fn start(context: &ThreadContext) -> io::Result<Native> {
         let discard = OpenOptions::new().write(true).open("/dev/null")?;
-        let disabled = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        let disabled =
+            libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
         // SAFETY: the child only makes system calls, and then stops for good.
         let pid = match unsafe { fork() }? {
             ForkResult::Parent { child } => child,
@@ -67,7 +68,9 @@ impl Native {
             ForkResult::Child => unsafe {
                 libc::sigaltstack(&disabled, std::ptr::null_mut());
                 libc::dup2(discard.as_raw_fd(), libc::STDOUT_FILENO);
-                for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+                for signal in
+                    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP]
+                {
                     libc::signal(signal, libc::SIG_DFL);
                 }
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -79,7 +82,9 @@ impl Native {
         };
         match waitpid(pid, None)? {
             WaitStatus::Stopped(_, Signal::SIGSTOP) => {}
-            other => return Err(io::Error::other(format!("ptrace is not allowed here: {other:?}"))),
+            other => {
+                return Err(io::Error::other(format!("ptrace is not allowed here: {other:?}")));
+            }
         }
         ptrace::setoptions(pid, ptrace::Options::PTRACE_O_EXITKILL)?;
         let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
@@ -91,7 +96,8 @@ impl Native {
     fn set_start_state(&mut self, context: &ThreadContext) -> io::Result<()> {
         let mut state = vec![0; XSTATE_SIZE];
         let len = self.xstate(&mut state)?;
-        let mut bits = u64::from_le_bytes(state[STATE_BITS..STATE_BITS + 8].try_into().expect("eight bytes"));
+        let mut bits =
+            u64::from_le_bytes(state[STATE_BITS..STATE_BITS + 8].try_into().expect("eight bytes"));
         bits &= !USER_COMPONENTS;
         state[STATE_BITS..STATE_BITS + 8].copy_from_slice(&bits.to_le_bytes());
         state[0..2].copy_from_slice(&DEFAULT_CONTROL_WORD.to_le_bytes());
@@ -120,9 +126,11 @@ impl Native {
     }
 
     fn transfer_xstate(&self, request: c_uint, state: &mut [u8]) -> io::Result<usize> {
-        let mut vector = iovec { iov_base: state.as_mut_ptr().cast::<c_void>(), iov_len: state.len() };
+        let mut vector =
+            iovec { iov_base: state.as_mut_ptr().cast::<c_void>(), iov_len: state.len() };
         // SAFETY: the kernel reads or writes at most the vector's length.
-        let result = unsafe { libc::ptrace(request, self.pid.as_raw(), NT_X86_XSTATE, &raw mut vector) };
+        let result =
+            unsafe { libc::ptrace(request, self.pid.as_raw(), NT_X86_XSTATE, &raw mut vector) };
         if result == 0 { Ok(vector.iov_len) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -135,9 +143,11 @@ impl Native {
     /// string instruction.
     pub fn step(&mut self, inst: &Instruction) -> io::Result<Event> {
         // rt_sigreturn takes r11 from the frame.
-        let keeps_r11 = inst.mnemonic() == Mnemonic::Syscall && self.registers()?.rax == libc::SYS_rt_sigreturn as u64;
+        let keeps_r11 = inst.mnemonic() == Mnemonic::Syscall
+            && self.registers()?.rax == libc::SYS_rt_sigreturn as u64;
         let mut event = self.step_once(None)?;
-        let repeats = inst.is_string_instruction() && (inst.has_rep_prefix() || inst.has_repne_prefix());
+        let repeats =
+            inst.is_string_instruction() && (inst.has_rep_prefix() || inst.has_repne_prefix());
         while repeats && event == Event::Stepped && self.registers()?.rip == inst.ip() {
             event = self.step_once(None)?;
         }
@@ -203,10 +213,15 @@ impl Drop for Native {
 
 /// The general registers in encoding order.
 pub fn gprs(r: &user_regs_struct) -> [u64; 16] {
-    [r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15]
+    [
+        r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, r.r12,
+        r.r13, r.r14, r.r15,
+    ]
 }
 
 fn set_gprs(r: &mut user_regs_struct, gpr: &[u64; 16]) {
-    [r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15] =
-        *gpr;
+    [
+        r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, r.r12,
+        r.r13, r.r14, r.r15,
+    ] = *gpr;
 }

@@ -24,8 +24,10 @@ use crate::native::{TRAP_FLAG, gprs};
 
 const RESUME_FLAG: u64 = 1 << 16;
 
-const NAMES: [&str; 16] =
-    ["rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"];
+const NAMES: [&str; 16] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+    "r14", "r15",
+];
 
 /// Registers, flags and segment bases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,7 +66,9 @@ impl Registers {
         let pairs = self.named().zip(interpreted.named());
         let unequal = pairs.filter(|((_, native), (_, ours))| native != ours);
         unequal
-            .map(|((name, native), (_, ours))| format!("{name}: native {native:#x}, interpreted {ours:#x}"))
+            .map(|((name, native), (_, ours))| {
+                format!("{name}: native {native:#x}, interpreted {ours:#x}")
+            })
             .collect()
     }
 }
@@ -155,7 +159,8 @@ impl Extended {
     }
 
     fn named(&self) -> impl Iterator<Item = (String, &[u8])> {
-        let registers = |prefix: &'static str| move |(index, bytes)| (format!("{prefix}{index}"), bytes);
+        let registers =
+            |prefix: &'static str| move |(index, bytes)| (format!("{prefix}{index}"), bytes);
         let x87 = self.x87.iter().map(|r| &r[..]).enumerate().map(registers("st"));
         let zmm = self.zmm.iter().map(|r| &r[..]).enumerate().map(registers("zmm"));
         let mask = self.mask.iter().map(|r| &r[..]).enumerate().map(registers("k"));
@@ -166,7 +171,12 @@ impl Extended {
     pub fn differences(&self, interpreted: &Extended) -> Vec<String> {
         let words = |s: &Extended| {
             let x87 = [u32::from(s.x87_control), s.x87_status.into(), s.x87_tags.into()];
-            [("x87 control", x87[0]), ("x87 status", x87[1]), ("x87 tags", x87[2]), ("mxcsr", s.mxcsr)]
+            [
+                ("x87 control", x87[0]),
+                ("x87 status", x87[1]),
+                ("x87 tags", x87[2]),
+                ("mxcsr", s.mxcsr),
+            ]
         };
         let mut out = Vec::new();
         for ((name, native), (_, ours)) in words(self).into_iter().zip(words(interpreted)) {
@@ -176,7 +186,11 @@ impl Extended {
         }
         for ((name, native), (_, ours)) in self.named().zip(interpreted.named()) {
             if native != ours {
-                out.push(format!("{name}: native {}, interpreted {}", number(native), number(ours)));
+                out.push(format!(
+                    "{name}: native {}, interpreted {}",
+                    number(native),
+                    number(ours)
+                ));
             }
         }
         out
@@ -185,7 +199,10 @@ impl Extended {
 
 /// Little-endian bytes as a hexadecimal number, in groups of 64 bits.
 pub fn number(bytes: &[u8]) -> String {
-    let words = bytes.chunks(8).rev().map(|chunk| chunk.iter().rev().map(|b| format!("{b:02x}")).collect::<String>());
+    let words = bytes
+        .chunks(8)
+        .rev()
+        .map(|chunk| chunk.iter().rev().map(|b| format!("{b:02x}")).collect::<String>());
     words.collect::<Vec<_>>().join("_")
 }
 
@@ -228,7 +245,9 @@ mod tests {
             [
                 "mxcsr: native 0x1f80, interpreted 0x11f80".to_owned(),
                 "st0: native 0000_0000000000000000, interpreted 0000_0000000000000100".to_owned(),
-                format!("zmm0: native {zeros}_0000000000000000, interpreted {zeros}_0000000000000009"),
+                format!(
+                    "zmm0: native {zeros}_0000000000000000, interpreted {zeros}_0000000000000009"
+                ),
             ]
         );
     }

@@ -47,8 +47,8 @@ use crate::recorder::{AbortReason, Transfer};
 use crate::survival::Runs;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{
-    Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
-    Term, Ty, Value, Version,
+    Anchor, AnchorId, Block, BlockId, Builder, Context, Effects, Gpr, GuestTerm, Inst, Loc, Mem,
+    NativeId, Op, Operand, Term, Ty, Value, Version,
 };
 use rustc_hash::FxHashSet;
 use std::rc::Rc;
@@ -107,8 +107,15 @@ pub struct BuildError(pub AbortReason);
 pub(crate) type State = [Operand; Loc::SSA_COUNT];
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
-pub fn build(path: &Path, name: &str, context: Context, policy: &dyn SpeculationPolicy) -> Result<Version, BuildError> {
-    let Some(guest) = &path.guest else { return Ok(assemble(path, name, context, policy, &Origins::default())?.0) };
+pub fn build(
+    path: &Path,
+    name: &str,
+    context: Context,
+    policy: &dyn SpeculationPolicy,
+) -> Result<Version, BuildError> {
+    let Some(guest) = &path.guest else {
+        return Ok(assemble(path, name, context, policy, &Origins::default())?.0);
+    };
     let (draft, notes) = assemble(path, name, context.clone(), policy, &Origins::default())?;
     let body = draft.blocks.last().expect("every version has a block");
     let locations = notes.parameters.iter().map(|(v, loc)| (*v, *loc));
@@ -117,15 +124,25 @@ pub fn build(path: &Path, name: &str, context: Context, policy: &dyn Speculation
         let call = Transfer::of(&step.block, step.next) == Transfer::Call;
         !call || step.block.pc == guest.dispatch
     };
-    let jumps: Vec<Operand> = notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
+    let jumps: Vec<Operand> =
+        notes.jumps.iter().filter(|j| is_dispatch(&path.steps[j.1])).map(|j| j.0).collect();
     let promoted = guests::promotions(&defs, &jumps, guest.stable);
-    let origins = notes.origins.into_iter().filter(|(v, _)| promoted.contains(v)).map(|(_, origin)| origin).collect();
+    let origins = notes
+        .origins
+        .into_iter()
+        .filter(|(v, _)| promoted.contains(v))
+        .map(|(_, origin)| origin)
+        .collect();
     Ok(assemble(path, name, context, policy, &origins)?.0)
 }
 
 /// The version of a linear path, with the targets of its indirect jumps and calls.
-pub(crate) fn with_targets(path: &Path, policy: &dyn SpeculationPolicy) -> Result<(Version, Vec<Operand>), BuildError> {
-    let (version, notes) = assemble(path, "greens", Context::default(), policy, &Origins::default())?;
+pub(crate) fn with_targets(
+    path: &Path,
+    policy: &dyn SpeculationPolicy,
+) -> Result<(Version, Vec<Operand>), BuildError> {
+    let (version, notes) =
+        assemble(path, "greens", Context::default(), policy, &Origins::default())?;
     let targets = notes.jumps.into_iter().map(|j| j.0).filter(|t| t.as_const().is_none()).collect();
     Ok((version, targets))
 }
@@ -166,7 +183,11 @@ fn assemble(
         entry_params.push(v);
         version.entry_locs.push(loc);
     }
-    version.blocks.push(Block { params: entry_params, insts: Vec::new(), term: Term::Exit(AnchorId(0)) });
+    version.blocks.push(Block {
+        params: entry_params,
+        insts: Vec::new(),
+        term: Term::Exit(AnchorId(0)),
+    });
 
     let mut state = entry_state;
     let entry = speculate_registers(path, &mut version, &mut state, &written, policy);
@@ -198,7 +219,9 @@ fn assemble(
                 state[g.number()] = Operand::Const(*value);
             }
             for index in (0..Loc::SSA_COUNT).filter(|&i| !written[i]) {
-                notes.parameters.extend(state[index].as_value().map(|v| (v, Loc::from_ssa_index(index))));
+                notes
+                    .parameters
+                    .extend(state[index].as_value().map(|v| (v, Loc::from_ssa_index(index))));
             }
             let mut body = Body::new(&mut version, state, &written, promoted);
             body.branch_anchor = policy.placement().branch_anchor();
@@ -237,7 +260,10 @@ fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
 }
 
 pub(crate) fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
-    (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| (Loc::from_ssa_index(i), state[i])).collect()
+    (0..Loc::SSA_COUNT)
+        .filter(|&i| written[i])
+        .map(|i| (Loc::from_ssa_index(i), state[i]))
+        .collect()
 }
 
 /// The translation of a path into SSA.
@@ -267,7 +293,12 @@ struct Body<'v, 'w> {
 }
 
 impl<'v, 'w> Body<'v, 'w> {
-    fn new(version: &'v mut Version, state: State, written: &'w [bool; Loc::SSA_COUNT], promoted: &'w Origins) -> Self {
+    fn new(
+        version: &'v mut Version,
+        state: State,
+        written: &'w [bool; Loc::SSA_COUNT],
+        promoted: &'w Origins,
+    ) -> Self {
         Body {
             builder: Builder::new(version),
             written,
@@ -316,7 +347,9 @@ impl<'v, 'w> Body<'v, 'w> {
     fn anchor_in_reach(&mut self) -> Result<AnchorId, BuildError> {
         let flags = Loc::Flags.ssa_index().expect("flags are an SSA location");
         let (first, now) = (self.first_flags, self.at_start[flags]);
-        let stale = |anchor: &Anchor| anchor.varmap.iter().any(|(loc, o)| *loc == Loc::Flags && *o == first);
+        let stale = |anchor: &Anchor| {
+            anchor.varmap.iter().any(|(loc, o)| *loc == Loc::Flags && *o == first)
+        };
         match self.reach {
             Some(anchor)
                 if self.effect_since_start
@@ -368,7 +401,12 @@ impl<'v, 'w> Body<'v, 'w> {
             let (these, others) = remaining.split_at(len);
             let expected = these.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
             let address = Operand::Const(pc.wrapping_add((bytes.len() - remaining.len()) as u64));
-            let found = self.builder.load(ty, Mem { seg: None, scale: 1, disp: 0 }, address, Operand::Const(0));
+            let found = self.builder.load(
+                ty,
+                Mem { seg: None, scale: 1, disp: 0 },
+                address,
+                Operand::Const(0),
+            );
             self.builder.insts.last_mut().expect("just built").anchor = Some(anchor);
             let holds = self.builder.binary(Op::Eq, ty, found, Operand::Const(expected));
             self.builder.assume(holds, anchor);
@@ -396,11 +434,13 @@ impl<'v, 'w> Body<'v, 'w> {
                     self.effect_since_start = false;
                 }
                 Op::Get(loc) => {
-                    let index = loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
+                    let index =
+                        loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
                     map[inst.def().expect("get has a result").index()] = Some(self.state[index]);
                 }
                 Op::Put(loc) => {
-                    let index = loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
+                    let index =
+                        loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
                     self.state[index] = translate(&map, inst.args[0]);
                 }
                 _ => {
@@ -411,7 +451,9 @@ impl<'v, 'w> Body<'v, 'w> {
                 }
             }
         }
-        let Term::Guest(term) = &base.blocks[0].term else { unreachable!("base blocks end in guest control flow") };
+        let Term::Guest(term) = &base.blocks[0].term else {
+            unreachable!("base blocks end in guest control flow")
+        };
         self.terminator(term, step.next, ends, |o| translate(&map, o))
     }
 
@@ -424,8 +466,13 @@ impl<'v, 'w> Body<'v, 'w> {
         observed: &Observation,
         map: &mut [Option<Operand>],
     ) -> Result<(), BuildError> {
-        let Some(def) = inst.def().filter(|_| inst.op == Op::Load || inst.op.is_pure()) else { return Ok(()) };
-        let (Some(Operand::Value(v)), Some(value)) = (map[def.index()], observed[def.index()]) else { return Ok(()) };
+        let Some(def) = inst.def().filter(|_| inst.op == Op::Load || inst.op.is_pure()) else {
+            return Ok(());
+        };
+        let (Some(Operand::Value(v)), Some(value)) = (map[def.index()], observed[def.index()])
+        else {
+            return Ok(());
+        };
         let ty = self.builder.version.ty(v);
         if !matches!(ty, Ty::I1 | Ty::I8 | Ty::I16 | Ty::I32 | Ty::I64) {
             return Ok(());
@@ -457,8 +504,10 @@ impl<'v, 'w> Body<'v, 'w> {
                 Operand::Const(_) => return Err(BuildError(AbortReason::Inconsistent)),
                 Operand::Value(_) => {}
             }
-            let anchor = *anchor.get_or_insert_with(|| self.new_anchor(Operand::Const(head), &state));
-            let holds = self.builder.binary(Op::Eq, Ty::I64, state[g.number()], Operand::Const(*value));
+            let anchor =
+                *anchor.get_or_insert_with(|| self.new_anchor(Operand::Const(head), &state));
+            let holds =
+                self.builder.binary(Op::Eq, Ty::I64, state[g.number()], Operand::Const(*value));
             self.builder.assume(holds, anchor);
             self.state[g.number()] = Operand::Const(*value);
         }
@@ -472,7 +521,8 @@ impl<'v, 'w> Body<'v, 'w> {
         map: &mut [Option<Operand>],
         translate: impl Fn(&[Option<Operand>], Operand) -> Operand,
     ) -> Result<(), BuildError> {
-        let args: smallvec::SmallVec<[Operand; 3]> = inst.args.iter().map(|&a| translate(map, a)).collect();
+        let args: smallvec::SmallVec<[Operand; 3]> =
+            inst.args.iter().map(|&a| translate(map, a)).collect();
         if inst.op.is_pure() {
             let def = inst.def().expect("pure operations have a result");
             map[def.index()] = Some(self.builder.pure(inst.op, inst.ty, &args));
@@ -480,15 +530,17 @@ impl<'v, 'w> Body<'v, 'w> {
         }
         let mut copy = inst.clone();
         copy.args = args;
-        let effects = inst.native.map(|n| base.natives[n.index()].effects).unwrap_or_else(|| match inst.op {
-            Op::Store => Effects::WRITE,
-            _ => Effects::READ,
-        });
+        let effects =
+            inst.native.map(|n| base.natives[n.index()].effects).unwrap_or_else(|| match inst.op {
+                Op::Store => Effects::WRITE,
+                _ => Effects::READ,
+            });
         if effects.intersects(Effects::READ | Effects::WRITE | Effects::MAY_TRAP) {
             // Some faults need an anchor at the instruction's own pc. A restartable instruction
             // that faults half done continues from the machine's state. A trapping floating-point
             // instruction has set flags in MXCSR.
-            let here = effects.contains(Effects::RESTARTABLE) || effects.contains(Effects::MAY_TRAP | Effects::STATE);
+            let here = effects.contains(Effects::RESTARTABLE)
+                || effects.contains(Effects::MAY_TRAP | Effects::STATE);
             copy.anchor = Some(if here { self.anchor_here()? } else { self.anchor_in_reach()? });
         }
         if let Some(id) = inst.native {
@@ -536,7 +588,8 @@ impl<'v, 'w> Body<'v, 'w> {
             }
             GuestTerm::Branch { cond, taken, fall } => {
                 let cond = translate(cond);
-                if taken != fall && cond.as_const().is_some_and(|c| (c & 1 != 0) != (next == taken)) {
+                if taken != fall && cond.as_const().is_some_and(|c| (c & 1 != 0) != (next == taken))
+                {
                     return Err(BuildError(AbortReason::Inconsistent));
                 }
                 if taken != fall && cond.as_const().is_none() {
@@ -562,7 +615,8 @@ impl<'v, 'w> Body<'v, 'w> {
     }
 
     fn negate(&mut self, cond: Operand) -> Operand {
-        let defined = self.builder.insts.last().filter(|i| i.def().map(Operand::from) == Some(cond));
+        let defined =
+            self.builder.insts.last().filter(|i| i.def().map(Operand::from) == Some(cond));
         match defined.map(|i| (i.op, i.args[0])) {
             Some((Op::Cond(c), flags)) => self.builder.cond(c.negate(), flags),
             _ => self.builder.binary(Op::Xor, Ty::I1, cond, Operand::Const(1)),
@@ -571,5 +625,8 @@ impl<'v, 'w> Body<'v, 'w> {
 }
 
 /// Effects that end the reach of earlier anchors (docs/design.md, "The IR").
-const ENDS_REACH: Effects =
-    Effects::WRITE.union(Effects::FENCE).union(Effects::LOCKED).union(Effects::NO_REPEAT).union(Effects::STATE);
+const ENDS_REACH: Effects = Effects::WRITE
+    .union(Effects::FENCE)
+    .union(Effects::LOCKED)
+    .union(Effects::NO_REPEAT)
+    .union(Effects::STATE);

@@ -25,7 +25,8 @@ fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<Regis
         for inst in base_insts(step) {
             if let (Op::Get(Loc::Gpr(g)), Some(v)) = (inst.op, inst.def()) {
                 held.insert(v, g);
-                uses[g.number()].get_or_insert(RegisterUse { written: written[g.number()], expensive: false });
+                uses[g.number()]
+                    .get_or_insert(RegisterUse { written: written[g.number()], expensive: false });
             }
             let expensive = match inst.op {
                 Op::Mul | Op::MulHighS | Op::MulHighU => &inst.args[..],
@@ -59,8 +60,9 @@ pub(crate) fn speculate_registers(
     policy: &dyn SpeculationPolicy,
 ) -> Vec<Inst> {
     let uses = register_uses(path, written);
-    let wanted =
-        |g: &Gpr, value: u64| uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u));
+    let wanted = |g: &Gpr, value: u64| {
+        uses[g.number()].is_some_and(|u| policy.placement().speculate_register(*g, value, u))
+    };
     let stable = path.stable.iter().filter(|(g, value)| wanted(g, *value));
     let chosen: Vec<_> = stable.chain(path.guest.iter().flat_map(|g| &g.registers)).collect();
     if chosen.is_empty() {

@@ -123,7 +123,8 @@ impl DispatchHeads {
         let value = |green: &Green| match *green {
             Green::Register(g) => Some(around.gpr[g.number()]),
             Green::Slot(g, disp, ty) => {
-                (around.read)(around.gpr[g.number()].wrapping_add(disp as u64), ty.bytes()).map(|v| v & ty.mask())
+                (around.read)(around.gpr[g.number()].wrapping_add(disp as u64), ty.bytes())
+                    .map(|v| v & ty.mask())
             }
         };
         if greens.is_empty() { None } else { greens.iter().map(value).collect() }
@@ -186,7 +187,9 @@ pub struct GuestLoop {
 /// Does the step end in an indirect jump or call?
 pub(crate) fn dispatches(step: &Step) -> bool {
     match &step.block.version.blocks[0].term {
-        Term::Guest(GuestTerm::Goto(target) | GuestTerm::Call { target, .. }) => target.as_const().is_none(),
+        Term::Guest(GuestTerm::Goto(target) | GuestTerm::Call { target, .. }) => {
+            target.as_const().is_none()
+        }
         _ => false,
     }
 }
@@ -204,9 +207,14 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
         guest: None,
         runs: None,
     };
-    let Ok((version, targets)) = build::with_targets(&path, &DefaultPolicy::default()) else { return Vec::new() };
+    let Ok((version, targets)) = build::with_targets(&path, &DefaultPolicy::default()) else {
+        return Vec::new();
+    };
     let entry = &version.blocks[0];
-    let defs = Definitions::new(&entry.insts, entry.params.iter().copied().zip(version.entry_locs.iter().copied()));
+    let defs = Definitions::new(
+        &entry.insts,
+        entry.params.iter().copied().zip(version.entry_locs.iter().copied()),
+    );
     let is_frame = |g: Gpr| gpr[g.number()].wrapping_sub(gpr[Gpr::RSP.number()]) < FRAMES;
     let mut greens = Vec::new();
     let mut seen = FxHashSet::default();
@@ -224,7 +232,9 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
             }
             continue;
         }
-        let Some(inst) = defs.inst(v).filter(|i| i.op == Op::Load || i.op.is_pure()) else { continue };
+        let Some(inst) = defs.inst(v).filter(|i| i.op == Op::Load || i.op.is_pure()) else {
+            continue;
+        };
         match (inst.op, inst.mem) {
             (Op::Load, Some(mem)) => {
                 if let Some((g, disp)) = defs.slot(inst, &mem) {
@@ -256,7 +266,11 @@ pub(crate) struct Definitions<'v> {
 impl<'v> Definitions<'v> {
     /// For instructions that start with these values in these locations.
     pub fn new(insts: &'v [Inst], params: impl Iterator<Item = (Value, Loc)>) -> Self {
-        let at = insts.iter().enumerate().flat_map(|(i, inst)| inst.defs.iter().map(move |d| (*d, i))).collect();
+        let at = insts
+            .iter()
+            .enumerate()
+            .flat_map(|(i, inst)| inst.defs.iter().map(move |d| (*d, i)))
+            .collect();
         Definitions { insts, at, params: params.collect() }
     }
 
@@ -291,12 +305,21 @@ impl<'v> Definitions<'v> {
             return None;
         }
         let (g, d) = self.based(inst.args[0])?;
-        Some((g, d.wrapping_add(mem.disp).wrapping_add(index.wrapping_mul(u64::from(mem.scale)) as i64)))
+        Some((
+            g,
+            d.wrapping_add(mem.disp).wrapping_add(index.wrapping_mul(u64::from(mem.scale)) as i64),
+        ))
     }
 
     /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found`
     /// the loads that must be assumed too.
-    fn follows(&self, operand: Operand, stable: u16, found: &mut FxHashSet<Value>, budget: &mut usize) -> bool {
+    fn follows(
+        &self,
+        operand: Operand,
+        stable: u16,
+        found: &mut FxHashSet<Value>,
+        budget: &mut usize,
+    ) -> bool {
         let Operand::Value(v) = operand else { return true };
         if found.contains(&v) {
             return true;
@@ -305,12 +328,16 @@ impl<'v> Definitions<'v> {
             return false;
         }
         *budget -= 1;
-        let Some(inst) = self.inst(v).filter(|i| i.op == Op::Load || i.op.is_pure()) else { return false };
+        let Some(inst) = self.inst(v).filter(|i| i.op == Op::Load || i.op.is_pure()) else {
+            return false;
+        };
         match (inst.op, inst.mem) {
             (Op::Load, Some(mem)) => {
-                let slot = self.slot(inst, &mem).is_some_and(|(g, _)| stable & 1 << g.number() != 0);
-                let known =
-                    slot || mem.seg.is_none() && inst.args.iter().all(|a| self.follows(*a, stable, found, budget));
+                let slot =
+                    self.slot(inst, &mem).is_some_and(|(g, _)| stable & 1 << g.number() != 0);
+                let known = slot
+                    || mem.seg.is_none()
+                        && inst.args.iter().all(|a| self.follows(*a, stable, found, budget));
                 if known {
                     found.insert(v);
                 }
@@ -334,7 +361,11 @@ impl<'v> Definitions<'v> {
 
 /// The values that must be assumed so that the targets of `jumps` are constants. A jump whose
 /// target cannot be made constant is left out.
-pub(crate) fn promotions(defs: &Definitions<'_>, jumps: &[Operand], stable: u16) -> FxHashSet<Value> {
+pub(crate) fn promotions(
+    defs: &Definitions<'_>,
+    jumps: &[Operand],
+    stable: u16,
+) -> FxHashSet<Value> {
     let mut all = FxHashSet::default();
     for jump in jumps {
         let mut found = all.clone();

@@ -58,7 +58,11 @@ fn index(pc: u64) -> usize {
 }
 
 /// The counter of `pc`. If another head has it, that head loses its count.
-fn slot<'s>(slots: &'s mut Vec<Slot>, samples: &mut FxHashMap<u64, Sample>, pc: u64) -> &'s mut Slot {
+fn slot<'s>(
+    slots: &'s mut Vec<Slot>,
+    samples: &mut FxHashMap<u64, Sample>,
+    pc: u64,
+) -> &'s mut Slot {
     if slots.is_empty() {
         slots.resize(SLOTS, Slot { pc: 0, count: 0 });
     }
@@ -133,8 +137,11 @@ impl HeadTable {
         if self.is_blacklisted(pc, policy) {
             return None;
         }
-        let counted = self.slots.get(index(pc)).filter(|slot| slot.pc == pc).map_or(0, |slot| slot.count);
-        Some(u64::from(self.threshold(pc, policy).saturating_sub(counted).saturating_sub(SAMPLES).max(1)))
+        let counted =
+            self.slots.get(index(pc)).filter(|slot| slot.pc == pc).map_or(0, |slot| slot.count);
+        Some(u64::from(
+            self.threshold(pc, policy).saturating_sub(counted).saturating_sub(SAMPLES).max(1),
+        ))
     }
 
     fn threshold(&self, pc: u64, policy: &dyn SpeculationPolicy) -> u32 {
@@ -197,7 +204,8 @@ mod tests {
         let policy = DefaultPolicy { head_threshold: 10, ..DefaultPolicy::default() };
         let mut heads = HeadTable::default();
         heads.postpone(0x1000, 3);
-        let mut executions = || (1..).find(|_| heads.count(0x1000, &[0; 16], &policy) != Heat::Cold);
+        let mut executions =
+            || (1..).find(|_| heads.count(0x1000, &[0; 16], &policy) != Heat::Cold);
         assert_eq!((executions(), executions()), (Some(30), Some(10)));
         assert!(!heads.is_postponed(0x1000));
     }

@@ -87,8 +87,9 @@ impl Evaluation<'_> {
         if !self.memory_known {
             return None;
         }
-        let overlaps =
-            |at: u64, n: u32| at.wrapping_sub(address) < u64::from(size) || address.wrapping_sub(at) < u64::from(n);
+        let overlaps = |at: u64, n: u32| {
+            at.wrapping_sub(address) < u64::from(size) || address.wrapping_sub(at) < u64::from(n)
+        };
         match self.stored.iter().rev().find(|s| overlaps(s.0, s.1)) {
             None => (self.around.read)(address, size),
             Some((at, n, value)) if (*at, *n) == (address, size) => *value,
@@ -108,7 +109,10 @@ impl Evaluation<'_> {
                 self.flags = self.operand(inst.args[0]);
                 None
             }
-            Op::Load => self.address(inst).and_then(|a| self.load(a, inst.ty.bytes())).map(|v| v & inst.ty.mask()),
+            Op::Load => self
+                .address(inst)
+                .and_then(|a| self.load(a, inst.ty.bytes()))
+                .map(|v| v & inst.ty.mask()),
             Op::Store => {
                 let value = self.operand(inst.args[2]).map(|v| v & inst.ty.mask());
                 match self.address(inst) {
@@ -118,12 +122,15 @@ impl Evaluation<'_> {
                 None
             }
             Op::Native => {
-                let wrote = inst.native.is_none_or(|n| effects(n.index()).intersects(Effects::WRITE | Effects::LOCKED));
+                let wrote = inst.native.is_none_or(|n| {
+                    effects(n.index()).intersects(Effects::WRITE | Effects::LOCKED)
+                });
                 self.memory_known &= !wrote;
                 None
             }
             op if op.is_pure() => {
-                let args: Option<SmallVec<[u64; 3]>> = inst.args.iter().map(|a| self.operand(*a)).collect();
+                let args: Option<SmallVec<[u64; 3]>> =
+                    inst.args.iter().map(|a| self.operand(*a)).collect();
                 args.map(|args| semantics::eval(op, inst.ty, &args))
             }
             _ => None,

@@ -143,7 +143,19 @@ impl Placement for Anchored {
     }
 
     fn passes(&self) -> &'static [&'static str] {
-        &["simplify", "params", "forward", "simplify", "params", "dce", "sink", "flagparams", "params", "dce", "delay"]
+        &[
+            "simplify",
+            "params",
+            "forward",
+            "simplify",
+            "params",
+            "dce",
+            "sink",
+            "flagparams",
+            "params",
+            "dce",
+            "delay",
+        ]
     }
 }
 
@@ -285,7 +297,8 @@ const COMBINED: [&str; opt::PIPELINE.len() + 2] = {
 };
 
 /// Every placement, in the order of the table.
-pub const PLACEMENTS: &[&dyn Placement] = &[&Eager, &Anchored, &Hoisted, &Merged, &ControlOnly, &Peeled, &Combined];
+pub const PLACEMENTS: &[&dyn Placement] =
+    &[&Eager, &Anchored, &Hoisted, &Merged, &ControlOnly, &Peeled, &Combined];
 
 /// The placement that is used if the user names none.
 pub const DEFAULT: &dyn Placement = &Peeled;

@@ -88,7 +88,8 @@ impl SpeculationPolicy for DefaultPolicy {
     }
 
     fn cache_overflowed(&mut self) {
-        self.head_threshold = self.head_threshold.saturating_add(self.head_threshold / 4).saturating_add(1);
+        self.head_threshold =
+            self.head_threshold.saturating_add(self.head_threshold / 4).saturating_add(1);
     }
 
     fn placement(&self) -> &'static dyn Placement {

@@ -222,7 +222,8 @@ impl Recorder {
         self.instructions += block.count as usize;
         self.steps.push(Step { block: Rc::clone(block), next, observed: self.observation.take() });
         let transfer = Transfer::of(block, next);
-        let recursion = transfer == Transfer::Call && (next == self.head || self.callees.contains(&next));
+        let recursion =
+            transfer == Transfer::Call && (next == self.head || self.callees.contains(&next));
         match transfer {
             Transfer::Call => self.callees.push(next),
             Transfer::Return if self.callees.pop().is_none() && self.kind == HeadKind::Function => {
@@ -247,10 +248,14 @@ impl Recorder {
             return self.finish(TraceShape::Linear, EndReason::Dispatch);
         }
         match transfer {
-            Transfer::Call if recursion => return self.finish(TraceShape::Linear, EndReason::OtherHead),
+            Transfer::Call if recursion => {
+                return self.finish(TraceShape::Linear, EndReason::OtherHead);
+            }
             Transfer::Jump { .. } if landing == Landing::Dispatch => self.dispatching = true,
             Transfer::Jump { .. } if landing == Landing::Short && self.may_pass(next) => {}
-            Transfer::Jump { backward: true } if landing == Landing::Ordinary && self.kind == HeadKind::Exit => {
+            Transfer::Jump { backward: true }
+                if landing == Landing::Ordinary && self.kind == HeadKind::Exit =>
+            {
                 self.back = Some((self.steps.len(), self.instructions));
             }
             Transfer::Jump { backward } if backward || landing == Landing::Loop => {
@@ -278,7 +283,8 @@ impl Recorder {
         let dispatches = matches!(landing, Landing::Dispatch | Landing::LinearDispatch);
         if self.search.is_none() && dispatches && arrives && heads.wants(next) {
             let has_loops = heads.has_loops(next);
-            self.search = Some(Search { head: next, passages: Vec::new(), dispatched: None, has_loops });
+            self.search =
+                Some(Search { head: next, passages: Vec::new(), dispatched: None, has_loops });
         }
         let landing = match landing {
             Landing::LinearDispatch => Landing::Ordinary,
@@ -286,7 +292,9 @@ impl Recorder {
         };
         let recording = self.step(block, next, landing);
         match (&recording, &self.search) {
-            (Recording::Continue, Some(search)) if search.head == next && arrives => self.passage(heads, around),
+            (Recording::Continue, Some(search)) if search.head == next && arrives => {
+                self.passage(heads, around)
+            }
             (Recording::Continue, Some(_)) => self.between(landing, heads),
             _ => recording,
         }
@@ -314,17 +322,26 @@ impl Recorder {
             if instructions > GUEST_LIMIT || !heads.add(head, key.clone()) {
                 return self.search_failed(heads);
             }
-            let differing = |p: &Passage| (0..16).filter(|&g| p.gpr[g] != around.gpr[g]).fold(0, |set, g| set | 1 << g);
+            let differing = |p: &Passage| {
+                (0..16).filter(|&g| p.gpr[g] != around.gpr[g]).fold(0, |set, g| set | 1 << g)
+            };
             let stable = !search.passages.iter().map(differing).fold(0u16, |set, d| set | d);
-            let registers = heads.greens(head).iter().zip(key).filter_map(|(green, value)| match green {
-                Green::Register(g) => Some((*g, *value)),
-                Green::Slot(..) => None,
-            });
+            let registers =
+                heads.greens(head).iter().zip(key).filter_map(|(green, value)| match green {
+                    Green::Register(g) => Some((*g, *value)),
+                    Green::Slot(..) => None,
+                });
             let dispatch = search.dispatched.map_or(0, |(_, pc)| pc);
             let guest = GuestLoop { registers: registers.collect(), stable, dispatch };
             let steps = self.steps.split_off(steps);
-            let path =
-                Path { head, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: Some(guest), runs: None };
+            let path = Path {
+                head,
+                shape: TraceShape::Loop,
+                steps,
+                stable: Vec::new(),
+                guest: Some(guest),
+                runs: None,
+            };
             return Recording::Done(path, EndReason::GuestLoop);
         }
         let (steps, instructions) = (self.steps.len(), self.instructions);
@@ -334,7 +351,9 @@ impl Recorder {
 
     /// The path is between two passages of the head.
     fn between(&mut self, landing: Landing, heads: &mut DispatchHeads) -> Recording {
-        let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else { return Recording::Continue };
+        let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else {
+            return Recording::Continue;
+        };
         if guests::dispatches(step) {
             search.dispatched.get_or_insert((self.steps.len(), step.block.pc));
             if search.passages.len() > 1 && heads.greens(search.head).is_empty() {
@@ -346,8 +365,8 @@ impl Recorder {
                 heads.set_greens(search.head, greens);
             }
         }
-        let into_loop =
-            landing == Landing::Loop && matches!(Transfer::of(&step.block, step.next), Transfer::Jump { .. });
+        let into_loop = landing == Landing::Loop
+            && matches!(Transfer::of(&step.block, step.next), Transfer::Jump { .. });
         if into_loop || self.instructions > SEARCH_LIMIT {
             return self.search_failed(heads);
         }
@@ -389,11 +408,18 @@ impl Recorder {
     /// The path of an exit has taken a backward branch. If the loop that the exit left is near, the
     /// path ends there; otherwise it ends at the branch. A trace that began at the target of the
     /// branch would not know which values the exit's fragment has in registers.
-    fn go_home(&mut self, transfer: Transfer, landing: Landing, (steps, instructions): (usize, usize)) -> Recording {
+    fn go_home(
+        &mut self,
+        transfer: Transfer,
+        landing: Landing,
+        (steps, instructions): (usize, usize),
+    ) -> Recording {
         let near = self.instructions - instructions <= HOME;
         match (transfer, landing) {
             (Transfer::Jump { .. }, Landing::Loop) => {}
-            (Transfer::Jump { backward: false }, Landing::Ordinary) if near => return Recording::Continue,
+            (Transfer::Jump { backward: false }, Landing::Ordinary) if near => {
+                return Recording::Continue;
+            }
             _ => self.steps.truncate(steps),
         }
         self.finish(TraceShape::Linear, EndReason::OtherHead)
@@ -449,7 +475,9 @@ impl Transfer {
         match &block.version.blocks[0].term {
             Term::Guest(GuestTerm::Call { .. }) => Transfer::Call,
             Term::Guest(GuestTerm::Ret(_)) => Transfer::Return,
-            Term::Guest(GuestTerm::Goto(target)) if target.as_const().is_none() => Transfer::Indirect,
+            Term::Guest(GuestTerm::Goto(target)) if target.as_const().is_none() => {
+                Transfer::Indirect
+            }
             Term::Guest(GuestTerm::Branch { taken, .. }) => {
                 Transfer::Jump { backward: *taken == next && next < block.end }
             }

@@ -65,7 +65,10 @@ impl Probe {
     /// The path and why it ended.
     pub fn new(path: Path, end: EndReason) -> Result<Probe, Box<(Path, EndReason)>> {
         let instructions: usize = path.steps.iter().map(|s| s.block.count as usize).sum();
-        let plain = path.steps.iter().all(|s| matches!(Transfer::of(&s.block, s.next), Transfer::Jump { .. }));
+        let plain = path
+            .steps
+            .iter()
+            .all(|s| matches!(Transfer::of(&s.block, s.next), Transfer::Jump { .. }));
         if path.shape != TraceShape::Loop || !plain || 2 * instructions > MOST_INSTRUCTIONS {
             return Err(Box::new((path, end)));
         }
@@ -140,14 +143,22 @@ mod tests {
         let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
         let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
         let steps = vec![Step { block, next: HEAD, observed: None }];
-        let path = Path { head: HEAD, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: None, runs: None };
+        let path = Path {
+            head: HEAD,
+            shape: TraceShape::Loop,
+            steps,
+            stable: Vec::new(),
+            guest: None,
+            runs: None,
+        };
         Probe::new(path, EndReason::Cycle).expect("a small loop is watched")
     }
 
     /// The rest of a run, then runs of these lengths.
     fn verdict(lengths: &[usize]) -> Verdict {
         let mut probe = probe();
-        let runs = lengths.iter().flat_map(|n| std::iter::repeat_n(HEAD, *n).chain([AFTER, 0x2000]));
+        let runs =
+            lengths.iter().flat_map(|n| std::iter::repeat_n(HEAD, *n).chain([AFTER, 0x2000]));
         for pc in [HEAD, AFTER].into_iter().chain(runs) {
             let verdict = probe.arrive(pc);
             if verdict != Verdict::Watch {

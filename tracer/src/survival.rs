@@ -124,7 +124,14 @@ mod tests {
         let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
         let step = |next| Step { block: Rc::clone(&block), next, observed: None };
         let steps = vec![step(0x2000), step(HEAD)];
-        let path = Path { head: HEAD, shape: TraceShape::Loop, steps, stable: Vec::new(), guest: None, runs: None };
+        let path = Path {
+            head: HEAD,
+            shape: TraceShape::Loop,
+            steps,
+            stable: Vec::new(),
+            guest: None,
+            runs: None,
+        };
         Survival::new(path, EndReason::Cycle)
     }
 

@@ -7,8 +7,8 @@ use dynasour_ir::opt::{OptOptions, optimise};
 use dynasour_ir::verify::assert_valid;
 use dynasour_ir::{Context, Op};
 use dynasour_tracer::{
-    DefaultPolicy, DispatchHeads, EndReason, HeadKind, Landing, Path, Recorder, Recording, Surroundings, TraceShape,
-    build,
+    DefaultPolicy, DispatchHeads, EndReason, HeadKind, Landing, Path, Recorder, Recording,
+    Surroundings, TraceShape, build,
 };
 use iced_x86::code_asm::*;
 use std::cell::RefCell;
@@ -30,7 +30,8 @@ struct Interpreter {
 impl Interpreter {
     fn new(program: &[u8]) -> Interpreter {
         let mut a = CodeAssembler::new(64).unwrap();
-        let [mut head, mut add_three, mut double, mut again, mut leave] = std::array::from_fn(|_| a.create_label());
+        let [mut head, mut add_three, mut double, mut again, mut leave] =
+            std::array::from_fn(|_| a.create_label());
         (|| {
             a.set_label(&mut head)?;
             a.movzx(eax, byte_ptr(rbx))?;
@@ -70,17 +71,29 @@ impl Interpreter {
     }
 
     /// Records from the head until the recorder is done.
-    fn record(&mut self, state: &mut State, heads: &mut DispatchHeads) -> Result<(Path, EndReason), String> {
+    fn record(
+        &mut self,
+        state: &mut State,
+        heads: &mut DispatchHeads,
+    ) -> Result<(Path, EndReason), String> {
         let policy = DefaultPolicy::default();
         let mut recorder = Recorder::new(self.head, HeadKind::Other, Vec::new(), &policy);
         let mut block = self.block(self.head);
         loop {
-            let leave = run(&block.version, state, &mut self.machine, &mut NoHooks, &mut 10_000).unwrap();
-            let Leave::Goto(next) = leave else { return Err(format!("{:?}", recorder.runtime_instruction(&block))) };
+            let leave =
+                run(&block.version, state, &mut self.machine, &mut NoHooks, &mut 10_000).unwrap();
+            let Leave::Goto(next) = leave else {
+                return Err(format!("{:?}", recorder.runtime_instruction(&block)));
+            };
             let following = self.block(next);
             let machine = RefCell::new(&mut self.machine);
             let read = |address: u64, size: u32| machine.borrow_mut().load(address, size).ok();
-            let around = Surroundings { gpr: &state.gpr, rflags: state.flags, segments: [0; 2], read: &read };
+            let around = Surroundings {
+                gpr: &state.gpr,
+                rflags: state.flags,
+                segments: [0; 2],
+                read: &read,
+            };
             let landing = if next == self.head { Landing::Dispatch } else { Landing::Ordinary };
             match recorder.step_through(&block, next, landing, heads, &around) {
                 Recording::Continue => {}
@@ -107,12 +120,16 @@ fn the_loop_of_the_program_becomes_a_trace_without_dispatches() {
     let mut interpreter = Interpreter::new(&[0, 0, 1, 0, 2, 3]);
     let mut heads = DispatchHeads::default();
     let (path, end) = interpreter.record(&mut state(), &mut heads).unwrap();
-    assert_eq!((end, path.shape, path.head), (EndReason::GuestLoop, TraceShape::Loop, interpreter.head));
+    assert_eq!(
+        (end, path.shape, path.head),
+        (EndReason::GuestLoop, TraceShape::Loop, interpreter.head)
+    );
     // Five instructions of the interpreted program: a dispatch and a handler for each.
     assert_eq!(path.steps.len(), 10);
     let guest = path.guest.as_ref().unwrap();
     assert!(guest.registers.iter().any(|(g, _)| g.number() == 3), "{guest:?}");
-    let mut version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap();
+    let mut version =
+        build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).unwrap();
     assert_valid(&version);
     optimise(&mut version, &OptOptions::default());
     assert_valid(&version);

@@ -31,7 +31,12 @@ fn placed_traces_are_equivalent_and_transparent() {
                         Ok(Checked::Compared { .. }) => compared += 1,
                         Ok(Checked::ContextFails) => {}
                         Err(wrong) => {
-                            panic!("seed {seed}, {}: {wrong}\n{}\nfrom\n{}", placement.name(), version, case.trace)
+                            panic!(
+                                "seed {seed}, {}: {wrong}\n{}\nfrom\n{}",
+                                placement.name(),
+                                version,
+                                case.trace
+                            )
                         }
                     }
                 }
@@ -73,7 +78,8 @@ fn guards_stand_where_the_placement_says() {
         for head in generate::heads(&program) {
             let Some(case) = case(&mut program, head, seed) else { continue };
             for placement in PLACEMENTS {
-                *sums.entry(placement.name()).or_insert(0) += in_loops(&optimised(&case, *placement));
+                *sums.entry(placement.name()).or_insert(0) +=
+                    in_loops(&optimised(&case, *placement));
             }
         }
     }

@@ -35,7 +35,8 @@ impl Program {
             return None;
         }
         let code = Bytes { start: CODE, bytes: &self.bytes };
-        let block = self.blocks.entry(pc).or_insert_with(|| Rc::new(lift_block(pc, &code, MAX_BLOCK)));
+        let block =
+            self.blocks.entry(pc).or_insert_with(|| Rc::new(lift_block(pc, &code, MAX_BLOCK)));
         Some(Rc::clone(block))
     }
 
@@ -62,11 +63,15 @@ impl Program {
         let mut pc = head;
         loop {
             let block = self.lifted(pc).expect("the program stays in its code");
-            let leave = run(&block.version, &mut state, &mut machine, &mut NoHooks, &mut 10_000).expect("well-formed");
+            let leave = run(&block.version, &mut state, &mut machine, &mut NoHooks, &mut 10_000)
+                .expect("well-formed");
             let recording = match leave {
                 Leave::Goto(next) => {
                     pc = next;
-                    let landing = landings.iter().find(|(pc, _)| *pc == next).map_or(Landing::Ordinary, |l| l.1);
+                    let landing = landings
+                        .iter()
+                        .find(|(pc, _)| *pc == next)
+                        .map_or(Landing::Ordinary, |l| l.1);
                     recorder.step(&block, next, landing)
                 }
                 Leave::Syscall { .. } | Leave::Trap { .. } => recorder.runtime_instruction(&block),
@@ -112,7 +117,8 @@ fn check_trace(mut program: Program, head: u64, shape: TraceShape, stable: u16) 
     let path = program.record(head, state(5), machine(), stable);
     assert_eq!(path.shape, shape);
     let context = Context { facts: vec![Fact::PrivateMemory] };
-    let version = build::build(&path, "t1", context, &DefaultPolicy::default()).expect("the path can be built");
+    let version = build::build(&path, "t1", context, &DefaultPolicy::default())
+        .expect("the path can be built");
     assert_valid(&version);
     for n in [5, 0, 1, 2, 3, 9, 40] {
         let checked = check(&mut program, &version, &state(n), &machine(), Limits::default());
@@ -160,7 +166,8 @@ fn a_loop_that_keeps_its_variables_in_the_stack_frame() {
 #[test]
 fn calls_and_returns_are_followed() {
     let program = Program::assemble(|a| {
-        let (mut head, mut callee, mut over) = (a.create_label(), a.create_label(), a.create_label());
+        let (mut head, mut callee, mut over) =
+            (a.create_label(), a.create_label(), a.create_label());
         a.set_label(&mut head)?;
         a.call(callee)?;
         a.dec(rsi)?;
@@ -209,7 +216,10 @@ fn a_function_called_again_is_no_loop() {
     let mut machine = machine();
     machine.write(STACK, &(CODE + 5).to_le_bytes());
     let path = program.record(function, state(5), machine, 0);
-    assert_eq!((path.shape, path.steps.len(), path.steps[1].next), (TraceShape::Linear, 2, function));
+    assert_eq!(
+        (path.shape, path.steps.len(), path.steps[1].next),
+        (TraceShape::Linear, 2, function)
+    );
 }
 
 #[test]
@@ -252,7 +262,8 @@ fn an_indirect_call_is_guarded_behind_its_push() {
         a.ret()
     });
     let version = check_trace(program, CODE, TraceShape::Loop, 0);
-    let computed: Vec<_> = version.anchors.iter().filter(|a| a.target.as_const().is_none()).map(|a| a.after).collect();
+    let computed: Vec<_> =
+        version.anchors.iter().filter(|a| a.target.as_const().is_none()).map(|a| a.after).collect();
     assert_eq!(computed, [Some(CODE + 0x22)], "{version}");
 }
 
@@ -300,10 +311,13 @@ fn a_restartable_instruction_has_an_anchor_at_its_own_pc() {
         guest: None,
         runs: None,
     };
-    let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default()).expect("the path is built");
-    let restartable =
-        |i: &&Inst| i.native.is_some_and(|n| version.natives[n.index()].effects.contains(Effects::RESTARTABLE));
-    let copy = version.blocks[0].insts.iter().find(restartable).expect("the native is in the trace");
+    let version = build::build(&path, "t1", Context::default(), &DefaultPolicy::default())
+        .expect("the path is built");
+    let restartable = |i: &&Inst| {
+        i.native.is_some_and(|n| version.natives[n.index()].effects.contains(Effects::RESTARTABLE))
+    };
+    let copy =
+        version.blocks[0].insts.iter().find(restartable).expect("the native is in the trace");
     let anchor = &version.anchors[copy.anchor.expect("it may fault").index()];
     assert_eq!(anchor.target, Operand::Const(CODE + 3), "{version}");
 }
@@ -379,9 +393,21 @@ fn a_trace_goes_through_a_dispatch_loop_up_to_its_indirect_jump() {
     let mut start = state(5);
     start.gpr[0] = handler;
     let landing = |kind| [(CODE, kind)];
-    let (path, end) = program.follow((handler, HeadKind::Other), start.clone(), machine(), 0, &landing(Landing::Loop));
+    let (path, end) = program.follow(
+        (handler, HeadKind::Other),
+        start.clone(),
+        machine(),
+        0,
+        &landing(Landing::Loop),
+    );
     assert_eq!((path.steps.len(), end), (1, EndReason::OtherHead));
-    let (path, end) = program.follow((handler + 4, HeadKind::Other), start, machine(), 0, &landing(Landing::Dispatch));
+    let (path, end) = program.follow(
+        (handler + 4, HeadKind::Other),
+        start,
+        machine(),
+        0,
+        &landing(Landing::Dispatch),
+    );
     assert_eq!((path.steps.len(), end, path.shape), (2, EndReason::Dispatch, TraceShape::Linear));
     assert!(path.jumps_indirectly());
 }

@@ -134,8 +134,15 @@ impl<T> Asm<T> {
         self.nop(bytes);
         self.bytes[from..].rotate_right(bytes);
         self.labels.iter_mut().flatten().filter(|at| **at > from).for_each(|at| *at += bytes);
-        self.short.iter_mut().chain(&mut self.near).filter(|(at, _)| *at >= from).for_each(|(at, _)| *at += bytes);
-        self.relocations.iter_mut().filter(|r| r.at as usize >= from).for_each(|r| r.at += bytes as u32);
+        self.short
+            .iter_mut()
+            .chain(&mut self.near)
+            .filter(|(at, _)| *at >= from)
+            .for_each(|(at, _)| *at += bytes);
+        self.relocations
+            .iter_mut()
+            .filter(|r| r.at as usize >= from)
+            .for_each(|r| r.at += bytes as u32);
     }
 
     /// The code and its relocations; all labels that are jumped to are bound.

@@ -37,7 +37,13 @@ pub(crate) struct Mem {
 }
 
 impl Mem {
-    const NOTHING: Mem = Mem { segment: Segment::None, base: Base::None, index: None, displacement: 0, is_wide: false };
+    const NOTHING: Mem = Mem {
+        segment: Segment::None,
+        base: Base::None,
+        index: None,
+        displacement: 0,
+        is_wide: false,
+    };
 
     /// `gs:[field]`
     pub const fn context(field: usize) -> Mem {
@@ -234,10 +240,23 @@ impl Inst {
     }
 
     /// The prefix of three bytes and the opcode. Its bits of register numbers are complemented.
-    fn vex(&mut self, VexOpcode(prefix, byte): VexOpcode, is_wide: bool, reg: u8, v: u8, index: u8, base: u8) {
+    fn vex(
+        &mut self,
+        VexOpcode(prefix, byte): VexOpcode,
+        is_wide: bool,
+        reg: u8,
+        v: u8,
+        index: u8,
+        base: u8,
+    ) {
         const MAP_0F38: u8 = 2;
         let extended = (reg >> 3) << 7 | (index >> 3) << 6 | (base >> 3) << 5;
-        self.append(&[0xc4, extended ^ 0xe0 | MAP_0F38, u8::from(is_wide) << 7 | (v ^ 15) << 3 | prefix, byte]);
+        self.append(&[
+            0xc4,
+            extended ^ 0xe0 | MAP_0F38,
+            u8::from(is_wide) << 7 | (v ^ 15) << 3 | prefix,
+            byte,
+        ]);
     }
 
     /// ModRM, SIB and displacement.
@@ -246,7 +265,8 @@ impl Inst {
         let reg = (reg & 7) << 3;
         let displacement = memory.displacement.to_le_bytes();
         // No index has the number of rsp.
-        let sib = |base: u8| memory.index.map_or(4 << 3, |(r, shift)| shift << 6 | (r & 7) << 3) | base;
+        let sib =
+            |base: u8| memory.index.map_or(4 << 3, |(r, shift)| shift << 6 | (r & 7) << 3) | base;
         let base = match memory.base {
             Base::Next => {
                 self.byte(reg | 5);

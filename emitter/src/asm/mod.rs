@@ -263,7 +263,9 @@ pub(crate) trait Assembler {
         let value = value.to_le_bytes();
         match width {
             Width::Byte => self.put(Inst::memory(Opcode::one(0x80), 7, memory).imm(&value[..1])),
-            Width::Word => self.put(Inst::memory(Opcode::one(0x81).with_66(), 7, memory).imm(&value[..2])),
+            Width::Word => {
+                self.put(Inst::memory(Opcode::one(0x81).with_66(), 7, memory).imm(&value[..2]))
+            }
             Width::Dword => self.put(Inst::memory(Opcode::one(0x81), 7, memory).imm(&value)),
         }
     }

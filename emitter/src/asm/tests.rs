@@ -74,8 +74,14 @@ fn instructions_with_several_registers() {
     {
         assert_eq!(text(|asm| asm.mov(a, b)), format!("mov {a_wide},{b_wide}"));
         assert_eq!(text(|asm| asm.pext(a, b, a)), format!("pext {a_wide},{b_wide},{a_wide}"));
-        assert_eq!(text(|asm| asm.pext_32(a, b, Mem::relative())), format!("pext {a_half},{b_half},[rel 9]"));
-        assert_eq!(text(|asm| asm.shrx_32(a, Mem::context(8), b)), format!("shrx {a_half},[gs:8],{b_half}"));
+        assert_eq!(
+            text(|asm| asm.pext_32(a, b, Mem::relative())),
+            format!("pext {a_half},{b_half},[rel 9]")
+        );
+        assert_eq!(
+            text(|asm| asm.shrx_32(a, Mem::context(8), b)),
+            format!("shrx {a_half},[gs:8],{b_half}")
+        );
     }
 }
 
@@ -84,7 +90,9 @@ fn instructions_with_several_registers() {
 #[test]
 fn addresses() {
     let displacements = [(0, ""), (8, "+8"), (-8, "-8"), (0x1234, "+1234h"), (-0x1234, "-1234h")];
-    for ((r, [base, ..]), (displacement, end)) in registers().flat_map(|r| displacements.map(|d| (r, d))) {
+    for ((r, [base, ..]), (displacement, end)) in
+        registers().flat_map(|r| displacements.map(|d| (r, d)))
+    {
         let memory = Mem::at(r).plus(displacement);
         assert_eq!(text(|a| a.mov_from(9, memory)), format!("mov r9,[{base}{end}]"));
         assert_eq!(text(|a| a.mov_from_32(1, memory)), format!("mov ecx,[{base}{end}]"));
@@ -102,10 +110,16 @@ fn addresses() {
         }
     }
     for (index, [name, ..]) in registers().filter(|(index, _)| *index != RSP) {
-        assert_eq!(text(|a| a.jmp_through(Mem::table(0x4000, index))), format!("jmp qword [{name}*8+4000h]"));
+        assert_eq!(
+            text(|a| a.jmp_through(Mem::table(0x4000, index))),
+            format!("jmp qword [{name}*8+4000h]")
+        );
         let landing = Mem::context(0x4000).index(index, 2);
         assert_eq!(text(|a| a.mov_from_32(1, landing)), format!("mov ecx,[gs:{name}*4+4000h]"));
-        assert_eq!(text(|a| a.mov_to_imm_32(landing, 7)), format!("mov dword [gs:{name}*4+4000h],7"));
+        assert_eq!(
+            text(|a| a.mov_to_imm_32(landing, 7)),
+            format!("mov dword [gs:{name}*4+4000h],7")
+        );
     }
     assert_eq!(text(|a| a.mov_from(9, Mem::absolute(0x4000))), "mov r9,[4000h]");
     assert_eq!(text(|a| a.lea_32(2, Mem::at(RDX).index(RDX, 3))), "lea edx,[rdx+rdx*8]");
@@ -117,7 +131,10 @@ fn immediates() {
     assert_eq!(text(|a| a.store_word(0x80, 7)), "mov qword [gs:80h],7");
     let halves = "mov dword [gs:80h],0F2345678h; mov dword [gs:84h],7FFFh";
     assert_eq!(text(|a| a.store_word(0x80, 0x7fff_f234_5678)), halves);
-    assert_eq!(text(|a| a.mov_to_imm(Mem::at(RSP).plus(-8), -2)), "mov qword [rsp-8],0FFFFFFFFFFFFFFFEh");
+    assert_eq!(
+        text(|a| a.mov_to_imm(Mem::at(RSP).plus(-8), -2)),
+        "mov qword [rsp-8],0FFFFFFFFFFFFFFFEh"
+    );
     assert_eq!(text(|a| a.push_imm(0x202)), "push 202h");
     assert_eq!(text(|a| a.and_eax(0xff00_0000)), "and eax,0FF000000h");
     assert_eq!(text(|a| a.or_eax(0x202)), "or eax,202h");
@@ -162,7 +179,10 @@ fn transfers_lead_where_they_say() {
         make(&mut asm);
         let (bytes, _) = asm.finish();
         let inst = Decoder::with_ip(64, &bytes, 0x1000, DecoderOptions::NONE).decode();
-        assert_eq!((inst.code(), inst.len(), inst.near_branch64()), (code, bytes.len(), 0x1000 + bytes.len() as u64));
+        assert_eq!(
+            (inst.code(), inst.len(), inst.near_branch64()),
+            (code, bytes.len(), 0x1000 + bytes.len() as u64)
+        );
     }
     for condition in 0..16 {
         let mut asm = Asm::<u64>::new();
@@ -177,7 +197,8 @@ fn transfers_lead_where_they_say() {
         asm.jmp_to(0x5000);
         let (bytes, placed) = asm.finish_at(0x1000);
         assert_eq!(placed.range(back, forward), 0x1000..0x1000 + end);
-        let all: Vec<_> = Decoder::with_ip(64, &bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
+        let all: Vec<_> =
+            Decoder::with_ip(64, &bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
         let targets: Vec<u64> = all.iter().map(|inst| inst.near_branch64()).collect();
         assert_eq!(targets, [0x1000 + end, 0x1000, 0x1000, 0x1000, 0x1000 + end, 0x5000]);
         // iced numbers conditions from 1.

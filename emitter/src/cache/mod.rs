@@ -106,25 +106,41 @@ impl Cache {
     }
 
     /// Room for `bytes` of hot code, `offset` bytes behind a multiple of `align`.
-    pub fn alloc_hot_behind(&mut self, bytes: usize, align: usize, offset: usize) -> Result<u64, CacheError> {
+    pub fn alloc_hot_behind(
+        &mut self,
+        bytes: usize,
+        align: usize,
+        offset: usize,
+    ) -> Result<u64, CacheError> {
         let start = self.hot.saturating_sub(offset).next_multiple_of(align) + offset;
-        let end = start.checked_add(bytes).filter(|end| *end <= self.cold).ok_or(CacheError::Full)?;
+        let end =
+            start.checked_add(bytes).filter(|end| *end <= self.cold).ok_or(CacheError::Full)?;
         self.hot = end;
         Ok((self.rx + start) as u64)
     }
 
     /// Room for `bytes` of hot code at the first address that is acceptable; one in eight must be.
-    pub fn alloc_hot_where(&mut self, bytes: usize, acceptable: impl Fn(u64) -> bool) -> Result<u64, CacheError> {
+    pub fn alloc_hot_where(
+        &mut self,
+        bytes: usize,
+        acceptable: impl Fn(u64) -> bool,
+    ) -> Result<u64, CacheError> {
         let here = self.hot;
         let start = (here..here + 8).find(|at| acceptable((self.rx + at) as u64)).unwrap_or(here);
-        let end = start.checked_add(bytes).filter(|end| *end <= self.cold).ok_or(CacheError::Full)?;
+        let end =
+            start.checked_add(bytes).filter(|end| *end <= self.cold).ok_or(CacheError::Full)?;
         self.hot = end;
         Ok((self.rx + start) as u64)
     }
 
     /// Room for `bytes` of cold code aligned to 16; returns its address in the executable view.
     pub fn alloc_cold(&mut self, bytes: usize) -> Result<u64, CacheError> {
-        let start = self.cold.checked_sub(bytes).map(|s| s & !15).filter(|s| *s >= self.hot).ok_or(CacheError::Full)?;
+        let start = self
+            .cold
+            .checked_sub(bytes)
+            .map(|s| s & !15)
+            .filter(|s| *s >= self.hot)
+            .ok_or(CacheError::Full)?;
         self.cold = start;
         Ok((self.rx + start) as u64)
     }
@@ -167,8 +183,8 @@ impl Cache {
     }
 
     /// Makes the 32-bit field at `field`, which lies within eight aligned bytes, hold `value`, in
-    /// one store: a thread that executes it sees the old or the new value (Intel SDM vol. 3, 9.1.1).
-    /// Async-signal-safe.
+    /// one store: a thread that executes it sees the old or the new value (Intel SDM vol. 3,
+    /// 9.1.1). Async-signal-safe.
     pub(crate) fn patch(&self, _: &Permit, field: u64, value: u32) {
         self.patch_bits(field, u64::from(value), 32);
     }
@@ -187,7 +203,8 @@ impl Cache {
         // fetch.
         let word = unsafe { AtomicU64::from_ptr(self.rw.add(offset).cast()) };
         // A signal handler may patch another field of the same word in between.
-        let patched = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !mask | value));
+        let patched =
+            word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old & !mask | value));
         debug_assert!(patched.is_ok());
     }
 

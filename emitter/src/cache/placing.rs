@@ -25,7 +25,11 @@ impl Emitter {
     ///
     /// # Errors
     /// There is no room, or everything was dropped since the request was made.
-    pub fn place(&mut self, request: &Request, code: CompiledCode) -> Result<FragmentId, EmitError> {
+    pub fn place(
+        &mut self,
+        request: &Request,
+        code: CompiledCode,
+    ) -> Result<FragmentId, EmitError> {
         if request.epoch != self.epoch {
             return Err(EmitError::Stale);
         }
@@ -38,19 +42,26 @@ impl Emitter {
         let first_site = self.exits.len() as u32;
         let words = self.counting.as_mut().and_then(|c| c.run(compiled.sites.len()));
         let mark = self.cache.mark();
-        let placed = self.put_code(code, first_site, words).inspect_err(|_| self.cache.rewind(mark))?;
+        let placed =
+            self.put_code(code, first_site, words).inspect_err(|_| self.cache.rewind(mark))?;
         let (hot, cold) = placed;
-        let cold_of = |site: Site| compiled.sites[site.0 as usize].cold.map(|at| at.address(placed));
-        let mut faults: Vec<(u64, u64)> =
-            code.faults.iter().filter_map(|(at, site)| Some((hot + u64::from(*at), cold_of(*site)?))).collect();
+        let cold_of =
+            |site: Site| compiled.sites[site.0 as usize].cold.map(|at| at.address(placed));
+        let mut faults: Vec<(u64, u64)> = code
+            .faults
+            .iter()
+            .filter_map(|(at, site)| Some((hot + u64::from(*at), cold_of(*site)?)))
+            .collect();
         faults.sort_unstable();
-        let links = self
-            .links(code, placed, first_site, |site| Some((compiled.sites[site.0 as usize].record?, cold_of(site)?)));
+        let links = self.links(code, placed, first_site, |site| {
+            Some((compiled.sites[site.0 as usize].record?, cold_of(site)?))
+        });
         let id = FragmentId(self.fragments.len() as u32);
         let end = first_site + compiled.sites.len() as u32;
         self.exits.extend(compiled.sites.iter().map(|site| exit(id, site)));
         for guard in &code.guards {
-            self.exits[(first_site + guard.site.0) as usize].jcc = guard_jump(guard, code, placed, cold_of(guard.site));
+            self.exits[(first_site + guard.site.0) as usize].jcc =
+                guard_jump(guard, code, placed, cold_of(guard.site));
         }
         let tally = words.map(|run| Box::new(tally(run, &compiled, first_site, placed)));
         let tails = code.tails.iter().map(|t| Tail {
@@ -100,7 +111,8 @@ impl Emitter {
         let cold = self.cache.alloc_cold(code.cold.len())?;
         let (mut hot_bytes, mut cold_bytes) = (code.hot.clone(), code.cold.clone());
         for relocation in &code.relocations {
-            let (bytes, base) = if relocation.cold { (&mut cold_bytes, cold) } else { (&mut hot_bytes, hot) };
+            let (bytes, base) =
+                if relocation.cold { (&mut cold_bytes, cold) } else { (&mut hot_bytes, hot) };
             let at = relocation.at as usize;
             let end = base + u64::from(relocation.at) + 4;
             let value = match relocation.target {
@@ -115,7 +127,13 @@ impl Emitter {
     }
 
     /// The address that a relocation refers to; 0 for the number of an exit, which is none.
-    fn address(&self, target: Target, code: &Encoded, (hot, cold): (u64, u64), words: Option<Run>) -> u64 {
+    fn address(
+        &self,
+        target: Target,
+        code: &Encoded,
+        (hot, cold): (u64, u64),
+        words: Option<Run>,
+    ) -> u64 {
         match target {
             Target::Block(b) => {
                 let (in_cold, at) = code.blocks[b];
@@ -155,7 +173,12 @@ fn exit(fragment: FragmentId, site: &CompiledSite) -> Exit {
 }
 
 /// How a guard tests, and how it is made to fail; `out` is its cold code.
-fn guard_jump(guard: &EncodedGuard, code: &Encoded, (hot, cold): (u64, u64), out: Option<u64>) -> Option<GuardJump> {
+fn guard_jump(
+    guard: &EncodedGuard,
+    code: &Encoded,
+    (hot, cold): (u64, u64),
+    out: Option<u64>,
+) -> Option<GuardJump> {
     let at = hot + u64::from(guard.at);
     if !guard.back_edge {
         return Some(GuardJump::Leaves(at, code.hot[guard.at as usize + 1] & 15));

@@ -24,7 +24,10 @@ impl Words {
             // SAFETY: a fresh mapping that replaces nothing.
             let memory = unsafe {
                 let prot = libc::PROT_READ | libc::PROT_WRITE;
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+                let flags = libc::MAP_PRIVATE
+                    | libc::MAP_ANONYMOUS
+                    | libc::MAP_NORESERVE
+                    | libc::MAP_FIXED_NOREPLACE;
                 libc::mmap(place as *mut libc::c_void, 8 * len, prot, flags, -1, 0)
             };
             (memory as u64 == place).then_some(Words { memory: memory.cast(), len })

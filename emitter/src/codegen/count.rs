@@ -27,7 +27,8 @@ impl What {
     }
 }
 
-/// The code that counts, and the offsets of its fields that are relative to their ends and lead to the word.
+/// The code that counts, and the offsets of its fields that are relative to their ends and lead to
+/// the word.
 pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
     let saved = offset::STUB_SAVE + 8 * SAVE;
     let mut code = Vec::with_capacity(36);
@@ -45,6 +46,7 @@ pub(crate) fn code() -> (Vec<u8>, [usize; 2]) {
 pub fn length_at(bytes: &[u8]) -> Option<usize> {
     let (code, fields) = code();
     let is_field = |at: usize| fields.iter().any(|field| (*field..field + 4).contains(&at));
-    let same = bytes.len() >= code.len() && (0..code.len()).all(|at| is_field(at) || code[at] == bytes[at]);
+    let same = bytes.len() >= code.len()
+        && (0..code.len()).all(|at| is_field(at) || code[at] == bytes[at]);
     same.then_some(code.len())
 }

@@ -6,20 +6,22 @@
 //! [`Relocation`](crate::codegen::encoded::Relocation).
 //!
 //! **Invariants.** (1) A jump that may be patched has its rel32 field within eight aligned bytes.
-//! (2) A loop stands where [`loop_alignment`] wants it. To reach that, code may be encoded up to three
-//! times: first to see the loop, then with its head at an offset that keeps (1), then with padding
-//! before the entry. (3) No instruction stands between a comparison and its jump if the two can be
-//! executed as one: padding for (1) goes before the comparison.
+//! (2) A loop stands where [`loop_alignment`] wants it. To reach that, code may be encoded up to
+//! three times: first to see the loop, then with its head at an offset that keeps (1), then with
+//! padding before the entry. (3) No instruction stands between a comparison and its jump if the two
+//! can be executed as one: padding for (1) goes before the comparison.
 
 use crate::asm::{Asm, Assembler, FIELD, Mem, RAX, RCX, RDX, RSP};
 use crate::codegen::Host;
 use crate::codegen::count::{self, What};
-use crate::codegen::encoded::{Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target};
+use crate::codegen::encoded::{
+    Encoded, EncodedEnd, EncodedGuard, EncodedRecord, EncodedTail, Homes, Target,
+};
+use crate::codegen::exit_moves::Exits;
 use crate::codegen::instruction::{build, location, rebuild, restore, save, slot};
 use crate::codegen::loop_alignment;
 use crate::codegen::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::codegen::piece::Piece;
-use crate::exits::Exits;
 use crate::record::Place;
 use dynasour_guest::context::offset;
 use iced_x86::IcedError;
@@ -59,8 +61,9 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
     if let Some(&(field, head)) = encoded.back_edges.first() {
         let start = encoded.blocks[head].1 as usize;
         let offset = loop_alignment::offset(&encoded.hot[start..field as usize + 4]);
-        let missing =
-            |start: usize| (loop_alignment::LINE + offset - start % loop_alignment::LINE) % loop_alignment::LINE;
+        let missing = |start: usize| {
+            (loop_alignment::LINE + offset - start % loop_alignment::LINE) % loop_alignment::LINE
+        };
         if missing(start) > 0 {
             // The padding before the head does not depend on multiples of eight before the entry.
             let position = Position { padding: 0, head: Some(offset % FIELD) };
@@ -77,7 +80,12 @@ pub fn encode(f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encod
 }
 
 /// Encodes with the entry and the loop's head at this position.
-fn encode_at(position: Position, f: &MFunc, out: &Output, around: Surroundings<'_>) -> Result<Encoded, IcedError> {
+fn encode_at(
+    position: Position,
+    f: &MFunc,
+    out: &Output,
+    around: Surroundings<'_>,
+) -> Result<Encoded, IcedError> {
     let Surroundings { first_slot, host, checked, homes, exits } = around;
     let mut e = Emit {
         f,
@@ -122,7 +130,9 @@ fn loop_blocks(f: &MFunc) -> Range<usize> {
     let back = |b: usize| {
         let last = f.block_insns(Block::new(b)).last();
         match f.insts[last.index()].kind {
-            Kind::Jump(to) => Some(f.block_of[to]).filter(|head| *head <= b).map(|head| head..b + 1),
+            Kind::Jump(to) => {
+                Some(f.block_of[to]).filter(|head| *head <= b).map(|head| head..b + 1)
+            }
             _ => None,
         }
     };
@@ -194,7 +204,9 @@ impl Emit<'_> {
             match item {
                 InstOrEdit::Edit(Edit::Move { .. }) if still => {}
                 InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to),
-                InstOrEdit::Inst(i) => self.inst(b, &self.f.insts[i.index()], self.out.inst_allocs(i))?,
+                InstOrEdit::Inst(i) => {
+                    self.inst(b, &self.f.insts[i.index()], self.out.inst_allocs(i))?
+                }
             }
         }
         Ok(())
@@ -220,7 +232,8 @@ impl Emit<'_> {
     fn way_out(&self, site: Site, field: u32) -> Option<u32> {
         let split = self.f.split_of[site.0 as usize]?;
         let record = self.f.block_succs(Block::new(split)).first()?.index();
-        let direct = !self.host.counts && self.exits.is_moveless(split) && self.exits.is_moveless(record);
+        let direct =
+            !self.host.counts && self.exits.is_moveless(split) && self.exits.is_moveless(record);
         (direct && field as usize % FIELD <= FIELD - 4).then_some(field)
     }
 
@@ -270,7 +283,9 @@ impl Emit<'_> {
             Kind::RestoreFlags => self.code().unpack_flags(),
             Kind::Jcc(cc) => {
                 self.count_site(m.site, What::Executed);
-                if let Some((site, cold)) = m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?))) {
+                if let Some((site, cold)) =
+                    m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?)))
+                {
                     if let Some(head) = self.back_edge_after(block) {
                         // The guard itself is the back edge: it jumps if it holds.
                         self.code().align_field(2);
@@ -278,7 +293,12 @@ impl Emit<'_> {
                         self.r.back_edges.push((at, head));
                         let out = self.link(Target::Block(cold));
                         let way_out = self.way_out(site, out);
-                        self.r.guards.push(EncodedGuard { at: at - 2, site, back_edge: true, way_out });
+                        self.r.guards.push(EncodedGuard {
+                            at: at - 2,
+                            site,
+                            back_edge: true,
+                            way_out,
+                        });
                         self.skipped = Some(block + 1);
                     } else {
                         // No padding inside a loop, whose place is chosen by all its bytes: there a
@@ -291,7 +311,12 @@ impl Emit<'_> {
                         }
                         let field = self.branch(*cc, Target::Block(cold));
                         let way_out = self.way_out(site, field);
-                        self.r.guards.push(EncodedGuard { at: field - 2, site, back_edge: false, way_out });
+                        self.r.guards.push(EncodedGuard {
+                            at: field - 2,
+                            site,
+                            back_edge: false,
+                            way_out,
+                        });
                     }
                 }
             }
@@ -352,7 +377,8 @@ impl Emit<'_> {
     fn back_edge_after(&self, block: usize) -> Option<usize> {
         let next = block + 1;
         let mut items = self.out.block_insts_and_edits(self.f, Block::new(next));
-        let (Some(InstOrEdit::Inst(i)), None) = (items.next().filter(|_| next < self.f.hot_blocks), items.next())
+        let (Some(InstOrEdit::Inst(i)), None) =
+            (items.next().filter(|_| next < self.f.hot_blocks), items.next())
         else {
             return None;
         };
@@ -494,7 +520,9 @@ impl Emit<'_> {
         let f = self.f;
         for b in 0..f.hot_blocks {
             let poll = f.block_insns(Block::new(b)).last();
-            let (Kind::Poll, Some(site)) = (&f.insts[poll.index()].kind, f.insts[poll.index()].site) else {
+            let (Kind::Poll, Some(site)) =
+                (&f.insts[poll.index()].kind, f.insts[poll.index()].site)
+            else {
                 continue;
             };
             // A loop may have lost its back edge. Nothing leads back to its poll then.
@@ -506,7 +534,9 @@ impl Emit<'_> {
                 match item {
                     InstOrEdit::Edit(Edit::Move { from, to }) => self.mov(*from, *to),
                     InstOrEdit::Inst(i) if i == poll => break,
-                    InstOrEdit::Inst(i) => self.inst(b, &f.insts[i.index()], self.out.inst_allocs(i))?,
+                    InstOrEdit::Inst(i) => {
+                        self.inst(b, &f.insts[i.index()], self.out.inst_allocs(i))?
+                    }
                 }
             }
             self.jump(Target::Block(split));

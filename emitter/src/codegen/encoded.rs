@@ -126,7 +126,7 @@ pub struct EncodedRecord {
     pub out: Option<u32>,
 }
 
-/// A tail ([`crate::indirect`]) in the hot code, by offsets.
+/// A tail ([`crate::transfers::indirect`]) in the hot code, by offsets.
 #[derive(Clone, Copy, Debug)]
 pub struct EncodedTail {
     /// The site of its trace end.
@@ -145,7 +145,11 @@ impl Encoded {
         for (cold, code) in [(false, hot), (true, cold)] {
             let (bytes, relocations) = code.finish();
             *(if cold { &mut self.cold } else { &mut self.hot }) = bytes;
-            self.relocations.extend(relocations.into_iter().map(|r| Relocation { cold, at: r.at, target: r.target }));
+            self.relocations.extend(relocations.into_iter().map(|r| Relocation {
+                cold,
+                at: r.at,
+                target: r.target,
+            }));
         }
     }
 

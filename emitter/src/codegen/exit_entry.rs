@@ -16,7 +16,9 @@
 //! ```
 
 use crate::record::{Node, Place, Record};
-use dynasour_ir::{Anchor, AnchorId, Block, DeferredStore, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version};
+use dynasour_ir::{
+    Anchor, AnchorId, Block, DeferredStore, Gpr, Inst, Loc, Op, Operand, Term, Ty, Value, Version,
+};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -39,7 +41,10 @@ pub(crate) struct EntryPlaces {
 impl EntryPlaces {
     /// Is the fragment entered in canonical state?
     pub fn is_canonical(&self) -> bool {
-        self.places.is_empty() && self.occupied == 0 && self.first_slot == 0 && self.saved.is_empty()
+        self.places.is_empty()
+            && self.occupied == 0
+            && self.first_slot == 0
+            && self.saved.is_empty()
     }
 
     /// The registers of `saved`: bit n is register n.
@@ -83,7 +88,8 @@ impl Prefix {
                 Node::Const(c) => Operand::Const(*c),
                 Node::Leaf(place, ty) => p.leaf(*place, *ty),
                 Node::Op(op, ty, args) => {
-                    let args: SmallVec<[Operand; 3]> = args.iter().map(|a| p.nodes[usize::from(*a)]).collect();
+                    let args: SmallVec<[Operand; 3]> =
+                        args.iter().map(|a| p.nodes[usize::from(*a)]).collect();
                     let result = match op.signature().1 {
                         dynasour_ir::op::ResultTy::Is(t) => t,
                         _ => *ty,
@@ -121,7 +127,11 @@ impl Prefix {
                 v
             }
         };
-        if flags || ty == Ty::I64 { param.into() } else { self.push(Op::Trunc, ty, ty, &[param.into()]) }
+        if flags || ty == Ty::I64 {
+            param.into()
+        } else {
+            self.push(Op::Trunc, ty, ty, &[param.into()])
+        }
     }
 
     fn node(&self, n: u16) -> Operand {
@@ -130,7 +140,10 @@ impl Prefix {
 
     /// The exit's own state as an anchor.
     fn anchor(&self, record: &Record) -> Anchor {
-        let named = record.locations.iter().filter(|(l, _)| !self.saved.iter().any(|(saved, _)| saved == l));
+        let named = record
+            .locations
+            .iter()
+            .filter(|(l, _)| !self.saved.iter().any(|(saved, _)| saved == l));
         let mut varmap: Vec<(Loc, Operand)> = named.map(|(l, n)| (*l, self.node(*n))).collect();
         varmap.sort_by_key(|(l, _)| *l);
         let stores = record
@@ -184,7 +197,12 @@ pub(crate) fn stub(
 }
 
 /// Makes `body`, whose entry is the guest state at an exit's target, start in the exit's own state.
-pub(crate) fn side_trace(body: &Version, record: &Record, occupied: u16, first_slot: u32) -> (Version, EntryPlaces) {
+pub(crate) fn side_trace(
+    body: &Version,
+    record: &Record,
+    occupied: u16,
+    first_slot: u32,
+) -> (Version, EntryPlaces) {
     // A guest register that the body neither reads nor writes stays in its slot.
     let mut used = vec![false; body.types.len()];
     let mut names = body.clone();
@@ -194,12 +212,17 @@ pub(crate) fn side_trace(body: &Version, record: &Record, occupied: u16, first_s
         }
     });
     let untouched = |loc: &Loc| {
-        let read = body.blocks[0].params.iter().zip(&body.entry_locs).any(|(p, l)| l == loc && used[p.index()]);
+        let read = body.blocks[0]
+            .params
+            .iter()
+            .zip(&body.entry_locs)
+            .any(|(p, l)| l == loc && used[p.index()]);
         !read && !body.anchors.iter().any(|a| a.varmap.iter().any(|(l, _)| l == loc))
     };
     let saved: Vec<(Loc, u16)> = in_slots(record).filter(|(loc, _)| untouched(loc)).collect();
     let mut p = Prefix::new(names, record, saved);
-    let state: FxHashMap<Loc, Operand> = record.locations.iter().map(|(l, n)| (*l, p.node(*n))).collect();
+    let state: FxHashMap<Loc, Operand> =
+        record.locations.iter().map(|(l, n)| (*l, p.node(*n))).collect();
     let mut replaced: FxHashMap<Value, Operand> = FxHashMap::default();
     let mut at_home = Vec::new();
     for (param, loc) in body.blocks[0].params.iter().zip(&body.entry_locs) {

@@ -59,7 +59,15 @@ fn memory(addr: &Addr, allocs: &[Allocation]) -> MemoryOperand {
         _ if addr.disp == 0 => 0,
         _ => 1,
     };
-    MemoryOperand::new(base, index, u32::from(addr.scale), i64::from(addr.disp), displ_size, false, addr.seg)
+    MemoryOperand::new(
+        base,
+        index,
+        u32::from(addr.scale),
+        i64::from(addr.disp),
+        displ_size,
+        false,
+        addr.seg,
+    )
 }
 
 fn set_memory(inst: &mut Instruction, m: &MemoryOperand) {
@@ -72,7 +80,12 @@ fn set_memory(inst: &mut Instruction, m: &MemoryOperand) {
 }
 
 /// One instruction from its code and operands.
-pub fn build(code: Code, operands: &[Opnd], allocs: &[Allocation], first_slot: u16) -> Result<Instruction, IcedError> {
+pub fn build(
+    code: Code,
+    operands: &[Opnd],
+    allocs: &[Allocation],
+    first_slot: u16,
+) -> Result<Instruction, IcedError> {
     let mut inst = Instruction::default();
     inst.set_code(code);
     for (n, operand) in operands.iter().enumerate() {
@@ -157,7 +170,8 @@ mod tests {
         let mut checked = 0;
         for code in Code::values() {
             let description = code.op_code();
-            let general = description.is_instruction() && description.encoding() == iced_x86::EncodingKind::Legacy;
+            let general = description.is_instruction()
+                && description.encoding() == iced_x86::EncodingKind::Legacy;
             if !general || description.op_count() > 3 {
                 continue;
             }

@@ -51,7 +51,9 @@ fn cycles(body: &[Instruction], back_edge: &Instruction, at: usize) -> (usize, u
     counts[position / LINE] += usize::from(padding > 0);
     let last = position + padding;
     let end = last + back_edge.len();
-    let fused = padding == 0 && !last.is_multiple_of(LINE) && body.last().is_some_and(|i| fuses(i, back_edge));
+    let fused = padding == 0
+        && !last.is_multiple_of(LINE)
+        && body.last().is_some_and(|i| fuses(i, back_edge));
     counts[last / LINE] += usize::from(!fused);
     if (end - 1) / LINE != last / LINE {
         counts[(end - 1) / LINE] += 1;
@@ -83,7 +85,8 @@ mod tests {
 
     fn cycles_at(n: usize, at: usize) -> usize {
         let code = no_operations(n);
-        let mut insts: Vec<Instruction> = Decoder::new(64, &code, DecoderOptions::NONE).into_iter().collect();
+        let mut insts: Vec<Instruction> =
+            Decoder::new(64, &code, DecoderOptions::NONE).into_iter().collect();
         let back_edge = insts.pop().unwrap();
         cycles(&insts, &back_edge, at).0
     }

@@ -63,7 +63,13 @@ pub struct Addr {
 impl Addr {
     /// A field of the thread context.
     pub fn context(offset: usize) -> Addr {
-        Addr { base: AddrReg::None, index: AddrReg::None, scale: 1, disp: offset as i32, seg: Register::GS }
+        Addr {
+            base: AddrReg::None,
+            index: AddrReg::None,
+            scale: 1,
+            disp: offset as i32,
+            seg: Register::GS,
+        }
     }
 }
 
@@ -161,13 +167,29 @@ impl MInst {
             Kind::X86(code, _) => {
                 let spares = matches!(
                     code.mnemonic(),
-                    M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Lea | M::Not | M::Bswap | M::Shlx | M::Shrx | M::Sarx
+                    M::Mov
+                        | M::Movzx
+                        | M::Movsx
+                        | M::Movsxd
+                        | M::Lea
+                        | M::Not
+                        | M::Bswap
+                        | M::Shlx
+                        | M::Shrx
+                        | M::Sarx
                 );
-                !spares && !x86::SETCC.contains(code) && !x86::CMOVCC.iter().flatten().any(|c| c == code)
+                !spares
+                    && !x86::SETCC.contains(code)
+                    && !x86::CMOVCC.iter().flatten().any(|c| c == code)
             }
             Kind::Native(original, _) => original.rflags_modified() != iced_x86::RflagsBits::NONE,
             Kind::RestoreFlags => true,
-            Kind::Entry | Kind::Const(_) | Kind::CaptureFlags | Kind::Jcc(_) | Kind::Always | Kind::Poll => false,
+            Kind::Entry
+            | Kind::Const(_)
+            | Kind::CaptureFlags
+            | Kind::Jcc(_)
+            | Kind::Always
+            | Kind::Poll => false,
             Kind::Jump(_) | Kind::End(_) | Kind::Split(_) | Kind::Record(_) => false,
         }
     }
@@ -243,9 +265,16 @@ pub struct SelectedBlock {
 
 impl MFunc {
     /// Lays the selected blocks out, splits them at sites and appends the cold blocks.
-    pub fn new(selected: Vec<SelectedBlock>, sites: &[SiteDraft], records: Vec<Ops>, num_vregs: usize) -> MFunc {
+    pub fn new(
+        selected: Vec<SelectedBlock>,
+        sites: &[SiteDraft],
+        records: Vec<Ops>,
+        num_vregs: usize,
+    ) -> MFunc {
         let mut f = MFunc {
-            insts: Vec::with_capacity(selected.iter().map(|b| b.insts.len()).sum::<usize>() + 2 * sites.len()),
+            insts: Vec::with_capacity(
+                selected.iter().map(|b| b.insts.len()).sum::<usize>() + 2 * sites.len(),
+            ),
             blocks: Vec::new(),
             num_vregs,
             hot_blocks: 0,
@@ -257,7 +286,8 @@ impl MFunc {
         let mut jumps = Vec::new();
         for block in selected {
             f.block_of.push(f.blocks.len());
-            let mut current = MBlock { first: f.insts.len() as u32, params: block.params, ..MBlock::default() };
+            let mut current =
+                MBlock { first: f.insts.len() as u32, params: block.params, ..MBlock::default() };
             let count = block.insts.len();
             for (i, inst) in block.insts.into_iter().enumerate() {
                 let site = inst.site;
@@ -296,7 +326,9 @@ impl MFunc {
         }
         let mut records: Vec<Option<Ops>> = records.into_iter().map(Some).collect();
         for &(_, site) in &sites_at {
-            let (Some(record), Some(split)) = (sites[site.0 as usize].record, f.split_of[site.0 as usize]) else {
+            let (Some(record), Some(split)) =
+                (sites[site.0 as usize].record, f.split_of[site.0 as usize])
+            else {
                 continue;
             };
             let block = match f.record_block[record] {
@@ -305,7 +337,11 @@ impl MFunc {
                     block
                 }
                 None => {
-                    let block = f.cold_block(Kind::Record(record), records[record].take().unwrap_or_default(), split);
+                    let block = f.cold_block(
+                        Kind::Record(record),
+                        records[record].take().unwrap_or_default(),
+                        split,
+                    );
                     f.record_block[record] = Some(block);
                     block
                 }

@@ -30,6 +30,7 @@ pub(crate) mod count;
 pub(crate) mod encode;
 pub(crate) mod encoded;
 pub(crate) mod exit_entry;
+pub(crate) mod exit_moves;
 pub(crate) mod instruction;
 pub(crate) mod loop_alignment;
 pub(crate) mod lower;
@@ -45,12 +46,12 @@ pub use registers::{Allocator, silence_allocator};
 use crate::codegen::encode::{Surroundings, encode};
 use crate::codegen::encoded::Homes;
 use crate::codegen::exit_entry::EntryPlaces;
+use crate::codegen::exit_moves::Exits;
 use crate::codegen::instruction::location;
 use crate::codegen::lower::{LowerError, Selected, lower};
 use crate::codegen::mach::MFunc;
 use crate::codegen::piece::Piece;
 use crate::cpu::Cpu;
-use crate::exits::Exits;
 use crate::record::Record;
 use compiled::{At, CompiledSite, Registers};
 use dynasour_guest::context::SCRATCH_WORDS;
@@ -139,11 +140,18 @@ pub(crate) struct ExitState {
 ///
 /// # Errors
 /// The version cannot be compiled for this state; see [`CodegenError`].
-pub fn compile(version: &Version, request: &Request, allocator: &mut Allocator) -> Result<CompiledCode, CodegenError> {
+pub fn compile(
+    version: &Version,
+    request: &Request,
+    allocator: &mut Allocator,
+) -> Result<CompiledCode, CodegenError> {
     match &request.entry {
-        Entry::Canonical => generate(version, &EntryPlaces::default(), false, &request.host, allocator),
+        Entry::Canonical => {
+            generate(version, &EntryPlaces::default(), false, &request.host, allocator)
+        }
         Entry::FromExit(exit) => {
-            let (version, places) = exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
+            let (version, places) =
+                exit_entry::side_trace(version, &exit.record, exit.touched, exit.end_of_slots);
             generate(&version, &places, exit.extended_live, &request.host, allocator)
         }
     }
@@ -172,10 +180,16 @@ pub(crate) fn generate(
     let mut records: Vec<Record> = records.into_iter().map(|(_, record)| record).collect();
     finish_records(&mut records, &function, out, &exits, first_slot as u16, &homes);
     let checked = entry.is_canonical().then_some(&host.checked);
-    let around = Surroundings { first_slot: first_slot as u16, host, checked, homes: &homes, exits: &exits };
+    let around =
+        Surroundings { first_slot: first_slot as u16, host, checked, homes: &homes, exits: &exits };
     let encoded = encode(&function, out, around)?;
     let site = |(draft, split): (_, &Option<usize>)| {
-        CompiledSite::new(draft, version, split.map(|block| At::of_block(&encoded, block)), entry.added)
+        CompiledSite::new(
+            draft,
+            version,
+            split.map(|block| At::of_block(&encoded, block)),
+            entry.added,
+        )
     };
     let sites = sites.iter().zip(&function.split_of).map(site).collect();
     Ok(CompiledCode {
@@ -201,7 +215,8 @@ pub(crate) fn generate(
 /// Where the guest's registers wait that the fragment borrows: saved at entry, and in their slots
 /// ever after.
 fn homes(borrowed: u16, entry: &EntryPlaces, extended: Option<u64>) -> Homes {
-    let mut homes = Homes { extended, save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
+    let mut homes =
+        Homes { extended, save: SmallVec::new(), restore: SmallVec::from_slice(&entry.saved) };
     for r in (0..16u8).filter(|r| borrowed & 1 << r != 0) {
         homes.save.push((r, u16::from(r)));
         homes.restore.push((r, u16::from(r)));

@@ -130,11 +130,15 @@ mod tests {
     #[test]
     fn pieces_read_as_meant() {
         for (r, name) in [(1, "rcx"), (12, "r12"), (13, "r13")] {
-            let counted = format!("mov {name},[4000h]\nlea {name},[{name}+1]\nmov [4000h],{name}\n");
+            let counted =
+                format!("mov {name},[4000h]\nlea {name},[{name}+1]\nmov [4000h],{name}\n");
             assert_eq!(text(|p| p.count(r, 0x4000)), counted);
         }
         assert_eq!(text(|p| p.jump_through(0, 0x4000)), "movzx eax,ax\njmp qword [rax*8+4000h]\n");
-        assert_eq!(text(|p| p.jump_through(12, 0x4000)), "movzx r12d,r12w\njmp qword [r12*8+4000h]\n");
+        assert_eq!(
+            text(|p| p.jump_through(12, 0x4000)),
+            "movzx r12d,r12w\njmp qword [r12*8+4000h]\n"
+        );
         for (r, name) in [(0, "rax"), (7, "rdi"), (8, "r8"), (12, "r12")] {
             let short = text(|p| p.jump_through(r, 0x4000));
             assert_eq!(text(|p| p.jump_by_carrier(r, 0x4000)), short);
@@ -142,6 +146,9 @@ mod tests {
         }
         assert_eq!(text(|p| p.put(&directly(0x100))), "jmp 0000000000000108h\n");
         let stored = text(|p| p.jump_to_stored(0x4000));
-        assert!(stored.contains("movzx ecx,word [gs:") && stored.contains("jmp qword [rcx*8+4000h]"), "{stored}");
+        assert!(
+            stored.contains("movzx ecx,word [gs:") && stored.contains("jmp qword [rcx*8+4000h]"),
+            "{stored}"
+        );
     }
 }

@@ -28,17 +28,23 @@ impl Allocator {
     pub(super) fn run(&mut self, function: &MFunc, touched: u16) -> Result<&Output, CodegenError> {
         let env = MachineEnv {
             preferred_regs_by_class: [registers(touched), Vec::new(), Vec::new()],
-            non_preferred_regs_by_class: [registers(!touched & ALLOCATABLE), Vec::new(), Vec::new()],
+            non_preferred_regs_by_class: [
+                registers(!touched & ALLOCATABLE),
+                Vec::new(),
+                Vec::new(),
+            ],
             scratch_by_class: [None; 3],
             fixed_stack_slots: Vec::new(),
         };
         let validate_ssa = cfg!(debug_assertions);
-        let options = RegallocOptions { verbose_log: false, validate_ssa, algorithm: Algorithm::Ion };
+        let options =
+            RegallocOptions { verbose_log: false, validate_ssa, algorithm: Algorithm::Ion };
         // regalloc2 panics when constraints cannot be met. That is a bug of ours, but no reason to
         // end a guest: the trace is given up. The memory is used again only after a run that did
         // not panic.
         let mut context = std::mem::take(&mut self.0);
-        let mut run = || regalloc2::run_with_ctx(function, &env, &options, &mut context).map(|_| ());
+        let mut run =
+            || regalloc2::run_with_ctx(function, &env, &options, &mut context).map(|_| ());
         let done = if cfg!(debug_assertions) { Ok(run()) } else { quietly(run) };
         match done {
             Ok(done) => {
@@ -55,8 +61,8 @@ thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on caught panics of the register allocator print nothing: standard error is the guest's.
-/// Others are reported as before. To be called once, at the start of the process.
+/// From now on caught panics of the register allocator print nothing: standard error is the
+/// guest's. Others are reported as before. To be called once, at the start of the process.
 pub fn silence_allocator() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -233,7 +233,8 @@ pub const MUL: [Code; 4] = {
 };
 
 /// A load or move that fills at least 32 bits (narrow ones are zero-extended).
-pub const LOAD: [Code; 4] = [Code::Movzx_r32_rm8, Code::Movzx_r32_rm16, Code::Mov_r32_rm32, Code::Mov_r64_rm64];
+pub const LOAD: [Code; 4] =
+    [Code::Movzx_r32_rm8, Code::Movzx_r32_rm16, Code::Mov_r32_rm32, Code::Mov_r64_rm64];
 
 /// `imul`; there is no 8-bit form, the 16-bit one stands in.
 pub const IMUL: [Code; 4] = {
@@ -281,8 +282,8 @@ pub const POPCNT: [Code; 4] = {
 pub const SETCC: [Code; 16] = {
     use Code::*;
     [
-        Seto_rm8, Setno_rm8, Setb_rm8, Setae_rm8, Sete_rm8, Setne_rm8, Setbe_rm8, Seta_rm8, Sets_rm8, Setns_rm8,
-        Setp_rm8, Setnp_rm8, Setl_rm8, Setge_rm8, Setle_rm8, Setg_rm8,
+        Seto_rm8, Setno_rm8, Setb_rm8, Setae_rm8, Sete_rm8, Setne_rm8, Setbe_rm8, Seta_rm8,
+        Sets_rm8, Setns_rm8, Setp_rm8, Setnp_rm8, Setl_rm8, Setge_rm8, Setle_rm8, Setg_rm8,
     ]
 };
 

@@ -29,12 +29,14 @@
 //! the trace.
 
 use super::writer;
+use crate::blocks::{BlockId, Blocks};
 use crate::cache::Cache;
 use crate::codegen::piece;
-use crate::copy::{BlockId, Blocks};
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{ExitId, Fragment, FragmentId, FragmentRole, Link as FragmentLink, LinkKind, fragment_at};
-use crate::indirect::{Indirect, Via};
+use crate::fragment::{
+    ExitId, Fragment, FragmentId, FragmentRole, Link as FragmentLink, LinkKind, fragment_at,
+};
+use crate::transfers::indirect::{Indirect, Via};
 use rustc_hash::FxHashSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -156,7 +158,8 @@ impl Blocks {
     pub(crate) fn foreign_link(&self, place: u32, field: u32) -> Option<u32> {
         let next = |number: u32| Some(self.links.get(number as usize)?.next);
         let first = self.places[(place & PLACE) as usize].links;
-        let mut all = std::iter::successors(Some(first), |number| next(*number)).take_while(|number| *number != NONE);
+        let mut all = std::iter::successors(Some(first), |number| next(*number))
+            .take_while(|number| *number != NONE);
         all.find(|number| self.links[*number as usize].field == field)
     }
 
@@ -184,13 +187,17 @@ impl Blocks {
         let Ways { tables, in_use, out: out_table, direct, asks, returns } = &self.ways;
         let Some(via) = Via::from_index(link.out as usize) else {
             // Without such returns there is no link of theirs.
-            return Patched::Instruction(returns.map_or([0xcc; 8], |looks| looks[usize::from(out)]));
+            return Patched::Instruction(
+                returns.map_or([0xcc; 8], |looks| looks[usize::from(out)]),
+            );
         };
         match (via, tables[via.index()]) {
-            (Via::Register(r), Some(table)) => Patched::Instruction(match in_use >> link.out & 1 != 0 && !out {
-                true => piece::through(r, table),
-                false => piece::directly(relative(asks[usize::from(r)])),
-            }),
+            (Via::Register(r), Some(table)) => {
+                Patched::Instruction(match in_use >> link.out & 1 != 0 && !out {
+                    true => piece::through(r, table),
+                    false => piece::directly(relative(asks[usize::from(r)])),
+                })
+            }
             (_, Some(table)) => Patched::Field(out_table.filter(|_| out).unwrap_or(table)),
             (_, None) => Patched::Field(relative(direct[usize::from(out)])),
         }
@@ -208,7 +215,11 @@ impl Blocks {
     /// From now on tails of this carrier go by its table, which is filled.
     pub(crate) fn use_table(&mut self, via: Via, cache: &Cache) {
         self.ways.in_use |= 1 << via.index();
-        for link in self.links.iter().filter(|link| link.place == ANYWHERE && link.out as usize == via.index()) {
+        for link in self
+            .links
+            .iter()
+            .filter(|link| link.place == ANYWHERE && link.out as usize == via.index())
+        {
             if self.owner_is_linked(self.base + u64::from(link.field)) {
                 self.set(link, false, cache);
             }
@@ -245,7 +256,8 @@ impl Blocks {
 
     /// Is the block that a field belongs to linked?
     pub(crate) fn owner_is_linked(&self, field: u64) -> bool {
-        self.at(field).is_none_or(|owner| self.blocks[owner as usize].unlinked.load(Ordering::Relaxed) == 0)
+        self.at(field)
+            .is_none_or(|owner| self.blocks[owner as usize].unlinked.load(Ordering::Relaxed) == 0)
     }
 
     pub(crate) fn unlink(&self, block: u32, indirect: &Indirect, cache: &Cache) {
@@ -303,7 +315,8 @@ impl Blocks {
     /// Frees a place that nobody needs.
     pub(crate) fn drop_place(&mut self, place: u32) {
         let p = &self.places[place as usize];
-        if p.block == 0 && p.entry == 0 && p.links == NONE && self.by_pc.get(&p.pc) == Some(&place) {
+        if p.block == 0 && p.entry == 0 && p.links == NONE && self.by_pc.get(&p.pc) == Some(&place)
+        {
             self.by_pc.remove(&p.pc);
             self.free.places.push(place);
         }
@@ -353,18 +366,26 @@ impl Emitter {
     pub(crate) fn links_into(&self, ids: &[FragmentId]) -> Vec<(FragmentId, &FragmentLink)> {
         let ids: FxHashSet<FragmentId> = ids.iter().copied().collect();
         let doomed = |(n, f): &(usize, &Fragment)| {
-            ids.contains(&FragmentId(*n as u32)) || matches!(f.role, FragmentRole::Passage(to) if ids.contains(&to))
+            ids.contains(&FragmentId(*n as u32))
+                || matches!(f.role, FragmentRole::Passage(to) if ids.contains(&to))
         };
         let fragments = || self.fragments.iter().enumerate();
-        let entries: FxHashSet<u64> =
-            fragments().filter(doomed).flat_map(|(_, f)| [f.entry, f.inside.0, f.inside.1]).collect();
-        let links = fragments().flat_map(|(n, f)| f.links.iter().map(move |link| (FragmentId(n as u32), link)));
-        links.filter(|(_, l)| l.kind != LinkKind::BackEdge && entries.contains(&l.target())).collect()
+        let entries: FxHashSet<u64> = fragments()
+            .filter(doomed)
+            .flat_map(|(_, f)| [f.entry, f.inside.0, f.inside.1])
+            .collect();
+        let links = fragments()
+            .flat_map(|(n, f)| f.links.iter().map(move |link| (FragmentId(n as u32), link)));
+        links
+            .filter(|(_, l)| l.kind != LinkKind::BackEdge && entries.contains(&l.target()))
+            .collect()
     }
 
     /// Makes no link lead into these fragments any more, nor into their passages.
     pub(crate) fn sever(&self, ids: &[FragmentId]) {
-        self.links_into(ids).into_iter().for_each(|(owner, link)| self.set_link(owner, link, link.out));
+        self.links_into(ids)
+            .into_iter()
+            .for_each(|(owner, link)| self.set_link(owner, link, link.out));
     }
 
     /// Makes everything that is linked to one fragment lead to another of the same region.
@@ -379,7 +400,12 @@ impl Emitter {
         for (owner, kind) in links {
             let borrows = match kind {
                 // A passage leads where it belongs.
-                LinkKind::Borrowed(_) if matches!(self.fragments[owner.0 as usize].role, FragmentRole::Passage(_)) => {
+                LinkKind::Borrowed(_)
+                    if matches!(
+                        self.fragments[owner.0 as usize].role,
+                        FragmentRole::Passage(_)
+                    ) =>
+                {
                     continue;
                 }
                 LinkKind::Borrowed(exit) if self.link_borrowed(exit, to).is_err() => {
@@ -393,7 +419,11 @@ impl Emitter {
                 LinkKind::Record(_) | LinkKind::Guard(_) => None,
             };
             if let Some(link) = borrows.and_then(|exit| self.link_of(exit)) {
-                self.set_link(owner, link, self.canonical_way(owner, &self.fragments[to.0 as usize]));
+                self.set_link(
+                    owner,
+                    link,
+                    self.canonical_way(owner, &self.fragments[to.0 as usize]),
+                );
             }
         }
         Ok(())
@@ -420,7 +450,9 @@ impl Emitter {
         let Some(b) = blocks.blocks.get(block.0 as usize) else { return };
         blocks.unlinked.fetch_sub(1, Ordering::Relaxed);
         if b.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
-            blocks.links[blocks.links_of(block.0)].iter().for_each(|link| blocks.set(link, false, &self.cache));
+            blocks.links[blocks.links_of(block.0)]
+                .iter()
+                .for_each(|link| blocks.set(link, false, &self.cache));
         }
     }
 }

@@ -30,9 +30,9 @@
 //! give the registers back; behind that is the second link, in canonical state.
 //!
 //! Data: [`Fragment::links`](crate::Fragment), the graph's places and links in
-//! [`crate::copy::Blocks`], the tables in [`crate::lookup`]. Invariants: those of [`verify::Rule`].
-//! The caller holds the emitter; [`Emitter::unlink_for_signal`] and [`Emitter::relink`] are
-//! async-signal-safe.
+//! [`crate::blocks::Blocks`], the tables in [`crate::transfers::lookup`]. Invariants: those of
+//! [`verify::Rule`]. The caller holds the emitter; [`Emitter::unlink_for_signal`] and
+//! [`Emitter::relink`] are async-signal-safe.
 //!
 //! Example: the trace at 0x1000 ends at 0x2000, where another trace begins. `link(end, second)`
 //! sets the end's target to the second trace's entry, then writes the jump. A signal unlinks the
@@ -49,7 +49,7 @@ use crate::codegen::encoded::Encoded;
 use crate::codegen::mach::{Site, SiteKind};
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, FragmentId, Link, LinkKind};
-use crate::indirect::Via;
+use crate::transfers::indirect::Via;
 use std::sync::atomic::AtomicU64;
 
 impl Emitter {
@@ -63,13 +63,17 @@ impl Emitter {
         first_site: u32,
         way: impl Fn(Site) -> Option<(u32, u64)>,
     ) -> Box<[Link]> {
-        let most = code.back_edges.len() + 2 * code.ends.len() + code.records.len() + code.guards.len();
+        let most =
+            code.back_edges.len() + 2 * code.ends.len() + code.records.len() + code.guards.len();
         let mut links = Vec::with_capacity(most);
-        let mut add = |kind, field, out, target| links.push(Link { kind, field, out, target: AtomicU64::new(target) });
+        let mut add = |kind, field, out, target| {
+            links.push(Link { kind, field, out, target: AtomicU64::new(target) })
+        };
         for (at, block) in &code.back_edges {
             let head = hot + u64::from(code.blocks[*block].1);
             // A loop without a poll cannot be left on request.
-            let landing = code.polls.iter().find(|p| p.2 == *block).map_or(head, |p| cold + u64::from(p.1));
+            let landing =
+                code.polls.iter().find(|p| p.2 == *block).map_or(head, |p| cold + u64::from(p.1));
             add(LinkKind::BackEdge, hot + u64::from(*at), landing, head);
         }
         for end in &code.ends {
@@ -77,7 +81,12 @@ impl Emitter {
             let exit = ExitId(first_site + end.site);
             // An indirect end goes to its own lookup, a direct one to whom it is linked.
             let target = end.tail.map_or(stub, |tail| hot + u64::from(tail));
-            add(LinkKind::End(exit), if end.cold { cold } else { hot } + u64::from(end.at), stub, target);
+            add(
+                LinkKind::End(exit),
+                if end.cold { cold } else { hot } + u64::from(end.at),
+                stub,
+                target,
+            );
             if let Some((at, restored)) = end.borrowed {
                 let restored = cold + u64::from(restored);
                 add(LinkKind::Borrowed(exit), hot + u64::from(at), restored, restored);
@@ -134,14 +143,21 @@ impl Emitter {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
         let entry = self.fragment(target).ok_or(EmitError::Unknown)?.entry;
         let record = e.record.ok_or(EmitError::Unknown)?;
-        self.links_of_record(e.fragment, record).for_each(|link| self.set_link(e.fragment, link, entry));
+        self.links_of_record(e.fragment, record)
+            .for_each(|link| self.set_link(e.fragment, link, entry));
         Ok(())
     }
 
     /// The links by which the sites of a record leave.
-    pub(crate) fn links_of_record(&self, fragment: FragmentId, record: u32) -> impl Iterator<Item = &Link> {
+    pub(crate) fn links_of_record(
+        &self,
+        fragment: FragmentId,
+        record: u32,
+    ) -> impl Iterator<Item = &Link> {
         let links = self.fragment(fragment).map_or(&[][..], |f| &f.links);
-        links.iter().filter(move |l| matches!(l.kind, LinkKind::Record(r) | LinkKind::Guard(r) if r == record))
+        links.iter().filter(
+            move |l| matches!(l.kind, LinkKind::Record(r) | LinkKind::Guard(r) if r == record),
+        )
     }
 
     /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces
@@ -164,7 +180,8 @@ impl Emitter {
         let e = self.exit(exit).ok_or(EmitError::Unknown)?;
         match e.record {
             Some(record) => {
-                self.links_of_record(e.fragment, record).for_each(|link| self.set_link(e.fragment, link, link.out));
+                self.links_of_record(e.fragment, record)
+                    .for_each(|link| self.set_link(e.fragment, link, link.out));
             }
             None => {
                 let link = self.link_of(exit).ok_or(EmitError::Unknown)?;

@@ -43,7 +43,11 @@ impl Emitter {
 
     /// Lets a direct end with borrowed registers, if this is one, continue in `target` with the
     /// guest's values in their slots. Where it leads after giving them back stays as it is.
-    pub(crate) fn link_borrowed(&mut self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
+    pub(crate) fn link_borrowed(
+        &mut self,
+        exit: ExitId,
+        target: FragmentId,
+    ) -> Result<(), EmitError> {
         let from = self.exit(exit).ok_or(EmitError::Unknown)?.fragment;
         if self.borrowed_link(exit).is_none() {
             return Ok(());
@@ -66,10 +70,14 @@ impl Emitter {
     /// Where the end of one fragment enters another: behind its saving of registers if all of them,
     /// and no others, are saved there already; else a passage moves those that differ.
     pub(crate) fn way_into(&mut self, from: FragmentId, to: FragmentId) -> Result<u64, EmitError> {
-        let (a, b) = (self.fragment(from).ok_or(EmitError::Unknown)?, self.fragment(to).ok_or(EmitError::Unknown)?);
+        let (a, b) = (
+            self.fragment(from).ok_or(EmitError::Unknown)?,
+            self.fragment(to).ok_or(EmitError::Unknown)?,
+        );
         let live = a.extended_live;
         let inside = if live { b.inside.1 } else { b.inside.0 };
-        if a.restores.iter().all(|pair| b.saves.contains(pair)) && a.restores.len() == b.saves.len() {
+        if a.restores.iter().all(|pair| b.saves.contains(pair)) && a.restores.len() == b.saves.len()
+        {
             return Ok(inside);
         }
         let way = Way { restores: a.restores.clone(), live, to };

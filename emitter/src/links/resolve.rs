@@ -2,9 +2,9 @@
 //! places.
 //!
 //! A guard leaves with the guest's values wherever its fragment keeps them. A *resolved stub*, a
-//! fragment without guest instructions ([`crate::codegen::exit_entry`]), performs the exit's deferred stores,
-//! moves the values home, and ends in canonical state at the exit's target. Its end is linked like
-//! that of a trace:
+//! fragment without guest instructions ([`crate::codegen::exit_entry`]), performs the exit's
+//! deferred stores, moves the values home, and ends in canonical state at the exit's target. Its
+//! end is linked like that of a trace:
 //! * to a version of the region at the target ([`Emitter::link_exit`]), if a computed target is
 //!   that ([`Emitter::link_exit_if`]);
 //! * to the tables of indirect transfers ([`Emitter::link_indirect_exit`]);
@@ -20,9 +20,9 @@
 //! place of 0x1080>`.
 
 use super::graph::{BODY, FOREIGN, Link, set_target};
+use crate::blocks::Counted;
 use crate::codegen::exit_entry;
 use crate::codegen::mach::SiteKind;
-use crate::copy::Counted;
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, FragmentId, FragmentRole};
 
@@ -41,7 +41,11 @@ impl Emitter {
 
     /// As [`Emitter::link_exit`], for an exit whose target is computed: when it is not where
     /// `target` starts, the stub leaves by a guard of its own, in the exit's state.
-    pub fn link_exit_if(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
+    pub fn link_exit_if(
+        &mut self,
+        exit: ExitId,
+        target: FragmentId,
+    ) -> Result<FragmentId, EmitError> {
         self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
         let pc = self.fragment(target).ok_or(EmitError::Unknown)?.pc;
         let stub = self.resolve(exit, pc, Some(pc))?;
@@ -52,7 +56,11 @@ impl Emitter {
     }
 
     /// Compiles the resolved stub of an exit to `pc`; says what it is and its end.
-    pub(crate) fn resolved(&mut self, exit: ExitId, pc: u64) -> Result<(FragmentId, ExitId), EmitError> {
+    pub(crate) fn resolved(
+        &mut self,
+        exit: ExitId,
+        pc: u64,
+    ) -> Result<(FragmentId, ExitId), EmitError> {
         let stub = self.resolve(exit, pc, None)?;
         Ok((stub, self.end_of(stub)?))
     }
@@ -60,7 +68,10 @@ impl Emitter {
     /// The direct end of a stub.
     pub(crate) fn end_of(&self, stub: FragmentId) -> Result<ExitId, EmitError> {
         let exits = self.fragments[stub.0 as usize].exits.clone();
-        exits.map(ExitId).find(|e| self.exits[e.0 as usize].kind == SiteKind::End).ok_or(EmitError::Unknown)
+        exits
+            .map(ExitId)
+            .find(|e| self.exits[e.0 as usize].kind == SiteKind::End)
+            .ok_or(EmitError::Unknown)
     }
 
     /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a
@@ -74,10 +85,16 @@ impl Emitter {
     }
 
     /// Compiles the resolved stub of an exit; see [`exit_entry::stub`].
-    pub(crate) fn resolve(&mut self, exit: ExitId, pc: u64, only: Option<u64>) -> Result<FragmentId, EmitError> {
+    pub(crate) fn resolve(
+        &mut self,
+        exit: ExitId,
+        pc: u64,
+        only: Option<u64>,
+    ) -> Result<FragmentId, EmitError> {
         let (fragment, record) = self.warm_record(exit)?;
         let live = fragment.extended_live;
-        let (version, places) = exit_entry::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
+        let (version, places) =
+            exit_entry::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
         let stub = self.compile_at(&version, &places, live)?;
         self.fragments[stub.0 as usize].role = FragmentRole::Stub;
         Ok(stub)

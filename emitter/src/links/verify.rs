@@ -25,11 +25,13 @@
 
 use super::graph::{ANYWHERE, BODY, FOREIGN, Link, NONE, PLACE, Patched};
 use super::writer;
+use crate::blocks::Counted;
 use crate::codegen::mach::SiteKind;
-use crate::copy::Counted;
 use crate::emitter::Emitter;
-use crate::fragment::{ExitId, Fragment, FragmentId, FragmentRole, GuardJump, Link as FragmentLink, LinkKind};
-use crate::indirect::{Via, WAY_OUT};
+use crate::fragment::{
+    ExitId, Fragment, FragmentId, FragmentRole, GuardJump, Link as FragmentLink, LinkKind,
+};
+use crate::transfers::indirect::{Via, WAY_OUT};
 use rustc_hash::FxHashMap;
 use std::fmt;
 
@@ -132,9 +134,12 @@ struct Verifier<'e> {
 impl<'e> Verifier<'e> {
     fn new(emitter: &'e Emitter) -> Verifier<'e> {
         let blocks = &emitter.blocks;
-        let is_live = |(index, block): (usize, &crate::copy::Block)| {
-            let is_exits = || matches!(blocks.heads.counts_of(block.counter), Some(Counted::Exit(..)));
-            block.len != 0 && (blocks.places[block.place as usize].made.contains(&(index as u32)) || is_exits())
+        let is_live = |(index, block): (usize, &crate::blocks::Block)| {
+            let is_exits =
+                || matches!(blocks.heads.counts_of(block.counter), Some(Counted::Exit(..)));
+            block.len != 0
+                && (blocks.places[block.place as usize].made.contains(&(index as u32))
+                    || is_exits())
         };
         Verifier {
             emitter,
@@ -164,7 +169,9 @@ impl<'e> Verifier<'e> {
         for &place in blocks.by_pc.values() {
             let (mut number, mut before) = (blocks.places[place as usize].links, NONE);
             while let Some(link) = blocks.links.get(number as usize) {
-                let what = || format!("link {number} in the list of {:#x}", blocks.places[place as usize].pc);
+                let what = || {
+                    format!("link {number} in the list of {:#x}", blocks.places[place as usize].pc)
+                };
                 require(Rule::Lists, link.place != ANYWHERE && link.place & PLACE == place, what)?;
                 let is_new = !std::mem::replace(&mut self.listed[number as usize], true);
                 require(Rule::Lists, is_new && link.before == before, what)?;
@@ -191,7 +198,9 @@ impl<'e> Verifier<'e> {
                     format!("{pc:#x} leads to {:#x}", self.address(offset))
                 })
             };
-            require(Rule::Lists, place.pc == pc, || format!("the place of {pc:#x} is that of {:#x}", place.pc))?;
+            require(Rule::Lists, place.pc == pc, || {
+                format!("the place of {pc:#x} is that of {:#x}", place.pc)
+            })?;
             if place.block != 0 {
                 own(Rule::Doomed, body, place.block)?;
             }
@@ -217,19 +226,28 @@ impl<'e> Verifier<'e> {
                     require(Rule::Memory, holds, || format!("{}, an indirect one", what()))?;
                     continue;
                 }
-                require(Rule::Lists, self.listed[number] || !live, || format!("{} is in no list", what()))?;
-                let (led, out, target) = (self.led(self.address(link.field)), blocks.out(link), blocks.target(link));
+                require(Rule::Lists, self.listed[number] || !live, || {
+                    format!("{} is in no list", what())
+                })?;
+                let (led, out, target) =
+                    (self.led(self.address(link.field)), blocks.out(link), blocks.target(link));
                 // Nobody is in what was removed, once every thread has been outside: where that
                 // leads does not matter.
                 let expected = if unlinked { out } else { target };
                 let holds = led == expected || !live && led == out;
-                require(Rule::Memory, holds, || format!("{} leads to {led:#x}, not to {expected:#x}", what()))?;
+                require(Rule::Memory, holds, || {
+                    format!("{} leads to {led:#x}, not to {expected:#x}", what())
+                })?;
                 let past = block.counter == NONE || link.place & BODY != 0;
-                require(Rule::Progress, past, || format!("{}, a counter, does not lead to the block", what()))?;
+                require(Rule::Progress, past, || {
+                    format!("{}, a counter, does not lead to the block", what())
+                })?;
             }
             let open = if live { None } else { blocks.landing_branch(index as u32) };
             let open = open.filter(|branch| !writer::is_always_taken(&self.emitter.cache, *branch));
-            require(Rule::Doomed, open.is_none(), || format!("{:#x} is gone and still returned to", block.pc))?;
+            require(Rule::Doomed, open.is_none(), || {
+                format!("{:#x} is gone and still returned to", block.pc)
+            })?;
         }
         Ok(())
     }
@@ -253,7 +271,8 @@ impl<'e> Verifier<'e> {
             let number = check.map_or(NONE, |check| check.link);
             let link = blocks.links.get(number as usize).filter(|link| link.place == place);
             require(Rule::Lists, link.is_some() && self.listed[number as usize], what)?;
-            let leads = link.is_some_and(|link| self.led(self.address(link.field)) == blocks.target(link));
+            let leads =
+                link.is_some_and(|link| self.led(self.address(link.field)) == blocks.target(link));
             require(Rule::Memory, leads, what)?;
         }
         Ok(())
@@ -267,15 +286,20 @@ impl<'e> Verifier<'e> {
                 let (led, target) = (self.led(link.field), link.target());
                 let expected = if fragment.is_unlinked() { link.out } else { target };
                 let holds = led == expected || self.is_forced(fragment, link, led);
-                require(Rule::Memory, holds, || format!("{} leads to {led:#x}, not to {expected:#x}", what()))?;
+                require(Rule::Memory, holds, || {
+                    format!("{} leads to {led:#x}, not to {expected:#x}", what())
+                })?;
                 self.destination(fragment, link, target)
                     .map_err(|v| Violation { what: format!("{}: {}", what(), v.what), ..v })?;
             }
         }
         for field in self.foreign.keys() {
             let owner = self.emitter.fragment_at(*field).and_then(|id| self.emitter.fragment(id));
-            let is_there = owner.is_some_and(|owner| owner.links.iter().any(|link| link.field == *field));
-            require(Rule::Lists, is_there, || format!("{field:#x} is in a list and no fragment's link"))?;
+            let is_there =
+                owner.is_some_and(|owner| owner.links.iter().any(|link| link.field == *field));
+            require(Rule::Lists, is_there, || {
+                format!("{field:#x} is in a list and no fragment's link")
+            })?;
         }
         Ok(())
     }
@@ -293,18 +317,25 @@ impl<'e> Verifier<'e> {
     /// A fragment's link may lead to `target`.
     fn destination(&self, fragment: &Fragment, link: &FragmentLink, target: u64) -> Verified {
         let inside = fragment.hot.contains(&target) || fragment.cold.contains(&target);
-        let listed = self.foreign.get(&link.field).map(|number| &self.emitter.blocks.links[*number as usize]);
+        let listed = self
+            .foreign
+            .get(&link.field)
+            .map(|number| &self.emitter.blocks.links[*number as usize]);
         if let Some(listed) = listed {
             let known = self.emitter.blocks.target(listed);
             let says = || format!("the list says {known:#x}, the link {target:#x}");
             require(Rule::Lists, known == target, says)?;
         }
         let exit = match link.kind {
-            LinkKind::BackEdge => return require(Rule::Destination, inside, || "a back edge out".to_string()),
+            LinkKind::BackEdge => {
+                return require(Rule::Destination, inside, || "a back edge out".to_string());
+            }
             LinkKind::End(exit) | LinkKind::Borrowed(exit) => self.emitter.exit(exit),
             LinkKind::Record(_) | LinkKind::Guard(_) => None,
         };
-        if target == link.out || exit.is_some_and(|exit| exit.kind == SiteKind::EndIndirect && inside) {
+        if target == link.out
+            || exit.is_some_and(|exit| exit.kind == SiteKind::EndIndirect && inside)
+        {
             return Ok(());
         }
         let pc = exit.and_then(|exit| exit.target);
@@ -330,7 +361,8 @@ impl<'e> Verifier<'e> {
         let entries = [fragment.entry, fragment.inside.0, fragment.inside.1];
         require(Rule::Destination, entries.contains(&address), at)?;
         require(Rule::Destination, pc.is_none_or(|pc| pc == fragment.pc), at)?;
-        let resting = fragment.is_resting || self.passage_of(fragment).is_some_and(|to| to.is_resting);
+        let resting =
+            fragment.is_resting || self.passage_of(fragment).is_some_and(|to| to.is_resting);
         require(Rule::Resting, !resting, at)
     }
 
@@ -349,14 +381,16 @@ impl<'e> Verifier<'e> {
         let at = || format!("{entry:#x} for {pc:#x} by {via:?}");
         if let Some(id) = self.emitter.fragment_at(start) {
             let fragment = &self.emitter.fragments[id.0 as usize];
-            let is_entry = fragment.checked == Some(start) && fragment.pc == pc && via == Via::Memory;
+            let is_entry =
+                fragment.checked == Some(start) && fragment.pc == pc && via == Via::Memory;
             require(Rule::Tables, is_entry, at)?;
             require(Rule::Resting, !fragment.is_resting, at)?;
             return Ok(Node::Fragment(id.0));
         }
         if let Some(index) = blocks.at(start) {
             let block = &blocks.blocks[index as usize];
-            let is_entry = self.address(block.start) == start && block.prefix != 0 && block.pc == pc;
+            let is_entry =
+                self.address(block.start) == start && block.prefix != 0 && block.pc == pc;
             require(Rule::Tables, is_entry && usize::from(block.via) == via.index(), at)?;
             require(Rule::Doomed, self.live[index as usize], at)?;
             return Ok(Node::Progress);
@@ -385,10 +419,14 @@ impl<'e> Verifier<'e> {
             return Ok(());
         }
         let linked = self.emitter.fragments.iter().find(|fragment| !fragment.is_unlinked());
-        require(Rule::Retired, linked.is_none(), || format!("{:#x} is linked", linked.map_or(0, |f| f.pc)))?;
+        require(Rule::Retired, linked.is_none(), || {
+            format!("{:#x} is linked", linked.map_or(0, |f| f.pc))
+        })?;
         let mut live = self.emitter.blocks.blocks.iter().zip(&self.live).filter(|(_, live)| **live);
         let linked = live.find(|(block, _)| !block.is_unlinked());
-        require(Rule::Retired, linked.is_none(), || format!("{:#x} is linked", linked.map_or(0, |(b, _)| b.pc)))?;
+        require(Rule::Retired, linked.is_none(), || {
+            format!("{:#x} is linked", linked.map_or(0, |(b, _)| b.pc))
+        })?;
         let found = self.emitter.indirect.entries().next();
         require(Rule::Retired, found.is_none(), || format!("a table holds {found:#x?}"))
     }
@@ -465,7 +503,9 @@ impl Verifier<'_> {
         };
         let mut nodes = Vec::new();
         let records = self.records_at_head(fragment);
-        for link in fragment.links.iter().filter(|link| Self::may_go_without(fragment, &records, link)) {
+        for link in
+            fragment.links.iter().filter(|link| Self::may_go_without(fragment, &records, link))
+        {
             match (link.kind, self.emitter.fragment_at(link.target())) {
                 _ if link.target() == link.out => {}
                 (LinkKind::End(exit), _) if self.is_indirect(exit) => nodes.push(Node::Tables),

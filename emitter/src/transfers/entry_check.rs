@@ -129,8 +129,12 @@ mod tests {
     fn a_branch_comes_last_and_flags_are_left() {
         for check in [EntryCheck::Loop, EntryCheck::Pext] {
             let bytes = check.unless(-17);
-            let all: Vec<_> = Decoder::with_ip(64, &bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
-            assert!(all.iter().all(|inst| !inst.is_invalid() && inst.rflags_modified() == 0), "{all:?}");
+            let all: Vec<_> =
+                Decoder::with_ip(64, &bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
+            assert!(
+                all.iter().all(|inst| !inst.is_invalid() && inst.rflags_modified() == 0),
+                "{all:?}"
+            );
             let last = all.last().unwrap();
             assert_eq!((last.flow_control(), last.len()), (FlowControl::ConditionalBranch, 2));
             assert_eq!(last.near_branch64(), 0x1000 - 17);
@@ -140,7 +144,10 @@ mod tests {
         let mut decoder = Decoder::with_ip(64, &bytes, 0, DecoderOptions::NONE);
         assert_eq!(decoder.decode().mnemonic(), Mnemonic::Pext);
         let shift = decoder.decode();
-        assert_eq!((shift.mnemonic(), shift.memory_displacement64()), (Mnemonic::Shrx, offset::ONE as u64));
+        assert_eq!(
+            (shift.mnemonic(), shift.memory_displacement64()),
+            (Mnemonic::Shrx, offset::ONE as u64)
+        );
         assert_eq!(ThreadContext::new().one, 1);
     }
 
@@ -157,11 +164,20 @@ mod tests {
             text
         };
         let checked = text(EntryCheck::Loop, 0x40_1000);
-        assert!(checked.contains("lea rcx,[rcx-400FFFh]") && checked.contains("loop 0"), "{checked}");
+        assert!(
+            checked.contains("lea rcx,[rcx-400FFFh]") && checked.contains("loop 0"),
+            "{checked}"
+        );
         let checked = text(EntryCheck::Pext, 0x40_1000);
-        assert!(checked.contains("lea rcx,[rcx-401000h]") && checked.contains("jrcxz 0"), "{checked}");
+        assert!(
+            checked.contains("lea rcx,[rcx-401000h]") && checked.contains("jrcxz 0"),
+            "{checked}"
+        );
         let checked = text(EntryCheck::Loop, 0x7fff_f234_5678);
-        assert!(checked.contains("lea ecx,[rcx+0DCBA989h]") && checked.contains("lea ecx,[rcx-7FFEh]"), "{checked}");
+        assert!(
+            checked.contains("lea ecx,[rcx+0DCBA989h]") && checked.contains("lea ecx,[rcx-7FFEh]"),
+            "{checked}"
+        );
     }
 
     #[test]

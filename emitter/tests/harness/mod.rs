@@ -1,8 +1,11 @@
-//! Runs compiled versions in process, on real memory, with a SIGSEGV/SIGFPE handler as the runtime has one.
+//! Runs compiled versions in process, on real memory, with a SIGSEGV/SIGFPE handler as the runtime
+//! has one.
 
 #![allow(dead_code, reason = "each test crate uses its part")]
 
-use dynasour_emitter::{Config, Deopt, Emitter, EntryState, ExitId, FragmentId, Left, Returns, SiteKind, set_gs};
+use dynasour_emitter::{
+    Config, Deopt, Emitter, EntryState, ExitId, FragmentId, Left, Returns, SiteKind, set_gs,
+};
 use dynasour_guest::ThreadContext;
 use dynasour_ir::eval::State;
 use dynasour_ir::semantics::ARITH_FLAGS;
@@ -29,9 +32,13 @@ thread_local! {
     static ACTIVE: AtomicPtr<Emitter> = const { AtomicPtr::new(std::ptr::null_mut()) };
 }
 
-extern "C" fn on_fault(signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid ucontext; tests enter fragments with the host's FS base in place, so thread
-    // locals work here; the emitter outlives the run.
+extern "C" fn on_fault(
+    signal: libc::c_int,
+    _info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid ucontext; tests enter fragments with the host's FS base in
+    // place, so thread locals work here; the emitter outlives the run.
     unsafe {
         let context = &mut *context.cast::<libc::ucontext_t>();
         let rip = &mut context.uc_mcontext.gregs[libc::REG_RIP as usize];
@@ -102,7 +109,9 @@ impl Bench {
     }
 
     pub fn compile(&mut self, version: &Version) -> FragmentId {
-        self.emitter.compile(version, EntryState::Canonical).unwrap_or_else(|e| panic!("{e}\n{version}"))
+        self.emitter
+            .compile(version, EntryState::Canonical)
+            .unwrap_or_else(|e| panic!("{e}\n{version}"))
     }
 
     /// Enters a fragment with a state; returns how it left. Deferred stores are performed.
@@ -136,7 +145,11 @@ impl Bench {
             // SAFETY: deferred stores go to the tests' memory.
             unsafe {
                 let bytes = store.value.to_le_bytes();
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), store.address as *mut u8, store.size as usize);
+                std::ptr::copy_nonoverlapping(
+                    bytes.as_ptr(),
+                    store.address as *mut u8,
+                    store.size as usize,
+                );
             }
         }
         let state = State { gpr: self.ctx.gpr, flags: self.ctx.rflags & ARITH_FLAGS };

@@ -84,14 +84,23 @@ struct Host(Vec<u64>);
 
 impl Host {
     fn read() -> Host {
-        let bytes = std::fs::read("/proc/self/auxv").ok().filter(|bytes| !bytes.is_empty()).unwrap_or_else(ask_kernel);
-        Host(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default())).collect())
+        let bytes = std::fs::read("/proc/self/auxv")
+            .ok()
+            .filter(|bytes| !bytes.is_empty())
+            .unwrap_or_else(ask_kernel);
+        Host(
+            bytes
+                .chunks_exact(8)
+                .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
+                .collect(),
+        )
     }
 
     /// The host's entry of this kind, if it has one.
     fn entry(&self, kind: u64) -> Option<(u64, Value)> {
         let entries = self.0.chunks_exact(2).map(|pair| (pair[0], pair[1]));
-        let entry = entries.take_while(|&(kind, _)| kind != AT_NULL).find(|entry| entry.0 == kind)?;
+        let entry =
+            entries.take_while(|&(kind, _)| kind != AT_NULL).find(|entry| entry.0 == kind)?;
         Some((kind, Value::Number(entry.1)))
     }
 }
@@ -121,7 +130,8 @@ mod tests {
 
     #[test]
     fn the_program_has_its_own_values() {
-        let program = Program { program_headers: 1, program_header_count: 2, interpreter_base: 3, entry: 4 };
+        let program =
+            Program { program_headers: 1, program_header_count: 2, interpreter_base: 3, entry: 4 };
         let vector = build(&program);
         let value = |kind| vector.iter().find(|entry| entry.0 == kind).map(|entry| entry.1);
         assert_eq!(value(AT_PHDR), Some(Value::Number(1)));
@@ -133,6 +143,9 @@ mod tests {
         assert!(matches!(value(AT_HWCAP), Some(Value::Number(hwcap)) if hwcap != 0));
         assert!(matches!(value(AT_SYSINFO_EHDR), Some(Value::Number(vdso)) if vdso % 4096 == 0));
         let kinds: Vec<u64> = vector.iter().map(|entry| entry.0).collect();
-        assert!(!kinds.contains(&AT_NULL) && !kinds.contains(&27) && !kinds.contains(&28), "{kinds:?}");
+        assert!(
+            !kinds.contains(&AT_NULL) && !kinds.contains(&27) && !kinds.contains(&28),
+            "{kinds:?}"
+        );
     }
 }

@@ -126,9 +126,15 @@ impl Reason {
     pub fn errno(&self) -> Errno {
         match self {
             Reason::NotFound | Reason::CommandNotFound => Errno::ENOENT,
-            Reason::Directory | Reason::NotRegular | Reason::PermissionDenied | Reason::Unreadable => Errno::EACCES,
+            Reason::Directory
+            | Reason::NotRegular
+            | Reason::PermissionDenied
+            | Reason::Unreadable => Errno::EACCES,
             Reason::Busy => Errno::ETXTBSY,
-            Reason::UnknownFormat | Reason::Foreign(_) | Reason::Malformed(_) | Reason::BadScriptLine => Errno::ENOEXEC,
+            Reason::UnknownFormat
+            | Reason::Foreign(_)
+            | Reason::Malformed(_)
+            | Reason::BadScriptLine => Errno::ENOEXEC,
             Reason::ScriptDepth => Errno::ELOOP,
             Reason::ScriptInterpreter { reason, .. } => reason.errno(),
             // The kernel answers ELIBBAD for a dynamic linker that it cannot load.
@@ -172,7 +178,9 @@ struct OneLine<'a>(&'a Path);
 
 impl fmt::Display for OneLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.as_os_str().as_bytes().iter().any(u8::is_ascii_control) || self.0.as_os_str().is_empty() {
+        if self.0.as_os_str().as_bytes().iter().any(u8::is_ascii_control)
+            || self.0.as_os_str().is_empty()
+        {
             write!(f, "{:?}", self.0)
         } else {
             write!(f, "{}", self.0.display())
@@ -188,10 +196,16 @@ mod tests {
     fn messages_are_one_line() {
         let error = Reason::NotFound.about(Path::new("a\nb\x1b[31m"));
         assert_eq!(error.to_string(), "\"a\\nb\\u{1b}[31m\": no such file or directory");
-        assert_eq!(Reason::NotFound.about(Path::new("")).to_string(), "\"\": no such file or directory");
+        assert_eq!(
+            Reason::NotFound.about(Path::new("")).to_string(),
+            "\"\": no such file or directory"
+        );
         let nested = Reason::ScriptInterpreter {
             interpreter: "/x".into(),
-            reason: Box::new(Reason::ElfInterpreter { interpreter: "/y".into(), reason: Box::new(Reason::Directory) }),
+            reason: Box::new(Reason::ElfInterpreter {
+                interpreter: "/y".into(),
+                reason: Box::new(Reason::Directory),
+            }),
         };
         assert_eq!(
             nested.about(Path::new("/s")).to_string(),
@@ -201,7 +215,8 @@ mod tests {
 
     #[test]
     fn status_and_errno() {
-        let interpreter = |reason| Reason::ElfInterpreter { interpreter: "/y".into(), reason: Box::new(reason) };
+        let interpreter =
+            |reason| Reason::ElfInterpreter { interpreter: "/y".into(), reason: Box::new(reason) };
         let cases = [
             (Reason::NotFound, libc::ENOENT, 127),
             (Reason::CommandNotFound, libc::ENOENT, 127),

@@ -41,7 +41,9 @@ pub fn resolve_command(name: &OsStr, search_path: Option<&OsStr>) -> Result<Path
         return Err(Reason::CommandNotFound.about(asked));
     }
     let mut refused = None;
-    for directory in search_path.unwrap_or(OsStr::new(DEFAULT_PATH)).as_bytes().split(|&byte| byte == b':') {
+    for directory in
+        search_path.unwrap_or(OsStr::new(DEFAULT_PATH)).as_bytes().split(|&byte| byte == b':')
+    {
         let candidate = Path::new(OsStr::from_bytes(directory)).join(name);
         let Err(reason) = open(&candidate) else { return Ok(candidate) };
         match reason.errno() {
@@ -143,21 +145,30 @@ mod tests {
             executable(&root.join("other/tool"), 0o755);
             executable(&root.join("plain/data"), 0o644);
             let path = |subs: &[&str]| {
-                subs.iter().map(|sub| format!("{}/{sub}", root.display())).collect::<Vec<_>>().join(":")
+                subs.iter()
+                    .map(|sub| format!("{}/{sub}", root.display()))
+                    .collect::<Vec<_>>()
+                    .join(":")
             };
             // Files that are not executable, files used as directories and missing directories are
             // skipped.
             let all = path(&["missing", "plain/tool", "plain", "good", "other"]);
             assert_eq!(resolve("tool", &all).expect("found"), root.join("good/tool"));
             let refused = resolve("data", &all).expect_err("not executable");
-            assert_eq!((refused.path.clone(), refused.errno()), (root.join("plain/data"), libc::EACCES));
+            assert_eq!(
+                (refused.path.clone(), refused.errno()),
+                (root.join("plain/data"), libc::EACCES)
+            );
             let missing = resolve("nothing", &all).expect_err("missing");
             assert_eq!(missing.to_string(), "nothing: command not found");
             assert_eq!(missing.exit_status(), 127);
             assert_eq!(resolve("", &all).expect_err("empty").exit_status(), 127);
             assert_eq!(resolve(&"x".repeat(300), &all).expect_err("long").exit_status(), 127);
             assert_eq!(resolve("a/b", &all).expect("a path"), Path::new("a/b"));
-            assert_eq!(resolve_command("sh".as_ref(), None).expect("default path"), Path::new("/bin/sh"));
+            assert_eq!(
+                resolve_command("sh".as_ref(), None).expect("default path"),
+                Path::new("/bin/sh")
+            );
             // An empty entry is the current directory, and the candidate is then the bare name.
             assert_eq!(Path::new("").join("tool"), Path::new("tool"));
         });

@@ -126,7 +126,12 @@ impl Headers {
     /// to the end of what comes from the file.
     pub(super) fn data_len(&self) -> u64 {
         let start = self.segments.iter().map(|segment| segment.address).max().unwrap_or(0);
-        let end = self.segments.iter().map(|segment| segment.address + segment.file_size).max().unwrap_or(0);
+        let end = self
+            .segments
+            .iter()
+            .map(|segment| segment.address + segment.file_size)
+            .max()
+            .unwrap_or(0);
         end.saturating_sub(start)
     }
 }
@@ -135,7 +140,10 @@ impl Headers {
 pub(super) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> Result<usize, Reason> {
     let mut filled = 0;
     while filled < buffer.len() {
-        let Some(at) = offset.checked_add(filled as u64).filter(|&at| i64::try_from(at).is_ok()) else { break };
+        let Some(at) = offset.checked_add(filled as u64).filter(|&at| i64::try_from(at).is_ok())
+        else {
+            break;
+        };
         match file.read_at(&mut buffer[filled..], at) {
             Ok(0) => break,
             Ok(count) => filled += count,
@@ -164,7 +172,11 @@ impl FileHeader {
         if bytes.len() >= elf::SIZEOF_IDENT {
             match bytes[elf::EI_CLASS] {
                 elf::ELFCLASS64 => {}
-                elf::ELFCLASS32 => return Err(Reason::Foreign("a 32-bit ELF file; only 64-bit ones run here".into())),
+                elf::ELFCLASS32 => {
+                    return Err(Reason::Foreign(
+                        "a 32-bit ELF file; only 64-bit ones run here".into(),
+                    ));
+                }
                 class => return malformed(format!("unknown class {class}")),
             }
             if bytes[elf::EI_DATA] != elf::ELFDATA2LSB {
@@ -177,12 +189,19 @@ impl FileHeader {
         let Ok(raw) = RawHeader::parse(bytes) else { return malformed("unreadable header") };
         if raw.e_machine != elf::EM_X86_64 {
             let machine = elf::machine_to_str(raw.e_machine);
-            return Err(Reason::Foreign(format!("an ELF file for another machine ({machine}), not x86-64")));
+            return Err(Reason::Foreign(format!(
+                "an ELF file for another machine ({machine}), not x86-64"
+            )));
         }
         let relocatable = match raw.e_type {
             elf::ET_EXEC => false,
             elf::ET_DYN => true,
-            other => return Err(Reason::Foreign(format!("not an executable ELF file ({})", elf::et_to_str(other)))),
+            other => {
+                return Err(Reason::Foreign(format!(
+                    "not an executable ELF file ({})",
+                    elf::et_to_str(other)
+                )));
+            }
         };
         if usize::from(raw.e_phentsize) != SIZEOF_PHDR {
             return malformed(format!("program headers of {} bytes", raw.e_phentsize));
@@ -243,7 +262,9 @@ impl FileHeader {
     fn program_headers_in_memory(&self, segments: &[Segment]) -> u64 {
         segments
             .iter()
-            .find(|segment| segment.offset <= self.offset && self.offset - segment.offset < segment.file_size)
+            .find(|segment| {
+                segment.offset <= self.offset && self.offset - segment.offset < segment.file_size
+            })
             .map_or(0, |segment| segment.address + (self.offset - segment.offset))
     }
 }
@@ -253,7 +274,10 @@ impl Headers {
         let mut addresses: Vec<_> = self.segments.iter().map(Segment::addresses).collect();
         addresses.sort_by_key(|range| range.start);
         match addresses.windows(2).find(|pair| pair[1].start < pair[0].end) {
-            Some(pair) => malformed(format!("segments at {:#x} and {:#x} overlap", pair[0].start, pair[1].start)),
+            Some(pair) => malformed(format!(
+                "segments at {:#x} and {:#x} overlap",
+                pair[0].start, pair[1].start
+            )),
             None => Ok(()),
         }
     }
@@ -265,7 +289,9 @@ impl Headers {
         let home = self.segments.iter().find(|segment| segment.addresses().contains(&self.entry));
         match home {
             Some(segment) if segment.prot.contains(ProtFlags::PROT_EXEC) => Ok(()),
-            _ => malformed(format!("entry point {:#x} is not in an executable segment", self.entry)),
+            _ => {
+                malformed(format!("entry point {:#x} is not in an executable segment", self.entry))
+            }
         }
     }
 }
@@ -285,7 +311,10 @@ fn check_segment(header: &ProgramHeader, file_size: u64) -> Result<Segment, Reas
         _ => return malformed(format!("{at} extends beyond the address space")),
     }
     if header.p_filesz > 0 && header.p_vaddr % PAGE != header.p_offset % PAGE {
-        return malformed(format!("{at} is not aligned with its file offset {:#x}", header.p_offset));
+        return malformed(format!(
+            "{at} is not aligned with its file offset {:#x}",
+            header.p_offset
+        ));
     }
     let mut prot = ProtFlags::PROT_NONE;
     prot.set(ProtFlags::PROT_READ, header.p_flags & phdr::PF_R != 0);
@@ -324,7 +353,13 @@ mod tests {
         file_size: u64,
     }
 
-    fn load(p_vaddr: u64, p_offset: u64, p_filesz: u64, p_memsz: u64, p_flags: u32) -> ProgramHeader {
+    fn load(
+        p_vaddr: u64,
+        p_offset: u64,
+        p_filesz: u64,
+        p_memsz: u64,
+        p_flags: u32,
+    ) -> ProgramHeader {
         ProgramHeader {
             p_type: phdr::PT_LOAD,
             p_flags,
@@ -371,7 +406,8 @@ mod tests {
                 sample.put16(0x38, self.table.len() as u16);
             }
             // SAFETY: program headers are plain numbers without padding.
-            let table: Vec<u8> = sample.table.iter().flat_map(|header| unsafe { plain_bytes(header) }).collect();
+            let table: Vec<u8> =
+                sample.table.iter().flat_map(|header| unsafe { plain_bytes(header) }).collect();
             FileHeader::parse(&sample.header)?.check(&table, sample.file_size)
         }
 
@@ -388,19 +424,26 @@ mod tests {
     /// `T` must have no padding.
     unsafe fn plain_bytes<T>(value: &T) -> Vec<u8> {
         // SAFETY: the bytes of a value without padding are all initialised.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }.to_vec()
+        unsafe {
+            std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
+        }
+        .to_vec()
     }
 
     fn assert_malformed(result: Result<Headers, Reason>, part: &str) {
         match result {
-            Err(Reason::Malformed(what)) => assert!(what.contains(part), "{what:?} does not say {part:?}"),
+            Err(Reason::Malformed(what)) => {
+                assert!(what.contains(part), "{what:?} does not say {part:?}")
+            }
             other => panic!("expected a complaint about {part:?}, got {other:?}"),
         }
     }
 
     fn assert_foreign(result: Result<Headers, Reason>, part: &str) {
         match result {
-            Err(Reason::Foreign(what)) => assert!(what.contains(part), "{what:?} does not say {part:?}"),
+            Err(Reason::Foreign(what)) => {
+                assert!(what.contains(part), "{what:?} does not say {part:?}")
+            }
             other => panic!("expected a complaint about {part:?}, got {other:?}"),
         }
     }
@@ -409,7 +452,10 @@ mod tests {
     fn an_ordinary_file() {
         let headers = Sample::ordinary().check().expect("accepted");
         assert!(headers.relocatable && !headers.executable_stack);
-        assert_eq!((headers.entry, headers.program_headers, headers.program_header_count), (0x1100, 0x40, 2));
+        assert_eq!(
+            (headers.entry, headers.program_headers, headers.program_header_count),
+            (0x1100, 0x40, 2)
+        );
         assert_eq!(headers.alignment, PAGE);
         assert_eq!(headers.interpreter, None);
         let [text, data] = &headers.segments[..] else { panic!("two segments") };
@@ -444,7 +490,10 @@ mod tests {
         assert_malformed(good.with(|s| s.put16(0x38, 3)), "beyond the end");
         assert_malformed(good.with(|s| s.put16(0x38, 0xffff)), "too many");
         assert_malformed(good.with(|s| s.table.clear()), "no program headers");
-        assert_malformed(good.with(|s| s.table.iter_mut().for_each(|h| h.p_type = phdr::PT_NOTE)), "no loadable");
+        assert_malformed(
+            good.with(|s| s.table.iter_mut().for_each(|h| h.p_type = phdr::PT_NOTE)),
+            "no loadable",
+        );
     }
 
     #[test]
@@ -485,7 +534,9 @@ mod tests {
         let add = |extra: Vec<ProgramHeader>| Sample::ordinary().with(|s| s.table.extend(extra));
         let stack = |flags| note(phdr::PT_GNU_STACK, flags, 0, 0);
         assert!(add(vec![stack(phdr::PF_X)]).expect("accepted").executable_stack);
-        assert!(!add(vec![stack(phdr::PF_X), stack(phdr::PF_R)]).expect("accepted").executable_stack);
+        assert!(
+            !add(vec![stack(phdr::PF_X), stack(phdr::PF_R)]).expect("accepted").executable_stack
+        );
         let linker = |offset, size| note(phdr::PT_INTERP, 0, offset, size);
         let two = add(vec![linker(0x200, 28), linker(0x300, 10)]).expect("accepted");
         assert_eq!(two.interpreter, Some(0x200..0x21c));
@@ -495,7 +546,10 @@ mod tests {
         assert_malformed(add(vec![linker(u64::MAX, 2)]), "beyond the end");
         let aligned = Sample::ordinary().with(|s| s.table[0].p_align = 1 << 21).expect("accepted");
         assert_eq!(aligned.alignment, 1 << 21);
-        assert_eq!(Sample::ordinary().with(|s| s.table[0].p_align = 3 << 20).expect("accepted").alignment, PAGE);
+        assert_eq!(
+            Sample::ordinary().with(|s| s.table[0].p_align = 3 << 20).expect("accepted").alignment,
+            PAGE
+        );
         let no_table = Sample::ordinary().with(|s| s.put64(0x20, 0x2fff)).expect("accepted");
         assert_eq!(no_table.program_headers, 0);
     }

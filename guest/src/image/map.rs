@@ -33,12 +33,15 @@ impl Image {
         };
         let span = first.start..last.end;
         let mut image = if headers.relocatable {
-            Image::reserve_anywhere(&span, headers.alignment, low).map_err(cannot_map("image", &span))?
+            Image::reserve_anywhere(&span, headers.alignment, low)
+                .map_err(cannot_map("image", &span))?
         } else {
             Image::reserve_exactly(&clusters)?
         };
         for segment in &headers.segments {
-            image.map_segment(segment, file).map_err(cannot_map("segment", &segment.addresses()))?;
+            image
+                .map_segment(segment, file)
+                .map_err(cannot_map("segment", &segment.addresses()))?;
         }
         if headers.relocatable {
             image.unmap_holes(&clusters).map_err(cannot_map("image", &span))?;
@@ -53,17 +56,23 @@ impl Image {
 
     fn reserve_exactly(clusters: &[Range<u64>]) -> Result<Image, Reason> {
         let reserve = |pages: &Range<u64>| {
-            Reservation::at(pages.start, pages.end - pages.start).map_err(cannot_map("segment", pages))
+            Reservation::at(pages.start, pages.end - pages.start)
+                .map_err(cannot_map("segment", pages))
         };
         let reservations = clusters.iter().map(reserve).collect::<Result<Vec<_>, _>>()?;
-        Ok(Image { bias: 0, range: clusters[0].start..clusters[clusters.len() - 1].end, reservations })
+        Ok(Image {
+            bias: 0,
+            range: clusters[0].start..clusters[clusters.len() - 1].end,
+            reservations,
+        })
     }
 
     /// Finds room for `span`, moved by a multiple of `align`.
     fn reserve_anywhere(span: &Range<u64>, align: u64, low: bool) -> Result<Image, Errno> {
         let lead = span.start & (align - 1);
         let len = (span.end - span.start).checked_add(lead).ok_or(Errno::ENOMEM)?;
-        let at_low = if low { try_low(len, align, |start| Reservation::at(start, len)) } else { None };
+        let at_low =
+            if low { try_low(len, align, |start| Reservation::at(start, len)) } else { None };
         let mut reservation = match at_low {
             Some(reserved) => reserved?,
             None => Reservation::anywhere(len, align)?,
@@ -87,10 +96,17 @@ impl Image {
         let reservation = self
             .reservations
             .iter_mut()
-            .find(|reservation| reservation.start() <= pages.start && pages.end <= reservation.end())
+            .find(|reservation| {
+                reservation.start() <= pages.start && pages.end <= reservation.end()
+            })
             .ok_or(Errno::EFAULT)?;
         if !file_pages.is_empty() {
-            reservation.map_file(file_pages.clone(), segment.prot, file, page_down(segment.offset))?;
+            reservation.map_file(
+                file_pages.clone(),
+                segment.prot,
+                file,
+                page_down(segment.offset),
+            )?;
         }
         if segment.memory_size == segment.file_size {
             return Ok(());
@@ -101,7 +117,9 @@ impl Image {
             reservation.write(file_end, &vec![0; (file_pages.end - file_end) as usize])?;
         }
         if file_pages.end < pages.end {
-            let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | (segment.prot & ProtFlags::PROT_EXEC);
+            let prot = ProtFlags::PROT_READ
+                | ProtFlags::PROT_WRITE
+                | (segment.prot & ProtFlags::PROT_EXEC);
             reservation.map_zeroed(file_pages.end..pages.end, prot, MapFlags::empty())?;
         }
         Ok(())
@@ -124,7 +142,10 @@ fn cannot_map(kind: &str, range: &Range<u64>) -> impl FnOnce(Errno) -> Reason {
     let what = format!("{kind} at {:#x}..{:#x}", range.start, range.end);
     move |errno| match errno {
         // The range is in use; of execve's error numbers ENOMEM is the nearest.
-        Errno::EEXIST => Reason::CannotMap { what: format!("{what} over what is there already"), errno: Errno::ENOMEM },
+        Errno::EEXIST => Reason::CannotMap {
+            what: format!("{what} over what is there already"),
+            errno: Errno::ENOMEM,
+        },
         errno => Reason::CannotMap { what, errno },
     }
 }

@@ -44,7 +44,8 @@ fn c_string(bytes: &[u8], from: usize, to: usize) -> Vec<u8> {
 pub(super) fn parse(head: &[u8; HEAD]) -> Option<ScriptLine> {
     let last = HEAD - 1;
     // The kernel's search for the newline ends at a NUL.
-    let text_end = head.iter().position(|&byte| byte == b'\n' || byte == 0).filter(|&i| head[i] == b'\n');
+    let text_end =
+        head.iter().position(|&byte| byte == b'\n' || byte == 0).filter(|&i| head[i] == b'\n');
     let mut end = match text_end {
         Some(newline) => newline,
         None => {

@@ -95,7 +95,11 @@ impl Contents<'_> {
         let pointers = 8 * (self.arguments.len().max(1) + self.environment.len());
         let strings: usize = self.strings().map(|string| string.count_bytes() + 1).sum();
         let too_long = self.strings().any(|string| string.count_bytes() + 1 > MAX_STRING);
-        if too_long || (pointers + strings) as u64 > space { Err(Reason::ArgumentsTooLong) } else { Ok(()) }
+        if too_long || (pointers + strings) as u64 > space {
+            Err(Reason::ArgumentsTooLong)
+        } else {
+            Ok(())
+        }
     }
 
     /// The stack's contents for a stack that ends at `top`, a page boundary.
@@ -105,7 +109,8 @@ impl Contents<'_> {
         let platform = (strings & !15) - PLATFORM.count_bytes() as u64 - 1;
         let random = platform - RANDOM_LEN as u64;
         let auxiliary_len = 16 * (self.auxiliary.len() as u64 + 1);
-        let pointers_len = 8 * (1 + self.arguments.len() as u64 + 1 + self.environment.len() as u64 + 1);
+        let pointers_len =
+            8 * (1 + self.arguments.len() as u64 + 1 + self.environment.len() as u64 + 1);
         let stack_pointer = (random - auxiliary_len - pointers_len) & !15;
 
         let mut words = vec![self.arguments.len() as u64];
@@ -185,7 +190,9 @@ impl Stack {
         if places.stack_pointer < self.range.start {
             return Err(Reason::ArgumentsTooLong);
         }
-        self.reservation.write(places.stack_pointer, &bytes).map_err(|_| Reason::ArgumentsTooLong)?;
+        self.reservation
+            .write(places.stack_pointer, &bytes)
+            .map_err(|_| Reason::ArgumentsTooLong)?;
         Ok(places)
     }
 
@@ -219,7 +226,11 @@ mod tests {
         }
 
         fn word(&self, index: u64) -> u64 {
-            u64::from_le_bytes(self.at(self.0.places.stack_pointer + 8 * index)[..8].try_into().expect("eight bytes"))
+            u64::from_le_bytes(
+                self.at(self.0.places.stack_pointer + 8 * index)[..8]
+                    .try_into()
+                    .expect("eight bytes"),
+            )
         }
 
         fn string(&self, address: u64) -> &str {
@@ -229,8 +240,12 @@ mod tests {
 
     #[test]
     fn a_program_finds_everything() {
-        let auxiliary =
-            [(6, Value::Number(4096)), (25, Value::RandomBytes), (31, Value::FileName), (15, Value::Platform)];
+        let auxiliary = [
+            (6, Value::Number(4096)),
+            (25, Value::RandomBytes),
+            (31, Value::FileName),
+            (15, Value::Platform),
+        ];
         for count in 0..6 {
             let arguments = strings(&["prog", "", "two words", "x", "y", "z"][..count]);
             let environment = strings(&["A=1", "EMPTY=", "PATH=/bin:/usr/bin"][..count / 2]);
@@ -245,11 +260,15 @@ mod tests {
             assert_eq!(layout.places.stack_pointer % 16, 0);
             assert_eq!(layout.places.stack_pointer + layout.bytes.len() as u64, TOP);
             assert_eq!(layout.bytes[layout.bytes.len() - 8..], [0; 8]);
-            let joined =
-                |list: &[CString]| list.iter().flat_map(|s| s.as_bytes_with_nul()).copied().collect::<Vec<u8>>();
+            let joined = |list: &[CString]| {
+                list.iter().flat_map(|s| s.as_bytes_with_nul()).copied().collect::<Vec<u8>>()
+            };
             let view = View(&layout);
-            let Places { arguments: first, environment: second, auxiliary: vector, .. } = &layout.places;
-            assert!(view.at(first.start).starts_with(&joined(&arguments)) && first.end == second.start);
+            let Places { arguments: first, environment: second, auxiliary: vector, .. } =
+                &layout.places;
+            assert!(
+                view.at(first.start).starts_with(&joined(&arguments)) && first.end == second.start
+            );
             assert_eq!(first.end - first.start, joined(&arguments).len() as u64);
             assert!(view.at(second.start).starts_with(&joined(&environment)));
             assert_eq!(second.end - second.start, joined(&environment).len() as u64);
@@ -271,7 +290,10 @@ mod tests {
             assert_eq!((view.word(index), view.word(index + 1)), (6, 4096));
             assert_eq!(view.word(index + 2), 25);
             assert_eq!(&view.at(view.word(index + 3))[..RANDOM_LEN], b"0123456789abcdef");
-            assert_eq!((view.word(index + 4), view.string(view.word(index + 5))), (31, "/bin/prog"));
+            assert_eq!(
+                (view.word(index + 4), view.string(view.word(index + 5))),
+                (31, "/bin/prog")
+            );
             assert_eq!((view.word(index + 6), view.string(view.word(index + 7))), (15, "x86_64"));
             assert_eq!((view.word(index + 8), view.word(index + 9)), (0, 0));
             assert_eq!(view.word(index + 5), TOP - 8 - 10, "the file name is highest");
@@ -281,8 +303,14 @@ mod tests {
     #[test]
     fn limits() {
         let contents = |arguments: &[CString], limit| {
-            Contents { arguments, environment: &[], file_name: c"f", random: [0; RANDOM_LEN], auxiliary: &[] }
-                .check_size(limit)
+            Contents {
+                arguments,
+                environment: &[],
+                file_name: c"f",
+                random: [0; RANDOM_LEN],
+                auxiliary: &[],
+            }
+            .check_size(limit)
         };
         let long = |len| vec![CString::new(vec![b'x'; len]).expect("no NUL")];
         assert_eq!(contents(&long(MAX_STRING - 1), 8 << 20), Ok(()));

@@ -85,7 +85,8 @@ impl Entry {
 
 /// The entry of `code`, an instruction of 64-bit mode.
 pub fn entry(code: Code) -> Entry {
-    static TABLE: LazyLock<Vec<AtomicU8>> = LazyLock::new(|| Code::values().map(|_| AtomicU8::new(0)).collect());
+    static TABLE: LazyLock<Vec<AtomicU8>> =
+        LazyLock::new(|| Code::values().map(|_| AtomicU8::new(0)).collect());
     let cell = &TABLE[code as usize];
     let packed = cell.load(Ordering::Relaxed);
     if packed & KNOWN != 0 {
@@ -109,7 +110,9 @@ fn build(code: Code) -> Entry {
             Class::Special => Class::Trap(Trap::Undefined),
             // A VEX or EVEX encoding does not exist on this host; a legacy encoding may be an older
             // instruction or a hint.
-            Class::Native | Class::Modelled if code.encoding() != EncodingKind::Legacy => Class::Trap(Trap::Undefined),
+            Class::Native | Class::Modelled if code.encoding() != EncodingKind::Legacy => {
+                Class::Trap(Trap::Undefined)
+            }
             Class::Modelled if !is_nop(code.mnemonic()) => Class::Native,
             other => other,
         };
@@ -118,7 +121,9 @@ fn build(code: Code) -> Entry {
         class,
         mxcsr: computes_in_floating_point(code),
         x87: code.mnemonic() == M::Wait
-            || features.iter().any(|f| matches!(f, F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT)),
+            || features.iter().any(|f| {
+                matches!(f, F::FPU | F::FPU287 | F::FPU387 | F::MMX | F::D3NOW | F::D3NOWEXT)
+            }),
         // Intel's reserved hints are partly undefined on AMD's processors.
         supported: code.mnemonic() != M::Reservednop && support.iter().all(|s| *s == Some(true)),
     }
@@ -184,13 +189,28 @@ fn is_modelled(code: Code) -> bool {
         || code.is_jcc_short_or_near()
         || matches!(
             mnemonic,
-            M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Movbe | M::Lea | M::Xchg | M::Xadd | M::Xlatb | M::Bswap
+            M::Mov
+                | M::Movzx
+                | M::Movsx
+                | M::Movsxd
+                | M::Movbe
+                | M::Lea
+                | M::Xchg
+                | M::Xadd
+                | M::Xlatb
+                | M::Bswap
         )
-        || matches!(mnemonic, M::Add | M::Or | M::Adc | M::Sbb | M::And | M::Sub | M::Xor | M::Cmp | M::Test)
+        || matches!(
+            mnemonic,
+            M::Add | M::Or | M::Adc | M::Sbb | M::And | M::Sub | M::Xor | M::Cmp | M::Test
+        )
         || matches!(mnemonic, M::Inc | M::Dec | M::Neg | M::Not | M::Mul | M::Imul)
         || matches!(mnemonic, M::Shl | M::Sal | M::Shr | M::Sar | M::Rol | M::Ror)
         || matches!(mnemonic, M::Shlx | M::Shrx | M::Sarx | M::Rorx | M::Andn)
-        || matches!(mnemonic, M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt | M::Popcnt)
+        || matches!(
+            mnemonic,
+            M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt | M::Popcnt
+        )
         || matches!(mnemonic, M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo)
         || matches!(mnemonic, M::Lahf | M::Sahf | M::Clc | M::Stc | M::Cmc)
         || matches!(mnemonic, M::Push | M::Pop | M::Leave | M::Call | M::Ret | M::Jmp | M::Syscall)
@@ -240,8 +260,14 @@ fn is_modelled(code: Code) -> bool {
 fn is_special(code: Code) -> bool {
     if code.cpuid_features().iter().any(|f| {
         matches!(f, F::AMX_TILE | F::AMX_BF16 | F::AMX_INT8 | F::AMX_FP16 | F::AMX_COMPLEX | F::LWP)
-            || matches!(f, F::XSAVE | F::XSAVEC | F::XSAVEOPT | F::FXSR | F::RTM | F::HLE_or_RTM | F::SGX1)
-            || matches!(f, F::PADLOCK_ACE | F::PADLOCK_PHE | F::PADLOCK_PMM | F::PADLOCK_RNG | F::PADLOCK_GMI)
+            || matches!(
+                f,
+                F::XSAVE | F::XSAVEC | F::XSAVEOPT | F::FXSR | F::RTM | F::HLE_or_RTM | F::SGX1
+            )
+            || matches!(
+                f,
+                F::PADLOCK_ACE | F::PADLOCK_PHE | F::PADLOCK_PMM | F::PADLOCK_RNG | F::PADLOCK_GMI
+            )
             || matches!(f, F::PADLOCK_UNDOC | F::FSGSBASE | F::ENQCMD | F::HRESET | F::TDX | F::TSE)
     }) && !matches!(code.mnemonic(), M::Xgetbv | M::Xsetbv)
         && !code.is_privileged()
@@ -321,11 +347,23 @@ fn is_special(code: Code) -> bool {
 fn is_base_native(mnemonic: M) -> bool {
     matches!(mnemonic, M::Div | M::Idiv | M::Rcl | M::Rcr | M::Shld | M::Shrd | M::Bswap)
         || matches!(mnemonic, M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Cld | M::Std)
-        || matches!(mnemonic, M::Movsb | M::Movsw | M::Movsd | M::Movsq | M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq)
-        || matches!(mnemonic, M::Stosb | M::Stosw | M::Stosd | M::Stosq | M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq)
+        || matches!(
+            mnemonic,
+            M::Movsb | M::Movsw | M::Movsd | M::Movsq | M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq
+        )
+        || matches!(
+            mnemonic,
+            M::Stosb | M::Stosw | M::Stosd | M::Stosq | M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq
+        )
         || matches!(mnemonic, M::Scasb | M::Scasw | M::Scasd | M::Scasq)
-        || matches!(mnemonic, M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpmc | M::Xgetbv | M::Rdpkru | M::Rdpru)
-        || matches!(mnemonic, M::Lar | M::Lsl | M::Verr | M::Verw | M::Pause | M::Wait | M::Reservednop)
+        || matches!(
+            mnemonic,
+            M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpmc | M::Xgetbv | M::Rdpkru | M::Rdpru
+        )
+        || matches!(
+            mnemonic,
+            M::Lar | M::Lsl | M::Verr | M::Verw | M::Pause | M::Wait | M::Reservednop
+        )
 }
 
 fn is_native_feature(feature: F) -> bool {
@@ -385,13 +423,32 @@ fn computes_in_floating_point(code: Code) -> bool {
         return false;
     }
     let vector = code.cpuid_features().iter().any(|f| {
-        matches!(f, F::SSE | F::SSE2 | F::SSE3 | F::SSE4_1 | F::AVX | F::AVX2 | F::FMA | F::FMA4 | F::F16C | F::XOP)
-            || matches!(f, F::AVX512F | F::AVX512DQ | F::AVX512ER | F::AVX512_FP16 | F::AVX512_BF16 | F::AVX512_4FMAPS)
-            || matches!(f, F::AVX_NE_CONVERT)
+        matches!(
+            f,
+            F::SSE
+                | F::SSE2
+                | F::SSE3
+                | F::SSE4_1
+                | F::AVX
+                | F::AVX2
+                | F::FMA
+                | F::FMA4
+                | F::F16C
+                | F::XOP
+        ) || matches!(
+            f,
+            F::AVX512F
+                | F::AVX512DQ
+                | F::AVX512ER
+                | F::AVX512_FP16
+                | F::AVX512_BF16
+                | F::AVX512_4FMAPS
+        ) || matches!(f, F::AVX_NE_CONVERT)
     });
     let name = format!("{:?}", code.mnemonic()).to_lowercase();
     let name = name.strip_prefix('v').unwrap_or(&name);
     let converts = name.starts_with("cvt");
-    let arithmetic = SUFFIXES.iter().any(|s| name.ends_with(s)) && !NOT_ARITHMETIC.iter().any(|p| name.starts_with(p));
+    let arithmetic = SUFFIXES.iter().any(|s| name.ends_with(s))
+        && !NOT_ARITHMETIC.iter().any(|p| name.starts_with(p));
     vector && (converts || arithmetic)
 }

@@ -96,7 +96,11 @@ impl Emit<'_, '_> {
 
     /// A conditional branch to the target that the instruction encodes.
     fn branch(&mut self, cond: Operand) -> Flow {
-        Flow::End(GuestTerm::Branch { cond, taken: self.inst.near_branch_target(), fall: self.inst.next_ip() })
+        Flow::End(GuestTerm::Branch {
+            cond,
+            taken: self.inst.near_branch_target(),
+            fall: self.inst.next_ip(),
+        })
     }
 
     /// Target of a near jump or call: constant, register or memory.
@@ -110,9 +114,10 @@ impl Emit<'_, '_> {
     /// rcx or, with an address-size prefix, ecx.
     fn counter(&self) -> (Register, Ty) {
         match self.inst.code() {
-            Code::Jecxz_rel8_64 | Code::Loop_rel8_64_ECX | Code::Loope_rel8_64_ECX | Code::Loopne_rel8_64_ECX => {
-                (Register::ECX, Ty::I32)
-            }
+            Code::Jecxz_rel8_64
+            | Code::Loop_rel8_64_ECX
+            | Code::Loope_rel8_64_ECX
+            | Code::Loopne_rel8_64_ECX => (Register::ECX, Ty::I32),
             _ => (Register::RCX, Ty::I64),
         }
     }

@@ -14,7 +14,9 @@ pub(super) fn scan_of_zero_keeps_upper_half() -> bool {
     static KEEPS: LazyLock<bool> = LazyLock::new(|| {
         let mut destination = u64::MAX;
         // SAFETY: only the named registers and the flags change.
-        unsafe { std::arch::asm!("bsf {d:e}, {s:e}", d = inout(reg) destination, s = in(reg) 0u64) };
+        unsafe {
+            std::arch::asm!("bsf {d:e}, {s:e}", d = inout(reg) destination, s = in(reg) 0u64)
+        };
         destination == u64::MAX
     });
     *KEEPS
@@ -42,7 +44,9 @@ pub(super) fn pause_names_no_register() -> bool {
     static NONE: LazyLock<bool> = LazyLock::new(|| {
         let mut r8 = 1u64;
         // SAFETY: only the named registers change.
-        unsafe { std::arch::asm!(".byte 0xf3, 0x49, 0x90", inout("rax") 0u64 => _, inout("r8") r8) };
+        unsafe {
+            std::arch::asm!(".byte 0xf3, 0x49, 0x90", inout("rax") 0u64 => _, inout("r8") r8)
+        };
         r8 == 1
     });
     *NONE
@@ -67,9 +71,15 @@ pub(super) fn loop_prefix_chooses_condition() -> bool {
 /// Does the host have `feature`? `None`: this module does not know.
 pub(super) fn has(feature: F) -> Option<bool> {
     let has = match feature {
-        F::INTEL8086 | F::INTEL186 | F::INTEL286 | F::INTEL386 | F::INTEL486 | F::X64 | F::CPUID | F::CMOV | F::CX8 => {
-            true
-        }
+        F::INTEL8086
+        | F::INTEL186
+        | F::INTEL286
+        | F::INTEL386
+        | F::INTEL486
+        | F::X64
+        | F::CPUID
+        | F::CMOV
+        | F::CX8 => true,
         F::FPU
         | F::FPU287
         | F::FPU387
@@ -138,7 +148,12 @@ pub(super) fn has(feature: F) -> Option<bool> {
         F::ENQCMD => extended_features().ecx >> 29 & 1 != 0,
         F::LWP => amd_extended(15),
         // Only VIA's processors have these.
-        F::PADLOCK_ACE | F::PADLOCK_PHE | F::PADLOCK_PMM | F::PADLOCK_RNG | F::PADLOCK_GMI | F::PADLOCK_UNDOC => false,
+        F::PADLOCK_ACE
+        | F::PADLOCK_PHE
+        | F::PADLOCK_PMM
+        | F::PADLOCK_RNG
+        | F::PADLOCK_GMI
+        | F::PADLOCK_UNDOC => false,
         F::XOP => amd_extended(11),
         F::FMA4 => amd_extended(16),
         F::TBM => amd_extended(21),
@@ -159,7 +174,8 @@ fn extended_features() -> CpuidResult {
 /// A bit of ecx of leaf 0x8000_0001, where AMD announces its own extensions.
 fn amd_extended(bit: u32) -> bool {
     // Cached, because `cpuid` leaves the virtual machine (10 µs, measured).
-    static ECX: LazyLock<u32> =
-        LazyLock::new(|| if __cpuid(0x8000_0000).eax > 0x8000_0000 { __cpuid(0x8000_0001).ecx } else { 0 });
+    static ECX: LazyLock<u32> = LazyLock::new(|| {
+        if __cpuid(0x8000_0000).eax > 0x8000_0000 { __cpuid(0x8000_0001).ecx } else { 0 }
+    });
     *ECX >> bit & 1 != 0
 }

@@ -71,9 +71,9 @@ impl Emit<'_, '_> {
             M::Sbb => self.with_carry(Op::Sub, FlagOp::Sbb),
             M::Inc => self.step(Op::Add, FlagOp::Inc),
             M::Dec => self.step(Op::Sub, FlagOp::Dec),
-            M::Neg => {
-                self.unary(|e, ty, a| (e.b.pure(Op::Neg, ty, &[a]), Some(e.b.flags(FlagOp::Sub, ty, &[ZERO, a]))))
-            }
+            M::Neg => self.unary(|e, ty, a| {
+                (e.b.pure(Op::Neg, ty, &[a]), Some(e.b.flags(FlagOp::Sub, ty, &[ZERO, a])))
+            }),
             M::Not => self.unary(|e, ty, a| (e.b.pure(Op::Not, ty, &[a]), None)),
             M::Shl | M::Sal => self.shift(Op::Shl, FlagOp::Shl),
             M::Shr => self.shift(Op::Shr, FlagOp::Shr),
@@ -84,7 +84,9 @@ impl Emit<'_, '_> {
             M::Shrx => self.shift_without_flags(Op::Shr),
             M::Sarx => self.shift_without_flags(Op::Sar),
             M::Rorx => self.shift_without_flags(Op::Ror),
-            M::Imul if self.inst.op_count() == 1 => self.widening_multiply(Op::MulHighS, FlagOp::MulS),
+            M::Imul if self.inst.op_count() == 1 => {
+                self.widening_multiply(Op::MulHighS, FlagOp::MulS)
+            }
             M::Imul => self.multiply(),
             M::Mul => self.widening_multiply(Op::MulHighU, FlagOp::MulU),
             M::Cbw | M::Cwde | M::Cdqe => self.extend_accumulator(),
@@ -408,7 +410,9 @@ impl Emit<'_, '_> {
         let narrow = base == Register::EIP
             || base.is_gpr32()
             || index.is_gpr32()
-            || (base == Register::None && index == Register::None && self.inst.memory_displ_size() == 4);
+            || (base == Register::None
+                && index == Register::None
+                && self.inst.memory_displ_size() == 4);
         if !narrow {
             return linear;
         }
@@ -447,7 +451,11 @@ impl Emit<'_, '_> {
     }
 
     /// tzcnt, lzcnt, popcnt.
-    fn count(&mut self, op: Op, flags: impl FnOnce(Operand, Operand) -> (FlagOp, smallvec::SmallVec<[Operand; 2]>)) {
+    fn count(
+        &mut self,
+        op: Op,
+        flags: impl FnOnce(Operand, Operand) -> (FlagOp, smallvec::SmallVec<[Operand; 2]>),
+    ) {
         let ty = self.ty(0);
         let a = self.read(1, ty);
         let old = self.flags();
@@ -478,9 +486,10 @@ impl Emit<'_, '_> {
     /// F3 41 90 exchanges rax with r8 on AMD's processors, but is pause on Intel's.
     fn exchange(&mut self) {
         let (x, y) = (self.inst.op0_register(), self.inst.op1_register());
-        let pauses_perhaps = matches!(self.inst.code(), Code::Xchg_r16_AX | Code::Xchg_r32_EAX | Code::Xchg_r64_RAX)
-            && x.full_register() == Register::R8
-            && self.inst.has_rep_prefix();
+        let pauses_perhaps =
+            matches!(self.inst.code(), Code::Xchg_r16_AX | Code::Xchg_r32_EAX | Code::Xchg_r64_RAX)
+                && x.full_register() == Register::R8
+                && self.inst.has_rep_prefix();
         if pauses_perhaps && host::pause_names_no_register() {
             return;
         }

@@ -18,8 +18,8 @@ use super::class::Entry;
 use super::operand::{Address, Emit};
 use dynasour_ir::{Effects, Gpr, Loc, Native, Operand};
 use iced_x86::{
-    CodeSize, Instruction, InstructionInfo, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind, Register,
-    RflagsBits as R,
+    CodeSize, Instruction, InstructionInfo, InstructionInfoFactory, Mnemonic as M, OpAccess,
+    OpKind, Register, RflagsBits as R,
 };
 use smallvec::SmallVec;
 
@@ -45,11 +45,17 @@ struct Uses {
 }
 
 fn reads(access: OpAccess) -> bool {
-    matches!(access, OpAccess::Read | OpAccess::CondRead | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
+    matches!(
+        access,
+        OpAccess::Read | OpAccess::CondRead | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+    )
 }
 
 fn writes(access: OpAccess) -> bool {
-    matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
+    matches!(
+        access,
+        OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+    )
 }
 
 impl Uses {
@@ -68,7 +74,8 @@ impl Uses {
                 }
             } else if reg.is_vector_register() {
                 let bit = 1u32 << reg.number();
-                uses.vec_read |= if reads(access) || access == OpAccess::CondWrite { bit } else { 0 };
+                uses.vec_read |=
+                    if reads(access) || access == OpAccess::CondWrite { bit } else { 0 };
                 uses.vec_write |= if writes(access) { bit } else { 0 };
             } else if reg.is_k() {
                 let bit = 1u8 << reg.number();
@@ -91,7 +98,8 @@ fn rename_rsp(inst: &mut Instruction, uses: &mut Uses) -> Result<Option<Gpr>, No
     }
     let busy = uses.gpr_read | uses.gpr_written;
     // rbp first: it can replace rsp in every encoding without a change of prefixes.
-    const STAND_INS: [Register; 5] = [Register::RBP, Register::RSI, Register::RDI, Register::RBX, Register::RDX];
+    const STAND_INS: [Register; 5] =
+        [Register::RBP, Register::RSI, Register::RDI, Register::RBX, Register::RDX];
     let stand_in = STAND_INS.into_iter().find(|r| busy & 1 << r.number() == 0).ok_or(NotNative)?;
     let part = |reg: Register| match (reg, stand_in.number()) {
         (Register::RSP, _) => Some(stand_in),
@@ -136,16 +144,37 @@ fn rename_rsp(inst: &mut Instruction, uses: &mut Uses) -> Result<Option<Gpr>, No
 fn does_not_repeat(mnemonic: M) -> bool {
     matches!(
         mnemonic,
-        M::Rdtsc | M::Rdtscp | M::Rdrand | M::Rdseed | M::Rdpid | M::Cpuid | M::Rdpmc | M::Rdpru | M::Xgetbv
+        M::Rdtsc
+            | M::Rdtscp
+            | M::Rdrand
+            | M::Rdseed
+            | M::Rdpid
+            | M::Cpuid
+            | M::Rdpmc
+            | M::Rdpru
+            | M::Xgetbv
     ) || matches!(
         mnemonic,
-        M::Umonitor | M::Umwait | M::Tpause | M::Monitorx | M::Mwaitx | M::Lar | M::Lsl | M::Verr | M::Verw
+        M::Umonitor
+            | M::Umwait
+            | M::Tpause
+            | M::Monitorx
+            | M::Mwaitx
+            | M::Lar
+            | M::Lsl
+            | M::Verr
+            | M::Verw
     ) || matches!(mnemonic, M::Rdpkru | M::Rdsspd | M::Rdsspq | M::Ptwrite | M::Mcommit)
 }
 
 fn is_fence(mnemonic: M) -> bool {
-    matches!(mnemonic, M::Mfence | M::Lfence | M::Sfence | M::Serialize | M::Cpuid | M::Mcommit | M::Rdtscp)
-        || matches!(mnemonic, M::Clflush | M::Clflushopt | M::Clwb | M::Umwait | M::Tpause | M::Mwaitx)
+    matches!(
+        mnemonic,
+        M::Mfence | M::Lfence | M::Sfence | M::Serialize | M::Cpuid | M::Mcommit | M::Rdtscp
+    ) || matches!(
+        mnemonic,
+        M::Clflush | M::Clflushopt | M::Clwb | M::Umwait | M::Tpause | M::Mwaitx
+    )
 }
 
 /// The locations outside SSA values that an instruction writes: vector and mask registers, x87,
@@ -154,7 +183,10 @@ fn writes_in_place(uses: &Uses, x87: bool, mxcsr: bool, flags: bool) -> SmallVec
     let vectors = (0..32).filter(|n| uses.vec_write >> n & 1 != 0).map(Loc::Vec);
     let masks = (0..8).filter(|n| uses.mask_write >> n & 1 != 0).map(Loc::Mask);
     let others = [(x87, Loc::X87), (mxcsr, Loc::Mxcsr), (flags, Loc::Df)];
-    vectors.chain(masks).chain(others.into_iter().filter_map(|(written, loc)| written.then_some(loc))).collect()
+    vectors
+        .chain(masks)
+        .chain(others.into_iter().filter_map(|(written, loc)| written.then_some(loc)))
+        .collect()
 }
 
 /// May keep its old destination, which iced's tables do not say.
@@ -166,15 +198,23 @@ fn may_keep_destination(mnemonic: M) -> bool {
 /// May keep the flags: a shift or rotation whose count is zero.
 fn may_keep_flags(mnemonic: M) -> bool {
     matches!(mnemonic, M::Rcl | M::Rcr | M::Shld | M::Shrd)
-        || matches!(mnemonic, M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq | M::Scasb | M::Scasw | M::Scasd | M::Scasq)
+        || matches!(
+            mnemonic,
+            M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq | M::Scasb | M::Scasw | M::Scasd | M::Scasq
+        )
 }
 
 impl Emit<'_, '_> {
     /// Emits the instruction as a `native`.
-    pub fn native(&mut self, entry: Entry, factory: &mut InstructionInfoFactory) -> Result<(), NotNative> {
+    pub fn native(
+        &mut self,
+        entry: Entry,
+        factory: &mut InstructionInfoFactory,
+    ) -> Result<(), NotNative> {
         let original = self.inst;
         let mnemonic = original.mnemonic();
-        let memory_operand = (0..original.op_count()).find(|i| original.op_kind(*i) == OpKind::Memory);
+        let memory_operand =
+            (0..original.op_count()).find(|i| original.op_kind(*i) == OpKind::Memory);
         let vsib = original.is_vsib();
         let explicit = memory_operand.is_some() && !vsib;
 
@@ -189,8 +229,9 @@ impl Emit<'_, '_> {
         }
         // A register index addresses the whole address space as a bit string. The operand is the
         // element that holds the bit, and the index is the bit's number within the element.
-        let bit_string =
-            explicit && matches!(mnemonic, M::Bts | M::Btr | M::Btc) && original.op1_kind() == OpKind::Register;
+        let bit_string = explicit
+            && matches!(mnemonic, M::Bts | M::Btr | M::Btc)
+            && original.op1_kind() == OpKind::Register;
         let implicit_memory = info.used_memory().len() > usize::from(explicit);
         let access = memory_operand.map_or(OpAccess::None, |i| info.op_access(i));
 
@@ -237,7 +278,8 @@ impl Emit<'_, '_> {
         let string = original.is_string_instruction();
         let locked = original.has_lock_prefix() || mnemonic == M::Xchg && memory_operand.is_some();
         let size = original.memory_size().size() as u32;
-        let unknown_extent = vsib || implicit_memory || explicit && size == 0 && access != OpAccess::NoMemAccess;
+        let unknown_extent =
+            vsib || implicit_memory || explicit && size == 0 && access != OpAccess::NoMemAccess;
         let reads_state = uses.vec_read != 0
             || uses.mask_read != 0
             || x87
@@ -277,7 +319,8 @@ impl Emit<'_, '_> {
             writes: in_place,
             effects,
         };
-        let address = explicit.then(|| if bit_string { self.bit_string_element() } else { self.address() });
+        let address =
+            explicit.then(|| if bit_string { self.bit_string_element() } else { self.address() });
         let index = bit_string.then(|| self.bit_string_index());
         self.emit_native(native, address, index, stand_in);
         Ok(())
@@ -285,7 +328,13 @@ impl Emit<'_, '_> {
 
     /// `index` replaces the guest's value of the index register, which is then the only register
     /// input.
-    fn emit_native(&mut self, native: Native, address: Option<Address>, index: Option<Operand>, stand_in: Option<Gpr>) {
+    fn emit_native(
+        &mut self,
+        native: Native,
+        address: Option<Address>,
+        index: Option<Operand>,
+        stand_in: Option<Gpr>,
+    ) {
         let guest_register = |g: Gpr| if Some(g) == stand_in { Gpr::RSP } else { g };
         let mut args: SmallVec<[Operand; 8]> = SmallVec::new();
         let mut mem = None;

@@ -121,7 +121,8 @@ impl Emit<'_, '_> {
     fn offset(&mut self, rsp_bias: i64) -> Address {
         let inst = self.inst;
         let (base, index) = (inst.memory_base(), inst.memory_index());
-        let absolute = |target| Address { mem: Mem::disp(0), base: Operand::Const(target), index: ZERO };
+        let absolute =
+            |target| Address { mem: Mem::disp(0), base: Operand::Const(target), index: ZERO };
         match base {
             Register::RIP | Register::EIP => return absolute(inst.memory_displacement64()),
             _ => {}
@@ -136,7 +137,12 @@ impl Emit<'_, '_> {
             let mut sum = Operand::Const(disp as u64 & Ty::I32.mask());
             if index != Register::None {
                 let index = self.read_index(index, Ty::I32);
-                let scaled = self.b.binary(Op::Shl, Ty::I32, index, Operand::Const(scale.trailing_zeros().into()));
+                let scaled = self.b.binary(
+                    Op::Shl,
+                    Ty::I32,
+                    index,
+                    Operand::Const(scale.trailing_zeros().into()),
+                );
                 sum = self.b.binary(Op::Add, Ty::I32, scaled, sum);
             }
             if base != Register::None {
@@ -146,7 +152,8 @@ impl Emit<'_, '_> {
             let base = self.b.zext(Ty::I64, Ty::I32, sum);
             return Address { mem: Mem::disp(0), base, index: ZERO };
         }
-        let mut part = |reg| if reg == Register::None { ZERO } else { self.read_index(reg, Ty::I64) };
+        let mut part =
+            |reg| if reg == Register::None { ZERO } else { self.read_index(reg, Ty::I64) };
         let (base, index) = (part(base), part(index));
         Address { mem: Mem { scale, disp, seg: None }, base, index }
     }

@@ -35,7 +35,9 @@ impl Brk {
     /// counts against `RLIMIT_DATA` as well.
     pub fn new(data_len: u64) -> Result<Brk, Errno> {
         let taken = maps().unwrap_or_default();
-        let is_free = |start: u64| taken.iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM);
+        let is_free = |start: u64| {
+            taken.iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM)
+        };
         let start = match CANDIDATES.into_iter().find(|&start| is_free(start)) {
             Some(start) => start,
             // Reserving and releasing a range finds free space. Another mapping may take it later,
@@ -61,7 +63,9 @@ impl Brk {
     /// The system call: moves the break to `wanted` if that can be, and returns the break.
     pub fn set(&mut self, wanted: u64) -> u64 {
         let data = wanted.checked_sub(self.start).and_then(|size| size.checked_add(self.data_len));
-        let (Some(data), Some(new_end), Some(old_end)) = (data, page_up(wanted), page_up(self.current)) else {
+        let (Some(data), Some(new_end), Some(old_end)) =
+            (data, page_up(wanted), page_up(self.current))
+        else {
             return self.current;
         };
         let limit = soft_limit(libc::RLIMIT_DATA);
@@ -134,7 +138,10 @@ mod tests {
             // Moving the break within a page zeroes nothing, as with the kernel.
             assert_eq!(brk.set(start + 1), start + 1);
             assert_eq!(brk.set(start + 3 * PAGE), start + 3 * PAGE);
-            assert_eq!((peek(start), peek(start + PAGE - 1), peek(start + 3 * PAGE - 1)), (7, 8, 0));
+            assert_eq!(
+                (peek(start), peek(start + PAGE - 1), peek(start + 3 * PAGE - 1)),
+                (7, 8, 0)
+            );
             poke(start + 2 * PAGE, 9);
             assert_eq!(brk.set(start + PAGE), start + PAGE);
             assert!(is_unmapped(start + PAGE));
@@ -167,7 +174,12 @@ mod tests {
             let mut brk = Brk::new(0).expect("placed");
             let start = brk.start();
             assert!(start > 1 << 32);
-            assert!(maps().expect("maps").iter().all(|m| m.range.end <= start || m.range.start >= start + ROOM));
+            assert!(
+                maps()
+                    .expect("maps")
+                    .iter()
+                    .all(|m| m.range.end <= start || m.range.start >= start + ROOM)
+            );
             assert_eq!(brk.set(start + (1 << 20)), start + (1 << 20));
             assert_eq!(brk.set(start), start);
         });

@@ -18,7 +18,11 @@ pub(crate) fn in_child(body: impl FnOnce()) {
             unsafe { libc::_exit(status) }
         }
         ForkResult::Parent { child } => {
-            assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)), "the child's message is on stderr");
+            assert_eq!(
+                waitpid(child, None),
+                Ok(WaitStatus::Exited(child, 0)),
+                "the child's message is on stderr"
+            );
         }
     }
 }

@@ -121,7 +121,8 @@ impl Mappings {
 
     /// The parts of `range` that are known.
     pub fn parts(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, Mapping)> {
-        let first = self.known.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
+        let first =
+            self.known.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
         self.known.range(first..range.end.max(first)).filter_map(move |(start, (end, mapping))| {
             let part = range.start.max(*start)..range.end.min(*end);
             (!part.is_empty()).then(|| (part.clone(), mapping.skip(part.start - start)))
@@ -134,8 +135,13 @@ impl Mappings {
             return;
         }
         let touched: Vec<_> = {
-            let first = self.known.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
-            let inside = self.known.range(first..range.end).filter(|(_, (end, _))| *end > range.start);
+            let first = self
+                .known
+                .range(..=range.start)
+                .next_back()
+                .map_or(range.start, |(start, _)| *start);
+            let inside =
+                self.known.range(first..range.end).filter(|(_, (end, _))| *end > range.start);
             inside.map(|(start, (end, mapping))| (*start..*end, *mapping)).collect()
         };
         for (old, mapping) in touched {
@@ -158,7 +164,8 @@ impl Mappings {
         let Range { mut start, mut end } = range;
         let mut mapping = mapping;
         let joins = |first: &Mapping, len: u64, second: &Mapping| first.skip(len) == *second;
-        if let Some((before, (stop, other))) = self.known.range(..start).next_back().map(|(s, v)| (*s, *v))
+        if let Some((before, (stop, other))) =
+            self.known.range(..start).next_back().map(|(s, v)| (*s, *v))
             && stop == start
             && joins(&other, start - before, &mapping)
         {
@@ -200,7 +207,10 @@ mod tests {
         let mut m = Mappings::default();
         m.set(0x1000..0x5000, Mapping::anonymous(READ));
         m.set_protection(0x2000..0x3000, READ | EXEC);
-        assert_eq!(list(&m), [(0x1000..0x2000, READ), (0x2000..0x3000, READ | EXEC), (0x3000..0x5000, READ)]);
+        assert_eq!(
+            list(&m),
+            [(0x1000..0x2000, READ), (0x2000..0x3000, READ | EXEC), (0x3000..0x5000, READ)]
+        );
         m.set_protection(0x2000..0x3000, READ);
         assert_eq!(list(&m), [(0x1000..0x5000, READ)]);
         m.forget(0x2000..0x3000);
@@ -261,7 +271,10 @@ mod tests {
             entry(0x3000..0x4000, READ | EXEC),
         ];
         m.refresh(&entries, [0x2000, 0x9000]);
-        assert_eq!(list(&m), [(0x1000..0x3000, READ | WRITE | EXEC), (0x3000..0x4000, READ | EXEC)]);
+        assert_eq!(
+            list(&m),
+            [(0x1000..0x3000, READ | WRITE | EXEC), (0x3000..0x4000, READ | EXEC)]
+        );
     }
 
     /// Compares with a byte-wise model.

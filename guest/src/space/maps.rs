@@ -48,7 +48,8 @@ pub fn maps() -> io::Result<Vec<MapEntry>> {
     text.split(|&byte| byte == b'\n')
         .filter(|line| !line.is_empty())
         .map(|line| {
-            parse_line(line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/maps"))
+            parse_line(line)
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/maps"))
         })
         .collect()
 }
@@ -65,7 +66,9 @@ pub fn parse_line(line: &[u8]) -> Option<MapEntry> {
     let path = fields.next().map(<[u8]>::trim_ascii_start).filter(|path| !path.is_empty());
 
     let mut prot = ProtFlags::PROT_NONE;
-    for (letter, flag) in permissions.iter().zip([ProtFlags::PROT_READ, ProtFlags::PROT_WRITE, ProtFlags::PROT_EXEC]) {
+    for (letter, flag) in
+        permissions.iter().zip([ProtFlags::PROT_READ, ProtFlags::PROT_WRITE, ProtFlags::PROT_EXEC])
+    {
         prot.set(flag, *letter != b'-');
     }
     Some(MapEntry {
@@ -102,7 +105,10 @@ mod tests {
 
     #[test]
     fn lines() {
-        let entry = parse_line(b"55a57d068000-55a57d06a000 r-xp 00002000 fe:10 247030   /usr/bin/a b\\012c").unwrap();
+        let entry = parse_line(
+            b"55a57d068000-55a57d06a000 r-xp 00002000 fe:10 247030   /usr/bin/a b\\012c",
+        )
+        .unwrap();
         assert_eq!(entry.range, 0x55a57d068000..0x55a57d06a000);
         assert_eq!(entry.prot, ProtFlags::PROT_READ | ProtFlags::PROT_EXEC);
         assert!(!entry.shared);
@@ -114,7 +120,9 @@ mod tests {
         assert!(anonymous.shared);
         assert_eq!(anonymous.path, None);
 
-        for bad in ["", "1-2", "1-2 r-xp 0 0:0", "12 r-xp 0 0:0 0", "1-2 r-x 0 0:0 0", "x-2 r-xp 0 0:0 0"] {
+        for bad in
+            ["", "1-2", "1-2 r-xp 0 0:0", "12 r-xp 0 0:0 0", "1-2 r-x 0 0:0 0", "x-2 r-xp 0 0:0 0"]
+        {
             assert_eq!(parse_line(bad.as_bytes()), None, "{bad:?}");
         }
     }
@@ -124,7 +132,9 @@ mod tests {
         // The kernel does not produce the list in one step, and other tests map memory at the same
         // time. Two equal lists mean that nothing changed between them.
         let twice = || Some((maps().expect("maps"), maps().expect("maps")));
-        let (maps, _) = std::iter::from_fn(twice).find(|(first, second)| first == second).expect("a quiet moment");
+        let (maps, _) = std::iter::from_fn(twice)
+            .find(|(first, second)| first == second)
+            .expect("a quiet moment");
         let here = own_maps_hold_own_code_and_ascend as fn() as usize as u64;
         let entry = maps.iter().find(|entry| entry.range.contains(&here)).expect("own code");
         assert!(entry.prot.contains(ProtFlags::PROT_EXEC));

@@ -33,7 +33,8 @@ impl Reservation {
         // A fixed mapping at zero has no `NonZeroUsize`; no guest image may have one either.
         let address = address.ok_or(Errno::EPERM)?;
         // SAFETY: MAP_FIXED_NOREPLACE replaces nothing, so no memory in use changes.
-        let mapped = unsafe { mman::mmap_anonymous(Some(address), size, ProtFlags::PROT_NONE, flags)? };
+        let mapped =
+            unsafe { mman::mmap_anonymous(Some(address), size, ProtFlags::PROT_NONE, flags)? };
         exactly(mapped.as_ptr() as u64, start, len)?;
         Ok(Reservation { start, len })
     }
@@ -47,7 +48,8 @@ impl Reservation {
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
         // SAFETY: without an address the kernel takes unused address space, so no memory in use
         // changes.
-        let mapped = unsafe { mman::mmap_anonymous(None, size(whole_len)?, ProtFlags::PROT_NONE, flags)? };
+        let mapped =
+            unsafe { mman::mmap_anonymous(None, size(whole_len)?, ProtFlags::PROT_NONE, flags)? };
         let mut whole = Reservation { start: mapped.as_ptr() as u64, len: whole_len };
         let start = (whole.start + slack) & !(align.max(PAGE) - 1);
         let end = whole.end();
@@ -73,7 +75,13 @@ impl Reservation {
     }
 
     /// Maps `file` from `offset` over the pages of `range`, privately.
-    pub fn map_file(&mut self, range: Range<u64>, prot: ProtFlags, file: &File, offset: u64) -> Result<(), Errno> {
+    pub fn map_file(
+        &mut self,
+        range: Range<u64>,
+        prot: ProtFlags,
+        file: &File,
+        offset: u64,
+    ) -> Result<(), Errno> {
         let (address, size) = self.own(&range)?;
         let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED;
@@ -84,7 +92,12 @@ impl Reservation {
     }
 
     /// Maps zeroed memory over the pages of `range`.
-    pub fn map_zeroed(&mut self, range: Range<u64>, prot: ProtFlags, extra: MapFlags) -> Result<(), Errno> {
+    pub fn map_zeroed(
+        &mut self,
+        range: Range<u64>,
+        prot: ProtFlags,
+        extra: MapFlags,
+    ) -> Result<(), Errno> {
         let (address, size) = self.own(&range)?;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | extra;
         // SAFETY: the range is inside this reservation (checked by `own`), whose memory only its
@@ -133,7 +146,8 @@ impl Reservation {
 
     /// `range` as an address and a size, if it is not empty and lies within the reservation.
     fn own(&self, range: &Range<u64>) -> Result<(NonZeroUsize, NonZeroUsize), Errno> {
-        let inside = self.start <= range.start && range.start < range.end && range.end <= self.end();
+        let inside =
+            self.start <= range.start && range.start < range.end && range.end <= self.end();
         let address = usize::try_from(range.start).ok().and_then(NonZeroUsize::new);
         match (inside, address) {
             (true, Some(address)) => Ok((address, size(range.end - range.start)?)),
@@ -229,8 +243,14 @@ mod tests {
     fn ranges_outside_are_refused() {
         let mut reservation = Reservation::anywhere(2 * PAGE, PAGE).expect("reserved");
         let (start, end) = (reservation.start(), reservation.end());
-        assert_eq!(reservation.map_zeroed(start - PAGE..end, READ_WRITE, MapFlags::empty()), Err(Errno::EFAULT));
-        assert_eq!(reservation.map_zeroed(start..end + PAGE, READ_WRITE, MapFlags::empty()), Err(Errno::EFAULT));
+        assert_eq!(
+            reservation.map_zeroed(start - PAGE..end, READ_WRITE, MapFlags::empty()),
+            Err(Errno::EFAULT)
+        );
+        assert_eq!(
+            reservation.map_zeroed(start..end + PAGE, READ_WRITE, MapFlags::empty()),
+            Err(Errno::EFAULT)
+        );
         assert_eq!(reservation.write(end - 1, b"ab"), Err(Errno::EFAULT));
         reservation.map_zeroed(start..end, READ_WRITE, MapFlags::empty()).expect("mapped");
         reservation.write(end - 2, b"ab").expect("written");

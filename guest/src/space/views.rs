@@ -105,7 +105,9 @@ fn second(first: *mut u8, len: usize, place: Option<*mut u8>) -> io::Result<*mut
     let fixed = if place.is_some() { libc::MREMAP_FIXED } else { 0 };
     let flags = libc::MREMAP_MAYMOVE | fixed;
     // SAFETY: an old size of zero keeps the first view; the caller owns the range that is replaced.
-    let view = succeeded(unsafe { libc::mremap(first.cast(), 0, len, flags, place.unwrap_or(ptr::null_mut())) })?;
+    let view = succeeded(unsafe {
+        libc::mremap(first.cast(), 0, len, flags, place.unwrap_or(ptr::null_mut()))
+    })?;
     // SAFETY: the view is ours, and nothing is executed in it yet.
     if unsafe { libc::mprotect(view.cast(), len, EXECUTE) } != 0 {
         let error = io::Error::last_os_error();
@@ -157,7 +159,10 @@ mod tests {
         // SAFETY: the view is readable.
         assert_eq!(unsafe { views.executable().read() }, 0);
         for entry in maps().expect("maps") {
-            assert!(!entry.prot.contains(ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC), "{entry:?}");
+            assert!(
+                !entry.prot.contains(ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC),
+                "{entry:?}"
+            );
         }
     }
 
@@ -167,7 +172,10 @@ mod tests {
             let wanted = 0x2_0000_0000usize;
             let first = Views::new(LEN, [wanted]).expect("memory");
             let second = Views::new(LEN, [wanted, wanted + LEN]).expect("memory");
-            assert_eq!((first.executable() as usize, second.executable() as usize), (wanted, wanted + LEN));
+            assert_eq!(
+                (first.executable() as usize, second.executable() as usize),
+                (wanted, wanted + LEN)
+            );
             drop(first);
             let third = Views::new(LEN, [wanted, wanted + LEN]).expect("memory");
             assert_eq!(third.executable() as usize, wanted);

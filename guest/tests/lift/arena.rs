@@ -112,7 +112,9 @@ impl Arena {
         arena.shared().default_mxcsr = 0x1f80;
         for guard in [GUARD_BELOW, SCRATCH + SCRATCH_BYTES] {
             // SAFETY: pages of the mapping that nothing uses.
-            let result = unsafe { libc::mprotect((base + guard) as *mut libc::c_void, GUARD_BYTES, libc::PROT_NONE) };
+            let result = unsafe {
+                libc::mprotect((base + guard) as *mut libc::c_void, GUARD_BYTES, libc::PROT_NONE)
+            };
             assert_eq!(result, 0);
         }
         arena.generate().expect("the thunks can be encoded");
@@ -141,7 +143,8 @@ impl Arena {
 
         let mut a = CodeAssembler::new(64)?;
         let (mut plain, mut vectors) = (a.create_label(), a.create_label());
-        let (mut next, mut taken, mut done) = (a.create_label(), a.create_label(), a.create_label());
+        let (mut next, mut taken, mut done) =
+            (a.create_label(), a.create_label(), a.create_label());
         let mut handler = a.create_label();
         let mut no_vectors = a.create_label();
 
@@ -228,7 +231,13 @@ impl Arena {
     fn write_code(&mut self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= SHARED);
         // SAFETY: inside the mapping; no code runs there now.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (self.base + offset) as *mut u8, bytes.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                (self.base + offset) as *mut u8,
+                bytes.len(),
+            )
+        }
     }
 
     fn write_jump(&mut self, offset: usize, to: usize) {
@@ -240,8 +249,11 @@ impl Arena {
 
     /// The registers under test may hold any value, rsp too, so signals need their own stack.
     fn use_signal_stack(&self) {
-        let stack =
-            libc::stack_t { ss_sp: (self.base + STACK) as *mut libc::c_void, ss_flags: 0, ss_size: SIZE - STACK };
+        let stack = libc::stack_t {
+            ss_sp: (self.base + STACK) as *mut libc::c_void,
+            ss_flags: 0,
+            ss_size: SIZE - STACK,
+        };
         // SAFETY: the memory is the arena's and stays mapped.
         let result = unsafe { libc::sigaltstack(&stack, std::ptr::null_mut()) };
         assert_eq!(result, 0);
@@ -265,8 +277,8 @@ impl Arena {
     /// Whether an access within 16 bytes of the address can reach only the scratch memory or the
     /// inaccessible pages around it.
     pub fn is_walled_in(&self, address: u64) -> bool {
-        let inside =
-            (self.base + GUARD_BELOW + 16) as u64..(self.base + SCRATCH + SCRATCH_BYTES + GUARD_BYTES - 16) as u64;
+        let inside = (self.base + GUARD_BELOW + 16) as u64
+            ..(self.base + SCRATCH + SCRATCH_BYTES + GUARD_BYTES - 16) as u64;
         inside.contains(&address)
     }
 
@@ -279,7 +291,9 @@ impl Arena {
     pub fn set_writable(&mut self, writable: bool) {
         let prot = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: pages of the mapping; no reference to them exists during the call.
-        let result = unsafe { libc::mprotect((self.base + SCRATCH) as *mut libc::c_void, SCRATCH_BYTES, prot) };
+        let result = unsafe {
+            libc::mprotect((self.base + SCRATCH) as *mut libc::c_void, SCRATCH_BYTES, prot)
+        };
         assert_eq!(result, 0);
     }
 
@@ -290,7 +304,13 @@ impl Arena {
         self.write_jump(SLOT + bytes.len(), self.behind);
     }
 
-    fn enter(&mut self, thunk: usize, input: &Registers, fs_base: u64, gs_base: u64) -> (Registers, End) {
+    fn enter(
+        &mut self,
+        thunk: usize,
+        input: &Registers,
+        fs_base: u64,
+        gs_base: u64,
+    ) -> (Registers, End) {
         let shared = self.shared();
         shared.input = *input;
         shared.fs_base = fs_base;

@@ -30,7 +30,9 @@ fn term(block: &LiftedBlock) -> &GuestTerm {
 }
 
 fn parse_hex(text: &str) -> Vec<u8> {
-    text.split_whitespace().map(|b| u8::from_str_radix(b, 16).unwrap_or_else(|e| panic!("{b}: {e}"))).collect()
+    text.split_whitespace()
+        .map(|b| u8::from_str_radix(b, 16).unwrap_or_else(|e| panic!("{b}: {e}")))
+        .collect()
 }
 
 #[test]
@@ -54,7 +56,8 @@ fn compare_with_file(name: &str) {
     let mut new = String::new();
     for line in old.lines().filter(|l| l.starts_with("==")) {
         let bytes = parse_hex(line.trim_start_matches("==").split(';').next().unwrap_or_default());
-        write!(new, "{line}\n{}\n", lift(&bytes).version.to_string().trim_end()).expect("a string takes it");
+        write!(new, "{line}\n{}\n", lift(&bytes).version.to_string().trim_end())
+            .expect("a string takes it");
     }
     if std::env::var_os("DYNASOUR_BLESS").is_some() {
         std::fs::write(&path, &new).expect("the file can be written");
@@ -110,7 +113,8 @@ fn code_at_the_end_of_the_address_space() {
 #[test]
 fn anything_lifts_and_verifies() {
     // Machine code, data and text alike, entered at any offset.
-    let exe = std::fs::read(std::env::current_exe().expect("the test's own file")).expect("it can be read");
+    let exe = std::fs::read(std::env::current_exe().expect("the test's own file"))
+        .expect("it can be read");
     let code = Bytes { start: 0, bytes: &exe };
     let mut rng = Rng::new(7);
     let (mut insts, mut nanoseconds) = (0u64, 0u128);
@@ -122,7 +126,10 @@ fn anything_lifts_and_verifies() {
         insts += u64::from(block.count);
         let ats = block.version.blocks[0].insts.iter().filter(|i| i.op == Op::At).count();
         assert_eq!(ats, block.count as usize);
-        assert!(block.count as usize <= MAX_BLOCK && block.end.wrapping_sub(pc) <= 15 * MAX_BLOCK as u64);
+        assert!(
+            block.count as usize <= MAX_BLOCK
+                && block.end.wrapping_sub(pc) <= 15 * MAX_BLOCK as u64
+        );
         if i % 8 == 0 {
             verify::assert_valid(&block.version);
         }

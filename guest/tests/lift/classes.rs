@@ -23,7 +23,8 @@ pub fn has_short_target(code: Code) -> bool {
 
 #[test]
 fn every_user_mode_instruction_is_on_a_list() {
-    let mut counts = [("modelled", 0), ("native", 0), ("special", 0), ("trap", 0), ("not in 64-bit mode", 0)];
+    let mut counts =
+        [("modelled", 0), ("native", 0), ("special", 0), ("trap", 0), ("not in 64-bit mode", 0)];
     let mut unlisted = Vec::new();
     for code in Code::values() {
         let executable = is_executable(code);
@@ -81,9 +82,14 @@ fn the_lists_agree_with_the_tables_they_do_without() {
         let class = classify(code);
         if !op_code.cpl3() {
             let refused = class == Class::Native && code.is_privileged();
-            assert!(refused || matches!(class, Class::Special | Class::Trap(_)), "{code:?} of the kernel: {class:?}");
+            assert!(
+                refused || matches!(class, Class::Special | Class::Trap(_)),
+                "{code:?} of the kernel: {class:?}"
+            );
         }
-        let system = |kind: &Kind| matches!(kind, Kind::seg_reg | Kind::tmm_reg | Kind::xbegin_2 | Kind::xbegin_4);
+        let system = |kind: &Kind| {
+            matches!(kind, Kind::seg_reg | Kind::tmm_reg | Kind::xbegin_2 | Kind::xbegin_4)
+        };
         if op_code.op_kinds().iter().any(system) {
             assert_eq!(class, Class::Special, "{code:?}");
         }

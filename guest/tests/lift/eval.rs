@@ -41,7 +41,11 @@ impl Machine<'_> {
     }
 
     /// Evaluates the block and returns the next pc (`None`: special, trap or syscall).
-    pub fn run(&mut self, block: &LiftedBlock, values: &mut Vec<u64>) -> Result<Option<u64>, Fault> {
+    pub fn run(
+        &mut self,
+        block: &LiftedBlock,
+        values: &mut Vec<u64>,
+    ) -> Result<Option<u64>, Fault> {
         values.clear();
         values.resize(block.version.types.len(), 0);
         let body = &block.version.blocks[0];
@@ -82,14 +86,19 @@ impl Machine<'_> {
                 }
                 Op::At => continue,
                 op if op.is_pure() => {
-                    let args: [u64; 3] = std::array::from_fn(|i| inst.args.get(i).map_or(0, |o| value(values, *o)));
+                    let args: [u64; 3] =
+                        std::array::from_fn(|i| inst.args.get(i).map_or(0, |o| value(values, *o)));
                     semantics::eval(op, inst.ty, &args[..inst.args.len()])
                 }
                 op => panic!("{op} in a modelled block"),
             };
             let def = inst.def().expect("it has a result");
             let ty = block.version.ty(def);
-            assert!(ty == Ty::Flags || result & !ty.mask() == 0, "{} leaves bits above {ty}", inst.op);
+            assert!(
+                ty == Ty::Flags || result & !ty.mask() == 0,
+                "{} leaves bits above {ty}",
+                inst.op
+            );
             values[def.index()] = result;
         }
         let value = |o: Operand| match o {
@@ -98,8 +107,12 @@ impl Machine<'_> {
         };
         let Term::Guest(term) = &body.term else { panic!("a base block ends in the guest") };
         Ok(match term {
-            GuestTerm::Goto(target) | GuestTerm::Call { target, .. } | GuestTerm::Ret(target) => Some(value(*target)),
-            GuestTerm::Branch { cond, taken, fall } => Some(if value(*cond) != 0 { *taken } else { *fall }),
+            GuestTerm::Goto(target) | GuestTerm::Call { target, .. } | GuestTerm::Ret(target) => {
+                Some(value(*target))
+            }
+            GuestTerm::Branch { cond, taken, fall } => {
+                Some(if value(*cond) != 0 { *taken } else { *fall })
+            }
             GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => None,
         })
     }

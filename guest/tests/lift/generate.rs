@@ -49,9 +49,17 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
             len += 1;
         }
     };
-    for (prefix, percent) in
-        [(0x66, 18), (0x67, 8), (0xf3, 6), (0xf2, 4), (0x64, 3), (0x65, 3), (0x2e, 1), (0xf0, 1), (0x66, 1)]
-    {
+    for (prefix, percent) in [
+        (0x66, 18),
+        (0x67, 8),
+        (0xf3, 6),
+        (0xf2, 4),
+        (0x64, 3),
+        (0x65, 3),
+        (0x2e, 1),
+        (0xf0, 1),
+        (0x66, 1),
+    ] {
         if rng.chance(percent) {
             push(prefix);
         }
@@ -70,7 +78,11 @@ fn random_bytes(rng: &mut Rng, space: Space) -> [u8; 16] {
             push((rng.next() as u8 & 0xe0) | map as u8);
         }
         push(rng.next() as u8 | no_second_source.0);
-        push(if space == Space::All { rng.next() as u8 } else { [0xf2, 0xf7, 0xf0][rng.below(3) as usize] });
+        push(if space == Space::All {
+            rng.next() as u8
+        } else {
+            [0xf2, 0xf7, 0xf0][rng.below(3) as usize]
+        });
     } else if escape < vector_bounds.1 {
         push(0x62);
         if rng.chance(8) {
@@ -130,9 +142,16 @@ impl Sample {
     }
 
     /// A random instruction that `accept` takes, memory and branch displacements patched.
-    pub fn random(rng: &mut Rng, arena: &Arena, space: Space, accept: impl Fn(&Instruction) -> bool) -> Sample {
+    pub fn random(
+        rng: &mut Rng,
+        arena: &Arena,
+        space: Space,
+        accept: impl Fn(&Instruction) -> bool,
+    ) -> Sample {
         loop {
-            let Some(mut sample) = Sample::decode(random_bytes(rng, space), arena.slot()) else { continue };
+            let Some(mut sample) = Sample::decode(random_bytes(rng, space), arena.slot()) else {
+                continue;
+            };
             if accept(&sample.inst) && sample.patch(rng, arena) {
                 return sample;
             }
@@ -158,10 +177,14 @@ impl Sample {
         } else if inst.op_kinds().any(|k| k == OpKind::Memory) {
             let middle = middle(rng, arena);
             match (inst.memory_base(), inst.memory_index()) {
-                (Register::RIP | Register::EIP, _) => {
-                    Some((offsets.displacement_offset(), offsets.displacement_size(), middle.wrapping_sub(next)))
+                (Register::RIP | Register::EIP, _) => Some((
+                    offsets.displacement_offset(),
+                    offsets.displacement_size(),
+                    middle.wrapping_sub(next),
+                )),
+                (Register::None, _) => {
+                    Some((offsets.displacement_offset(), offsets.displacement_size(), middle))
                 }
-                (Register::None, _) => Some((offsets.displacement_offset(), offsets.displacement_size(), middle)),
                 _ => None,
             }
         } else {
@@ -188,8 +211,13 @@ impl Sample {
             *g = rng.interesting();
         }
         registers.flags = 0x202 | rng.next() & dynasour_ir::semantics::ARITH_FLAGS;
-        let mut state =
-            State { registers, fs_base: rng.below(1 << 46), gs_base: rng.below(1 << 46), operand: 0, target_at: None };
+        let mut state = State {
+            registers,
+            fs_base: rng.below(1 << 46),
+            gs_base: rng.below(1 << 46),
+            operand: 0,
+            target_at: None,
+        };
         if inst.is_stack_instruction() || inst.mnemonic() == M::Leave {
             state.registers.gpr[4] = middle(rng, arena);
         }
@@ -222,7 +250,9 @@ impl Sample {
                 }
                 gpr[reg] = arena.taken();
             }
-            M::Call | M::Jmp if inst.op0_kind() == OpKind::Memory => state.target_at = Some(state.operand),
+            M::Call | M::Jmp if inst.op0_kind() == OpKind::Memory => {
+                state.target_at = Some(state.operand)
+            }
             _ => {}
         }
         Some(state)
@@ -231,7 +261,8 @@ impl Sample {
 
 /// Whether a register holds an offset in bits from the memory operand.
 fn has_bit_offset(inst: &Instruction) -> bool {
-    matches!(inst.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc) && inst.op1_kind() == OpKind::Register
+    matches!(inst.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc)
+        && inst.op1_kind() == OpKind::Register
 }
 
 /// An address well inside the scratch memory.
@@ -286,7 +317,8 @@ impl State {
                 v.wrapping_mul(1 + scale).wrapping_add(disp) & mask
             }
             (base, index) => {
-                let scaled = if index == Register::None { 0 } else { value(gpr, index).wrapping_mul(scale) };
+                let scaled =
+                    if index == Register::None { 0 } else { value(gpr, index).wrapping_mul(scale) };
                 let offset = if has_segment { rng.below(1 << 31) } else { wanted };
                 set(gpr, rng, base, offset.wrapping_sub(disp).wrapping_sub(scaled) & mask);
                 offset

@@ -74,7 +74,12 @@ impl Comparison {
         let sample = Sample::random(&mut rng, arena, Space::Integer, is_testable);
         let code = Bytes { start: sample.inst.ip(), bytes: sample.bytes() };
         let block = lift_block(sample.inst.ip(), &code, 1);
-        assert!(faults_precede_puts(&block), "{:x?} {}: a fault after a put", sample.bytes(), sample.inst);
+        assert!(
+            faults_precede_puts(&block),
+            "{:x?} {}: a fault after a put",
+            sample.bytes(),
+            sample.inst
+        );
         assert_eq!(block.end, sample.inst.next_ip());
         verify::assert_valid(&block.version);
         arena.install(sample.bytes());
@@ -96,7 +101,13 @@ impl Comparison {
         }
     }
 
-    fn state(&mut self, arena: &mut Arena, sample: &Sample, block: &LiftedBlock, state: &State) -> Result<(), String> {
+    fn state(
+        &mut self,
+        arena: &mut Arena,
+        sample: &Sample,
+        block: &LiftedBlock,
+        state: &State,
+    ) -> Result<(), String> {
         if self.writable {
             arena.memory().copy_from_slice(&self.before);
         }

@@ -43,8 +43,9 @@ impl Layout {
         // SAFETY: the lifter's tests need XSAVE, which comes with `xgetbv`.
         unsafe { std::arch::asm!("xgetbv", in("ecx") 0, out("eax") xcr0, out("edx") _) };
         let components = xcr0 as u8 & KNOWN_COMPONENTS;
-        let offset =
-            |component: u32| (components >> component & 1 != 0).then(|| __cpuid_count(0xd, component).ebx as usize);
+        let offset = |component: u32| {
+            (components >> component & 1 != 0).then(|| __cpuid_count(0xd, component).ebx as usize)
+        };
         let (avx, masks, zmm_high, zmm_16_to_31) = (offset(2), offset(5), offset(6), offset(7));
         assert!(zmm_16_to_31.is_none_or(|at| at + 16 * ZMM_BYTES <= XSAVE_BYTES));
         Layout { components, avx, masks, zmm_high, zmm_16_to_31 }
@@ -124,7 +125,13 @@ struct Declared<'b> {
 impl Declared<'_> {
     fn of(block: &LiftedBlock) -> Option<Declared<'_>> {
         let [native] = &block.version.natives[..] else { return None };
-        let mut d = Declared { native, gpr_read: 0, gpr_written: 0, flags_read: false, flags_written: false };
+        let mut d = Declared {
+            native,
+            gpr_read: 0,
+            gpr_written: 0,
+            flags_read: false,
+            flags_written: false,
+        };
         for inst in &block.version.blocks[0].insts {
             match inst.op {
                 Op::Get(Loc::Gpr(g)) => d.gpr_read |= 1 << g.number(),
@@ -138,7 +145,13 @@ impl Declared<'_> {
     }
 
     /// A second state that agrees with `state` on everything that is read.
-    fn disagree(&self, rng: &mut Rng, layout: &Layout, state: &Registers, area: &Extended) -> (Registers, Extended) {
+    fn disagree(
+        &self,
+        rng: &mut Rng,
+        layout: &Layout,
+        state: &Registers,
+        area: &Extended,
+    ) -> (Registers, Extended) {
         let (mut registers, mut vectors) = (*state, *area);
         for (n, g) in registers.gpr.iter_mut().enumerate() {
             if self.gpr_read >> n & 1 == 0 {
@@ -173,16 +186,26 @@ impl Checker {
     fn run(&self, arena: &mut Arena, input: Registers, vectors_in: Extended, state: &State) -> Run {
         arena.memory().copy_from_slice(&self.memory);
         let mut vectors_out = vectors_in;
-        let (output, end) = arena.run_with_vectors(&input, &mut vectors_out, state.fs_base, state.gs_base);
+        let (output, end) =
+            arena.run_with_vectors(&input, &mut vectors_out, state.fs_base, state.gs_base);
         Run { input, vectors_in, output, vectors_out, memory: arena.memory().to_vec(), end }
     }
 
     /// Checks that nothing changed that is not declared as written.
-    fn unchanged(&self, d: &Declared<'_>, run: &Run, arena: &Arena, operand: u64) -> Result<(), String> {
+    fn unchanged(
+        &self,
+        d: &Declared<'_>,
+        run: &Run,
+        arena: &Arena,
+        operand: u64,
+    ) -> Result<(), String> {
         let n = d.native;
         for i in (0..16).filter(|i| d.gpr_written >> i & 1 == 0) {
             if run.input.gpr[i] != run.output.gpr[i] {
-                return Err(format!("register {i} changes: {:#x} {:#x}", run.input.gpr[i], run.output.gpr[i]));
+                return Err(format!(
+                    "register {i} changes: {:#x} {:#x}",
+                    run.input.gpr[i], run.output.gpr[i]
+                ));
             }
         }
         if !d.flags_written && (run.input.flags ^ run.output.flags) & ARITH_FLAGS != 0 {
@@ -193,16 +216,21 @@ impl Checker {
             return Err("the direction flag changes".to_string());
         }
         for i in (0..32).filter(|i| !n.writes.contains(&Loc::Vec(*i))) {
-            if self.layout.zmm(&run.vectors_in, i.into()) != self.layout.zmm(&run.vectors_out, i.into()) {
+            if self.layout.zmm(&run.vectors_in, i.into())
+                != self.layout.zmm(&run.vectors_out, i.into())
+            {
                 return Err(format!("zmm{i} changes"));
             }
         }
         for i in (0..8).filter(|i| !n.writes.contains(&Loc::Mask(*i))) {
-            if self.layout.mask(&run.vectors_in, i.into()) != self.layout.mask(&run.vectors_out, i.into()) {
+            if self.layout.mask(&run.vectors_in, i.into())
+                != self.layout.mask(&run.vectors_out, i.into())
+            {
                 return Err(format!("k{i} changes"));
             }
         }
-        let same = |range: Range<usize>| run.vectors_in.0[range.clone()] == run.vectors_out.0[range];
+        let same =
+            |range: Range<usize>| run.vectors_in.0[range.clone()] == run.vectors_out.0[range];
         if !n.writes.contains(&Loc::Mxcsr) && !same(MXCSR..MXCSR + 4) {
             return Err("mxcsr changes".to_string());
         }
@@ -242,11 +270,17 @@ impl Checker {
         }
         for i in (0..16).filter(|i| d.gpr_written >> i & 1 != 0) {
             if a.output.gpr[i] != b.output.gpr[i] {
-                return Err(format!("register {i} depends on more: {:#x} {:#x}", a.output.gpr[i], b.output.gpr[i]));
+                return Err(format!(
+                    "register {i} depends on more: {:#x} {:#x}",
+                    a.output.gpr[i], b.output.gpr[i]
+                ));
             }
         }
         if d.flags_written && (a.output.flags ^ b.output.flags) & ARITH_FLAGS != 0 {
-            return Err(format!("flags depend on more: {:#x} {:#x}", a.output.flags, b.output.flags));
+            return Err(format!(
+                "flags depend on more: {:#x} {:#x}",
+                a.output.flags, b.output.flags
+            ));
         }
         for i in (0..32).filter(|i| d.native.vec_write >> i & 1 != 0) {
             if self.layout.zmm(&a.vectors_out, i) != self.layout.zmm(&b.vectors_out, i) {
@@ -260,13 +294,21 @@ impl Checker {
     }
 
     /// Checks that an instruction whose rsp was renamed does the same with the replacing register.
-    fn renamed(&self, arena: &mut Arena, d: &Declared<'_>, run: &Run, state: &State) -> Result<(), String> {
+    fn renamed(
+        &self,
+        arena: &mut Arena,
+        d: &Declared<'_>,
+        run: &Run,
+        state: &State,
+    ) -> Result<(), String> {
         let inst = &d.native.inst;
         let rsp = Register::RSP.number();
         let outputs: u16 = d.native.gpr_out.iter().map(|g| 1 << g.number()).sum();
         let inputs: u16 = d.native.gpr_in.iter().map(|g| 1 << g.number()).sum();
         let uses_rsp = (d.gpr_read | d.gpr_written) >> rsp & 1 != 0;
-        let Some(stand_in) = (0..16).find(|n| (outputs | inputs) & !(d.gpr_read | d.gpr_written) & 1 << n != 0) else {
+        let Some(stand_in) =
+            (0..16).find(|n| (outputs | inputs) & !(d.gpr_read | d.gpr_written) & 1 << n != 0)
+        else {
             return Ok(());
         };
         assert!(uses_rsp && d.native.mem_size.is_none());
@@ -278,7 +320,9 @@ impl Checker {
         let second = self.run(arena, input, run.vectors_in, state);
         let mut expected = run.output.gpr;
         expected.swap(rsp, stand_in);
-        if second.output.gpr != expected || (second.output.flags ^ run.output.flags) & ARITH_FLAGS != 0 {
+        if second.output.gpr != expected
+            || (second.output.flags ^ run.output.flags) & ARITH_FLAGS != 0
+        {
             return Err(format!("{inst} differs: {:x?}, {expected:x?}", second.output.gpr));
         }
         Ok(())
@@ -365,7 +409,8 @@ fn natives_do_what_they_declare() {
         let block = lift_block(sample.inst.ip(), &code, 1);
         dynasour_ir::verify::assert_valid(&block.version);
         let Some(declared) = Declared::of(&block) else {
-            let special = matches!(block.version.blocks[0].term, Term::Guest(GuestTerm::Special { .. }));
+            let special =
+                matches!(block.version.blocks[0].term, Term::Guest(GuestTerm::Special { .. }));
             assert!(special, "{} {:x?}: neither native nor special", sample.inst, sample.bytes());
             continue;
         };
@@ -374,18 +419,24 @@ fn natives_do_what_they_declare() {
         place_implicit(&mut rng, &arena, &checker.layout, &sample.inst, &mut state, &mut vectors);
         arena.install(sample.bytes());
         let first = checker.run(&mut arena, state.registers, vectors, &state);
-        let (registers, vectors) = declared.disagree(&mut rng, &checker.layout, &state.registers, &vectors);
+        let (registers, vectors) =
+            declared.disagree(&mut rng, &checker.layout, &state.registers, &vectors);
         let second = checker.run(&mut arena, registers, vectors, &state);
         seen.insert(sample.inst.code());
         let mut outcome = checker.agree(&declared, &first, &second);
         if !matches!(first.end, End::Signal(_)) {
             completed.insert(sample.inst.code());
             outcome = outcome
-                .and_then(|()| checker.unchanged(&declared, &first, &arena, element(&sample.inst, &state)))
-                .and_then(|()| checker.unchanged(&declared, &second, &arena, element(&sample.inst, &state)));
+                .and_then(|()| {
+                    checker.unchanged(&declared, &first, &arena, element(&sample.inst, &state))
+                })
+                .and_then(|()| {
+                    checker.unchanged(&declared, &second, &arena, element(&sample.inst, &state))
+                });
             let has_memory = sample.inst.op_kinds().any(|k| k == OpKind::Memory);
             if !has_memory && !declared.native.effects.contains(Effects::NO_REPEAT) {
-                outcome = outcome.and_then(|()| checker.renamed(&mut arena, &declared, &first, &state));
+                outcome =
+                    outcome.and_then(|()| checker.renamed(&mut arena, &declared, &first, &state));
             }
         }
         if let Err(difference) = outcome {
@@ -401,7 +452,11 @@ fn natives_do_what_they_declare() {
             entry.0 += 1;
         }
     }
-    println!("{cases} natives over {} codes, {} of them without a signal", seen.len(), completed.len());
+    println!(
+        "{cases} natives over {} codes, {} of them without a signal",
+        seen.len(),
+        completed.len()
+    );
     for (mnemonic, (count, first)) in &failures {
         println!("{mnemonic:?}: {count} differences, first: {first}");
     }

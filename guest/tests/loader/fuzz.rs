@@ -37,7 +37,8 @@ const HEADER_FIELDS: [(usize, usize); 13] = [
     (60, 2),
     (62, 2),
 ];
-const TABLE_FIELDS: [(usize, usize); 8] = [(0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8), (48, 8)];
+const TABLE_FIELDS: [(usize, usize); 8] =
+    [(0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8), (48, 8)];
 
 /// A value near `old`, or at an edge, that is likely to break a check.
 fn nasty(random: &mut Random, old: u64, file_size: u64) -> u64 {
@@ -89,12 +90,17 @@ fn spoil(random: &mut Random, bytes: &mut Vec<u8>) -> String {
     }
     match random.below(10) {
         0 => {
-            let len = if random.below(2) == 0 { random.below(HEADER + table_len) } else { random.below(bytes.len()) };
+            let len = if random.below(2) == 0 {
+                random.below(HEADER + table_len)
+            } else {
+                random.below(bytes.len())
+            };
             bytes.truncate(len);
             done += &format!("cut to {len}");
         }
         1 => {
-            let (one, other) = (random.below(table_len / TABLE_ENTRY), random.below(table_len / TABLE_ENTRY));
+            let (one, other) =
+                (random.below(table_len / TABLE_ENTRY), random.below(table_len / TABLE_ENTRY));
             for i in 0..TABLE_ENTRY {
                 bytes.swap(HEADER + one * TABLE_ENTRY + i, HEADER + other * TABLE_ENTRY + i);
             }
@@ -116,7 +122,10 @@ fn settled_maps() -> Vec<MapEntry> {
         }
         match settled.last_mut() {
             Some(last)
-                if anonymous && last.inode == 0 && last.path.is_none() && last.range.end == entry.range.start =>
+                if anonymous
+                    && last.inode == 0
+                    && last.path.is_none()
+                    && last.range.end == entry.range.start =>
             {
                 last.range.end = entry.range.end;
             }
@@ -133,17 +142,29 @@ fn check_loaded(loaded: &Loaded, before: &[MapEntry]) {
     new.push(loaded.stack.clone());
     for (i, range) in new.iter().enumerate() {
         assert!(range.start < range.end);
-        assert!(new[..i].iter().all(|other| other.end <= range.start || range.end <= other.start), "{new:x?}");
+        assert!(
+            new[..i].iter().all(|other| other.end <= range.start || range.end <= other.start),
+            "{new:x?}"
+        );
     }
     let after = settled_maps();
     for old in before {
-        let same = |entry: &&MapEntry| entry.range.start <= old.range.start && old.range.end <= entry.range.end;
+        let same = |entry: &&MapEntry| {
+            entry.range.start <= old.range.start && old.range.end <= entry.range.end
+        };
         let now = after.iter().find(same).expect("still mapped");
-        assert_eq!((now.inode, now.prot, now.shared), (old.inode, old.prot, old.shared), "{old:x?}");
+        assert_eq!(
+            (now.inode, now.prot, now.shared),
+            (old.inode, old.prot, old.shared),
+            "{old:x?}"
+        );
     }
     assert!(loaded.images[0].range.contains(&loaded.program_entry));
     assert!(loaded.images.iter().any(|image| image.range.contains(&loaded.entry_pc)));
-    assert!(loaded.stack.contains(&loaded.places.stack_pointer) && loaded.places.stack_pointer.is_multiple_of(16));
+    assert!(
+        loaded.stack.contains(&loaded.places.stack_pointer)
+            && loaded.places.stack_pointer.is_multiple_of(16)
+    );
 }
 
 /// Loads an accepted file in a child: 0 for loaded, 1 for a proper refusal.
@@ -152,7 +173,11 @@ fn load_in_child(path: &Path) -> Outcome {
         let Ok(plan) = check(path) else { return 1 };
         let arguments = c_strings(&["fuzz", "argument"]);
         let before = settled_maps();
-        match plan.load(&arguments, &arguments, &LoadOptions { stack_size: Some(1 << 20), ..Default::default() }) {
+        match plan.load(
+            &arguments,
+            &arguments,
+            &LoadOptions { stack_size: Some(1 << 20), ..Default::default() },
+        ) {
             Ok(loaded) => {
                 check_loaded(&loaded, &before);
                 0
@@ -190,11 +215,14 @@ fn spoilt_files() {
         let mut bytes = family[random.below(family.len())].clone();
         let done = spoil(&mut random, &mut bytes);
         file(&path, &bytes, 0o755);
-        let answer =
-            std::panic::catch_unwind(|| check(&path).map(drop)).unwrap_or_else(|_| panic!("case {case}: {done}"));
+        let answer = std::panic::catch_unwind(|| check(&path).map(drop))
+            .unwrap_or_else(|_| panic!("case {case}: {done}"));
         match answer {
             Err(error) => {
-                assert!(error.exit_status() == 126 && error.to_string().starts_with(&*path.to_string_lossy()))
+                assert!(
+                    error.exit_status() == 126
+                        && error.to_string().starts_with(&*path.to_string_lossy())
+                )
             }
             Ok(()) => {
                 accepted += 1;
@@ -220,11 +248,13 @@ fn arbitrary_bytes() {
     let mut random = Random::new("arbitrary_bytes");
     for case in 0..2000 {
         let mut bytes: Vec<u8> = (0..random.below(300)).map(|_| random.next() as u8).collect();
-        let start: &[u8] = [b"".as_slice(), b"\x7fELF", b"\x7fELF\x02\x01\x01", b"#!"][random.below(4)];
+        let start: &[u8] =
+            [b"".as_slice(), b"\x7fELF", b"\x7fELF\x02\x01\x01", b"#!"][random.below(4)];
         let len = start.len().min(bytes.len());
         bytes[..len].copy_from_slice(&start[..len]);
         file(&path, &bytes, 0o755);
-        let answer = std::panic::catch_unwind(|| check(&path).map(drop)).unwrap_or_else(|_| panic!("case {case}"));
+        let answer = std::panic::catch_unwind(|| check(&path).map(drop))
+            .unwrap_or_else(|_| panic!("case {case}"));
         assert!(answer.is_err(), "case {case}: {bytes:x?}");
     }
 }

@@ -62,7 +62,8 @@ fn programs_of_the_system() {
     ];
     for arguments in cases {
         let native = run_native(Path::new(arguments[0]), arguments, &["LC_ALL=C"]);
-        let loaded = run_loaded(Path::new(arguments[0]), arguments, &["LC_ALL=C"], &LoadOptions::default());
+        let loaded =
+            run_loaded(Path::new(arguments[0]), arguments, &["LC_ALL=C"], &LoadOptions::default());
         assert_eq!(loaded, native, "{arguments:?}");
     }
 }
@@ -74,11 +75,16 @@ fn stack_and_placement() {
     let _alone = alone();
     let directory = scratch();
     let plain = compile(directory.path(), "plain", EXIT_42, &["-pie", "-fPIE"]);
-    let executable = compile(directory.path(), "executable", EXIT_42, &["-pie", "-fPIE", "-z", "execstack"]);
+    let executable =
+        compile(directory.path(), "executable", EXIT_42, &["-pie", "-fPIE", "-z", "execstack"]);
     for (path, expected) in [(&plain, false), (&executable, true)] {
         let outcome = in_child(|| {
-            let options = LoadOptions { stack_size: Some(1 << 20), random: Some([7; 16]), low: true };
-            let loaded = check(path).expect("accepted").load(&c_strings(&["x"]), &[], &options).expect("loaded");
+            let options =
+                LoadOptions { stack_size: Some(1 << 20), random: Some([7; 16]), low: true };
+            let loaded = check(path)
+                .expect("accepted")
+                .load(&c_strings(&["x"]), &[], &options)
+                .expect("loaded");
             assert_eq!(loaded.stack.end - loaded.stack.start, 1 << 20);
             assert!(loaded.stack.contains(&loaded.places.stack_pointer));
             let maps = space::maps().expect("maps");
@@ -97,15 +103,22 @@ fn stack_and_placement() {
                 assert!(!first.shared && first.inode != 0);
             }
             let [program, linker] = &loaded.images[..] else { panic!("two images") };
-            assert!(program.range.contains(&loaded.program_entry) && linker.range.contains(&loaded.entry_pc));
+            assert!(
+                program.range.contains(&loaded.program_entry)
+                    && linker.range.contains(&loaded.entry_pc)
+            );
             assert!(linker.range.start >= program.range.end + space::PAGE);
             assert_eq!(loaded.exe_path, path.canonicalize().expect("path"));
             assert_eq!(loaded.comm.to_bytes(), path.file_name().expect("name").as_encoded_bytes());
             assert_eq!(loaded.brk.start(), loaded.brk.current());
             // No descriptor stays open that the guest could see.
             let open = std::fs::read_dir("/proc/self/fd").expect("descriptors");
-            let shown: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).collect();
-            assert!(shown.iter().all(|target| *target != program.path && *target != linker.path), "{shown:?}");
+            let shown: Vec<_> =
+                open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).collect();
+            assert!(
+                shown.iter().all(|target| *target != program.path && *target != linker.path),
+                "{shown:?}"
+            );
             0
         });
         assert_eq!(outcome.status, Ok(0));
@@ -120,11 +133,18 @@ fn a_taken_address_is_a_refusal() {
     let fixed = compile(directory.path(), "fixed", EXIT_42, &["-no-pie", "-fno-pie"]);
     let outcome = in_child(|| {
         let blocker = space::Reservation::at(0x40_2000, space::PAGE).expect("free");
-        let error = check(&fixed).expect("accepted").load(&[], &[], &LoadOptions::default()).expect_err("taken");
+        let error = check(&fixed)
+            .expect("accepted")
+            .load(&[], &[], &LoadOptions::default())
+            .expect_err("taken");
         let message = error.to_string();
-        assert!(message.contains("cannot map segment at 0x400000") && !message.contains('\n'), "{message}");
+        assert!(
+            message.contains("cannot map segment at 0x400000") && !message.contains('\n'),
+            "{message}"
+        );
         assert_eq!((error.exit_status(), error.errno()), (126, libc::ENOMEM));
-        let left: Vec<_> = space::maps().expect("maps").into_iter().filter(|m| m.range.end < 1 << 32).collect();
+        let left: Vec<_> =
+            space::maps().expect("maps").into_iter().filter(|m| m.range.end < 1 << 32).collect();
         assert_eq!(left.len(), 1, "only what was there before: {left:x?}");
         drop(blocker);
         check(&fixed).expect("accepted").load(&[], &[], &LoadOptions::default()).expect("loaded");

@@ -15,7 +15,10 @@ fn refusal(path: &Path) -> LoadError {
     let native = native_refusal(path, &[os(b"x")]);
     assert_eq!(native.expect_err("the kernel refuses"), error.errno(), "{error}");
     let message = error.to_string();
-    assert!(message.starts_with(&format!("{}: ", path.display())) && !message.contains('\n'), "{message:?}");
+    assert!(
+        message.starts_with(&format!("{}: ", path.display())) && !message.contains('\n'),
+        "{message:?}"
+    );
     error
 }
 
@@ -49,7 +52,10 @@ fn files_that_are_no_programs() {
 
     file(&at("good"), exit_42("static"), 0o755);
     symlink("good", at("link")).expect("link");
-    assert_eq!(check(&at("link")).expect("accepted").file_name().to_bytes(), at("link").as_os_str().as_encoded_bytes());
+    assert_eq!(
+        check(&at("link")).expect("accepted").file_name().to_bytes(),
+        at("link").as_os_str().as_encoded_bytes()
+    );
     let writer = fs::OpenOptions::new().append(true).open(at("good")).expect("writer");
     // A kernel before 6.14 cannot be asked; there the file counts as runnable.
     if check(&at("good")).is_err() {
@@ -99,7 +105,10 @@ fn elf_files_that_do_not_fit() {
     };
     expect_ours(&changed("static", &[(4, &[1])]), "a 32-bit ELF file");
     expect_ours(&exit_42("static")[..0x2000], "extends beyond the end of the file");
-    expect_ours(&changed("static", &[(0x18, &[0; 8])]), "entry point 0x0 is not in an executable segment");
+    expect_ours(
+        &changed("static", &[(0x18, &[0; 8])]),
+        "entry point 0x0 is not in an executable segment",
+    );
 }
 
 /// Position of PT_INTERP's name in a dynamically linked file.
@@ -116,7 +125,8 @@ fn dynamic_linkers_that_cannot_be_used() {
     let path = directory.path().join("program");
     let good = exit_42("pie");
     // The new name must not be longer than the old one.
-    let place = tempfile::Builder::new().prefix("d").rand_bytes(6).tempdir_in("/tmp").expect("directory");
+    let place =
+        tempfile::Builder::new().prefix("d").rand_bytes(6).tempdir_in("/tmp").expect("directory");
     let linker = place.path().join("ld");
     let with_name = |name: &[u8]| {
         let mut bytes = good.clone();
@@ -169,13 +179,15 @@ fn permissions_of_an_ordinary_user() {
         return;
     }
     let directory = scratch();
-    fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("mode");
+    fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("mode");
     let at = |name: &str| directory.path().join(name);
     file(&at("unreadable"), exit_42("static"), 0o711);
     file(&at("others"), exit_42("static"), 0o744);
     fs::create_dir(at("closed")).expect("directory");
     file(&at("closed/good"), exit_42("static"), 0o755);
-    fs::set_permissions(at("closed"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("mode");
+    fs::set_permissions(at("closed"), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .expect("mode");
     let outcome = in_child(|| {
         // SAFETY: a plain system call; it concerns this child only.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setuid, 65534) }, 0);

@@ -67,7 +67,9 @@ fn chains() {
     assert_eq!(error.exit_status(), 126);
     assert_eq!(
         error.to_string(),
-        format!("{root}/missing: script interpreter /nonexistent/interpreter: no such file or directory")
+        format!(
+            "{root}/missing: script interpreter /nonexistent/interpreter: no such file or directory"
+        )
     );
     file(&at("directory"), format!("#!{root}\n"), 0o755);
     assert_eq!(compare(&at("directory")), Err(libc::EACCES));

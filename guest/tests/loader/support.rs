@@ -52,7 +52,8 @@ pub fn compile(directory: &Path, name: &str, source: &str, options: &[&str]) -> 
     let output = directory.join(name);
     let input = directory.join(format!("{name}.c"));
     fs::write(&input, source).expect("source written");
-    let status = Command::new("cc").arg("-O1").args(options).arg("-o").arg(&output).arg(&input).status();
+    let status =
+        Command::new("cc").arg("-O1").args(options).arg("-o").arg(&output).arg(&input).status();
     assert!(status.expect("cc runs").success(), "cc {options:?} {name}");
     output
 }
@@ -111,10 +112,16 @@ pub fn in_child(body: impl FnOnce() -> i32) -> Outcome {
 }
 
 /// Loads a program in a child and jumps to it.
-pub fn run_loaded(path: &Path, arguments: &[&str], environment: &[&str], options: &LoadOptions) -> Outcome {
+pub fn run_loaded(
+    path: &Path,
+    arguments: &[&str],
+    environment: &[&str],
+    options: &LoadOptions,
+) -> Outcome {
     in_child(|| {
         let plan = check(path).expect("accepted");
-        let loaded = plan.load(&c_strings(arguments), &c_strings(environment), options).expect("loaded");
+        let loaded =
+            plan.load(&c_strings(arguments), &c_strings(environment), options).expect("loaded");
         for each in [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGPIPE] {
             // SAFETY: default dispositions run no code.
             unsafe { signal(each, SigHandler::SigDfl) }.expect("disposition");
@@ -192,7 +199,8 @@ pub struct Random(u64);
 
 impl Random {
     pub fn new(user: &str) -> Random {
-        let seed = std::env::var("DYNASOUR_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+        let seed =
+            std::env::var("DYNASOUR_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
         println!("{user}: DYNASOUR_SEED={seed}");
         Random(seed)
     }

@@ -20,7 +20,9 @@
 //! version   leaves to 0x14 with rax = 4, entered with rax = 1  wrong: base has rax = 2 there
 //! ```
 
-use super::{EvalError, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run};
+use super::{
+    EvalError, ForceNth, Hooks, Leave, Machine, ModelMachine, NoHooks, Reason, State, run,
+};
 use crate::types::Loc;
 use crate::version::{Fact, Version};
 use std::collections::{BTreeMap, HashMap};
@@ -169,7 +171,11 @@ struct Candidate {
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (loc, base, version)) in self.differing.iter().enumerate() {
-            write!(f, "{}{loc}: base {base:#x}, version {version:#x}", if i > 0 { "; " } else { "" })?;
+            write!(
+                f,
+                "{}{loc}: base {base:#x}, version {version:#x}",
+                if i > 0 { "; " } else { "" }
+            )?;
         }
         self.machine.iter().try_for_each(|what| write!(f, "base and version: {what}"))
     }
@@ -190,7 +196,8 @@ impl<M: Comparable> Search<'_, M> {
         }
         if self.closest.as_ref().is_none_or(|closest| count < closest.differing.len()) {
             let value = |s: &State, loc| s.get(loc).unwrap_or(0);
-            let differing = differing.map(|loc| (loc, value(state, loc), value(self.state, loc))).collect();
+            let differing =
+                differing.map(|loc| (loc, value(state, loc), value(self.state, loc))).collect();
             self.closest = Some(Candidate { differing, machine: found });
         }
         false
@@ -246,7 +253,13 @@ pub fn check<M: Comparable>(
         let mut hooks = ForceNth { seen: 0, nth };
         let leave = run(version, &mut state, &mut after, &mut hooks, &mut budget);
         let mismatch = |leave: Option<Leave>, what: String| {
-            Box::new(Mismatch { version: version.to_string(), entry: entry.clone(), forced: nth, leave, what })
+            Box::new(Mismatch {
+                version: version.to_string(),
+                entry: entry.clone(),
+                forced: nth,
+                leave,
+                what,
+            })
         };
         let leave = leave.map_err(|e| mismatch(None, e.to_string()))?;
         let pc = match leave {
@@ -254,15 +267,23 @@ pub fn check<M: Comparable>(
             Leave::Budget => {
                 return match base_ends(code, version.region, entry, machine, limits.steps / HASTE) {
                     false => Ok((hooks.seen, false)),
-                    true => Err(mismatch(Some(leave), "base comes to its end, the version goes on and on".to_string())),
+                    true => Err(mismatch(
+                        Some(leave),
+                        "base comes to its end, the version goes on and on".to_string(),
+                    )),
                 };
             }
-            Leave::Syscall { .. } | Leave::Special { .. } | Leave::Trap { .. } | Leave::Fault { .. } => {
+            Leave::Syscall { .. }
+            | Leave::Special { .. }
+            | Leave::Trap { .. }
+            | Leave::Fault { .. } => {
                 return same_end(code, version, entry, machine, &leave, (&state, &after))
                     .map(|()| (hooks.seen, true))
                     .map_err(|what| mismatch(Some(leave.clone()), what));
             }
-            Leave::Stopped { .. } => return Err(mismatch(Some(leave), "stopped without being asked".to_string())),
+            Leave::Stopped { .. } => {
+                return Err(mismatch(Some(leave), "stopped without being asked".to_string()));
+            }
         };
         // One pass through a loop of the trace may stand for many base instructions; the factor is
         // a guess, and too low reports a correct version as a mismatch.
@@ -289,9 +310,18 @@ pub fn check<M: Comparable>(
 const HASTE: u64 = 8;
 
 /// Does the program end, from this state, within `steps` IR instructions?
-fn base_ends<M: Comparable>(code: &mut dyn Code, pc: u64, entry: &State, machine: &M, steps: u64) -> bool {
+fn base_ends<M: Comparable>(
+    code: &mut dyn Code,
+    pc: u64,
+    entry: &State,
+    machine: &M,
+    steps: u64,
+) -> bool {
     let (mut state, mut machine, mut budget) = (entry.clone(), machine.clone(), steps);
-    !matches!(run_base(code, pc, &mut state, &mut machine, &mut NoHooks, &mut budget), Ok(Leave::Budget))
+    !matches!(
+        run_base(code, pc, &mut state, &mut machine, &mut NoHooks, &mut budget),
+        Ok(Leave::Budget)
+    )
 }
 
 /// For a `base` version that ends in a system call, a trap or the like: the program must end in the
@@ -345,12 +375,19 @@ pub fn same_result<M: Comparable>(
         Leave::Anchor { pc, .. } | Leave::Goto(pc) => Some(*pc),
         _ => None,
     };
-    let same_leave = first.0 == second.0 || (pc(&first.0).is_some() && pc(&first.0) == pc(&second.0));
+    let same_leave =
+        first.0 == second.0 || (pc(&first.0).is_some() && pc(&first.0) == pc(&second.0));
     if !same_leave {
-        return Err(format!("{} leaves by {:?}, {} by {:?}", one.name, first.0, two.name, second.0));
+        return Err(format!(
+            "{} leaves by {:?}, {} by {:?}",
+            one.name, first.0, two.name, second.0
+        ));
     }
     if first.1 != second.1 {
-        return Err(format!("{} leaves with {}, {} with {}", one.name, first.1, two.name, second.1));
+        return Err(format!(
+            "{} leaves with {}, {} with {}",
+            one.name, first.1, two.name, second.1
+        ));
     }
     first.2.difference(&second.2).map_or(Ok(()), Err)
 }

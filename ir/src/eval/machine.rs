@@ -148,7 +148,8 @@ impl ModelMachine {
 
     /// The initial content of an address in a boundless machine; `None` in any other machine.
     fn untouched(&self, address: u64) -> Option<u8> {
-        let word = (self.boundless? ^ address >> 3).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(32);
+        let word =
+            (self.boundless? ^ address >> 3).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(32);
         Some((word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (8 * (address & 7))) as u8)
     }
 
@@ -260,11 +261,15 @@ impl ModelMachine {
                 && let Some(i) = (0..ours.len()).find(|i| ours[*i] != theirs[*i])
             {
                 let address = page * PAGE + i as u64;
-                return Some(format!("byte at {address:#x}: {:#04x} and {:#04x}", ours[i], theirs[i]));
+                return Some(format!(
+                    "byte at {address:#x}: {:#04x} and {:#04x}",
+                    ours[i], theirs[i]
+                ));
             }
         }
         let locs = self.in_place.keys().chain(other.in_place.keys());
-        let value = |machine: &ModelMachine, loc: &Loc| machine.in_place.get(loc).copied().unwrap_or(0);
+        let value =
+            |machine: &ModelMachine, loc: &Loc| machine.in_place.get(loc).copied().unwrap_or(0);
         for loc in locs {
             let (ours, theirs) = (value(self, loc), value(other, loc));
             if ours != theirs {
@@ -413,7 +418,9 @@ impl Machine for ModelMachine {
             address.hash(&mut hasher);
         }
         let seed = hasher.finish();
-        let nth = |n: u64| (seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        let nth = |n: u64| {
+            (seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd)
+        };
         if let Some((start, size)) = memory.filter(|_| native.effects.contains(Effects::WRITE)) {
             for i in 0..size {
                 let at = start.wrapping_add(i);

@@ -248,9 +248,15 @@ pub fn run<M: Machine, H: Hooks<M>>(
     let values = vec![0; version.types.len()];
     let mut frame = Frame { version, values, pc: version.region, state, machine, hooks };
     let start = Place { block: BlockId(0), inst: 0 };
-    let entry = version.blocks.first().ok_or(EvalError::Malformed { place: start, what: "no entry block" })?;
+    let entry = version
+        .blocks
+        .first()
+        .ok_or(EvalError::Malformed { place: start, what: "no entry block" })?;
     for (loc, v) in version.entry_locs.iter().zip(&entry.params) {
-        let value = frame.state.get(*loc).ok_or(EvalError::Malformed { place: start, what: "entry location" })?;
+        let value = frame
+            .state
+            .get(*loc)
+            .ok_or(EvalError::Malformed { place: start, what: "entry location" })?;
         frame.values[v.index()] = value;
     }
     frame.run(start, budget)
@@ -348,7 +354,9 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             GuestTerm::Goto(target) | GuestTerm::Ret(target) | GuestTerm::Call { target, .. } => {
                 Leave::Goto(self.operand(target))
             }
-            GuestTerm::Branch { cond, taken, fall } => Leave::Goto(if self.operand(cond) != 0 { taken } else { fall }),
+            GuestTerm::Branch { cond, taken, fall } => {
+                Leave::Goto(if self.operand(cond) != 0 { taken } else { fall })
+            }
             GuestTerm::Syscall { next } => Leave::Syscall { next },
             GuestTerm::Special { pc } => Leave::Special { pc },
             GuestTerm::Trap { pc, trap } => Leave::Trap { pc, trap },
@@ -365,16 +373,21 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         let args: SmallVec<[u64; 6]> = inst.args.iter().map(|a| self.operand(*a)).collect();
         match inst.op {
             Op::Load | Op::Store => {
-                let mem = inst.mem.as_ref().ok_or(EvalError::Malformed { place, what: "no address" })?;
+                let mem =
+                    inst.mem.as_ref().ok_or(EvalError::Malformed { place, what: "no address" })?;
                 let address = self.address(mem, inst.args[0], inst.args[1]);
                 let size = inst.ty.bytes();
-                if inst.op == Op::Store && self.version.context.broken_by_write(address, size).is_some() {
+                if inst.op == Op::Store
+                    && self.version.context.broken_by_write(address, size).is_some()
+                {
                     return self.fault(inst, Fault::Watched(address), place).map(Some);
                 }
                 let done = if inst.op == Op::Store {
                     self.machine.store(address, size, args[2])
                 } else {
-                    self.machine.load(address, size).map(|v| self.values[inst.defs[0].index()] = v & inst.ty.mask())
+                    self.machine
+                        .load(address, size)
+                        .map(|v| self.values[inst.defs[0].index()] = v & inst.ty.mask())
                 };
                 match done {
                     Ok(()) => Ok(None),
@@ -395,10 +408,15 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
             }
             Op::At => {
                 self.pc = args[0];
-                Ok(self.hooks.at(self.pc, self.state, self.machine).then_some(Leave::Stopped { pc: self.pc }))
+                Ok(self
+                    .hooks
+                    .at(self.pc, self.state, self.machine)
+                    .then_some(Leave::Stopped { pc: self.pc }))
             }
             Op::Assume if args[0] == 0 => {
-                let anchor = inst.anchor.ok_or(EvalError::Malformed { place, what: "assume without anchor" })?;
+                let anchor = inst
+                    .anchor
+                    .ok_or(EvalError::Malformed { place, what: "assume without anchor" })?;
                 self.take(anchor, Reason::Assume, place).map(Some)
             }
             Op::Assume | Op::Poll => Ok(None),
@@ -420,14 +438,21 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         }
     }
 
-    fn native(&mut self, inst: &Inst, args: &[u64], place: Place) -> Result<Option<Leave>, EvalError> {
+    fn native(
+        &mut self,
+        inst: &Inst,
+        args: &[u64],
+        place: Place,
+    ) -> Result<Option<Leave>, EvalError> {
         let native = inst.native.and_then(|n| self.version.natives.get(n.index()));
-        let native = native.ok_or(EvalError::Malformed { place, what: "native without its instruction" })?;
+        let native =
+            native.ok_or(EvalError::Malformed { place, what: "native without its instruction" })?;
         let (address, inputs) = match &inst.mem {
             Some(mem) => (Some(self.address(mem, inst.args[0], inst.args[1])), &args[2..]),
             None => (None, args),
         };
-        let written = address.zip(native.mem_size).filter(|_| native.effects.contains(Effects::WRITE));
+        let written =
+            address.zip(native.mem_size).filter(|_| native.effects.contains(Effects::WRITE));
         if let Some((address, size)) = written
             && self.version.context.broken_by_write(address, size).is_some()
         {
@@ -466,17 +491,16 @@ impl<M: Machine, H: Hooks<M>> Frame<'_, M, H> {
         let pc = self.operand(anchor.target);
         let mut waiting = None;
         if let Some(via) = &anchor.via {
-            let values: Vec<(Value, u64)> = via.values.iter().map(|(v, o)| (*v, self.operand(*o))).collect();
+            let values: Vec<(Value, u64)> =
+                via.values.iter().map(|(v, o)| (*v, self.operand(*o))).collect();
             waiting = self.hooks.label(via, &values);
         }
         for (i, store) in anchor.stores.iter().enumerate().skip(waiting.unwrap_or(0)) {
             let address = self.address(&store.mem, store.args[0], store.args[1]);
             let value = self.operand(store.args[2]);
-            self.machine.store(address, store.ty.bytes(), value).map_err(|fault| EvalError::DeferredStore {
-                anchor: id,
-                store: i,
-                fault,
-            })?;
+            self.machine
+                .store(address, store.ty.bytes(), value)
+                .map_err(|fault| EvalError::DeferredStore { anchor: id, store: i, fault })?;
         }
         for (loc, operand) in anchor.varmap.iter().filter(|_| waiting.is_none()) {
             let value = self.operand(*operand);

@@ -79,7 +79,10 @@ fn suffixes(base: &Version) -> Vec<(u64, Version)> {
     };
     note(&Version::term_operands(&body.term), &mut open);
     for (i, inst) in body.insts.iter().enumerate().rev() {
-        inst.defs.iter().filter(|v| v.index() < base.types.len()).for_each(|v| open[v.index()] = false);
+        inst.defs
+            .iter()
+            .filter(|v| v.index() < base.types.len())
+            .for_each(|v| open[v.index()] = false);
         note(&inst.args, &mut open);
         if inst.op == Op::At
             && i > 0
@@ -257,21 +260,38 @@ pub fn run_program<M: Machine>(
     let mut end = Leave::Goto(pc);
     loop {
         let region = program.region(pc);
-        let chosen = if base_next { None } else { region.and_then(|r| choose(r, route, &state, &mut machine)) };
+        let chosen = if base_next {
+            None
+        } else {
+            region.and_then(|r| choose(r, route, &state, &mut machine))
+        };
         let Some(mut version) = chosen.or_else(|| program.blocks.get(&pc)) else { break };
         watch.region = region;
         watch.at = (pc, version.name.clone());
         let mut result = run(version, &mut state, &mut machine, &mut watch, &mut steps);
         while let (Ok(_), Some(label)) = (&result, watch.label.take()) {
             visits.push(Visit { pc, version: version.name.clone(), leave: None });
-            let found =
-                region.and_then(|r| r.version(&label.version)).and_then(|v| Some((v, position(v, label.anchor)?)));
+            let found = region
+                .and_then(|r| r.version(&label.version))
+                .and_then(|v| Some((v, position(v, label.anchor)?)));
             let Some((target, place)) = found else {
-                return Err(ProgramError::Label { region: pc, version: label.version, anchor: label.anchor });
+                return Err(ProgramError::Label {
+                    region: pc,
+                    version: label.version,
+                    anchor: label.anchor,
+                });
             };
             version = target;
             watch.at.1.clone_from(&version.name);
-            result = resume(version, place, &label.values, &mut state, &mut machine, &mut watch, &mut steps);
+            result = resume(
+                version,
+                place,
+                &label.values,
+                &mut state,
+                &mut machine,
+                &mut watch,
+                &mut steps,
+            );
         }
         let error = |error| ProgramError::Eval { region: pc, version: version.name.clone(), error };
         let leave = result.map_err(error)?;
@@ -282,7 +302,9 @@ pub fn run_program<M: Machine>(
         end = leave;
         match end {
             Leave::Goto(next) => (pc, base_next) = (next, false),
-            Leave::Anchor { pc: next, reason, .. } => (pc, base_next) = (next, reason != Reason::End),
+            Leave::Anchor { pc: next, reason, .. } => {
+                (pc, base_next) = (next, reason != Reason::End)
+            }
             _ => break,
         }
     }
@@ -290,7 +312,12 @@ pub fn run_program<M: Machine>(
     Ok(Outcome { visits, events, opportunities: seen, end, state, machine })
 }
 
-fn choose<'r, M: Machine>(region: &'r Region, route: &Route, state: &State, machine: &mut M) -> Option<&'r Version> {
+fn choose<'r, M: Machine>(
+    region: &'r Region,
+    route: &Route,
+    state: &State,
+    machine: &mut M,
+) -> Option<&'r Version> {
     let mut enterable = |v: &&Version| !v.is_base() && context_holds(v, state, machine);
     match &route.choice {
         Choice::Base => None,
@@ -365,7 +392,9 @@ pub fn check_program<M: Comparable>(
     entry: (&State, &M),
     (steps, forks): (u64, u64),
 ) -> Result<Checked, Diverged> {
-    let go = |route: &Route, steps| run_program(program, pc, route, entry.0.clone(), entry.1.clone(), steps);
+    let go = |route: &Route, steps| {
+        run_program(program, pc, route, entry.0.clone(), entry.1.clone(), steps)
+    };
     let base = go(&Route { choice: Choice::Base, ..Route::default() }, steps)?;
     let compare = |route: &Route| -> Result<u64, Diverged> {
         let mut outcome = go(route, steps)?;

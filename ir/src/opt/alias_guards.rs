@@ -56,7 +56,10 @@ struct Group {
 
 /// Runs the pass; returns how many guards it added.
 pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
-    if !options.alias_guards || !version.context.private_memory() || normalise(version) != Some(Shape::Loop) {
+    if !options.alias_guards
+        || !version.context.private_memory()
+        || normalise(version) != Some(Shape::Loop)
+    {
         return 0;
     }
     let defs = Defs::of(version);
@@ -65,7 +68,8 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     if groups.is_empty() {
         return 0;
     }
-    protect(version, ENTRY, &groups, &mut addresses) + protect(version, BODY, &groups, &mut addresses)
+    protect(version, ENTRY, &groups, &mut addresses)
+        + protect(version, BODY, &groups, &mut addresses)
 }
 
 /// One access of a block.
@@ -79,7 +83,12 @@ struct BlockAccess {
 
 /// The accesses of a block with a known extent, in order. The flag is true if there is no write of
 /// unknown extent and no barrier.
-fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addresses) -> (Vec<BlockAccess>, bool) {
+fn accesses(
+    version: &Version,
+    block: usize,
+    defs: &Defs,
+    addresses: &mut Addresses,
+) -> (Vec<BlockAccess>, bool) {
     let values = Values { defs, replaced: &[] };
     let (mut list, mut complete) = (Vec::new(), true);
     for (at, inst) in version.blocks[block].insts.iter().enumerate() {
@@ -93,7 +102,9 @@ fn accesses(version: &Version, block: usize, defs: &Defs, addresses: &mut Addres
             Access::Write(size) => (size, true),
         };
         match addresses.locate(&values, inst, size) {
-            Some(location) => list.push(BlockAccess { location, at, write, load: inst.op == Op::Load }),
+            Some(location) => {
+                list.push(BlockAccess { location, at, write, load: inst.op == Op::Load })
+            }
             None => complete = false,
         }
     }
@@ -141,7 +152,11 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
     let (body, true) = accesses(version, BODY, defs, addresses) else { return Vec::new() };
     let block = &version.blocks[BODY];
     let mut varies = vec![false; version.types.len()];
-    block.params.iter().chain(block.insts.iter().flat_map(|i| &i.defs)).for_each(|v| varies[v.index()] = true);
+    block
+        .params
+        .iter()
+        .chain(block.insts.iter().flat_map(|i| &i.defs))
+        .for_each(|v| varies[v.index()] = true);
     let steady = |l: &Location| addresses.terms(l).iter().all(|(v, _)| !varies[v.index()]);
 
     let mut slots: Vec<&BlockAccess> = body.iter().filter(|p| steady(&p.location)).collect();
@@ -161,11 +176,15 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
     // A guard pays if the loop loads from the group and a span may overwrite it.
     let spans = spans(&body);
     groups.retain(|group| {
-        let spoils = |l: &Location| l.key != group.range.key && !addresses.disjoint(l, &group.range);
+        let spoils =
+            |l: &Location| l.key != group.range.key && !addresses.disjoint(l, &group.range);
         let spoilers = || spans.iter().filter(|s| spoils(&s.range));
         let varying = spoilers().filter(|s| !steady(&s.range)).count();
         let possible = spoilers().all(|s| addresses.difference(&s.range, &group.range).is_some());
-        group.loads > 0 && spoilers().count() > 0 && possible && varying <= group.loads.min(MAX_VARYING)
+        group.loads > 0
+            && spoilers().count() > 0
+            && possible
+            && varying <= group.loads.min(MAX_VARYING)
     });
     groups.sort_by_key(|g| std::cmp::Reverse(g.loads));
     groups.truncate(MAX_GROUPS);
@@ -173,7 +192,12 @@ fn worthwhile(version: &Version, defs: &Defs, addresses: &mut Addresses) -> Vec<
 }
 
 /// Puts the guards before the spans of a block. Returns the number of guards.
-fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mut Addresses) -> usize {
+fn protect(
+    version: &mut Version,
+    block: usize,
+    groups: &[Group],
+    addresses: &mut Addresses,
+) -> usize {
     let mut added = 0;
     let mut defs = Defs::of(version);
     let spans = spans(&accesses(version, block, &defs, addresses).0);
@@ -183,11 +207,16 @@ fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mu
         for span in spans.iter().filter(|s| s.first == at) {
             let Some(anchor) = inst.anchor else { continue };
             for group in groups {
-                if group.range.key == span.range.key || addresses.disjoint(&span.range, &group.range) {
+                if group.range.key == span.range.key
+                    || addresses.disjoint(&span.range, &group.range)
+                {
                     continue;
                 }
                 let before = out.len();
-                let Some(predicate) = guard(version, &mut out, addresses, &span.range, group) else { continue };
+                let Some(predicate) = guard(version, &mut out, addresses, &span.range, group)
+                else {
+                    continue;
+                };
                 if !is_defined(version, block, &out, before) {
                     // The values from which the group's address is computed are defined behind this
                     // access: no guard.
@@ -215,8 +244,13 @@ fn protect(version: &mut Version, block: usize, groups: &[Group], addresses: &mu
 fn is_defined(version: &Version, block: usize, out: &[Inst], from: usize) -> bool {
     let earlier = version.blocks[..block].iter().flat_map(|b| &b.insts).chain(out);
     let params = version.blocks[..=block].iter().flat_map(|b| b.params.iter().copied());
-    let defined: FxHashSet<Value> = earlier.flat_map(|i| i.defs.iter().copied()).chain(params).collect();
-    out[from..].iter().flat_map(|i| &i.args).filter_map(|a| a.as_value()).all(|v| defined.contains(&v))
+    let defined: FxHashSet<Value> =
+        earlier.flat_map(|i| i.defs.iter().copied()).chain(params).collect();
+    out[from..]
+        .iter()
+        .flat_map(|i| &i.args)
+        .filter_map(|a| a.as_value())
+        .all(|v| defined.contains(&v))
 }
 
 /// Appends the computation of the predicate "the accesses at `location` miss the group".

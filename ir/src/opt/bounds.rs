@@ -111,7 +111,8 @@ impl Bounds {
             Op::LtS => verdict(a.smax < b.smin, a.smin >= b.smax),
             Op::LeS => verdict(a.smax <= b.smin, a.smin > b.smax),
             Op::Eq | Op::Ne => {
-                let apart = a.umax < b.umin || b.umax < a.umin || a.smax < b.smin || b.smax < a.smin;
+                let apart =
+                    a.umax < b.umin || b.umax < a.umin || a.smax < b.smin || b.smax < a.smin;
                 apart.then_some(op == Op::Ne)
             }
             _ => None,
@@ -127,10 +128,13 @@ mod tests {
     #[test]
     fn ranges_contain_what_passes() {
         let ty = Ty::I8;
-        let inside = |b: Bounds, v: u64| b.umin <= v && v <= b.umax && b.smin <= ty.sext(v) && ty.sext(v) <= b.smax;
+        let inside = |b: Bounds, v: u64| {
+            b.umin <= v && v <= b.umax && b.smin <= ty.sext(v) && ty.sext(v) <= b.smax
+        };
         for op in [Op::LtU, Op::LeU, Op::LtS, Op::LeS] {
             for c in 0..=255u64 {
-                let (below, above) = (Bounds::all(ty).below(op, c, ty), Bounds::all(ty).above(op, c, ty));
+                let (below, above) =
+                    (Bounds::all(ty).below(op, c, ty), Bounds::all(ty).above(op, c, ty));
                 for v in 0..=255u64 {
                     if crate::semantics::eval(op, ty, &[v, c]) != 0 {
                         assert!(inside(below, v), "{v} {op} {c}: {below:?}");

@@ -36,7 +36,9 @@ pub(super) fn close(version: &mut Version) -> Vec<Vec<Value>> {
         };
         // The entry needs no parameters for values of other blocks, and neither does an unreachable
         // block.
-        blocks.map(|b| if b.index() == 0 || !cfg.is_reachable(b) { Vec::new() } else { needed(b) }).collect()
+        blocks
+            .map(|b| if b.index() == 0 || !cfg.is_reachable(b) { Vec::new() } else { needed(b) })
+            .collect()
     };
     for (b, values) in needed.iter().enumerate() {
         let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];

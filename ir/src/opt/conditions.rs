@@ -27,7 +27,9 @@ const TRUE: Rewrite = Rewrite::Done(Const(1));
 
 /// Rewrites `cond.cc flags`.
 pub(super) fn rewrite(n: &mut Numbering, cc: Cond, flags: Operand) -> Rewrite {
-    let Some(Expr { op: Op::Flags(op), ty, args: [a, b, c] }) = n.def(flags) else { return Rewrite::Keep };
+    let Some(Expr { op: Op::Flags(op), ty, args: [a, b, c] }) = n.def(flags) else {
+        return Rewrite::Keep;
+    };
     match op {
         FlagOp::Sub => subtraction(n, cc, ty, a, b),
         FlagOp::And => {
@@ -63,13 +65,19 @@ pub(super) fn rewrite(n: &mut Numbering, cc: Cond, flags: Operand) -> Rewrite {
         // A scan of zero sets ZF; tzcnt and lzcnt of zero set CF; popcnt of zero sets ZF.
         FlagOp::Bsf | FlagOp::Bsr | FlagOp::Popcnt => zero_test(cc, Cond::E, Cond::Ne, ty, a),
         FlagOp::Tzcnt | FlagOp::Lzcnt => zero_test(cc, Cond::B, Cond::Ae, ty, a),
-        FlagOp::Adc | FlagOp::Sbb | FlagOp::Rol | FlagOp::Ror | FlagOp::MulS | FlagOp::MulU => Rewrite::Keep,
+        FlagOp::Adc | FlagOp::Sbb | FlagOp::Rol | FlagOp::Ror | FlagOp::MulS | FlagOp::MulU => {
+            Rewrite::Keep
+        }
         // The bits of other flags with PF removed (andn on Intel's processors): any condition but
         // PF reads the other flags.
         FlagOp::FromBits if !matches!(cc, Cond::P | Cond::Np) => match n.def(a) {
-            Some(Expr { op: Op::And, args: [bits, Const(kept), _], .. }) if kept | PF == ARITH_FLAGS => {
+            Some(Expr { op: Op::And, args: [bits, Const(kept), _], .. })
+                if kept | PF == ARITH_FLAGS =>
+            {
                 match n.def(bits) {
-                    Some(Expr { op: Op::FlagBits, args: [flags, ..], .. }) => again(Op::Cond(cc), Ty::I64, &[flags]),
+                    Some(Expr { op: Op::FlagBits, args: [flags, ..], .. }) => {
+                        again(Op::Cond(cc), Ty::I64, &[flags])
+                    }
                     _ => Rewrite::Keep,
                 }
             }
@@ -199,7 +207,9 @@ fn result_test(cc: Cond, ty: Ty, r: Operand) -> Rewrite {
 /// Shifts by a known count other than zero set ZF and SF from the result.
 fn shift(n: &mut Numbering, cc: Cond, ty: Ty, op: FlagOp, a: Operand, count: Operand) -> Rewrite {
     let Const(k) = count else { return Rewrite::Keep };
-    if k & (if ty.bits() == 64 { 63 } else { 31 }) == 0 || !matches!(cc, Cond::E | Cond::Ne | Cond::S | Cond::Ns) {
+    if k & (if ty.bits() == 64 { 63 } else { 31 }) == 0
+        || !matches!(cc, Cond::E | Cond::Ne | Cond::S | Cond::Ns)
+    {
         return Rewrite::Keep;
     }
     let shift = match op {

@@ -43,7 +43,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
                     && holds(SideCondition::ConjoinAnchor, before.anchor == inst.anchor)
             };
             if let Some(before) = out.pop_if(|before| joins(before)) {
-                inst.args[0] = conjunction(version, &mut defs, &mut out, before.args[0], inst.args[0]);
+                inst.args[0] =
+                    conjunction(version, &mut defs, &mut out, before.args[0], inst.args[0]);
                 gone += 1;
             }
             out.push(inst);
@@ -54,7 +55,13 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 }
 
 /// Appends the computation of `p` and `q`.
-fn conjunction(version: &mut Version, defs: &mut Defs, out: &mut Vec<Inst>, p: Operand, q: Operand) -> Operand {
+fn conjunction(
+    version: &mut Version,
+    defs: &mut Defs,
+    out: &mut Vec<Inst>,
+    p: Operand,
+    q: Operand,
+) -> Operand {
     let (first, second) = (defs.get(p), defs.get(q));
     let mut emit = |op: Op, ty: Ty, result: Ty, args: &[Operand]| -> Operand {
         let value = version.value(result);
@@ -64,9 +71,10 @@ fn conjunction(version: &mut Version, defs: &mut Defs, out: &mut Vec<Inst>, p: O
         value.into()
     };
     match (first, second) {
-        (Some(Expr { op: Op::Eq, ty, args: [a, b, _] }), Some(Expr { op: Op::Eq, ty: other, args: [c, d, _] }))
-            if ty == other && ty.is_machine_int() =>
-        {
+        (
+            Some(Expr { op: Op::Eq, ty, args: [a, b, _] }),
+            Some(Expr { op: Op::Eq, ty: other, args: [c, d, _] }),
+        ) if ty == other && ty.is_machine_int() => {
             let mut difference = |x: Operand, y: Operand| match y {
                 Operand::Const(0) => x,
                 _ => emit(Op::Xor, ty, ty, &[x, y]),

@@ -30,7 +30,10 @@ use crate::version::Version;
 /// Runs the pass; returns how many operands became constants.
 pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let nothing_waits = !version.defers_stores();
-    if version.is_base() || version.blocks.is_empty() || !holds(SideCondition::ConstantsNothingWaits, nothing_waits) {
+    if version.is_base()
+        || version.blocks.is_empty()
+        || !holds(SideCondition::ConstantsNothingWaits, nothing_waits)
+    {
         return 0;
     }
     let cfg = Cfg::new(version);

@@ -63,7 +63,11 @@ pub enum ContinuationError {
 }
 
 /// The version of region `anchor.target` that continues `version` at the position of `anchor`.
-pub fn continuation(version: &Version, anchor: AnchorId, name: &str) -> Result<Version, ContinuationError> {
+pub fn continuation(
+    version: &Version,
+    anchor: AnchorId,
+    name: &str,
+) -> Result<Version, ContinuationError> {
     continue_under(version, anchor, name, &[])
 }
 
@@ -129,7 +133,8 @@ struct EntryBuilder<'a> {
 
 impl<'a> EntryBuilder<'a> {
     fn new(old: &'a Version, at: &'a Anchor, made: &'a mut Version) -> EntryBuilder<'a> {
-        let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| made.value(Loc::from_ssa_index(i).ty())).collect();
+        let params: Vec<Value> =
+            (0..Loc::SSA_COUNT).map(|i| made.value(Loc::from_ssa_index(i).ty())).collect();
         let mut entry = EntryBuilder {
             old,
             defs: definitions(old),
@@ -176,7 +181,8 @@ impl<'a> EntryBuilder<'a> {
         if !inst.op.is_pure() {
             return Err(ContinuationError::NotInState(v));
         }
-        let args: Result<Vec<Operand>, ContinuationError> = inst.args.iter().map(|a| self.operand(*a)).collect();
+        let args: Result<Vec<Operand>, ContinuationError> =
+            inst.args.iter().map(|a| self.operand(*a)).collect();
         let again = self.push(inst.op, inst.ty, self.old.ty(v), &args?);
         self.known.insert(v, again);
         Ok(again)
@@ -184,7 +190,8 @@ impl<'a> EntryBuilder<'a> {
 
     /// Adds a guard that falls back to the state at entry.
     fn guard(&mut self, region: u64, predicate: Operand) {
-        let varmap = self.at.varmap.iter().filter_map(|(loc, _)| Some((*loc, self.param(*loc)?))).collect();
+        let varmap =
+            self.at.varmap.iter().filter_map(|(loc, _)| Some((*loc, self.param(*loc)?))).collect();
         let anchor = self.made.anchor(Anchor::new(Operand::Const(region), varmap));
         let mut assume = Inst::new(Op::Assume, Ty::I64, None, &[predicate]);
         assume.anchor = Some(anchor);

@@ -48,7 +48,8 @@ pub(super) fn has_effect(version: &Version, inst: &Inst) -> bool {
 
 fn remove_dead(version: &mut Version) -> usize {
     let defs = definitions(version);
-    let mut live: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
+    let mut live: Vec<Vec<bool>> =
+        version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     let mut live_value = vec![false; version.types.len()];
     let mut live_anchor = vec![false; version.anchors.len()];
     let mut work: Vec<Operand> = Vec::new();
@@ -85,10 +86,16 @@ fn remove_dead(version: &mut Version) -> usize {
         }
         match defs[v.index()] {
             None => {}
-            Some(Def::Inst(place)) => mark_inst(version, &mut work, place.block.index(), place.inst),
+            Some(Def::Inst(place)) => {
+                mark_inst(version, &mut work, place.block.index(), place.inst)
+            }
             Some(Def::Param(block, i)) => {
                 let edges = version.blocks.iter().flat_map(|from| from.term.edges());
-                work.extend(edges.filter(|(to, _)| *to == block).filter_map(|(_, args)| args.get(i).copied()));
+                work.extend(
+                    edges
+                        .filter(|(to, _)| *to == block)
+                        .filter_map(|(_, args)| args.get(i).copied()),
+                );
             }
         }
     }
@@ -101,7 +108,8 @@ fn remove_dead(version: &mut Version) -> usize {
     }
     // The entry's parameters are the guest's state.
     for b in 1..version.blocks.len() {
-        let keep: Vec<bool> = version.blocks[b].params.iter().map(|p| live_value[p.index()]).collect();
+        let keep: Vec<bool> =
+            version.blocks[b].params.iter().map(|p| live_value[p.index()]).collect();
         let dead = keep.iter().filter(|k| !**k).count();
         if dead > 0 {
             drop_params(version, b, &keep);

@@ -52,17 +52,33 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
 }
 
 /// May an assume move down over `inst`? `deferring` says whether anchors defer stores.
-fn passes(version: &Version, assume: &Inst, inst: &Inst, deferring: bool, options: &OptOptions) -> bool {
+fn passes(
+    version: &Version,
+    assume: &Inst,
+    inst: &Inst,
+    deferring: bool,
+    options: &OptOptions,
+) -> bool {
     let own = inst.anchor.is_none() || inst.anchor == assume.anchor;
     let own = holds(SideCondition::DelayAnchor, own);
     // The assume may be the guard that proves that the access misses a deferred store.
-    let apart = holds(SideCondition::DelayDeferred, !deferring || access(version, inst) == Access::None);
+    let apart =
+        holds(SideCondition::DelayDeferred, !deferring || access(version, inst) == Access::None);
     let harmless = options.delay_past_faults || !may_fault(version, inst);
-    harmless && own && apart && holds(SideCondition::DelayEffect, !ends_reach(version, inst)) && inst.op != Op::Poll
+    harmless
+        && own
+        && apart
+        && holds(SideCondition::DelayEffect, !ends_reach(version, inst))
+        && inst.op != Op::Poll
 }
 
 /// Moves each assume of a block down as far as possible; assumes that meet keep their order.
-fn sink_within(version: &mut Version, block: BlockId, deferring: bool, options: &OptOptions) -> usize {
+fn sink_within(
+    version: &mut Version,
+    block: BlockId,
+    deferring: bool,
+    options: &OptOptions,
+) -> usize {
     let mut insts = std::mem::take(&mut version.blocks[block.index()].insts);
     let mut moved = 0;
     for i in (0..insts.len()).rev() {
@@ -86,10 +102,15 @@ fn sink_within(version: &mut Version, block: BlockId, deferring: bool, options: 
 
 /// Moves the assumes at the end of a block into its successors, or drops them before an exit.
 fn leave(version: &mut Version, cfg: &Cfg, block: BlockId) -> usize {
-    let own = |to: BlockId| to != block && holds(SideCondition::DelayOnlyEntry, cfg.preds[to.index()].len() == 1);
-    let successors: Vec<BlockId> = version.blocks[block.index()].term.edges().map(|(to, _)| to).collect();
+    let own = |to: BlockId| {
+        to != block && holds(SideCondition::DelayOnlyEntry, cfg.preds[to.index()].len() == 1)
+    };
+    let successors: Vec<BlockId> =
+        version.blocks[block.index()].term.edges().map(|(to, _)| to).collect();
     let mut changes = 0;
-    while let Some(last) = version.blocks[block.index()].insts.last().filter(|i| i.op == Op::Assume).cloned() {
+    while let Some(last) =
+        version.blocks[block.index()].insts.last().filter(|i| i.op == Op::Assume).cloned()
+    {
         match version.blocks[block.index()].term {
             Term::Exit(anchor) if last.anchor == Some(anchor) => {}
             Term::Branch { .. } if successors.iter().all(|to| own(*to)) => {

@@ -128,11 +128,16 @@ impl<'v> Facts<'v> {
     /// The comparison that a condition of flags stands for (Intel SDM vol. 1, appendix B).
     fn comparison(&self, expr: &Expr) -> Option<Expr> {
         let Op::Cond(cc) = expr.op else { return None };
-        let Expr { op: Op::Flags(flags), ty, args: [a, b, _] } = self.defs.get(expr.args[0])? else { return None };
+        let Expr { op: Op::Flags(flags), ty, args: [a, b, _] } = self.defs.get(expr.args[0])?
+        else {
+            return None;
+        };
         let (a, b) = match flags {
             FlagOp::Sub => (a, b),
             // `test x, x` compares with 0, except that it never sets CF.
-            FlagOp::And if a == b && !matches!(cc, Cond::B | Cond::Ae | Cond::Be | Cond::A) => (a, Operand::Const(0)),
+            FlagOp::And if a == b && !matches!(cc, Cond::B | Cond::Ae | Cond::Be | Cond::A) => {
+                (a, Operand::Const(0))
+            }
             _ => return None,
         };
         let (op, args) = match cc {
@@ -162,10 +167,11 @@ impl<'v> Facts<'v> {
             let mut known = Known::all(ty);
             for fact in &version.context.facts {
                 known = match *fact {
-                    Fact::RegEquals(gpr, value) if *loc == crate::Loc::Gpr(gpr) => Known::constant(value, ty),
-                    Fact::RegInRange { gpr, min, max } if *loc == crate::Loc::Gpr(gpr) => {
-                        known.within(Bounds { umin: min, umax: max, ..Bounds::all(ty) }.agree(ty), ty)
+                    Fact::RegEquals(gpr, value) if *loc == crate::Loc::Gpr(gpr) => {
+                        Known::constant(value, ty)
                     }
+                    Fact::RegInRange { gpr, min, max } if *loc == crate::Loc::Gpr(gpr) => known
+                        .within(Bounds { umin: min, umax: max, ..Bounds::all(ty) }.agree(ty), ty),
                     _ => known,
                 };
             }
@@ -196,8 +202,11 @@ impl<'v> Facts<'v> {
         for (k, (to, args)) in body.term.edges().enumerate() {
             let Some(along) = self.along(&env, &body.term, k) else { continue };
             let params = &version.blocks[to.index()].params;
-            let passed: Vec<Known> =
-                params.iter().zip(args).map(|(p, a)| self.known(&along, *a, version.ty(*p))).collect();
+            let passed: Vec<Known> = params
+                .iter()
+                .zip(args)
+                .map(|(p, a)| self.known(&along, *a, version.ty(*p)))
+                .collect();
             let mut next = along;
             params.iter().zip(passed).for_each(|(p, known)| next[p.index()] = Some(known));
             dirty[to.index()] |= self.join(to, next, visits[to.index()] > PATIENCE);
@@ -225,8 +234,13 @@ impl<'v> Facts<'v> {
         for (i, (new, old)) in next.iter_mut().zip(&*old).enumerate() {
             *new = match (*new, old) {
                 (Some(a), Some(b)) => {
-                    let joined = if holds(SideCondition::FactsJoin, a == *b) { *b } else { a.join(b) };
-                    Some(if widen && joined != *b { joined.widened(self.version.types[i]) } else { joined })
+                    let joined =
+                        if holds(SideCondition::FactsJoin, a == *b) { *b } else { a.join(b) };
+                    Some(if widen && joined != *b {
+                        joined.widened(self.version.types[i])
+                    } else {
+                        joined
+                    })
                 }
                 // Computed on one path only: any use is preceded by another computation.
                 _ => None,
@@ -240,7 +254,8 @@ impl<'v> Facts<'v> {
     /// Applies an instruction to the state; false if control never gets behind it.
     fn apply(&self, env: &mut Env, inst: &Inst) -> bool {
         if inst.op == Op::Assume {
-            return self.constant(env, inst.args[0]) != Some(0) && self.refine(env, inst.args[0], true);
+            return self.constant(env, inst.args[0]) != Some(0)
+                && self.refine(env, inst.args[0], true);
         }
         for def in &inst.defs {
             let ty = self.version.ty(*def);
@@ -257,7 +272,9 @@ impl<'v> Facts<'v> {
 
     /// Notes that the i1 `predicate` is `truth`; false if that is impossible.
     fn refine(&self, env: &mut Env, predicate: Operand, truth: bool) -> bool {
-        let Operand::Value(p) = predicate else { return predicate == Operand::Const(u64::from(truth)) };
+        let Operand::Value(p) = predicate else {
+            return predicate == Operand::Const(u64::from(truth));
+        };
         if !self.narrow(env, p, Known::constant(u64::from(truth), Ty::I1), MAX_DEPTH) {
             return false;
         }
@@ -266,10 +283,16 @@ impl<'v> Facts<'v> {
         let [a, b, _] = expr.args;
         match (expr.op, truth) {
             (Op::Not, _) if expr.ty == Ty::I1 => self.refine(env, a, !truth),
-            (Op::And, true) | (Op::Or, false) => self.refine(env, a, truth) && self.refine(env, b, truth),
+            (Op::And, true) | (Op::Or, false) => {
+                self.refine(env, a, truth) && self.refine(env, b, truth)
+            }
             (Op::Eq, true) | (Op::Ne, false) => self.equal(env, expr.ty, a, b),
-            (Op::Eq, false) | (Op::Ne, true) => self.unequal(env, expr.ty, a, b) && self.unequal(env, expr.ty, b, a),
-            (Op::LtS | Op::LtU | Op::LeS | Op::LeU, true) => self.ordered(env, expr.op, expr.ty, a, b),
+            (Op::Eq, false) | (Op::Ne, true) => {
+                self.unequal(env, expr.ty, a, b) && self.unequal(env, expr.ty, b, a)
+            }
+            (Op::LtS | Op::LtU | Op::LeS | Op::LeU, true) => {
+                self.ordered(env, expr.op, expr.ty, a, b)
+            }
             (Op::LtS, false) => self.ordered(env, Op::LeS, expr.ty, b, a),
             (Op::LtU, false) => self.ordered(env, Op::LeU, expr.ty, b, a),
             (Op::LeS, false) => self.ordered(env, Op::LtS, expr.ty, b, a),
@@ -302,10 +325,14 @@ impl<'v> Facts<'v> {
         // The largest right value bounds the left from above, and the smallest left value bounds
         // the right from below.
         let signed = matches!(op, Op::LtS | Op::LeS);
-        let (top, bottom) =
-            if signed { (y.smax as u64 & ty.mask(), x.smin as u64 & ty.mask()) } else { (y.umax, x.umin) };
+        let (top, bottom) = if signed {
+            (y.smax as u64 & ty.mask(), x.smin as u64 & ty.mask())
+        } else {
+            (y.umax, x.umin)
+        };
         let (below, above) = (x.below(op, top, ty), y.above(op, bottom, ty));
-        self.narrow_operand(env, a, left.within(below, ty)) && self.narrow_operand(env, b, right.within(above, ty))
+        self.narrow_operand(env, a, left.within(below, ty))
+            && self.narrow_operand(env, b, right.within(above, ty))
     }
 
     fn narrow_operand(&self, env: &mut Env, o: Operand, known: Known) -> bool {
@@ -332,10 +359,18 @@ impl<'v> Facts<'v> {
                 Known::all(from).with_bits(met.zeros & mask & from.mask(), met.ones & mask, from)
             }
             (Op::Zext(_), _) => {
-                let bits = Known::all(from).with_bits(met.zeros & from.mask(), met.ones & from.mask(), from);
+                let bits = Known::all(from).with_bits(
+                    met.zeros & from.mask(),
+                    met.ones & from.mask(),
+                    from,
+                );
                 bits.within(
-                    Bounds { umin: met.bounds.umin, umax: met.bounds.umax.min(from.mask()), ..Bounds::all(from) }
-                        .agree(from),
+                    Bounds {
+                        umin: met.bounds.umin,
+                        umax: met.bounds.umax.min(from.mask()),
+                        ..Bounds::all(from)
+                    }
+                    .agree(from),
                     from,
                 )
             }

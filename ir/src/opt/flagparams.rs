@@ -78,19 +78,21 @@ fn round(version: &mut Version) -> usize {
 /// The positions of the flags parameters that can be replaced and that no hot instruction reads.
 fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
     let body = &version.blocks[BODY];
-    let same_op = |i: usize| match (defs.get(args(version, ENTRY)[i]), defs.get(args(version, BODY)[i])) {
-        (Some(a), Some(b)) => {
-            let same = a.op == b.op && a.ty == b.ty;
-            // Side condition off (in tests): still require one arity and the same types,
-            // so that the result can be printed and run.
-            matches!(a.op, Op::Flags(_))
-                && a.op.signature() == b.op.signature()
-                && holds(SideCondition::FlagsSameOperation, same)
-        }
-        _ => false,
-    };
-    let mut candidates: Vec<usize> =
-        (0..body.params.len()).filter(|i| version.ty(body.params[*i]) == Ty::Flags && same_op(*i)).collect();
+    let same_op =
+        |i: usize| match (defs.get(args(version, ENTRY)[i]), defs.get(args(version, BODY)[i])) {
+            (Some(a), Some(b)) => {
+                let same = a.op == b.op && a.ty == b.ty;
+                // Side condition off (in tests): still require one arity and the same types,
+                // so that the result can be printed and run.
+                matches!(a.op, Op::Flags(_))
+                    && a.op.signature() == b.op.signature()
+                    && holds(SideCondition::FlagsSameOperation, same)
+            }
+            _ => false,
+        };
+    let mut candidates: Vec<usize> = (0..body.params.len())
+        .filter(|i| version.ty(body.params[*i]) == Ty::Flags && same_op(*i))
+        .collect();
     // A needed parameter makes its arguments needed, and these may need another parameter.
     while !candidates.is_empty() {
         let mut needed = vec![false; version.types.len()];
@@ -99,12 +101,16 @@ fn unneeded(version: &Version, defs: &Defs) -> Vec<usize> {
                 needed[v.index()] = true;
             }
         };
-        let others = args(version, BODY).iter().enumerate().filter(|(i, _)| !candidates.contains(i));
+        let others =
+            args(version, BODY).iter().enumerate().filter(|(i, _)| !candidates.contains(i));
         others.for_each(|(_, o)| need(o));
         body.insts.iter().filter(|i| !i.op.is_pure()).flat_map(|i| &i.args).for_each(need);
         for inst in body.insts.iter().rev().filter(|i| i.op.is_pure()) {
             if inst.defs.iter().any(|d| needed[d.index()]) {
-                inst.args.iter().filter_map(|a| a.as_value()).for_each(|v| needed[v.index()] = true);
+                inst.args
+                    .iter()
+                    .filter_map(|a| a.as_value())
+                    .for_each(|v| needed[v.index()] = true);
             }
         }
         let before = candidates.len();
@@ -139,8 +145,9 @@ fn operands(version: &mut Version, entry: &Expr, back: &Expr) -> Vec<Operand> {
             continue;
         }
         let pairs = args(version, ENTRY).iter().zip(args(version, BODY));
-        let position =
-            pairs.zip(&version.blocks[BODY].params).find(|((x, y), p)| **x == e && **y == b && version.ty(**p) == ty);
+        let position = pairs
+            .zip(&version.blocks[BODY].params)
+            .find(|((x, y), p)| **x == e && **y == b && version.ty(**p) == ty);
         let param = match position {
             Some((_, param)) => *param,
             None => add_param(version, ty, e, b),

@@ -96,12 +96,18 @@ impl Forward<'_> {
                 carried.clear();
             }
             let params: Vec<Value> = carried.iter().map(|s| self.version.value(s.ty)).collect();
-            let at_head = carried.iter().zip(&params).map(|(s, p)| Slot { value: (*p).into(), ..*s });
+            let at_head =
+                carried.iter().zip(&params).map(|(s, p)| Slot { value: (*p).into(), ..*s });
             self.slots = at_head.collect();
             let mut out = self.walk(&insts);
-            let ends: Vec<Option<Operand>> = carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
-            let survivors: Vec<Slot> =
-                carried.iter().zip(&ends).filter(|(_, end)| end.is_some()).map(|(s, _)| *s).collect();
+            let ends: Vec<Option<Operand>> =
+                carried.iter().map(|s| self.find(&s.location, s.ty, &mut out)).collect();
+            let survivors: Vec<Slot> = carried
+                .iter()
+                .zip(&ends)
+                .filter(|(_, end)| end.is_some())
+                .map(|(s, _)| *s)
+                .collect();
             if holds(SideCondition::ForwardSurvives, survivors.len() == carried.len()) {
                 self.version.blocks[BODY].insts = out;
                 self.version.blocks[BODY].params.extend(params);
@@ -136,7 +142,8 @@ impl Forward<'_> {
         let touched = self.touched_in_body();
         let mut list: Vec<Slot> = Vec::new();
         for slot in self.slots.iter().rev() {
-            let wanted = touched.iter().any(|l| slot.location.contains(l) || l.contains(&slot.location));
+            let wanted =
+                touched.iter().any(|l| slot.location.contains(l) || l.contains(&slot.location));
             let new = !list.iter().any(|s| s.location == slot.location);
             if wanted && new && slot.ty.is_machine_int() && list.len() < MAX_CARRIED {
                 list.push(*slot);
@@ -191,7 +198,9 @@ impl Forward<'_> {
 
     /// Replaces a load from a slot; otherwise makes a slot of its result.
     fn load(&mut self, inst: &Inst, size: u32, out: &mut Vec<Inst>) -> bool {
-        let (Some(location), Some(def)) = (self.locate(inst, size), inst.def()) else { return false };
+        let (Some(location), Some(def)) = (self.locate(inst, size), inst.def()) else {
+            return false;
+        };
         if let Some(value) = self.find(&location, inst.ty, out) {
             self.replaced[def.index()] = Some(value);
             return true;
@@ -208,7 +217,9 @@ impl Forward<'_> {
             return;
         };
         let addresses = &self.addresses;
-        self.slots.retain(|s| holds(SideCondition::ForwardKill, addresses.disjoint(&s.location, &location)));
+        self.slots.retain(|s| {
+            holds(SideCondition::ForwardKill, addresses.disjoint(&s.location, &location))
+        });
         if inst.op == Op::Store {
             self.remember(Slot { location, ty: inst.ty, value: inst.args[2] });
         }
@@ -231,7 +242,9 @@ impl Forward<'_> {
         if let Some(slot) = self.slots.iter().rev().find(exact) {
             return Some(slot.value);
         }
-        let holds = |s: &&Slot| s.location.contains(location) && s.ty.is_machine_int() && ty.bits() < s.ty.bits();
+        let holds = |s: &&Slot| {
+            s.location.contains(location) && s.ty.is_machine_int() && ty.bits() < s.ty.bits()
+        };
         let slot = *self.slots.iter().rev().find(holds).filter(|_| ty.is_machine_int())?;
         let shift = location.offset.wrapping_sub(slot.location.offset) * 8;
         if let Operand::Const(c) = slot.value {

@@ -67,11 +67,14 @@ fn waiting(version: &Version) -> Vec<usize> {
             pending.retain(|_| holds(SideCondition::FramesBarrier, false));
             continue;
         };
-        pending.retain(|(_, location)| holds(SideCondition::FramesDisjoint, addresses.disjoint(location, &here)));
+        pending.retain(|(_, location)| {
+            holds(SideCondition::FramesDisjoint, addresses.disjoint(location, &here))
+        });
         if inst.op != Op::Store {
             continue;
         }
-        let accessible = holds(SideCondition::FramesWritten, written.iter().any(|w| w.contains(&here)));
+        let accessible =
+            holds(SideCondition::FramesWritten, written.iter().any(|w| w.contains(&here)));
         let unseen = version.context.private_memory() || is_return_address(version, &values, inst);
         if accessible && holds(SideCondition::FramesPrivate, unseen) {
             pending.push((i, here));
@@ -95,7 +98,8 @@ fn is_return_address(version: &Version, values: &Values<'_>, store: &Inst) -> bo
 /// that they defer already, which were behind it.
 fn hand_over(version: &mut Version, at: usize, store: &Inst) {
     let Some(mem) = store.mem else { return };
-    let deferred = DeferredStore { ty: store.ty, mem, args: [store.args[0], store.args[1], store.args[2]] };
+    let deferred =
+        DeferredStore { ty: store.ty, mem, args: [store.args[0], store.args[1], store.args[2]] };
     let body = &version.blocks[ENTRY];
     let mut before = vec![false; version.anchors.len()];
     body.insts[..at].iter().filter_map(|i| i.anchor).for_each(|a| before[a.index()] = true);

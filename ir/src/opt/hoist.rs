@@ -98,14 +98,21 @@ fn candidates(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(BlockId, usize, Sl
 
 /// The pure operations of the loop that compute an operand from values that do not vary; `None` if
 /// others are needed.
-fn steady_slice(version: &Version, defs: &[Option<Def>], varying: &[bool], predicate: Operand) -> Option<Vec<Inst>> {
+fn steady_slice(
+    version: &Version,
+    defs: &[Option<Def>],
+    varying: &[bool],
+    predicate: Operand,
+) -> Option<Vec<Inst>> {
     let mut slice: Vec<Inst> = Vec::new();
     let mut work = vec![predicate];
     while let Some(o) = work.pop() {
         if is_steady(varying, o) {
             continue;
         }
-        let Some(Def::Inst(place)) = o.as_value().and_then(|v| defs[v.index()]) else { return None };
+        let Some(Def::Inst(place)) = o.as_value().and_then(|v| defs[v.index()]) else {
+            return None;
+        };
         let inst = &version.blocks[place.block.index()].insts[place.inst];
         if !inst.op.is_pure() || slice.len() == MAX_OPERATIONS {
             return None;

@@ -43,7 +43,9 @@ pub fn anchor_for(version: &mut Version, cfg: &Cfg, place: Place) -> Option<Anch
         _ => a,
     };
     let reaches = reach.anchors_at(place);
-    let used = (0..version.anchors.len() as u32).map(AnchorId).filter(|a| reach.positions[a.index()].is_some());
+    let used = (0..version.anchors.len() as u32)
+        .map(AnchorId)
+        .filter(|a| reach.positions[a.index()].is_some());
     let near = used.filter(|a| holds(SideCondition::InjectReach, reaches.contains(a)));
     if let Some(youngest) = near.reduce(later) {
         return Some(youngest);
@@ -75,7 +77,10 @@ pub fn inject(version: &mut Version, place: Place, predicate: Operand) -> Option
                 && defs[v.index()].is_some_and(|def| crate::reach::available(&cfg, def, place))
         }
     };
-    if version.is_base() || !available || place.inst > version.blocks.get(place.block.index())?.insts.len() {
+    if version.is_base()
+        || !available
+        || place.inst > version.blocks.get(place.block.index())?.insts.len()
+    {
         return None;
     }
     let anchor = anchor_for(version, &cfg, place)?;
@@ -106,7 +111,9 @@ fn next_block_anchor(version: &Version, cfg: &Cfg, reach: &Reach, place: Place) 
         let Operand::Value(v) = *o else { return };
         match next.params.iter().position(|p| *p == v) {
             Some(i) => *o = args[i],
-            None => known &= defs[v.index()].is_some_and(|def| crate::reach::available(cfg, def, place)),
+            None => {
+                known &= defs[v.index()].is_some_and(|def| crate::reach::available(cfg, def, place))
+            }
         }
     };
     let mut anchor = Anchor { via: None, ..version.anchors[first].clone() };

@@ -65,10 +65,18 @@ pub fn inline(caller: &mut Version, block: BlockId, callee: &Version) -> Result<
         return Err(InlineError::IsBase);
     }
     let exit = match caller.blocks.get(block.index()).map(|b| &b.term) {
-        Some(Term::Exit(a)) if caller.anchors[a.index()].target == Operand::Const(callee.region) => *a,
+        Some(Term::Exit(a))
+            if caller.anchors[a.index()].target == Operand::Const(callee.region) =>
+        {
+            *a
+        }
         _ => return Err(InlineError::NotACall(block)),
     };
-    let monitored = callee.context.facts.iter().filter(|f| matches!(f, Fact::PrivateMemory | Fact::MemEquals { .. }));
+    let monitored = callee
+        .context
+        .facts
+        .iter()
+        .filter(|f| matches!(f, Fact::PrivateMemory | Fact::MemEquals { .. }));
     let monitored = Context { facts: monitored.copied().collect() };
     if !caller.context.implies(&monitored) {
         return Err(InlineError::Context(monitored));
@@ -92,16 +100,25 @@ fn disturbs(version: &Version, first: usize, pending: &[DeferredStore]) -> Optio
     let defs = Defs::of(version);
     // The callee's entry parameters are the operands that the caller passes.
     let mut replaced: Vec<Option<Operand>> = vec![None; version.types.len()];
-    let edges = version.blocks[..first].iter().flat_map(|b| b.term.edges()).filter(|(to, _)| to.index() == first);
-    for (param, arg) in edges.flat_map(|(to, args)| version.blocks[to.index()].params.iter().zip(args)) {
+    let edges = version.blocks[..first]
+        .iter()
+        .flat_map(|b| b.term.edges())
+        .filter(|(to, _)| to.index() == first);
+    for (param, arg) in
+        edges.flat_map(|(to, args)| version.blocks[to.index()].params.iter().zip(args))
+    {
         replaced[param.index()] = Some(*arg);
     }
     let values = Values { defs: &defs, replaced: &replaced };
     let mut addresses = Addresses::default();
-    let waiting: Vec<Location> =
-        pending.iter().map(|s| addresses.locate_parts(&values, &s.mem, s.args[0], s.args[1], s.ty.bytes())).collect();
+    let waiting: Vec<Location> = pending
+        .iter()
+        .map(|s| addresses.locate_parts(&values, &s.mem, s.args[0], s.args[1], s.ty.bytes()))
+        .collect();
     let mut touches = |inst: &Inst| match access(version, inst) {
-        _ if ends_reach(version, inst) && !matches!(access(version, inst), Access::Write(_)) => true,
+        _ if ends_reach(version, inst) && !matches!(access(version, inst), Access::Write(_)) => {
+            true
+        }
         Access::None => false,
         Access::ReadUnknown | Access::Barrier => true,
         Access::Read(size) | Access::Write(size) => match addresses.locate(&values, inst, size) {
@@ -118,8 +135,11 @@ fn splice(caller: &mut Version, block: BlockId, exit: AnchorId, callee: &Version
     // From now on every anchor names each location that an anchor of either version names.
     let named = union(&named_locs(caller), &named_locs(callee));
     for i in 0..caller.anchors.len() {
-        let missing: Vec<Loc> =
-            named.iter().copied().filter(|l| !caller.anchors[i].varmap.iter().any(|(m, _)| m == l)).collect();
+        let missing: Vec<Loc> = named
+            .iter()
+            .copied()
+            .filter(|l| !caller.anchors[i].varmap.iter().any(|(m, _)| m == l))
+            .collect();
         for loc in missing {
             let before = at_entry(caller, loc);
             caller.anchors[i].varmap.push((loc, before));
@@ -133,8 +153,9 @@ fn splice(caller: &mut Version, block: BlockId, exit: AnchorId, callee: &Version
     let (first_anchor, first_native) = (caller.anchors.len(), caller.natives.len());
     caller.types.extend(&callee.types);
     caller.natives.extend(callee.natives.iter().cloned());
-    let table: Vec<Option<Operand>> =
-        (0..callee.types.len()).map(|v| Some(Operand::Value(Value((first_value + v) as u32)))).collect();
+    let table: Vec<Option<Operand>> = (0..callee.types.len())
+        .map(|v| Some(Operand::Value(Value((first_value + v) as u32))))
+        .collect();
     for anchor in &callee.anchors {
         let mut anchor = anchor.clone();
         anchor.via = None;
@@ -205,7 +226,13 @@ fn in_frame(caller: &mut Version, frame: &Anchor, loc: Loc) -> Operand {
 }
 
 /// Adds guards, on the exit's own anchor, for the callee's facts about registers.
-fn check_context(caller: &mut Version, block: BlockId, exit: AnchorId, frame: &Anchor, context: &Context) {
+fn check_context(
+    caller: &mut Version,
+    block: BlockId,
+    exit: AnchorId,
+    frame: &Anchor,
+    context: &Context,
+) {
     for fact in &context.facts {
         let (gpr, min, max) = match *fact {
             Fact::RegEquals(gpr, value) => (gpr, value, value),
@@ -213,7 +240,10 @@ fn check_context(caller: &mut Version, block: BlockId, exit: AnchorId, frame: &A
             Fact::PrivateMemory | Fact::MemEquals { .. } => continue,
         };
         let operand = in_frame(caller, frame, Loc::Gpr(gpr));
-        if holds(SideCondition::InlineContext, operand.as_const().is_some_and(|c| (min..=max).contains(&c))) {
+        if holds(
+            SideCondition::InlineContext,
+            operand.as_const().is_some_and(|c| (min..=max).contains(&c)),
+        ) {
             continue;
         }
         let mut add = |op: Op, result: Ty, args: &[Operand]| -> Operand {

@@ -52,7 +52,12 @@ impl Known {
     pub(super) fn contains(&self, v: u64, ty: Ty) -> bool {
         let Bounds { umin, umax, smin, smax } = self.bounds;
         let s = ty.sext(v);
-        umin <= v && v <= umax && smin <= s && s <= smax && v & self.zeros == 0 && v & self.ones == self.ones
+        umin <= v
+            && v <= umax
+            && smin <= s
+            && s <= smax
+            && v & self.zeros == 0
+            && v & self.ones == self.ones
     }
 
     /// The values in either set (an upper bound).
@@ -98,7 +103,10 @@ impl Known {
 
     /// The members with these bits.
     pub(super) fn with_bits(&self, zeros: u64, ones: u64, ty: Ty) -> Known {
-        self.meet(&Known { bounds: Bounds::all(ty), zeros: zeros | !ty.mask(), ones: ones & ty.mask() }, ty)
+        self.meet(
+            &Known { bounds: Bounds::all(ty), zeros: zeros | !ty.mask(), ones: ones & ty.mask() },
+            ty,
+        )
     }
 
     /// Derives bits from the range and a range from the bits.
@@ -156,14 +164,19 @@ impl Known {
                 bits.within(Bounds::at_most(a.bounds.umax.min(b.bounds.umax), ty), ty)
             }
             (Op::Or, [a, b]) => Known::bits(a.zeros & b.zeros, a.ones | b.ones, ty),
-            (Op::Xor, [a, b]) => {
-                Known::bits(a.zeros & b.zeros | a.ones & b.ones, a.zeros & b.ones | a.ones & b.zeros, ty)
-            }
+            (Op::Xor, [a, b]) => Known::bits(
+                a.zeros & b.zeros | a.ones & b.ones,
+                a.zeros & b.ones | a.ones & b.zeros,
+                ty,
+            ),
             (Op::Not, [a]) => Known::bits(a.ones | !ty.mask(), a.zeros & ty.mask(), ty),
-            (Op::Shl | Op::Shr | Op::Sar, [a, b]) => b.single().map_or_else(top, |count| shifted(op, a, count, ty)),
+            (Op::Shl | Op::Shr | Op::Sar, [a, b]) => {
+                b.single().map_or_else(top, |count| shifted(op, a, count, ty))
+            }
             (Op::Zext(from), [a]) => {
                 let b = a.bounds;
-                let bounds = Bounds { umin: b.umin, umax: b.umax, smin: b.umin as i64, smax: b.umax as i64 };
+                let bounds =
+                    Bounds { umin: b.umin, umax: b.umax, smin: b.umin as i64, smax: b.umax as i64 };
                 Known { bounds, zeros: a.zeros | !from.mask(), ones: a.ones }
             }
             (Op::Sext(from), [a]) => extended(a, from, ty),
@@ -183,7 +196,9 @@ impl Known {
                 Some(_) => *a,
                 None => a.join(b),
             },
-            (Op::Popcnt | Op::Clz | Op::Ctz, _) => top().within(Bounds::at_most(u64::from(ty.bits()), ty), ty),
+            (Op::Popcnt | Op::Clz | Op::Ctz, _) => {
+                top().within(Bounds::at_most(u64::from(ty.bits()), ty), ty)
+            }
             _ => top(),
         }
     }
@@ -275,7 +290,11 @@ fn shifted(op: Op, a: &Known, count: u64, ty: Ty) -> Known {
         _ => {
             let sext = |bits: u64| (ty.sext(bits & mask) >> count) as u64 & mask;
             let bits = Known::bits(sext(a.zeros) | !mask, sext(a.ones), ty);
-            let bounds = Bounds { smin: a.bounds.smin >> count, smax: a.bounds.smax >> count, ..Bounds::all(ty) };
+            let bounds = Bounds {
+                smin: a.bounds.smin >> count,
+                smax: a.bounds.smax >> count,
+                ..Bounds::all(ty)
+            };
             bits.within(bounds.agree(ty), ty)
         }
     }
@@ -336,9 +355,14 @@ mod tests {
         for round in 0..1500 {
             let (a, b) = (
                 some(&mut rng),
-                if round % 3 == 0 { Known::constant(rng.below(40) as u64, ty) } else { some(&mut rng) },
+                if round % 3 == 0 {
+                    Known::constant(rng.below(40) as u64, ty)
+                } else {
+                    some(&mut rng)
+                },
             );
-            let inside = |k: &Known| (0..256u64).filter(|v| k.contains(*v, ty)).collect::<Vec<u64>>();
+            let inside =
+                |k: &Known| (0..256u64).filter(|v| k.contains(*v, ty)).collect::<Vec<u64>>();
             let (left, right) = (inside(&a), inside(&b));
             for op in binary.into_iter().chain(comparisons) {
                 let result = if comparisons.contains(&op) { Ty::I1 } else { ty };
@@ -347,13 +371,20 @@ mod tests {
                 for x in &left {
                     for y in &right {
                         let v = semantics::eval(op, ty, &[*x, *y]);
-                        assert!(said.contains(v, result), "{op} {x} {y} = {v}, not in {said:?}\n{a:?}\n{b:?}");
+                        assert!(
+                            said.contains(v, result),
+                            "{op} {x} {y} = {v}, not in {said:?}\n{a:?}\n{b:?}"
+                        );
                     }
                 }
             }
-            for (op, result) in
-                [(Op::Not, ty), (Op::Neg, ty), (Op::Zext(ty), Ty::I32), (Op::Sext(ty), Ty::I32), (Op::Popcnt, ty)]
-            {
+            for (op, result) in [
+                (Op::Not, ty),
+                (Op::Neg, ty),
+                (Op::Zext(ty), Ty::I32),
+                (Op::Sext(ty), Ty::I32),
+                (Op::Popcnt, ty),
+            ] {
                 let said = Known::of(op, result, result, &[a], &[ty]);
                 for x in &left {
                     let v = semantics::eval(op, result, &[*x]);

@@ -77,7 +77,8 @@ fn steady_loads(version: &Version, cfg: &Cfg, l: &Loop) -> Vec<(usize, usize)> {
     let defs = Defs::of(version);
     let values = Values { defs: &defs, replaced: &[] };
     let mut addresses = Addresses::default();
-    let (mut loads, mut writes): (Vec<(usize, usize, Location)>, Vec<Location>) = (Vec::new(), Vec::new());
+    let (mut loads, mut writes): (Vec<(usize, usize, Location)>, Vec<Location>) =
+        (Vec::new(), Vec::new());
     for block in cfg.order.iter().filter(|b| l.contains[b.index()]) {
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
             match access(version, inst) {

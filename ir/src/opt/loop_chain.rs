@@ -41,7 +41,8 @@ pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
     }
     let mut regrouped = 0;
     while regrouped < MOST
-        && let Some(chain) = (0..version.blocks[BODY].params.len()).find_map(|param| find(version, param, options))
+        && let Some(chain) =
+            (0..version.blocks[BODY].params.len()).find_map(|param| find(version, param, options))
     {
         regroup(version, &chain);
         regrouped += 1;
@@ -83,7 +84,8 @@ fn find(version: &Version, param: usize, options: &OptOptions) -> Option<Chain> 
     let body = &version.blocks[BODY];
     let Term::Jump { args, .. } = &body.term else { return None };
     let (value, next) = (Operand::Value(body.params[param]), args[param].as_value()?);
-    let last = body.insts.iter().find(|i| i.def() == Some(next)).filter(|i| neutral(i.op).is_some())?;
+    let last =
+        body.insts.iter().find(|i| i.def() == Some(next)).filter(|i| neutral(i.op).is_some())?;
     let waits = |from: Value, since: usize| {
         let mut ready: Vec<Option<u32>> = vec![None; version.types.len()];
         ready[from.index()] = Some(0);
@@ -106,20 +108,31 @@ fn find(version: &Version, param: usize, options: &OptOptions) -> Option<Chain> 
     }
     body.insts.iter().enumerate().find_map(|(first, inst)| {
         let same = inst.op == last.op && inst.ty == last.ty && inst.args.contains(&value);
-        let other = same.then(|| if inst.args[0] == value { inst.args[1] } else { inst.args[0] })?;
+        let other =
+            same.then(|| if inst.args[0] == value { inst.args[1] } else { inst.args[0] })?;
         let leads_to_late = waits(inst.def()?, first + 1)(late).is_some();
-        (after_param(other).is_none() && leads_to_late).then_some(Chain { param, late, soon, first, other })
+        (after_param(other).is_none() && leads_to_late).then_some(Chain {
+            param,
+            late,
+            soon,
+            first,
+            other,
+        })
     })
 }
 
 fn regroup(version: &mut Version, chain: &Chain) {
     let inst = version.blocks[BODY].insts[chain.first].clone();
     let neutral = Operand::Const(neutral(inst.op).expect("its operation is that of a chain"));
-    let (late, soon, both) = (version.value(inst.ty), version.value(inst.ty), version.value(inst.ty));
+    let (late, soon, both) =
+        (version.value(inst.ty), version.value(inst.ty), version.value(inst.ty));
     version.blocks[BODY].params.extend([late, soon]);
     for block in [ENTRY, BODY] {
-        let Term::Jump { args, .. } = &mut version.blocks[block].term else { unreachable!("a loop's blocks jump") };
-        let parts = if block == ENTRY { [args[chain.param], neutral] } else { [chain.late, chain.soon] };
+        let Term::Jump { args, .. } = &mut version.blocks[block].term else {
+            unreachable!("a loop's blocks jump")
+        };
+        let parts =
+            if block == ENTRY { [args[chain.param], neutral] } else { [chain.late, chain.soon] };
         args.extend(parts);
     }
     let insts = &mut version.blocks[BODY].insts;

@@ -60,15 +60,24 @@ pub(super) fn make_preheaders(version: &mut Version) {
     let cfg = Cfg::new(version);
     for l in loops(version, &cfg).into_iter().filter(|l| l.preheader.is_none()) {
         let new = BlockId(version.blocks.len() as u32);
-        let types: Vec<Ty> = version.blocks[l.header.index()].params.iter().map(|p| version.ty(*p)).collect();
+        let types: Vec<Ty> =
+            version.blocks[l.header.index()].params.iter().map(|p| version.ty(*p)).collect();
         let params: Vec<Value> = types.into_iter().map(|ty| version.value(ty)).collect();
         for (b, block) in version.blocks.iter_mut().enumerate() {
             if !l.contains.get(b).is_some_and(|inside| *inside) {
-                block.term.edges_mut().filter(|(to, _)| **to == l.header).for_each(|(to, _)| *to = new);
+                block
+                    .term
+                    .edges_mut()
+                    .filter(|(to, _)| **to == l.header)
+                    .for_each(|(to, _)| *to = new);
             }
         }
         let args = params.iter().map(|p| Operand::Value(*p)).collect();
-        version.blocks.push(Block { params, insts: Vec::new(), term: Term::Jump { to: l.header, args } });
+        version.blocks.push(Block {
+            params,
+            insts: Vec::new(),
+            term: Term::Jump { to: l.header, args },
+        });
     }
 }
 
@@ -97,10 +106,15 @@ pub(super) fn loops(version: &Version, cfg: &Cfg) -> Vec<Loop> {
                 work.extend(cfg.preds[block.index()].iter().filter(|p| cfg.is_reachable(**p)));
             }
         }
-        let mut outside =
-            cfg.preds[l.header.index()].iter().filter(|p| !l.contains[p.index()] && cfg.is_reachable(**p));
+        let mut outside = cfg.preds[l.header.index()]
+            .iter()
+            .filter(|p| !l.contains[p.index()] && cfg.is_reachable(**p));
         l.preheader = match (outside.next(), outside.next()) {
-            (Some(only), None) if matches!(version.blocks[only.index()].term, Term::Jump { .. }) => Some(*only),
+            (Some(only), None)
+                if matches!(version.blocks[only.index()].term, Term::Jump { .. }) =>
+            {
+                Some(*only)
+            }
             _ => None,
         };
     }

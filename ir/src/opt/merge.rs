@@ -85,7 +85,9 @@ fn merge_block(version: &mut Version, block: usize) -> usize {
     let mut kept: Vec<Kept> = Vec::new();
     let mut of_value: FxHashMap<(Value, Ty), Vec<usize>> = FxHashMap::default();
     let mut gone: Vec<usize> = Vec::new();
-    for (at, inst) in version.blocks[block].insts.iter().enumerate().filter(|(_, i)| i.op == Op::Assume) {
+    for (at, inst) in
+        version.blocks[block].insts.iter().enumerate().filter(|(_, i)| i.op == Op::Assume)
+    {
         let Some((value, ty, says)) = meaning(&defs, inst.args[0]) else { continue };
         let same = of_value.entry((value, ty)).or_default();
         let of_type: Vec<usize>;
@@ -108,8 +110,10 @@ fn merge_block(version: &mut Version, block: usize) -> usize {
             }
         }
     }
-    let insts = if gone.is_empty() { Vec::new() } else { std::mem::take(&mut version.blocks[block].insts) };
-    let (mut kept, mut leaving) = (kept.iter().filter(|k| k.grown).peekable(), gone.iter().peekable());
+    let insts =
+        if gone.is_empty() { Vec::new() } else { std::mem::take(&mut version.blocks[block].insts) };
+    let (mut kept, mut leaving) =
+        (kept.iter().filter(|k| k.grown).peekable(), gone.iter().peekable());
     for (at, mut inst) in insts.into_iter().enumerate() {
         if leaving.next_if(|gone| **gone == at).is_some() {
             continue;
@@ -130,23 +134,32 @@ fn meaning(defs: &Defs, predicate: Operand) -> Option<(Value, Ty, Says)> {
     }
     let (mask, top) = (ty.mask(), ty.mask() >> 1);
     let low = top.wrapping_add(1) & mask;
-    let range = |from: u64, to: u64| Says::In { start: from & mask, span: to.wrapping_sub(from) & mask };
+    let range =
+        |from: u64, to: u64| Says::In { start: from & mask, span: to.wrapping_sub(from) & mask };
     match (op, a, b) {
-        (Op::Eq, x, Operand::Const(c)) => match defs.get(x) {
-            Some(Expr { op: Op::And, args: [Operand::Value(v), Operand::Const(m), _], .. }) if c & !m == 0 => {
-                Some((v, ty, Says::Bits { mask: m, value: c }))
+        (Op::Eq, x, Operand::Const(c)) => {
+            match defs.get(x) {
+                Some(Expr {
+                    op: Op::And, args: [Operand::Value(v), Operand::Const(m), _], ..
+                }) if c & !m == 0 => Some((v, ty, Says::Bits { mask: m, value: c })),
+                _ => Some((x.as_value()?, ty, range(c, c))),
             }
-            _ => Some((x.as_value()?, ty, range(c, c))),
-        },
+        }
         (Op::Ne, Operand::Value(v), Operand::Const(c)) => Some((v, ty, Says::Not(c))),
         // Comparisons that are always true or always false are left to other passes.
         (Op::LtU, Operand::Value(v), Operand::Const(c)) if c > 0 => Some((v, ty, range(0, c - 1))),
         (Op::LeU, Operand::Value(v), Operand::Const(c)) => Some((v, ty, range(0, c))),
-        (Op::LtU, Operand::Const(c), Operand::Value(v)) if c < mask => Some((v, ty, range(c + 1, mask))),
+        (Op::LtU, Operand::Const(c), Operand::Value(v)) if c < mask => {
+            Some((v, ty, range(c + 1, mask)))
+        }
         (Op::LeU, Operand::Const(c), Operand::Value(v)) => Some((v, ty, range(c, mask))),
-        (Op::LtS, Operand::Value(v), Operand::Const(c)) if c != low => Some((v, ty, range(low, c.wrapping_sub(1)))),
+        (Op::LtS, Operand::Value(v), Operand::Const(c)) if c != low => {
+            Some((v, ty, range(low, c.wrapping_sub(1))))
+        }
         (Op::LeS, Operand::Value(v), Operand::Const(c)) => Some((v, ty, range(low, c))),
-        (Op::LtS, Operand::Const(c), Operand::Value(v)) if c != top => Some((v, ty, range(c.wrapping_add(1), top))),
+        (Op::LtS, Operand::Const(c), Operand::Value(v)) if c != top => {
+            Some((v, ty, range(c.wrapping_add(1), top)))
+        }
         (Op::LeS, Operand::Const(c), Operand::Value(v)) => Some((v, ty, range(c, top))),
         _ => None,
     }
@@ -175,7 +188,8 @@ fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
         (Says::In { start: s1, span: n1 }, Says::In { start: s2, span: n2 }) => {
             // The ranges are arcs of a circle. They meet in one arc if exactly one of them contains
             // the start of the other, or if one lies in the other.
-            let (second_starts_in_first, first_starts_in_second) = (inside(s1, n1, s2), inside(s2, n2, s1));
+            let (second_starts_in_first, first_starts_in_second) =
+                (inside(s1, n1, s2), inside(s2, n2, s1));
             match (second_starts_in_first, first_starts_in_second) {
                 (true, false) => {
                     let room = n1 - (s2.wrapping_sub(s1) & mask);
@@ -190,7 +204,9 @@ fn conjunction(first: Says, second: Says, ty: Ty) -> Option<Says> {
                 (true, true) | (false, false) => None,
             }
         }
-        (Says::Bits { mask: m1, value: c1 }, Says::Bits { mask: m2, value: c2 }) if (c1 ^ c2) & m1 & m2 == 0 => {
+        (Says::Bits { mask: m1, value: c1 }, Says::Bits { mask: m2, value: c2 })
+            if (c1 ^ c2) & m1 & m2 == 0 =>
+        {
             Some(Says::Bits { mask: m1 | m2, value: c1 | c2 })
         }
         (Says::Not(a), Says::Not(b)) if a == b => Some(Says::Not(a)),
@@ -222,7 +238,8 @@ fn predicate(version: &mut Version, block: usize, kept: &Kept) -> Operand {
             emit(version, Op::LeS, Ty::I1, &[Operand::Const(start), x])
         }
         Says::In { start, span } => {
-            let from_start = emit(version, Op::Add, ty, &[x, Operand::Const(start.wrapping_neg() & mask)]);
+            let from_start =
+                emit(version, Op::Add, ty, &[x, Operand::Const(start.wrapping_neg() & mask)]);
             emit(version, Op::LeU, Ty::I1, &[from_start, Operand::Const(span)])
         }
         Says::Not(c) => emit(version, Op::Ne, Ty::I1, &[x, Operand::Const(c)]),
@@ -264,7 +281,11 @@ mod tests {
             let Some(both) = conjunction(a, b, ty) else { continue };
             merged += 1;
             for v in 0..256 {
-                assert_eq!(holds(both, v, ty), holds(a, v, ty) && holds(b, v, ty), "{v}: {a:?} and {b:?} as {both:?}");
+                assert_eq!(
+                    holds(both, v, ty),
+                    holds(a, v, ty) && holds(b, v, ty),
+                    "{v}: {a:?} and {b:?} as {both:?}"
+                );
             }
         }
         assert!(merged > 5_000, "{merged}");

@@ -432,10 +432,13 @@ pub fn run_pipeline(version: &mut Version, pipeline: &[&str], options: &OptOptio
     if version.is_base() {
         return stats;
     }
-    let chosen: Option<Vec<&str>> = options.passes.as_ref().map(|names| names.iter().map(String::as_str).collect());
+    let chosen: Option<Vec<&str>> =
+        options.passes.as_ref().map(|names| names.iter().map(String::as_str).collect());
     for pass in chosen.as_deref().unwrap_or(pipeline).iter().filter_map(|n| pass(n)) {
         let before = stats.passes.iter().rposition(|p| p.name == pass.name);
-        let changed = |since: &[PassStat]| since.iter().any(|p| p.changes > 0 && pass.again_after.contains(&p.name));
+        let changed = |since: &[PassStat]| {
+            since.iter().any(|p| p.changes > 0 && pass.again_after.contains(&p.name))
+        };
         if before.is_none_or(|i| changed(&stats.passes[i + 1..])) {
             stats.passes.extend(run_pass(version, pass, options));
         }

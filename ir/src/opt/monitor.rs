@@ -51,15 +51,19 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
 /// The bytes of a load from a constant address.
 fn fixed(inst: &Inst) -> Option<(Ty, u64)> {
     let mem = inst.mem.filter(|m| inst.op == Op::Load && m.seg.is_none())?;
-    let number = |o: Operand| o.as_const().or_else(|| holds(SideCondition::MonitorFixed, false).then_some(0));
+    let number = |o: Operand| {
+        o.as_const().or_else(|| holds(SideCondition::MonitorFixed, false).then_some(0))
+    };
     let (base, index) = (number(*inst.args.first()?)?, number(*inst.args.get(1)?)?);
-    let address = base.wrapping_add(index.wrapping_mul(u64::from(mem.scale))).wrapping_add(mem.disp as u64);
+    let address =
+        base.wrapping_add(index.wrapping_mul(u64::from(mem.scale))).wrapping_add(mem.disp as u64);
     Some((inst.ty, address))
 }
 
 /// The fact that a guard of a load from a constant address states.
 fn candidate(version: &Version) -> Option<Fact> {
-    let known = version.context.facts.iter().filter(|f| matches!(f, Fact::MemEquals { .. })).count();
+    let known =
+        version.context.facts.iter().filter(|f| matches!(f, Fact::MemEquals { .. })).count();
     if known >= MAX_FACTS {
         return None;
     }
@@ -83,7 +87,9 @@ fn writes(version: &Version, defs: &Defs, load: &Inst) -> bool {
     let mut hits = |inst: &Inst| match access(version, inst) {
         Access::Write(size) => {
             let here: Option<Location> = addresses.locate(&values, inst, size);
-            here.is_some_and(|here| matches!(addresses.overlap(&bytes, &here), Overlap::Covered | Overlap::Partial))
+            here.is_some_and(|here| {
+                matches!(addresses.overlap(&bytes, &here), Overlap::Covered | Overlap::Partial)
+            })
         }
         Access::None | Access::Read(_) | Access::ReadUnknown | Access::Barrier => false,
     };
@@ -109,9 +115,16 @@ fn rely_on(version: &mut Version, fact: Fact) -> usize {
     let held: Vec<Operand> = {
         let defs = Defs::of(version);
         let trivial = |o: Operand| {
-            defs.get(o).is_some_and(|e| e.op == Op::Eq && e.args[0] == e.args[1] && e.args[0].as_const().is_some())
+            defs.get(o).is_some_and(|e| {
+                e.op == Op::Eq && e.args[0] == e.args[1] && e.args[0].as_const().is_some()
+            })
         };
-        let predicates = version.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op == Op::Assume).map(|i| i.args[0]);
+        let predicates = version
+            .blocks
+            .iter()
+            .flat_map(|b| &b.insts)
+            .filter(|i| i.op == Op::Assume)
+            .map(|i| i.args[0]);
         predicates.filter(|p| trivial(*p)).collect()
     };
     for block in &mut version.blocks {

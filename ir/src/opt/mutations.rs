@@ -48,16 +48,20 @@ fn hunt(condition: SideCondition) -> Option<(u64, Wrong)> {
 fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
     let versions = || file.regions.iter().flat_map(|r| &r.versions).cloned();
     versions().for_each(|v| assert_valid(&v));
-    let mut guest: BTreeMap<u64, Version> = versions().filter(Version::is_base).map(|v| (v.region, v)).collect();
+    let mut guest: BTreeMap<u64, Version> =
+        versions().filter(Version::is_base).map(|v| (v.region, v)).collect();
     let mut originals: Vec<Version> = versions().filter(|v| !v.is_base()).collect();
     let callee = names.contains(&"inline").then(|| originals.remove(1));
     for original in &originals {
         let mut version = original.clone();
         for name in names {
             match (&callee, pass(name)) {
-                (Some(callee), None) => inline(&mut version, BlockId(0), callee).expect("it can be inlined"),
+                (Some(callee), None) => {
+                    inline(&mut version, BlockId(0), callee).expect("it can be inlined")
+                }
                 (_, pass) => {
-                    pass.unwrap_or_else(|| panic!("there is no pass {name}")).run(&mut version, &OptOptions::default());
+                    pass.unwrap_or_else(|| panic!("there is no pass {name}"))
+                        .run(&mut version, &OptOptions::default());
                 }
             }
             verify(&version).map_err(|e| Wrong::Verifier(e[0].to_string()))?;
@@ -65,13 +69,15 @@ fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
         for setup in &file.setups {
             let (state, machine) = setup.build();
             if guest.is_empty() {
-                same_result(original, &version, &state, &machine, 10_000).map_err(Wrong::Checker)?;
+                same_result(original, &version, &state, &machine, 10_000)
+                    .map_err(Wrong::Checker)?;
                 continue;
             }
             // A peer may change a byte between two loads, so repeating a load is not wrong there:
             // with a peer nothing is forced.
             let limits = Limits { steps: 1_000, forced: if machine.has_peer() { 0 } else { 16 } };
-            check(&mut guest, &version, &state, &machine, limits).map_err(|m| Wrong::Checker(m.to_string()))?;
+            check(&mut guest, &version, &state, &machine, limits)
+                .map_err(|m| Wrong::Checker(m.to_string()))?;
         }
     }
     Ok(())
@@ -80,7 +86,11 @@ fn judge(file: &File, names: &[&str]) -> Result<(), Wrong> {
 /// The complaint about the witness of a side condition when the condition is off.
 fn witness(condition: SideCondition, path: &Path) -> Option<Wrong> {
     let text = std::fs::read_to_string(path).unwrap();
-    let names = text.lines().next().and_then(|l| l.strip_prefix("; passes: ")).expect("the first line names passes");
+    let names = text
+        .lines()
+        .next()
+        .and_then(|l| l.strip_prefix("; passes: "))
+        .expect("the first line names passes");
     let names: Vec<&str> = names.split(',').collect();
     let file = file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert!(!file.setups.is_empty(), "{}: there is no state to try", path.display());
@@ -98,11 +108,19 @@ fn every_side_condition_is_needed() {
     let mut missed = Vec::new();
     for condition in SideCondition::ALL {
         let path = directory.join(format!("{condition:?}.ir"));
-        let noticed = if path.exists() { witness(*condition, &path).map(|wrong| (0, wrong)) } else { hunt(*condition) };
+        let noticed = if path.exists() {
+            witness(*condition, &path).map(|wrong| (0, wrong))
+        } else {
+            hunt(*condition)
+        };
         match noticed {
             Some((programs, wrong)) => {
                 let who = if matches!(wrong, Wrong::Verifier(_)) { "verifier" } else { "checker" };
-                let how = if programs == 0 { "witness".to_string() } else { format!("program {programs}") };
+                let how = if programs == 0 {
+                    "witness".to_string()
+                } else {
+                    format!("program {programs}")
+                };
                 println!("{condition:?}: the {who}, {how}");
             }
             None => missed.push(condition),

@@ -27,7 +27,10 @@ pub(super) fn by_passes(condition: SideCondition, seed: u64) -> Result<(), Wrong
     let mut program = generate::program(&mut Rng::new(seed));
     let heads = generate::heads(&program);
     let whole = whole::case(&mut program, seed).map(|case| (0, case));
-    let traces: Vec<_> = heads.into_iter().filter_map(|head| Some((head, case(&mut program, head, seed)?))).collect();
+    let traces: Vec<_> = heads
+        .into_iter()
+        .filter_map(|head| Some((head, case(&mut program, head, seed)?)))
+        .collect();
     for (head, case) in whole.into_iter().chain(traces) {
         let passes = passes(&mut Rng::new(!seed ^ head));
         let (version, hits) = without(condition, || optimised(&case, &passes));
@@ -49,7 +52,10 @@ pub(super) fn by_continuation(condition: SideCondition, seed: u64) -> Result<(),
     let mut program = generate::program(&mut Rng::new(seed));
     let mut rng = Rng::new(seed);
     let options = Options { peel: false, older_anchor: 0 };
-    let Some(mut original) = build_all(&mut program, Program::pc(0), "t1", 8, options, &mut rng) else { return Ok(()) };
+    let Some(mut original) = build_all(&mut program, Program::pc(0), "t1", 8, options, &mut rng)
+    else {
+        return Ok(());
+    };
     if condition == SideCondition::ContinuationFresh {
         optimise_with(&mut original, &["simplify", "constants"], &OptOptions::default());
     }
@@ -59,13 +65,21 @@ pub(super) fn by_continuation(condition: SideCondition, seed: u64) -> Result<(),
         verify(&version).map_err(|e| Wrong::Verifier(e[0].to_string()))?;
         let (mut state, mut machine) = (generate::state(&mut rng), generate::machine(&mut rng));
         let mut hooks = StopAt(version.region);
-        let stopped = run_base(&mut program, Program::pc(0), &mut state, &mut machine, &mut hooks, &mut 2_000);
+        let stopped = run_base(
+            &mut program,
+            Program::pc(0),
+            &mut state,
+            &mut machine,
+            &mut hooks,
+            &mut 2_000,
+        );
         if hits > 0 && stopped == Ok(Leave::Stopped { pc: version.region }) {
             // A state that has not passed the version's entry: all registers but rsp are random.
             let other = generate::state(&mut rng);
             state.gpr = std::array::from_fn(|i| if i == 4 { state.gpr[i] } else { other.gpr[i] });
             let limits = Limits { steps: 2_000, forced: 8 };
-            check(&mut program, &version, &state, &machine, limits).map_err(|m| Wrong::Checker(m.to_string()))?;
+            check(&mut program, &version, &state, &machine, limits)
+                .map_err(|m| Wrong::Checker(m.to_string()))?;
         }
     }
     Ok(())
@@ -77,13 +91,22 @@ pub(super) fn by_inlining(condition: SideCondition, seed: u64) -> Result<(), Wro
     let mut program = generate::program(&mut Rng::new(seed));
     let mut rng = Rng::new(seed);
     let options = Options { peel: false, older_anchor: 0 };
-    let Some(mut version) = build_all(&mut program, Program::pc(0), "t1", 1, options, &mut rng) else { return Ok(()) };
+    let Some(mut version) = build_all(&mut program, Program::pc(0), "t1", 1, options, &mut rng)
+    else {
+        return Ok(());
+    };
     version.context.facts.push(crate::Fact::PrivateMemory);
     let mut hits = 0;
     for _ in 0..4 {
-        optimise_with(&mut version, &["unreachable", "simplify", "forward", "frames", "dce"], &OptOptions::default());
+        optimise_with(
+            &mut version,
+            &["unreachable", "simplify", "forward", "frames", "dce"],
+            &OptOptions::default(),
+        );
         let exit = (0..version.blocks.len()).find_map(|b| match version.blocks[b].term {
-            Term::Exit(a) => Some((BlockId(b as u32), version.anchors[a.index()].target.as_const()?)),
+            Term::Exit(a) => {
+                Some((BlockId(b as u32), version.anchors[a.index()].target.as_const()?))
+            }
             _ => None,
         });
         let Some((block, pc)) = exit else { break };
@@ -99,7 +122,8 @@ pub(super) fn by_inlining(condition: SideCondition, seed: u64) -> Result<(), Wro
         let (state, machine) = (generate::state(&mut rng), generate::machine(&mut rng));
         let limits = Limits { steps: 2_000, forced: 24 };
         if hits > 0 {
-            check(&mut program, &version, &state, &machine, limits).map_err(|m| Wrong::Checker(m.to_string()))?;
+            check(&mut program, &version, &state, &machine, limits)
+                .map_err(|m| Wrong::Checker(m.to_string()))?;
         }
     }
     Ok(())

@@ -34,7 +34,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     let Term::Jump { args: entry, .. } = &version.blocks[ENTRY].term else { return 0 };
     let Term::Jump { args: back, .. } = &version.blocks[BODY].term else { return 0 };
     let params = &version.blocks[BODY].params;
-    let position: FxHashMap<Operand, usize> = params.iter().enumerate().map(|(i, p)| (Operand::Value(*p), i)).collect();
+    let position: FxHashMap<Operand, usize> =
+        params.iter().enumerate().map(|(i, p)| (Operand::Value(*p), i)).collect();
 
     // class[i]: the number of parameter i's class.
     let mut first: FxHashMap<(Operand, u8), usize> = FxHashMap::default();
@@ -111,14 +112,18 @@ fn trivial(version: &mut Version) -> usize {
                 *slot = match *slot {
                     _ if *arg == Operand::Value(*param) => *slot,
                     Passed::Nothing => Passed::Always(*arg),
-                    Passed::Always(known) if holds(SideCondition::ParamsTrivial, known == *arg) => *slot,
+                    Passed::Always(known) if holds(SideCondition::ParamsTrivial, known == *arg) => {
+                        *slot
+                    }
                     Passed::Always(_) | Passed::Several => Passed::Several,
                 };
             }
         }
         // One at a time, because the replacement may be another parameter that is replaced too.
         let found = passed.iter().enumerate().find_map(|(b, list)| {
-            let always = |(i, p): (usize, &Passed)| if let Passed::Always(o) = p { Some((b, i, *o)) } else { None };
+            let always = |(i, p): (usize, &Passed)| {
+                if let Passed::Always(o) = p { Some((b, i, *o)) } else { None }
+            };
             list.iter().enumerate().find_map(always)
         });
         let Some((block, i, operand)) = found else { return removed };
@@ -152,6 +157,9 @@ pub(super) fn drop_params(version: &mut Version, block: usize, keep: &[bool]) {
     }
     retain(&mut version.blocks[block].params, keep);
     for from in &mut version.blocks {
-        from.term.edges_mut().filter(|(to, _)| to.index() == block).for_each(|(_, args)| retain(args, keep));
+        from.term
+            .edges_mut()
+            .filter(|(to, _)| to.index() == block)
+            .for_each(|(_, args)| retain(args, keep));
     }
 }

@@ -22,7 +22,9 @@ use crate::version::{Term, Version};
 /// Runs the pass on a loop of at most `options.peel_limit` instructions; returns the number of
 /// instructions copied. Running it again peels another iteration.
 pub(super) fn run(version: &mut Version, options: &OptOptions) -> usize {
-    if normalise(version) != Some(Shape::Loop) || version.blocks[BODY].insts.len() > options.peel_limit {
+    if normalise(version) != Some(Shape::Loop)
+        || version.blocks[BODY].insts.len() > options.peel_limit
+    {
         return 0;
     }
     let Term::Jump { args, .. } = version.blocks[ENTRY].term.clone() else { return 0 };

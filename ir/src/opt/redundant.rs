@@ -29,7 +29,8 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         return 0;
     }
     let cfg = Cfg::new(version);
-    let mut gone: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
+    let mut gone: Vec<Vec<bool>> =
+        version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     let facts = Facts::new(version, &cfg);
     let nothing_waits = !version.defers_stores();
     let by_facts = holds(SideCondition::RedundantNothingWaits, nothing_waits);
@@ -37,7 +38,10 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
         facts.walk(*block, |place, env| {
             if let Some(inst) = version.blocks[block.index()].insts.get(place.inst)
                 && inst.op == Op::Assume
-                && holds(SideCondition::RedundantKnown, facts.constant(env, inst.args[0]).is_some_and(|c| c != 0))
+                && holds(
+                    SideCondition::RedundantKnown,
+                    facts.constant(env, inst.args[0]).is_some_and(|c| c != 0),
+                )
             {
                 gone[block.index()][place.inst] = true;
             }
@@ -60,7 +64,9 @@ fn repeated(version: &Version, cfg: &Cfg, gone: &mut [Vec<bool>]) {
     // The predicates checked by the assumes that dominate the end of each block.
     let mut at_end: Vec<FxHashSet<Checked>> = vec![FxHashSet::default(); version.blocks.len()];
     for block in &cfg.order {
-        let mut checked = cfg.parent(*block).map_or_else(FxHashSet::default, |p: BlockId| at_end[p.index()].clone());
+        let mut checked = cfg
+            .parent(*block)
+            .map_or_else(FxHashSet::default, |p: BlockId| at_end[p.index()].clone());
         for (i, inst) in version.blocks[block.index()].insts.iter().enumerate() {
             if inst.op != Op::Assume || gone[block.index()][i] {
                 continue;

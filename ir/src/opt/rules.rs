@@ -45,7 +45,9 @@ pub(super) fn rewrite(n: &mut Numbering, e: &Expr) -> Rewrite {
         Op::Mul => match b {
             ZERO => Rewrite::Done(ZERO),
             Const(1) => Rewrite::Done(a),
-            Const(x) if x.is_power_of_two() => again(Op::Shl, e.ty, &[a, Const(u64::from(x.trailing_zeros()))]),
+            Const(x) if x.is_power_of_two() => {
+                again(Op::Shl, e.ty, &[a, Const(u64::from(x.trailing_zeros()))])
+            }
             _ => Rewrite::Keep,
         },
         Op::MulHighU => {
@@ -79,8 +81,12 @@ pub(super) fn rewrite(n: &mut Numbering, e: &Expr) -> Rewrite {
         Op::Popcnt | Op::Clz | Op::Ctz => Rewrite::Keep,
         Op::Zext(from) => zext(n, e, from),
         Op::Sext(from) => match n.def(a) {
-            Some(Expr { op: Op::Sext(inner), args: [x, ..], .. }) => again(Op::Sext(inner), e.ty, &[x]),
-            Some(Expr { op: Op::Zext(inner), args: [x, ..], .. }) => again(Op::Zext(inner), e.ty, &[x]),
+            Some(Expr { op: Op::Sext(inner), args: [x, ..], .. }) => {
+                again(Op::Sext(inner), e.ty, &[x])
+            }
+            Some(Expr { op: Op::Zext(inner), args: [x, ..], .. }) => {
+                again(Op::Zext(inner), e.ty, &[x])
+            }
             _ if bounds(n, a, from).umax <= from.mask() >> 1 => again(Op::Zext(from), e.ty, &[a]),
             _ => Rewrite::Keep,
         },
@@ -92,7 +98,9 @@ pub(super) fn rewrite(n: &mut Numbering, e: &Expr) -> Rewrite {
             (Const(0), _) => Rewrite::Done(c),
             (Const(_), _) => Rewrite::Done(b),
             _ if b == c => Rewrite::Done(b),
-            (_, Some(Expr { op: Op::Not, args: [x, ..], .. })) => again(Op::Select, e.ty, &[x, c, b]),
+            (_, Some(Expr { op: Op::Not, args: [x, ..], .. })) => {
+                again(Op::Select, e.ty, &[x, c, b])
+            }
             _ if e.ty == Ty::I1 && b == Const(1) && c == ZERO => Rewrite::Done(a),
             _ if e.ty == Ty::I1 && b == ZERO && c == Const(1) => again(Op::Not, Ty::I1, &[a]),
             _ => Rewrite::Keep,
@@ -105,7 +113,14 @@ pub(super) fn rewrite(n: &mut Numbering, e: &Expr) -> Rewrite {
             }
             _ => Rewrite::Keep,
         },
-        Op::Load | Op::Store | Op::Get(_) | Op::Put(_) | Op::At | Op::Assume | Op::Poll | Op::Native => Rewrite::Keep,
+        Op::Load
+        | Op::Store
+        | Op::Get(_)
+        | Op::Put(_)
+        | Op::At
+        | Op::Assume
+        | Op::Poll
+        | Op::Native => Rewrite::Keep,
         Op::Print | Op::Read => Rewrite::Keep,
     }
 }
@@ -130,7 +145,9 @@ pub(super) fn bounds(n: &Numbering, o: Operand, ty: Ty) -> Bounds {
         Some(Expr { op: Op::Shr, args: [_, Const(k), _], .. }) => {
             Bounds::at_most(ty.mask().checked_shr(shift_count(ty, k)).unwrap_or(0), ty)
         }
-        Some(Expr { op: Op::Popcnt | Op::Clz | Op::Ctz, .. }) => Bounds::at_most(u64::from(ty.bits()), ty),
+        Some(Expr { op: Op::Popcnt | Op::Clz | Op::Ctz, .. }) => {
+            Bounds::at_most(u64::from(ty.bits()), ty)
+        }
         _ => Bounds::all(ty),
     }
 }
@@ -142,7 +159,8 @@ fn shift_count(ty: Ty, count: u64) -> u32 {
 
 /// `(x op c1) op c2` = `x op (c1 op c2)` for an associative `op`.
 fn reassociate(n: &Numbering, e: &Expr, fold: impl Fn(u64, u64) -> u64) -> Rewrite {
-    if let (Const(c2), Some(Expr { op, args: [x, Const(c1), _], .. })) = (e.args[1], n.def(e.args[0]))
+    if let (Const(c2), Some(Expr { op, args: [x, Const(c1), _], .. })) =
+        (e.args[1], n.def(e.args[0]))
         && op == e.op
     {
         return again(op, e.ty, &[x, Const(fold(c1, c2) & e.ty.mask())]);
@@ -205,7 +223,9 @@ fn and(n: &mut Numbering, e: &Expr) -> Rewrite {
         _ if a == b => Rewrite::Done(a),
         Const(c) if c == e.ty.mask() => Rewrite::Done(a),
         Const(c) => match n.def(a) {
-            Some(Expr { op: Op::Zext(from), .. }) if c & from.mask() == from.mask() => Rewrite::Done(a),
+            Some(Expr { op: Op::Zext(from), .. }) if c & from.mask() == from.mask() => {
+                Rewrite::Done(a)
+            }
             Some(Expr { op: Op::Insert8Low, args: [_, y, _], .. }) if c == 0xff => {
                 again(Op::Zext(Ty::I8), Ty::I64, &[y])
             }
@@ -250,10 +270,16 @@ fn shift(n: &mut Numbering, e: &Expr) -> Rewrite {
             }
         }
         // zext(x) >> (bits of x or more) = 0
-        Some(Expr { op: Op::Zext(from), .. }) if e.op == Op::Shr && count >= from.bits() => return Rewrite::Done(ZERO),
+        Some(Expr { op: Op::Zext(from), .. }) if e.op == Op::Shr && count >= from.bits() => {
+            return Rewrite::Done(ZERO);
+        }
         _ => {}
     }
-    if b == Const(u64::from(count)) { Rewrite::Keep } else { again(e.op, e.ty, &[a, Const(u64::from(count))]) }
+    if b == Const(u64::from(count)) {
+        Rewrite::Keep
+    } else {
+        again(e.op, e.ty, &[a, Const(u64::from(count))])
+    }
 }
 
 fn not(n: &mut Numbering, e: &Expr) -> Rewrite {
@@ -316,7 +342,9 @@ fn trunc(n: &mut Numbering, e: &Expr) -> Rewrite {
             _ => Rewrite::Keep,
         },
         // The low half of a masked value, when the mask keeps it whole.
-        Op::And if y.as_const().is_some_and(|c| c & e.ty.mask() == e.ty.mask()) => again(Op::Trunc, e.ty, &[x]),
+        Op::And if y.as_const().is_some_and(|c| c & e.ty.mask() == e.ty.mask()) => {
+            again(Op::Trunc, e.ty, &[x])
+        }
         _ => Rewrite::Keep,
     }
 }
@@ -338,11 +366,14 @@ fn insert(n: &mut Numbering, e: &Expr) -> Rewrite {
     }
     match n.def(old) {
         Some(Expr { op, args: [before, ..], .. })
-            if op == e.op || e.op == Op::Insert16 && matches!(op, Op::Insert8Low | Op::Insert8High) =>
+            if op == e.op
+                || e.op == Op::Insert16 && matches!(op, Op::Insert8Low | Op::Insert8High) =>
         {
             return again(e.op, Ty::I64, &[before, new]);
         }
-        Some(Expr { op: Op::Zext(from), .. }) if e.op != Op::Insert8High && from.mask() & !replaced == 0 => {
+        Some(Expr { op: Op::Zext(from), .. })
+            if e.op != Op::Insert8High && from.mask() & !replaced == 0 =>
+        {
             let from = if e.op == Op::Insert8Low { Ty::I8 } else { Ty::I16 };
             return again(Op::Zext(from), Ty::I64, &[new]);
         }
@@ -350,7 +381,9 @@ fn insert(n: &mut Numbering, e: &Expr) -> Rewrite {
     }
     // Writing back the part that is already there.
     match n.def(new) {
-        Some(Expr { op: Op::Trunc, args: [x, ..], .. }) if x == old && e.op != Op::Insert8High => Rewrite::Done(old),
+        Some(Expr { op: Op::Trunc, args: [x, ..], .. }) if x == old && e.op != Op::Insert8High => {
+            Rewrite::Done(old)
+        }
         _ => Rewrite::Keep,
     }
 }
@@ -379,11 +412,15 @@ fn equality(n: &mut Numbering, e: &Expr) -> Rewrite {
         (Some(Expr { op: Op::Zext(from), args: [x, ..], .. }), Const(c)) if c <= from.mask() => {
             again(e.op, from, &[x, b])
         }
-        (Some(Expr { op: Op::Sext(from), args: [x, ..], .. }), Const(c)) if fits_signed(from, e.ty, c) => {
+        (Some(Expr { op: Op::Sext(from), args: [x, ..], .. }), Const(c))
+            if fits_signed(from, e.ty, c) =>
+        {
             again(e.op, from, &[x, Const(c & from.mask())])
         }
         (Some(first), Operand::Value(_)) => match n.def(b) {
-            Some(second) if first.op == second.op && matches!(first.op, Op::Zext(_) | Op::Sext(_)) => {
+            Some(second)
+                if first.op == second.op && matches!(first.op, Op::Zext(_) | Op::Sext(_)) =>
+            {
                 let (Op::Zext(from) | Op::Sext(from)) = first.op else { return Rewrite::Keep };
                 again(e.op, from, &[first.args[0], second.args[0]])
             }
@@ -451,7 +488,9 @@ fn extended(n: &Numbering, o: Operand, ty: Ty) -> Option<(Op, Operand)> {
     match n.def(o) {
         // i1 values are not ordered.
         Some(Expr { op: Op::Zext(Ty::I1) | Op::Sext(Ty::I1), .. }) => None,
-        Some(Expr { op: op @ (Op::Zext(_) | Op::Sext(_)), ty: to, args: [x, ..] }) if to == ty => Some((op, x)),
+        Some(Expr { op: op @ (Op::Zext(_) | Op::Sext(_)), ty: to, args: [x, ..] }) if to == ty => {
+            Some((op, x))
+        }
         _ => None,
     }
 }
@@ -474,9 +513,9 @@ fn flags(n: &mut Numbering, e: &Expr, op: FlagOp) -> Rewrite {
         FlagOp::Sbb if c == ZERO => again(Op::Flags(FlagOp::Sub), e.ty, &[a, b]),
         // inc and dec read only CF of the old flags, and an earlier inc or dec has kept CF.
         FlagOp::Inc | FlagOp::Dec => match n.def(b) {
-            Some(Expr { op: Op::Flags(FlagOp::Inc | FlagOp::Dec), args: [_, older, _], .. }) => {
-                again(e.op, e.ty, &[a, older])
-            }
+            Some(Expr {
+                op: Op::Flags(FlagOp::Inc | FlagOp::Dec), args: [_, older, _], ..
+            }) => again(e.op, e.ty, &[a, older]),
             _ => Rewrite::Keep,
         },
         FlagOp::Shl | FlagOp::Shr | FlagOp::Sar => match b {

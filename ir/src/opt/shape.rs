@@ -49,12 +49,14 @@ pub fn normalise(version: &mut Version) -> Option<Shape> {
         return Some(Shape::Linear);
     }
     if let [entry, body] = &version.blocks[..]
-        && let (Term::Jump { to: BlockId(1), .. }, Term::Jump { to: BlockId(1), .. }) = (&entry.term, &body.term)
+        && let (Term::Jump { to: BlockId(1), .. }, Term::Jump { to: BlockId(1), .. }) =
+            (&entry.term, &body.term)
     {
         return Some(Shape::Loop);
     }
     let (chain, head) = chain(version)?;
-    let mut blocks: Vec<Option<Block>> = std::mem::take(&mut version.blocks).into_iter().map(Some).collect();
+    let mut blocks: Vec<Option<Block>> =
+        std::mem::take(&mut version.blocks).into_iter().map(Some).collect();
     let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
     let mut merge = |part: &[usize]| -> Option<Block> {
         let mut merged: Option<Block> = None;

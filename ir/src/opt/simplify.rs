@@ -307,8 +307,12 @@ impl Numbering<'_> {
             return;
         }
         match (a, b) {
-            (Operand::Value(v), Operand::Const(c)) => self.narrow(v, ty, |bounds| bounds.below(op, c, ty)),
-            (Operand::Const(c), Operand::Value(v)) => self.narrow(v, ty, |bounds| bounds.above(op, c, ty)),
+            (Operand::Value(v), Operand::Const(c)) => {
+                self.narrow(v, ty, |bounds| bounds.below(op, c, ty))
+            }
+            (Operand::Const(c), Operand::Value(v)) => {
+                self.narrow(v, ty, |bounds| bounds.above(op, c, ty))
+            }
             _ => {}
         }
     }

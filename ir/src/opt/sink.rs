@@ -60,9 +60,11 @@ pub(super) fn run(version: &mut Version, _options: &OptOptions) -> usize {
     // An anchor may be used in both blocks: no store lies between its uses, so a loop that uses it
     // stores nothing.
     let overwritten = overwritten(version, shape);
-    let uses: Vec<Vec<(AnchorId, usize)>> = (0..version.blocks.len()).map(|b| first_uses(version, b)).collect();
+    let uses: Vec<Vec<(AnchorId, usize)>> =
+        (0..version.blocks.len()).map(|b| first_uses(version, b)).collect();
     let mut sunk = 0;
-    let mut gone: Vec<Vec<bool>> = version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
+    let mut gone: Vec<Vec<bool>> =
+        version.blocks.iter().map(|b| vec![false; b.insts.len()]).collect();
     if shape == Shape::Loop {
         for slot in carried(version) {
             sunk += carry(version, &slot, &uses[BODY], &mut gone[BODY]);
@@ -96,7 +98,11 @@ fn first_uses(version: &Version, block: usize) -> Vec<(AnchorId, usize)> {
 }
 
 fn deferred(store: &Inst, value: Operand) -> Option<DeferredStore> {
-    Some(DeferredStore { ty: store.ty, mem: store.mem?, args: [store.args[0], store.args[1], value] })
+    Some(DeferredStore {
+        ty: store.ty,
+        mem: store.mem?,
+        args: [store.args[0], store.args[1], value],
+    })
 }
 
 /// A location whose stores in the loop can be carried.
@@ -136,7 +142,10 @@ fn carried(version: &Version) -> Vec<Carried> {
             if ours {
                 c.slot.stores.push((i, inst.args[2]));
             }
-            ours || holds(SideCondition::SinkCarriedDisjoint, addresses.disjoint(&c.location, &here))
+            ours || holds(
+                SideCondition::SinkCarriedDisjoint,
+                addresses.disjoint(&c.location, &here),
+            )
         });
     }
     list.truncate(MAX_CARRIED);
@@ -154,7 +163,10 @@ fn candidates(version: &Version, values: &Values, addresses: &mut Addresses) -> 
         if list.iter().any(|c| !addresses.disjoint(&c.location, &location)) {
             continue;
         }
-        let Some((store, entry)) = content_at_end(version, values, addresses, &location, inst) else { continue };
+        let Some((store, entry)) = content_at_end(version, values, addresses, &location, inst)
+        else {
+            continue;
+        };
         list.push(Candidate { location, slot: Carried { store, entry, stores: Vec::new() } });
     }
     list
@@ -188,7 +200,12 @@ fn content_at_end(
 }
 
 /// Moves the stores of the loop to one location into the loop's anchors.
-fn carry(version: &mut Version, slot: &Carried, uses: &[(AnchorId, usize)], gone: &mut [bool]) -> usize {
+fn carry(
+    version: &mut Version,
+    slot: &Carried,
+    uses: &[(AnchorId, usize)],
+    gone: &mut [bool],
+) -> usize {
     let Some((_, last)) = slot.stores.last() else { return 0 };
     let param = carried_param(version, slot, *last);
     for (anchor, first) in uses {
@@ -209,8 +226,9 @@ fn carried_param(version: &mut Version, slot: &Carried, last: Operand) -> Value 
     };
     let (entry, back) = (args(version, ENTRY), args(version, BODY));
     let mut pairs = version.blocks[BODY].params.iter().zip(entry.iter().zip(&back));
-    let existing =
-        pairs.find(|(p, (e, b))| **e == slot.entry && **b == last && version.ty(**p) == slot.store.ty).map(|(p, _)| *p);
+    let existing = pairs
+        .find(|(p, (e, b))| **e == slot.entry && **b == last && version.ty(**p) == slot.store.ty)
+        .map(|(p, _)| *p);
     existing.unwrap_or_else(|| {
         let param = version.value(slot.store.ty);
         version.blocks[BODY].params.push(param);
@@ -254,10 +272,14 @@ fn overwritten(version: &Version, shape: Shape) -> Vec<Overwritten> {
                 continue;
             };
             if inst.op == Op::Store {
-                let covered = pending.iter().filter(|(_, l)| holds(SideCondition::SinkCovered, here.contains(l)));
+                let covered = pending
+                    .iter()
+                    .filter(|(_, l)| holds(SideCondition::SinkCovered, here.contains(l)));
                 found.extend(covered.map(|(k, _)| Overwritten { block, store: *k, by: i }));
             }
-            pending.retain(|(_, l)| holds(SideCondition::SinkPendingDisjoint, addresses.disjoint(l, &here)));
+            pending.retain(|(_, l)| {
+                holds(SideCondition::SinkPendingDisjoint, addresses.disjoint(l, &here))
+            });
             if inst.op == Op::Store {
                 // Only a location that has been written before may wait, because performing the
                 // store must not fault.

@@ -109,15 +109,23 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
                         slot.like = inst.clone();
                     }
                 }
-                None => found.push(Slot { location: here, ty: inst.ty, like: inst.clone(), at: vec![at], loads }),
+                None => found.push(Slot {
+                    location: here,
+                    ty: inst.ty,
+                    like: inst.clone(),
+                    at: vec![at],
+                    loads,
+                }),
             }
         }
     }
     let alone = |slot: &Slot| {
         let same = |l: &Location, ty: Option<Ty>| *l == slot.location && ty == Some(slot.ty);
-        let all = found.iter().map(|s| (s.location, Some(s.ty))).chain(others.iter().map(|l| (*l, None)));
-        all.into_iter()
-            .all(|(l, ty)| same(&l, ty) || holds(SideCondition::SlotsAlone, addresses.disjoint(&l, &slot.location)))
+        let all =
+            found.iter().map(|s| (s.location, Some(s.ty))).chain(others.iter().map(|l| (*l, None)));
+        all.into_iter().all(|(l, ty)| {
+            same(&l, ty) || holds(SideCondition::SlotsAlone, addresses.disjoint(&l, &slot.location))
+        })
     };
     let alone: Vec<bool> = found.iter().map(alone).collect();
     let mut alone = alone.iter();
@@ -131,8 +139,14 @@ fn slots(version: &Version, cfg: &Cfg) -> Vec<Slot> {
 }
 
 /// Gives every block but the entry a parameter for each slot, and replaces the loads.
-fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::types::AnchorId) -> usize {
-    let may_fault: Vec<bool> = slots.iter().map(|slot| loads_before_stores(version, cfg, slot)).collect();
+fn resolve(
+    version: &mut Version,
+    cfg: &Cfg,
+    slots: &[Slot],
+    anchor: crate::types::AnchorId,
+) -> usize {
+    let may_fault: Vec<bool> =
+        slots.iter().map(|slot| loads_before_stores(version, cfg, slot)).collect();
     let mut table: Vec<Option<Operand>> = vec![None; version.types.len()];
     let mut first: Vec<Inst> = Vec::new();
     let mut initial: Vec<Value> = Vec::new();
@@ -184,8 +198,10 @@ fn resolve(version: &mut Version, cfg: &Cfg, slots: &[Slot], anchor: crate::type
     });
     version.blocks[0].insts.splice(0..0, first);
     super::params::run(version, &OptOptions::default());
-    let droppable =
-        initial.iter().zip(may_fault).filter(|(_, may_fault)| holds(SideCondition::SlotsFirstLoad, !may_fault));
+    let droppable = initial
+        .iter()
+        .zip(may_fault)
+        .filter(|(_, may_fault)| holds(SideCondition::SlotsFirstLoad, !may_fault));
     let droppable: Vec<Value> = droppable.map(|(value, _)| *value).collect();
     drop_unused(version, &droppable);
     removed
@@ -197,7 +213,10 @@ fn loads_before_stores(version: &Version, cfg: &Cfg, slot: &Slot) -> bool {
     let place = |(b, i): &(usize, usize)| Place { block: BlockId(*b as u32), inst: *i };
     let is_load = |(b, i): &&(usize, usize)| version.blocks[*b].insts[*i].op == Op::Load;
     let stores = || slot.at.iter().filter(|at| !is_load(at));
-    slot.at.iter().filter(is_load).any(|load| !stores().any(|store| cfg.place_dominates(place(store), place(load))))
+    slot.at
+        .iter()
+        .filter(is_load)
+        .any(|load| !stores().any(|store| cfg.place_dominates(place(store), place(load))))
 }
 
 /// Removes the loads at the entry whose value is not used.
@@ -208,5 +227,7 @@ fn drop_unused(version: &mut Version, initial: &[Value]) {
             used[v.index()] = true;
         }
     });
-    version.blocks[0].insts.retain(|i| !i.def().is_some_and(|d| initial.contains(&d) && !used[d.index()]));
+    version.blocks[0]
+        .insts
+        .retain(|i| !i.def().is_some_and(|d| initial.contains(&d) && !used[d.index()]));
 }

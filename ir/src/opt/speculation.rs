@@ -52,7 +52,11 @@ pub fn specialise(parent: &Version, name: &str, assumptions: &[Assumption]) -> O
     version.name = name.to_string();
     for assumption in assumptions {
         let cfg = Cfg::new(&version);
-        let mut place = Reach::new(&version, &cfg).positions.get(assumption.anchor.index()).copied().flatten()?;
+        let mut place = Reach::new(&version, &cfg)
+            .positions
+            .get(assumption.anchor.index())
+            .copied()
+            .flatten()?;
         let ty = *version.types.get(assumption.value.index())?;
         let compare = assumption.compare(&mut version, assumption.value.into(), ty);
         let predicate = compare.def()?;
@@ -74,6 +78,7 @@ pub fn resume(
     assumptions: &[Assumption],
     failed: usize,
 ) -> Result<Version, ContinuationError> {
-    let kept: Vec<Assumption> = assumptions.iter().enumerate().filter(|(i, _)| *i != failed).map(|(_, a)| *a).collect();
+    let kept: Vec<Assumption> =
+        assumptions.iter().enumerate().filter(|(i, _)| *i != failed).map(|(_, a)| *a).collect();
     continue_under(parent, anchor, name, &kept)
 }

@@ -67,7 +67,8 @@ pub fn case(program: &mut Program, head: u64, seed: u64) -> Option<Case> {
     if shared {
         machine.share(generate::ARRAY);
     }
-    let stopped = run_base(program, Program::pc(0), &mut state, &mut machine, &mut StopAt(head), &mut 5_000);
+    let stopped =
+        run_base(program, Program::pc(0), &mut state, &mut machine, &mut StopAt(head), &mut 5_000);
     if stopped != Ok(Leave::Stopped { pc: head }) {
         return None;
     }
@@ -75,10 +76,15 @@ pub fn case(program: &mut Program, head: u64, seed: u64) -> Option<Case> {
     let others = [other(), other()];
     let states = std::iter::once((state.clone(), machine.clone())).chain(others).collect();
     let path = record(program, head, &mut state, &mut machine, 12)?;
-    let options = Options { peel: rng.one_in(2), older_anchor: if shared { 0 } else { rng.below(4) } };
+    let options =
+        Options { peel: rng.one_in(2), older_anchor: if shared { 0 } else { rng.below(4) } };
     let mut trace = build(&path, "t1", options, &mut rng)?;
     trace.context.facts.extend(private.then_some(Fact::PrivateMemory));
-    Some(Case { trace, states, limits: Limits { steps: 3_000, forced: if shared { 0 } else { 12 } } })
+    Some(Case {
+        trace,
+        states,
+        limits: Limits { steps: 3_000, forced: if shared { 0 } else { 12 } },
+    })
 }
 
 /// A random sequence of passes; in one of four cases the pipeline.
@@ -112,7 +118,8 @@ pub fn optimised(case: &Case, passes: &[&str]) -> Result<Version, Wrong> {
     let mut version = case.trace.clone();
     for pass in passes.iter().filter_map(|name| pass(name)) {
         pass.run(&mut version, &OptOptions::default());
-        verify(&version).map_err(|e| Wrong::Verifier(format!("after {}: {}\n{version}", pass.name, e[0])))?;
+        verify(&version)
+            .map_err(|e| Wrong::Verifier(format!("after {}: {}\n{version}", pass.name, e[0])))?;
     }
     Ok(version)
 }
@@ -148,7 +155,11 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let passes = self.passes.join(",");
-        writeln!(f, "seed {}: after --passes {passes}\n{}\nthe program:\n{:?}", self.seed, self.wrong, self.program)?;
+        writeln!(
+            f,
+            "seed {}: after --passes {passes}\n{}\nthe program:\n{:?}",
+            self.seed, self.wrong, self.program
+        )?;
         write!(f, "before the passes:\n{}", self.trace)
     }
 }
@@ -164,12 +175,23 @@ pub fn holds(program: &Program, seed: u64) -> Result<u64, Box<Failure>> {
     Ok(evaluations)
 }
 
-fn holds_at(program: &Program, head: u64, seed: u64, passes: &[&'static str]) -> Result<u64, Box<Failure>> {
+fn holds_at(
+    program: &Program,
+    head: u64,
+    seed: u64,
+    passes: &[&'static str],
+) -> Result<u64, Box<Failure>> {
     let mut program = program.clone();
     let Some(case) = case(&mut program, head, seed) else { return Ok(0) };
     let result = optimised(&case, passes).and_then(|version| agrees(&mut program, &case, &version));
     result.map_err(|wrong| {
-        Box::new(Failure { seed, program, trace: case.trace.to_string(), passes: passes.to_vec(), wrong })
+        Box::new(Failure {
+            seed,
+            program,
+            trace: case.trace.to_string(),
+            passes: passes.to_vec(),
+            wrong,
+        })
     })
 }
 

@@ -33,7 +33,11 @@ fn index(rng: &mut Rng, n: usize) -> u32 {
 }
 
 fn operand(rng: &mut Rng, values: usize) -> Operand {
-    if rng.one_in(3) { Operand::Const(rng.interesting()) } else { Operand::Value(Value(index(rng, values))) }
+    if rng.one_in(3) {
+        Operand::Const(rng.interesting())
+    } else {
+        Operand::Value(Value(index(rng, values)))
+    }
 }
 
 fn loc(rng: &mut Rng) -> Loc {
@@ -87,7 +91,18 @@ fn damage(rng: &mut Rng, v: &mut Version) {
         }
         2 => inst.ty = rng.pick(&Ty::ALL),
         3 => inst.op = rng.pick(&version::pure_ops()),
-        4 => inst.op = rng.pick(&[Op::Load, Op::Store, Op::Assume, Op::Poll, Op::Print, Op::Read, Op::Native, Op::At]),
+        4 => {
+            inst.op = rng.pick(&[
+                Op::Load,
+                Op::Store,
+                Op::Assume,
+                Op::Poll,
+                Op::Print,
+                Op::Read,
+                Op::Native,
+                Op::At,
+            ])
+        }
         5 => inst.op = if rng.one_in(2) { Op::Get(loc(rng)) } else { Op::Put(loc(rng)) },
         6 => inst.anchor = (!rng.one_in(3)).then(|| AnchorId(index(rng, anchors))),
         7 => inst.native = (!rng.one_in(3)).then(|| NativeId(index(rng, natives))),

@@ -55,7 +55,8 @@ fn source(rng: &mut Rng) -> Source {
 }
 
 fn straight(rng: &mut Rng) -> GuestInst {
-    let alu = [Alu::Add, Alu::Sub, Alu::And, Alu::Or, Alu::Xor, Alu::Adc, Alu::Sbb, Alu::Cmp, Alu::Test];
+    let alu =
+        [Alu::Add, Alu::Sub, Alu::And, Alu::Or, Alu::Xor, Alu::Adc, Alu::Sbb, Alu::Cmp, Alu::Test];
     let (ty, dst) = (width(rng), scratch(rng));
     match rng.below(26) {
         0..=4 => GuestInst::Alu { op: rng.pick(&alu), ty, dst, src: source(rng) },
@@ -76,7 +77,11 @@ fn straight(rng: &mut Rng) -> GuestInst {
             GuestInst::Extend { signed: rng.one_in(2), from, dst, src: source(rng) }
         }
         17..=20 => {
-            let src = if rng.one_in(3) { Source::Imm(rng.interesting()) } else { Source::Reg(any_source(rng)) };
+            let src = if rng.one_in(3) {
+                Source::Imm(rng.interesting())
+            } else {
+                Source::Reg(any_source(rng))
+            };
             GuestInst::Store { ty, mem: address(rng), src }
         }
         21 => GuestInst::Cmov { cond: rng.pick(&Cond::ALL), dst, src: any_source(rng) },
@@ -85,8 +90,14 @@ fn straight(rng: &mut Rng) -> GuestInst {
         24 if rng.one_in(3) => GuestInst::Read(dst),
         24 => GuestInst::Print(any_source(rng)),
         _ => {
-            let kinds = [NativeKind::Pure, NativeKind::Vector, NativeKind::NoRepeat, NativeKind::VectorLoad];
-            let rare = [NativeKind::VectorStore, NativeKind::Fence, NativeKind::Scan, NativeKind::Fill];
+            let kinds = [
+                NativeKind::Pure,
+                NativeKind::Vector,
+                NativeKind::NoRepeat,
+                NativeKind::VectorLoad,
+            ];
+            let rare =
+                [NativeKind::VectorStore, NativeKind::Fence, NativeKind::Scan, NativeKind::Fill];
             GuestInst::Native(if rng.one_in(3) { rng.pick(&rare) } else { rng.pick(&kinds) })
         }
     }
@@ -125,7 +136,11 @@ pub fn program(rng: &mut Rng) -> Program {
             let step = Source::Imm(rng.pick(&[4, 8]));
             insts.push(GuestInst::Alu { op: Alu::Add, ty: Ty::I64, dst: Gpr::RSI, src: step });
         }
-        insts.push(GuestInst::IncDec { dec: true, ty: rng.pick(&[Ty::I64, Ty::I32]), dst: COUNTER });
+        insts.push(GuestInst::IncDec {
+            dec: true,
+            ty: rng.pick(&[Ty::I64, Ty::I32]),
+            dst: COUNTER,
+        });
         insts.push(GuestInst::Jcc { cond: Cond::Ne, to: head });
     }
     let len = rng.below(3);
@@ -196,8 +211,8 @@ pub fn state(rng: &mut Rng) -> State {
 /// A machine with random memory at the addresses to which [`state`]'s pointers point.
 pub fn machine(rng: &mut Rng) -> ModelMachine {
     let mut machine = ModelMachine::new();
-    let words =
-        (0..MEMORY.1 / 8).flat_map(|_| if rng.one_in(3) { rng.interesting() } else { rng.bits() }.to_le_bytes());
+    let words = (0..MEMORY.1 / 8)
+        .flat_map(|_| if rng.one_in(3) { rng.interesting() } else { rng.bits() }.to_le_bytes());
     machine.write(MEMORY.0, &words.collect::<Vec<u8>>());
     machine.put(Loc::FsBase, 16 * rng.below(3) as u64);
     machine.put(Loc::Vec(0), rng.bits());

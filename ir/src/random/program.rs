@@ -103,7 +103,13 @@ struct NativeShape {
 impl NativeKind {
     fn shape(self) -> NativeShape {
         const ACCUMULATORS: &[Gpr] = &[Gpr::RAX, Gpr::RCX, Gpr::RDX];
-        let none = NativeShape { bytes: &[], gpr_in: &[], gpr_out: &[], memory: None, effects: Effects::empty() };
+        let none = NativeShape {
+            bytes: &[],
+            gpr_in: &[],
+            gpr_out: &[],
+            memory: None,
+            effects: Effects::empty(),
+        };
         match self {
             NativeKind::Pure => NativeShape {
                 bytes: &[0x48, 0x0f, 0xbc, 0xc1],
@@ -111,9 +117,11 @@ impl NativeKind {
                 gpr_out: &ACCUMULATORS[..1],
                 ..none
             },
-            NativeKind::Vector => {
-                NativeShape { bytes: &[0xf2, 0x0f, 0x58, 0xc1], effects: Effects::STATE | Effects::READ_STATE, ..none }
-            }
+            NativeKind::Vector => NativeShape {
+                bytes: &[0xf2, 0x0f, 0x58, 0xc1],
+                effects: Effects::STATE | Effects::READ_STATE,
+                ..none
+            },
             NativeKind::NoRepeat => NativeShape {
                 bytes: &[0x0f, 0xa2],
                 gpr_in: &ACCUMULATORS[..2],
@@ -133,7 +141,9 @@ impl NativeKind {
                 effects: Effects::WRITE | Effects::READ_STATE,
                 ..none
             },
-            NativeKind::Fence => NativeShape { bytes: &[0x0f, 0xae, 0xf0], effects: Effects::FENCE, ..none },
+            NativeKind::Fence => {
+                NativeShape { bytes: &[0x0f, 0xae, 0xf0], effects: Effects::FENCE, ..none }
+            }
             NativeKind::Scan => NativeShape {
                 bytes: &[0xad],
                 gpr_in: &[Gpr::RSI],
@@ -198,7 +208,9 @@ impl PartialEq for Program {
 impl fmt::Debug for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let listed = self.insts.iter().enumerate().filter(|(_, inst)| **inst != GuestInst::Nop);
-        listed.into_iter().try_for_each(|(i, inst)| writeln!(f, "{i:3} {:#x} {inst:?}", Program::pc(i)))
+        listed
+            .into_iter()
+            .try_for_each(|(i, inst)| writeln!(f, "{i:3} {:#x} {inst:?}", Program::pc(i)))
     }
 }
 
@@ -338,7 +350,8 @@ impl Lifter<'_> {
             GuestInst::Mul { ty, dst, ref src } => self.mul(ty, dst, src),
             GuestInst::Lea { dst, ref mem } => {
                 let (shape, base, index) = self.address(&Address { fs: false, ..*mem });
-                let scaled = self.b.binary(Op::Mul, Ty::I64, index, Operand::Const(u64::from(shape.scale)));
+                let scaled =
+                    self.b.binary(Op::Mul, Ty::I64, index, Operand::Const(u64::from(shape.scale)));
                 let sum = self.b.binary(Op::Add, Ty::I64, base, scaled);
                 let sum = self.b.binary(Op::Add, Ty::I64, sum, Operand::Const(shape.disp as u64));
                 self.write(Ty::I64, dst, sum);
@@ -349,7 +362,11 @@ impl Lifter<'_> {
             }
             GuestInst::Extend { signed, from, dst, ref src } => {
                 let v = self.source(from, src);
-                let v = if signed { self.b.sext(Ty::I64, from, v) } else { self.b.zext(Ty::I64, from, v) };
+                let v = if signed {
+                    self.b.sext(Ty::I64, from, v)
+                } else {
+                    self.b.zext(Ty::I64, from, v)
+                };
                 self.write(Ty::I64, dst, v);
             }
             GuestInst::Store { ty, ref mem, ref src } => {
@@ -387,7 +404,10 @@ impl Lifter<'_> {
             GuestInst::Jmp(to) => return Some(GuestTerm::Goto(Operand::Const(Program::pc(to)))),
             GuestInst::Call(to) => {
                 self.push(Operand::Const(next));
-                return Some(GuestTerm::Call { target: Operand::Const(Program::pc(to)), ret: next });
+                return Some(GuestTerm::Call {
+                    target: Operand::Const(Program::pc(to)),
+                    ret: next,
+                });
             }
             GuestInst::Ret => return Some(GuestTerm::Ret(self.pop())),
             GuestInst::Print(gpr) => {
@@ -499,7 +519,11 @@ impl Lifter<'_> {
             flags_out: kind == NativeKind::Pure,
             vec_read: u32::from(effects.contains(Effects::READ_STATE)) * 3,
             vec_write: u32::from(writes_vector),
-            writes: if kind == NativeKind::Vector { SmallVec::from_slice(&[Loc::Mxcsr]) } else { SmallVec::new() },
+            writes: if kind == NativeKind::Vector {
+                SmallVec::from_slice(&[Loc::Mxcsr])
+            } else {
+                SmallVec::new()
+            },
             effects,
         };
         let mut args: SmallVec<[Operand; 4]> = SmallVec::new();

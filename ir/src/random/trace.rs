@@ -46,7 +46,9 @@ pub fn record<M: Machine>(
     while path.blocks.len() < limit {
         let Some(block) = code.block(pc) else { break };
         let block = block.clone();
-        let Ok(Leave::Goto(next)) = run(&block, state, machine, &mut NoHooks, &mut 10_000) else { break };
+        let Ok(Leave::Goto(next)) = run(&block, state, machine, &mut NoHooks, &mut 10_000) else {
+            break;
+        };
         path.blocks.push((block, next));
         pc = next;
         if pc == start {
@@ -95,7 +97,8 @@ pub fn build(path: &Path, name: &str, options: Options, rng: &mut Rng) -> Option
         }
     }
     version.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
-    let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
+    let params: Vec<Value> =
+        (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
     let mut env = [Operand::Const(0); Loc::SSA_COUNT];
     env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
     let mut b = TraceBuilder {
@@ -166,7 +169,8 @@ pub fn build_all(
     }
     let mut version = Version::new(name, start);
     version.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
-    let params: Vec<Value> = (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
+    let params: Vec<Value> =
+        (0..Loc::SSA_COUNT).map(|i| version.value(Loc::from_ssa_index(i).ty())).collect();
     let mut env = [Operand::Const(0); Loc::SSA_COUNT];
     env.iter_mut().zip(&params).for_each(|(slot, v)| *slot = (*v).into());
     let mut written = [false; Loc::SSA_COUNT];
@@ -176,7 +180,17 @@ pub fn build_all(
         }
     }
     let (insts, in_reach) = (Vec::new(), Vec::new());
-    let mut b = TraceBuilder { version, insts, env, written, here: None, own_anchor: None, in_reach, options, rng };
+    let mut b = TraceBuilder {
+        version,
+        insts,
+        env,
+        written,
+        here: None,
+        own_anchor: None,
+        in_reach,
+        options,
+        rng,
+    };
     let args = b.written_operands();
     b.finish(params, Term::Jump { to: BlockId(1), args });
     // Exits are blocks that come after the others.
@@ -203,22 +217,24 @@ pub fn build_all(
             Edge { to: BlockId(to as u32), args: b.written_operands() }
         };
         let term = match &base.blocks[0].term {
-            Term::Guest(GuestTerm::Branch { cond, taken, fall }) => {
-                Term::Branch { cond: renamed(&map, *cond), then: edge(*taken), otherwise: edge(*fall) }
-            }
-            Term::Guest(GuestTerm::Goto(o) | GuestTerm::Ret(o) | GuestTerm::Call { target: o, .. }) => {
-                match renamed(&map, *o) {
-                    Operand::Const(to) => {
-                        let Edge { to, args } = edge(to);
-                        Term::Jump { to, args }
-                    }
-                    target => {
-                        let anchor = b.new_anchor(0, b.env);
-                        b.version.anchors[anchor.index()].target = target;
-                        Term::Exit(anchor)
-                    }
+            Term::Guest(GuestTerm::Branch { cond, taken, fall }) => Term::Branch {
+                cond: renamed(&map, *cond),
+                then: edge(*taken),
+                otherwise: edge(*fall),
+            },
+            Term::Guest(
+                GuestTerm::Goto(o) | GuestTerm::Ret(o) | GuestTerm::Call { target: o, .. },
+            ) => match renamed(&map, *o) {
+                Operand::Const(to) => {
+                    let Edge { to, args } = edge(to);
+                    Term::Jump { to, args }
                 }
-            }
+                target => {
+                    let anchor = b.new_anchor(0, b.env);
+                    b.version.anchors[anchor.index()].target = target;
+                    Term::Exit(anchor)
+                }
+            },
             // Any other block is left before its last instruction, which must not have had an
             // effect yet.
             _ => {
@@ -266,8 +282,10 @@ impl TraceBuilder<'_> {
     }
 
     fn new_anchor(&mut self, pc: u64, env: [Operand; Loc::SSA_COUNT]) -> AnchorId {
-        let mut varmap: Vec<(Loc, Operand)> =
-            (0..Loc::SSA_COUNT).filter(|i| self.written[*i]).map(|i| (Loc::from_ssa_index(i), env[i])).collect();
+        let mut varmap: Vec<(Loc, Operand)> = (0..Loc::SSA_COUNT)
+            .filter(|i| self.written[*i])
+            .map(|i| (Loc::from_ssa_index(i), env[i]))
+            .collect();
         varmap.sort_by_key(|(loc, _)| *loc);
         self.version.anchor(Anchor::new(Operand::Const(pc), varmap))
     }
@@ -316,19 +334,22 @@ impl TraceBuilder<'_> {
             Term::Guest(GuestTerm::Branch { cond, taken, fall }) if taken != fall => {
                 let cond = rename(&map, *cond);
                 let flip = u64::from(next != *taken);
-                let holds =
-                    if flip == 0 { cond } else { self.pure(Op::Eq, Ty::I1, Ty::I1, &[cond, Operand::Const(0)]) };
+                let holds = if flip == 0 {
+                    cond
+                } else {
+                    self.pure(Op::Eq, Ty::I1, Ty::I1, &[cond, Operand::Const(0)])
+                };
                 self.assume(holds)
             }
-            Term::Guest(GuestTerm::Goto(o) | GuestTerm::Ret(o) | GuestTerm::Call { target: o, .. }) => {
-                match rename(&map, *o) {
-                    Operand::Const(_) => Some(()),
-                    target => {
-                        let holds = self.pure(Op::Eq, Ty::I64, Ty::I1, &[target, Operand::Const(next)]);
-                        self.assume(holds)
-                    }
+            Term::Guest(
+                GuestTerm::Goto(o) | GuestTerm::Ret(o) | GuestTerm::Call { target: o, .. },
+            ) => match rename(&map, *o) {
+                Operand::Const(_) => Some(()),
+                target => {
+                    let holds = self.pure(Op::Eq, Ty::I64, Ty::I1, &[target, Operand::Const(next)]);
+                    self.assume(holds)
                 }
-            }
+            },
             _ => Some(()),
         }
     }

@@ -15,7 +15,8 @@ use crate::semantics::ARITH_FLAGS;
 use crate::types::{AnchorId, BlockId, Gpr, Loc, NativeId, Operand, Ty, Value};
 use crate::verify::suffix_allowed;
 use crate::version::{
-    Anchor, Block, Context, DeferredStore, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap, Version,
+    Anchor, Block, Context, DeferredStore, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment,
+    Term, Trap, Version,
 };
 use iced_x86::{Decoder, DecoderOptions};
 use smallvec::SmallVec;
@@ -26,7 +27,11 @@ pub fn pure_ops() -> Vec<Op> {
     let widths = [Ty::I1, Ty::I8, Ty::I16, Ty::I32];
     let extensions = widths.into_iter().flat_map(|ty| [Op::Zext(ty), Op::Sext(ty)]);
     let conditions = Cond::ALL.into_iter().map(Op::Cond);
-    plain.chain(extensions).chain(conditions).chain(FlagOp::TABLE.iter().map(|(op, _, _)| Op::Flags(*op))).collect()
+    plain
+        .chain(extensions)
+        .chain(conditions)
+        .chain(FlagOp::TABLE.iter().map(|(op, _, _)| Op::Flags(*op)))
+        .collect()
 }
 
 struct Maker<'r> {
@@ -49,7 +54,8 @@ pub fn trace(rng: &mut Rng) -> Version {
     m.version.optimised = m.rng.one_in(4);
     let locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).filter(|_| !m.rng.one_in(3));
     m.version.entry_locs = locs.collect();
-    let mut params: Vec<Value> = m.version.entry_locs.clone().iter().map(|l| m.version.value(l.ty())).collect();
+    let mut params: Vec<Value> =
+        m.version.entry_locs.clone().iter().map(|l| m.version.value(l.ty())).collect();
     let blocks = 1 + m.rng.below(3);
     for b in 0..blocks {
         m.available.extend(&params);
@@ -63,17 +69,27 @@ pub fn trace(rng: &mut Rng) -> Version {
                 next_params.push(m.version.value(ty));
             }
             let args = next_params.iter().map(|v| m.version.ty(*v)).collect::<Vec<Ty>>();
-            Term::Jump { to: BlockId(b as u32 + 1), args: args.into_iter().map(|ty| m.operand(ty)).collect() }
+            Term::Jump {
+                to: BlockId(b as u32 + 1),
+                args: args.into_iter().map(|ty| m.operand(ty)).collect(),
+            }
         } else if b > 0 && m.rng.one_in(2) {
             // A loop; its anchors are used in its own block only, see below.
             let types: Vec<Ty> = params.iter().map(|v| m.version.ty(*v)).collect();
-            Term::Jump { to: BlockId(b as u32), args: types.into_iter().map(|ty| m.operand(ty)).collect() }
+            Term::Jump {
+                to: BlockId(b as u32),
+                args: types.into_iter().map(|ty| m.operand(ty)).collect(),
+            }
         } else {
             let deferred = m.rng.below(3);
             Term::Exit(m.new_anchor(deferred))
         };
         let insts = std::mem::take(&mut m.insts);
-        m.version.blocks.push(Block { params: std::mem::replace(&mut params, next_params), insts, term });
+        m.version.blocks.push(Block {
+            params: std::mem::replace(&mut params, next_params),
+            insts,
+            term,
+        });
         // Blocks share no anchor: in a loop an effect may lie between a use and the next pass of
         // the position.
         m.in_reach.clear();
@@ -111,7 +127,15 @@ impl<'r> Maker<'r> {
     fn new(rng: &'r mut Rng, name: &str) -> Maker<'r> {
         let version = Version::new(name, rng.bits() >> rng.below(64));
         let (named, in_reach) = (Vec::new(), Vec::new());
-        Maker { rng, version, insts: Vec::new(), available: Vec::new(), named, in_reach, ops: pure_ops() }
+        Maker {
+            rng,
+            version,
+            insts: Vec::new(),
+            available: Vec::new(),
+            named,
+            in_reach,
+            ops: pure_ops(),
+        }
     }
 
     fn context(&mut self) -> Context {
@@ -132,7 +156,8 @@ impl<'r> Maker<'r> {
 
     fn operand(&mut self, ty: Ty) -> Operand {
         let version = &self.version;
-        let fitting: Vec<Value> = self.available.iter().copied().filter(|v| version.ty(*v) == ty).collect();
+        let fitting: Vec<Value> =
+            self.available.iter().copied().filter(|v| version.ty(*v) == ty).collect();
         if fitting.is_empty() || self.rng.one_in(5) {
             let mask = if ty == Ty::Flags { ARITH_FLAGS } else { ty.mask() };
             return Operand::Const(self.rng.interesting() & mask);
@@ -166,7 +191,8 @@ impl<'r> Maker<'r> {
     }
 
     fn new_anchor(&mut self, stores: usize) -> AnchorId {
-        let varmap = self.named.clone().into_iter().map(|loc| (loc, self.operand(loc.ty()))).collect();
+        let varmap =
+            self.named.clone().into_iter().map(|loc| (loc, self.operand(loc.ty()))).collect();
         let stores = (0..stores)
             .map(|_| {
                 let ty = self.rng.pick(&[Ty::I8, Ty::I16, Ty::I32, Ty::I64]);
@@ -174,7 +200,11 @@ impl<'r> Maker<'r> {
                 DeferredStore { ty, mem: self.mem(), args: [base, index, self.operand(ty)] }
             })
             .collect();
-        let target = if self.rng.one_in(4) { self.operand(Ty::I64) } else { Operand::Const(self.rng.bits()) };
+        let target = if self.rng.one_in(4) {
+            self.operand(Ty::I64)
+        } else {
+            Operand::Const(self.rng.bits())
+        };
         let after = if self.rng.one_in(4) { Some(self.rng.bits()) } else { None };
         self.version.anchor(Anchor { target, after, varmap, stores, via: None })
     }
@@ -254,10 +284,14 @@ impl<'r> Maker<'r> {
         }
         if op == Op::Trunc {
             let version = &self.version;
-            let wider = |v: &Value| version.ty(*v).is_machine_int() && version.ty(*v).bits() > ty.bits();
+            let wider =
+                |v: &Value| version.ty(*v).is_machine_int() && version.ty(*v).bits() > ty.bits();
             let wider: Vec<Value> = self.available.iter().copied().filter(wider).collect();
-            inst.args[0] =
-                if wider.is_empty() { Operand::Const(self.rng.bits()) } else { self.rng.pick(&wider).into() };
+            inst.args[0] = if wider.is_empty() {
+                Operand::Const(self.rng.bits())
+            } else {
+                self.rng.pick(&wider).into()
+            };
         }
         inst
     }
@@ -272,13 +306,21 @@ impl<'r> Maker<'r> {
             &[0xd1, 0xd0],
         ]);
         let pc = self.rng.bits() >> self.rng.below(64);
-        let mut effects = Effects::from_bits_truncate(self.rng.bits() as u16 & self.rng.bits() as u16);
-        let gprs = |rng: &mut Rng| -> Vec<Gpr> { Gpr::all().filter(|_| rng.one_in(6)).take(4).collect() };
-        let (vec_read, vec_write) = (self.rng.bits() as u32 & self.rng.bits() as u32, self.rng.bits() as u32);
+        let mut effects =
+            Effects::from_bits_truncate(self.rng.bits() as u16 & self.rng.bits() as u16);
+        let gprs =
+            |rng: &mut Rng| -> Vec<Gpr> { Gpr::all().filter(|_| rng.one_in(6)).take(4).collect() };
+        let (vec_read, vec_write) =
+            (self.rng.bits() as u32 & self.rng.bits() as u32, self.rng.bits() as u32);
         let (vec_read, vec_write) = if self.rng.one_in(2) { (vec_read, vec_write) } else { (0, 0) };
-        let in_place = [Loc::Vec(31), Loc::Mask(7), Loc::X87, Loc::Mxcsr, Loc::Df, Loc::FsBase, Loc::GsBase];
-        let writes: SmallVec<[Loc; 2]> = in_place.into_iter().filter(|_| self.rng.one_in(6)).collect();
-        effects.set(Effects::STATE, effects.contains(Effects::STATE) || vec_write != 0 || !writes.is_empty());
+        let in_place =
+            [Loc::Vec(31), Loc::Mask(7), Loc::X87, Loc::Mxcsr, Loc::Df, Loc::FsBase, Loc::GsBase];
+        let writes: SmallVec<[Loc; 2]> =
+            in_place.into_iter().filter(|_| self.rng.one_in(6)).collect();
+        effects.set(
+            Effects::STATE,
+            effects.contains(Effects::STATE) || vec_write != 0 || !writes.is_empty(),
+        );
         effects.set(Effects::READ_STATE, effects.contains(Effects::READ_STATE) || vec_read != 0);
         let native = Native {
             inst: Decoder::with_ip(64, bytes, pc, DecoderOptions::NONE).decode(),
@@ -316,8 +358,20 @@ impl<'r> Maker<'r> {
     }
 
     fn base_inst(&mut self) {
-        let locs = [Loc::Flags, Loc::Df, Loc::FsBase, Loc::GsBase, Loc::Mxcsr, Loc::Mask(3), Loc::Gpr(Gpr::R11)];
-        let loc = if self.rng.one_in(2) { Loc::Gpr(Gpr::new(self.rng.below(16) as u8)) } else { self.rng.pick(&locs) };
+        let locs = [
+            Loc::Flags,
+            Loc::Df,
+            Loc::FsBase,
+            Loc::GsBase,
+            Loc::Mxcsr,
+            Loc::Mask(3),
+            Loc::Gpr(Gpr::R11),
+        ];
+        let loc = if self.rng.one_in(2) {
+            Loc::Gpr(Gpr::new(self.rng.below(16) as u8))
+        } else {
+            self.rng.pick(&locs)
+        };
         match self.rng.below(4) {
             0 => {
                 let v = self.define(loc.ty());

@@ -43,10 +43,14 @@ fn assume_things(version: &mut Version, rng: &mut Rng) {
         let inst = rng.below(body.insts.len() + 1);
         let earlier = body.insts[..inst].iter().flat_map(|i| i.defs.clone());
         let (entry, params) = (version.blocks[0].params.clone(), body.params.clone());
-        let known: Vec<Value> =
-            earlier.chain(entry).chain(params).filter(|v| version.ty(*v).is_machine_int()).collect();
+        let known: Vec<Value> = earlier
+            .chain(entry)
+            .chain(params)
+            .filter(|v| version.ty(*v).is_machine_int())
+            .collect();
         // A value that is the same throughout the program, so that its predicate can be hoisted.
-        let value = if rng.one_in(3) { version.blocks[0].params[rng.below(16)] } else { rng.pick(&known) };
+        let value =
+            if rng.one_in(3) { version.blocks[0].params[rng.below(16)] } else { rng.pick(&known) };
         let ty = version.ty(value);
         let constant = Operand::Const(rng.interesting() & ty.mask());
         let mut operands = [value.into(), constant];

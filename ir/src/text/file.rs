@@ -44,7 +44,13 @@ pub struct Spots {
 
 impl Spots {
     pub(super) fn new(version: Position) -> Spots {
-        Spots { version, natives: Vec::new(), anchors: Vec::new(), blocks: Vec::new(), insts: Vec::new() }
+        Spots {
+            version,
+            natives: Vec::new(),
+            anchors: Vec::new(),
+            blocks: Vec::new(),
+            insts: Vec::new(),
+        }
     }
 
     /// The position of what the verifier names; that of the version if the part is not in the text.
@@ -52,7 +58,9 @@ impl Spots {
         let found = match at {
             Where::Version => None,
             Where::Block(b) => self.blocks.get(b.index()),
-            Where::Place(place) => self.insts.get(place.block.index()).and_then(|block| block.get(place.inst)),
+            Where::Place(place) => {
+                self.insts.get(place.block.index()).and_then(|block| block.get(place.inst))
+            }
             Where::Anchor(a) => self.anchors.get(a.index()),
             Where::Native(n) => self.natives.get(n.index()),
         };
@@ -97,7 +105,9 @@ impl Parser<'_> {
         }
         self.expect("{")?;
         while !self.eat("}") {
-            setup.settings.push(self.setting("a register, `memory`, `read_only`, `shared`, `answer`, `input` or `}`")?);
+            setup.settings.push(self.setting(
+                "a register, `memory`, `read_only`, `shared`, `answer`, `input` or `}`",
+            )?);
         }
         Ok(setup)
     }
@@ -110,7 +120,11 @@ impl Parser<'_> {
                 let at = self.position();
                 let size = self.number("a size in bytes")?;
                 if size > MAX_ZERO {
-                    return Err(ParseError::at(at, format!("at most {MAX_ZERO} bytes"), format!("{size}")));
+                    return Err(ParseError::at(
+                        at,
+                        format!("at most {MAX_ZERO} bytes"),
+                        format!("{size}"),
+                    ));
                 }
                 return Ok(Setting::Zero { address, size });
             }

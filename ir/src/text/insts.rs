@@ -140,7 +140,11 @@ impl Parser<'_> {
                 }
                 Some(operand) => {
                     if terms > 0 {
-                        return Err(ParseError::at(at, "an index with its scale, or a number", operand.to_string()));
+                        return Err(ParseError::at(
+                            at,
+                            "an index with its scale, or a number",
+                            operand.to_string(),
+                        ));
                     }
                     base = Some(operand);
                 }
@@ -182,7 +186,11 @@ impl Parser<'_> {
         }
         let unknown = |expected: &str| ParseError::at(at, expected, format!("`{name}`"));
         if let Some(op) = OPS.get(&name) {
-            return if op.is_typed() { Err(unknown("a type suffix such as `.i64`")) } else { Ok((*op, Ty::I64)) };
+            return if op.is_typed() {
+                Err(unknown("a type suffix such as `.i64`"))
+            } else {
+                Ok((*op, Ty::I64))
+            };
         }
         let (stem, suffix) = name.rsplit_once('.').ok_or_else(|| unknown("an operation"))?;
         let ty = ty_of(suffix).ok_or_else(|| unknown("an operation"))?;
@@ -222,7 +230,8 @@ impl Parser<'_> {
             inst.args.extend([base, index]);
             more = self.eat(",");
         } else if more {
-            let starts = Self::is_value(self.peek()) || matches!(self.peek(), Token::Number(_) | Token::Punct("-"));
+            let starts = Self::is_value(self.peek())
+                || matches!(self.peek(), Token::Number(_) | Token::Punct("-"));
             more = starts;
         }
         while more {
@@ -269,8 +278,11 @@ pub(super) fn narrow(operand: &mut Operand, ty: Ty) {
 
 pub(super) fn narrow_constants(version: &mut Version) {
     let types = &version.types;
-    let param_types: Vec<Vec<Ty>> =
-        version.blocks.iter().map(|b| b.params.iter().map(|v| types[v.index()]).collect()).collect();
+    let param_types: Vec<Vec<Ty>> = version
+        .blocks
+        .iter()
+        .map(|b| b.params.iter().map(|v| types[v.index()]).collect())
+        .collect();
     for block in &mut version.blocks {
         for inst in &mut block.insts {
             let ty = inst.ty;

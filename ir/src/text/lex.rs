@@ -47,8 +47,10 @@ impl fmt::Display for Token<'_> {
 }
 
 /// Longest first, so that `==` is not read as two `=`.
-const PUNCTUATION: [&str; 19] =
-    ["==", "&&", "..", "{", "}", "(", ")", "[", "]", ":", ",", "=", "!", "+", "-", "*", ".", "#", "?"];
+const PUNCTUATION: [&str; 19] = [
+    "==", "&&", "..", "{", "}", "(", ")", "[", "]", ":", ",", "=", "!", "+", "-", "*", ".", "#",
+    "?",
+];
 
 /// Splits `text` into tokens; the last is [`Token::End`].
 pub(super) fn tokens(text: &str) -> Result<Vec<(Token<'_>, Position)>, ParseError> {
@@ -77,8 +79,12 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Token<'_>, Position)>, ParseErro
                 (Some(Token::Number(number(&remaining[..len], at)?)), len)
             }
             '"' => {
-                let end = remaining[1..].find(['"', '\n']).filter(|i| remaining[1 + i..].starts_with('"'));
-                let Some(end) = end else { return Err(ParseError::at(at, "a closing `\"` on this line", "none")) };
+                let end = remaining[1..]
+                    .find(['"', '\n'])
+                    .filter(|i| remaining[1 + i..].starts_with('"'));
+                let Some(end) = end else {
+                    return Err(ParseError::at(at, "a closing `\"` on this line", "none"));
+                };
                 (Some(Token::Text(&remaining[1..1 + end])), end + 2)
             }
             c => {
@@ -103,5 +109,7 @@ fn number(text: &str, at: Position) -> Result<u64, ParseError> {
         Some(hex) => u64::from_str_radix(hex, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| ParseError::at(at, "a number below 2^64, decimal or 0x hexadecimal", format!("`{text}`")))
+    parsed.map_err(|_| {
+        ParseError::at(at, "a number below 2^64, decimal or 0x hexadecimal", format!("`{text}`"))
+    })
 }

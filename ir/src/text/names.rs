@@ -15,7 +15,8 @@ pub(super) use super::print::effect_of;
 pub(super) fn numbered(word: &str, prefix: char) -> Option<u32> {
     let digits = word.strip_prefix(prefix)?;
     let canonical = digits == "0" || !digits.starts_with('0');
-    let digits = Some(digits).filter(|d| canonical && !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))?;
+    let digits = Some(digits)
+        .filter(|d| canonical && !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))?;
     digits.parse().ok()
 }
 

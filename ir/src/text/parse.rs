@@ -115,7 +115,11 @@ impl<'t> Parser<'t> {
     }
 
     /// Takes a word for which `f` returns a value.
-    pub(super) fn word<T>(&mut self, expected: &str, f: impl FnOnce(&'t str) -> Option<T>) -> Parse<T> {
+    pub(super) fn word<T>(
+        &mut self,
+        expected: &str,
+        f: impl FnOnce(&'t str) -> Option<T>,
+    ) -> Parse<T> {
         if let Token::Word(word) = self.peek()
             && let Some(t) = f(word)
         {
@@ -180,7 +184,11 @@ impl<'t> Parser<'t> {
         let at = self.position();
         let number = self.numbered('v', "a value such as `v0`")?;
         if number >= MAX_VALUES {
-            return Err(ParseError::at(at, format!("a value number below {MAX_VALUES}"), format!("`v{number}`")));
+            return Err(ParseError::at(
+                at,
+                format!("a value number below {MAX_VALUES}"),
+                format!("`v{number}`"),
+            ));
         }
         let count = self.types.len().max(number as usize + 1);
         self.types.resize(count, None);
@@ -344,11 +352,14 @@ impl<'t> Parser<'t> {
     fn native(&mut self) -> Parse<Native> {
         let pc = self.number("the instruction's guest pc")?;
         let at = self.position();
-        let Token::Text(text) = self.peek() else { return self.fail("the instruction's bytes in quotes") };
+        let Token::Text(text) = self.peek() else {
+            return self.fail("the instruction's bytes in quotes");
+        };
         self.next += 1;
         let wrong = |expected: &str| ParseError::at(at, expected, format!("{text:?}"));
         let bytes: Option<Vec<u8>> = text.split_whitespace().map(byte_of).collect();
-        let bytes = bytes.filter(|b| (1..=15).contains(&b.len())).ok_or_else(|| wrong("1 to 15 bytes"))?;
+        let bytes =
+            bytes.filter(|b| (1..=15).contains(&b.len())).ok_or_else(|| wrong("1 to 15 bytes"))?;
         let mut inst = Decoder::with_ip(64, &bytes, pc, DecoderOptions::NONE).decode();
         if inst.is_invalid() || inst.len() != bytes.len() {
             return Err(wrong("the bytes of one x86-64 instruction"));

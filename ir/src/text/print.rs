@@ -16,14 +16,18 @@ use crate::op::Op;
 use crate::region::Region;
 use crate::types::{BlockId, Loc, Operand, Ty, Value};
 use crate::version::{
-    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native, Segment, Term, Trap,
-    Version, Via,
+    Anchor, Block, Context, DeferredStore, Edge, Effects, Fact, GuestTerm, Inst, Mem, Native,
+    Segment, Term, Trap, Version, Via,
 };
 use iced_x86::{Encoder, Instruction};
 use std::fmt::{self, Display, Formatter};
 
 /// Writes `items` with `separator` between them.
-fn list<T: Display>(f: &mut Formatter<'_>, items: impl IntoIterator<Item = T>, separator: &str) -> fmt::Result {
+fn list<T: Display>(
+    f: &mut Formatter<'_>,
+    items: impl IntoIterator<Item = T>,
+    separator: &str,
+) -> fmt::Result {
     for (i, item) in items.into_iter().enumerate() {
         if i > 0 {
             f.write_str(separator)?;
@@ -35,7 +39,8 @@ fn list<T: Display>(f: &mut Formatter<'_>, items: impl IntoIterator<Item = T>, s
 
 impl Trap {
     /// Every trap.
-    pub(super) const ALL: [Trap; 4] = [Trap::Undefined, Trap::Protection, Trap::Breakpoint, Trap::Fetch];
+    pub(super) const ALL: [Trap; 4] =
+        [Trap::Undefined, Trap::Protection, Trap::Breakpoint, Trap::Fetch];
 
     /// The name in the text form.
     pub(super) const fn name(self) -> &'static str {
@@ -170,7 +175,9 @@ impl Display for GuestTerm {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match *self {
             GuestTerm::Goto(target) => write!(f, "goto {}", Pc(target)),
-            GuestTerm::Branch { cond, taken, fall } => write!(f, "branch {cond} then {taken:#x} else {fall:#x}"),
+            GuestTerm::Branch { cond, taken, fall } => {
+                write!(f, "branch {cond} then {taken:#x} else {fall:#x}")
+            }
             GuestTerm::Call { target, ret } => write!(f, "call {} return {ret:#x}", Pc(target)),
             GuestTerm::Ret(target) => write!(f, "ret {}", Pc(target)),
             GuestTerm::Syscall { next } => write!(f, "syscall next {next:#x}"),
@@ -320,7 +327,10 @@ fn effect_name(constant: &str) -> String {
 
 /// The effect with this name in the text form.
 pub(super) fn effect_of(name: &str) -> Option<Effects> {
-    Effects::all().iter_names().find(|(constant, _)| effect_name(constant) == name).map(|(_, effect)| effect)
+    Effects::all()
+        .iter_names()
+        .find(|(constant, _)| effect_name(constant) == name)
+        .map(|(_, effect)| effect)
 }
 
 /// May `name` stand unquoted in the text form?
@@ -348,7 +358,8 @@ impl Version {
         let dead = self.dead_values();
         let mut clauses = Vec::new();
         for ty in Ty::ALL {
-            let of_type: Vec<u32> = dead.iter().filter(|v| self.ty(**v) == ty).map(|v| v.0).collect();
+            let of_type: Vec<u32> =
+                dead.iter().filter(|v| self.ty(**v) == ty).map(|v| v.0).collect();
             let runs = of_type.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
                 [one] => format!("v{one}"),
                 _ => format!("v{}..v{}", run[0], run[run.len() - 1]),

@@ -29,10 +29,16 @@ impl Checker<'_> {
             .collect();
         // An unused anchor may be stale, but passes rename its operands with all others, so its
         // values must exist.
-        for (i, anchor) in version.anchors.iter().enumerate().filter(|(i, _)| reach.positions[*i].is_none()) {
+        for (i, anchor) in
+            version.anchors.iter().enumerate().filter(|(i, _)| reach.positions[*i].is_none())
+        {
             let values = anchor.operands().filter_map(|o| o.as_value());
             for v in values.filter(|v| v.index() >= version.types.len()) {
-                self.error(Rule::Varmap, Where::Anchor(AnchorId(i as u32)), format!("{v} does not exist"));
+                self.error(
+                    Rule::Varmap,
+                    Where::Anchor(AnchorId(i as u32)),
+                    format!("{v} does not exist"),
+                );
             }
         }
         let defs = definitions(version);
@@ -83,18 +89,33 @@ impl Checker<'_> {
                 if let Some(by) = by
                     && !anchor.varmap.iter().any(|(l, _)| *l == loc)
                 {
-                    self.error(Rule::Total, Where::Anchor(*id), format!("{loc} is missing, which {by} names"));
+                    self.error(
+                        Rule::Total,
+                        Where::Anchor(*id),
+                        format!("{loc} is missing, which {by} names"),
+                    );
                 }
             }
         }
     }
 
-    fn position(&mut self, cfg: &Cfg, defs: &[Option<Def>], id: AnchorId, anchor: &Anchor, position: Place) {
+    fn position(
+        &mut self,
+        cfg: &Cfg,
+        defs: &[Option<Def>],
+        id: AnchorId,
+        anchor: &Anchor,
+        position: Place,
+    ) {
         for v in anchor.operands().filter_map(|o| o.as_value()) {
             match defs[v.index()] {
-                None => self.error(Rule::Position, Where::Anchor(id), format!("{v} is not defined")),
+                None => {
+                    self.error(Rule::Position, Where::Anchor(id), format!("{v} is not defined"))
+                }
                 Some(def) if !available(cfg, def, position) => {
-                    let what = format!("{v} is not available at {position}, where the anchor's uses begin");
+                    let what = format!(
+                        "{v} is not available at {position}, where the anchor's uses begin"
+                    );
                     self.error(Rule::Position, Where::Anchor(id), what);
                 }
                 Some(_) => {}
@@ -118,8 +139,13 @@ impl Checker<'_> {
             });
         }
         for (anchor, place) in broken {
-            let from = reach.positions[anchor.index()].map_or(String::new(), |p| format!(" since {p}"));
-            self.error(Rule::Reach, Where::Place(place), format!("{anchor} is out of reach: an effect lies{from}"));
+            let from =
+                reach.positions[anchor.index()].map_or(String::new(), |p| format!(" since {p}"));
+            self.error(
+                Rule::Reach,
+                Where::Place(place),
+                format!("{anchor} is out of reach: an effect lies{from}"),
+            );
         }
     }
 
@@ -161,7 +187,8 @@ impl Checker<'_> {
         let mut at_end: Vec<Guards> = vec![Guards::default(); version.blocks.len()];
         for block in &cfg.order {
             let body = &version.blocks[block.index()];
-            addresses.guards = cfg.parent(*block).map_or_else(Guards::default, |p| at_end[p.index()].clone());
+            addresses.guards =
+                cfg.parent(*block).map_or_else(Guards::default, |p| at_end[p.index()].clone());
             let mut found = Vec::new();
             reach.walk(*block, |place, in_reach| {
                 let Some(inst) = body.insts.get(place.inst) else { return };
@@ -218,7 +245,10 @@ fn is_pending(
     anchor: AnchorId,
     place: Place,
 ) -> bool {
-    let Some(position) = reach.positions[anchor.index()].filter(|_| in_reach.contains(anchor)) else { return false };
+    let Some(position) = reach.positions[anchor.index()].filter(|_| in_reach.contains(anchor))
+    else {
+        return false;
+    };
     let uses = &reach.uses[anchor.index()];
     if uses.iter().any(|u| u.block == place.block && u.inst >= place.inst) {
         return true;
@@ -253,7 +283,12 @@ enum Touch {
 }
 
 impl Touch {
-    fn of(version: &Version, values: &Values, addresses: &mut Addresses, inst: &Inst) -> Option<Touch> {
+    fn of(
+        version: &Version,
+        values: &Values,
+        addresses: &mut Addresses,
+        inst: &Inst,
+    ) -> Option<Touch> {
         let effects = inst.native.and_then(|n| version.natives.get(n.index())).map(|n| n.effects);
         if effects.is_some_and(|e| e.intersects(Effects::FENCE | Effects::LOCKED)) {
             return Some(Touch::Fence);
@@ -294,7 +329,8 @@ impl StackValues {
         // consistent.
         for (b, block) in version.blocks.iter().enumerate() {
             for (i, v) in block.params.iter().enumerate() {
-                derived[v.index()] = if b == 0 { version.entry_locs.get(i) == Some(&rsp) } else { true };
+                derived[v.index()] =
+                    if b == 0 { version.entry_locs.get(i) == Some(&rsp) } else { true };
             }
         }
         let mut changed = true;
@@ -302,8 +338,11 @@ impl StackValues {
             changed = false;
             for block in &version.blocks {
                 let edges = block.term.edges();
-                for (param, arg) in edges.flat_map(|(to, args)| version.blocks[to.index()].params.iter().zip(args)) {
-                    let stays = values.root(*arg).0.as_value().is_some_and(|root| derived[root.index()]);
+                for (param, arg) in
+                    edges.flat_map(|(to, args)| version.blocks[to.index()].params.iter().zip(args))
+                {
+                    let stays =
+                        values.root(*arg).0.as_value().is_some_and(|root| derived[root.index()]);
                     if derived[param.index()] && !stays {
                         derived[param.index()] = false;
                         changed = true;

@@ -22,17 +22,23 @@ pub fn suffix_allowed(op: Op, ty: Ty) -> bool {
         Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror => ty.is_machine_int(),
         Op::Neg | Op::Popcnt | Op::Clz | Op::Ctz => ty.is_machine_int(),
         Op::LtS | Op::LtU | Op::LeS | Op::LeU => ty.is_machine_int(),
-        Op::And | Op::Or | Op::Xor | Op::Not | Op::Eq | Op::Ne | Op::Trunc => ty.is_machine_int() || ty == Ty::I1,
+        Op::And | Op::Or | Op::Xor | Op::Not | Op::Eq | Op::Ne | Op::Trunc => {
+            ty.is_machine_int() || ty == Ty::I1
+        }
         Op::Bswap => matches!(ty, Ty::I32 | Ty::I64),
         Op::Zext(from) | Op::Sext(from) => {
-            matches!(from, Ty::I1 | Ty::I8 | Ty::I16 | Ty::I32) && ty.is_machine_int() && from.bits() < ty.bits()
+            matches!(from, Ty::I1 | Ty::I8 | Ty::I16 | Ty::I32)
+                && ty.is_machine_int()
+                && from.bits() < ty.bits()
         }
         Op::Select => ty.is_machine_int() || matches!(ty, Ty::I1 | Ty::Flags),
         Op::Flags(FlagOp::FromBits | FlagOp::SetCf) => ty == Ty::I64,
         Op::Flags(_) => ty.is_machine_int(),
         Op::Load | Op::Store => ty.is_machine_int(),
         Op::Get(loc) | Op::Put(loc) => ty == loc.ty() && !matches!(loc, Loc::Vec(_) | Loc::X87),
-        Op::Insert8Low | Op::Insert8High | Op::Insert16 | Op::Cond(_) | Op::FlagBits => ty == Ty::I64,
+        Op::Insert8Low | Op::Insert8High | Op::Insert16 | Op::Cond(_) | Op::FlagBits => {
+            ty == Ty::I64
+        }
         Op::At | Op::Assume | Op::Poll | Op::Print | Op::Read | Op::Native => ty == Ty::I64,
     }
 }
@@ -52,9 +58,15 @@ impl Checker<'_> {
             let id = BlockId(b as u32);
             for param in &block.params {
                 match self.value_ty(*param) {
-                    None => self.error(Rule::Ssa, Where::Block(id), format!("{param} does not exist")),
+                    None => {
+                        self.error(Rule::Ssa, Where::Block(id), format!("{param} does not exist"))
+                    }
                     Some(Ty::V128 | Ty::V256 | Ty::V512) => {
-                        self.error(Rule::Type, Where::Block(id), format!("{param}: vectors are not values"));
+                        self.error(
+                            Rule::Type,
+                            Where::Block(id),
+                            format!("{param}: vectors are not values"),
+                        );
                     }
                     Some(_) => {}
                 }
@@ -89,7 +101,11 @@ impl Checker<'_> {
         self.scale(inst, at);
         let (args, result) = inst.op.signature();
         if inst.args.len() != args.len() {
-            self.error(Rule::Op, at, format!("{} operands, {} are expected", inst.args.len(), args.len()));
+            self.error(
+                Rule::Op,
+                at,
+                format!("{} operands, {} are expected", inst.args.len(), args.len()),
+            );
             return;
         }
         for (i, (operand, arg)) in inst.args.iter().zip(args).enumerate() {
@@ -118,7 +134,9 @@ impl Checker<'_> {
     fn result(&mut self, def: Value, want: Ty, at: Where) {
         match self.value_ty(def) {
             None => self.error(Rule::Ssa, at, format!("{def} does not exist")),
-            Some(ty) if ty != want => self.error(Rule::Type, at, format!("{def} is {ty}, the result is {want}")),
+            Some(ty) if ty != want => {
+                self.error(Rule::Type, at, format!("{def} is {ty}, the result is {want}"))
+            }
             Some(_) => {}
         }
     }
@@ -127,7 +145,11 @@ impl Checker<'_> {
         let Operand::Value(v) = operand else { return };
         match self.value_ty(v) {
             Some(from) if from.is_machine_int() && from.bits() > to.bits() => {}
-            Some(from) => self.error(Rule::Type, at, format!("{v} is {from}, which cannot be truncated to {to}")),
+            Some(from) => self.error(
+                Rule::Type,
+                at,
+                format!("{v} is {from}, which cannot be truncated to {to}"),
+            ),
             None => self.error(Rule::Ssa, at, format!("{v} does not exist")),
         }
     }
@@ -146,7 +168,9 @@ impl Checker<'_> {
             Op::Get(_) | Op::Put(_) | Op::At if !is_base => {
                 self.error(Rule::Shape, at, format!("{} in a trace", inst.op));
             }
-            Op::Assume | Op::Poll if is_base => self.error(Rule::Shape, at, format!("{} in base", inst.op)),
+            Op::Assume | Op::Poll if is_base => {
+                self.error(Rule::Shape, at, format!("{} in base", inst.op))
+            }
             Op::At if inst.args.first().is_some_and(|a| a.as_const().is_none()) => {
                 self.error(Rule::Op, at, "the pc of `at` is a constant");
             }
@@ -165,7 +189,9 @@ impl Checker<'_> {
                 self.error(Rule::Anchor, at, format!("{a} does not exist"));
             }
             Some(_) if self.version.is_base() => self.error(Rule::Anchor, at, "an anchor in base"),
-            Some(_) if !always && !faults => self.error(Rule::Anchor, at, "this never falls back to an anchor"),
+            Some(_) if !always && !faults => {
+                self.error(Rule::Anchor, at, "this never falls back to an anchor")
+            }
             None if always || (faults && !self.version.is_base()) => {
                 self.error(Rule::Anchor, at, "an anchor to fall back to is missing");
             }
@@ -179,14 +205,22 @@ impl Checker<'_> {
         };
         let native = native.clone();
         if inst.mem.is_some() != native.mem_size.is_some() {
-            return self.error(Rule::Native, at, "an address is there if and only if the native declares one");
+            return self.error(
+                Rule::Native,
+                at,
+                "an address is there if and only if the native declares one",
+            );
         }
         self.scale(inst, at);
         let addresses = if inst.mem.is_some() { 2 } else { 0 };
         let gprs = addresses + native.gpr_in.len();
         let expected = gprs + usize::from(native.flags_in);
         if inst.args.len() != expected {
-            return self.error(Rule::Native, at, format!("{} operands, {expected} expected", inst.args.len()));
+            return self.error(
+                Rule::Native,
+                at,
+                format!("{} operands, {expected} expected", inst.args.len()),
+            );
         }
         for (i, operand) in inst.args.iter().enumerate() {
             let ty = if i < gprs { Ty::I64 } else { Ty::Flags };
@@ -194,7 +228,11 @@ impl Checker<'_> {
         }
         let expected = native.gpr_out.len() + usize::from(native.flags_out);
         if inst.defs.len() != expected {
-            return self.error(Rule::Native, at, format!("{} results, {expected} expected", inst.defs.len()));
+            return self.error(
+                Rule::Native,
+                at,
+                format!("{} results, {expected} expected", inst.defs.len()),
+            );
         }
         for (i, def) in inst.defs.iter().enumerate() {
             self.result(*def, if i < native.gpr_out.len() { Ty::I64 } else { Ty::Flags }, at);
@@ -209,7 +247,8 @@ impl Checker<'_> {
             return self.error(Rule::Jump, at, format!("{to} does not exist"));
         };
         if args.len() != target.params.len() {
-            let what = format!("{} operands, {to} has {} parameters", args.len(), target.params.len());
+            let what =
+                format!("{} operands, {to} has {} parameters", args.len(), target.params.len());
             return self.error(Rule::Jump, at, what);
         }
         for (i, (arg, param)) in args.iter().zip(&target.params).enumerate() {
@@ -232,11 +271,17 @@ impl Checker<'_> {
                 self.error(Rule::Anchor, at, format!("{a} does not exist"));
             }
             Term::Exit(_) => {}
-            Term::Guest(GuestTerm::Branch { cond, .. }) => self.check_ty(Rule::Type, at, *cond, Ty::I1, "condition"),
-            Term::Guest(GuestTerm::Goto(pc) | GuestTerm::Call { target: pc, .. } | GuestTerm::Ret(pc)) => {
+            Term::Guest(GuestTerm::Branch { cond, .. }) => {
+                self.check_ty(Rule::Type, at, *cond, Ty::I1, "condition")
+            }
+            Term::Guest(
+                GuestTerm::Goto(pc) | GuestTerm::Call { target: pc, .. } | GuestTerm::Ret(pc),
+            ) => {
                 self.check_ty(Rule::Type, at, *pc, Ty::I64, "target");
             }
-            Term::Guest(GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. }) => {}
+            Term::Guest(
+                GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. },
+            ) => {}
         }
     }
 
@@ -254,7 +299,9 @@ impl Checker<'_> {
             let id = BlockId(b as u32);
             block.params.iter().for_each(|v| define(self, *v, Where::Block(id)));
             for (i, inst) in block.insts.iter().enumerate() {
-                inst.defs.iter().for_each(|v| define(self, *v, Where::Place(Place { block: id, inst: i })));
+                inst.defs
+                    .iter()
+                    .for_each(|v| define(self, *v, Where::Place(Place { block: id, inst: i })));
             }
         }
         for block in &cfg.order {
@@ -263,7 +310,9 @@ impl Checker<'_> {
                 let Operand::Value(v) = operand else { return };
                 let place = Place { block: *block, inst };
                 match defs[v.index()] {
-                    None => checker.error(Rule::Ssa, Where::Place(place), format!("{v} is not defined")),
+                    None => {
+                        checker.error(Rule::Ssa, Where::Place(place), format!("{v} is not defined"))
+                    }
                     Some(def) if !available(cfg, def, place) => {
                         let what = format!("{v} is used where its definition does not reach");
                         checker.error(Rule::Ssa, Where::Place(place), what);
@@ -292,7 +341,8 @@ fn native_fault(native: &Native) -> Option<&'static str> {
     if native.writes.iter().any(|loc| loc.ssa_index().is_some()) {
         return Some("an SSA location is among its in-place writes");
     }
-    let distinct = |gprs: &[crate::Gpr]| gprs.iter().enumerate().all(|(i, g)| !gprs[..i].contains(g));
+    let distinct =
+        |gprs: &[crate::Gpr]| gprs.iter().enumerate().all(|(i, g)| !gprs[..i].contains(g));
     if !distinct(&native.gpr_in) || !distinct(&native.gpr_out) {
         return Some("a register is declared twice");
     }

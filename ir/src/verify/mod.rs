@@ -85,16 +85,22 @@ impl Rule {
             }
             Rule::Type => "operands have the types of their operation, and constants fit them",
             Rule::Ssa => "a value is defined once, and its definition dominates every use",
-            Rule::Jump => "a jump's target exists and gets one operand of the right type for each parameter",
+            Rule::Jump => {
+                "a jump's target exists and gets one operand of the right type for each parameter"
+            }
             Rule::Native => {
                 "a native has the operands and results that it declares, and its effects say what it writes in place"
             }
-            Rule::Anchor => "assume, poll and whatever may fault name an anchor, and nothing else does",
+            Rule::Anchor => {
+                "assume, poll and whatever may fault name an anchor, and nothing else does"
+            }
             Rule::Varmap => "a varmap is sorted by location, typed, and names SSA locations only",
             Rule::Total => {
                 "all anchors in use name the same locations: what a version writes is in place for none of them"
             }
-            Rule::Position => "what an anchor names is available where the first of its uses can be reached from",
+            Rule::Position => {
+                "what an anchor names is available where the first of its uses can be reached from"
+            }
             Rule::Reach => {
                 "no effect outside SSA (store, fence, event, state in place) lies between an anchor and its use"
             }
@@ -190,10 +196,17 @@ impl Checker<'_> {
         let text = match at {
             Where::Version | Where::Block(_) => None,
             Where::Place(place) => self.version.blocks.get(place.block.index()).map(|block| {
-                block.insts.get(place.inst).map_or_else(|| block.term.to_string(), |inst| inst.to_string())
+                block
+                    .insts
+                    .get(place.inst)
+                    .map_or_else(|| block.term.to_string(), |inst| inst.to_string())
             }),
-            Where::Anchor(a) => self.version.anchors.get(a.index()).map(|anchor| format!("anchor {a} = {anchor}")),
-            Where::Native(n) => self.version.natives.get(n.index()).map(|native| format!("native {n} = {native}")),
+            Where::Anchor(a) => {
+                self.version.anchors.get(a.index()).map(|anchor| format!("anchor {a} = {anchor}"))
+            }
+            Where::Native(n) => {
+                self.version.natives.get(n.index()).map(|native| format!("native {n} = {native}"))
+            }
         };
         self.errors.push(VerifyError { rule, at, what: what.into(), text });
     }
@@ -212,8 +225,13 @@ impl Checker<'_> {
                 None => Err(format!("{v} does not exist")),
             },
             Operand::Const(c) => {
-                let mask = if want == Ty::Flags { crate::semantics::ARITH_FLAGS } else { want.mask() };
-                if c & !mask == 0 { Ok(()) } else { Err(format!("constant {operand} does not fit {want}")) }
+                let mask =
+                    if want == Ty::Flags { crate::semantics::ARITH_FLAGS } else { want.mask() };
+                if c & !mask == 0 {
+                    Ok(())
+                } else {
+                    Err(format!("constant {operand} does not fit {want}"))
+                }
             }
         }
     }
@@ -227,7 +245,11 @@ impl Checker<'_> {
     fn shape(&mut self) {
         let version = self.version;
         if !crate::text::is_identifier(&version.name) {
-            self.error(Rule::Shape, Where::Version, format!("the name {:?} is not an identifier", version.name));
+            self.error(
+                Rule::Shape,
+                Where::Version,
+                format!("the name {:?} is not an identifier", version.name),
+            );
         }
         let Some(entry) = version.blocks.first() else {
             return self.error(Rule::Shape, Where::Version, "there is no entry block");
@@ -253,10 +275,18 @@ impl Checker<'_> {
         if version.is_base() {
             let one = version.blocks.len() == 1 && matches!(entry.term, Term::Guest(_));
             if !one {
-                self.error(Rule::Shape, Where::Version, "a base version is one block that ends in guest control flow");
+                self.error(
+                    Rule::Shape,
+                    Where::Version,
+                    "a base version is one block that ends in guest control flow",
+                );
             }
             if !entry.params.is_empty() || !version.anchors.is_empty() {
-                self.error(Rule::Shape, Where::Version, "a base version has neither parameters nor anchors");
+                self.error(
+                    Rule::Shape,
+                    Where::Version,
+                    "a base version has neither parameters nor anchors",
+                );
             }
         }
     }

@@ -7,8 +7,8 @@
 
 use dynasour_ir::eval::{ModelMachine, State};
 use dynasour_ir::{
-    Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Gpr, GuestTerm, Inst, Loc, Mem, Op,
-    Operand, Term, Ty, Value, Version,
+    Anchor, AnchorId, Block, BlockId, Builder, Cond, Context, Fact, FlagOp, Gpr, GuestTerm, Inst,
+    Loc, Mem, Op, Operand, Term, Ty, Value, Version,
 };
 use std::collections::BTreeMap;
 
@@ -119,7 +119,8 @@ impl Guest<'_, '_> {
         match self.random.below(10) {
             0..=5 => {
                 let base = self.b.get_gpr(Gpr::RBP);
-                let disp = -(8 * (1 + self.random.below(3) as i64)) + if self.random.chance(10) { 4 } else { 0 };
+                let disp = -(8 * (1 + self.random.below(3) as i64))
+                    + if self.random.chance(10) { 4 } else { 0 };
                 (Mem::disp(disp), base, none)
             }
             6 => (Mem::disp(8 * self.random.below(2) as i64), self.b.get_gpr(Gpr::RSP), none),
@@ -174,9 +175,16 @@ impl Guest<'_, '_> {
 
     fn shift(&mut self, g: Gpr, ty: Ty) {
         let a = self.read(g, ty);
-        let count =
-            if self.random.chance(70) { Operand::Const(self.random.below(40)) } else { self.read(Gpr::RCX, Ty::I8) };
-        let (op, f) = self.random.pick(&[(Op::Shl, FlagOp::Shl), (Op::Shr, FlagOp::Shr), (Op::Sar, FlagOp::Sar)]);
+        let count = if self.random.chance(70) {
+            Operand::Const(self.random.below(40))
+        } else {
+            self.read(Gpr::RCX, Ty::I8)
+        };
+        let (op, f) = self.random.pick(&[
+            (Op::Shl, FlagOp::Shl),
+            (Op::Shr, FlagOp::Shr),
+            (Op::Sar, FlagOp::Sar),
+        ]);
         let old = self.b.get(Loc::Flags);
         let r = self.b.binary(op, ty, a, count);
         let f = self.b.flags(f, ty, &[a, count, old]);
@@ -211,7 +219,11 @@ impl Guest<'_, '_> {
     }
 
     fn instruction(&mut self) {
-        let ty = if self.random.chance(50) { self.random.pick(&[Ty::I32, Ty::I64]) } else { self.random.pick(&INTS) };
+        let ty = if self.random.chance(50) {
+            self.random.pick(&[Ty::I32, Ty::I64])
+        } else {
+            self.random.pick(&INTS)
+        };
         let g = self.data();
         match self.random.below(17) {
             0..=2 => self.arithmetic(g, ty),
@@ -248,7 +260,11 @@ impl Guest<'_, '_> {
                 let a = self.source(narrow);
                 let wide = self.random.pick(&[Ty::I32, Ty::I64]);
                 let signed = self.random.chance(50);
-                let r = if signed { self.b.sext(wide, narrow, a) } else { self.b.zext(wide, narrow, a) };
+                let r = if signed {
+                    self.b.sext(wide, narrow, a)
+                } else {
+                    self.b.zext(wide, narrow, a)
+                };
                 self.write(g, wide, r);
             }
             11 => {
@@ -276,7 +292,8 @@ impl Guest<'_, '_> {
                 let f = self.b.get(Loc::Flags);
                 let carry = self.b.cond(Cond::B, f);
                 let (a, b) = (self.read(g, ty), self.source(ty));
-                let f = self.b.flags(self.random.pick(&[FlagOp::Adc, FlagOp::Sbb]), ty, &[a, b, carry]);
+                let f =
+                    self.b.flags(self.random.pick(&[FlagOp::Adc, FlagOp::Sbb]), ty, &[a, b, carry]);
                 self.flags(f);
             }
             15 => self.flag_bits(g),
@@ -404,10 +421,14 @@ pub fn trace(program: &Program, private_memory: bool) -> Version {
         version.blocks.push(Block { params: std::mem::take(&mut params), insts: Vec::new(), term });
     }
     let mut b = Builder::new(&mut version);
-    let anchor = |b: &mut Builder, target: Operand, state: &[Operand; Loc::SSA_COUNT]| -> AnchorId {
-        let varmap = (0..Loc::SSA_COUNT).filter(|i| written[*i]).map(|i| (Loc::from_ssa_index(i), state[i])).collect();
-        b.version.anchor(Anchor::new(target, varmap))
-    };
+    let anchor =
+        |b: &mut Builder, target: Operand, state: &[Operand; Loc::SSA_COUNT]| -> AnchorId {
+            let varmap = (0..Loc::SSA_COUNT)
+                .filter(|i| written[*i])
+                .map(|i| (Loc::from_ssa_index(i), state[i]))
+                .collect();
+            b.version.anchor(Anchor::new(target, varmap))
+        };
     let mut reach = None;
     if program.loops {
         let a = anchor(&mut b, Operand::Const(HEAD), &state);
@@ -434,7 +455,9 @@ pub fn trace(program: &Program, private_memory: bool) -> Version {
                 _ => {
                     let mut copy = inst.clone();
                     copy.args.iter_mut().for_each(|a| *a = subst(&map, *a));
-                    copy.anchor = Some(*reach.get_or_insert_with(|| anchor(&mut b, Operand::Const(at), &at_start)));
+                    copy.anchor = Some(
+                        *reach.get_or_insert_with(|| anchor(&mut b, Operand::Const(at), &at_start)),
+                    );
                     for d in &mut copy.defs {
                         let v = b.version.value(base.ty(*d));
                         map[d.index()] = v.into();
@@ -495,7 +518,8 @@ fn subst(map: &[Operand], o: Operand) -> Operand {
 pub fn entry(random: &mut Random, program: &Program) -> (State, ModelMachine) {
     let mut machine = ModelMachine::new();
     for area in [STACK - 4096, ARRAY] {
-        let bytes: Vec<u8> = (0..8192).map(|_| if random.chance(50) { 0 } else { random.next() as u8 }).collect();
+        let bytes: Vec<u8> =
+            (0..8192).map(|_| if random.chance(50) { 0 } else { random.next() as u8 }).collect();
         machine.write(area, &bytes);
     }
     if random.chance(5) {

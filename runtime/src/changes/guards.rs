@@ -1,7 +1,7 @@
 //! The write-protected pages, and the system call that protects them.
 //!
-//! How many there are in the whole process is also kept in an atomic word: most guests never have any, and the ways that
-//! ask are hot.
+//! How many there are in the whole process is also kept in an atomic word: most guests never have
+//! any, and the ways that ask are hot.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use dynasour_guest::decode::Moment;
 use dynasour_guest::space::PAGE;
 use nix::sys::mman::ProtFlags;
 
-use crate::entry::{self, Call};
+use crate::kernel::entry::{self, Call};
 
 /// Each guarded page may cost the kernel a mapping, of which a process has 65,530.
 const LIMIT: usize = 16_384;
@@ -71,7 +71,8 @@ impl Guards {
         self.pages.range(start..range.end.max(start)).map(|(page, _)| *page)
     }
 
-    /// Takes the right to write away from `page`, of which the guest has `prot`. False if that cannot be.
+    /// Takes the right to write away from `page`, of which the guest has `prot`. False if that
+    /// cannot be.
     pub fn take(&mut self, page: u64, prot: ProtFlags) -> bool {
         if self.pages.len() >= LIMIT || !protect(page, prot - ProtFlags::PROT_WRITE) {
             return false;

@@ -1,21 +1,22 @@
 //! Stores of the host's own into guest memory, where a page of code is guarded.
 //!
-//! The host stores into guest memory on behalf of one guest thread: results of emulated calls, frames of
-//! signals, deferred stores of a trace. It may hold locks then, so it cannot wait until no other thread executes
-//! what was made from the page. What it has written to is noted instead, and dropped before that guest thread goes on
-//! ([`CodePages::take_written`]).
+//! The host stores into guest memory on behalf of one guest thread: results of emulated calls,
+//! frames of signals, deferred stores of a trace. It may hold locks then, so it cannot wait until
+//! no other thread executes what was made from the page. What it has written to is noted instead,
+//! and dropped before that guest thread goes on ([`CodePages::take_written`]).
 //!
 //! * With one thread the page is opened.
-//! * With several threads it must stay guarded: another thread could store to it unnoticed, and execute what was made
-//!   from it. The kernel writes past the guard then (`/proc/self/mem` ignores protections of private memory, proc(5)).
-//!   Where that file cannot be opened, the page is open just for the store.
+//! * With several threads it must stay guarded: another thread could store to it unnoticed, and
+//!   execute what was made from it. The kernel writes past the guard then (`/proc/self/mem` ignores
+//!   protections of private memory, proc(5)). Where that file cannot be opened, the page is open
+//!   just for the store.
 
 use std::sync::{Arc, OnceLock};
 
 use dynasour_guest::space::{PAGE, page_down};
 
 use super::CodePages;
-use crate::entry::{self, Call};
+use crate::kernel::entry::{self, Call};
 use crate::memory::FaultInfo;
 
 /// The code pages of this process.
@@ -26,16 +27,18 @@ pub fn install(pages: &Arc<CodePages>) {
     let _ = CURRENT.set(pages.clone());
 }
 
-/// A store of the host's to guest memory faulted, in native code that cannot be stopped there: can it be repeated?
+/// A store of the host's to guest memory faulted, in native code that cannot be stopped there: can
+/// it be repeated?
 ///
-/// Called in the signal handler, for faults of stores to guest memory only. Such an instruction stands neither in the allocator nor
-/// in [`CodePages`], so the interrupted thread holds none of their locks.
+/// Called in the signal handler, for faults of stores to guest memory only. Such an instruction
+/// stands neither in the allocator nor in [`CodePages`], so the interrupted thread holds none of
+/// their locks.
 pub fn opened_for_host(fault: &FaultInfo) -> bool {
     CURRENT.get().is_some_and(|pages| pages.open_for_host(fault))
 }
 
-/// Writes the bytes at `address`, where a store of the host's faulted; how many could be written: at most as
-/// far as the end of the page.
+/// Writes the bytes at `address`, where a store of the host's faulted; how many could be written:
+/// at most as far as the end of the page.
 pub fn write_for_host(fault: &FaultInfo, address: u64, bytes: &[u8]) -> usize {
     let Some(pages) = CURRENT.get() else { return 0 };
     let len = bytes.len().min((PAGE - address % PAGE) as usize);
@@ -73,22 +76,28 @@ impl CodePages {
             }
         }
         // SAFETY: the guest's memory, where the host was asked to store.
-        self.open_for_host(fault) && unsafe { crate::memory::copy_out_open(address, bytes) } == bytes.len()
+        self.open_for_host(fault)
+            && unsafe { crate::memory::copy_out_open(address, bytes) } == bytes.len()
     }
 }
 
 /// Writes to private memory as if it were writable.
 fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
     let raw = |nr, args: &[u64]| {
-        // SAFETY: calls about a descriptor that is opened and closed here; the write goes where the caller was asked to store.
+        // SAFETY: calls about a descriptor that is opened and closed here; the write goes where the
+        // caller was asked to store.
         unsafe { entry::raw(&Call::new(nr, args)) }
     };
     let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as u64;
-    let fd = raw(libc::SYS_openat, &[libc::AT_FDCWD as u64, c"/proc/self/mem".as_ptr() as u64, flags, 0]);
+    let fd = raw(
+        libc::SYS_openat,
+        &[libc::AT_FDCWD as u64, c"/proc/self/mem".as_ptr() as u64, flags, 0],
+    );
     if fd < 0 {
         return false;
     }
-    let done = raw(libc::SYS_pwrite64, &[fd as u64, bytes.as_ptr() as u64, bytes.len() as u64, address]);
+    let done =
+        raw(libc::SYS_pwrite64, &[fd as u64, bytes.as_ptr() as u64, bytes.len() as u64, address]);
     raw(libc::SYS_close, &[fd as u64]);
     done == bytes.len() as i64
 }

@@ -1,5 +1,5 @@
-//! `/proc/self/maps` as it would be without guards: pages get their right to be written back, and pieces that only guards
-//! keep apart are one line again.
+//! `/proc/self/maps` as it would be without guards: pages get their right to be written back, and
+//! pieces that only guards keep apart are one line again.
 
 use std::ops::Range;
 
@@ -35,7 +35,9 @@ pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
     for line in text.split(|&byte| byte == b'\n') {
         let mut columns = line.splitn(4, |&byte| byte == b' ');
         let (Some(entry), Some(rest)) = (space::parse_line(line), columns.nth(3)) else { continue };
-        let Some(permissions) = line.split(|&byte| byte == b' ').nth(1).and_then(|p| p.first_chunk::<4>()) else {
+        let Some(permissions) =
+            line.split(|&byte| byte == b' ').nth(1).and_then(|p| p.first_chunk::<4>())
+        else {
             continue;
         };
         let inside = &guarded[guarded.partition_point(|&page| page < entry.range.start)..];
@@ -49,7 +51,8 @@ pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
             if is_guarded {
                 permissions[1] = b'w';
             }
-            let offset = entry.offset + if entry.inode != 0 { start - entry.range.start } else { 0 };
+            let offset =
+                entry.offset + if entry.inode != 0 { start - entry.range.start } else { 0 };
             let piece = Piece { range: start..end, permissions, offset, rest, touched: is_guarded };
             match pieces.last_mut() {
                 Some(last) if (last.touched || is_guarded) && piece.continues(last) => {
@@ -64,7 +67,10 @@ pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     for piece in pieces {
         let permissions = String::from_utf8_lossy(&piece.permissions).into_owned();
-        let head = format!("{:08x}-{:08x} {permissions} {:08x} ", piece.range.start, piece.range.end, piece.offset);
+        let head = format!(
+            "{:08x}-{:08x} {permissions} {:08x} ",
+            piece.range.start, piece.range.end, piece.offset
+        );
         out.extend_from_slice(head.as_bytes());
         out.extend_from_slice(piece.rest);
         out.push(b'\n');
@@ -103,8 +109,7 @@ mod tests {
 
     #[test]
     fn files_keep_their_offsets() {
-        let text =
-            "00001000-00004000 r-xp 00002000 fe:01 7   /lib/a b\n00004000-00005000 rwxp 00005000 fe:01 7   /lib/a b\n";
+        let text = "00001000-00004000 r-xp 00002000 fe:01 7   /lib/a b\n00004000-00005000 rwxp 00005000 fe:01 7   /lib/a b\n";
         assert_eq!(
             shown(text, &[0x2000, 0x3000]),
             "00001000-00002000 r-xp 00002000 fe:01 7   /lib/a b\n00002000-00005000 rwxp 00003000 fe:01 7   /lib/a b\n"

@@ -1,8 +1,8 @@
 //! Changes of guest code: what may be executed, what may change it, and how a change is noticed
 //! (`docs/design.md`, "Protocols").
 //!
-//! Code is translated once and executed often, so a change of it must be noticed before anything made from it is executed again.
-//! How depends on the page:
+//! Code is translated once and executed often, so a change of it must be noticed before anything
+//! made from it is executed again. How depends on the page:
 //!
 //! | page | changed by | how that is noticed |
 //! | --- | --- | --- |
@@ -21,12 +21,13 @@
 //! | `model` | the protocol as an explicit-state model, explored in the tests |
 //! | `scheduler` | drives real threads through interleavings, in the tests (`dispatch/interleavings.rs`) |
 //!
-//! **Invariant.** What a thread executes after an operation has completed was read after that operation: an
-//! operation is a store, a system call, or the start of a thread, and it has completed when its thread goes on.
-//! And: no fault that the guest would not have natively; nobody waits for ever.
+//! **Invariant.** What a thread executes after an operation has completed was read after that
+//! operation: an operation is a store, a system call, or the start of a thread, and it has
+//! completed when its thread goes on. And: no fault that the guest would not have natively; nobody
+//! waits for ever.
 //!
-//! Not noticed: what other processes write to files of which code is mapped privately, or to private pages (ptrace,
-//! process_vm_writev).
+//! Not noticed: what other processes write to files of which code is mapped privately, or to
+//! private pages (ptrace, process_vm_writev).
 
 mod guards;
 pub mod host;

@@ -1,13 +1,15 @@
 //! Which memory a system call of the guest may write.
 //!
-//! The kernel answers EFAULT where a page is write-protected, and may have consumed by then what it was to write: so pages
-//! are opened first. Too much does no harm, so there are two rules:
+//! The kernel answers EFAULT where a page is write-protected, and may have consumed by then what it
+//! was to write: so pages are opened first. Too much does no harm, so there are two rules:
 //!
-//! * every argument may point to a structure of [`STRUCTURE`] bytes (a stat, a timespec, an address, …);
-//! * what can be longer is in the table of [`outputs`]: buffers with their lengths, lists of buffers, messages.
+//! * every argument may point to a structure of [`STRUCTURE`] bytes (a stat, a timespec, an
+//!   address, …);
+//! * what can be longer is in the table of [`outputs`]: buffers with their lengths, lists of
+//!   buffers, messages.
 //!
-//! What the kernel writes after the call has returned (io_submit) is opened, too, but code that is made there before it
-//! writes is not protected from it.
+//! What the kernel writes after the call has returned (io_submit) is opened, too, but code that is
+//! made there before it writes is not protected from it.
 
 use std::ops::Range;
 
@@ -70,17 +72,22 @@ pub fn outputs(nr: i64, args: &[u64; 6]) -> Outputs {
                 add(&mut out, a(set), u64::from(a(0) as u32) / 8 + 8);
             }
         }
-        libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => array(&mut out, a(1), a(2), 12),
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
+            array(&mut out, a(1), a(2), 12)
+        }
         libc::SYS_io_getevents | IO_PGETEVENTS => array(&mut out, a(3), a(2), 32),
         libc::SYS_io_submit => {
             const READ: u64 = 0;
             const READ_VECTORS: u64 = 7;
             for n in 0..a(1).min(MOST_BUFFERS) {
                 let Some(block) = word(a(2).wrapping_add(8 * n)) else { break };
-                // struct iocb: opcode in the third word's low half, then buffer and length from byte 24 on.
-                let (Some(operation), Some(buffer), Some(len)) =
-                    (word(block.wrapping_add(16)), word(block.wrapping_add(24)), word(block.wrapping_add(32)))
-                else {
+                // struct iocb: opcode in the third word's low half, then buffer and length from
+                // byte 24 on.
+                let (Some(operation), Some(buffer), Some(len)) = (
+                    word(block.wrapping_add(16)),
+                    word(block.wrapping_add(24)),
+                    word(block.wrapping_add(32)),
+                ) else {
                     continue;
                 };
                 match operation & 0xffff {

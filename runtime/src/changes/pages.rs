@@ -1,20 +1,22 @@
-//! What is known of the guest's code pages, and which of them are write-protected behind the guest's back.
+//! What is known of the guest's code pages, and which of them are write-protected behind the
+//! guest's back.
 //!
 //! [`CodePages`] holds the record of the guest's mappings, the guards, and the ranges that some
-//! thread has announced to change (see [`super`]). One lock, [`State`], protects all of it; it has the
-//! last rank ([`crate::sync`]), so any thread may take it at any time, except a signal handler that
-//! interrupted a thread which holds it. (No store to guest memory is made while it is held.)
+//! thread has announced to change (see [`super`]). One lock, [`State`], protects all of it; it has
+//! the last rank ([`crate::sync`]), so any thread may take it at any time, except a signal handler
+//! that interrupted a thread which holds it. (No store to guest memory is made while it is held.)
 //!
 //! A **guard** is taken by [`CodePages::watch`] when code is made from a writable page. It is given
 //! back (the page is *opened*) before anything is written to the page, by a transaction
 //! ([`super::transaction`]) or by a store of the host's ([`super::host`]).
 //!
 //! Another thread may guard a page after this one has read it, and the page may have changed in
-//! between. So a translator passes the [`Moment`] before its first read to [`CodePages::watch`], and reads
-//! again if the page was guarded later than that ([`Watched::Now`]).
+//! between. So a translator passes the [`Moment`] before its first read to [`CodePages::watch`],
+//! and reads again if the page was guarded later than that ([`Watched::Now`]).
 //!
-//! Where the kernel cannot be asked what is mapped (a process in a jail has no `/proc`), ranges that are
-//! known stay known. Unknown ranges count as code if they can be read, and as code that may change unseen.
+//! Where the kernel cannot be asked what is mapped (a process in a jail has no `/proc`), ranges
+//! that are known stay known. Unknown ranges count as code if they can be read, and as code that
+//! may change unseen.
 //!
 //! The record holds the protections that the guest set, not those that guards changed.
 
@@ -74,7 +76,8 @@ pub(super) struct State {
     pub flips: FxHashMap<u64, u32>,
     /// Inodes of files whose contents may change by other ways than a private mapping of them.
     unstable: FxHashSet<u64>,
-    /// Ranges that some thread is about to change. No code made from them relies on a guard or a protection.
+    /// Ranges that some thread is about to change. No code made from them relies on a guard or a
+    /// protection.
     announced: Vec<(Range<u64>, Kind)>,
     /// Ranges that the host has written to, until what was made from them is dropped.
     pub written: Vec<Range<u64>>,
@@ -154,7 +157,8 @@ impl State {
         self.announced.iter().any(|(other, kind)| kinds(*kind) && meets(other))
     }
 
-    /// Guards the page, of which something was read after `since`, unless it is guarded or need not be. `None`: it cannot be.
+    /// Guards the page, of which something was read after `since`, unless it is guarded or need not
+    /// be. `None`: it cannot be.
     fn guard(&mut self, page: u64, since: Moment) -> Option<Watched> {
         if self.is_announced(&(page..page + PAGE), |_| true) {
             // What is guarded still may be about to be opened.
@@ -183,8 +187,8 @@ impl State {
         self.mappings.at(page).is_some_and(|mapping| self.change(&mapping) == Change::ByCall)
     }
 
-    /// May the guest write there? Asked after a store has faulted, with the exclusive right: the page may
-    /// have been opened, or its record forgotten, since the fault.
+    /// May the guest write there? Asked after a store has faulted, with the exclusive right: the
+    /// page may have been opened, or its record forgotten, since the fault.
     pub(super) fn is_writable(&mut self, page: u64) -> bool {
         let writable = |state: &State| state.mappings.at(page).map(|mapping| mapping.is_writable());
         if writable(self) == Some(false) {
@@ -205,7 +209,10 @@ impl State {
     pub(super) fn open(&mut self, range: Range<u64>) {
         let pages: Vec<u64> = self.guards.within(range).collect();
         for page in pages {
-            let prot = self.mappings.at(page).map_or(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, |m| m.prot);
+            let prot = self
+                .mappings
+                .at(page)
+                .map_or(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, |m| m.prot);
             self.guards.give_back(page, prot);
         }
     }
@@ -216,10 +223,10 @@ impl CodePages {
         lock(&self.state)
     }
 
-    /// The exclusive right to change code. While a thread has it, no other changes a mapping, opens a page for a
-    /// store, or drops code; so a thread that gets it and finds nothing left to drop knows that nobody runs what was
-    /// there. The caller is outside (see [`crate::dispatch`]) and holds no lock that another
-    /// thread needs to come out of guest code.
+    /// The exclusive right to change code. While a thread has it, no other changes a mapping, opens
+    /// a page for a store, or drops code; so a thread that gets it and finds nothing left to drop
+    /// knows that nobody runs what was there. The caller is outside (see [`crate::dispatch`]) and
+    /// holds no lock that another thread needs to come out of guest code.
     pub fn exclusive(&self) -> MutexGuard<'_, ()> {
         step(Step::TakeExclusive);
         super::schedule::lock(&self.exclusive)
@@ -235,7 +242,10 @@ impl CodePages {
     pub(super) fn end(&self, ranges: &[Range<u64>], kind: Kind) {
         let announced = &mut self.state().announced;
         for range in ranges {
-            if let Some(at) = announced.iter().position(|(other, other_kind)| other == range && *other_kind == kind) {
+            if let Some(at) = announced
+                .iter()
+                .position(|(other, other_kind)| other == range && *other_kind == kind)
+            {
                 announced.swap_remove(at);
             }
         }
@@ -259,16 +269,18 @@ impl CodePages {
         if state.is_obscure(&range) || state.is_announced(&range, |kind| kind != Kind::Output) {
             return true;
         }
-        let changing = state.mappings.parts(range).find(|(part, mapping)| match state.change(mapping) {
-            Change::ByCall => false,
-            Change::ByStore => pages(part.clone()).any(|page| !state.guards.contains(page)),
-            Change::Unseen => true,
-        });
+        let changing =
+            state.mappings.parts(range).find(|(part, mapping)| match state.change(mapping) {
+                Change::ByCall => false,
+                Change::ByStore => pages(part.clone()).any(|page| !state.guards.contains(page)),
+                Change::Unseen => true,
+            });
         changing.is_some()
     }
 
-    /// Can only calls change `range`, which the instruction at `pc` refers to, or make reading it fail? Asked of what loaders fill
-    /// in and then protect. What the guest may write is not guarded for that.
+    /// Can only calls change `range`, which the instruction at `pc` refers to, or make reading it
+    /// fail? Asked of what loaders fill in and then protect. What the guest may write is not
+    /// guarded for that.
     pub fn is_constant(&self, pc: u64, range: Range<u64>) -> bool {
         if self.keyed.load(Ordering::Relaxed) {
             return false;
@@ -327,8 +339,8 @@ impl CodePages {
         watched
     }
 
-    /// Is the page of this fault guarded? `None`: it is not, and the guest may write to it, so the store can be repeated.
-    /// The caller has the exclusive right.
+    /// Is the page of this fault guarded? `None`: it is not, and the guest may write to it, so the
+    /// store can be repeated. The caller has the exclusive right.
     pub(super) fn guarded_by_us(&self, fault: &FaultInfo) -> Option<bool> {
         let page = page_down(fault.addr);
         let mut state = self.state();
@@ -339,8 +351,8 @@ impl CodePages {
         }
     }
 
-    /// Has the host written to something, and what was made from it is not dropped yet? Then that has to be done before guest code
-    /// runs.
+    /// Has the host written to something, and what was made from it is not dropped yet? Then that
+    /// has to be done before guest code runs.
     pub fn is_written(&self) -> bool {
         self.written.load(Ordering::Acquire)
     }
@@ -351,8 +363,8 @@ impl CodePages {
         self.written.store(true, Ordering::Release);
     }
 
-    /// What the host has written to since the last call: the caller, who has the exclusive right, drops whatever was made from it,
-    /// and then says [`CodePages::dropped_written`].
+    /// What the host has written to since the last call: the caller, who has the exclusive right,
+    /// drops whatever was made from it, and then says [`CodePages::dropped_written`].
     pub fn take_written(&self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.state().written)
     }
@@ -371,7 +383,8 @@ impl CodePages {
             return Vec::new();
         }
         let state = self.state();
-        let mut pages: Vec<u64> = ranges.iter().flat_map(|range| state.guards.within(range.clone())).collect();
+        let mut pages: Vec<u64> =
+            ranges.iter().flat_map(|range| state.guards.within(range.clone())).collect();
         pages.sort_unstable();
         pages.dedup();
         pages.into_iter().map(|page| page..page + PAGE).collect()
@@ -392,14 +405,20 @@ impl CodePages {
         self.state().mappings.parts(0..u64::MAX).any(|(_, mapping)| is_code_of(&mapping, inode))
     }
 
-    /// The contents of this file may change by other ways than a private mapping. Where is it mapped?
+    /// The contents of this file may change by other ways than a private mapping. Where is it
+    /// mapped?
     pub fn file_may_change(&self, inode: u64) -> Vec<Range<u64>> {
         let mut state = self.state();
         if !state.unstable.insert(inode) {
             return Vec::new();
         }
         let is_of_it = |mapping: &Mapping| mapping.file.is_some_and(|file| file.inode == inode);
-        state.mappings.parts(0..u64::MAX).filter(|(_, mapping)| is_of_it(mapping)).map(|(range, _)| range).collect()
+        state
+            .mappings
+            .parts(0..u64::MAX)
+            .filter(|(_, mapping)| is_of_it(mapping))
+            .map(|(range, _)| range)
+            .collect()
     }
 
     /// `/proc/self/maps` with the protections that the guest set.
@@ -418,7 +437,8 @@ impl CodePages {
         self.written_as_file.load(Ordering::Relaxed)
     }
 
-    /// From now on several threads run guest code. Nothing is [written](CodePages::is_written) and not dropped.
+    /// From now on several threads run guest code. Nothing is [written](CodePages::is_written) and
+    /// not dropped.
     pub fn set_threaded(&self) {
         self.threaded.store(true, Ordering::Relaxed);
     }
@@ -446,6 +466,10 @@ fn is_code_of(mapping: &Mapping, inode: u64) -> bool {
 
 /// The addresses of the pages with bytes in `range`.
 fn pages(range: Range<u64>) -> impl Iterator<Item = u64> {
-    let end = if range.is_empty() { range.start } else { page_up(range.end).unwrap_or(page_down(u64::MAX)) };
+    let end = if range.is_empty() {
+        range.start
+    } else {
+        page_up(range.end).unwrap_or(page_down(u64::MAX))
+    };
     (page_down(range.start)..end).step_by(PAGE as usize)
 }

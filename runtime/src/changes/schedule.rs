@@ -1,7 +1,7 @@
 //! The steps of the protocol, where a test may stop a thread to let another one go on.
 //!
-//! In release builds [`step`] is nothing and [`lock`] is an ordinary lock. In the tests of this crate both
-//! ask the scheduler (`super::scheduler`), if the thread is one of its threads.
+//! In release builds [`step`] is nothing and [`lock`] is an ordinary lock. In the tests of this
+//! crate both ask the scheduler (`super::scheduler`), if the thread is one of its threads.
 
 /// Where a thread is about to do something that others can see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

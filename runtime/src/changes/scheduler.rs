@@ -1,9 +1,10 @@
-//! A scheduler for tests: real threads go one at a time, and another one may go on only at a [`Step`].
+//! A scheduler for tests: real threads go one at a time, and another one may go on only at a
+//! [`Step`].
 //!
-//! [`explore`] runs a set of threads again and again, each time under another schedule, until all schedules with at most
-//! so many preemptions have been seen. (Most bugs of protocols need one or two: Musuvathi and Qadeer, PLDI 2007.) A
-//! preemption is a switch away from a thread that could go on; a thread at [`Step::Wait`] cannot, until another one has
-//! taken a step.
+//! [`explore`] runs a set of threads again and again, each time under another schedule, until all
+//! schedules with at most so many preemptions have been seen. (Most bugs of protocols need one or
+//! two: Musuvathi and Qadeer, PLDI 2007.) A preemption is a switch away from a thread that could go
+//! on; a thread at [`Step::Wait`] cannot, until another one has taken a step.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -49,7 +50,9 @@ pub fn step(step: Step) {
     if let Some((scheduler, thread)) = own {
         scheduler.pause(thread, if step == Step::Wait { State::Waiting } else { State::Ready });
         if step == Step::Perform {
-            PERFORMED.with_borrow_mut(|performed| performed.iter_mut().for_each(|performed| performed()));
+            PERFORMED.with_borrow_mut(|performed| {
+                performed.iter_mut().for_each(|performed| performed())
+            });
         }
     }
 }
@@ -65,7 +68,9 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         match mutex.try_lock() {
             Ok(guard) => return guard,
             Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) if SELF.with_borrow(Option::is_none) => return guard(mutex),
+            Err(TryLockError::WouldBlock) if SELF.with_borrow(Option::is_none) => {
+                return guard(mutex);
+            }
             Err(TryLockError::WouldBlock) => step(Step::Wait),
         }
     }
@@ -107,8 +112,8 @@ impl Scheduler {
         inner.states[thread] = State::Running;
     }
 
-    /// Lets one thread after the other go on, as `choices` says as far as it goes. `watch` is called whenever all of them
-    /// stand still. An error: none can go on.
+    /// Lets one thread after the other go on, as `choices` says as far as it goes. `watch` is
+    /// called whenever all of them stand still. An error: none can go on.
     fn drive(&self, path: &mut Vec<Choice>, watch: &mut dyn FnMut()) -> Result<(), String> {
         let mut last = 0;
         for taken in 0.. {
@@ -117,10 +122,15 @@ impl Scheduler {
                 inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
             }
             watch();
-            let mut ready: Vec<usize> = (0..inner.states.len()).filter(|t| inner.states[*t] == State::Ready).collect();
+            let mut ready: Vec<usize> =
+                (0..inner.states.len()).filter(|t| inner.states[*t] == State::Ready).collect();
             if ready.is_empty() {
                 let stuck = inner.states.contains(&State::Waiting);
-                return if stuck { Err(format!("nobody can go on: {:?}", inner.states)) } else { Ok(()) };
+                return if stuck {
+                    Err(format!("nobody can go on: {:?}", inner.states))
+                } else {
+                    Ok(())
+                };
             }
             // The first choice is to go on with the same thread.
             let preempts = ready.contains(&last);
@@ -129,7 +139,9 @@ impl Scheduler {
                 path.push(Choice { taken: 0, options: ready.len(), preempts });
             }
             let Some(next) = ready.get(path[taken].taken) else {
-                return Err(format!("the threads are not deterministic: {ready:?} at step {taken}"));
+                return Err(format!(
+                    "the threads are not deterministic: {ready:?} at step {taken}"
+                ));
             };
             last = *next;
             for state in inner.states.iter_mut().filter(|state| **state == State::Waiting) {
@@ -151,8 +163,8 @@ struct Choice {
     preempts: bool,
 }
 
-/// Calls `begin` once for each schedule of at most `preemptions`: it makes a scheduler's threads run, and gives back what to call
-/// when all stand still. Returns how many schedules there were.
+/// Calls `begin` once for each schedule of at most `preemptions`: it makes a scheduler's threads
+/// run, and gives back what to call when all stand still. Returns how many schedules there were.
 ///
 /// # Errors
 /// In some schedule nobody could go on.
@@ -165,7 +177,9 @@ pub fn explore(
     for schedules in 1.. {
         let (scheduler, mut watch) = begin();
         let told = |path: &[Choice]| path.iter().map(|choice| choice.taken).collect::<Vec<_>>();
-        scheduler.drive(&mut path, &mut watch).map_err(|what| format!("{what}, in schedule {:?}", told(&path)))?;
+        scheduler
+            .drive(&mut path, &mut watch)
+            .map_err(|what| format!("{what}, in schedule {:?}", told(&path)))?;
         end().map_err(|what| format!("{what}, in schedule {:?}", told(&path)))?;
         // The next one: the last choice that has another, within the budget.
         loop {

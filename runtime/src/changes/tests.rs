@@ -18,7 +18,8 @@ impl Code for Notes {
     }
 }
 
-/// What a dispatcher does after a store has faulted: can it be repeated, and what was dropped before?
+/// What a dispatcher does after a store has faulted: can it be repeated, and what was dropped
+/// before?
 fn opened(pages: &CodePages) -> Option<Vec<Range<u64>>> {
     let mut notes = Notes::default();
     match pages.announce_store(&memory::last_fault()) {
@@ -67,11 +68,17 @@ fn a_guarded_page_is_opened_by_a_store_and_guarded_again() {
     assert!(!pages.may_change(range.start..range.start + 8));
     assert!(store(range.start + PAGE));
     assert!(!store(range.start + 5));
-    assert_eq!(opened(&pages).as_deref(), Some(std::slice::from_ref(&(range.start..range.start + PAGE))));
+    assert_eq!(
+        opened(&pages).as_deref(),
+        Some(std::slice::from_ref(&(range.start..range.start + PAGE)))
+    );
     assert!(store(range.start + 5));
     // Another thread was faster.
     assert_eq!(opened(&pages), Some(Vec::new()));
-    assert_eq!(pages.watch(range.start + PAGE - 4..range.start + PAGE + 4, pages.moment()), Watched::Now);
+    assert_eq!(
+        pages.watch(range.start + PAGE - 4..range.start + PAGE + 4, pages.moment()),
+        Watched::Now
+    );
     assert!(!store(range.start + 5) && !store(range.start + PAGE));
     let mut notes = Notes::default();
     pages.announce([range.clone()]).quiesce(&mut notes).perform(|| ()).0.publish(&mut notes, []);
@@ -120,7 +127,8 @@ fn the_kernel_may_write_when_nothing_relies_on_the_guard() {
         assert_eq!(pages.watch(range.clone(), pages.moment()), Watched::Now);
         let mut notes = Notes::default();
         assert!(pages.announces_outputs());
-        let outputs = pages.announce_outputs(&mut notes, libc::SYS_read, &[0, range.start + 16, 32, 0, 0, 0]);
+        let outputs =
+            pages.announce_outputs(&mut notes, libc::SYS_read, &[0, range.start + 16, 32, 0, 0, 0]);
         assert_eq!(notes.0.as_slice(), std::slice::from_ref(&(range.start..range.start + PAGE)));
         assert!(store(range.start));
         assert_eq!(pages.watch(range.start..range.start + 1, pages.moment()), Watched::Impossible);
@@ -145,9 +153,15 @@ impl Code for Watcher<'_> {
             assert!(!store(range.start), "the guard stands until nothing relies on it");
             let watched = self.pages.watch(range.start..range.start + 1, self.pages.moment());
             assert_eq!(watched, Watched::Impossible, "but nothing new relies on it");
-            assert!(self.pages.is_changing(&range) && self.pages.may_change(range.start..range.start + 1));
+            assert!(
+                self.pages.is_changing(&range)
+                    && self.pages.may_change(range.start..range.start + 1)
+            );
         } else {
-            assert!(!self.pages.is_changing(&range), "what is made from now on relies on the new record");
+            assert!(
+                !self.pages.is_changing(&range),
+                "what is made from now on relies on the new record"
+            );
         }
     }
 }
@@ -160,7 +174,8 @@ fn a_change_of_mappings_goes_step_by_step() {
     assert_eq!(pages.watch(range.clone(), pages.moment()), Watched::Now);
     let mut watcher = Watcher { pages: &pages, range: range.clone(), dropped: 0 };
     let quiet = pages.announce([range.clone()]).quiesce(&mut watcher);
-    let (performed, ()) = quiet.perform(|| assert!(store(range.start), "the guards are given back"));
+    let (performed, ()) =
+        quiet.perform(|| assert!(store(range.start), "the guards are given back"));
     let read_execute = ProtFlags::PROT_READ | ProtFlags::PROT_EXEC;
     performed.publish(&mut watcher, [News::Protected(range.clone(), read_execute)]);
     assert_eq!(watcher.dropped, 2);
@@ -195,7 +210,10 @@ fn the_hosts_stores_do_not_open_pages_that_other_threads_execute() {
     assert_eq!(bytes, [1, 2, 0]);
     assert!(!store(range.start), "still guarded");
     assert!(pages.is_written());
-    assert_eq!(pages.take_written().as_slice(), std::slice::from_ref(&(range.start..range.start + PAGE)));
+    assert_eq!(
+        pages.take_written().as_slice(),
+        std::slice::from_ref(&(range.start..range.start + PAGE))
+    );
     pages.dropped_written();
     assert!(!pages.is_written());
     let alone = known(&range);
@@ -238,7 +256,11 @@ fn a_file_that_may_change_takes_its_code_with_it() {
     let function = a_file_that_may_change_takes_its_code_with_it as *const () as u64;
     assert_eq!(pages.fetchable(function, 8), 8);
     assert_eq!(pages.watch(function..function + 8, pages.moment()), Watched::Already);
-    let own = space::maps().expect("maps").into_iter().find(|m| m.range.contains(&function)).expect("own code");
+    let own = space::maps()
+        .expect("maps")
+        .into_iter()
+        .find(|m| m.range.contains(&function))
+        .expect("own code");
     assert!(pages.file_may_change(own.inode).iter().any(|code| code.contains(&function)));
     assert!(pages.file_may_change(own.inode).is_empty());
     assert_eq!(pages.watch(function..function + 8, pages.moment()), Watched::Impossible);
@@ -261,7 +283,10 @@ fn where_the_kernel_cannot_be_asked_what_is_known_stays_and_the_rest_may_be_anyt
         assert_eq!(pages.fetchable(code.start, 2 * PAGE as usize), 2 * PAGE as usize);
         assert_eq!(pages.watch(code.start..code.start + 8, pages.moment()), Watched::Now);
         assert!(!pages.may_change(code.start..code.start + 8));
-        assert_eq!(pages.watch(code.start + PAGE - 4..code.start + PAGE + 4, pages.moment()), Watched::Impossible);
+        assert_eq!(
+            pages.watch(code.start + PAGE - 4..code.start + PAGE + 4, pages.moment()),
+            Watched::Impossible
+        );
         assert!(pages.may_change(code.start + PAGE - 4..code.start + PAGE + 4));
         0
     });

@@ -6,29 +6,33 @@
 //!                              └──────────────── again ◄─────────────────┘  (the call failed, code was kept)
 //! ```
 //!
-//! * **Announced**: the thread has the exclusive right to change code, and the ranges are announced. Code that is
-//!   made from them from now on compares its own bytes whenever it runs, and no fragment made from them comes back.
-//! * **Quiet**: everything made from the ranges before is dropped, and no thread executes any of it.
+//! * **Announced**: the thread has the exclusive right to change code, and the ranges are
+//!   announced. Code that is made from them from now on compares its own bytes whenever it runs,
+//!   and no fragment made from them comes back.
+//! * **Quiet**: everything made from the ranges before is dropped, and no thread executes any of
+//!   it.
 //! * **Performed**: guards in the ranges are given back, and the kernel has made the change.
-//! * **publish**: the record of mappings says what is there now, the announcement is withdrawn, and what was made
-//!   meanwhile is dropped, too: its bytes are compared, but not its right to be executed.
+//! * **publish**: the record of mappings says what is there now, the announcement is withdrawn, and
+//!   what was made meanwhile is dropped, too: its bytes are compared, but not its right to be
+//!   executed.
 //!
-//! Who leaves out a step does not compile. A transaction that is abandoned (a system call that was not made)
-//! withdraws its announcement when it is dropped.
+//! Who leaves out a step does not compile. A transaction that is abandoned (a system call that was
+//! not made) withdraws its announcement when it is dropped.
 //!
-//! **Example.** `mprotect(page, RWX)` while another thread executes code of that page, which was R-X: the page
-//! is announced; the other thread is made to come out of the code, which is dropped; when it comes to the
-//! page again, it makes code that compares its bytes; the kernel makes the page writable; the other thread
-//! stores to it and calls it, and the comparison finds the difference; the record says RWX, and
-//! the code that compares is dropped; whatever is made next is guarded.
+//! **Example.** `mprotect(page, RWX)` while another thread executes code of that page, which was
+//! R-X: the page is announced; the other thread is made to come out of the code, which is dropped;
+//! when it comes to the page again, it makes code that compares its bytes; the kernel makes the
+//! page writable; the other thread stores to it and calls it, and the comparison finds the
+//! difference; the record says RWX, and the code that compares is dropped; whatever is made next is
+//! guarded.
 //!
-//! **One thread.** There is nobody to wait for: quiescing drops the thread's own code, and is cheap where
-//! nothing was made from the range ([`Code::drop_code`]).
+//! **One thread.** There is nobody to wait for: quiescing drops the thread's own code, and is cheap
+//! where nothing was made from the range ([`Code::drop_code`]).
 //!
-//! Stores of the guest's that fault on a guard ([`CodePages::announce_store`]) and system calls that
-//! write to memory ([`CodePages::announce_outputs`]) are transactions, too. The latter
-//! give the exclusive right back before the call is made, since a `read` may take for ever: their announcement
-//! alone keeps code from relying on anything until [`Outputs`] is dropped.
+//! Stores of the guest's that fault on a guard ([`CodePages::announce_store`]) and system calls
+//! that write to memory ([`CodePages::announce_outputs`]) are transactions, too. The latter give
+//! the exclusive right back before the call is made, since a `read` may take for ever: their
+//! announcement alone keeps code from relying on anything until [`Outputs`] is dropped.
 
 use std::ops::Range;
 use std::sync::MutexGuard;
@@ -47,8 +51,8 @@ pub type Ranges = SmallVec<[Range<u64>; 2]>;
 
 /// Whoever makes code from guest memory, and runs it.
 pub trait Code {
-    /// Drops everything made from code in `range`, in all threads, and returns when no thread executes any of it. The caller
-    /// has the exclusive right ([`CodePages::exclusive`]).
+    /// Drops everything made from code in `range`, in all threads, and returns when no thread
+    /// executes any of it. The caller has the exclusive right ([`CodePages::exclusive`]).
     fn drop_code(&mut self, range: Range<u64>);
 }
 
@@ -123,8 +127,8 @@ impl<'p> Announced<'p> {
         Quiet { change: self.0, keeps: false }
     }
 
-    /// For a change that leaves the bytes, and the right to execute them, as they are, and takes the right to write: what was made
-    /// stays true.
+    /// For a change that leaves the bytes, and the right to execute them, as they are, and takes
+    /// the right to write: what was made stays true.
     pub fn keep_code(self) -> Quiet<'p> {
         Quiet { change: self.0, keeps: true }
     }
@@ -169,7 +173,8 @@ impl<'p> Performed<'p> {
             for news in news {
                 match news {
                     News::Unknown(range) => state.mappings.forget(range),
-                    // Where nothing was, another thread may have guarded a page since the call, and is right.
+                    // Where nothing was, another thread may have guarded a page since the call, and
+                    // is right.
                     News::Mapped(range, mapping) => {
                         state.flips.retain(|page, _| !range.contains(page));
                         match mapping {
@@ -192,8 +197,9 @@ impl<'p> Performed<'p> {
         change.ranges.clear();
     }
 
-    /// As [`Performed::publish`], with something new that is mapped to `fresh`, where nothing was when the change was
-    /// announced: what was made from there since then (that nothing can be fetched) is dropped.
+    /// As [`Performed::publish`], with something new that is mapped to `fresh`, where nothing was
+    /// when the change was announced: what was made from there since then (that nothing can be
+    /// fetched) is dropped.
     pub fn publish_fresh(
         mut self,
         code: &mut dyn Code,
@@ -244,19 +250,25 @@ impl CodePages {
             Some(true) => {
                 let ranges: Ranges = std::iter::once(page..page + PAGE).collect();
                 self.begin(&ranges, Kind::Store);
-                Store::Guarded(Announced(Exclusive { pages: self, ranges, kind: Kind::Store, _right: right }))
+                Store::Guarded(Announced(Exclusive {
+                    pages: self,
+                    ranges,
+                    kind: Kind::Store,
+                    _right: right,
+                }))
             }
         }
     }
 
-    /// Must calls that may write to memory be announced? With one thread only if something is guarded: nobody else can guard
-    /// something while a call is made.
+    /// Must calls that may write to memory be announced? With one thread only if something is
+    /// guarded: nobody else can guard something while a call is made.
     pub fn announces_outputs(&self) -> bool {
         self.is_threaded() || !super::guards::none()
     }
 
-    /// The kernel may be about to write to what the arguments of the call `nr` say. That is open from now on, until the result is
-    /// dropped: the kernel would answer EFAULT where a page is write-protected.
+    /// The kernel may be about to write to what the arguments of the call `nr` say. That is open
+    /// from now on, until the result is dropped: the kernel would answer EFAULT where a page is
+    /// write-protected.
     pub fn announce_outputs(&self, code: &mut dyn Code, nr: i64, args: &[u64; 6]) -> Outputs<'_> {
         let outputs = Outputs { pages: self, ranges: outputs::outputs(nr, args) };
         self.begin(&outputs.ranges, Kind::Output);
@@ -271,7 +283,8 @@ impl CodePages {
         outputs
     }
 
-    /// The bytes of `ranges` have changed, or may change unseen from now on, behind the guards: drops what was made from them.
+    /// The bytes of `ranges` have changed, or may change unseen from now on, behind the guards:
+    /// drops what was made from them.
     pub fn changed(&self, code: &mut dyn Code, ranges: impl IntoIterator<Item = Range<u64>>) {
         self.announce(ranges).quiesce(code).finish();
     }

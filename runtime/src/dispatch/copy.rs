@@ -1,12 +1,13 @@
-//! The copy tier and the full tier: blocks of guest code as native code, in the full tier with traces among them, and the
-//! interpreter for what cannot be copied and for recording.
+//! The copy tier and the full tier: blocks of guest code as native code, in the full tier with
+//! traces among them, and the interpreter for what cannot be copied and for recording.
 //!
-//! In the dynamo tier, unless a study wants nothing but traces there, a block is copied when the guest has come to it a few
-//! times, and interpreted before that; otherwise it is as the full tier, but traces are made early.
+//! In the dynamo tier, unless a study wants nothing but traces there, a block is copied when the
+//! guest has come to it a few times, and interpreted before that; otherwise it is as the full tier,
+//! but traces are made early.
 //!
-//! A stretch lasts until the runtime has to do something outside: a system call, a fault, a signal, a hot head.
-//! Instructions that blocks leave out are interpreted one by one; code that keeps changing, other than by
-//! stores that are noticed, is interpreted until it is left.
+//! A stretch lasts until the runtime has to do something outside: a system call, a fault, a signal,
+//! a hot head. Instructions that blocks leave out are interpreted one by one; code that keeps
+//! changing, other than by stores that are noticed, is interpreted until it is left.
 
 use super::Dispatcher;
 use super::fragments::{Arrival, Came, Failure, Side};
@@ -14,20 +15,20 @@ use super::select::{self, COPIED_BLOCK, NO_FRAGMENT};
 use super::worth;
 use crate::config::Tier;
 use crate::interp::{Stop, astray};
-use crate::process;
-use crate::profile::{Phase, during};
-use crate::signal;
-use crate::syscall::{Outcome, System};
+use crate::kernel::process;
+use crate::kernel::signal;
+use crate::kernel::syscall::{Outcome, System};
+use crate::observe::profile::{Phase, during};
 use dynasour_emitter::Left;
-use dynasour_emitter::copy::{Copied, CounterId, HeadCounts};
+use dynasour_emitter::blocks::{Copied, CounterId, HeadCounts};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_ir::Trap;
 use dynasour_tracer::HeadKind;
 use std::sync::atomic::Ordering;
 
-/// How much it counts towards a copy that the guest comes to a place from native code, which is warm itself, or from outside,
-/// instead of by interpreting.
+/// How much it counts towards a copy that the guest comes to a place from native code, which is
+/// warm itself, or from outside, instead of by interpreting.
 const FROM_OUTSIDE: u32 = 4;
 
 /// Why a stretch of native code ended.
@@ -102,7 +103,8 @@ impl Dispatcher {
                 drop(fragments);
                 if self.is_cold(context.rip) {
                     self.arrival = Arrival::Anyhow;
-                    match during(Phase::Interpret, || self.interp.run(context, &mut self.selector)) {
+                    match during(Phase::Interpret, || self.interp.run(context, &mut self.selector))
+                    {
                         Stop::Policy(super::Selected::Fragment) => continue,
                         stop => return Ended::Stopped(stop),
                     }
@@ -113,19 +115,20 @@ impl Dispatcher {
                 };
             }
             let arrival = std::mem::take(&mut self.arrival);
-            let copied = match during(Phase::Translate, || fragments.arrive(context.rip, &*code, arrival)) {
-                Ok(copied) => copied,
-                Err(error) if error.is_full() => return Ended::Full,
-                // Nothing that cannot be interpreted.
-                Err(_) => Copied::Instruction,
-            };
+            let copied =
+                match during(Phase::Translate, || fragments.arrive(context.rip, &*code, arrival)) {
+                    Ok(copied) => copied,
+                    Err(error) if error.is_full() => return Ended::Full,
+                    // Nothing that cannot be interpreted.
+                    Err(_) => Copied::Instruction,
+                };
             match copied {
                 Copied::Entry(entry) => {
                     let way = fragments.way_to_copy(entry);
                     self.peer.visit();
                     drop(fragments);
-                    // SAFETY: `context` is this thread's, and GS points to it; the code is not flushed while this thread
-                    // is in the cache.
+                    // SAFETY: `context` is this thread's, and GS points to it; the code is not
+                    // flushed while this thread is in the cache.
                     let left = during(Phase::Native, || unsafe { way.run(context) });
                     if let Some(ended) = self.came(left, context, &*code) {
                         return ended;
@@ -139,7 +142,8 @@ impl Dispatcher {
                 }
                 Copied::Writable => {
                     drop(fragments);
-                    match during(Phase::Interpret, || self.interp.run(context, &mut self.selector)) {
+                    match during(Phase::Interpret, || self.interp.run(context, &mut self.selector))
+                    {
                         Stop::Policy(super::Selected::Fragment) => {}
                         stop => return Ended::Stopped(stop),
                     }
@@ -158,7 +162,8 @@ impl Dispatcher {
         !is_warm
     }
 
-    /// Native code has left: makes the state exact, comes out of the cache, and does what can be done while interpreting.
+    /// Native code has left: makes the state exact, comes out of the cache, and does what can be
+    /// done while interpreting.
     fn came(&mut self, left: Left, context: &mut ThreadContext, code: &dyn Fetch) -> Option<Ended> {
         let Some(mut fragments) = self.machine.fragments() else { return Some(Ended::Gone) };
         let came = match fragments.came(left, context, &self.selector.policy) {
@@ -285,7 +290,8 @@ impl Dispatcher {
             }
             _ => 0,
         };
-        let functions = if self.machine.config.watches_paths() { worth::keeps_a_frame } else { |_| true };
+        let functions =
+            if self.machine.config.watches_paths() { worth::keeps_a_frame } else { |_| true };
         HeadCounts { threshold, functions }
     }
 }

@@ -4,11 +4,11 @@ use super::Dispatcher;
 use super::select::NO_FRAGMENT;
 use crate::changes::Code;
 use crate::interp::NoPolicy;
-use crate::process::{self, ThreadBody};
-use crate::signal;
-use crate::syscall::memory::Moved;
-use crate::syscall::tracing::Registers;
-use crate::syscall::{Engine, Outcome, System};
+use crate::kernel::process::{self, ThreadBody};
+use crate::kernel::signal;
+use crate::kernel::syscall::memory::Moved;
+use crate::kernel::syscall::tracing::Registers;
+use crate::kernel::syscall::{Engine, Outcome, System};
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
 use std::ops::Range;
@@ -45,8 +45,8 @@ impl Engine for Dispatcher {
     }
 
     fn private_memory_lost(&mut self) {
-        // If that is for a thread, it must not find code that is to be dropped before this one goes on. And it may guard pages
-        // while this one is in a system call.
+        // If that is for a thread, it must not find code that is to be dropped before this one goes
+        // on. And it may guard pages while this one is in a system call.
         self.drop_written();
         self.machine.pages.set_threaded();
         if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
@@ -80,7 +80,8 @@ impl Engine for Dispatcher {
     }
 
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
-        // All memory is the suspended parent's, this dispatcher included: make nothing, report nothing.
+        // All memory is the suspended parent's, this dispatcher included: make nothing, report
+        // nothing.
         loop {
             let outcome = if self.peer.enter(context) {
                 let stop = self.interp.run(context, &mut NoPolicy);

@@ -1,7 +1,8 @@
 //! Which pages of guest code anybody has read, so that a change elsewhere concerns no other thread.
 //!
-//! A page is noted before it is read. So when a page has changed and then [`Footprint::forget`] is called, whoever read it
-//! before the change is found out; whoever reads it afterwards notes it again.
+//! A page is noted before it is read. So when a page has changed and then [`Footprint::forget`] is
+//! called, whoever read it before the change is found out; whoever reads it afterwards notes it
+//! again.
 
 use crate::changes::CodePages;
 use crate::interp::ExecutableCode;
@@ -30,7 +31,8 @@ impl Footprint {
         f();
     }
 
-    /// The bytes of `range` have changed: forgets its pages, and says whether anybody had read one of them.
+    /// The bytes of `range` have changed: forgets its pages, and says whether anybody had read one
+    /// of them.
     pub fn forget(&self, range: &Range<u64>) -> bool {
         if range.is_empty() {
             return false;
@@ -70,7 +72,9 @@ impl Noted {
 
     fn note(&self, range: Range<u64>) {
         let forgotten = self.footprint.forgotten.load(Ordering::SeqCst);
-        for page in range.start >> PAGE_SHIFT..=range.end.saturating_sub(1).max(range.start) >> PAGE_SHIFT {
+        for page in
+            range.start >> PAGE_SHIFT..=range.end.saturating_sub(1).max(range.start) >> PAGE_SHIFT
+        {
             if self.last.replace((page, forgotten)) != (page, forgotten) {
                 lock(&self.footprint.pages).insert(page);
             }

@@ -1,31 +1,37 @@
 //! The fragment side of the dispatcher: which fragments exist, entering and leaving them.
 //!
-//! A region may have several fragments, its *versions* ([`links::regions`]); the first is entered, by the interpreter, by links
-//! and by the tables of indirect jumps. Ends and hot exits are linked ([`links`]), so that a steady guest never comes back here; a
-//! hot exit to where no fragment starts begins a recording there. What is recorded is compiled for the state that this
-//! exit leaves ([`EntryState::FromExit`](dynasour_emitter::EntryState)) and belongs to it alone; when several exits have
-//! wanted traces from one pc, the next one makes a version of the region, which all others share ([`install`]).
+//! A region may have several fragments, its *versions* ([`links::regions`]); the first is entered,
+//! by the interpreter, by links and by the tables of indirect jumps. Ends and hot exits are linked
+//! ([`links`]), so that a steady guest never comes back here; a hot exit to where no fragment
+//! starts begins a recording there. What is recorded is compiled for the state that this exit
+//! leaves ([`EntryState::FromExit`](dynasour_emitter::EntryState)) and belongs to it alone; when
+//! several exits have wanted traces from one pc, the next one makes a version of the region, which
+//! all others share ([`install`]).
 //!
-//! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are beyond a fragment's
-//! links, so a thread that is there is diverted. Whatever is linked to whatever, it comes out before it enters
-//! another fragment. The thread that was interrupted links the fragment again when it is out; others that come out of it
-//! meanwhile just enter again.
+//! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are
+//! beyond a fragment's links, so a thread that is there is diverted. Whatever is linked to
+//! whatever, it comes out before it enters another fragment. The thread that was interrupted links
+//! the fragment again when it is out; others that come out of it meanwhile just enter again.
 //!
-//! **Threads.** All of this is behind one lock, which no thread holds while guest code runs. A thread that is in fragments, or
-//! comes from one, is *in the cache* ([`super::peers`]), and what it may need is kept until it is not: dropping all is
-//! done in two steps, [`Fragments::retire`] and [`Fragments::clear`], and so is dropping some ([`removal`]).
+//! **Threads.** All of this is behind one lock, which no thread holds while guest code runs. A
+//! thread that is in fragments, or comes from one, is *in the cache* ([`super::peers`]), and what
+//! it may need is kept until it is not: dropping all is done in two steps, [`Fragments::retire`]
+//! and [`Fragments::clear`], and so is dropping some ([`removal`]).
 //!
-//! Under `--chaos` no fragment is linked to: each must be entered from here, where its guards are forced.
+//! Under `--chaos` no fragment is linked to: each must be entered from here, where its guards are
+//! forced.
 //!
-//! Example: the loop at 0x1000 is entered by [`Fragments::prepare`], leaves by its end to 0x2000, and [`Fragments::left`] finds a
-//! fragment there: the end is linked, and the next time the guest goes from one to the other without the runtime.
+//! Example: the loop at 0x1000 is entered by [`Fragments::prepare`], leaves by its end to 0x2000,
+//! and [`Fragments::left`] finds a fragment there: the end is linked, and the next time the guest
+//! goes from one to the other without the runtime.
 
 mod chaos;
-mod describe;
+
 mod install;
-mod ledger;
+
 mod links;
 mod mixed;
+mod notes;
 mod pace;
 mod removal;
 mod room;
@@ -35,16 +41,17 @@ use crate::changes::CodePages;
 use crate::config::{Chaos, RunConfig, Stage};
 use crate::interp::astray;
 use crate::memory;
-use crate::perf_map::Piece;
-use crate::stats::{DeoptReason, Stats};
-use dynasour_emitter::copy::{BlockId, HeadCounts};
+use crate::observe::ledger::Ledger;
+use crate::observe::perf_map::Piece;
+use crate::observe::stats::{DeoptReason, Stats};
+use dynasour_emitter::blocks::{BlockId, HeadCounts};
 use dynasour_emitter::{
-    Config, Diversion, EmitError, Emitter, EntryPoint, ExitId, FragmentId, Left, PendingStore, SiteKind,
+    Config, Diversion, EmitError, Emitter, EntryPoint, ExitId, FragmentId, Left, PendingStore,
+    SiteKind,
 };
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
 use dynasour_tracer::SpeculationPolicy;
-use ledger::Ledger;
 use links::exits::Exits;
 use links::regions::Region;
 use pace::Paces;
@@ -180,7 +187,14 @@ impl Fragments {
         let count = config.count.is_some();
         let rates = count || config.stats;
         let &RunConfig { cache_size, returns, entry_check, .. } = config;
-        let emitter = room::emitter(Config { cache_size, count, rates, returns, entry_check, names_transfers: false })?;
+        let emitter = room::emitter(Config {
+            cache_size,
+            count,
+            rates,
+            returns,
+            entry_check,
+            names_transfers: false,
+        })?;
         if config.count.is_some() && !emitter.is_counting() {
             return Err(FragmentError::Counters);
         }
@@ -280,13 +294,14 @@ impl Fragments {
         !self.sources.is_empty()
     }
 
-    /// From the next [`Fragments::clear`] on transfers name themselves: see [`Emitter::name_transfers`]. False if they do already.
+    /// From the next [`Fragments::clear`] on transfers name themselves: see
+    /// [`Emitter::name_transfers`]. False if they do already.
     pub fn name_transfers(&mut self) -> bool {
         self.emitter.name_transfers()
     }
 
-    /// Makes nothing lead into any fragment any more, and whoever is in one come out. When all are, somebody must
-    /// [`Fragments::clear`]. `false` if another thread is about to do that already.
+    /// Makes nothing lead into any fragment any more, and whoever is in one come out. When all are,
+    /// somebody must [`Fragments::clear`]. `false` if another thread is about to do that already.
     pub fn retire(&mut self) -> bool {
         if std::mem::replace(&mut self.retired, true) {
             return false;
@@ -362,7 +377,9 @@ impl Fragments {
                 if let Some(from) = astray::origin(context, self.emitter.transfer(context)) {
                     return Ok(Next::After(After::Astray(from)));
                 }
-                return Ok(self.find(context.rip).map_or(Next::After(After::CountHead), Next::Enter));
+                return Ok(self
+                    .find(context.rip)
+                    .map_or(Next::After(After::CountHead), Next::Enter));
             }
             _ => return Ok(Next::After(After::Pending)),
         };
@@ -375,7 +392,10 @@ impl Fragments {
             return Ok(Next::After(After::Astray(from)));
         }
         if self.log_exits {
-            eprintln!("dynasour: {:?} left through {exit:?} ({:?}) to {:#x}", way.fragment, deopt.kind, context.rip);
+            eprintln!(
+                "dynasour: {:?} left through {exit:?} ({:?}) to {:#x}",
+                way.fragment, deopt.kind, context.rip
+            );
         }
         Ok(Next::After(match deopt.kind {
             SiteKind::End | SiteKind::EndIndirect => {
@@ -383,7 +403,9 @@ impl Fragments {
                     return self.left_stub(exit, stub.origin, context.rip);
                 }
                 self.stats.fragment_ends += 1;
-                let Some(next) = self.find(context.rip) else { return Ok(Next::After(After::CountHead)) };
+                let Some(next) = self.find(context.rip) else {
+                    return Ok(Next::After(After::CountHead));
+                };
                 if deopt.kind == SiteKind::End && self.chaos.is_none() {
                     return self.link_and_enter(exit, next);
                 }
@@ -414,12 +436,13 @@ impl Fragments {
     }
 }
 
-/// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot fault unless another
-/// thread has taken it away since, or an invariant of ours is broken.
+/// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot
+/// fault unless another thread has taken it away since, or an invariant of ours is broken.
 fn perform(store: &PendingStore) -> Result<(), FragmentError> {
     let bytes = store.value.to_le_bytes();
     let size = store.size as usize;
-    // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the exit.
+    // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the
+    // exit.
     let done = unsafe { memory::copy_out(store.address, &bytes[..size]) };
     if done == size { Ok(()) } else { Err(FragmentError::Store(store.address)) }
 }

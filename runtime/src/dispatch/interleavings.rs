@@ -1,8 +1,10 @@
-//! The real code under the interleavings that the model of [`crate::changes`] explores: dispatchers with real interpreters, real
-//! pages and system calls, on threads that a scheduler lets go on one at a time.
+//! The real code under the interleavings that the model of [`crate::changes`] explores: dispatchers
+//! with real interpreters, real pages and system calls, on threads that a scheduler lets go on one
+//! at a time.
 //!
-//! One page holds `mov eax, N; ud2`. An operation that changes it writes an N of its own. What a call of the code returns must be
-//! what the page held at some time since the last operation on it that had completed when the call began.
+//! One page holds `mov eax, N; ud2`. An operation that changes it writes an N of its own. What a
+//! call of the code returns must be what the page held at some time since the last operation on it
+//! that had completed when the call began.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,9 +19,9 @@ use crate::changes::scheduler::{Scheduler, explore, when_performing};
 use crate::changes::{Code, CodePages};
 use crate::config::{RunConfig, Tier};
 use crate::interp::NoPolicy;
+use crate::kernel::syscall::{Config, Inherited, Outcome, System};
 use crate::memory;
 use crate::sync::lock;
-use crate::syscall::{Config, Inherited, Outcome, System};
 use crate::testing::{AFTER_SYSCALL, in_child, start};
 
 const RWX: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
@@ -123,7 +125,10 @@ impl Guest {
             for (&arg, register) in args.iter().chain(&[0; 6]).zip([7, 6, 2, 10, 8, 9]) {
                 self.context.gpr[register] = arg;
             }
-            assert_eq!(self.system.syscall(&mut self.context, &mut self.dispatcher), Outcome::Continue);
+            assert_eq!(
+                self.system.syscall(&mut self.context, &mut self.dispatcher),
+                Outcome::Continue
+            );
             if self.context.rip == AFTER_SYSCALL {
                 self.dispatcher.drop_written();
                 return self.context.gpr[0] as i64;
@@ -157,7 +162,9 @@ impl Guest {
             self.dispatcher.peer.leave();
             match stop {
                 Stop::Pending => self.context.pending.store(0, Ordering::SeqCst),
-                Stop::Trap { trap: Trap::Undefined, .. } => return Some(self.context.gpr[0] as u32),
+                Stop::Trap { trap: Trap::Undefined, .. } => {
+                    return Some(self.context.gpr[0] as u32);
+                }
                 Stop::Trap { trap: Trap::Fetch, .. } => return None,
                 Stop::Fault { .. } => return Some(BLANK),
                 _ => panic!("the code does nothing else"),
@@ -193,7 +200,9 @@ impl Guest {
                 if seen.is_none() && !world.may_fault {
                     world.report("code cannot be fetched".into());
                 } else if seen.is_some() && !held[needed.min(held.len() - 1)..].contains(&seen) {
-                    world.report(format!("code returns {seen:?}, the page held {held:?}, {needed} is completed"));
+                    world.report(format!(
+                        "code returns {seen:?}, the page held {held:?}, {needed} is completed"
+                    ));
                 }
             }
             Protect(prot) => drop(self.call(libc::SYS_mprotect, &[page, PAGE, prot as u64])),
@@ -211,10 +220,13 @@ impl Guest {
             }
             Output => {
                 let offset = u64::from(n) * 4;
-                let read = self.call(libc::SYS_pread64, &[world.numbers as u64, page + VALUE, 4, offset]);
+                let read =
+                    self.call(libc::SYS_pread64, &[world.numbers as u64, page + VALUE, 4, offset]);
                 match read {
                     4 => since = Some(world.now()),
-                    _ if !world.may_fault => world.report(format!("a system call cannot write: {read}")),
+                    _ if !world.may_fault => {
+                        world.report(format!("a system call cannot write: {read}"))
+                    }
                     _ => {}
                 }
             }
@@ -237,14 +249,15 @@ fn worker(number: usize, machine: &'static Machine, system: System) -> Worker {
     std::thread::spawn(move || {
         let mut context = ThreadContext::new();
         // SAFETY: the context outlives the thread's last access to guest memory.
-        unsafe { crate::entry::set_gs_base(&*context) };
+        unsafe { crate::kernel::entry::set_gs_base(&*context) };
         system.attach(&mut context);
         let dispatcher = Dispatcher::new(machine).expect("memory");
         let performed = Arc::new(AtomicU32::new(0));
         let mut state = Some((dispatcher, context, system));
         while let Ok((world, scheduler, ops)) = receiver.recv() {
             let (dispatcher, context, system) = state.take().expect("it came back");
-            let mut guest = Guest { world, dispatcher, context, system, performed: performed.clone() };
+            let mut guest =
+                Guest { world, dispatcher, context, system, performed: performed.clone() };
             let (seen, at) = (guest.world.clone(), performed.clone());
             when_performing(move || at.store(seen.now() as u32, Ordering::SeqCst));
             scheduler.run(number, || ops.iter().for_each(|op| guest.perform(*op)));
@@ -285,8 +298,8 @@ fn config() -> RunConfig {
     }
 }
 
-/// Runs every schedule of the programs in a child process; what it printed is on stdout. Each program: what the page allows at
-/// first, and what the threads do.
+/// Runs every schedule of the programs in a child process; what it printed is on stdout. Each
+/// program: what the page allows at first, and what the threads do.
 fn hold(programs: &[(i32, &[&[Op]])], preemptions: usize) {
     let status = in_child(|| {
         // SAFETY: the alarm of `in_child` is for tests that take no time.
@@ -300,7 +313,8 @@ fn hold(programs: &[(i32, &[&[Op]])], preemptions: usize) {
         let config = Config { pages, ..Config::alone(c"/bin/guest".to_owned(), brk) };
         let mut system = System::new(Inherited::record(), config);
         start(&mut system, &mut context);
-        let workers: Vec<Worker> = (0..3).map(|n| worker(n, machine, system.for_thread(0))).collect();
+        let workers: Vec<Worker> =
+            (0..3).map(|n| worker(n, machine, system.for_thread(0))).collect();
         let mut schedules = 0;
         for &(prot, threads) in programs {
             match explore_program(machine, &workers, prot, threads, preemptions) {
@@ -311,7 +325,10 @@ fn hold(programs: &[(i32, &[&[Op]])], preemptions: usize) {
                 }
             }
         }
-        println!("{} programs, {schedules} schedules of at most {preemptions} preemptions", programs.len());
+        println!(
+            "{} programs, {schedules} schedules of at most {preemptions} preemptions",
+            programs.len()
+        );
         0
     });
     assert_eq!(status, 0);
@@ -327,7 +344,8 @@ fn explore_program(
     let page = fresh_page();
     let numbers = numbers();
     let world = std::cell::RefCell::new(None::<Arc<World>>);
-    let may_fault = prot != RWX || threads.iter().flat_map(|ops| ops.iter()).any(|op| op.may_forbid());
+    let may_fault =
+        prot != RWX || threads.iter().flat_map(|ops| ops.iter()).any(|op| op.may_forbid());
     let begin = || {
         reset(machine, page, prot);
         let new = Arc::new(World {
@@ -342,12 +360,18 @@ fn explore_program(
         *world.borrow_mut() = Some(new.clone());
         let scheduler = Scheduler::new(threads.len());
         for (worker, ops) in workers.iter().zip(threads) {
-            worker.jobs.send((new.clone(), scheduler.clone(), ops.to_vec())).expect("the worker waits");
+            worker
+                .jobs
+                .send((new.clone(), scheduler.clone(), ops.to_vec()))
+                .expect("the worker waits");
         }
         (scheduler, Box::new(move || new.look()) as Box<dyn FnMut()>)
     };
     let end = || {
-        workers.iter().zip(threads).for_each(|(worker, _)| worker.done.recv().expect("the worker has ended its job"));
+        workers
+            .iter()
+            .zip(threads)
+            .for_each(|(worker, _)| worker.done.recv().expect("the worker has ended its job"));
         let world = world.borrow().clone().expect("it was made");
         let wrong = lock(&world.wrong).take();
         wrong.map_or(Ok(()), Err)
@@ -358,8 +382,16 @@ fn explore_program(
 /// An address for a page.
 fn fresh_page() -> u64 {
     // SAFETY: a new mapping where the kernel likes.
-    let page =
-        unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, RWX, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            PAGE as usize,
+            RWX,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
     assert_ne!(page, libc::MAP_FAILED);
     page as u64
 }
@@ -394,7 +426,10 @@ fn reset(machine: &'static Machine, page: u64, prot: i32) {
         // SAFETY: the test's own page.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            assert_eq!(libc::mmap(page as *mut libc::c_void, PAGE as usize, RWX, flags, -1, 0) as u64, page);
+            assert_eq!(
+                libc::mmap(page as *mut libc::c_void, PAGE as usize, RWX, flags, -1, 0) as u64,
+                page
+            );
             (page as *mut [u8; 7]).write([MOV_EAX, 0, 0, 0, 0, 0x0f, 0x0b]);
             assert_eq!(libc::mprotect(page as *mut libc::c_void, PAGE as usize, prot), 0);
         }
@@ -405,12 +440,25 @@ fn reset(machine: &'static Machine, page: u64, prot: i32) {
 /// Each operation against the calls and stores of another thread.
 #[test]
 fn the_real_code_keeps_the_invariant() {
-    let others =
-        [Protect(RWX), Protect(RX), Protect(RW), Refused, Unmap, Map(RWX), Remap, Store, Interpret, Output, HostStore];
+    let others = [
+        Protect(RWX),
+        Protect(RX),
+        Protect(RW),
+        Refused,
+        Unmap,
+        Map(RWX),
+        Remap,
+        Store,
+        Interpret,
+        Output,
+        HostStore,
+    ];
     let first: Vec<[Op; 2]> = others.iter().map(|op| [*op, Interpret]).collect();
     let second: [&[Op]; 2] = [&[Interpret, Store, Interpret], &[Interpret, HostStore, Interpret]];
-    let threads: Vec<Vec<&[Op]>> =
-        first.iter().flat_map(|first| second.iter().map(move |second| vec![&first[..], *second])).collect();
+    let threads: Vec<Vec<&[Op]>> = first
+        .iter()
+        .flat_map(|first| second.iter().map(move |second| vec![&first[..], *second]))
+        .collect();
     let programs: Vec<(i32, &[&[Op]])> =
         threads.iter().flat_map(|threads| [(RWX, &threads[..]), (RX, &threads[..])]).collect();
     hold(&programs, 2);

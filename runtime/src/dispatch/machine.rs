@@ -1,4 +1,5 @@
-//! What all guest threads of a process share on the side of the translator: configuration, fragments, each other.
+//! What all guest threads of a process share on the side of the translator: configuration,
+//! fragments, each other.
 //!
 //! There is one machine; it lives as long as the process, so that signal handlers can use it.
 
@@ -6,13 +7,13 @@ use super::footprint::Footprint;
 use super::fragments::{FragmentError, Fragments, Touched};
 use super::peers::{Peer, Peers};
 use super::{Dispatcher, Resting};
-use crate::census::{self, Census};
 use crate::changes::CodePages;
 use crate::config::{RunConfig, Stage, Tier};
-use crate::profile::{self, Phase};
-use crate::stats::Stats;
+use crate::kernel::syscall::memory::Moved;
+use crate::observe::census::{self, Census};
+use crate::observe::profile::{self, Phase};
+use crate::observe::stats::Stats;
 use crate::sync::lock;
-use crate::syscall::memory::Moved;
 use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::PAGE;
@@ -95,7 +96,8 @@ impl Machine {
         });
         if profile::is_enabled() {
             let time = |n: usize| profile::time(ticks[n]).as_nanos() as u64;
-            stats.time_nanoseconds = (0..ticks.len()).map(|n| (Phase::COUNTED[n].1, time(n))).collect();
+            stats.time_nanoseconds =
+                (0..ticks.len()).map(|n| (Phase::COUNTED[n].1, time(n))).collect();
             if let Some(fragments) = self.fragments() {
                 for part in samples.into_iter().filter_map(|pc| fragments.part_of(pc)) {
                     *stats.native_samples.entry(part).or_default() += 1;
@@ -136,7 +138,8 @@ impl Machine {
 
     /// Drops all fragments. The caller is outside and holds no lock.
     pub fn flush(&self, own: &Peer) {
-        // If somebody is at it already, that is enough: fragments are made again only when it has been done.
+        // If somebody is at it already, that is enough: fragments are made again only when it has
+        // been done.
         if self.fragments().is_some_and(|mut f| f.retire()) {
             self.peers.settle(own);
             if let Some(mut fragments) = self.fragments() {
@@ -145,8 +148,9 @@ impl Machine {
         }
     }
 
-    /// Code in `range` has changed: the other threads forget their blocks made from it, and fragments made from it go. The
-    /// caller is outside and holds no lock; its own blocks are its own affair.
+    /// Code in `range` has changed: the other threads forget their blocks made from it, and
+    /// fragments made from it go. The caller is outside and holds no lock; its own blocks are its
+    /// own affair.
     pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
         // Who plans a fragment sees either this or, when it is made, that the plan is spoilt.
         let told = self.peers.tell(own, range);
@@ -178,8 +182,8 @@ impl Machine {
         }
     }
 
-    /// The guest wants `range` to itself: if something of the emitter's is there, it goes elsewhere. The caller is outside and
-    /// holds no lock.
+    /// The guest wants `range` to itself: if something of the emitter's is there, it goes
+    /// elsewhere. The caller is outside and holds no lock.
     pub fn make_room(&self, own: &Peer, range: &Range<u64>) -> Option<Moved> {
         let _exclusive = self.pages.exclusive();
         if !self.fragments()?.could_leave(range) {
@@ -196,8 +200,8 @@ impl Machine {
         Some(moved)
     }
 
-    /// Under chaos, the right to run fragments, whose guards only one thread at a time may force. Without chaos
-    /// everybody has it.
+    /// Under chaos, the right to run fragments, whose guards only one thread at a time may force.
+    /// Without chaos everybody has it.
     pub fn admit(&self) -> Option<Admission<'_>> {
         let chaos = self.config.chaos.is_some();
         if chaos && self.forced.swap(true, Ordering::Acquire) {
@@ -275,11 +279,16 @@ fn unpacked(cache: u64) -> Range<u64> {
     start..start + (cache & ((1 << CACHE_PAGES) - 1)) * PAGE
 }
 
-/// The fragments, for a handler that interrupted `host_rip`: if that is in the code cache, where no thread holds a lock.
+/// The fragments, for a handler that interrupted `host_rip`: if that is in the code cache, where no
+/// thread holds a lock.
 fn in_handler(host_rip: u64) -> Option<MutexGuard<'static, Fragments>> {
     // SAFETY: null or the machine, which lives as long as the process.
     let machine = unsafe { MACHINE.load(Ordering::Acquire).as_ref() }?;
-    if unpacked(machine.cache.load(Ordering::Acquire)).contains(&host_rip) { machine.fragments() } else { None }
+    if unpacked(machine.cache.load(Ordering::Acquire)).contains(&host_rip) {
+        machine.fragments()
+    } else {
+        None
+    }
 }
 
 /// Where a fault of a fragment's own continues. Async-signal-safe.
@@ -287,8 +296,8 @@ pub fn fragment_fault(host_rip: u64) -> Option<u64> {
     in_handler(host_rip)?.fault_exit(host_rip)
 }
 
-/// This thread accepted an asynchronous signal at `host_rip`: if that is in a fragment, it leaves at its next safe point.
-/// Async-signal-safe.
+/// This thread accepted an asynchronous signal at `host_rip`: if that is in a fragment, it leaves
+/// at its next safe point. Async-signal-safe.
 pub fn signal_accepted(host_rip: u64, context: &ThreadContext) -> Option<Diversion> {
     in_handler(host_rip)?.divert(host_rip, context)
 }

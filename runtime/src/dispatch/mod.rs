@@ -11,8 +11,9 @@
 //!
 //! One dispatcher runs one guest thread; what they share is the [`Machine`].
 //!
-//! Invariant: between any two of these the [`ThreadContext`] holds the exact guest state. After a deoptimisation the
-//! interpreter executes at least one guest instruction before a fragment is entered again, so progress is certain.
+//! Invariant: between any two of these the [`ThreadContext`] holds the exact guest state. After a
+//! deoptimisation the interpreter executes at least one guest instruction before a fragment is
+//! entered again, so progress is certain.
 
 mod copy;
 mod engine;
@@ -31,11 +32,11 @@ mod worth;
 use crate::changes::{Code, Store};
 use crate::config::{Stage, Tier};
 use crate::interp::{Interp, NoPolicy, Stop, astray};
+use crate::kernel::process::{self, Ending};
+use crate::kernel::signal::{self, GuestFault};
+use crate::kernel::syscall::{Engine, Outcome, System, int80};
 use crate::memory::{self, FaultInfo};
-use crate::process::{self, Ending};
-use crate::profile::{self, Phase, during};
-use crate::signal::{self, GuestFault};
-use crate::syscall::{Engine, Outcome, System, int80};
+use crate::observe::profile::{self, Phase, during};
 use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
@@ -45,8 +46,8 @@ use footprint::Noted;
 use fragments::{After, Arrival, Failure, FragmentError, Next, Side};
 use peers::Peer;
 use select::{
-    COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT, NO_FRAGMENT, Selected,
-    Selector,
+    COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
+    NO_FRAGMENT, Selected, Selector,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -82,7 +83,8 @@ impl Dispatcher {
     /// # Errors
     /// No memory.
     pub fn new(machine: &'static Machine) -> Result<Self, FragmentError> {
-        let mut interp = Interp::with_code(Box::new(Noted::new(&machine.footprint, machine.pages.clone())));
+        let mut interp =
+            Interp::with_code(Box::new(Noted::new(&machine.footprint, machine.pages.clone())));
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
@@ -135,7 +137,8 @@ impl Dispatcher {
             } else {
                 match self.machine.config.tier {
                     Tier::Interp => {
-                        let stop = during(Phase::Interpret, || self.interp.run(context, &mut NoPolicy));
+                        let stop =
+                            during(Phase::Interpret, || self.interp.run(context, &mut NoPolicy));
                         self.peer.leave();
                         self.stopped(context, system, stop)
                     }
@@ -158,8 +161,8 @@ impl Dispatcher {
         }
     }
 
-    /// The guest steps through itself: one instruction, and the trap behind it. None comes behind a system call, whose way
-    /// back loads the flag anew.
+    /// The guest steps through itself: one instruction, and the trap behind it. None comes behind a
+    /// system call, whose way back loads the flag anew.
     fn stepped(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         self.abandon(AbortReason::Signal);
         let pending = context.pending.load(Ordering::Relaxed) != 0;
@@ -173,7 +176,9 @@ impl Dispatcher {
                 // Not if it has raised a signal of its own.
                 let is_behind = (1..=MAX_LENGTH as u64).contains(&context.rip.wrapping_sub(pc));
                 match outcome {
-                    Outcome::Continue if is_behind => system.raise(context, GuestFault::single_step(context.rip)),
+                    Outcome::Continue if is_behind => {
+                        system.raise(context, GuestFault::single_step(context.rip))
+                    }
                     outcome => outcome,
                 }
             }
@@ -188,8 +193,8 @@ impl Dispatcher {
         }
     }
 
-    /// One stretch with fragments, from interpreting on: interpret until the selector or the runtime wants something, and do
-    /// that, outside.
+    /// One stretch with fragments, from interpreting on: interpret until the selector or the
+    /// runtime wants something, and do that, outside.
     fn traced(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let phase = if self.selector.is_recording() { Phase::Record } else { Phase::Interpret };
         let stop = during(phase, || self.interp.run(context, &mut self.selector));
@@ -200,7 +205,11 @@ impl Dispatcher {
             self.peer.leave();
             if let After::Astray(pc) = after {
                 astray::undo(context, pc, &*self.interp.code());
-                return self.stopped(context, system, Stop::<Selected>::Trap { pc, trap: Trap::Protection });
+                return self.stopped(
+                    context,
+                    system,
+                    Stop::<Selected>::Trap { pc, trap: Trap::Protection },
+                );
             }
             self.after(context, after);
             return Outcome::Continue;
@@ -243,8 +252,9 @@ impl Dispatcher {
                 }
             }
             Selected::Recorded(path, end) => {
-                self.machine
-                    .log(Stage::Record, || format!("recorded {:#x}, {} blocks, {end:?}", path.head, path.steps.len()));
+                self.machine.log(Stage::Record, || {
+                    format!("recorded {:#x}, {} blocks, {end:?}", path.head, path.steps.len())
+                });
                 if let Some(mut fragments) = self.machine.fragments() {
                     fragments.stats.recorded(end);
                 }
@@ -265,15 +275,18 @@ impl Dispatcher {
         }
     }
 
-    /// Compiles a recorded path into a fragment. Only the plan and the placing of the code need the lock.
+    /// Compiles a recorded path into a fragment. Only the plan and the placing of the code need the
+    /// lock.
     fn compile(&mut self, path: &Path) -> Result<(), Failure> {
-        let (config, policy, side) = (&self.machine.config, &self.selector.policy, self.side.take());
+        let (config, policy, side) =
+            (&self.machine.config, &self.selector.policy, self.side.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
         let mut plan = fragments.plan(path, side, config, policy)?;
         plan.times.record = self.selector.recording_nanoseconds();
         drop(fragments);
         if self.peer.is_posted() {
-            // The path may be made from what has changed. (What changes from now on spoils the plan.)
+            // The path may be made from what has changed. (What changes from now on spoils the
+            // plan.)
             return Err(Failure::Stale);
         }
         let version = plan.version(path, config, policy)?;
@@ -298,7 +311,9 @@ impl Dispatcher {
             Failure::Full => self.overflowed(),
             // There may be a fragment of somebody else's by now.
             Failure::Stale => self.mark(head),
-            Failure::Refused(AbortReason::NoGain) => self.selector.heads.give_up(head, &self.selector.policy),
+            Failure::Refused(AbortReason::NoGain) => {
+                self.selector.heads.give_up(head, &self.selector.policy)
+            }
             Failure::Refused(_) => self.selector.heads.penalise(head),
         }
     }
@@ -334,8 +349,8 @@ impl Dispatcher {
                 visiting = true;
             }
             drop(fragments);
-            // SAFETY: `context` is this thread's, and GS points to it; the fragment is not flushed while this thread is
-            // in the cache.
+            // SAFETY: `context` is this thread's, and GS points to it; the fragment is not flushed
+            // while this thread is in the cache.
             let left = during(Phase::Native, || unsafe { way.entry.run(context) });
             let Some(again) = self.machine.fragments() else { return Ok(After::Nothing) };
             fragments = again;
@@ -382,7 +397,9 @@ impl Dispatcher {
     fn mark(&mut self, pc: u64) {
         let copied = self.machine.config.interprets_first();
         let user = match self.machine.fragments().and_then(|f| f.at(pc)) {
-            None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => COPIED_BLOCK,
+            None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => {
+                COPIED_BLOCK
+            }
             None => NO_FRAGMENT,
             Some(Landing::Ordinary | Landing::Short) => LINEAR_FRAGMENT,
             Some(Landing::Loop) => LOOP_FRAGMENT,
@@ -431,7 +448,12 @@ impl Dispatcher {
     }
 
     /// Does what the interpreter stopped for, other than the selector's wishes.
-    fn stopped<P>(&mut self, context: &mut ThreadContext, system: &mut System, stop: Stop<P>) -> Outcome {
+    fn stopped<P>(
+        &mut self,
+        context: &mut ThreadContext,
+        system: &mut System,
+        stop: Stop<P>,
+    ) -> Outcome {
         if let Stop::Special { pc } | Stop::Trap { pc, .. } | Stop::Fault { pc, .. } = stop
             && context.pending.load(Ordering::Relaxed) != 0
         {
@@ -478,7 +500,10 @@ impl Dispatcher {
             Stop::Pending => system.deliver_pending(context),
             Stop::Policy(_) => Outcome::Continue,
             Stop::Broken(error) => {
-                process::complain(&format!("internal error at guest pc {:#x}: {error}", context.rip));
+                process::complain(&format!(
+                    "internal error at guest pc {:#x}: {error}",
+                    context.rip
+                ));
                 Outcome::Killed(libc::SIGABRT)
             }
         }
@@ -497,8 +522,8 @@ impl Dispatcher {
         }
     }
 
-    /// The instruction at rip wrote to a page of code that is open now: runs it again, by itself, since it may have changed
-    /// the next one.
+    /// The instruction at rip wrote to a page of code that is open now: runs it again, by itself,
+    /// since it may have changed the next one.
     fn repeat(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         if !self.peer.enter(context) {
             // It faults again, or does not, when it is tried next.
@@ -527,7 +552,9 @@ impl Dispatcher {
     fn settle(&mut self, outcome: Outcome, system: &mut System) -> Option<Ending> {
         let ending = match outcome {
             Outcome::Continue => return None,
-            Outcome::ThreadExit(status) if !system.end_thread() => return Some(Ending::Thread(status)),
+            Outcome::ThreadExit(status) if !system.end_thread() => {
+                return Some(Ending::Thread(status));
+            }
             Outcome::ThreadExit(status) => Ending::Process(status),
             Outcome::Exit(status) => Ending::Process(status),
             Outcome::Killed(signo) => Ending::Killed(signo),

@@ -1,27 +1,31 @@
-//! Guest threads as the others see them: who is where, and how one thread makes the others notice something.
+//! Guest threads as the others see them: who is where, and how one thread makes the others notice
+//! something.
 //!
-//! A thread is at one of three *places*: *interpreting*; *in the cache* while it runs fragments, or has just left one and
-//! still needs what is known of it; or *outside*, where it performs system calls and compiles.
+//! A thread is at one of three *places*: *interpreting*; *in the cache* while it runs fragments, or
+//! has just left one and still needs what is known of it; or *outside*, where it performs system
+//! calls and compiles.
 //!
-//! **Handshake.** Whoever takes something away first makes it unreachable, and then waits ([`Peers::settle`]): for
-//! fragments, until each thread that was in the cache has come out, which it does since fragments that go away lead nowhere
-//! else; for guest code, until each thread that was interpreting has stopped, which it does since its `pending` is set. What
-//! has to be forgotten is posted before that. A thread looks at what was posted after it has said that it interprets, and
-//! if there is anything goes outside again to attend to it: so either the poster sees it interpret and waits, or it sees what
-//! was posted. Who waits is outside and holds no lock: two that wait do not wait for each other.
+//! **Handshake.** Whoever takes something away first makes it unreachable, and then waits
+//! ([`Peers::settle`]): for fragments, until each thread that was in the cache has come out, which
+//! it does since fragments that go away lead nowhere else; for guest code, until each thread that
+//! was interpreting has stopped, which it does since its `pending` is set. What has to be forgotten
+//! is posted before that. A thread looks at what was posted after it has said that it interprets,
+//! and if there is anything goes outside again to attend to it: so either the poster sees it
+//! interpret and waits, or it sees what was posted. Who waits is outside and holds no lock: two
+//! that wait do not wait for each other.
 //!
-//! **Calls.** Where only some fragments go, a thread in others would never come out: it is called by a signal
-//! ([`signal::call_out`]), whose handler treats it as an asynchronous one. It must never interrupt a system call of the guest's:
-//! nobody is called who is seen not to be in the cache, and who leaves the cache while a call is being made waits until it has
-//! arrived.
+//! **Calls.** Where only some fragments go, a thread in others would never come out: it is called
+//! by a signal ([`signal::call_out`]), whose handler treats it as an asynchronous one. It must
+//! never interrupt a system call of the guest's: nobody is called who is seen not to be in the
+//! cache, and who leaves the cache while a call is being made waits until it has arrived.
 
 use crate::changes::schedule::{Step, step};
-use crate::entry::{self, Call};
-use crate::profile::sampling::Samples;
-use crate::profile::{self, Clock};
-use crate::signal;
+use crate::kernel::entry::{self, Call};
+use crate::kernel::signal;
+use crate::kernel::syscall::tracing::Registers;
+use crate::observe::profile::sampling::Samples;
+use crate::observe::profile::{self, Clock};
 use crate::sync::lock;
-use crate::syscall::tracing::Registers;
 use dynasour_guest::ThreadContext;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -98,8 +102,8 @@ impl Peer {
         self.pid.store(std::process::id() as i32, Ordering::SeqCst);
     }
 
-    /// Makes it come out of the cache, if it is there, by a signal: then how it has moved so far. An error: that cannot be
-    /// sent.
+    /// Makes it come out of the cache, if it is there, by a signal: then how it has moved so far.
+    /// An error: that cannot be sent.
     fn call(&self) -> Result<Option<u64>, Deaf> {
         self.calls.fetch_add(CALLING, Ordering::SeqCst);
         let moves = self.moves.load(Ordering::SeqCst);
@@ -109,7 +113,8 @@ impl Peer {
             self.interrupt();
             self.calls.fetch_or(CALLED, Ordering::SeqCst);
         }
-        let sent = !there || signal::call_out(self.pid.load(Ordering::SeqCst), self.tid.load(Ordering::SeqCst));
+        let sent = !there
+            || signal::call_out(self.pid.load(Ordering::SeqCst), self.tid.load(Ordering::SeqCst));
         self.calls.fetch_sub(CALLING, Ordering::SeqCst);
         if sent { Ok(there.then_some(moves)) } else { Err(Deaf) }
     }
@@ -150,8 +155,8 @@ impl Peer {
         (before & !Place::BITS) + (Place::BITS + 1) + to as u64
     }
 
-    /// The thread is about to interpret with `context`, from outside or from the cache. If not `true`, it is outside and
-    /// must first [`Peer::take_stale`].
+    /// The thread is about to interpret with `context`, from outside or from the cache. If not
+    /// `true`, it is outside and must first [`Peer::take_stale`].
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
         step(Step::Enter);
@@ -167,7 +172,8 @@ impl Peer {
         free
     }
 
-    /// The thread is about to run fragments. It has the fragments' lock, and so finds none that somebody has taken away.
+    /// The thread is about to run fragments. It has the fragments' lock, and so finds none that
+    /// somebody has taken away.
     pub fn visit(&self) {
         debug_assert_eq!(self.place(), Place::Interpreting);
         self.moves.store(self.moved(Place::Cache), Ordering::Release);
@@ -206,7 +212,8 @@ impl Peer {
     fn post(&self, range: &Range<u64>) {
         let mut stale = lock(&self.stale);
         if stale.len() == MOST_RANGES {
-            let (start, end) = stale.drain(..).fold((u64::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
+            let (start, end) =
+                stale.drain(..).fold((u64::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
             stale.push(start..end);
         }
         stale.push(range.clone());
@@ -223,7 +230,8 @@ impl Peer {
 
     /// Makes the interpreter come back, if it runs.
     fn interrupt(&self) {
-        // SAFETY: contexts of threads are never unmapped, and those of vfork children not before `take_back`.
+        // SAFETY: contexts of threads are never unmapped, and those of vfork children not before
+        // `take_back`.
         if let Some(context) = unsafe { self.context.load(Ordering::Relaxed).as_ref() } {
             context.pending.store(1, Ordering::SeqCst);
         }
@@ -247,17 +255,20 @@ impl Peers {
         lock(&self.all).iter().map(|peer| &**peer).for_each(f);
     }
 
-    /// Waits until every thread but `own` has left the cache, if it was there: fragments were made unreachable.
+    /// Waits until every thread but `own` has left the cache, if it was there: fragments were made
+    /// unreachable.
     pub fn settle(&self, own: &Peer) {
         wait(&self.others(own), Place::Cache);
     }
 
-    /// Makes every thread but `own` leave the cache, if it is there, and waits until it has: some fragments were made
-    /// unreachable. Who comes back meanwhile does not find them.
+    /// Makes every thread but `own` leave the cache, if it is there, and waits until it has: some
+    /// fragments were made unreachable. Who comes back meanwhile does not find them.
     pub fn call_out(&self, own: &Peer) -> Result<(), Deaf> {
         let others = self.others(own);
-        let called: Vec<_> =
-            others.iter().map(|peer| peer.call().map(|moves| (peer, moves))).collect::<Result<_, _>>()?;
+        let called: Vec<_> = others
+            .iter()
+            .map(|peer| peer.call().map(|moves| (peer, moves)))
+            .collect::<Result<_, _>>()?;
         for (peer, moves) in called {
             if let Some(moves) = moves {
                 peer.await_move(moves);
@@ -273,8 +284,8 @@ impl Peers {
         if peer.place() == Place::Cache {
             return None;
         }
-        // SAFETY: contexts of threads are never unmapped; their thread, which does not run, may be about to write to this one,
-        // so it is read without a reference.
+        // SAFETY: contexts of threads are never unmapped; their thread, which does not run, may be
+        // about to write to this one, so it is read without a reference.
         unsafe {
             let context = peer.context.load(Ordering::SeqCst);
             (!context.is_null()).then(|| Registers {
@@ -299,7 +310,8 @@ impl Peers {
         }
     }
 
-    /// Makes every thread but `own` forget its blocks made from `range` before it interprets or compiles anything else.
+    /// Makes every thread but `own` forget its blocks made from `range` before it interprets or
+    /// compiles anything else.
     pub fn tell(&self, own: &Peer, range: &Range<u64>) -> Told {
         let others = self.others(own);
         step(Step::DropCode);
@@ -329,16 +341,21 @@ impl Peers {
 pub struct Told(Vec<Arc<Peer>>);
 
 impl Told {
-    /// Waits until those that were interpreting have stopped. The caller is outside and holds no lock.
+    /// Waits until those that were interpreting have stopped. The caller is outside and holds no
+    /// lock.
     pub fn await_interpreters(self) {
         wait(&self.0, Place::Interpreting);
     }
 }
 
-/// Waits until each of these threads that is at `place` has moved. The caller is outside and holds no lock.
+/// Waits until each of these threads that is at `place` has moved. The caller is outside and holds
+/// no lock.
 fn wait(peers: &[Arc<Peer>], place: Place) {
-    let there = |peer: &Arc<Peer>| Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| Place::of(*moves) == place);
-    let there: Vec<_> = peers.iter().filter_map(|peer| there(peer).map(|moves| (peer, moves))).collect();
+    let there = |peer: &Arc<Peer>| {
+        Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| Place::of(*moves) == place)
+    };
+    let there: Vec<_> =
+        peers.iter().filter_map(|peer| there(peer).map(|moves| (peer, moves))).collect();
     there.iter().for_each(|(peer, _)| peer.interrupt());
     there.into_iter().for_each(|(peer, moves)| peer.await_move(moves));
 }

@@ -1,9 +1,9 @@
 //! What a process says at its end: statistics, a census, a map for `perf`.
 
 use super::Dispatcher;
-use crate::perf_map;
-use crate::process;
-use crate::syscall::System;
+use crate::kernel::process;
+use crate::kernel::syscall::System;
+use crate::observe::perf_map;
 use std::sync::atomic::Ordering;
 
 impl Dispatcher {
@@ -26,13 +26,20 @@ impl Dispatcher {
         {
             let json = serde_json::to_vec(&census).expect("a census is plain data");
             if let Err(error) = std::fs::write(&count.file, json) {
-                text.push_str(&format!("dynasour: cannot write {}: {error}\n", count.file.display()));
+                text.push_str(&format!(
+                    "dynasour: cannot write {}: {error}\n",
+                    count.file.display()
+                ));
             }
         }
         if config.perf_map
-            && let Some(Err(error)) = self.machine.fragments().and_then(|mut f| f.pieces().map(perf_map::write))
+            && let Some(Err(error)) =
+                self.machine.fragments().and_then(|mut f| f.pieces().map(perf_map::write))
         {
-            text.push_str(&format!("dynasour: cannot write {}: {error}\n", perf_map::path().display()));
+            text.push_str(&format!(
+                "dynasour: cannot write {}: {error}\n",
+                perf_map::path().display()
+            ));
         }
         if config.stats {
             text.push_str(&stats.table());

@@ -3,8 +3,8 @@
 use super::Dispatcher;
 use super::fragments::FragmentError;
 use super::peers::Peer;
-use crate::process::{Ending, ThreadBody};
-use crate::syscall::System;
+use crate::kernel::process::{Ending, ThreadBody};
+use crate::kernel::syscall::System;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
 use std::sync::Arc;
@@ -16,8 +16,9 @@ pub struct Resting {
     is_parents: bool,
 }
 
-// SAFETY: what a dispatcher counts references to without atomics is its own: blocks, their IR, and the view of code through
-// which they were made. They go from thread to thread together, and no thread keeps any of them.
+// SAFETY: what a dispatcher counts references to without atomics is its own: blocks, their IR, and
+// the view of code through which they were made. They go from thread to thread together, and no
+// thread keeps any of them.
 unsafe impl Send for Resting {}
 
 impl Resting {

@@ -1,7 +1,8 @@
 //! The trace selector: what the dispatcher does at the edges between interpreted blocks.
 //!
-//! A block's `user` word says what is known of its pc: no fragment, a linear one, a loop, a dispatch loop. While a
-//! recording is under way, fragments are not entered: the path goes through them.
+//! A block's `user` word says what is known of its pc: no fragment, a linear one, a loop, a
+//! dispatch loop. While a recording is under way, fragments are not entered: the path goes through
+//! them.
 
 use super::worth;
 use crate::config::RunConfig;
@@ -11,8 +12,8 @@ use dynasour_guest::ThreadContext;
 use dynasour_guest::lift::LiftedBlock;
 use dynasour_ir::{Gpr, GuestTerm, Term};
 use dynasour_tracer::{
-    AbortReason, DefaultPolicy, DispatchHeads, EndReason, HeadKind, HeadTable, Heat, Landing, Path, Probe, Recorder,
-    Recording, Surroundings, Survival, TraceShape, Verdict,
+    AbortReason, DefaultPolicy, DispatchHeads, EndReason, HeadKind, HeadTable, Heat, Landing, Path,
+    Probe, Recorder, Recording, Surroundings, Survival, TraceShape, Verdict,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
@@ -104,7 +105,10 @@ impl Selector {
     pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>) -> Selector {
         Selector {
             native: config.copies_blocks(),
-            policy: DefaultPolicy { head_threshold: config.threshold(), placement: config.placement },
+            policy: DefaultPolicy {
+                head_threshold: config.threshold(),
+                placement: config.placement,
+            },
             heads: HeadTable::default(),
             dispatch: DispatchHeads::new(config.placement.speculate_guest_loops()),
             active: None,
@@ -126,7 +130,8 @@ impl Selector {
     pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
         self.started = Instant::now();
         self.judges = self.weighs;
-        self.active = Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
+        self.active =
+            Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
     }
 
     /// What is being recorded is compiled without more ado.
@@ -151,7 +156,12 @@ impl Selector {
     }
 
     /// Counts the guest's arrival at a head that it reached natively.
-    pub fn arrive(&mut self, context: &ThreadContext, to: &BlockEntry, kind: HeadKind) -> Option<Selected> {
+    pub fn arrive(
+        &mut self,
+        context: &ThreadContext,
+        to: &BlockEntry,
+        kind: HeadKind,
+    ) -> Option<Selected> {
         match self.again.take_if(|(head, _)| *head == to.pc) {
             Some((_, stable)) => Some(Selected::Hot { kind, stable }),
             None => self.count(context, to, kind),
@@ -194,11 +204,22 @@ impl Selector {
             _ => Landing::Ordinary,
         };
         let around = surroundings(context);
-        let stepped = active.recorder.step_through(&active.block, to.pc, landing, &mut self.dispatch, &around);
+        let stepped = active.recorder.step_through(
+            &active.block,
+            to.pc,
+            landing,
+            &mut self.dispatch,
+            &around,
+        );
         let selected = match stepped {
-            Recording::Continue if self.untraced.contains(&to.pc) => Selected::Aborted(head, AbortReason::Vdso),
-            // Native code goes on in blocks where a trace leaves, and blocks do not look for themselves.
-            Recording::Continue if self.native && to.is_checked() => Selected::Aborted(head, AbortReason::WritableCode),
+            Recording::Continue if self.untraced.contains(&to.pc) => {
+                Selected::Aborted(head, AbortReason::Vdso)
+            }
+            // Native code goes on in blocks where a trace leaves, and blocks do not look for
+            // themselves.
+            Recording::Continue if self.native && to.is_checked() => {
+                Selected::Aborted(head, AbortReason::WritableCode)
+            }
             Recording::Continue => {
                 active.block = to.lifted();
                 active.recorder.prepare(&active.block, &around);
@@ -209,7 +230,9 @@ impl Selector {
                 self.again = Some((head, path.stable));
                 return None;
             }
-            Recording::Done(path, end) if self.watched.contains(&head) => return self.recorded(path, end),
+            Recording::Done(path, end) if self.watched.contains(&head) => {
+                return self.recorded(path, end);
+            }
             Recording::Done(path, end) => match Probe::new(path, end) {
                 Ok(probe) => {
                     self.active = None;
@@ -224,8 +247,8 @@ impl Selector {
         Some(selected)
     }
 
-    /// What a probe knows decides whether its loop is compiled now. A short one is left alone for as many executions as the
-    /// loop around it needs to become hot.
+    /// What a probe knows decides whether its loop is compiled now. A short one is left alone for
+    /// as many executions as the loop around it needs to become hot.
     fn conclude(&mut self, verdict: Verdict) -> Option<Selected> {
         let probe = self.probe.take()?;
         self.watched.insert(probe.head());
@@ -254,14 +277,15 @@ impl Selector {
         None
     }
 
-    /// Leaves the first executions of heads uncounted, in a forked child: most execute another program or end before
-    /// a trace would have paid for itself.
+    /// Leaves the first executions of heads uncounted, in a forked child: most execute another
+    /// program or end before a trace would have paid for itself.
     pub fn rest(&mut self) {
         self.resting = self.policy.head_threshold.saturating_mul(RESTING_HEADS);
     }
 
-    /// Does the path pass its own loop's branch and leave the loop? A threshold that is a multiple of the loop's trip
-    /// count records just the last iteration. Trying again soon finds another, if there are several.
+    /// Does the path pass its own loop's branch and leave the loop? A threshold that is a multiple
+    /// of the loop's trip count records just the last iteration. Trying again soon finds another,
+    /// if there are several.
     fn is_last_iteration(&mut self, path: &Path) -> bool {
         let leaves = path.shape == TraceShape::Linear
             && path.steps.iter().any(|s| {
@@ -278,7 +302,12 @@ impl Selector {
     }
 
     /// Counts an execution of the trace head `to`, before which the guest stands.
-    pub fn count(&mut self, context: &ThreadContext, to: &BlockEntry, kind: HeadKind) -> Option<Selected> {
+    pub fn count(
+        &mut self,
+        context: &ThreadContext,
+        to: &BlockEntry,
+        kind: HeadKind,
+    ) -> Option<Selected> {
         if !self.may_trace(to) {
             return None;
         }
@@ -286,9 +315,13 @@ impl Selector {
             self.resting -= 1;
             return None;
         }
-        let Heat::Hot { stable } = self.heads.count(to.pc, &context.gpr, &self.policy) else { return None };
-        let stable =
-            Gpr::all().filter(|g| stable & (1 << g.number()) != 0).map(|g| (g, context.gpr[g.number()])).collect();
+        let Heat::Hot { stable } = self.heads.count(to.pc, &context.gpr, &self.policy) else {
+            return None;
+        };
+        let stable = Gpr::all()
+            .filter(|g| stable & (1 << g.number()) != 0)
+            .map(|g| (g, context.gpr[g.number()]))
+            .collect();
         Some(Selected::Hot { kind, stable })
     }
 }
@@ -304,7 +337,8 @@ fn is_head(kind: EdgeKind, from: u64, to: u64) -> bool {
     }
 }
 
-/// The guest has come to a block in a way that counts so much. Has it often enough, so that a copy is made of it?
+/// The guest has come to a block in a way that counts so much. Has it often enough, so that a copy
+/// is made of it?
 pub fn is_warm(block: &mut BlockEntry, counts: u32) -> bool {
     block.counter = block.counter.saturating_add(counts);
     block.counter >= WARM
@@ -329,7 +363,13 @@ impl Policy for Selector {
         if all { Watch::All } else { Watch::Heads }
     }
 
-    fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Selected> {
+    fn edge(
+        &mut self,
+        context: &ThreadContext,
+        from: u64,
+        to: &mut BlockEntry,
+        kind: EdgeKind,
+    ) -> Option<Selected> {
         if self.active.is_some() {
             return self.record(context, to);
         }
@@ -356,7 +396,9 @@ impl Policy for Selector {
         }
         if self.native {
             let native = !to.is_checked()
-                && (!self.interprets_first || to.user != NO_FRAGMENT || is_head(kind, from, to.pc) && is_warm(to, 1));
+                && (!self.interprets_first
+                    || to.user != NO_FRAGMENT
+                    || is_head(kind, from, to.pc) && is_warm(to, 1));
             return native.then_some(Selected::Fragment);
         }
         if to.user != NO_FRAGMENT {

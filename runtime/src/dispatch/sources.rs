@@ -1,9 +1,10 @@
 //! What fragments were made from, and fragments that rest because some of it was touched.
 //!
-//! A page of code changes for many reasons that do not concern a given fragment: data beside it, a neighbour that is
-//! compiled, protections that a just-in-time compiler takes away and gives back. So a fragment whose page was touched is
-//! not dropped but *rests*: nothing leads to it. When its pc is wanted again its guest bytes are compared with those it was
-//! made from; if they are the same, it comes back.
+//! A page of code changes for many reasons that do not concern a given fragment: data beside it, a
+//! neighbour that is compiled, protections that a just-in-time compiler takes away and gives back.
+//! So a fragment whose page was touched is not dropped but *rests*: nothing leads to it. When its
+//! pc is wanted again its guest bytes are compared with those it was made from; if they are the
+//! same, it comes back.
 
 use crate::changes::CodePages;
 use crate::memory;
@@ -51,12 +52,15 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// `fragment` was made from the blocks of `path`, whose bytes have not changed since they were recorded.
+    /// `fragment` was made from the blocks of `path`, whose bytes have not changed since they were
+    /// recorded.
     pub fn add(&mut self, fragment: FragmentId, role: Role, path: &Path, size: u64) {
         let mut ranges: Vec<(bool, Range<u64>)> = path
             .steps
             .iter()
-            .map(|step| (step.block.checked.is_some(), step.block.pc..step.block.end.max(step.block.pc + 1)))
+            .map(|step| {
+                (step.block.checked.is_some(), step.block.pc..step.block.end.max(step.block.pc + 1))
+            })
             .collect();
         ranges.sort_unstable_by_key(|(checked, range)| (*checked, range.start));
         ranges.dedup_by(|next, range| {
@@ -90,14 +94,20 @@ impl Sources {
         let mut found: Vec<FragmentId> = if few {
             pages.filter_map(|page| self.by_page.get(&page)).flatten().copied().collect()
         } else {
-            self.by_page.iter().filter(|(page, _)| pages.contains(page)).flat_map(|(_, ids)| ids).copied().collect()
+            self.by_page
+                .iter()
+                .filter(|(page, _)| pages.contains(page))
+                .flat_map(|(_, ids)| ids)
+                .copied()
+                .collect()
         };
         found.sort_unstable();
         found.dedup();
         found
     }
 
-    /// The fragments made from pages with bytes in `range` that do not rest yet: they do from now on.
+    /// The fragments made from pages with bytes in `range` that do not rest yet: they do from now
+    /// on.
     pub fn touch(&mut self, range: &Range<u64>) -> Vec<(FragmentId, Role)> {
         let mut touched = Vec::new();
         for fragment in self.made_from(range) {
@@ -116,12 +126,13 @@ impl Sources {
         touched
     }
 
-    /// The resting fragments in this role whose bytes are what they were: they rest no more. Those whose bytes are not can
-    /// never come back.
+    /// The resting fragments in this role whose bytes are what they were: they rest no more. Those
+    /// whose bytes are not can never come back.
     pub fn wake(&mut self, role: Role, pages: &CodePages) -> Vec<FragmentId> {
         let Some(resting) = self.resting.remove(&role) else { return Vec::new() };
-        let (same, changed): (Vec<_>, Vec<_>) =
-            resting.into_iter().partition(|id| self.of.get(id).is_some_and(|source| source.is_there(pages)));
+        let (same, changed): (Vec<_>, Vec<_>) = resting
+            .into_iter()
+            .partition(|id| self.of.get(id).is_some_and(|source| source.is_there(pages)));
         changed.into_iter().for_each(|id| self.drop_source(id));
         same
     }
@@ -187,7 +198,8 @@ impl Source {
             let mut now = vec![0; len];
             !pages.is_changing(&(piece.start..piece.end()))
                 && pages.fetchable(piece.start, len) == len
-                && (piece.checked || pages.watch(piece.start..piece.end(), pages.moment()) != Watched::Impossible)
+                && (piece.checked
+                    || pages.watch(piece.start..piece.end(), pages.moment()) != Watched::Impossible)
                 && memory::copy_in(piece.start, &mut now) == len
                 && now[..] == piece.bytes[..]
         })

@@ -1,21 +1,26 @@
 //! Is a trace worth having where what it replaces runs as copied blocks?
 //!
-//! Copied code runs at the speed of the guest's own, but for its indirect transfers. A trace that saves less than its way in
-//! and out costs makes the guest slower, and making it costs as much as executing it some hundred thousand times. So a
-//! recorded path is judged three times, each time by more:
-//! * as it was recorded, by what a trace could save at best ([`promises`]): most paths of optimised code end here;
+//! Copied code runs at the speed of the guest's own, but for its indirect transfers. A trace that
+//! saves less than its way in and out costs makes the guest slower, and making it costs as much as
+//! executing it some hundred thousand times. So a recorded path is judged three times, each time by
+//! more:
+//! * as it was recorded, by what a trace could save at best ([`promises`]): most paths of optimised
+//!   code end here;
 //! * by how well the guest was seen to keep to it ([`dynasour_tracer::survival`]);
-//! * as a fragment, by the weight of its code and of the blocks' ([`dynasour_emitter::cost`]): [`pays`].
+//! * as a fragment, by the weight of its code and of the blocks' ([`dynasour_emitter::cost`]):
+//!   [`pays`].
 //!
-//! What is left and come back to by few ways will have side traces. What such a *tree* saves on accesses to memory counts
-//! little, for the time of such loops goes into branches that are predicted wrongly.
+//! What is left and come back to by few ways will have side traces. What such a *tree* saves on
+//! accesses to memory counts little, for the time of such loops goes into branches that are
+//! predicted wrongly.
 //!
-//! Where cold code is interpreted traces are made early, and of these only the last is asked. Those of unoptimised code that
-//! end pay together if at all: each goes on in others, and without it they would have to leave. One that costs no more than its
-//! blocks is taken.
+//! Where cold code is interpreted traces are made early, and of these only the last is asked. Those
+//! of unoptimised code that end pay together if at all: each goes on in others, and without it they
+//! would have to leave. One that costs no more than its blocks is taken.
 //!
-//! And all that judging may only take a small part of the time ([`Effort`]), which gets smaller the more is refused in a row: the
-//! heads that are executed most are hot first, so where none of those was worth a trace the others are hardly.
+//! And all that judging may only take a small part of the time ([`Effort`]), which gets smaller the
+//! more is refused in a row: the heads that are executed most are hot first, so where none of those
+//! was worth a trace the others are hardly.
 
 use crate::config::RunConfig;
 use crate::memory;
@@ -23,7 +28,8 @@ use dynasour_emitter::cost::{self, Cost};
 use dynasour_ir::{GuestTerm, Term};
 use dynasour_tracer::{Path, Runs, TraceShape};
 
-/// What an indirect transfer of copied blocks costs more than the instruction: the tail and the check.
+/// What an indirect transfer of copied blocks costs more than the instruction: the tail and the
+/// check.
 const INDIRECT: i64 = 8;
 /// What the way in and out costs.
 const PASSAGE: i64 = 30;
@@ -33,7 +39,8 @@ const SIDE: i64 = 8;
 const LEAST: i64 = 10;
 /// As much for a trace that ends, which is always entered by the front.
 const LEAST_LINEAR: i64 = 25;
-/// The part of what is neither accesses to frames nor indirect transfers that a trace may save, in percent.
+/// The part of what is neither accesses to frames nor indirect transfers that a trace may save, in
+/// percent.
 const ORDINARY: i64 = 15;
 /// The part of what a tree saves otherwise than on indirect transfers that counts, in percent.
 const TREE: i64 = 30;
@@ -44,8 +51,9 @@ const UNKNOWN: Runs = Runs { begun: 1, whole: 50, back: 0 };
 /// And a path that ends.
 const ONCE: Runs = Runs { begun: 1, whole: 1, back: 0 };
 
-/// May a trace that begins at `pc`, which is called, be worth making? Only what keeps its variables in a frame saves so much
-/// that a trace pays which is entered and left each time; and most functions do not.
+/// May a trace that begins at `pc`, which is called, be worth making? Only what keeps its variables
+/// in a frame saves so much that a trace pays which is entered and left each time; and most
+/// functions do not.
 pub fn keeps_a_frame(pc: u64) -> bool {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     // push rbp; mov rbp, rsp
@@ -63,13 +71,17 @@ pub fn promises(path: &Path) -> bool {
     suffices(path, all + indirect, frames + (all - frames) * ORDINARY / 100, indirect)
 }
 
-/// Is a fragment of this cost worth having? That of an exit has no way in and out of its own, and that of unoptimised code which
-/// ends mostly goes on in another.
+/// Is a fragment of this cost worth having? That of an exit has no way in and out of its own, and
+/// that of unoptimised code which ends mostly goes on in another.
 pub fn pays(path: &Path, cost: u32, side: bool) -> bool {
     let (copied, indirect) = of_blocks(path);
     let linked = side || is_unoptimised(path, copied);
     let (copied, cost) = (i64::from(copied.all), i64::from(cost));
-    if linked { cost < copied + indirect + SIDE } else { suffices(path, copied + indirect, copied - cost, indirect) }
+    if linked {
+        cost < copied + indirect + SIDE
+    } else {
+        suffices(path, copied + indirect, copied - cost, indirect)
+    }
 }
 
 /// Is this path, which ends and was recorded early, one of unoptimised code?
@@ -84,7 +96,8 @@ pub fn figures(path: &Path, cost: u32) -> String {
     format!("costs {cost}, its blocks {} + {indirect}, {:?}", copied.all, path.runs)
 }
 
-/// Does a trace of a path that costs `all` save enough, if it saves `ordinary` and `indirect` each time?
+/// Does a trace of a path that costs `all` save enough, if it saves `ordinary` and `indirect` each
+/// time?
 ///
 /// In whole numbers: the guest's MXCSR is in the processor, and inexact results would show in it.
 fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
@@ -93,7 +106,11 @@ fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
     let (begun, whole, back) = (i64::from(runs.begun), i64::from(runs.whole), i64::from(runs.back));
     let exceeds = |saved: i64, percent: i64, times: i64| 100 * saved > percent * times * all;
     if path.shape == TraceShape::Linear {
-        return exceeds(whole * (ordinary + indirect / 2) - begun.max(1) * PASSAGE, LEAST_LINEAR, whole);
+        return exceeds(
+            whole * (ordinary + indirect / 2) - begun.max(1) * PASSAGE,
+            LEAST_LINEAR,
+            whole,
+        );
     }
     let (rounds, entries) = (begun + whole, (begun - back).max(1));
     let tree = rounds * (100 * indirect + TREE * ordinary) / 100;
@@ -101,7 +118,8 @@ fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
         || exceeds(tree - back * SIDE - entries * PASSAGE, LEAST, rounds)
 }
 
-/// What the copied blocks of a path cost, and their indirect transfers that a trace need not do, beyond that.
+/// What the copied blocks of a path cost, and their indirect transfers that a trace need not do,
+/// beyond that.
 fn of_blocks(path: &Path) -> (Cost, i64) {
     let (mut sum, mut indirect) = (Cost::default(), 0);
     for (n, step) in path.steps.iter().enumerate() {
@@ -112,7 +130,9 @@ fn of_blocks(path: &Path) -> (Cost, i64) {
         sum.all += cost.all;
         sum.frames += cost.frames;
         let is_indirect = match &block.version.blocks[0].term {
-            Term::Guest(GuestTerm::Goto(to) | GuestTerm::Call { target: to, .. }) => to.as_const().is_none(),
+            Term::Guest(GuestTerm::Goto(to) | GuestTerm::Call { target: to, .. }) => {
+                to.as_const().is_none()
+            }
             Term::Guest(GuestTerm::Ret(_)) => true,
             _ => false,
         };
@@ -124,7 +144,8 @@ fn of_blocks(path: &Path) -> (Cost, i64) {
     (sum, indirect)
 }
 
-/// Nanoseconds of processor time that may go into finding and making traces before the guest has had any.
+/// Nanoseconds of processor time that may go into finding and making traces before the guest has
+/// had any.
 const FREE: u64 = 8_000_000;
 /// One part in so many of a thread's time may.
 const PART: u64 = 25;
@@ -144,15 +165,22 @@ pub struct Effort {
     /// How many attempts came to nothing in a row, more or less.
     refused: u64,
     since: Option<u64>,
-    /// What may be spent before the guest has had any time, and the part of the thread's time that may, unless all may.
+    /// What may be spent before the guest has had any time, and the part of the thread's time that
+    /// may, unless all may.
     limits: Option<(u64, u64)>,
 }
 
 impl Effort {
     /// None so far.
     pub fn new(config: &RunConfig) -> Effort {
-        let limits = if config.interprets_first() { (FREE_EARLY, PART_EARLY) } else { (FREE, PART) };
-        Effort { spent: 0, refused: 0, since: None, limits: config.weighs_traces().then_some(limits) }
+        let limits =
+            if config.interprets_first() { (FREE_EARLY, PART_EARLY) } else { (FREE, PART) };
+        Effort {
+            spent: 0,
+            refused: 0,
+            since: None,
+            limits: config.weighs_traces().then_some(limits),
+        }
     }
 
     /// May another trace be tried?
@@ -212,8 +240,9 @@ mod tests {
 
     #[test]
     fn loops_that_are_left_and_come_back_save_on_indirect_transfers() {
-        let pays =
-            |back, ordinary, indirect| suffices(&path(TraceShape::Loop, runs(50, 25, back)), 80, ordinary, indirect);
+        let pays = |back, ordinary, indirect| {
+            suffices(&path(TraceShape::Loop, runs(50, 25, back)), 80, ordinary, indirect)
+        };
         assert!(pays(48, 0, 24));
         assert!(!pays(48, 32, 0));
         assert!(!pays(0, 0, 24), "they do not come back");
@@ -230,8 +259,14 @@ mod tests {
         let blocks = |frames| Cost { all: 40, frames };
         assert!(is_unoptimised(&path(TraceShape::Linear, None), blocks(20)));
         assert!(!is_unoptimised(&path(TraceShape::Linear, None), blocks(19)));
-        assert!(!is_unoptimised(&path(TraceShape::Loop, None), blocks(30)), "loops pay by themselves");
-        assert!(!is_unoptimised(&path(TraceShape::Linear, runs(1, 1, 0)), blocks(30)), "this one was watched");
+        assert!(
+            !is_unoptimised(&path(TraceShape::Loop, None), blocks(30)),
+            "loops pay by themselves"
+        );
+        assert!(
+            !is_unoptimised(&path(TraceShape::Linear, runs(1, 1, 0)), blocks(30)),
+            "this one was watched"
+        );
     }
 
     #[test]

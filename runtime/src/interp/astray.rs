@@ -1,9 +1,11 @@
-//! Jumps, calls and returns to what is no address (not canonical): the processor refuses them as it does a load from there, so
-//! that a handler finds the state before the instruction, where here the target has been taken already.
+//! Jumps, calls and returns to what is no address (not canonical): the processor refuses them as it
+//! does a load from there, so that a handler finds the state before the instruction, where here the
+//! target has been taken already.
 //!
-//! The interpreter knows which instruction it was. Native code leaves for the runtime at the target, which knows as soon as the
-//! guest has a handler that could see it ([`dynasour_emitter::Emitter::name_transfers`]), goes back and refuses it there. It is not
-//! done again: a call may have pushed its return address over what it goes through.
+//! The interpreter knows which instruction it was. Native code leaves for the runtime at the
+//! target, which knows as soon as the guest has a handler that could see it
+//! ([`dynasour_emitter::Emitter::name_transfers`]), goes back and refuses it there. It is not done
+//! again: a call may have pushed its return address over what it goes through.
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
@@ -15,7 +17,8 @@ const RSP: usize = 4;
 /// Bytes of a return address.
 const WORD: u64 = 8;
 
-/// Whether fetching from `address` is a general protection fault: how many bits of an address count is the kernel's choice.
+/// Whether fetching from `address` is a general protection fault: how many bits of an address count
+/// is the kernel's choice.
 pub fn is_astray(address: u64) -> bool {
     const PROTECTION: u64 = 13;
     const FEWEST_BITS: u32 = 48;

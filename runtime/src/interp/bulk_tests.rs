@@ -2,10 +2,10 @@
 //! taken from real code are executed once natively and once interpreted, from the same state, and
 //! *all* state is compared.
 //!
-//! The instructions come from the executable mappings of this process (the test itself, libc, libm, …). Control transfers
-//! are left out; memory operands are redirected to `[r14 + r13*scale + disp]` in scratch memory; rsp points into it.
-//! Both runs use the same bytes at the same address, faults included. `DYNASOUR_SEED` replays a run, `DYNASOUR_CASES`
-//! makes it longer.
+//! The instructions come from the executable mappings of this process (the test itself, libc, libm,
+//! …). Control transfers are left out; memory operands are redirected to `[r14 + r13*scale + disp]`
+//! in scratch memory; rsp points into it. Both runs use the same bytes at the same address, faults
+//! included. `DYNASOUR_SEED` replays a run, `DYNASOUR_CASES` makes it longer.
 
 use super::pool::Pool;
 use super::xstate::Layout;
@@ -14,11 +14,14 @@ use crate::memory::test_handler;
 use dynasour_guest::context::offset;
 use dynasour_testkit::code::{self, Random, harvest, listing, synthesise};
 use iced_x86::code_asm::*;
-use iced_x86::{BlockEncoder, BlockEncoderOptions, Instruction, InstructionBlock, OpKind, Register};
+use iced_x86::{
+    BlockEncoder, BlockEncoderOptions, Instruction, InstructionBlock, OpKind, Register,
+};
 
 const SCRATCH_SIZE: usize = 16 << 10;
 /// x87, SSE, AVX, mask registers, AVX-512.
-const COMPONENTS: u64 = xstate::X87 | xstate::SSE | xstate::AVX | xstate::OPMASK | xstate::ZMM_HIGH | xstate::HIGH_16;
+const COMPONENTS: u64 =
+    xstate::X87 | xstate::SSE | xstate::AVX | xstate::OPMASK | xstate::ZMM_HIGH | xstate::HIGH_16;
 
 /// Redirects the memory operand into scratch memory.
 fn redirect(inst: &mut Instruction, random: &mut Random) {
@@ -26,8 +29,9 @@ fn redirect(inst: &mut Instruction, random: &mut Random) {
         return;
     }
     let scale = inst.memory_index_scale();
-    let high_byte = (0..inst.op_count())
-        .any(|i| matches!(inst.op_register(i), Register::AH | Register::BH | Register::CH | Register::DH));
+    let high_byte = (0..inst.op_count()).any(|i| {
+        matches!(inst.op_register(i), Register::AH | Register::BH | Register::CH | Register::DH)
+    });
     if high_byte {
         // No REX prefix, so no r14: an absolute address cannot reach, but the stack can.
         inst.set_memory_base(Register::RSP);
@@ -76,7 +80,9 @@ fn native_copy(pool: &mut Pool, code: &[Instruction], context: &ThreadContext) -
     let prologue = asm.assemble(pool.next_address()).unwrap();
 
     let body = pool.next_address() + prologue.len() as u64;
-    let encoded = BlockEncoder::encode(64, InstructionBlock::new(code, body), BlockEncoderOptions::NONE).ok()?;
+    let encoded =
+        BlockEncoder::encode(64, InstructionBlock::new(code, body), BlockEncoderOptions::NONE)
+            .ok()?;
     let end = body + encoded.code_buffer.len() as u64;
 
     let mut asm = CodeAssembler::new(64).unwrap();
@@ -155,18 +161,26 @@ fn differences(native: &mut ThreadContext, ours: &mut ThreadContext) -> Vec<Stri
     let mut out = Vec::new();
     for n in 0..16 {
         if native.gpr[n] != ours.gpr[n] {
-            out.push(format!("gpr {n}: native {:#x}, interpreted {:#x}", native.gpr[n], ours.gpr[n]));
+            out.push(format!(
+                "gpr {n}: native {:#x}, interpreted {:#x}",
+                native.gpr[n], ours.gpr[n]
+            ));
         }
     }
     let visible = ARITH_FLAGS | 1 << 10;
     if (native.rflags ^ ours.rflags) & visible != 0 {
-        out.push(format!("flags: native {:#x}, interpreted {:#x}", native.rflags & visible, ours.rflags & visible));
+        out.push(format!(
+            "flags: native {:#x}, interpreted {:#x}",
+            native.rflags & visible,
+            ours.rflags & visible
+        ));
     }
     let enabled = COMPONENTS & Layout::get().enabled;
     xstate::initialise(native, enabled);
     xstate::initialise(ours, enabled);
-    // Not compared: opcode, instruction and data pointer of the last x87 instruction, which AMD processors save
-    // only while an exception is pending (and which fnstenv and fnsave show); the mask of MXCSR.
+    // Not compared: opcode, instruction and data pointer of the last x87 instruction, which AMD
+    // processors save only while an exception is pending (and which fnstenv and fnsave show); the
+    // mask of MXCSR.
     for at in (0..6).chain(24..28).chain(32..416).chain(576..2696) {
         if native.xstate.0[at] != ours.xstate.0[at] {
             let around = at & !7..(at & !7) + 8;
@@ -203,7 +217,8 @@ fn real_code_interpreted_equals_native() {
     let mut pool = Pool::new().unwrap();
     let end = std::rc::Rc::new(std::cell::Cell::new(0));
     let mut interp = Interp::with_code(Box::new(UntilEnd(end.clone())));
-    let (mut native, mut ours, mut start) = (ThreadContext::new(), ThreadContext::new(), ThreadContext::new());
+    let (mut native, mut ours, mut start) =
+        (ThreadContext::new(), ThreadContext::new(), ThreadContext::new());
     let mut memory = vec![0u64; SCRATCH_SIZE / 8 + 8];
     let scratch = (memory.as_mut_ptr() as u64).next_multiple_of(64);
     let bytes = || {
@@ -244,7 +259,8 @@ fn real_code_interpreted_equals_native() {
 
         bytes().copy_from_slice(&pattern);
         test_handler::expect_faults(copy_of.body..copy_of.end, copy_of.end);
-        // SAFETY: a complete function made above, which restores the host's state; faults land in its epilogue.
+        // SAFETY: a complete function made above, which restores the host's state; faults land in
+        // its epilogue.
         unsafe { std::mem::transmute::<u64, extern "C" fn()>(copy_of.entry)() };
         let native_memory = bytes().to_vec();
         let native_fault = test_handler::faulted_at();
@@ -273,7 +289,10 @@ fn real_code_interpreted_equals_native() {
             }
         }
     }
-    println!("{run} blocks compared, {faults} of them with a fault, from {} encodings", groups.len());
+    println!(
+        "{run} blocks compared, {faults} of them with a fault, from {} encodings",
+        groups.len()
+    );
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(run as u64 * 10 > cases * 9);
 }

@@ -1,13 +1,14 @@
 //! Blocks by pc: a hash map behind a small direct-mapped table, and links from block to block.
 //!
-//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation. A block that is dropped
-//! is taken out of the table and of all links, which each block knows in both directions, so none ever dangles.
+//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation.
+//! A block that is dropped is taken out of the table and of all links, which each block knows in
+//! both directions, so none ever dangles.
 
 use super::BlockRef;
 use super::code::{Code, CodeBytes};
 use super::lower::{LowerError, Lowered, Workspace, lower};
 use super::native::{NativeError, NativePool};
-use crate::profile::{Phase, during};
+use crate::observe::profile::{Phase, during};
 use dynasour_guest::decode::{MAX_LENGTH, Watched};
 use dynasour_guest::lift::{Bytes, Fetch, LiftedBlock, MAX_BLOCK, lift_block, recycle};
 use dynasour_ir::{Effects, GuestTerm, Inst, Op, Term};
@@ -28,7 +29,8 @@ pub struct BlockEntry {
     pub end: u64,
     /// How many guest instructions it has.
     pub count: u32,
-    /// What it was made from, if plain stores may change that: the interpreter then looks at each entry.
+    /// What it was made from, if plain stores may change that: the interpreter then looks at each
+    /// entry.
     checked: Option<Arc<[u8]>>,
     /// Free for the policy: initially 0 (the dynamo mode keeps a trace head's counter here).
     pub counter: u32,
@@ -44,13 +46,14 @@ impl BlockEntry {
         self.checked.is_some()
     }
 
-    /// The block's IR. It is not kept when the block is made, since few blocks are ever recorded, but lifted again
-    /// from guest memory at the first request.
+    /// The block's IR. It is not kept when the block is made, since few blocks are ever recorded,
+    /// but lifted again from guest memory at the first request.
     pub fn lifted(&self) -> Rc<LiftedBlock> {
         let lift = || match &self.checked {
             None => lift_block(self.pc, &*self.code, self.count as usize),
             Some(bytes) => {
-                let lifted = lift_block(self.pc, &Bytes { start: self.pc, bytes }, self.count as usize);
+                let lifted =
+                    lift_block(self.pc, &Bytes { start: self.pc, bytes }, self.count as usize);
                 LiftedBlock { checked: Some(bytes.clone()), ..lifted }
             }
         };
@@ -70,8 +73,8 @@ pub struct Block {
     linked_from: SmallVec<[BlockRef; 2]>,
     /// Its operations.
     pub lowered: Lowered,
-    /// First guest byte behind those that made it what it is: [`BlockEntry::end`], unless it ends in a trap, which
-    /// other bytes behind could make an instruction.
+    /// First guest byte behind those that made it what it is: [`BlockEntry::end`], unless it ends
+    /// in a trap, which other bytes behind could make an instruction.
     depends_to: u64,
 }
 
@@ -222,16 +225,22 @@ impl Cache {
         Ok(block)
     }
 
-    /// The block at `target`, to which `block` goes by its direct edge number `link`, if it is a direct one.
-    /// `block` may be dropped by this.
-    pub fn successor(&mut self, mut block: BlockRef, link: Option<usize>, target: u64) -> Result<BlockRef, LowerError> {
+    /// The block at `target`, to which `block` goes by its direct edge number `link`, if it is a
+    /// direct one. `block` may be dropped by this.
+    pub fn successor(
+        &mut self,
+        mut block: BlockRef,
+        link: Option<usize>,
+        target: u64,
+    ) -> Result<BlockRef, LowerError> {
         let generation = self.generation;
         let mut next = self.block(target)?;
         if let Some(link) = link
             && generation == self.generation
         {
             // SAFETY: nothing was dropped meanwhile, and no other reference to the block exists.
-            let known = unsafe { std::mem::replace(&mut block.as_mut().links[link], next.as_ptr()) };
+            let known =
+                unsafe { std::mem::replace(&mut block.as_mut().links[link], next.as_ptr()) };
             if known.is_null() {
                 // SAFETY: as above.
                 unsafe { next.as_mut() }.linked_from.push(block);
@@ -240,7 +249,8 @@ impl Cache {
         Ok(next)
     }
 
-    /// The first byte from `pc` on that cannot be fetched, of the at most [`MAX_LENGTH`] bytes of an instruction.
+    /// The first byte from `pc` on that cannot be fetched, of the at most [`MAX_LENGTH`] bytes of
+    /// an instruction.
     pub fn first_unfetchable(&self, pc: u64) -> u64 {
         let mut bytes = [0; MAX_LENGTH];
         pc.wrapping_add(self.code.fetch(pc, &mut bytes) as u64)
@@ -257,7 +267,8 @@ impl Cache {
         };
         let (lifted, lowered, checked) = loop {
             // It may be the very instruction that writes to its page.
-            let may_change = purpose == Purpose::Single && self.code.is_writable(pc..pc.saturating_add(LENGTH));
+            let may_change =
+                purpose == Purpose::Single && self.code.is_writable(pc..pc.saturating_add(LENGTH));
             let since = self.code.moment();
             let mut lifted = lift_block(pc, &*self.code, max);
             let source = pc..depends_to(&lifted);
@@ -297,7 +308,9 @@ impl Cache {
             match lower(&lifted.version, bytes, &mut self.natives, &mut self.work) {
                 Ok(lowered) => break (lifted, lowered, checked),
                 Err(LowerError::TooLarge) if max > 1 => max /= 2,
-                Err(LowerError::Native(NativeError::Full)) if !self.natives_are_fresh() => self.clear(),
+                Err(LowerError::Native(NativeError::Full)) if !self.natives_are_fresh() => {
+                    self.clear()
+                }
                 Err(error) => return Err(error),
             }
         };
@@ -362,7 +375,12 @@ impl Cache {
         let mut pcs: Vec<u64> = if few {
             pages.filter_map(|p| self.pages.get(&p)).flatten().copied().collect()
         } else {
-            self.pages.iter().filter(|(p, _)| pages.contains(p)).flat_map(|(_, pcs)| pcs).copied().collect()
+            self.pages
+                .iter()
+                .filter(|(p, _)| pages.contains(p))
+                .flat_map(|(_, pcs)| pcs)
+                .copied()
+                .collect()
         };
         pcs.sort_unstable();
         pcs.dedup();
@@ -372,7 +390,8 @@ impl Cache {
                 let hit = |b: &BlockRef| {
                     // SAFETY: blocks in the maps are alive.
                     let block = unsafe { b.as_ref() };
-                    block.entry.pc < end && start < block.depends_to.max(block.entry.pc.saturating_add(1))
+                    block.entry.pc < end
+                        && start < block.depends_to.max(block.entry.pc.saturating_add(1))
                 };
                 if map.get(&pc).is_some_and(hit) {
                     dropped.extend(map.remove(&pc));
@@ -413,7 +432,8 @@ impl Cache {
                 // SAFETY: links lead to living blocks: the loop above.
                 unsafe { other.as_mut() }.linked_from.retain(|from| *from != block);
             }
-            // SAFETY: it came from a box, is in no map or table any more, and no link leads to it or names it.
+            // SAFETY: it came from a box, is in no map or table any more, and no link leads to it
+            // or names it.
             drop(unsafe { Box::from_raw(block.as_ptr()) });
         }
         true
@@ -452,8 +472,8 @@ enum Purpose {
     Single,
 }
 
-/// One past the last byte that made a block what it is: its end, unless it ends in a trap, which other bytes behind could
-/// make an instruction.
+/// One past the last byte that made a block what it is: its end, unless it ends in a trap, which
+/// other bytes behind could make an instruction.
 fn depends_to(lifted: &LiftedBlock) -> u64 {
     match lifted.version.blocks.first().map(|block| &block.term) {
         Some(Term::Guest(GuestTerm::Trap { pc, .. })) => pc.saturating_add(LENGTH).max(lifted.end),
@@ -461,12 +481,15 @@ fn depends_to(lifted: &LiftedBlock) -> u64 {
     }
 }
 
-/// How many instructions of a block there are up to the first that writes memory, that one included.
+/// How many instructions of a block there are up to the first that writes memory, that one
+/// included.
 fn count_until_store(lifted: &LiftedBlock) -> u32 {
     let version = &lifted.version;
     let writes = |inst: &Inst| match inst.op {
         Op::Store => true,
-        Op::Native => inst.native.is_none_or(|n| version.natives[n.index()].effects.contains(Effects::WRITE)),
+        Op::Native => {
+            inst.native.is_none_or(|n| version.natives[n.index()].effects.contains(Effects::WRITE))
+        }
         _ => false,
     };
     let insts = version.blocks.first().map_or(&[][..], |block| &block.insts);

@@ -1,19 +1,21 @@
 //! Interpreter operations: 24 bytes each, threaded through handler pointers.
 //!
-//! Words: a *slot* is an index into the thread context seen as an array of 64-bit words, so the guest's general
-//! registers (slots 0 to 15) and temporaries (in `scratch`) are addressed alike. A handler does one operation and
-//! calls the next one's handler in its tail: a jump, where the compiler makes it one, else a call that a block's
-//! length bounds. What it returns is the next operation to run: null at the end of the block, or [`FAULTED`] when
-//! a guest access faulted. A handler that ends a block returns the first operation of the next one if it is
-//! linked and nobody [`Watch`](super::Watch)es the edge: see `follow`.
+//! Words: a *slot* is an index into the thread context seen as an array of 64-bit words, so the
+//! guest's general registers (slots 0 to 15) and temporaries (in `scratch`) are addressed alike. A
+//! handler does one operation and calls the next one's handler in its tail: a jump, where the
+//! compiler makes it one, else a call that a block's length bounds. What it returns is the next
+//! operation to run: null at the end of the block, or [`FAULTED`] when a guest access faulted. A
+//! handler that ends a block returns the first operation of the next one if it is linked and nobody
+//! [`Watch`](super::Watch)es the edge: see `follow`.
 //!
-//! Every handler cuts its operands to its type, so a slot's upper bits never matter to a narrower reader; every
-//! result is written zero-extended. What the operations compute is [`dynasour_ir::semantics`]; a test holds the
-//! handlers to it.
+//! Every handler cuts its operands to its type, so a slot's upper bits never matter to a narrower
+//! reader; every result is written zero-extended. What the operations compute is
+//! [`dynasour_ir::semantics`]; a test holds the handlers to it.
 //!
-//! Invariant (kept by `lower`): slots lie inside the thread context, `imm` pointers point into the block that owns
-//! the operation, and each list ends in an operation that ends the block. While operations run (kept by
-//! [`Interp`](super::Interp)), the words [`CURRENT`], [`WATCH`] and [`FRONT`] are what they say.
+//! Invariant (kept by `lower`): slots lie inside the thread context, `imm` pointers point into the
+//! block that owns the operation, and each list ends in an operation that ends the block. While
+//! operations run (kept by [`Interp`](super::Interp)), the words [`CURRENT`], [`WATCH`] and
+//! [`FRONT`] are what they say.
 
 use super::cache::{Block, Front};
 use super::flags::Kind;
@@ -48,7 +50,8 @@ pub struct Code {
 const SCRATCH: u16 = (offset::SCRATCH / 8) as u16;
 /// Kind, a, b, c of the flags record.
 pub const RECORD: u16 = SCRATCH;
-/// Which way a block was left: 1 and 0 for a branch, the target of an indirect transfer, the operation that faulted.
+/// Which way a block was left: 1 and 0 for a branch, the target of an indirect transfer, the
+/// operation that faulted.
 pub const EXIT: u16 = SCRATCH + 4;
 /// Always zero while the interpreter runs.
 pub const ZERO: u16 = SCRATCH + 5;
@@ -69,7 +72,8 @@ pub const GS_BASE: u16 = (offset::GS_BASE / 8) as u16;
 
 const _: () = assert!(size_of::<ThreadContext>() / 8 < u16::MAX as usize);
 
-/// Returned instead of the next operation when a guest access faulted; the word at [`EXIT`] is the operation.
+/// Returned instead of the next operation when a guest access faulted; the word at [`EXIT`] is the
+/// operation.
 pub const FAULTED: *const Code = std::ptr::without_provenance(1);
 
 /// Returned instead of the next operation when the block's bytes are not what it was made from.
@@ -134,7 +138,9 @@ impl FlagState {
                     let record = words.add(RECORD as usize);
                     Kind(*record as u16).bits(*record.add(1), *record.add(2), *record.add(3))
                 }
-                FlagState::Known(kind, [a, b, c]) => kind.bits(a.get(words), b.get(words), c.get(words)),
+                FlagState::Known(kind, [a, b, c]) => {
+                    kind.bits(a.get(words), b.get(words), c.get(words))
+                }
             }
         }
     }
@@ -351,8 +357,8 @@ handlers! {
             return STALE;
         }
     }
-    /// Branch on a op b; c is the kind to record of (a, b). An immediate is i32, the recorded b its upper half.
-    /// d are the flags of the edge if taken.
+    /// Branch on a op b; c is the kind to record of (a, b). An immediate is i32, the recorded b its
+    /// upper half. d are the flags of the edge if taken.
     fn branch_compare<B: Binary, T: Int; const IMM: bool>(w, op) {
         let a = get(w, op.a);
         let (b, recorded) = if IMM {
@@ -520,8 +526,8 @@ unsafe fn leave(w: *mut u64, exit: u64, taken: u16) -> *const Code {
     }
 }
 
-/// The first operation of `next`, which becomes the current block; null if there is none, if control is wanted
-/// elsewhere, or if somebody watches the edge.
+/// The first operation of `next`, which becomes the current block; null if there is none, if
+/// control is wanted elsewhere, or if somebody watches the edge.
 #[inline(always)]
 unsafe fn follow(w: *mut u64, next: *const Block, flags: u16) -> *const Code {
     if next.is_null() {
@@ -529,7 +535,8 @@ unsafe fn follow(w: *mut u64, next: *const Block, flags: u16) -> *const Code {
     }
     // SAFETY: module invariant; links and the front lead to live blocks.
     unsafe {
-        let pending = AtomicU32::from_ptr(w.byte_add(offset::PENDING).cast()).load(Ordering::Relaxed);
+        let pending =
+            AtomicU32::from_ptr(w.byte_add(offset::PENDING).cast()).load(Ordering::Relaxed);
         let watch = get(w, WATCH);
         let user = u64::from((*next).entry.user) << 32;
         if u64::from(pending) | watch & (u64::from(flags) | user) != 0 {

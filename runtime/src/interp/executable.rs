@@ -1,5 +1,5 @@
-//! Guest memory as the processor's instruction fetch sees it: pages without the right to be executed are refused, so the
-//! lifter must refuse them too.
+//! Guest memory as the processor's instruction fetch sees it: pages without the right to be
+//! executed are refused, so the lifter must refuse them too.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl Fetch for ExecutableCode {
 
     fn constant(&self, pc: u64, address: u64) -> Option<u64> {
         let mut word = [0; 8];
-        let is_read =
-            self.pages.is_constant(pc, address..address.checked_add(8)?) && memory::copy_in(address, &mut word) == 8;
+        let is_read = self.pages.is_constant(pc, address..address.checked_add(8)?)
+            && memory::copy_in(address, &mut word) == 8;
         is_read.then_some(u64::from_le_bytes(word))
     }
 

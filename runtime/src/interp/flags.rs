@@ -1,12 +1,13 @@
-//! Arithmetic flags as the interpreter keeps them: not as bits but as "which operation on which operands".
+//! Arithmetic flags as the interpreter keeps them: not as bits but as "which operation on which
+//! operands".
 //!
-//! Words: a *form* says how the six flags follow from up to three words; a *kind* is a form with its operand
-//! width, packed in 16 bits. The *record* is four words in the thread context that hold the kind and the words of
-//! the last operation whose flags anybody may still see. Bits are computed only where somebody looks: a condition,
-//! a fault, the end of a run.
+//! Words: a *form* says how the six flags follow from up to three words; a *kind* is a form with
+//! its operand width, packed in 16 bits. The *record* is four words in the thread context that hold
+//! the kind and the words of the last operation whose flags anybody may still see. Bits are
+//! computed only where somebody looks: a condition, a fault, the end of a run.
 //!
-//! The cheap forms are computed here in a few host instructions; all others execute the real instruction through
-//! [`ir::hostflags`](dynasour_ir::hostflags). A test compares the two.
+//! The cheap forms are computed here in a few host instructions; all others execute the real
+//! instruction through [`ir::hostflags`](dynasour_ir::hostflags). A test compares the two.
 
 use dynasour_ir::semantics::{AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use dynasour_ir::{FlagOp, Ty, hostflags};
@@ -97,12 +98,18 @@ impl Kind {
             Form::Inc => {
                 let r = cut(a);
                 let top = 1 << (ty.bits() - 1);
-                carry(b & 1 != 0) | if r & 15 == 0 { AF } else { 0 } | result(ty, r) | if r == top { OF } else { 0 }
+                carry(b & 1 != 0)
+                    | if r & 15 == 0 { AF } else { 0 }
+                    | result(ty, r)
+                    | if r == top { OF } else { 0 }
             }
             Form::Dec => {
                 let r = cut(a);
                 let max = ty.mask() >> 1;
-                carry(b & 1 != 0) | if r & 15 == 15 { AF } else { 0 } | result(ty, r) | if r == max { OF } else { 0 }
+                carry(b & 1 != 0)
+                    | if r & 15 == 15 { AF } else { 0 }
+                    | result(ty, r)
+                    | if r == max { OF } else { 0 }
             }
             Form::Host(op) => {
                 let words = [a, b, c];
@@ -146,8 +153,8 @@ fn sub(ty: Ty, a: u64, b: u64) -> u64 {
 
 /// Does a shift by the constant `count` leave nothing of the old flags on this processor?
 ///
-/// The architecture leaves AF (and OF for counts above 1) undefined; whether they are old bits is asked of the
-/// processor once for each operation, width and count.
+/// The architecture leaves AF (and OF for counts above 1) undefined; whether they are old bits is
+/// asked of the processor once for each operation, width and count.
 pub fn shift_ignores_old(op: FlagOp, ty: Ty, count: u64) -> bool {
     static KNOWN: [[AtomicU8; 64]; 12] = [const { [const { AtomicU8::new(0) }; 64] }; 12];
     let row = match op {
@@ -163,7 +170,8 @@ pub fn shift_ignores_old(op: FlagOp, ty: Ty, count: u64) -> bool {
         0 => {
             let same = (0..64u64).all(|i| {
                 let a = i.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(i as u32) & ty.mask();
-                hostflags::flags(op, ty, &[a, count, 0]) == hostflags::flags(op, ty, &[a, count, ARITH_FLAGS])
+                hostflags::flags(op, ty, &[a, count, 0])
+                    == hostflags::flags(op, ty, &[a, count, ARITH_FLAGS])
             });
             known.store(if same { 1 } else { 2 }, Ordering::Relaxed);
             same
@@ -195,7 +203,15 @@ mod tests {
 
     #[test]
     fn kinds_round_trip() {
-        let forms = [Form::Bits, Form::AddResult, Form::Sub, Form::SubResult, Form::Logic, Form::Inc, Form::Dec];
+        let forms = [
+            Form::Bits,
+            Form::AddResult,
+            Form::Sub,
+            Form::SubResult,
+            Form::Logic,
+            Form::Inc,
+            Form::Dec,
+        ];
         for form in forms.into_iter().chain(FlagOp::TABLE.iter().map(|t| Form::Host(t.0))) {
             for ty in [Ty::I8, Ty::I16, Ty::I32, Ty::I64] {
                 let kind = Kind::new(form, ty);
@@ -209,7 +225,8 @@ mod tests {
         let mut seed = 1u64;
         let mut random = || {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            EDGES[(seed >> 60) as usize % EDGES.len()] ^ if seed >> 40 & 1 == 0 { 0 } else { seed.rotate_left(20) }
+            EDGES[(seed >> 60) as usize % EDGES.len()]
+                ^ if seed >> 40 & 1 == 0 { 0 } else { seed.rotate_left(20) }
         };
         for _ in 0..20_000 {
             let (x, y) = (random(), random());
@@ -217,14 +234,27 @@ mod tests {
                 let (a, b, m) = (x & ty.mask(), y & ty.mask(), ty.mask());
                 let host = |op: FlagOp, args: &[u64]| hostflags::flags(op, ty, args);
                 let ours = |form: Form, a: u64, b: u64| Kind::new(form, ty).bits(a, b, 0);
-                assert_eq!(ours(Form::AddResult, a.wrapping_add(b), b), host(FlagOp::Add, &[a, b]), "{ty} {a:x} {b:x}");
+                assert_eq!(
+                    ours(Form::AddResult, a.wrapping_add(b), b),
+                    host(FlagOp::Add, &[a, b]),
+                    "{ty} {a:x} {b:x}"
+                );
                 assert_eq!(ours(Form::Sub, x, y), host(FlagOp::Sub, &[a, b]), "{ty} {a:x} {b:x}");
-                assert_eq!(ours(Form::SubResult, a.wrapping_sub(b) & m, y), host(FlagOp::Sub, &[a, b]));
+                assert_eq!(
+                    ours(Form::SubResult, a.wrapping_sub(b) & m, y),
+                    host(FlagOp::Sub, &[a, b])
+                );
                 assert_eq!(ours(Form::Logic, x & y, 0), host(FlagOp::And, &[a, b]));
                 assert_eq!(ours(Form::Logic, x | y, 0), host(FlagOp::Or, &[a, b]));
                 assert_eq!(ours(Form::Logic, x ^ y, 0), host(FlagOp::Xor, &[a, b]));
-                assert_eq!(ours(Form::Inc, a.wrapping_add(1), y & 1), host(FlagOp::Inc, &[a, y & 1]));
-                assert_eq!(ours(Form::Dec, a.wrapping_sub(1), y & 1), host(FlagOp::Dec, &[a, y & 1]));
+                assert_eq!(
+                    ours(Form::Inc, a.wrapping_add(1), y & 1),
+                    host(FlagOp::Inc, &[a, y & 1])
+                );
+                assert_eq!(
+                    ours(Form::Dec, a.wrapping_sub(1), y & 1),
+                    host(FlagOp::Dec, &[a, y & 1])
+                );
             }
         }
     }

@@ -1,19 +1,19 @@
 //! The interpreter: runs version `base` of every region (docs/design.md, "One semantics").
 //!
-//! A guest block is lifted once, lowered once to a list of operations ([`code`], [`lower`]) and cached by pc
-//! ([`cache`]). [`Interp::run`] executes blocks until something needs the dispatcher; on every [`Stop`] the
-//! [`ThreadContext`] holds the exact guest state. Between stops registers and memory are exact too, but the
-//! arithmetic flags live in a record ([`flags`]) and rip is not kept.
+//! A guest block is lifted once, lowered once to a list of operations ([`code`], [`lower`]) and
+//! cached by pc ([`cache`]). [`Interp::run`] executes blocks until something needs the dispatcher;
+//! on every [`Stop`] the [`ThreadContext`] holds the exact guest state. Between stops registers and
+//! memory are exact too, but the arithmetic flags live in a record ([`flags`]) and rip is not kept.
 //!
-//! A [`Policy`] watches the edges between blocks: the dynamo mode counts trace heads, enters fragments and records
-//! there. It says which edges it wants to see ([`Watch`]); all others are followed from block to block without coming
-//! back to [`Interp::run`].
+//! A [`Policy`] watches the edges between blocks: the dynamo mode counts trace heads, enters
+//! fragments and records there. It says which edges it wants to see ([`Watch`]); all others are
+//! followed from block to block without coming back to [`Interp::run`].
 //!
-//! Blocks from pages that stores may change ([`Fetch::is_writable`]) compare their bytes at each entry and end behind
-//! the first store; what is stale is dropped and made again.
+//! Blocks from pages that stores may change ([`Fetch::is_writable`]) compare their bytes at each
+//! entry and end behind the first store; what is stale is dropped and made again.
 //!
-//! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its direct edges led;
-//! *native*, an original instruction run by a generated thunk ([`native`]).
+//! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its
+//! direct edges led; *native*, an original instruction run by a generated thunk ([`native`]).
 
 pub mod astray;
 mod cache;
@@ -48,9 +48,9 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use xstate::GuestMxcsr;
 
-/// Where to continue after a fault of the host instruction at `host_rip`, if it is a guest access of this crate: in
-/// [`memory`] or in a native. The handler of SIGSEGV, SIGBUS, SIGFPE and SIGILL sets rip to it, after
-/// [`memory::note_fault`].
+/// Where to continue after a fault of the host instruction at `host_rip`, if it is a guest access
+/// of this crate: in [`memory`] or in a native. The handler of SIGSEGV, SIGBUS, SIGFPE and SIGILL
+/// sets rip to it, after [`memory::note_fault`].
 pub fn fixup(host_rip: u64) -> Option<u64> {
     memory::fixup(host_rip).or_else(|| thunk_fixup(host_rip))
 }
@@ -149,11 +149,17 @@ pub trait Policy {
     /// Which edges it wants to see; asked when a run starts and after each [`Policy::edge`].
     fn watch(&self) -> Watch;
 
-    /// The block at `from` is left for `to`. With `Some`, [`Interp::run`] returns before executing `to`. Edges that
-    /// are passed for the first time come here whether they are watched or not.
+    /// The block at `from` is left for `to`. With `Some`, [`Interp::run`] returns before executing
+    /// `to`. Edges that are passed for the first time come here whether they are watched or not.
     ///
     /// `context` has the exact registers, but neither rip nor the arithmetic flags.
-    fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<Self::Stop>;
+    fn edge(
+        &mut self,
+        context: &ThreadContext,
+        from: u64,
+        to: &mut BlockEntry,
+        kind: EdgeKind,
+    ) -> Option<Self::Stop>;
 }
 
 /// The policy that lets everything pass.
@@ -166,7 +172,13 @@ impl Policy for NoPolicy {
         Watch::None
     }
 
-    fn edge(&mut self, _: &ThreadContext, _: u64, _: &mut BlockEntry, _: EdgeKind) -> Option<Infallible> {
+    fn edge(
+        &mut self,
+        _: &ThreadContext,
+        _: u64,
+        _: &mut BlockEntry,
+        _: EdgeKind,
+    ) -> Option<Infallible> {
         None
     }
 }
@@ -197,7 +209,8 @@ impl Interp {
         Interp { cache: Cache::new(code.into()) }
     }
 
-    /// Gets all memory that is not allocated from the heap, so that it is there before the guest is.
+    /// Gets all memory that is not allocated from the heap, so that it is there before the guest
+    /// is.
     ///
     /// # Errors
     /// What the kernel said.
@@ -218,7 +231,11 @@ impl Interp {
         stop
     }
 
-    fn run_blocks<P: Policy>(&mut self, context: &mut ThreadContext, policy: &mut P) -> Stop<P::Stop> {
+    fn run_blocks<P: Policy>(
+        &mut self,
+        context: &mut ThreadContext,
+        policy: &mut P,
+    ) -> Stop<P::Stop> {
         let mut block = match self.cache.block(context.rip) {
             Ok(block) => block,
             Err(error) => return Stop::Broken(error),
@@ -226,8 +243,9 @@ impl Interp {
         open(context, self.cache.front(), policy.watch());
         loop {
             if context.pending.load(Ordering::Relaxed) != 0 {
-                // SAFETY: blocks live until they are invalidated, which takes `&mut self` and so cannot happen in
-                // this loop, except by `Cache::successor`, whose result replaces `block`.
+                // SAFETY: blocks live until they are invalidated, which takes `&mut self` and so
+                // cannot happen in this loop, except by `Cache::successor`, whose result replaces
+                // `block`.
                 let pc = unsafe { block.as_ref() }.entry.pc;
                 close(context, pc);
                 return Stop::Pending;
@@ -301,8 +319,9 @@ impl Interp {
         Stop::Trap { pc, trap: Trap::Protection }
     }
 
-    /// Executes exactly one guest instruction. `None` if it completed: rip is at the next one. The instruction before a
-    /// stop other than [`Stop::Syscall`] has not been executed. Does not look at `pending`.
+    /// Executes exactly one guest instruction. `None` if it completed: rip is at the next one. The
+    /// instruction before a stop other than [`Stop::Syscall`] has not been executed. Does not look
+    /// at `pending`.
     pub fn run_one(&mut self, context: &mut ThreadContext) -> Option<Stop<Infallible>> {
         let mxcsr = GuestMxcsr::load(context);
         let stop = self.run_single(context);
@@ -332,7 +351,9 @@ impl Interp {
             return Some(fault(context, block));
         }
         let exit = context.scratch[(EXIT - RECORD) as usize];
-        if matches!(block.lowered.end, End::CallIndirect | End::Ret | End::Indirect) && astray::is_astray(exit) {
+        if matches!(block.lowered.end, End::CallIndirect | End::Ret | End::Indirect)
+            && astray::is_astray(exit)
+        {
             return Some(self.refuse(context, block.lowered.last_pc));
         }
         let (rip, stop) = match block.lowered.end {
@@ -352,14 +373,15 @@ impl Interp {
         self.cache.code()
     }
 
-    /// The cache's entry for the block at `pc`, made if need be: for the dispatcher, which enters blocks without an
-    /// edge.
+    /// The cache's entry for the block at `pc`, made if need be: for the dispatcher, which enters
+    /// blocks without an edge.
     ///
     /// # Errors
     /// See [`LowerError`].
     pub fn entry(&mut self, pc: u64) -> Result<&mut BlockEntry, LowerError> {
         let mut block = self.cache.block(pc)?;
-        // SAFETY: the block lives until it is invalidated, which the returned borrow of `self` excludes.
+        // SAFETY: the block lives until it is invalidated, which the returned borrow of `self`
+        // excludes.
         Ok(unsafe { &mut block.as_mut().entry })
     }
 
@@ -378,7 +400,8 @@ impl Interp {
         self.cache.clear();
     }
 
-    /// In a forked child: takes the blocks over, and copies the memory that is shared with the parent.
+    /// In a forked child: takes the blocks over, and copies the memory that is shared with the
+    /// parent.
     ///
     /// # Errors
     /// If the kernel has no memory for natives; nothing must be run then.
@@ -403,7 +426,8 @@ impl Default for Interp {
     }
 }
 
-/// Puts the arithmetic flags of the context into the record, and fills in the words that operations rely on.
+/// Puts the arithmetic flags of the context into the record, and fills in the words that operations
+/// rely on.
 fn open(context: &mut ThreadContext, front: *const Front, watch: Watch) {
     let bits = context.rflags & ARITH_FLAGS;
     let mut set = |slot: u16, word: u64| context.scratch[(slot - RECORD) as usize] = word;
@@ -431,8 +455,9 @@ fn close(context: &mut ThreadContext, rip: u64) {
     context.rip = rip;
 }
 
-/// Executes the operations of `block`, and of the blocks that follow over links. Afterwards [`current`] is the last
-/// one. Returns null, [`FAULTED`] or [`STALE`]; what is stale has done nothing.
+/// Executes the operations of `block`, and of the blocks that follow over links. Afterwards
+/// [`current`] is the last one. Returns null, [`FAULTED`] or [`STALE`]; what is stale has done
+/// nothing.
 #[inline(always)]
 fn execute(context: &mut ThreadContext, block: BlockRef) -> *const code::Code {
     context.scratch[(code::CURRENT - RECORD) as usize] = block.as_ptr() as u64;
@@ -454,7 +479,9 @@ fn fault<P>(context: &mut ThreadContext, block: &Block) -> Stop<P> {
     let sites = &block.lowered.sites;
     let site = match sites.binary_search_by_key(&index, |s| s.op) {
         Ok(found) => sites[found],
-        Err(_) => return Stop::Broken(LowerError::Unsupported(format!("a fault of operation {index}"))),
+        Err(_) => {
+            return Stop::Broken(LowerError::Unsupported(format!("a fault of operation {index}")));
+        }
     };
     // SAFETY: the words are those of the context, whose record is open.
     let bits = unsafe { site.flags.bits(std::ptr::from_ref(context).cast()) };

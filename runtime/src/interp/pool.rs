@@ -1,8 +1,10 @@
-//! Executable memory of the interpreter's own, seen through two views: writable and executable, never both.
+//! Executable memory of the interpreter's own, seen through two views: writable and executable,
+//! never both.
 //!
-//! Code is appended and never changed. A forked child shares the memory at first: [`Pool::unshare_after_fork`] copies
-//! it to memory of its own at the same addresses. So that the parent, which may run on meanwhile, does not pull
-//! the code away, emptying a pool takes fresh memory too.
+//! Code is appended and never changed. A forked child shares the memory at first:
+//! [`Pool::unshare_after_fork`] copies it to memory of its own at the same addresses. So that the
+//! parent, which may run on meanwhile, does not pull the code away, emptying a pool takes fresh
+//! memory too.
 
 use dynasour_guest::space::Views;
 use std::io;
@@ -37,12 +39,15 @@ impl Pool {
     /// An empty pool.
     ///
     /// # Errors
-    /// What the kernel said, or [`io::ErrorKind::QuotaExceeded`] if there are too many pools already.
+    /// What the kernel said, or [`io::ErrorKind::QuotaExceeded`] if there are too many pools
+    /// already.
     pub fn new() -> io::Result<Pool> {
         let views = Views::new(POOL_SIZE, [])?;
         let pool = Pool { views, used: 0 };
         let start = pool.views.executable() as usize;
-        let free = |view: &&AtomicUsize| view.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let free = |view: &&AtomicUsize| {
+            view.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
         match VIEWS.iter().position(|view| free(&view)) {
             Some(at) => {
                 USED.fetch_max(at + 1, Ordering::AcqRel);
@@ -54,7 +59,8 @@ impl Pool {
 
     /// Both views.
     pub fn ranges(&self) -> [std::ops::Range<u64>; 2] {
-        [self.views.writable(), self.views.executable()].map(|view| view as u64..view as u64 + POOL_SIZE as u64)
+        [self.views.writable(), self.views.executable()]
+            .map(|view| view as u64..view as u64 + POOL_SIZE as u64)
     }
 
     /// The address at which the next code will be executed.
@@ -70,7 +76,13 @@ impl Pool {
             return None;
         }
         // SAFETY: the range is inside the writable view, and no code executes there yet.
-        unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), self.views.writable().add(self.used), code.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                code.as_ptr(),
+                self.views.writable().add(self.used),
+                code.len(),
+            )
+        };
         self.used = end.next_multiple_of(16).min(POOL_SIZE);
         Some(address)
     }

@@ -110,8 +110,15 @@ fn rep_movsb_stops_in_the_middle_and_goes_on() {
     guest.context.rflags |= 0x8d5;
     let expected = dynasour_ir::hostflags::flags(dynasour_ir::FlagOp::Sub, Ty::I64, &[16, from]);
     assert!(matches!(guest.run(), Stop::Fault { info, .. } if info.addr == to + 10));
-    assert_eq!((guest.context.gpr[1], guest.context.gpr[6], guest.context.gpr[7]), (6, from + 10, to + 10));
-    assert_eq!(guest.context.rflags & ARITH_FLAGS, expected, "flags of the cmp, though rcx has changed since");
+    assert_eq!(
+        (guest.context.gpr[1], guest.context.gpr[6], guest.context.gpr[7]),
+        (6, from + 10, to + 10)
+    );
+    assert_eq!(
+        guest.context.rflags & ARITH_FLAGS,
+        expected,
+        "flags of the cmp, though rcx has changed since"
+    );
     // SAFETY: makes the hole behind the test's page accessible.
     unsafe { libc::mprotect((to + 10) as *mut _, 4096, libc::PROT_READ | libc::PROT_WRITE) };
     assert_eq!(guest.run(), Stop::Syscall);
@@ -166,7 +173,8 @@ fn a_gather_stops_at_the_hole_with_its_progress() {
     assert!(matches!(guest.run(), Stop::Fault { info, .. } if info.addr == hole));
     let mut mask = [0; 2];
     mask.copy_from_slice(&guest.context.xstate.0[layout.opmask + 8..layout.opmask + 10]);
-    // The lanes before the fault may be done (and then their mask bits are clear); the others keep the old value.
+    // The lanes before the fault may be done (and then their mask bits are clear); the others keep
+    // the old value.
     let mask = u16::from_le_bytes(mask);
     assert_eq!(mask & 0xffe0, 0xffe0);
     assert_eq!(guest.context.xstate.0[layout.zmm_high + 32], 7);
@@ -364,7 +372,13 @@ impl Policy for Edges {
         self.watch
     }
 
-    fn edge(&mut self, context: &ThreadContext, from: u64, to: &mut BlockEntry, kind: EdgeKind) -> Option<u64> {
+    fn edge(
+        &mut self,
+        context: &ThreadContext,
+        from: u64,
+        to: &mut BlockEntry,
+        kind: EdgeKind,
+    ) -> Option<u64> {
         self.seen.push(kind);
         assert_ne!(from, 0);
         if kind != (EdgeKind::Taken { backward: true }) {
@@ -477,7 +491,8 @@ fn unmasked_floating_point_exceptions_are_faults() {
     let at = guest.context.gpr[4] - 8;
     // SAFETY: the page belongs to the test.
     unsafe { crate::memory::store(at, 0x1d80u32).unwrap() };
-    guest.context.xstate.0[xstate::LEGACY_VECTORS + 16..][..8].copy_from_slice(&1f64.to_bits().to_le_bytes());
+    guest.context.xstate.0[xstate::LEGACY_VECTORS + 16..][..8]
+        .copy_from_slice(&1f64.to_bits().to_le_bytes());
     xstate::set_valid(&mut guest.context, xstate::SSE);
     let stop = guest.run();
     assert!(matches!(stop, Stop::Fault { info, .. } if info.signal == libc::SIGFPE), "{stop:?}");
@@ -511,8 +526,13 @@ fn lowered_result(op: dynasour_ir::Op, ty: Ty, args: [u64; 2], constant: bool) -
     let insts = b.insts;
     let term = Term::Guest(GuestTerm::Special { pc: 0x1001 });
     version.blocks.push(Block { params: Vec::new(), insts, term });
-    let lowered =
-        lower::lower(&version, None, &mut native::NativePool::new(), &mut lower::Workspace::default()).unwrap();
+    let lowered = lower::lower(
+        &version,
+        None,
+        &mut native::NativePool::new(),
+        &mut lower::Workspace::default(),
+    )
+    .unwrap();
 
     let mut context = ThreadContext::new();
     context.gpr[8..10].copy_from_slice(&args);
@@ -536,13 +556,19 @@ fn handlers_compute_what_semantics_says() {
         let v = seed.rotate_left(23);
         if seed >> 62 == 0 { v & 0x8000_0000_ffff_80ff } else { v }
     };
-    let mut ops: Vec<Op> = Op::PLAIN.into_iter().filter(|op| op.is_pure() && op.signature().0.len() <= 2).collect();
+    let mut ops: Vec<Op> =
+        Op::PLAIN.into_iter().filter(|op| op.is_pure() && op.signature().0.len() <= 2).collect();
     ops.extend([Ty::I8, Ty::I16, Ty::I32].into_iter().flat_map(|t| [Op::Zext(t), Op::Sext(t)]));
     for op in ops {
         for ty in [Ty::I8, Ty::I16, Ty::I32, Ty::I64] {
-            let narrowing = matches!(op, Op::Zext(from) | Op::Sext(from) if from.bits() >= ty.bits());
+            let narrowing =
+                matches!(op, Op::Zext(from) | Op::Sext(from) if from.bits() >= ty.bits());
             let swap_too_narrow = op == Op::Bswap && ty.bits() < 32;
-            if narrowing || swap_too_narrow || op == Op::FlagBits || op == Op::Trunc && ty == Ty::I64 {
+            if narrowing
+                || swap_too_narrow
+                || op == Op::FlagBits
+                || op == Op::Trunc && ty == Ty::I64
+            {
                 continue;
             }
             for _ in 0..200 {
@@ -556,7 +582,11 @@ fn handlers_compute_what_semantics_says() {
                     .collect();
                 let expected = dynasour_ir::semantics::eval(op, ty, &cut);
                 for constant in [false, true] {
-                    assert_eq!(lowered_result(op, ty, args, constant), expected, "{op}.{ty} {args:x?} {constant}");
+                    assert_eq!(
+                        lowered_result(op, ty, args, constant),
+                        expected,
+                        "{op}.{ty} {args:x?} {constant}"
+                    );
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! The guest's extended state in memory: where each component lies in the standard XSAVE layout, and making a
-//! component's bytes valid.
+//! The guest's extended state in memory: where each component lies in the standard XSAVE layout,
+//! and making a component's bytes valid.
 //!
 //! A component whose XSTATE_BV bit is clear is in its initial state and its bytes are stale (Intel
 //! SDM vol. 1, 13.6). [`initialise`] writes the initial state and sets the bit; natives do that for
@@ -54,7 +54,13 @@ impl Layout {
             // SAFETY: the operating system enabled XSAVE (CPUID.1:ECX.OSXSAVE), so xgetbv exists.
             let enabled = if xsave { unsafe { read_xcr0() } } else { X87 | SSE };
             let offset = |component: u32| __cpuid_count(0xd, component).ebx as usize;
-            Layout { avx: offset(2), opmask: offset(5), zmm_high: offset(6), high_16: offset(7), enabled }
+            Layout {
+                avx: offset(2),
+                opmask: offset(5),
+                zmm_high: offset(6),
+                high_16: offset(7),
+                enabled,
+            }
         });
         &LAYOUT
     }
@@ -97,7 +103,8 @@ pub fn initialise(context: &mut ThreadContext, components: u64) {
             bytes.fill(0);
         }
     };
-    // x87: everything zero but the control word; MXCSR does not belong to a component's initial state.
+    // x87: everything zero but the control word; MXCSR does not belong to a component's initial
+    // state.
     zero(X87, 0, MXCSR);
     zero(X87, 32, 128);
     zero(SSE, LEGACY_VECTORS, 256);
@@ -111,9 +118,11 @@ pub fn initialise(context: &mut ThreadContext, components: u64) {
     set_valid(context, have | components);
 }
 
-/// The guest's MXCSR in the register, while this lives; then the host's, and the guest's in the context again.
+/// The guest's MXCSR in the register, while this lives; then the host's, and the guest's in the
+/// context again.
 ///
-/// In between no floating-point arithmetic must be done for the host: it could round otherwise, or trap.
+/// In between no floating-point arithmetic must be done for the host: it could round otherwise, or
+/// trap.
 pub struct GuestMxcsr;
 
 impl GuestMxcsr {
@@ -136,7 +145,8 @@ impl GuestMxcsr {
 }
 
 fn set_mxcsr(word: u32) {
-    // SAFETY: the guest's word was accepted by the processor or the kernel before, so no reserved bit is set in it.
+    // SAFETY: the guest's word was accepted by the processor or the kernel before, so no reserved
+    // bit is set in it.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags)) };
 }
 

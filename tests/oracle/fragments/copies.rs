@@ -8,7 +8,7 @@
 use super::program::{Pools, Program};
 use super::world::{State, World};
 use dynasour_emitter::Left;
-use dynasour_emitter::copy::{BlockId, Copied};
+use dynasour_emitter::blocks::{BlockId, Copied};
 use dynasour_guest::lift::Fetch;
 use dynasour_runtime::interp::Stop;
 use dynasour_testkit::code::Random;
@@ -55,8 +55,9 @@ pub fn campaign(first: u64, cases: u64) -> Result<Tally, String> {
             start.random(program.heads[0], random);
             if world.ends(&start) {
                 tally.runs += 1;
-                compare(&mut world, &start, random, &mut tally)
-                    .map_err(|report| format!("seed {seed}, run {run}: {report}\n{}", program.listing()))?;
+                compare(&mut world, &start, random, &mut tally).map_err(|report| {
+                    format!("seed {seed}, run {run}: {report}\n{}", program.listing())
+                })?;
             }
         }
         if seed % FLUSH == 0 {
@@ -75,7 +76,12 @@ fn is_string_comparison(code: &dyn Fetch, pc: u64) -> bool {
     matches!(bytes[0], 0xf2 | 0xf3) && matches!(opcode, 0xa6 | 0xa7 | 0xae | 0xaf)
 }
 
-fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+fn compare(
+    world: &mut World,
+    start: &State,
+    random: &mut Random,
+    tally: &mut Tally,
+) -> Result<(), String> {
     let code = world.code();
     world.native.copy_from(start);
     world.begin(start);
@@ -123,7 +129,9 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
                 tally.faults += 1;
                 break;
             }
-            Left::Exit(_) | Left::Hot(_) | Left::Stale | Left::Aborted => return Err(format!("left by {left:?}")),
+            Left::Exit(_) | Left::Hot(_) | Left::Stale | Left::Aborted => {
+                return Err(format!("left by {left:?}"));
+            }
         }
     }
     world.native_ran();
@@ -150,5 +158,9 @@ fn compare(world: &mut World, start: &State, random: &mut Random, tally: &mut Ta
         world.ours.context.rflags = world.native.context.rflags;
     }
     let differences = world.native.differences(&world.ours);
-    if differences.is_empty() { Ok(()) } else { Err(format!("stopped by {stopped:?}\n{}", differences.join("\n"))) }
+    if differences.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("stopped by {stopped:?}\n{}", differences.join("\n")))
+    }
 }

@@ -48,7 +48,13 @@ struct Grown<'a> {
 }
 
 impl Grown<'_> {
-    fn run(&mut self, first: FragmentId, start: &State, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+    fn run(
+        &mut self,
+        first: FragmentId,
+        start: &State,
+        random: &mut Random,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
         let head = start.context.rip;
         self.world.emitter.register_entry(head, first).map_err(|e| e.to_string())?;
         self.regions.insert(head, first);
@@ -96,7 +102,12 @@ impl Grown<'_> {
     }
 
     /// Treats `exit`, through which the guest has just left to the pc in `world.native`.
-    fn connect(&mut self, exit: Exit, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+    fn connect(
+        &mut self,
+        exit: Exit,
+        random: &mut Random,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
         let pc = self.world.native.context.rip;
         let inside = pc.wrapping_sub(CODE) < self.program.bytes.len() as u64;
         if !inside {
@@ -128,7 +139,9 @@ impl Grown<'_> {
                 tally.links += u32::from(linked.is_ok());
                 format!("{id:?} linked to {next:?}: {linked:?}")
             }
-            (SiteKind::End | SiteKind::EndIndirect | SiteKind::Guard, _) if !self.regions.contains_key(&pc) => {
+            (SiteKind::End | SiteKind::EndIndirect | SiteKind::Guard, _)
+                if !self.regions.contains_key(&pc) =>
+            {
                 let own = exit.kind == SiteKind::Guard && random.one_in(2);
                 self.side_trace(own.then_some(id), random, tally)?
             }
@@ -140,12 +153,19 @@ impl Grown<'_> {
 
     /// Makes a trace from the state in `world.native`: for the state of the exit `own`, or for the
     /// region.
-    fn side_trace(&mut self, own: Option<ExitId>, random: &mut Random, tally: &mut Tally) -> Result<String, String> {
+    fn side_trace(
+        &mut self,
+        own: Option<ExitId>,
+        random: &mut Random,
+        tally: &mut Tally,
+    ) -> Result<String, String> {
         let state = State::new_from(&self.world.native);
         let pc = state.context.rip;
         let nothing = || Ok(format!("no trace from {pc:#x}"));
         let Some(path) = record(self.world, &state, random) else { return nothing() };
-        let Some((_, version)) = optimised(&path, PIPELINE, random, tally) else { return nothing() };
+        let Some((_, version)) = optimised(&path, PIPELINE, random, tally) else {
+            return nothing();
+        };
         let entry = own.map_or(EntryState::Canonical, EntryState::FromExit);
         let emitter = &mut self.world.emitter;
         let fragment = match emitter.compile(&version, entry) {

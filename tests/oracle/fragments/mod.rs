@@ -43,7 +43,10 @@ const KEPT: &[(&str, &str)] = &[
         "498bf6 498bfc b90a000000 f3a6 490fa3fa 0f9f4500 4c31742400 0f05",
     ),
     // cmp rcx, rdx; jo end; vdivpd xmm0, xmm13, [r14+40h]; dec r15; jne start; end: syscall
-    ("a trapping instruction left before the branch ahead of it", "483bca 700b c4c1115e4640 49ffcf 75f0 0f05"),
+    (
+        "a trapping instruction left before the branch ahead of it",
+        "483bca 700b c4c1115e4640 49ffcf 75f0 0f05",
+    ),
     // A loop around rep movsq that reaches the arena's end, with a call, a computed jump and every
     // register in use.
     (
@@ -87,7 +90,8 @@ pub fn campaign(first: u64, cases: u64) -> Result<Tally, String> {
         if std::env::var_os("DYNASOUR_FRAGMENTS_TRACE").is_some() {
             eprintln!("seed {seed}");
         }
-        case(&pools, &mut world, seed, &mut tally).map_err(|report| format!("seed {seed}: {report}"))?;
+        case(&pools, &mut world, seed, &mut tally)
+            .map_err(|report| format!("seed {seed}: {report}"))?;
     }
     Ok(tally)
 }
@@ -109,14 +113,20 @@ pub fn kept() -> Result<(), String> {
         let mut tally = Tally::default();
         for seed in 0..600 {
             let report = |report| format!("{what}, seed {seed}: {report}");
-            check(&mut world, &Program::from_hex(hex), &mut Random(seed), &mut tally).map_err(report)?;
+            check(&mut world, &Program::from_hex(hex), &mut Random(seed), &mut tally)
+                .map_err(report)?;
         }
         assert!(tally.traces > 100, "{what}: {tally:?}");
     }
     Ok(())
 }
 
-fn check(world: &mut World, program: &Program, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+fn check(
+    world: &mut World,
+    program: &Program,
+    random: &mut Random,
+    tally: &mut Tally,
+) -> Result<(), String> {
     world.load(program);
     tally.programs += 1;
     let head = if random.one_in(4) {
@@ -131,7 +141,9 @@ fn check(world: &mut World, program: &Program, random: &mut Random, tally: &mut 
     let passes: Vec<&str> = match random.below(8) {
         0..5 => PIPELINE.to_vec(),
         5 => Vec::new(),
-        _ => (0..random.below(10)).map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name).collect(),
+        _ => (0..random.below(10))
+            .map(|_| PASSES[random.below(PASSES.len() as u64) as usize].name)
+            .collect(),
     };
     let Some((built, version)) = optimised(&path, &passes, random, tally) else { return Ok(()) };
     if world.emitter.fragments().len() >= FLUSH {
@@ -149,13 +161,19 @@ fn check(world: &mut World, program: &Program, random: &mut Random, tally: &mut 
     tally.loops += u32::from(version.blocks.len() > 1);
     tally.vector += u32::from(world.emitter.fragment(fragment).is_some_and(|f| f.uses_vector));
     let first = State::new_from(&start);
-    let mut checked = Checked { world, program, built: &built, version: &version, passes: &passes, fragment };
+    let mut checked =
+        Checked { world, program, built: &built, version: &version, passes: &passes, fragment };
     checked.all(start, random, tally)?;
     grow::grow(world, program, fragment, &first, random, tally)
 }
 
 /// The version of a path as built, and the same after `passes`.
-fn optimised(path: &Path, passes: &[&str], random: &mut Random, tally: &mut Tally) -> Option<(Version, Version)> {
+fn optimised(
+    path: &Path,
+    passes: &[&str],
+    random: &mut Random,
+    tally: &mut Tally,
+) -> Option<(Version, Version)> {
     let facts = if random.one_in(4) { Vec::new() } else { vec![Fact::PrivateMemory] };
     let alias_guards = !random.one_in(4);
     let built = match build::build(path, "t", Context { facts }, &DefaultPolicy::default()) {
@@ -173,7 +191,10 @@ fn optimised(path: &Path, passes: &[&str], random: &mut Random, tally: &mut Tall
 /// Interprets from `start` and records until the recorder has a complete path.
 fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path> {
     let stable = if random.one_in(3) {
-        Gpr::all().filter(|_| random.one_in(4)).map(|g| (g, start.context.gpr[g.number()])).collect()
+        Gpr::all()
+            .filter(|_| random.one_in(4))
+            .map(|g| (g, start.context.gpr[g.number()]))
+            .collect()
     } else {
         Vec::new()
     };
@@ -192,7 +213,9 @@ fn record(world: &mut World, start: &State, random: &mut Random) -> Option<Path>
         }
         let recording = match stop {
             None => recorder.step(&block, world.ours.context.rip, Landing::Ordinary),
-            Some(Stop::Syscall | Stop::Special { .. } | Stop::Trap { .. }) => recorder.runtime_instruction(&block),
+            Some(Stop::Syscall | Stop::Special { .. } | Stop::Trap { .. }) => {
+                recorder.runtime_instruction(&block)
+            }
             Some(_) => return None,
         };
         match recording {
@@ -214,10 +237,16 @@ struct Checked<'a> {
 }
 
 impl Checked<'_> {
-    fn all(&mut self, mut start: State, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+    fn all(
+        &mut self,
+        mut start: State,
+        random: &mut Random,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
         self.run(&start, "as recorded", tally)?;
         let emitter = &self.world.emitter;
-        let exits = emitter.fragment(self.fragment).expect("it was compiled").exits.clone().map(ExitId);
+        let exits =
+            emitter.fragment(self.fragment).expect("it was compiled").exits.clone().map(ExitId);
         let mut guards: Vec<ExitId> =
             exits.filter(|e| emitter.exit(*e).is_some_and(|e| e.kind == SiteKind::Guard)).collect();
         while guards.len() > FORCED {

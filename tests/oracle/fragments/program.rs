@@ -13,8 +13,8 @@
 
 use dynasour_testkit::code::{Random, synthesise, synthesise_integer};
 use iced_x86::{
-    BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, Instruction, InstructionBlock,
-    InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess, OpKind, Register,
+    BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, Instruction,
+    InstructionBlock, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess, OpKind, Register,
 };
 use std::collections::BTreeMap;
 
@@ -75,7 +75,9 @@ impl Pools {
         let mut random = Random(0xf1a9);
         let mut factory = InstructionInfoFactory::new();
         let mut keep = |mut list: Vec<Instruction>| {
-            list.retain(|inst| !inst.is_string_instruction() && !writes_reserved(inst, &mut factory));
+            list.retain(|inst| {
+                !inst.is_string_instruction() && !writes_reserved(inst, &mut factory)
+            });
             list
         };
         let integer = keep(synthesise_integer(&mut random, 60_000));
@@ -102,7 +104,10 @@ impl Pools {
 
 fn writes_reserved(inst: &Instruction, factory: &mut InstructionInfoFactory) -> bool {
     factory.info(inst).used_registers().iter().any(|used| {
-        let reserved = matches!(used.register().full_register(), Register::R12 | Register::R15 | Register::RBP);
+        let reserved = matches!(
+            used.register().full_register(),
+            Register::R12 | Register::R15 | Register::RBP
+        );
         reserved && !matches!(used.access(), OpAccess::Read | OpAccess::CondRead)
     })
 }
@@ -140,11 +145,22 @@ impl Program {
     /// A random program; `None` if an instruction cannot be encoded at its address.
     pub fn random(pools: &Pools, random: &mut Random) -> Option<Program> {
         let integer_percent = [100, 90, 60, 20][random.below(4) as usize];
-        let pointers = [&POINTERS, &POINTERS[..1], &POINTERS[2..], &POINTERS[1..3]][random.below(4) as usize];
+        let pointers =
+            [&POINTERS, &POINTERS[..1], &POINTERS[2..], &POINTERS[1..3]][random.below(4) as usize];
         let slots = 1 + random.below(8);
         let unaligned = random.one_in(2);
         let (insts, labels, fixups) = (Vec::new(), Vec::new(), Vec::new());
-        let mut builder = Builder { pools, random, integer_percent, pointers, slots, unaligned, insts, labels, fixups };
+        let mut builder = Builder {
+            pools,
+            random,
+            integer_percent,
+            pointers,
+            slots,
+            unaligned,
+            insts,
+            labels,
+            fixups,
+        };
         let heads = builder.build();
         let Builder { mut insts, labels, fixups, .. } = builder;
         let provisional = |index: usize| CODE + 16 * index as u64;
@@ -161,9 +177,11 @@ impl Program {
             inst.set_ip(provisional(index));
         }
         let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-        let encoded = BlockEncoder::encode(64, InstructionBlock::new(&insts, CODE), options).ok()?;
+        let encoded =
+            BlockEncoder::encode(64, InstructionBlock::new(&insts, CODE), options).ok()?;
         let address = |label: &Label| {
-            let offset = encoded.new_instruction_offsets[labels[label.0].expect("every label is placed")];
+            let offset =
+                encoded.new_instruction_offsets[labels[label.0].expect("every label is placed")];
             CODE + u64::from(offset)
         };
         Some(Program { heads: heads.iter().map(address).collect(), bytes: encoded.code_buffer })
@@ -172,7 +190,9 @@ impl Program {
     /// The program of these bytes, whose head is its first instruction.
     pub fn from_hex(text: &str) -> Program {
         let digits: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
-        let byte = |pair: &[char]| u8::from_str_radix(&pair.iter().collect::<String>(), 16).expect("hexadecimal");
+        let byte = |pair: &[char]| {
+            u8::from_str_radix(&pair.iter().collect::<String>(), 16).expect("hexadecimal")
+        };
         Program { bytes: digits.chunks(2).map(byte).collect(), heads: vec![CODE] }
     }
 
@@ -183,7 +203,8 @@ impl Program {
         while decoder.can_decode() {
             let start = decoder.position();
             let inst = decoder.decode();
-            let bytes: String = self.bytes[start..decoder.position()].iter().map(|b| format!("{b:02x}")).collect();
+            let bytes: String =
+                self.bytes[start..decoder.position()].iter().map(|b| format!("{b:02x}")).collect();
             text.push_str(&format!("  {:#x}  {bytes:<30} {inst}\n", inst.ip()));
         }
         text
@@ -263,7 +284,9 @@ impl Builder<'_, '_> {
         match self.below(6) {
             0 => self.emit(Instruction::with1(Code::Dec_rm64, Register::R15).expect("dec")),
             1 => self.emit(Instruction::with2(Code::Sub_rm64_imm8, Register::R15, 1).expect("sub")),
-            2 => self.emit(Instruction::with2(Code::Add_rm32_imm8, Register::R15D, -1).expect("add")),
+            2 => {
+                self.emit(Instruction::with2(Code::Add_rm32_imm8, Register::R15D, -1).expect("add"))
+            }
             3 => self.emit(Instruction::with2(Code::Sub_rm32_imm8, counter, 1).expect("sub")),
             4 => {
                 // The counter stays in memory, as in unoptimised code.
@@ -272,7 +295,9 @@ impl Builder<'_, '_> {
             }
             _ => {
                 let operand = MemoryOperand::with_base_displ(Register::R15, -1);
-                self.emit(Instruction::with2(Code::Lea_r64_m, Register::R15, operand).expect("lea"));
+                self.emit(
+                    Instruction::with2(Code::Lea_r64_m, Register::R15, operand).expect("lea"),
+                );
                 self.emit2(Code::Test_rm64_r64, Register::R15, Register::R15);
             }
         }
@@ -318,14 +343,19 @@ impl Builder<'_, '_> {
                 self.address_of(a, near);
                 self.address_of(b, next);
                 self.condition();
-                let code = self.pick(&[Code::Cmovb_r64_rm64, Code::Cmove_r64_rm64, Code::Cmovs_r64_rm64]);
+                let code =
+                    self.pick(&[Code::Cmovb_r64_rm64, Code::Cmove_r64_rm64, Code::Cmovs_r64_rm64]);
                 self.emit2(code, a, b);
                 self.emit(Instruction::with1(Code::Jmp_rm64, a).expect("jmp"));
                 self.place(near);
                 self.instruction();
             }
             8 => {
-                let code = self.pick(&[Code::Jrcxz_rel8_64, Code::Loop_rel8_64_RCX, Code::Loopne_rel8_64_RCX]);
+                let code = self.pick(&[
+                    Code::Jrcxz_rel8_64,
+                    Code::Loop_rel8_64_RCX,
+                    Code::Loopne_rel8_64_RCX,
+                ]);
                 self.branch(code, next);
             }
             _ => self.branch(Code::Jmp_rel32_64, next),
@@ -340,21 +370,32 @@ impl Builder<'_, '_> {
             1 => self.emit(Instruction::with2(Code::Test_rm64_imm32, register, 1).expect("test")),
             2 => {
                 let immediate = self.below(256) as i32 - 128;
-                self.emit(Instruction::with2(Code::Cmp_rm32_imm8, register.full_register32(), immediate).expect("cmp"));
+                self.emit(
+                    Instruction::with2(Code::Cmp_rm32_imm8, register.full_register32(), immediate)
+                        .expect("cmp"),
+                );
             }
             3 => {
                 let operand = self.operand(1, false);
                 let immediate = self.below(128) as i32;
                 self.emit(Instruction::with2(Code::Cmp_rm8_imm8, operand, immediate).expect("cmp"));
             }
-            4 => self.emit2(Code::Test_rm32_r32, register.full_register32(), register.full_register32()),
+            4 => self.emit2(
+                Code::Test_rm32_r32,
+                register.full_register32(),
+                register.full_register32(),
+            ),
             _ => {}
         }
     }
 
     /// A memory operand in the arena that often overlaps other operands.
     fn operand(&mut self, size: u64, without_rex: bool) -> MemoryOperand {
-        let base = if without_rex { self.pick(&[Register::RBP, Register::RSP]) } else { self.pick(self.pointers) };
+        let base = if without_rex {
+            self.pick(&[Register::RBP, Register::RSP])
+        } else {
+            self.pick(self.pointers)
+        };
         let index = if !without_rex && self.one_in(5) { Register::R13 } else { Register::None };
         let scale = if index == Register::None { 1 } else { self.pick(&[1, 2, 4, 8]) };
         let mut displacement = if size >= 16 { 16 } else { 8 } * self.below(self.slots);
@@ -406,7 +447,9 @@ impl Builder<'_, '_> {
                 let operand = MemoryOperand::with_base_displ(Register::R14, 24);
                 self.emit(Instruction::with2(Code::Mov_rm64_r64, operand, pointer).expect("mov"));
                 if self.one_in(2) {
-                    self.emit(Instruction::with2(Code::Mov_r64_rm64, pointer, operand).expect("mov"));
+                    self.emit(
+                        Instruction::with2(Code::Mov_r64_rm64, pointer, operand).expect("mov"),
+                    );
                 }
             }
             _ => {
@@ -414,7 +457,9 @@ impl Builder<'_, '_> {
                 self.emit2(Code::Mov_r64_rm64, Register::RSI, from);
                 self.emit2(Code::Mov_r64_rm64, Register::RDI, to);
                 let count = self.below(12) as u32;
-                self.emit(Instruction::with2(Code::Mov_r32_imm32, Register::ECX, count).expect("mov"));
+                self.emit(
+                    Instruction::with2(Code::Mov_r32_imm32, Register::ECX, count).expect("mov"),
+                );
                 let prefix: &[u8] = self.pick(&[&[], &[0xf3], &[0xf2], &[0xf3]]);
                 let width: &[u8] = self.pick(&[&[], &[0x66], &[0x48]]);
                 let bytes = [prefix, width, &[self.pick(&STRING)]].concat();

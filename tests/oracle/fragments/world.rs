@@ -11,9 +11,9 @@ use dynasour_guest::lift::Fetch;
 use dynasour_guest::space::Brk;
 use dynasour_ir::Trap;
 use dynasour_runtime::interp::{self, Interp, Stop};
+use dynasour_runtime::kernel::signal::FaultHooks;
+use dynasour_runtime::kernel::syscall::{Config, Inherited, System};
 use dynasour_runtime::memory;
-use dynasour_runtime::signal::FaultHooks;
-use dynasour_runtime::syscall::{Config, Inherited, System};
 use dynasour_testkit::code::{Random, randomise_extended};
 use iced_x86::{Code, OpKind, Register};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -51,7 +51,8 @@ impl Fetch for ProgramCode {
 
 fn code() -> Bytes<'static> {
     // SAFETY: mapped for the life of the process by `World::new`; written only between executions.
-    Bytes { start: CODE, bytes: unsafe { std::slice::from_raw_parts(CODE as *const u8, CODE_SIZE) } }
+    let bytes = unsafe { std::slice::from_raw_parts(CODE as *const u8, CODE_SIZE) };
+    Bytes { start: CODE, bytes }
 }
 
 /// A complete guest state: the context's registers and the arena.
@@ -161,7 +162,10 @@ impl State {
         out.extend(extended(self).differences(&extended(interpreted)));
         let words = self.data.chunks(8).zip(interpreted.data.chunks(8)).enumerate();
         for (index, (native, ours)) in words.filter(|(_, (native, ours))| native != ours) {
-            out.push(format!("[{:#x}]: native {native:02x?}, interpreted {ours:02x?}", DATA + 8 * index as u64));
+            out.push(format!(
+                "[{:#x}]: native {native:02x?}, interpreted {ours:02x?}",
+                DATA + 8 * index as u64
+            ));
         }
         out
     }
@@ -202,14 +206,19 @@ impl World {
             assert_eq!(got as u64, start, "{}", std::io::Error::last_os_error());
         }
         let emitter =
-            Emitter::new(EmitterConfig { cache_size: CACHE_SIZE, ..EmitterConfig::default() }).expect("a code cache");
+            Emitter::new(EmitterConfig { cache_size: CACHE_SIZE, ..EmitterConfig::default() })
+                .expect("a code cache");
         let emitter = Box::leak(Box::new(emitter));
         EMITTER.store(emitter, Ordering::Relaxed);
         let brk = Brk::new(0).expect("room for a break");
         let config = Config::alone(c"/guest".to_owned(), brk);
         let mut system = Box::new(System::new(inherited, config));
         let mut native = State::new();
-        let hooks = FaultHooks { thunk: interp::thunk_fixup, fragment: fragment_fault, accepted: |_, _| None };
+        let hooks = FaultHooks {
+            thunk: interp::thunk_fixup,
+            fragment: fragment_fault,
+            accepted: |_, _| None,
+        };
         // SAFETY: both are boxed and live as long as the process, which has one world.
         unsafe { system.start(&mut native.context, hooks) }.expect("memory for a stack");
         let interp = Interp::with_code(Box::new(ProgramCode));
@@ -228,7 +237,11 @@ impl World {
         // SAFETY: as above, and they are writable now.
         unsafe {
             std::ptr::write_bytes(CODE as *mut u8, 0xcc, CODE_SIZE);
-            std::ptr::copy_nonoverlapping(program.bytes.as_ptr(), CODE as *mut u8, program.bytes.len());
+            std::ptr::copy_nonoverlapping(
+                program.bytes.as_ptr(),
+                CODE as *mut u8,
+                program.bytes.len(),
+            );
         }
         protect(libc::PROT_READ);
         self.interp.invalidate_all();
@@ -259,7 +272,9 @@ impl World {
     pub fn interpret(&mut self) -> Option<Stop<std::convert::Infallible>> {
         let stopped = self.interp.run_one(&mut self.ours.context);
         match stopped {
-            Some(Stop::Trap { pc, trap: Trap::Protection }) if self.enters_non_canonical(pc) => None,
+            Some(Stop::Trap { pc, trap: Trap::Protection }) if self.enters_non_canonical(pc) => {
+                None
+            }
             stopped => stopped,
         }
     }
@@ -319,7 +334,8 @@ impl World {
         self.native.copy_from(start);
         World::write_data(&start.data);
         // SAFETY: GS points to this context; the programs access only the arena, or fault.
-        let left = unsafe { self.emitter.enter(&mut *self.native.context, fragment) }.expect("the fragment exists");
+        let left = unsafe { self.emitter.enter(&mut *self.native.context, fragment) }
+            .expect("the fragment exists");
         let id = match left {
             Left::Exit(id) => id,
             Left::Indirect(_) => {
@@ -329,11 +345,13 @@ impl World {
             }
             left => panic!("left by {left:?}"),
         };
-        let deopt = self.emitter.deopt(id, &mut self.native.context).expect("the exit has a record");
+        let deopt =
+            self.emitter.deopt(id, &mut self.native.context).expect("the exit has a record");
         for store in &deopt.stores {
             let bytes = &store.value.to_le_bytes()[..store.size as usize];
             // SAFETY: a store that the program makes.
-            assert_eq!(unsafe { memory::copy_out(store.address, bytes) }, bytes.len(), "a deferred store faults");
+            let copied = unsafe { memory::copy_out(store.address, bytes) };
+            assert_eq!(copied, bytes.len(), "a deferred store faults");
         }
         World::read_data(&mut self.native.data);
         Exit { id: Some(id), kind: deopt.kind }
@@ -372,7 +390,12 @@ impl World {
             }
             stopped = self.interpret();
         }
-        let nowhere = || vec![format!("the interpreter never comes to {:#x}, it ends with {stopped:?}", wanted.rip)];
+        let nowhere = || {
+            vec![format!(
+                "the interpreter never comes to {:#x}, it ends with {stopped:?}",
+                wanted.rip
+            )]
+        };
         Err(nearest.unwrap_or_else(nowhere))
     }
 }

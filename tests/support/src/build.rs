@@ -36,7 +36,15 @@ pub struct Guest {
 impl Guest {
     /// A guest with no arguments that exits with 0.
     pub const fn new(name: &'static str, source: &'static str) -> Guest {
-        Guest { name, source, flags: &[], library: None, args: &[], stdin: b"", expect: Status::Exited(0) }
+        Guest {
+            name,
+            source,
+            flags: &[],
+            library: None,
+            args: &[],
+            stdin: b"",
+            expect: Status::Exited(0),
+        }
     }
 
     /// Sets the arguments.
@@ -111,7 +119,8 @@ pub fn build(guest: &Guest, tmp: &Path) -> Result<Built, String> {
         return Ok(built);
     }
     let lock_path = parent.join(format!("{key}.lock"));
-    let lock = File::create(&lock_path).map_err(|error| format!("{}: {error}", lock_path.display()))?;
+    let lock =
+        File::create(&lock_path).map_err(|error| format!("{}: {error}", lock_path.display()))?;
     lock.lock().map_err(|error| format!("{}: {error}", lock_path.display()))?;
     if built.directory.exists() {
         return Ok(built);
@@ -119,7 +128,8 @@ pub fn build(guest: &Guest, tmp: &Path) -> Result<Built, String> {
     let staging = parent.join(format!("{key}.new"));
     crate::scratch::fresh(&staging)?;
     compile(guest, &staging)?;
-    fs::rename(&staging, &built.directory).map_err(|error| format!("{}: {error}", built.directory.display()))?;
+    fs::rename(&staging, &built.directory)
+        .map_err(|error| format!("{}: {error}", built.directory.display()))?;
     Ok(built)
 }
 
@@ -162,7 +172,8 @@ fn compile(guest: &Guest, directory: &Path) -> Result<(), String> {
     match compiler.split_first() {
         // A script is copied; `fs::copy` keeps its permission bits.
         None => {
-            fs::copy(&source, &executable).map_err(|error| format!("{}: {error}", source.display()))?;
+            fs::copy(&source, &executable)
+                .map_err(|error| format!("{}: {error}", source.display()))?;
         }
         Some((program, defaults)) => {
             let mut words: Vec<OsString> = defaults.iter().map(OsString::from).collect();
@@ -175,7 +186,8 @@ fn compile(guest: &Guest, directory: &Path) -> Result<(), String> {
     }
     if let Some(library) = guest.library {
         let output = directory.join(format!("lib{}.so", guest.name));
-        let mut words: Vec<OsString> = ["-O2", "-shared", "-fPIC", "-o"].iter().map(OsString::from).collect();
+        let mut words: Vec<OsString> =
+            ["-O2", "-shared", "-fPIC", "-o"].iter().map(OsString::from).collect();
         words.extend([output.into_os_string(), sources().join(library).into_os_string()]);
         run_compiler("cc", &words)?;
     }
@@ -187,7 +199,8 @@ fn compile(guest: &Guest, directory: &Path) -> Result<(), String> {
 }
 
 fn run_compiler(program: &str, words: &[OsString]) -> Result<(), String> {
-    let output = Command::new(program).args(words).output().map_err(|error| missing(program, &error))?;
+    let output =
+        Command::new(program).args(words).output().map_err(|error| missing(program, &error))?;
     if output.status.success() {
         return Ok(());
     }
@@ -196,5 +209,7 @@ fn run_compiler(program: &str, words: &[OsString]) -> Result<(), String> {
 }
 
 fn missing(program: &str, error: &std::io::Error) -> String {
-    format!("{program}: {error} (the guests need the Debian packages gcc, g++, libc6-dev, and rustc)")
+    format!(
+        "{program}: {error} (the guests need the Debian packages gcc, g++, libc6-dev, and rustc)"
+    )
 }

@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use dynasour_guest::lift::class::Class;
 use dynasour_guest::lift::classify;
 use iced_x86::{
-    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
+    OpKind, Register,
 };
 
 /// A small seeded generator.
@@ -35,8 +36,18 @@ impl Random {
 
     /// A random number: small, at an edge, or any.
     pub fn word(&mut self) -> u64 {
-        const EDGES: [u64; 10] =
-            [0, 1, u64::MAX, 1 << 31, (1 << 31) - 1, 1 << 63, (1 << 63) - 1, 0x8000, 0x80, 0xffff_ffff];
+        const EDGES: [u64; 10] = [
+            0,
+            1,
+            u64::MAX,
+            1 << 31,
+            (1 << 31) - 1,
+            1 << 63,
+            (1 << 63) - 1,
+            0x8000,
+            0x80,
+            0xffff_ffff,
+        ];
         match self.below(4) {
             0 => self.below(256),
             1 => EDGES[self.below(10) as usize],
@@ -53,7 +64,9 @@ impl Random {
                 let one = |r: &mut Random| ((r.below(2000) as f32 - 1000.0) / 8.0).to_bits();
                 u64::from(one(self)) << 32 | u64::from(one(self))
             }
-            2 => [f64::INFINITY, f64::NAN, -0.0, f64::MIN_POSITIVE / 4.0, f64::MAX][self.below(5) as usize].to_bits(),
+            2 => [f64::INFINITY, f64::NAN, -0.0, f64::MIN_POSITIVE / 4.0, f64::MAX]
+                [self.below(5) as usize]
+                .to_bits(),
             _ => self.next(),
         }
     }
@@ -76,12 +89,14 @@ fn excluded(inst: &Instruction) -> bool {
             | M::Rdpru
             | M::Rdpkru
             | M::Wrpkru
-    ) || matches!(inst.mnemonic(), M::Leave | M::Enter | M::Wait | M::Pause | M::Umwait | M::Tpause | M::Mwaitx)
-        || matches!(
-            inst.mnemonic(),
-            M::Fnstenv | M::Fnsave | M::Monitorx | M::Clzero | M::Xlatb | M::Ud0 | M::Ud1 | M::Ud2
-        )
-        || matches!(inst.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc) && inst.op0_kind() == OpKind::Memory
+    ) || matches!(
+        inst.mnemonic(),
+        M::Leave | M::Enter | M::Wait | M::Pause | M::Umwait | M::Tpause | M::Mwaitx
+    ) || matches!(
+        inst.mnemonic(),
+        M::Fnstenv | M::Fnsave | M::Monitorx | M::Clzero | M::Xlatb | M::Ud0 | M::Ud1 | M::Ud2
+    ) || matches!(inst.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc)
+        && inst.op0_kind() == OpKind::Memory
 }
 
 /// All usable instructions in the executable mappings of this process (the test itself, libc,
@@ -149,7 +164,8 @@ pub fn synthesise(random: &mut Random, attempts: u32) -> Vec<Instruction> {
             [] if random.one_in(2) => bytes[0] = 0xd8 + random.below(8) as u8,
             _ => {}
         }
-        let inst = Decoder::with_ip(64, &bytes, 0, dynasour_guest::decode::decoder_options()).decode();
+        let inst =
+            Decoder::with_ip(64, &bytes, 0, dynasour_guest::decode::decoder_options()).decode();
         if usable(&inst, &mut factory) {
             found.push(inst);
         }
@@ -176,13 +192,15 @@ pub fn usable(inst: &Instruction, factory: &mut InstructionInfoFactory) -> bool 
     let explicit = (0..inst.op_count()).any(|i| inst.op_kind(i) == OpKind::Memory);
     let info = factory.info(inst);
     let stack = inst.stack_pointer_increment() != 0;
-    let implicit = info.used_memory().iter().filter(|m| !(stack && m.base() == Register::RSP)).count();
+    let implicit =
+        info.used_memory().iter().filter(|m| !(stack && m.base() == Register::RSP)).count();
     let writes_fixed = info.used_registers().iter().any(|u| {
         let fixed = matches!(u.register().full_register(), Register::R13 | Register::R14)
             || u.register().full_register() == Register::RSP && !stack;
         fixed && !matches!(u.access(), OpAccess::Read | OpAccess::CondRead)
     });
-    let pops_rsp = stack && (0..inst.op_count()).any(|i| inst.op_register(i).full_register() == Register::RSP);
+    let pops_rsp =
+        stack && (0..inst.op_count()).any(|i| inst.op_register(i).full_register() == Register::RSP);
     implicit <= usize::from(explicit) && !writes_fixed && !pops_rsp
 }
 
@@ -206,12 +224,13 @@ pub fn synthesise_integer(random: &mut Random, attempts: u32) -> Vec<Instruction
             6 => bytes.push([0xc0, 0xc1, 0xd0, 0xd1, 0xd2, 0xd3][random.below(6) as usize]),
             7 => bytes.push([0x80, 0x81, 0x83, 0xf6, 0xf7, 0xfe, 0xff][random.below(7) as usize]),
             8 => bytes.push(
-                [0x84, 0x85, 0x86, 0x87, 0x63, 0x69, 0x6b, 0x98, 0x99, 0x8d, 0x50, 0x58][random.below(12) as usize],
+                [0x84, 0x85, 0x86, 0x87, 0x63, 0x69, 0x6b, 0x98, 0x99, 0x8d, 0x50, 0x58]
+                    [random.below(12) as usize],
             ),
             9 => {
                 const SECOND: [u8; 20] = [
-                    0xa3, 0xab, 0xb3, 0xbb, 0xba, 0xa4, 0xa5, 0xac, 0xad, 0xaf, 0xb6, 0xb7, 0xbe, 0xbf, 0xc8, 0xcb,
-                    0xc0, 0xc1, 0xb0, 0xb1,
+                    0xa3, 0xab, 0xb3, 0xbb, 0xba, 0xa4, 0xa5, 0xac, 0xad, 0xaf, 0xb6, 0xb7, 0xbe,
+                    0xbf, 0xc8, 0xcb, 0xc0, 0xc1, 0xb0, 0xb1,
                 ];
                 bytes.extend([0x0f, SECOND[random.below(20) as usize]]);
             }
@@ -220,7 +239,8 @@ pub fn synthesise_integer(random: &mut Random, attempts: u32) -> Vec<Instruction
         bytes.push(random.next() as u8);
         bytes.extend(random.word().to_le_bytes());
         bytes.extend(random.word().to_le_bytes());
-        let inst = Decoder::with_ip(64, &bytes, 0, dynasour_guest::decode::decoder_options()).decode();
+        let inst =
+            Decoder::with_ip(64, &bytes, 0, dynasour_guest::decode::decoder_options()).decode();
         if usable(&inst, &mut factory) {
             found.push(inst);
         }

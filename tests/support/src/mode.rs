@@ -39,12 +39,21 @@ impl Mode {
             Mode::new("copy", "--tier copy"),
             Mode::new("tiny-copy", "--tier copy --entry-check pext --cache-size 65536"),
             Mode::new("stack", "--tier copy --returns stack"),
-            Mode::new("tiny-stack", "--tier copy --returns stack --entry-check loop --cache-size 131072"),
+            Mode::new(
+                "tiny-stack",
+                "--tier copy --returns stack --entry-check loop --cache-size 131072",
+            ),
             Mode::new("full", "--tier full --threshold 50"),
-            Mode::new("full-stack", "--tier full --threshold 50 --returns stack --entry-check pext"),
+            Mode::new(
+                "full-stack",
+                "--tier full --threshold 50 --returns stack --entry-check pext",
+            ),
             Mode::new("full-judging", "--tier full"),
             Mode::new("full-chaos", &format!("--tier full --threshold 5 --chaos 1/3,{seed}")),
-            Mode::new("tiny-full", "--tier full --threshold 5 --entry-check loop --cache-size 131072"),
+            Mode::new(
+                "tiny-full",
+                "--tier full --threshold 5 --entry-check loop --cache-size 131072",
+            ),
             Mode::new("threshold-1", "--tier dynamo --threshold 1"),
             Mode::new("chaos-all", "--tier dynamo --threshold 2 --chaos 1/1"),
             Mode::new("chaos-7", &format!("--tier dynamo --threshold 2 --chaos 1/7,{seed}")),
@@ -94,7 +103,10 @@ fn seed() -> u64 {
 
 fn selected(modes: Vec<Mode>) -> Vec<Mode> {
     match std::env::var("DYNASOUR_MODES") {
-        Ok(names) => modes.into_iter().filter(|mode| names.split(',').any(|name| name == mode.name)).collect(),
+        Ok(names) => modes
+            .into_iter()
+            .filter(|mode| names.split(',').any(|name| name == mode.name))
+            .collect(),
         Err(_) => modes,
     }
 }

@@ -78,18 +78,30 @@ pub struct Program {
 
 impl Program {
     /// A test that runs in all tiers and under random deoptimisation.
-    pub const fn quick(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
+    pub const fn quick(
+        name: &'static str,
+        packages: &'static str,
+        steps: &'static [Step],
+    ) -> Program {
         Program { name, packages, steps, speed: Speed::Quick, ignored: &[] }
     }
 
     /// A test that runs in all tiers only.
-    pub const fn slow(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
+    pub const fn slow(
+        name: &'static str,
+        packages: &'static str,
+        steps: &'static [Step],
+    ) -> Program {
         Program { speed: Speed::Slow, ..Program::quick(name, packages, steps) }
     }
 
     /// A test that runs only in tiers that do not interpret code on its first executions; see
     /// [`Mode::native_tiers`].
-    pub const fn large(name: &'static str, packages: &'static str, steps: &'static [Step]) -> Program {
+    pub const fn large(
+        name: &'static str,
+        packages: &'static str,
+        steps: &'static [Step],
+    ) -> Program {
         Program { speed: Speed::Large, ..Program::quick(name, packages, steps) }
     }
 
@@ -130,7 +142,8 @@ impl Lab {
             }
         }
         let directory = self.tmp.join("programs").join(program.name);
-        let (native, native_tree) = session(program, &directory, &|invocation| run_native(&invocation))?;
+        let (native, native_tree) =
+            session(program, &directory, &|invocation| run_native(&invocation))?;
         for (step, outcome) in program.steps.iter().zip(&native) {
             if outcome.status == crate::run::Status::TimedOut {
                 return Err(format!("{:?} does not end natively", step.words));
@@ -140,7 +153,8 @@ impl Lab {
         let mut failures = Vec::new();
         for mode in modes {
             let wrap = |invocation| self.launcher.wrap(mode, &invocation);
-            let (outcomes, tree) = session(program, &directory, &|invocation| wrap(invocation).run())?;
+            let (outcomes, tree) =
+                session(program, &directory, &|invocation| wrap(invocation).run())?;
             println!("{:<12} {:>9.1} ms", mode.name, total(&outcomes));
             let mut here = Vec::new();
             for ((step, native), outcome) in program.steps.iter().zip(&native).zip(&outcomes) {
@@ -186,7 +200,11 @@ fn session(
 
 fn invocation(step: &Step, directory: &Path) -> Invocation {
     let name = step.words[0];
-    let program = if name.contains('/') { directory.join(name) } else { find(name).unwrap_or_else(|| name.into()) };
+    let program = if name.contains('/') {
+        directory.join(name)
+    } else {
+        find(name).unwrap_or_else(|| name.into())
+    };
     let mut invocation = Invocation::new(program, directory).args(step.words[1..].iter().copied());
     // Programs would otherwise put random numbers, times or the user's settings into their results.
     for (key, value) in [
@@ -206,7 +224,10 @@ fn invocation(step: &Step, directory: &Path) -> Invocation {
 }
 
 fn find(name: &str) -> Option<PathBuf> {
-    ["/usr/bin", "/bin"].iter().map(|directory| Path::new(directory).join(name)).find(|path| path.exists())
+    ["/usr/bin", "/bin"]
+        .iter()
+        .map(|directory| Path::new(directory).join(name))
+        .find(|path| path.exists())
 }
 
 /// Writes the input files that all programs work on.
@@ -224,12 +245,17 @@ pub fn prepare(directory: &Path) -> std::io::Result<()> {
         })
         .collect();
     fs::write(directory.join("words.txt"), &words)?;
-    let numbers: String = (0..300u64).map(|i| format!("{}\t{}\n", i * 7919 % 1009, i * i % 83)).collect();
+    let numbers: String =
+        (0..300u64).map(|i| format!("{}\t{}\n", i * 7919 % 1009, i * i % 83)).collect();
     fs::write(directory.join("numbers.tsv"), numbers)?;
-    let bytes: Vec<u8> = (0..6000u32).map(|i| (i.wrapping_mul(2654435761) >> (i % 13 + 8)) as u8).collect();
+    let bytes: Vec<u8> =
+        (0..6000u32).map(|i| (i.wrapping_mul(2654435761) >> (i % 13 + 8)) as u8).collect();
     fs::write(directory.join("binary.bin"), bytes)?;
     fs::write(directory.join("poem.txt"), POEM)?;
-    fs::write(directory.join("poem2.txt"), POEM.replace("river", "stream").replace("Nothing", "Something"))?;
+    fs::write(
+        directory.join("poem2.txt"),
+        POEM.replace("river", "stream").replace("Nothing", "Something"),
+    )?;
     fs::write(directory.join("data.json"), JSON)?;
     fs::write(directory.join("hello.c"), HELLO_C)?;
     fs::write(directory.join("part.c"), PART_C)?;
@@ -279,8 +305,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-const PART_C: &str =
-    "int part(int x) {\n    int s = 0;\n    for (int i = 0; i < x; i++) s += i * i;\n    return s;\n}\n";
+const PART_C: &str = "int part(int x) {\n    int s = 0;\n    for (int i = 0; i < x; i++) s += i * i;\n    return s;\n}\n";
 
 const MAKEFILE: &str = "\
 all: out/upper out/count

@@ -88,7 +88,10 @@ impl Invocation {
         Invocation {
             program: program.into(),
             args: Vec::new(),
-            environment: environment.iter().map(|(key, value)| (OsString::from(key), value.into())).collect(),
+            environment: environment
+                .iter()
+                .map(|(key, value)| (OsString::from(key), value.into()))
+                .collect(),
             directory,
             stdin: None,
             limit: limit(),
@@ -118,7 +121,8 @@ impl Invocation {
                 return Outcome {
                     status: Status::Exited(127),
                     stdout: Vec::new(),
-                    stderr: format!("test harness: {}: {error}\n", self.program.display()).into_bytes(),
+                    stderr: format!("test harness: {}: {error}\n", self.program.display())
+                        .into_bytes(),
                     elapsed: start.elapsed(),
                 };
             }
@@ -131,7 +135,9 @@ impl Invocation {
         // waited for.
         let mut open = 2;
         while open > 0 {
-            match finished.recv_timeout(deadline.saturating_duration_since(Instant::now()).min(period)) {
+            match finished
+                .recv_timeout(deadline.saturating_duration_since(Instant::now()).min(period))
+            {
                 Ok(()) => open -= 1,
                 Err(_) if Instant::now() < deadline => observe(child.id()),
                 Err(_) => break,
@@ -173,7 +179,10 @@ impl Invocation {
 }
 
 /// Reads a pipe to its end in a thread of its own, and sends a message when it is done.
-fn drain(mut pipe: impl Read + Send + 'static, done: mpsc::Sender<()>) -> thread::JoinHandle<Vec<u8>> {
+fn drain(
+    mut pipe: impl Read + Send + 'static,
+    done: mpsc::Sender<()>,
+) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         // Bytes that cannot be read show up as missing in the comparison.
@@ -208,7 +217,9 @@ fn kill_group(child: &Child) {
 
 fn limit() -> Duration {
     match std::env::var("DYNASOUR_TEST_TIMEOUT") {
-        Ok(text) => Duration::from_secs(text.parse().expect("DYNASOUR_TEST_TIMEOUT must be a number of seconds")),
+        Ok(text) => Duration::from_secs(
+            text.parse().expect("DYNASOUR_TEST_TIMEOUT must be a number of seconds"),
+        ),
         Err(_) => Duration::from_secs(120),
     }
 }
@@ -243,7 +254,10 @@ impl Outcome {
     pub fn difference(&self, other: &Outcome) -> Option<String> {
         let mut parts = Vec::new();
         if other.status == Status::TimedOut {
-            parts.push(format!("it was killed after {:.0} s without an end", other.elapsed.as_secs_f64()));
+            parts.push(format!(
+                "it was killed after {:.0} s without an end",
+                other.elapsed.as_secs_f64()
+            ));
         } else if self.status != other.status {
             parts.push(format!("native ended with {}, this with {}", self.status, other.status));
         }
@@ -271,9 +285,11 @@ fn stream_difference(name: &str, native: &[u8], other: &[u8]) -> Option<String> 
     if native == other {
         return None;
     }
-    let at = native.iter().zip(other).position(|(a, b)| a != b).unwrap_or(native.len().min(other.len()));
+    let at =
+        native.iter().zip(other).position(|(a, b)| a != b).unwrap_or(native.len().min(other.len()));
     let line = 1 + native[..at].iter().filter(|&&byte| byte == b'\n').count();
-    let start = native[..at].iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
+    let start =
+        native[..at].iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
     Some(format!(
         "{name} differs at byte {at}, line {line} (native {} bytes, this {} bytes)\n    native: {}\n    this:   {}",
         native.len(),

@@ -48,7 +48,8 @@ pub fn snapshot(directory: &Path, ignored: &dyn Fn(&Path) -> bool) -> Result<Tre
             if ignored(&name) {
                 continue;
             }
-            let entry = read_entry(&item.path()).map_err(|error| format!("{}: {error}", item.path().display()))?;
+            let entry = read_entry(&item.path())
+                .map_err(|error| format!("{}: {error}", item.path().display()))?;
             if matches!(entry, Entry::Directory(_)) {
                 pending.push(name.clone());
             }
@@ -78,7 +79,9 @@ pub fn difference(native: &Tree, other: &Tree) -> Option<String> {
     for (path, entry) in native {
         match other.get(path) {
             None => lines.push(format!("file {} is missing", path.display())),
-            Some(here) if here != entry => lines.push(format!("file {} {}", path.display(), unlike(entry, here))),
+            Some(here) if here != entry => {
+                lines.push(format!("file {} {}", path.display(), unlike(entry, here)))
+            }
             Some(_) => {}
         }
     }
@@ -98,13 +101,17 @@ pub fn difference(native: &Tree, other: &Tree) -> Option<String> {
 
 fn unlike(native: &Entry, here: &Entry) -> String {
     match (native, here) {
-        (Entry::File(a, _), Entry::File(b, _)) if a != b => format!("has mode {b:o}, natively {a:o}"),
+        (Entry::File(a, _), Entry::File(b, _)) if a != b => {
+            format!("has mode {b:o}, natively {a:o}")
+        }
         (Entry::File(_, a), Entry::File(_, b)) => {
             let at = a.iter().zip(b).position(|(x, y)| x != y).unwrap_or(a.len().min(b.len()));
             format!("differs at byte {at} ({} bytes, natively {})", b.len(), a.len())
         }
         (Entry::Directory(a), Entry::Directory(b)) => format!("has mode {b:o}, natively {a:o}"),
-        (Entry::Link(a), Entry::Link(b)) => format!("points to {}, natively to {}", b.display(), a.display()),
+        (Entry::Link(a), Entry::Link(b)) => {
+            format!("points to {}, natively to {}", b.display(), a.display())
+        }
         _ => "is of another kind".to_owned(),
     }
 }

@@ -32,7 +32,14 @@ pub struct Traces {
 
 /// The mode in which these traces go through this selection.
 fn mode(name: &'static str, traces: Traces, option: &str, passes: &[&str]) -> Mode {
-    let flags = ["--tier", traces.tier, "--threshold", &traces.threshold.to_string(), option, &passes.join(",")];
+    let flags = [
+        "--tier",
+        traces.tier,
+        "--threshold",
+        &traces.threshold.to_string(),
+        option,
+        &passes.join(","),
+    ];
     Mode { name, flags: flags.into_iter().map(str::to_owned).collect() }
 }
 
@@ -62,9 +69,12 @@ pub fn fixed(traces: Traces) -> Vec<Mode> {
 
 /// Random sequences of passes, different for each name.
 pub fn random(name: &str, traces: Traces) -> Vec<Mode> {
-    let salt = name.bytes().fold(0u64, |salt, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
+    let salt =
+        name.bytes().fold(0u64, |salt, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
     let mut rng = Rng::new(number("DYNASOUR_PASS_SEED", 1) ^ salt);
     let all = passes();
     let mut sequence = || -> Vec<&str> { (0..1 + rng.below(10)).map(|_| rng.pick(&all)).collect() };
-    (0..number("DYNASOUR_PASS_SETS", 6)).map(|_| mode("random", traces, "--passes", &sequence())).collect()
+    (0..number("DYNASOUR_PASS_SETS", 6))
+        .map(|_| mode("random", traces, "--passes", &sequence()))
+        .collect()
 }

@@ -78,7 +78,9 @@ impl Lower<'_> {
                     return Ok(self.condition_inner(inst.args[0])?.negate());
                 }
                 Op::Xor
-                    if inst.ty == Ty::I1 && inst.args[1] == Operand::Const(1) && inst.args[0].as_value().is_some() =>
+                    if inst.ty == Ty::I1
+                        && inst.args[1] == Operand::Const(1)
+                        && inst.args[0].as_value().is_some() =>
                 {
                     return Ok(self.condition_inner(inst.args[0])?.negate());
                 }
@@ -92,7 +94,8 @@ impl Lower<'_> {
 
     fn test(&mut self, a: VReg, b: VReg, size: Size) {
         let ops = smallvec![RaOperand::any_use(a), RaOperand::reg_use(b)];
-        let ops = if a == b { smallvec![RaOperand::reg_use(a), RaOperand::reg_use(b)] } else { ops };
+        let ops =
+            if a == b { smallvec![RaOperand::reg_use(a), RaOperand::reg_use(b)] } else { ops };
         self.x86(x86::TEST[size as usize], &[Opnd::Op(0, size), Opnd::Op(1, size)], ops);
     }
 
@@ -100,7 +103,9 @@ impl Lower<'_> {
     /// flags serve too: the `dec` of `dec; jnz`, the `add` whose flags a trace end needs. Possible
     /// if nothing in between reads the value or may leave the fragment, for a record would want it.
     fn place_here(&mut self, d: Value) -> Result<bool, LowerError> {
-        let (Some(r), Def::Inst(block, index)) = (self.vregs[d.index()], self.survey.defs[d.index()]) else {
+        let (Some(r), Def::Inst(block, index)) =
+            (self.vregs[d.index()], self.survey.defs[d.index()])
+        else {
             return Ok(false);
         };
         let (block, index) = (block as usize, index as usize);
@@ -146,7 +151,9 @@ impl Lower<'_> {
         }
         let (ty, size) = (inst.ty, Size::of(inst.ty));
         let (a, b) = match self.survey.resolve(inst.args[0]).as_const() {
-            Some(_) if matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor) => (inst.args[1], inst.args[0]),
+            Some(_) if matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor) => {
+                (inst.args[1], inst.args[0])
+            }
             Some(_) => return Ok(false),
             None => (inst.args[0], inst.args[1]),
         };
@@ -192,7 +199,12 @@ impl Lower<'_> {
     }
 
     /// The value whose instruction also makes these flags.
-    pub fn place_for_flags(&mut self, op: FlagOp, ty: Ty, args: &[Operand]) -> Result<bool, LowerError> {
+    pub fn place_for_flags(
+        &mut self,
+        op: FlagOp,
+        ty: Ty,
+        args: &[Operand],
+    ) -> Result<bool, LowerError> {
         let key = match op {
             FlagOp::Add => Op::Add,
             FlagOp::Sub => Op::Sub,
@@ -210,7 +222,9 @@ impl Lower<'_> {
     /// `cmp a, b` (or `test`), returning the condition to read.
     fn compare(&mut self, cond: Cond, ty: Ty, a: Operand, b: Operand) -> Result<Cond, LowerError> {
         let (mut a, mut b, mut cond) = (a, b, cond);
-        if self.survey.resolve(a).as_const().is_some() && self.survey.resolve(b).as_const().is_none() {
+        if self.survey.resolve(a).as_const().is_some()
+            && self.survey.resolve(b).as_const().is_none()
+        {
             (a, b) = (b, a);
             cond = match cond {
                 Cond::L => Cond::G,
@@ -230,7 +244,9 @@ impl Lower<'_> {
         {
             return Ok(cond);
         }
-        if self.survey.resolve(b) == Operand::Const(0) && (equality || matches!(cond, Cond::L | Cond::Ge)) {
+        if self.survey.resolve(b) == Operand::Const(0)
+            && (equality || matches!(cond, Cond::L | Cond::Ge))
+        {
             if let Some(v) = a.as_value()
                 && self.v.ty(v) == ty
                 && self.place_here(v)?

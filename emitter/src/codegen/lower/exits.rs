@@ -31,7 +31,11 @@ impl Lower<'_> {
         if indirect {
             let target = self.reg(a.target)?;
             let field = Opnd::Mem(Addr::context(offset::NEXT_PC));
-            self.x86(Code::Mov_rm64_r64, &[field, Opnd::Op(0, Size::B8)], smallvec![RaOperand::reg_use(target)]);
+            self.x86(
+                Code::Mov_rm64_r64,
+                &[field, Opnd::Op(0, Size::B8)],
+                smallvec![RaOperand::reg_use(target)],
+            );
         }
         let mut end = End { indirect, after: a.after.unwrap_or_default(), ..End::default() };
         let mut ops = Ops::new();
@@ -76,7 +80,13 @@ impl Lower<'_> {
             None => {}
         }
         let kind = if indirect { SiteKind::EndIndirect } else { SiteKind::End };
-        self.sites.push(SiteDraft { kind, anchor, record: None, progress: true, place: self.place() });
+        self.sites.push(SiteDraft {
+            kind,
+            anchor,
+            record: None,
+            progress: true,
+            place: self.place(),
+        });
         end.site = (self.sites.len() - 1) as u32;
         self.emit(Kind::End(Box::new(end)), ops, None);
         Ok(())
@@ -94,7 +104,11 @@ impl Lower<'_> {
             && let Some(inst) = self.survey.inst_of(v)
             && inst.op == Op::Add
             && inst.ty == Ty::I64
-            && self.survey.resolve(inst.args[0]).as_value().is_some_and(|p| self.survey.is_pinned(p))
+            && self
+                .survey
+                .resolve(inst.args[0])
+                .as_value()
+                .is_some_and(|p| self.survey.is_pinned(p))
             && let Some(c) = self.imm(inst.args[1], Ty::I64)
         {
             return Ok(EndRsp::Plus(c as i32));
@@ -166,7 +180,10 @@ impl Lower<'_> {
     fn find_inverses(&self, anchor: AnchorId, b: &mut RecordBuilder) {
         let varmap = &self.v.anchors[anchor.index()].varmap;
         for d in varmap.iter().filter_map(|(_, o)| self.survey.resolve(*o).as_value()) {
-            let Some(inst) = self.survey.inst_of(d).filter(|_| self.vregs[d.index()].is_some()) else { continue };
+            let Some(inst) = self.survey.inst_of(d).filter(|_| self.vregs[d.index()].is_some())
+            else {
+                continue;
+            };
             let op = match inst.op {
                 Op::Add => Op::Sub,
                 Op::Sub => Op::Add,
@@ -175,7 +192,9 @@ impl Lower<'_> {
             };
             if let (Operand::Value(a), Operand::Const(c)) = (inst.args[0], inst.args[1])
                 && !self.survey.is_pinned(a)
-                && !varmap.iter().any(|(_, o)| self.survey.resolve(*o) == self.survey.resolve(inst.args[0]))
+                && !varmap
+                    .iter()
+                    .any(|(_, o)| self.survey.resolve(*o) == self.survey.resolve(inst.args[0]))
             {
                 b.inverse.entry(a).or_insert((op, inst.ty, d, c));
             }

@@ -33,7 +33,8 @@ impl Lower<'_> {
             && !matches!(op, FlagOp::FromBits | FlagOp::SetCf)
         {
             let outer = self.may_fuse;
-            self.may_fuse &= self.survey.hot_uses[v.index()] <= 1 && self.vregs[v.index()].is_none();
+            self.may_fuse &=
+                self.survey.hot_uses[v.index()] <= 1 && self.vregs[v.index()].is_none();
             let result = self.execute_flags(op, inst.ty, &inst.args, mask);
             self.may_fuse = outer;
             return result;
@@ -55,12 +56,20 @@ impl Lower<'_> {
             && self.cur.iter().all(|m| matches!(m.kind, Kind::Const(_)))
             && block.insts[i as usize + 1..self.pos].iter().all(|between| {
                 between.op.is_pure()
-                    && between.def().is_some_and(|d| self.vregs[d.index()].is_none() && !self.survey.forced[d.index()])
+                    && between.def().is_some_and(|d| {
+                        self.vregs[d.index()].is_none() && !self.survey.forced[d.index()]
+                    })
             })
     }
 
     /// Executes the instruction whose flags are wanted, on scratch registers.
-    fn execute_flags(&mut self, op: FlagOp, ty: Ty, args: &[Operand], mask: u64) -> Result<(), LowerError> {
+    fn execute_flags(
+        &mut self,
+        op: FlagOp,
+        ty: Ty,
+        args: &[Operand],
+        mask: u64,
+    ) -> Result<(), LowerError> {
         let count = args.get(1).and_then(|c| self.survey.resolve(*c).as_const());
         let count = count.map(|c| c & if ty == Ty::I64 { 63 } else { 31 });
         // The flags that the instruction sets whatever they were before.
@@ -93,7 +102,9 @@ impl Lower<'_> {
                 }
             }
             match op.old_operand() {
-                Some(i) => self.host_flags(args[i], mask & !set | if set == 0 { mask } else { 0 })?,
+                Some(i) => {
+                    self.host_flags(args[i], mask & !set | if set == 0 { mask } else { 0 })?
+                }
                 None => self.host_flags(Operand::Const(0), ARITH_FLAGS)?,
             }
             // What follows must be the very instruction: its operands are registers by now.
@@ -116,7 +127,8 @@ impl Lower<'_> {
                 self.carry_from(carry);
                 let t = self.fresh();
                 let alu = if op == FlagOp::Adc { Alu::Adc } else { Alu::Sbb };
-                let ops = smallvec![Self::reuse(t, 1), RaOperand::reg_use(a), RaOperand::any_use(b)];
+                let ops =
+                    smallvec![Self::reuse(t, 1), RaOperand::reg_use(a), RaOperand::any_use(b)];
                 self.x86(x86::alu_r_rm(alu, size), &[Opnd::Op(0, size), Opnd::Op(2, size)], ops);
                 Ok(())
             }
@@ -141,26 +153,36 @@ impl Lower<'_> {
             FlagOp::MulS => {
                 let (a, b) = (self.reg(args[0])?, self.reg(args[1])?);
                 let t = self.fresh();
-                let ops = smallvec![Self::reuse(t, 1), RaOperand::reg_use(a), RaOperand::any_use(b)];
+                let ops =
+                    smallvec![Self::reuse(t, 1), RaOperand::reg_use(a), RaOperand::any_use(b)];
                 self.x86(x86::IMUL[size as usize], &[Opnd::Op(0, size), Opnd::Op(2, size)], ops);
                 Ok(())
             }
             FlagOp::MulU => self.flags_widening_multiply(x86::MUL[size as usize], ty, args),
             FlagOp::Bt => {
-                let (size, a, b) = (at_least_16(size), self.exact(args[0], ty)?, self.exact(args[1], ty)?);
+                let (size, a, b) =
+                    (at_least_16(size), self.exact(args[0], ty)?, self.exact(args[1], ty)?);
                 let ops = smallvec![RaOperand::reg_use(a), RaOperand::reg_use(b)];
                 self.x86(x86::BT[size as usize], &[Opnd::Op(0, size), Opnd::Op(1, size)], ops);
                 Ok(())
             }
             FlagOp::Bsf => self.flags_scan(x86::BSF, ty, args[0]),
             FlagOp::Bsr => self.flags_scan(x86::BSR, ty, args[0]),
-            FlagOp::Tzcnt if !self.cpu.bmi1 => Err(LowerError::Unsupported("tzcnt on this processor".into())),
+            FlagOp::Tzcnt if !self.cpu.bmi1 => {
+                Err(LowerError::Unsupported("tzcnt on this processor".into()))
+            }
             FlagOp::Tzcnt => self.flags_scan(x86::TZCNT, ty, args[0]),
-            FlagOp::Lzcnt if !self.cpu.lzcnt => Err(LowerError::Unsupported("lzcnt on this processor".into())),
+            FlagOp::Lzcnt if !self.cpu.lzcnt => {
+                Err(LowerError::Unsupported("lzcnt on this processor".into()))
+            }
             FlagOp::Lzcnt => self.flags_scan(x86::LZCNT, ty, args[0]),
-            FlagOp::Popcnt if !self.cpu.popcnt => Err(LowerError::Unsupported("popcnt on this processor".into())),
+            FlagOp::Popcnt if !self.cpu.popcnt => {
+                Err(LowerError::Unsupported("popcnt on this processor".into()))
+            }
             FlagOp::Popcnt => self.flags_scan(x86::POPCNT, ty, args[0]),
-            FlagOp::FromBits | FlagOp::SetCf => Err(LowerError::Malformed(format!("flags.{} executed", op.name()))),
+            FlagOp::FromBits | FlagOp::SetCf => {
+                Err(LowerError::Malformed(format!("flags.{} executed", op.name())))
+            }
         }
     }
 
@@ -175,13 +197,21 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn flags_shift(&mut self, op: Shift, size: Size, args: &[Operand], count: Option<u64>) -> Result<(), LowerError> {
+    fn flags_shift(
+        &mut self,
+        op: Shift,
+        size: Size,
+        args: &[Operand],
+        count: Option<u64>,
+    ) -> Result<(), LowerError> {
         let a = self.reg(args[0])?;
         let t = self.fresh();
         let mut ops: Ops = smallvec![Self::reuse(t, 1), RaOperand::reg_use(a)];
         match count {
             Some(0) => {}
-            Some(n) => self.x86(x86::shift_imm(op, size), &[Opnd::Op(0, size), Opnd::Imm(n as i64)], ops),
+            Some(n) => {
+                self.x86(x86::shift_imm(op, size), &[Opnd::Op(0, size), Opnd::Imm(n as i64)], ops)
+            }
             None => {
                 let c = self.reg(args[1])?;
                 ops.push(RaOperand::reg_fixed_use(c, preg(Gpr::RCX.number())));
@@ -193,7 +223,12 @@ impl Lower<'_> {
     }
 
     /// A widening multiplication: the accumulator by an operand.
-    fn flags_widening_multiply(&mut self, code: Code, ty: Ty, args: &[Operand]) -> Result<(), LowerError> {
+    fn flags_widening_multiply(
+        &mut self,
+        code: Code,
+        ty: Ty,
+        args: &[Operand],
+    ) -> Result<(), LowerError> {
         let (a, b) = (self.reg(args[0])?, self.reg(args[1])?);
         let (low, high) = (self.fresh(), self.fresh());
         let mut ops: Ops = smallvec![
@@ -226,19 +261,28 @@ impl Lower<'_> {
 
     /// CF := the low bit of a register; ZF stays.
     fn carry_from(&mut self, r: VReg) {
-        self.x86(Code::Bt_rm32_imm8, &[Opnd::Op(0, Size::B4), Opnd::Imm(0)], smallvec![RaOperand::reg_use(r)]);
+        self.x86(
+            Code::Bt_rm32_imm8,
+            &[Opnd::Op(0, Size::B4), Opnd::Imm(0)],
+            smallvec![RaOperand::reg_use(r)],
+        );
     }
 
     /// Host flags to their packed form in `d`.
     pub fn capture_flags(&mut self, d: VReg) {
-        self.emit(Kind::CaptureFlags, smallvec![RaOperand::reg_fixed_def(d, preg(Gpr::RAX.number()))], None);
+        self.emit(
+            Kind::CaptureFlags,
+            smallvec![RaOperand::reg_fixed_def(d, preg(Gpr::RAX.number()))],
+            None,
+        );
     }
 
     /// The packed form to host flags.
     pub fn restore_flags(&mut self, packed: VReg) {
         let t = self.fresh();
         let rax = preg(Gpr::RAX.number());
-        let ops = smallvec![RaOperand::reg_fixed_use(packed, rax), RaOperand::reg_fixed_def(t, rax)];
+        let ops =
+            smallvec![RaOperand::reg_fixed_use(packed, rax), RaOperand::reg_fixed_def(t, rax)];
         self.emit(Kind::RestoreFlags, ops, None);
     }
 

@@ -66,7 +66,9 @@ impl Lower<'_> {
 
     /// The memory operand of a load, store or native.
     pub fn address(&mut self, inst: &Inst, ops: &mut Ops) -> Result<Addr, LowerError> {
-        let mem = inst.mem.ok_or_else(|| LowerError::Malformed(format!("{} without an address", inst.op)))?;
+        let mem = inst
+            .mem
+            .ok_or_else(|| LowerError::Malformed(format!("{} without an address", inst.op)))?;
         self.address_of(mem, inst.args[0], inst.args[1], ops, OperandConstraint::Reg)
     }
 
@@ -92,9 +94,12 @@ impl Lower<'_> {
                 index = Operand::Const(0);
             }
             if let Some((v, p, q)) = self.parts(base, Op::Add) {
-                let pinned = self.survey.resolve(p).as_value().is_some_and(|p| self.survey.is_pinned(p));
+                let pinned =
+                    self.survey.resolve(p).as_value().is_some_and(|p| self.survey.is_pinned(p));
                 match self.survey.resolve(q) {
-                    Operand::Const(c) if fits(disp.wrapping_add(c as i64)) && (pinned || self.foldable(v)) => {
+                    Operand::Const(c)
+                        if fits(disp.wrapping_add(c as i64)) && (pinned || self.foldable(v)) =>
+                    {
                         disp = disp.wrapping_add(c as i64);
                         base = self.survey.resolve(p);
                         continue;
@@ -182,7 +187,8 @@ impl Lower<'_> {
                     disp: 0,
                     seg: Register::None,
                 };
-                let kind = Kind::X86(Code::Lea_r64_m, smallvec![Opnd::Op(0, Size::B8), Opnd::Mem(addr)]);
+                let kind =
+                    Kind::X86(Code::Lea_r64_m, smallvec![Opnd::Op(0, Size::B8), Opnd::Mem(addr)]);
                 l.emit(kind, lea, None);
                 (base_reg, base_pinned, index_reg, scale) = (Some(sum), false, Some(t), 1);
             }
@@ -236,7 +242,8 @@ impl Lower<'_> {
 
     /// A store.
     pub fn store(&mut self, inst: &Inst) -> Result<(), LowerError> {
-        let mem = inst.mem.ok_or_else(|| LowerError::Malformed("store without an address".into()))?;
+        let mem =
+            inst.mem.ok_or_else(|| LowerError::Malformed("store without an address".into()))?;
         self.store_parts(inst.ty, mem, [inst.args[0], inst.args[1], inst.args[2]], inst.anchor)
     }
 
@@ -267,22 +274,30 @@ impl Lower<'_> {
     /// An original instruction in its home registers, its memory operand in any.
     pub fn native(&mut self, inst: &Inst) -> Result<(), LowerError> {
         let native = inst.native.and_then(|n| self.v.natives.get(n.index()));
-        let native = native.ok_or_else(|| LowerError::Malformed("native without its instruction".into()))?;
+        let native =
+            native.ok_or_else(|| LowerError::Malformed("native without its instruction".into()))?;
         let original = &native.inst;
         let has_memory = native.mem_size.is_some();
         let first = if has_memory { 2 } else { 0 };
         let expected = first + native.gpr_in.len() + usize::from(native.flags_in);
         if inst.args.len() != expected {
-            return Err(LowerError::Malformed(format!("native with {} operands for {expected}", inst.args.len())));
+            return Err(LowerError::Malformed(format!(
+                "native with {} operands for {expected}",
+                inst.args.len()
+            )));
         }
         if !has_memory && uses_gs(original) {
-            return Err(LowerError::Unsupported("a GS-relative instruction with implicit operands".into()));
+            return Err(LowerError::Unsupported(
+                "a GS-relative instruction with implicit operands".into(),
+            ));
         }
         let mut ops = Ops::new();
         for (k, d) in inst.defs.iter().take(native.gpr_out.len()).enumerate() {
             let home = native.gpr_out[k];
             if home == Gpr::RSP {
-                return Err(LowerError::Unsupported("an original instruction that writes rsp".into()));
+                return Err(LowerError::Unsupported(
+                    "an original instruction that writes rsp".into(),
+                ));
             }
             let r = self.defined(*d);
             ops.push(RaOperand::reg_fixed_def(r, preg(home.number())));
@@ -293,16 +308,23 @@ impl Lower<'_> {
                 if arg.as_value().is_some_and(|v| self.survey.is_pinned(v)) {
                     continue;
                 }
-                return Err(LowerError::Unsupported("an original instruction that reads a changed rsp".into()));
+                return Err(LowerError::Unsupported(
+                    "an original instruction that reads a changed rsp".into(),
+                ));
             }
             let r = self.reg(arg)?;
             ops.push(RaOperand::reg_fixed_use(r, preg(home.number())));
         }
         let address = if has_memory {
-            let mem = inst.mem.ok_or_else(|| LowerError::Malformed("native without its address".into()))?;
+            let mem = inst
+                .mem
+                .ok_or_else(|| LowerError::Malformed("native without its address".into()))?;
             // AH to DH cannot be encoded together with r8 to r15.
-            let constraint =
-                if uses_high_byte(original) { OperandConstraint::Limit(8) } else { OperandConstraint::Reg };
+            let constraint = if uses_high_byte(original) {
+                OperandConstraint::Limit(8)
+            } else {
+                OperandConstraint::Reg
+            };
             Some(self.address_of(mem, inst.args[0], inst.args[1], &mut ops, constraint)?)
         } else {
             None
@@ -322,7 +344,9 @@ impl Lower<'_> {
                 // What the fault leaves in registers and flags must stay there until the record is
                 // read.
                 let outputs = inst.defs.iter().zip(&native.gpr_out);
-                let raw = outputs.map(|(d, g)| RaOperand::reg_fixed_use(self.defined(*d), preg(g.number()))).collect();
+                let raw = outputs
+                    .map(|(d, g)| RaOperand::reg_fixed_use(self.defined(*d), preg(g.number())))
+                    .collect();
                 self.left_raw.insert(record, LeftRaw { registers: raw, flags: native.flags_out });
                 Some(self.site_with_record(SiteKind::Fault, anchor, record))
             }
@@ -348,7 +372,12 @@ impl Lower<'_> {
     }
 }
 
-fn push_register(ops: &mut Ops, r: Option<VReg>, pinned: bool, constraint: OperandConstraint) -> AddrReg {
+fn push_register(
+    ops: &mut Ops,
+    r: Option<VReg>,
+    pinned: bool,
+    constraint: OperandConstraint,
+) -> AddrReg {
     match r {
         _ if pinned => AddrReg::Rsp,
         None => AddrReg::None,
@@ -366,6 +395,9 @@ fn uses_gs(inst: &Instruction) -> bool {
 fn uses_high_byte(inst: &Instruction) -> bool {
     (0..inst.op_count()).any(|i| {
         inst.op_kind(i) == OpKind::Register
-            && matches!(inst.op_register(i), Register::AH | Register::BH | Register::CH | Register::DH)
+            && matches!(
+                inst.op_register(i),
+                Register::AH | Register::BH | Register::CH | Register::DH
+            )
     })
 }

@@ -17,9 +17,10 @@
 //! register; an `i1` is a byte that is 0 or 1.
 //!
 //! **Files.** This one has the walk, demands and the tools that all others use;
-//! [`crate::codegen::lower::operations`] the pure operations, [`crate::codegen::lower::conditions`] guards and conditions,
-//! [`crate::codegen::lower::flags`] flags, [`crate::codegen::lower::memory`] addresses, loads, stores and original
-//! instructions, [`crate::codegen::lower::exits`] trace ends and records.
+//! [`crate::codegen::lower::operations`] the pure operations, [`crate::codegen::lower::conditions`]
+//! guards and conditions, [`crate::codegen::lower::flags`] flags, [`crate::codegen::lower::memory`]
+//! addresses, loads, stores and original instructions, [`crate::codegen::lower::exits`] trace ends
+//! and records.
 //!
 //! ```text
 //! v2 = load.i64 [v1 + 8]
@@ -36,7 +37,9 @@ mod survey;
 
 use crate::codegen::exit_entry::EntryPlaces;
 use crate::codegen::lower::survey::{Def, Survey};
-use crate::codegen::mach::{Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg};
+use crate::codegen::mach::{
+    Addr, Kind, MInst, Opnd, Ops, SelectedBlock, Site, SiteDraft, SiteKind, preg, vreg,
+};
 use crate::codegen::x86::Size;
 use crate::cpu::Cpu;
 use crate::record::{Place, Record};
@@ -133,7 +136,11 @@ pub(crate) fn lower(v: &Version, cpu: Cpu, entry: &EntryPlaces) -> Result<Select
 }
 
 impl<'a> Lower<'a> {
-    fn new(v: &'a Version, cpu: Cpu, entry_places: &'a EntryPlaces) -> Result<Lower<'a>, LowerError> {
+    fn new(
+        v: &'a Version,
+        cpu: Cpu,
+        entry_places: &'a EntryPlaces,
+    ) -> Result<Lower<'a>, LowerError> {
         let n = v.types.len();
         Ok(Lower {
             v,
@@ -199,7 +206,11 @@ impl<'a> Lower<'a> {
                 entry = insts;
                 blocks.push(SelectedBlock { params, insts: Vec::new(), args });
             } else {
-                blocks.push(SelectedBlock { params, insts: insts.into_iter().rev().collect(), args });
+                blocks.push(SelectedBlock {
+                    params,
+                    insts: insts.into_iter().rev().collect(),
+                    args,
+                });
             }
         }
         blocks.reverse();
@@ -224,11 +235,17 @@ impl<'a> Lower<'a> {
     /// at its end, they stay where they are. `entry` is backwards.
     fn keep_untouched_flags(&mut self, entry: &mut Vec<MInst>) {
         let mut destroyers = (0..entry.len()).filter(|i| entry[*i].destroys_flags());
-        let (Some(at), None, [_]) = (destroyers.next(), destroyers.next(), &self.v.blocks[..]) else { return };
-        let Some(packed) = self.survey.flags_param().map_or(self.entry_flags, |p| self.vregs[p.index()]) else {
+        let (Some(at), None, [_]) = (destroyers.next(), destroyers.next(), &self.v.blocks[..])
+        else {
             return;
         };
-        let restores = matches!(entry[at].kind, Kind::RestoreFlags) && entry[at].ops[0].vreg() == packed;
+        let Some(packed) =
+            self.survey.flags_param().map_or(self.entry_flags, |p| self.vregs[p.index()])
+        else {
+            return;
+        };
+        let restores =
+            matches!(entry[at].kind, Kind::RestoreFlags) && entry[at].ops[0].vreg() == packed;
         let uses = entry.iter().flat_map(|m| &m.ops).filter(|o| o.vreg() == packed).count();
         if !restores || uses != 1 {
             return;
@@ -276,7 +293,9 @@ impl<'a> Lower<'a> {
             let place = places.next().copied().flatten();
             let Some(r) = self.vregs[p.index()] else { continue };
             match (place, loc) {
-                (Some(Place::Reg(n)), _) => ops.push(RaOperand::reg_fixed_def(r, preg(usize::from(n)))),
+                (Some(Place::Reg(n)), _) => {
+                    ops.push(RaOperand::reg_fixed_def(r, preg(usize::from(n))))
+                }
                 (Some(Place::Slot(n)), _) => slots.push((r, n)),
                 (Some(Place::Flags), _) => self.entry_flags = Some(r),
                 (Some(Place::Operand(_)), _) => {}
@@ -295,7 +314,11 @@ impl<'a> Lower<'a> {
         }
         for (r, slot) in slots {
             let field = Opnd::Mem(Addr::context(offset::SCRATCH + 8 * usize::from(slot)));
-            self.x86(Code::Mov_r64_rm64, &[Opnd::Op(0, Size::B8), field], smallvec::smallvec![RaOperand::reg_def(r)]);
+            self.x86(
+                Code::Mov_r64_rm64,
+                &[Opnd::Op(0, Size::B8), field],
+                smallvec::smallvec![RaOperand::reg_def(r)],
+            );
         }
         self.flush();
     }
@@ -327,7 +350,9 @@ impl<'a> Lower<'a> {
     fn instruction(&mut self, inst: &Inst) -> Result<(), LowerError> {
         match inst.op {
             Op::Load => {
-                let d = inst.def().ok_or_else(|| LowerError::Malformed("a load without result".into()))?;
+                let d = inst
+                    .def()
+                    .ok_or_else(|| LowerError::Malformed("a load without result".into()))?;
                 if self.fused[d.index()] { Ok(()) } else { self.load(inst, d) }
             }
             Op::Store => self.store(inst),
@@ -339,9 +364,13 @@ impl<'a> Lower<'a> {
                 Ok(())
             }
             Op::Print | Op::Read => Err(LowerError::Unsupported(inst.op.to_string())),
-            Op::Get(_) | Op::Put(_) | Op::At => Err(LowerError::Malformed(format!("{} in a trace", inst.op))),
+            Op::Get(_) | Op::Put(_) | Op::At => {
+                Err(LowerError::Malformed(format!("{} in a trace", inst.op)))
+            }
             _ => {
-                let d = inst.def().ok_or_else(|| LowerError::Malformed(format!("{} without result", inst.op)))?;
+                let d = inst
+                    .def()
+                    .ok_or_else(|| LowerError::Malformed(format!("{} without result", inst.op)))?;
                 if self.survey.forced[d.index()] && !self.survey.is_alias(d) {
                     self.demand(d)?;
                 }
@@ -396,7 +425,13 @@ impl<'a> Lower<'a> {
         let progress = !self.v.anchors[anchor.index()].stores.is_empty()
             || self.survey.first_effect[..self.block].iter().any(|e| e.is_some())
             || self.survey.first_effect[self.block].is_some_and(|e| (e as usize) < self.pos);
-        self.sites.push(SiteDraft { kind, anchor, record: Some(record), progress, place: self.place() });
+        self.sites.push(SiteDraft {
+            kind,
+            anchor,
+            record: Some(record),
+            progress,
+            place: self.place(),
+        });
         Site((self.sites.len() - 1) as u32)
     }
 
@@ -414,7 +449,10 @@ impl<'a> Lower<'a> {
         if self.survey.is_pinned(v) {
             let t = self.fresh();
             self.emit(
-                Kind::X86(Code::Mov_r64_rm64, smallvec::smallvec![Opnd::Op(0, Size::B8), Opnd::Phys(Register::RSP)]),
+                Kind::X86(
+                    Code::Mov_r64_rm64,
+                    smallvec::smallvec![Opnd::Op(0, Size::B8), Opnd::Phys(Register::RSP)],
+                ),
                 smallvec::smallvec![RaOperand::reg_def(t)],
                 None,
             );
@@ -455,7 +493,13 @@ impl<'a> Lower<'a> {
     }
 
     /// A source operand: an immediate, a load to fuse with, or any location.
-    pub fn src(&mut self, o: Operand, ty: Ty, size: Size, ops: &mut Ops) -> Result<Opnd, LowerError> {
+    pub fn src(
+        &mut self,
+        o: Operand,
+        ty: Ty,
+        size: Size,
+        ops: &mut Ops,
+    ) -> Result<Opnd, LowerError> {
         if let Some(i) = self.imm(o, ty) {
             return Ok(Opnd::Imm(i));
         }
@@ -463,7 +507,13 @@ impl<'a> Lower<'a> {
     }
 
     /// A register-or-memory operand.
-    pub fn rm(&mut self, o: Operand, ty: Ty, size: Size, ops: &mut Ops) -> Result<Opnd, LowerError> {
+    pub fn rm(
+        &mut self,
+        o: Operand,
+        ty: Ty,
+        size: Size,
+        ops: &mut Ops,
+    ) -> Result<Opnd, LowerError> {
         if size == Size::of(ty)
             && let Some(load) = self.fusable(o, ty)
         {

@@ -17,7 +17,10 @@ impl Lower<'_> {
         match inst.op {
             Op::Add => self.add(ty, arg(0), arg(1), d),
             Op::Sub => match self.imm(arg(1), ty) {
-                Some(c) if c != i64::from(i32::MIN) && self.survey.resolve(arg(0)).as_const().is_none() => {
+                Some(c)
+                    if c != i64::from(i32::MIN)
+                        && self.survey.resolve(arg(0)).as_const().is_none() =>
+                {
                     self.add(ty, arg(0), Operand::Const((-c) as u64 & ty.mask()), d)
                 }
                 _ => self.alu(Alu::Sub, ty, arg(0), arg(1), d),
@@ -38,7 +41,9 @@ impl Lower<'_> {
             Op::Neg => self.unary(x86::NEG[Size::wide(ty) as usize], Size::wide(ty), arg(0), d),
             Op::Bswap if ty == Ty::I64 => self.unary(Code::Bswap_r64, Size::B8, arg(0), d),
             Op::Bswap if ty == Ty::I32 => self.unary(Code::Bswap_r32, Size::B4, arg(0), d),
-            Op::Bswap => self.shift(Shift::Rol, ty, arg(0), Operand::Const(u64::from(ty.bits() / 2)), d),
+            Op::Bswap => {
+                self.shift(Shift::Rol, ty, arg(0), Operand::Const(u64::from(ty.bits() / 2)), d)
+            }
             Op::Popcnt => self.count(self.cpu.popcnt, x86::POPCNT, inst, d),
             Op::Clz => self.count(self.cpu.lzcnt, x86::LZCNT, inst, d),
             Op::Ctz => self.count(self.cpu.bmi1, x86::TZCNT, inst, d),
@@ -59,7 +64,9 @@ impl Lower<'_> {
                 self.shift_by(Shift::Rol, Size::B8, d, filled, 8);
                 Ok(())
             }
-            Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU | Op::Cond(_) => self.truth_value(inst, d),
+            Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU | Op::Cond(_) => {
+                self.truth_value(inst, d)
+            }
             Op::Select => self.select(ty, arg(0), arg(1), arg(2), d),
             Op::Flags(op) => self.packed_flags(inst, op, d),
             Op::FlagBits => self.flag_bits(arg(0), d),
@@ -115,7 +122,9 @@ impl Lower<'_> {
     /// The operand in a register whose low 32 (or 64) bits are its extension.
     fn widened(&mut self, o: Operand, ty: Ty, signed: bool) -> Result<VReg, LowerError> {
         let r = match self.survey.resolve(o) {
-            Operand::Const(c) => return Ok(self.constant(if signed { ty.sext(c) as u64 } else { c & ty.mask() })),
+            Operand::Const(c) => {
+                return Ok(self.constant(if signed { ty.sext(c) as u64 } else { c & ty.mask() }));
+            }
             Operand::Value(v) => self.demand(v)?,
         };
         Ok(if ty.bits() < 32 { self.extended(r, ty, signed) } else { r })
@@ -140,7 +149,8 @@ impl Lower<'_> {
                 ops.push(RaOperand::reg_use(a));
                 AddrReg::Op(1)
             };
-            let addr = Addr { base, index: AddrReg::None, scale: 1, disp: c as i32, seg: Register::None };
+            let addr =
+                Addr { base, index: AddrReg::None, scale: 1, disp: c as i32, seg: Register::None };
             self.x86(lea, &[Opnd::Op(0, size), Opnd::Mem(addr)], ops);
             return Ok(());
         }
@@ -151,8 +161,15 @@ impl Lower<'_> {
             && !(same && (self.fusable(a, ty).is_some() || self.fusable(b, ty).is_some()))
         {
             let (a, b) = (self.reg(a)?, self.reg(b)?);
-            let ops = smallvec![RaOperand::reg_def(d), RaOperand::reg_use(a), RaOperand::reg_use(b)];
-            let addr = Addr { base: AddrReg::Op(1), index: AddrReg::Op(2), scale: 1, disp: 0, seg: Register::None };
+            let ops =
+                smallvec![RaOperand::reg_def(d), RaOperand::reg_use(a), RaOperand::reg_use(b)];
+            let addr = Addr {
+                base: AddrReg::Op(1),
+                index: AddrReg::Op(2),
+                scale: 1,
+                disp: 0,
+                seg: Register::None,
+            };
             self.x86(lea, &[Opnd::Op(0, size), Opnd::Mem(addr)], ops);
             return Ok(());
         }
@@ -161,27 +178,32 @@ impl Lower<'_> {
 
     /// Selects `lea` where it does the work of several operations: `a + (b << n)`, with a constant
     /// or not.
-    fn add_by_address(&mut self, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<bool, LowerError> {
+    fn add_by_address(
+        &mut self,
+        ty: Ty,
+        a: Operand,
+        b: Operand,
+        d: VReg,
+    ) -> Result<bool, LowerError> {
         if !matches!(ty, Ty::I32 | Ty::I64) {
             return Ok(false);
         }
         let scaled = |l: &Self, o: Operand| -> Option<(Operand, u8)> {
-            let v = l
-                .survey
-                .resolve(o)
-                .as_value()
-                .filter(|v| l.vregs[v.index()].is_none() && l.survey.hot_uses[v.index()] == 1)?;
+            let v =
+                l.survey.resolve(o).as_value().filter(|v| {
+                    l.vregs[v.index()].is_none() && l.survey.hot_uses[v.index()] == 1
+                })?;
             let inst = l.survey.inst_of(v).filter(|i| i.op == Op::Shl && i.ty == ty)?;
-            let count = l.survey.resolve(inst.args[1]).as_const().filter(|c| (1..=3).contains(c))?;
+            let count =
+                l.survey.resolve(inst.args[1]).as_const().filter(|c| (1..=3).contains(c))?;
             let x = l.survey.resolve(inst.args[0]);
             x.as_value().filter(|x| !l.survey.is_pinned(*x)).map(|_| (x, 1 << count))
         };
         let sum = |l: &Self, o: Operand| -> Option<(Operand, Operand)> {
-            let v = l
-                .survey
-                .resolve(o)
-                .as_value()
-                .filter(|v| l.vregs[v.index()].is_none() && l.survey.hot_uses[v.index()] == 1)?;
+            let v =
+                l.survey.resolve(o).as_value().filter(|v| {
+                    l.vregs[v.index()].is_none() && l.survey.hot_uses[v.index()] == 1
+                })?;
             let inst = l.survey.inst_of(v).filter(|i| i.op == Op::Add && i.ty == ty)?;
             Some((inst.args[0], inst.args[1]))
         };
@@ -207,8 +229,13 @@ impl Lower<'_> {
         let is_value = |l: &Self, o: Operand| l.survey.resolve(o).as_value().is_some();
         let (base, index) = (self.survey.resolve(a), self.survey.resolve(index));
         let pinned = |l: &Self, o: Operand| o.as_value().is_some_and(|v| l.survey.is_pinned(v));
-        let (base, index) = if scale == 1 && pinned(self, index) { (index, base) } else { (base, index) };
-        if !is_value(self, base) || !is_value(self, index) || pinned(self, index) || i32::try_from(disp).is_err() {
+        let (base, index) =
+            if scale == 1 && pinned(self, index) { (index, base) } else { (base, index) };
+        if !is_value(self, base)
+            || !is_value(self, index)
+            || pinned(self, index)
+            || i32::try_from(disp).is_err()
+        {
             return Ok(false);
         }
         let mut ops: Ops = smallvec![RaOperand::reg_def(d)];
@@ -223,14 +250,22 @@ impl Lower<'_> {
         ops.push(RaOperand::reg_use(r));
         let index = AddrReg::Op((ops.len() - 1) as u8);
         let addr = Addr { base, index, scale, disp: disp as i32, seg: Register::None };
-        let (code, size) = if ty == Ty::I64 { (Code::Lea_r64_m, Size::B8) } else { (Code::Lea_r32_m, Size::B4) };
+        let (code, size) =
+            if ty == Ty::I64 { (Code::Lea_r64_m, Size::B8) } else { (Code::Lea_r32_m, Size::B4) };
         self.x86(code, &[Opnd::Op(0, size), Opnd::Mem(addr)], ops);
         Ok(true)
     }
 
     /// Puts the operand that is overwritten first: not a constant, not a load, not a value that
     /// later code demands.
-    fn commutative(&mut self, op: Alu, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
+    fn commutative(
+        &mut self,
+        op: Alu,
+        ty: Ty,
+        a: Operand,
+        b: Operand,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         let swap = self.survey.resolve(a).as_const().is_some()
             || self.fusable(a, ty).is_some()
             || (self.lives_on(a)
@@ -281,7 +316,14 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn multiply_high(&mut self, signed: bool, ty: Ty, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
+    fn multiply_high(
+        &mut self,
+        signed: bool,
+        ty: Ty,
+        a: Operand,
+        b: Operand,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         if ty == Ty::I64 {
             let (a, b) = (self.reg(a)?, self.reg(b)?);
             let low = self.fresh();
@@ -305,8 +347,16 @@ impl Lower<'_> {
             let t = self.fresh();
             let ops = smallvec![RaOperand::reg_def(t), RaOperand::any_use(r)];
             match signed {
-                true => self.x86(Code::Movsxd_r64_rm32, &[Opnd::Op(0, Size::B8), Opnd::Op(1, Size::B4)], ops),
-                false => self.x86(Code::Mov_r32_rm32, &[Opnd::Op(0, Size::B4), Opnd::Op(1, Size::B4)], ops),
+                true => self.x86(
+                    Code::Movsxd_r64_rm32,
+                    &[Opnd::Op(0, Size::B8), Opnd::Op(1, Size::B4)],
+                    ops,
+                ),
+                false => self.x86(
+                    Code::Mov_r32_rm32,
+                    &[Opnd::Op(0, Size::B4), Opnd::Op(1, Size::B4)],
+                    ops,
+                ),
             }
             Ok(t)
         };
@@ -318,7 +368,14 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn shift(&mut self, op: Shift, ty: Ty, a: Operand, count: Operand, d: VReg) -> Result<(), LowerError> {
+    fn shift(
+        &mut self,
+        op: Shift,
+        ty: Ty,
+        a: Operand,
+        count: Operand,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         let rotate = matches!(op, Shift::Rol | Shift::Ror);
         // Right shifts of narrow values need proper upper bits; rotates are done at the exact size.
         let size = if rotate { Size::of(ty) } else { Size::wide(ty) };
@@ -339,7 +396,8 @@ impl Lower<'_> {
                     let ops = smallvec![RaOperand::reg_def(d), RaOperand::reg_use(a)];
                     let base = if c == 1 { AddrReg::Op(1) } else { AddrReg::None };
                     let scale = if c == 1 { 1 } else { 1 << c };
-                    let addr = Addr { base, index: AddrReg::Op(1), scale, disp: 0, seg: Register::None };
+                    let addr =
+                        Addr { base, index: AddrReg::Op(1), scale, disp: 0, seg: Register::None };
                     let code = if size == Size::B8 { Code::Lea_r64_m } else { Code::Lea_r32_m };
                     self.x86(code, &[Opnd::Op(0, size), Opnd::Mem(addr)], ops);
                 }
@@ -359,7 +417,8 @@ impl Lower<'_> {
             _ => None,
         };
         if let Some(code) = free {
-            let ops = smallvec![RaOperand::reg_def(d), RaOperand::any_use(a), RaOperand::reg_use(c)];
+            let ops =
+                smallvec![RaOperand::reg_def(d), RaOperand::any_use(a), RaOperand::reg_use(c)];
             self.x86(code, &[Opnd::Op(0, size), Opnd::Op(1, size), Opnd::Op(2, size)], ops);
             return Ok(());
         }
@@ -369,7 +428,13 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn count(&mut self, has: bool, code: [Code; 4], inst: &Inst, d: VReg) -> Result<(), LowerError> {
+    fn count(
+        &mut self,
+        has: bool,
+        code: [Code; 4],
+        inst: &Inst,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         if !has {
             return Err(LowerError::Unsupported(format!("{} on this processor", inst.op)));
         }
@@ -380,7 +445,11 @@ impl Lower<'_> {
             let bounded = self.fresh();
             let bound = Opnd::Imm(1 << ty.bits());
             let ops = smallvec![Self::reuse(bounded, 1), RaOperand::reg_use(a)];
-            self.x86(alu_code(Alu::Or, Size::B4, &bound, false), &[Opnd::Op(0, Size::B4), bound], ops);
+            self.x86(
+                alu_code(Alu::Or, Size::B4, &bound, false),
+                &[Opnd::Op(0, Size::B4), bound],
+                ops,
+            );
             a = bounded;
         }
         let narrow_clz = inst.op == Op::Clz && ty.bits() < 32;
@@ -390,12 +459,23 @@ impl Lower<'_> {
         if narrow_clz {
             let excess = Opnd::Imm(i64::from(32 - ty.bits()));
             let ops = smallvec![Self::reuse(d, 1), RaOperand::reg_use(result)];
-            self.x86(alu_code(Alu::Sub, Size::B4, &excess, false), &[Opnd::Op(0, Size::B4), excess], ops);
+            self.x86(
+                alu_code(Alu::Sub, Size::B4, &excess, false),
+                &[Opnd::Op(0, Size::B4), excess],
+                ops,
+            );
         }
         Ok(())
     }
 
-    fn extend(&mut self, from: Ty, a: Operand, signed: bool, to: Ty, d: VReg) -> Result<(), LowerError> {
+    fn extend(
+        &mut self,
+        from: Ty,
+        a: Operand,
+        signed: bool,
+        to: Ty,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         if let Operand::Const(c) = self.survey.resolve(a) {
             let c = if signed { from.sext(c) as u64 & to.mask() } else { c & from.mask() };
             self.emit(Kind::Const(c), smallvec![RaOperand::reg_def(d)], None);
@@ -431,7 +511,13 @@ impl Lower<'_> {
     }
 
     /// `d = old` with its low bits replaced.
-    fn insert_register(&mut self, ty: Ty, old: VReg, new: Operand, d: VReg) -> Result<(), LowerError> {
+    fn insert_register(
+        &mut self,
+        ty: Ty,
+        old: VReg,
+        new: Operand,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         let size = Size::of(ty);
         let mut ops: Ops = smallvec![Self::reuse(d, 1), RaOperand::reg_use(old)];
         let new = self.src(new, ty, size, &mut ops)?;
@@ -456,7 +542,14 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn select(&mut self, ty: Ty, c: Operand, a: Operand, b: Operand, d: VReg) -> Result<(), LowerError> {
+    fn select(
+        &mut self,
+        ty: Ty,
+        c: Operand,
+        a: Operand,
+        b: Operand,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         if let Operand::Const(c) = self.survey.resolve(c) {
             let chosen = self.reg(if c != 0 { a } else { b })?;
             self.copy(ty, d, chosen);
@@ -478,7 +571,14 @@ impl Lower<'_> {
         }
     }
 
-    fn conditional_move(&mut self, c: Operand, size: Size, a: VReg, b: VReg, d: VReg) -> Result<(), LowerError> {
+    fn conditional_move(
+        &mut self,
+        c: Operand,
+        size: Size,
+        a: VReg,
+        b: VReg,
+        d: VReg,
+    ) -> Result<(), LowerError> {
         let c = self.survey.resolve(c);
         let cond = self.condition(c)?;
         let code = x86::CMOVCC[usize::from(size == Size::B8)][cond as usize];

@@ -71,7 +71,9 @@ impl<'a> Survey<'a> {
         }
         let entry = v.blocks.first().ok_or_else(|| LowerError::Malformed("no blocks".into()))?;
         if entry.params.len() != v.entry_locs.len() {
-            return Err(LowerError::Malformed("entry parameters and entry locations differ in number".into()));
+            return Err(LowerError::Malformed(
+                "entry parameters and entry locations differ in number".into(),
+            ));
         }
         let mut survey = Survey {
             v,
@@ -125,7 +127,17 @@ impl<'a> Survey<'a> {
                     self.increments.insert(a, (d, c));
                 }
                 if let Some(d) = inst.def()
-                    && matches!(inst.op, Op::Add | Op::And | Op::Or | Op::Xor | Op::Sub | Op::Shl | Op::Shr | Op::Sar)
+                    && matches!(
+                        inst.op,
+                        Op::Add
+                            | Op::And
+                            | Op::Or
+                            | Op::Xor
+                            | Op::Sub
+                            | Op::Shl
+                            | Op::Shr
+                            | Op::Sar
+                    )
                 {
                     self.available.entry((inst.op, inst.ty, inst.args.clone())).or_insert(d);
                 }
@@ -141,9 +153,10 @@ impl<'a> Survey<'a> {
                     for g in native.gpr_in.iter().chain(&native.gpr_out) {
                         self.touched |= 1 << g.number() & !saved;
                     }
-                    self.uses_vector |=
-                        native.effects.intersects(dynasour_ir::Effects::STATE | dynasour_ir::Effects::READ_STATE)
-                            || native.vec_read | native.vec_write != 0;
+                    self.uses_vector |= native
+                        .effects
+                        .intersects(dynasour_ir::Effects::STATE | dynasour_ir::Effects::READ_STATE)
+                        || native.vec_read | native.vec_write != 0;
                 }
             }
             memory.push(count);
@@ -156,7 +169,9 @@ impl<'a> Survey<'a> {
             match loc {
                 Loc::Gpr(g) => self.touched |= 1 << g.number(),
                 Loc::Flags => flags_written = true,
-                other => return Err(LowerError::Unsupported(format!("a varmap that names {other}"))),
+                other => {
+                    return Err(LowerError::Unsupported(format!("a varmap that names {other}")));
+                }
             }
         }
         self.force_large_trees();
@@ -167,7 +182,9 @@ impl<'a> Survey<'a> {
             match loc {
                 Loc::Gpr(g) => self.touched |= u16::from(used) << g.number(),
                 Loc::Flags => {}
-                other => return Err(LowerError::Unsupported(format!("an entry parameter for {other}"))),
+                other => {
+                    return Err(LowerError::Unsupported(format!("an entry parameter for {other}")));
+                }
             }
         }
         self.keep_flags = clobbers_flags && !flags_written;
@@ -185,14 +202,21 @@ impl<'a> Survey<'a> {
             }
             for inst in block.insts.iter().rev() {
                 if !inst.op.is_pure() || inst.def().is_some_and(|d| needed[d.index()]) {
-                    inst.args.iter().filter_map(|a| a.as_value()).for_each(|a| needed[a.index()] = true);
+                    inst.args
+                        .iter()
+                        .filter_map(|a| a.as_value())
+                        .for_each(|a| needed[a.index()] = true);
                 }
             }
         }
         let mut size = vec![1u32; v.types.len()];
         for inst in v.blocks.iter().flat_map(|b| &b.insts).filter(|i| i.op.is_pure()) {
             let Some(d) = inst.def().filter(|d| !needed[d.index()]) else { continue };
-            let tree = 1 + inst.args.iter().map(|a| a.as_value().map_or(1, |a| size[a.index()])).sum::<u32>();
+            let tree = 1 + inst
+                .args
+                .iter()
+                .map(|a| a.as_value().map_or(1, |a| size[a.index()]))
+                .sum::<u32>();
             self.forced[d.index()] = tree > MAX_TREE;
             size[d.index()] = if tree > MAX_TREE { 1 } else { tree };
         }
@@ -212,7 +236,9 @@ impl<'a> Survey<'a> {
                 })
                 .collect();
             for (j, param) in block.params.iter().enumerate() {
-                let same = |i: &usize| edges.iter().all(|args| self.resolve(args[*i]) == self.resolve(args[j]));
+                let same = |i: &usize| {
+                    edges.iter().all(|args| self.resolve(args[*i]) == self.resolve(args[j]))
+                };
                 self.same_param[param.index()] = (0..j).find(same).map(|i| block.params[i]);
             }
         }
@@ -222,7 +248,8 @@ impl<'a> Survey<'a> {
     fn mark_leaves(&mut self) {
         let v = self.v;
         let mut seen = vec![false; v.types.len()];
-        let mut work: Vec<Value> = v.anchors.iter().flat_map(|a| a.operands()).filter_map(|o| o.as_value()).collect();
+        let mut work: Vec<Value> =
+            v.anchors.iter().flat_map(|a| a.operands()).filter_map(|o| o.as_value()).collect();
         while let Some(value) = work.pop() {
             if std::mem::replace(&mut seen[value.index()], true) {
                 continue;
@@ -282,10 +309,17 @@ impl<'a> Survey<'a> {
         let Some(inst) = self.inst_of(v) else { return false };
         match inst.op {
             Op::Load | Op::Zext(_) | Op::Popcnt | Op::Clz | Op::Ctz => true,
-            Op::Add | Op::Sub | Op::And | Op::Or | Op::Xor | Op::Mul | Op::MulHighU | Op::MulHighS => {
+            Op::Add
+            | Op::Sub
+            | Op::And
+            | Op::Or
+            | Op::Xor
+            | Op::Mul
+            | Op::MulHighU
+            | Op::MulHighS => inst.ty == Ty::I32,
+            Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror | Op::Not | Op::Neg | Op::Bswap => {
                 inst.ty == Ty::I32
             }
-            Op::Shl | Op::Shr | Op::Sar | Op::Rol | Op::Ror | Op::Not | Op::Neg | Op::Bswap => inst.ty == Ty::I32,
             Op::Sext(_) | Op::Select => inst.ty == Ty::I32,
             Op::Trunc | Op::Insert8Low | Op::Insert8High | Op::Insert16 => false,
             Op::Eq | Op::Ne | Op::LtS | Op::LtU | Op::LeS | Op::LeU | Op::Cond(_) => false,
@@ -298,7 +332,9 @@ impl<'a> Survey<'a> {
     pub fn is_alias(&self, v: Value) -> bool {
         match self.inst_of(v) {
             Some(i) if i.op == Op::Trunc => i.ty != Ty::I1,
-            Some(Inst { op: Op::Zext(_), args, .. }) => args[0].as_value().is_some_and(|a| self.is_clean(a)),
+            Some(Inst { op: Op::Zext(_), args, .. }) => {
+                args[0].as_value().is_some_and(|a| self.is_clean(a))
+            }
             _ => false,
         }
     }

@@ -4,10 +4,10 @@ use super::Rule;
 use crate::codegen::mach::SiteKind;
 use crate::emitter::{Config, Emitter, EntryState};
 use crate::fragment::{ExitId, FragmentId, Link};
-use crate::indirect::{Via, WAY_OUT};
 use crate::links::graph::{self, FOREIGN, PLACE};
 use crate::links::writer;
-use crate::returns::Returns;
+use crate::transfers::indirect::{Via, WAY_OUT};
+use crate::transfers::stack_returns::Returns;
 use dynasour_guest::decode::Bytes;
 use dynasour_ir::text::version;
 
@@ -108,7 +108,11 @@ fn a_jump_that_is_not_what_its_link_says() {
 fn a_blocks_jump_that_is_not_what_its_link_says() {
     let emitter = copied(Returns::Table, JE);
     let link = &emitter.blocks.links[0];
-    writer::lead(&emitter.cache, emitter.blocks.base + u64::from(link.field), emitter.blocks.out(link));
+    writer::lead(
+        &emitter.cache,
+        emitter.blocks.base + u64::from(link.field),
+        emitter.blocks.out(link),
+    );
     assert_eq!(broken(&emitter), Rule::Memory);
 }
 
@@ -308,7 +312,8 @@ fn links_lead_to_a_fragment_even_without_room_for_passages() {
   } }";
     let second = version(text).expect("a version");
     let second = emitter.compile(&second, EntryState::Canonical).expect("room");
-    let third = emitter.compile(&version(text).expect("a version"), EntryState::Canonical).expect("room");
+    let third =
+        emitter.compile(&version(text).expect("a version"), EntryState::Canonical).expect("room");
     let end = exit(&emitter, first, SiteKind::End);
     emitter.lead_to(second);
     emitter.link_end(end).expect("a direct end");
@@ -320,9 +325,9 @@ fn links_lead_to_a_fragment_even_without_room_for_passages() {
     assert_eq!(writer::led(&emitter.cache, link.field), emitter.fragments[third.0 as usize].entry);
 }
 
-/// A thread that a signal called out leaves by an end although that is linked to a fragment. When it
-/// comes to the runtime, the end joins the list of its place, so that it leads elsewhere when the
-/// block goes.
+/// A thread that a signal called out leaves by an end although that is linked to a fragment. When
+/// it comes to the runtime, the end joins the list of its place, so that it leads elsewhere when
+/// the block goes.
 #[test]
 fn an_end_that_was_linked_to_a_fragment_joins_its_place() {
     let (mut emitter, _, end) = linked();

@@ -1,11 +1,13 @@
-//! Bugs that the protocol once had, or would have without one of its rules: each is a switch of the model.
+//! Bugs that the protocol once had, or would have without one of its rules: each is a switch of the
+//! model.
 
 /// One rule that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
     /// `mprotect` opened guarded pages before it dropped what was made from them.
     ProtectOpensFirst,
-    /// `munmap` dropped code only after the call, when another thread could have the addresses already.
+    /// `munmap` dropped code only after the call, when another thread could have the addresses
+    /// already.
     UnmapDropsLate,
     /// Pages were opened for system calls that write before what was made from them was dropped.
     OutputsOpenFirst,
@@ -13,7 +15,8 @@ pub enum Bug {
     WakesWhileChanging,
     /// Code that was read before another thread guarded its page was taken for guarded.
     TrustsOtherGuards,
-    /// What was read before a change of mappings was published, and is watched after, counts as read now.
+    /// What was read before a change of mappings was published, and is watched after, counts as
+    /// read now.
     PublicationIgnored,
     /// The record of a mapping that was forgotten was taken for one that forbids.
     ForgottenForbids,

@@ -10,7 +10,8 @@ impl State {
         let p = op.page();
         let late = program.has(Bug::ProtectOpensFirst) && matches!(op, Op::Protect(..))
             || program.has(Bug::UnmapDropsLate) && matches!(op, Op::Unmap(_));
-        let exclusive = !late && ![Bug::NotExclusive, Bug::WakesWhileChanging].iter().any(|bug| program.has(*bug));
+        let exclusive = !late
+            && ![Bug::NotExclusive, Bug::WakesWhileChanging].iter().any(|bug| program.has(*bug));
         let keeps = matches!(op, Op::Protect(_, X)) && self.pages[p].record.is_some();
         let fresh = matches!(op, Op::Map(..));
         let mut state = self.clone();
@@ -59,7 +60,8 @@ impl State {
                 if !late && !fresh {
                     page.announced[MAPPING] -= 1;
                 }
-                let drops = self.threads[t].fetched == 0 || matches!(op, Op::Map(_, rights) if rights & X != 0);
+                let drops = self.threads[t].fetched == 0
+                    || matches!(op, Op::Map(_, rights) if rights & X != 0);
                 if drops && !program.has(Bug::NoSecondDrop) {
                     state.drop_page(t, p);
                 }
@@ -127,10 +129,13 @@ impl State {
                 state.write(t, p);
                 state.at_stage(t, 6)
             }
-            5 if !self.threads[t].forbidden => Step::Violation("a system call cannot write where the guest may"),
+            5 if !self.threads[t].forbidden => {
+                Step::Violation("a system call cannot write where the guest may")
+            }
             5 => state.at_stage(t, 6),
             _ => {
-                state.pages[p].announced[OUTPUT] = state.pages[p].announced[OUTPUT].saturating_sub(1);
+                state.pages[p].announced[OUTPUT] =
+                    state.pages[p].announced[OUTPUT].saturating_sub(1);
                 state.at_stage(t, SETTLE)
             }
         }

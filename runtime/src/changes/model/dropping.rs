@@ -1,4 +1,5 @@
-//! Dropping code and waiting for other threads: `Code::drop_code` of the dispatcher, `Machine::invalidate` and `Peers`.
+//! Dropping code and waiting for other threads: `Code::drop_code` of the dispatcher,
+//! `Machine::invalidate` and `Peers`.
 
 use super::bug::Bug;
 use super::state::{Drop, Place, Program, State, THREADS};
@@ -15,7 +16,8 @@ const AWAIT_CACHE: u8 = 6;
 impl State {
     /// The thread is about to drop what was made from the page.
     pub fn drop_page(&mut self, thread: usize, page: usize) {
-        self.threads[thread].dropping = Some(Drop { page, stage: 0, touched: false, waits: [None; THREADS] });
+        self.threads[thread].dropping =
+            Some(Drop { page, stage: 0, touched: false, waits: [None; THREADS] });
     }
 
     /// The next step of dropping.
@@ -53,15 +55,18 @@ impl State {
                 drop.stage = if spoils_first { TELL } else { BEGIN_INTERPRETERS };
             }
             BEGIN_INTERPRETERS | BEGIN_CACHE => {
-                let place = if drop.stage == BEGIN_CACHE { Place::Cache } else { Place::Interpreting };
+                let place =
+                    if drop.stage == BEGIN_CACHE { Place::Cache } else { Place::Interpreting };
                 for other in (0..THREADS).filter(|other| *other != t) {
                     let thread = &state.threads[other];
-                    drop.waits[other] = (!thread.gone && thread.place == place).then_some(thread.moves);
+                    drop.waits[other] =
+                        (!thread.gone && thread.place == place).then_some(thread.moves);
                 }
                 drop.stage += 1;
             }
             AWAIT_INTERPRETERS | AWAIT_CACHE => {
-                let moved = |n: usize| drop.waits[n].is_none_or(|moves| state.threads[n].moves != moves);
+                let moved =
+                    |n: usize| drop.waits[n].is_none_or(|moves| state.threads[n].moves != moves);
                 if !(0..THREADS).all(moved) {
                     return Step::Blocked;
                 }

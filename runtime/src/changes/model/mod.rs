@@ -1,7 +1,8 @@
-//! The protocol of changes of code as an explicit-state model: every interleaving of small programs of two
-//! and three threads is explored, and the invariants of [`super`] are checked in each state.
+//! The protocol of changes of code as an explicit-state model: every interleaving of small programs
+//! of two and three threads is explored, and the invariants of [`super`] are checked in each state.
 //!
-//! A model thread goes in the steps of the real code, one at a time: what the real code does under one lock is one step.
+//! A model thread goes in the steps of the real code, one at a time: what the real code does under
+//! one lock is one step.
 //!
 //! | file | |
 //! | --- | --- |
@@ -13,14 +14,16 @@
 //! | [`bug`] | bugs that the protocol once had, or would have without one of its rules |
 //! | `tests` | programs that hold, and the shortest program that finds each bug |
 //!
-//! **What is modelled.** Pages with contents (a version that counts up), the guest's rights, the kernel's, and the record; guards,
-//! announcements and the exclusive right; blocks of the interpreter (one thread's own), copied blocks
-//! (all threads'), fragments that rest and come back, traces that are compiled outside; where each thread is,
-//! what was posted to it, and which pages were read.
+//! **What is modelled.** Pages with contents (a version that counts up), the guest's rights, the
+//! kernel's, and the record; guards, announcements and the exclusive right; blocks of the
+//! interpreter (one thread's own), copied blocks (all threads'), fragments that rest and come back,
+//! traces that are compiled outside; where each thread is, what was posted to it, and which pages
+//! were read.
 //!
-//! **What is checked.** Code that begins to run was read after each operation that has completed and that changed the page's contents or
-//! took the right to execute it. A store, a fetch or a system call fails only if the guest's rights forbade it at some
-//! time during the operation. In each state somebody can go on, unless all have ended.
+//! **What is checked.** Code that begins to run was read after each operation that has completed
+//! and that changed the page's contents or took the right to execute it. A store, a fetch or a
+//! system call fails only if the guest's rights forbade it at some time during the operation. In
+//! each state somebody can go on, unless all have ended.
 
 mod bug;
 mod calls;

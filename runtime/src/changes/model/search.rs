@@ -5,7 +5,8 @@ use rustc_hash::FxHashSet;
 use super::state::{Program, State, THREADS};
 use super::steps::Step;
 
-/// Where a page is guarded more often than this, other threads keep opening it for ever: no further.
+/// Where a page is guarded more often than this, other threads keep opening it for ever: no
+/// further.
 const MOST_GUARDS: u8 = 20;
 
 /// What an exploration has found.
@@ -27,7 +28,8 @@ pub fn explore(program: &Program) -> Found {
     let mut steps = Vec::new();
     while let Some((state, thread, moved)) = path.last_mut() {
         if *thread == THREADS {
-            let stuck = !*moved && !(0..THREADS).all(|t| state.has_ended(program, t) || !state.threads[t].begun);
+            let stuck = !*moved
+                && !(0..THREADS).all(|t| state.has_ended(program, t) || !state.threads[t].begun);
             if stuck {
                 return Found { states: seen.len(), violation: Some(("nobody can go on", steps)) };
             }

@@ -46,7 +46,12 @@ impl Op {
     pub fn page(self) -> usize {
         match self {
             Op::Store(p) | Op::Interpret(p) | Op::Run(p) | Op::Trace(p) | Op::Protect(p, _) => p,
-            Op::Refused(p) | Op::Unmap(p) | Op::Map(p, _) | Op::Remap(p) | Op::Output(p) | Op::HostStore(p) => p,
+            Op::Refused(p)
+            | Op::Unmap(p)
+            | Op::Map(p, _)
+            | Op::Remap(p)
+            | Op::Output(p)
+            | Op::HostStore(p) => p,
             Op::Spawn | Op::Fork => 0,
         }
     }

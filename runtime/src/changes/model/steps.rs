@@ -20,14 +20,17 @@ pub fn next(state: State) -> Step {
 /// The stage at which an operation ends in guest code, which goes on.
 const DIRECT: u8 = 99;
 
-/// The stage at which an operation ends in the runtime: what the host has written to is dropped first.
+/// The stage at which an operation ends in the runtime: what the host has written to is dropped
+/// first.
 pub const SETTLE: u8 = 100;
 
 impl State {
     /// What thread `t` does next.
     pub fn step(&self, program: &Program, t: usize) -> Step {
         let thread = &self.threads[t];
-        let Some(op) = program.op(t, thread.at).filter(|_| thread.begun && !thread.gone) else { return Step::Blocked };
+        let Some(op) = program.op(t, thread.at).filter(|_| thread.begun && !thread.gone) else {
+            return Step::Blocked;
+        };
         if let Some(drop) = thread.dropping {
             return self.step_dropping(program, t, drop);
         }
@@ -60,7 +63,9 @@ impl State {
                 for page in &mut state.pages {
                     (page.shared, page.resting, page.announced) = (None, None, [0; 3]);
                 }
-                (0..THREADS).filter(|other| *other != t).for_each(|other| state.threads[other].gone = true);
+                (0..THREADS)
+                    .filter(|other| *other != t)
+                    .for_each(|other| state.threads[other].gone = true);
                 state.at_stage(t, SETTLE)
             }
         }
@@ -106,7 +111,8 @@ impl State {
     fn settle(&self, program: &Program, t: usize) -> Step {
         let written = || (0..PAGES).find(|p| self.pages[*p].written);
         match self.threads[t].stage {
-            SETTLE if self.written && program.has(Bug::DroppingNotAwaited) && written().is_none() => {}
+            SETTLE
+                if self.written && program.has(Bug::DroppingNotAwaited) && written().is_none() => {}
             SETTLE if self.written => return self.take_exclusive(t, SETTLE + 1),
             SETTLE | DIRECT => {}
             _ => {
@@ -221,7 +227,8 @@ impl State {
         }
     }
 
-    /// Reads the page and guards it, from stage `first` on; at stage `first + 4` the code is in `running`.
+    /// Reads the page and guards it, from stage `first` on; at stage `first + 4` the code is in
+    /// `running`.
     fn translate(&self, program: &Program, t: usize, p: usize, first: u8) -> Step {
         let mut state = self.clone();
         match self.threads[t].stage - first {
@@ -243,7 +250,8 @@ impl State {
                 Watched::Now => state.at_stage(t, first),
                 watched => {
                     let checks = watched == Watched::Impossible;
-                    let version = if checks { state.pages[p].version } else { self.threads[t].fetched };
+                    let version =
+                        if checks { state.pages[p].version } else { self.threads[t].fetched };
                     state.threads[t].running = Some(Code { version, checks });
                     state.at_stage(t, first + 4)
                 }
@@ -259,7 +267,8 @@ impl State {
     }
 
     fn fetchable(&mut self, p: usize) -> bool {
-        let executable = |state: &State| state.pages[p].record.is_some_and(|rights| rights & X != 0);
+        let executable =
+            |state: &State| state.pages[p].record.is_some_and(|rights| rights & X != 0);
         executable(self) || {
             self.refresh();
             executable(self)
@@ -322,7 +331,9 @@ impl State {
             },
             3..=6 => self.translate(program, t, p, 3),
             _ => {
-                let Some(code) = self.threads[t].running else { return Step::Violation("nothing to run") };
+                let Some(code) = self.threads[t].running else {
+                    return Step::Violation("nothing to run");
+                };
                 match self.begin_code(p, code) {
                     Err(what) => return Step::Violation(what),
                     Ok(false) => {
@@ -354,14 +365,19 @@ impl State {
                 state.threads[t].running = page.shared;
                 state.at_stage(t, stage)
             }
-            // A fragment that rests comes back if nothing is about to change, and its bytes are there, to stay.
-            10 if page.is_announced() && !program.has(Bug::WakesWhileChanging) => state.drop_resting(t, p),
+            // A fragment that rests comes back if nothing is about to change, and its bytes are
+            // there, to stay.
+            10 if page.is_announced() && !program.has(Bug::WakesWhileChanging) => {
+                state.drop_resting(t, p)
+            }
             10 => match state.fetchable(p) {
                 true => state.at_stage(t, 11),
                 false => state.drop_resting(t, p),
             },
             11 => match state.watch(program, p, self.moment) {
-                Watched::Impossible if !program.has(Bug::WakesWhileChanging) => state.drop_resting(t, p),
+                Watched::Impossible if !program.has(Bug::WakesWhileChanging) => {
+                    state.drop_resting(t, p)
+                }
                 _ => state.at_stage(t, 12),
             },
             12 => match page.resting.filter(|code| page.mapped && code.version == page.version) {
@@ -383,7 +399,9 @@ impl State {
                 state.at_stage(t, 31)
             }
             31 => {
-                let Some(code) = self.threads[t].running else { return Step::Violation("nothing to run") };
+                let Some(code) = self.threads[t].running else {
+                    return Step::Violation("nothing to run");
+                };
                 match self.begin_code(p, code) {
                     Err(what) => Step::Violation(what),
                     Ok(true) => state.at_stage(t, 33),
@@ -418,7 +436,8 @@ impl State {
                 None => state.at_stage(t, SETTLE),
                 Some(_) if self.fragments.is_some() => Step::Blocked,
                 Some(code) => {
-                    (state.threads[t].running, state.threads[t].plan) = (Some(code), self.generation);
+                    (state.threads[t].running, state.threads[t].plan) =
+                        (Some(code), self.generation);
                     state.at_stage(t, 1)
                 }
             },

@@ -1,4 +1,5 @@
-//! Forced failures of guards (`--chaos`): drawn at random before a fragment is entered, undone behind it.
+//! Forced failures of guards (`--chaos`): drawn at random before a fragment is entered, undone
+//! behind it.
 
 use super::Fragments;
 use dynasour_emitter::{ExitId, FragmentId, SiteKind};

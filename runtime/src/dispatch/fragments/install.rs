@@ -12,13 +12,13 @@
 //! yet and what may be assumed; `version` builds and optimises; `code` generates code; `install`
 //! places it, notes from which bytes it was made, and leads links there.
 
-use super::ledger::Made;
 use super::links::exits::Event;
 use super::{Fragments, Role, Side};
-use crate::census::CompileTimes;
 use crate::config::{RunConfig, Stage};
 use crate::dispatch::worth;
-use crate::profile::{Phase, during};
+use crate::observe::census::CompileTimes;
+use crate::observe::ledger::Made;
+use crate::observe::profile::{Phase, during};
 use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::OptOptions;
@@ -74,7 +74,9 @@ impl Fragments {
         if path.guest.is_none() && self.is_full(path.head, policy) {
             return Err(Failure::Refused(AbortReason::TooManyVersions));
         }
-        let side = side.filter(|s| s.pc == path.head && s.generation == self.generation && self.wants_own_trace(s.pc));
+        let side = side.filter(|s| {
+            s.pc == path.head && s.generation == self.generation && self.wants_own_trace(s.pc)
+        });
         self.traces += 1;
         let number = self.traces;
         if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
@@ -82,10 +84,17 @@ impl Fragments {
         }
         // An exit that no code can be made for has no trace of its own; the path may still be one
         // of the region.
-        let own = side.and_then(|s| Some((s.exit, self.emitter.request(s.pc, EntryState::FromExit(s.exit)).ok()?)));
+        let own = side.and_then(|s| {
+            Some((s.exit, self.emitter.request(s.pc, EntryState::FromExit(s.exit)).ok()?))
+        });
         let (side, request) = match own {
             Some((exit, request)) => (Some(exit), request),
-            None => (None, self.emitter.request(path.head, EntryState::Canonical).map_err(|_| Failure::Stale)?),
+            None => (
+                None,
+                self.emitter
+                    .request(path.head, EntryState::Canonical)
+                    .map_err(|_| Failure::Stale)?,
+            ),
         };
         Ok(Plan {
             name: format!("t{number}"),
@@ -128,10 +137,16 @@ impl Fragments {
         plan.times.emit += nanoseconds(placing);
         let side = plan.side;
         let (from, alias_guards) = (side, plan.first || path.guest.is_some());
-        self.note_made(id, Made { version, path, from, times: plan.times, built: plan.built, alias_guards });
+        self.note_made(
+            id,
+            Made { version, path, from, times: plan.times, built: plan.built, alias_guards },
+        );
         log(config, Stage::Code, || self.emitter.listing(id).unwrap_or_default());
         // Invalidation knows the fragment before anything leads to it.
-        let size = self.emitter.fragment(id).map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
+        let size = self
+            .emitter
+            .fragment(id)
+            .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
         self.sources.add(id, side.map_or(Role::Region(path.head), Role::Side), path, size);
         match side {
             None => self.add_version(path.head, id, path.guest.is_some()),
@@ -156,7 +171,8 @@ impl Fragments {
             self.stats.loop_fragments += 1;
         }
         self.stats.fragments += 1;
-        self.stats.trace_instructions += path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
+        self.stats.trace_instructions +=
+            path.steps.iter().map(|s| u64::from(s.block.count)).sum::<u64>();
         self.stats.code_bytes += size;
         self.stats.compile_nanoseconds += plan.start.elapsed().as_nanos() as u64;
         self.links_changed();
@@ -172,7 +188,12 @@ impl Fragments {
         }
         let pays = worth::pays(path, cost, side);
         if self.log_worth {
-            eprintln!("dynasour: {:#x}, {:?} {}: {pays}", path.head, path.shape, worth::figures(path, cost));
+            eprintln!(
+                "dynasour: {:#x}, {:?} {}: {pays}",
+                path.head,
+                path.shape,
+                worth::figures(path, cost)
+            );
         }
         pays
     }
@@ -194,7 +215,8 @@ impl Plan {
         let built = during(Phase::Record, || build::build(path, &self.name, context, policy));
         let mut version = built.map_err(|e| Failure::Refused(e.0))?;
         self.times.build = nanoseconds(building);
-        self.built = config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
+        self.built =
+            config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
         let alias_guards = self.first || path.guest.is_some();
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());

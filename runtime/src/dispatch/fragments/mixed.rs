@@ -15,8 +15,8 @@
 
 use super::{FragmentError, Fragments, Side, pace, perform};
 use crate::interp::astray;
-use crate::stats::{DeoptReason, Stats};
-use dynasour_emitter::copy::{Copied, Counted, CounterId, HeadCounts};
+use crate::observe::stats::{DeoptReason, Stats};
+use dynasour_emitter::blocks::{Copied, Counted, CounterId, HeadCounts};
 use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::Fetch;
@@ -103,7 +103,12 @@ impl Fragments {
     ///
     /// # Errors
     /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
-    pub fn arrive(&mut self, pc: u64, code: &dyn Fetch, arrival: Arrival) -> Result<Copied, EmitError> {
+    pub fn arrive(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        arrival: Arrival,
+    ) -> Result<Copied, EmitError> {
         if self.retired {
             return Ok(Copied::Instruction);
         }
@@ -160,9 +165,14 @@ impl Fragments {
                 return Ok(Came::On(Arrival::WithoutProgress));
             }
             Left::Block(link) => {
-                let (pc, past_fragments) = self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
+                let (pc, past_fragments) =
+                    self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
                 context.rip = pc;
-                return Ok(Came::On(if past_fragments { Arrival::WithoutProgress } else { Arrival::Anyhow }));
+                return Ok(Came::On(if past_fragments {
+                    Arrival::WithoutProgress
+                } else {
+                    Arrival::Anyhow
+                }));
             }
             Left::Indirect(via) => {
                 context.rip = context.next_pc;
@@ -205,7 +215,10 @@ impl Fragments {
             SiteKind::End => {
                 self.stats.fragment_ends += 1;
                 match self.stub_of(exit) {
-                    Some(stub) if self.after_exit(stub.origin, context.rip) == Arrival::WithoutProgress => {
+                    Some(stub)
+                        if self.after_exit(stub.origin, context.rip)
+                            == Arrival::WithoutProgress =>
+                    {
                         self.left_stub_in_place(exit, stub, context.rip)?
                     }
                     _ => Came::On(Arrival::End(exit)),

@@ -1,17 +1,20 @@
 //! Heads are not counted all the time.
 //!
-//! A counter costs a head that is not worth a trace as much at each execution as one that is: a program whose time is spread
-//! over thousands of loops, none of which gets hot soon, would pay for them all, and longest for those that matter least
-//! (stockfish: 9 %, nec2c: 30, cc1: 20). So a head is counted a *step* of executions at first. If it gets hot soon at that pace,
-//! counting goes on. Else its links lead to its block, past the counter, for a *nap* that is so many times as long as the step took.
-//! Then it is counted for another step, and what was executed meanwhile is reckoned by the slower of the two.
+//! A counter costs a head that is not worth a trace as much at each execution as one that is: a
+//! program whose time is spread over thousands of loops, none of which gets hot soon, would pay for
+//! them all, and longest for those that matter least (stockfish: 9 %, nec2c: 30, cc1: 20). So a
+//! head is counted a *step* of executions at first. If it gets hot soon at that pace, counting goes
+//! on. Else its links lead to its block, past the counter, for a *nap* that is so many times as
+//! long as the step took. Then it is counted for another step, and what was executed meanwhile is
+//! reckoned by the slower of the two.
 //!
-//! Nobody is woken by a clock, for there is none that a guest could not notice: naps end when a thread comes to the
-//! runtime for some reason. So that one does, the head that was to nap last keeps *watch*: it is counted for as many executions as
-//! it would have had, until another one is to nap.
+//! Nobody is woken by a clock, for there is none that a guest could not notice: naps end when a
+//! thread comes to the runtime for some reason. So that one does, the head that was to nap last
+//! keeps *watch*: it is counted for as many executions as it would have had, until another one is
+//! to nap.
 
 use super::Fragments;
-use dynasour_emitter::copy::CounterId;
+use dynasour_emitter::blocks::CounterId;
 use dynasour_emitter::ticks;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -19,7 +22,8 @@ use std::collections::BinaryHeap;
 
 /// The most executions of a head that are counted at a time, unless it gets hot soon.
 pub const STEP: u64 = 1000;
-/// Ticks of the time stamp counter, some fifty milliseconds: a head that is hot within that does not nap.
+/// Ticks of the time stamp counter, some fifty milliseconds: a head that is hot within that does
+/// not nap.
 const SOON: u64 = 1 << 27;
 /// How many times as long as its last step a nap is.
 const NAP: u64 = 100;
@@ -61,8 +65,10 @@ impl Pace {
     fn step(&mut self, executions: u64, took: u64, now: u64) -> Then {
         let credit = self.rests.take().map_or(0, |(since, before, ticks)| {
             let slept = u128::from(now.saturating_sub(took).saturating_sub(since));
-            let reckoned = |executions, ticks: u64| u128::from(executions) * slept / u128::from(ticks.max(1));
-            u64::try_from(reckoned(before, ticks).min(reckoned(executions, took))).unwrap_or(u64::MAX)
+            let reckoned =
+                |executions, ticks: u64| u128::from(executions) * slept / u128::from(ticks.max(1));
+            u64::try_from(reckoned(before, ticks).min(reckoned(executions, took)))
+                .unwrap_or(u64::MAX)
         });
         self.seen = self.seen.saturating_add(executions).saturating_add(credit);
         let left = self.wanted.saturating_sub(self.seen);
@@ -88,7 +94,8 @@ struct Watch {
 /// The heads that are counted step by step.
 #[derive(Default)]
 pub struct Paces {
-    /// Executions that make a head hot of which nothing else is known; none if heads are counted without a break.
+    /// Executions that make a head hot of which nothing else is known; none if heads are counted
+    /// without a break.
     wanted: Option<u64>,
     heads: FxHashMap<u64, Pace>,
     /// When who is woken.
@@ -111,9 +118,17 @@ impl Fragments {
         self.paces.wanted = Some(wanted);
     }
 
-    /// A head's counter has left after so many executions, which took so many ticks. How often it has been executed, if it is hot.
-    pub fn is_hot(&mut self, pc: u64, counter: CounterId, executions: u64, took: u64) -> Option<u64> {
-        let Some(wanted) = self.paces.wanted.filter(|_| !self.retired && self.first(pc).is_none()) else {
+    /// A head's counter has left after so many executions, which took so many ticks. How often it
+    /// has been executed, if it is hot.
+    pub fn is_hot(
+        &mut self,
+        pc: u64,
+        counter: CounterId,
+        executions: u64,
+        took: u64,
+    ) -> Option<u64> {
+        let Some(wanted) = self.paces.wanted.filter(|_| !self.retired && self.first(pc).is_none())
+        else {
             return Some(executions);
         };
         let pace = self.paces.heads.entry(pc).or_insert(Pace::new(wanted));
@@ -137,7 +152,8 @@ impl Fragments {
         self.emitter.set_counter(counter, step);
     }
 
-    /// There is no time for a hot head now, which was executed so many times: it is hot again after a nap, or as many more.
+    /// There is no time for a hot head now, which was executed so many times: it is hot again after
+    /// a nap, or as many more.
     pub fn put_off(&mut self, pc: u64, counter: CounterId, executions: u64) {
         match self.paces.heads.get_mut(&pc) {
             Some(pace) => {
@@ -173,7 +189,11 @@ impl Fragments {
             && time <= now
         {
             self.paces.naps.pop();
-            let left = self.paces.heads.get(&pc).map_or(STEP, |pace| pace.wanted.saturating_sub(pace.seen));
+            let left = self
+                .paces
+                .heads
+                .get(&pc)
+                .map_or(STEP, |pace| pace.wanted.saturating_sub(pace.seen));
             if !self.emitter.count_again(pc, left.clamp(1, STEP)) {
                 self.paces.heads.remove(&pc);
             }
@@ -196,7 +216,9 @@ mod tests {
     #[test]
     fn what_is_executed_in_a_nap_is_reckoned_by_the_slower_pace() {
         // A thousandth of an execution a tick, twice as many, half as many.
-        for (second, took, credit) in [(1000, SOON, 10_000), (2000, SOON, 10_000), (1000, 2 * SOON, 5_000)] {
+        for (second, took, credit) in
+            [(1000, SOON, 10_000), (2000, SOON, 10_000), (1000, 2 * SOON, 5_000)]
+        {
             let mut late = Pace::new(100_000);
             assert_eq!(late.step(1000, SOON, SOON), Then::Nap((SOON * NAP).min(LONGEST)));
             let now = 11 * SOON + took;

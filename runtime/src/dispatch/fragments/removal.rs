@@ -11,7 +11,7 @@
 
 use super::links::exits::Event;
 use super::{FragmentId, Fragments, Role};
-use dynasour_emitter::copy::Doomed;
+use dynasour_emitter::blocks::Doomed;
 use std::ops::Range;
 
 /// Bytes of code that is never entered again, at which everything is dropped to get them back.

@@ -4,7 +4,7 @@
 //! takes the general forms if it is not low any more.
 
 use super::{FragmentError, Fragments};
-use crate::syscall::memory::Moved;
+use crate::kernel::syscall::memory::Moved;
 use dynasour_emitter::{Config, EmitError, Emitter};
 use dynasour_guest::space::{self, Reservation, USER_END};
 use std::ops::Range;
@@ -12,7 +12,8 @@ use std::ops::Range;
 /// A code cache is not made smaller than this for want of memory.
 const SMALLEST_CACHE: usize = 1 << 20;
 
-/// An emitter of this kind, or one with a smaller cache if the process may not have so much memory (`ulimit -v`).
+/// An emitter of this kind, or one with a smaller cache if the process may not have so much memory
+/// (`ulimit -v`).
 ///
 /// # Errors
 /// There is not even memory for a small one, or the processor lacks something.
@@ -26,13 +27,19 @@ pub fn emitter(mut config: Config) -> Result<Emitter, EmitError> {
 }
 
 impl Fragments {
-    /// Is something of the emitter's in `range` that can be elsewhere? Not where counts would be lost.
+    /// Is something of the emitter's in `range` that can be elsewhere? Not where counts would be
+    /// lost.
     pub fn could_leave(&self, range: &Range<u64>) -> bool {
         !self.emitter.is_counting()
-            && self.emitter.memory().iter().any(|own| own.start < range.end && range.start < own.end)
+            && self
+                .emitter
+                .memory()
+                .iter()
+                .any(|own| own.start < range.end && range.start < own.end)
     }
 
-    /// Goes out of `range`, in place of [`Fragments::clear`]: every thread has been outside since [`Fragments::retire`].
+    /// Goes out of `range`, in place of [`Fragments::clear`]: every thread has been outside since
+    /// [`Fragments::retire`].
     ///
     /// # Errors
     /// There is no memory; then everything is as after [`Fragments::clear`].
@@ -46,7 +53,14 @@ impl Fragments {
         let fresh = {
             // The new one must not go where the guest wants to go.
             let _kept_free = free_parts(range);
-            emitter(Config { cache_size, rates, returns, entry_check, count: false, names_transfers })
+            emitter(Config {
+                cache_size,
+                rates,
+                returns,
+                entry_check,
+                count: false,
+                names_transfers,
+            })
         };
         let fresh = match fresh {
             Ok(fresh) => fresh,
@@ -70,9 +84,12 @@ fn free_parts(range: &Range<u64>) -> Vec<Reservation> {
     let mut parts = Vec::new();
     let mut start = range.start;
     let end = range.end.min(USER_END);
-    // Where /proc cannot be read nothing is held, and the place that is found may be in the way again.
+    // Where /proc cannot be read nothing is held, and the place that is found may be in the way
+    // again.
     let entries = space::maps().unwrap_or_default();
-    for entry in entries.iter().filter(|entry| entry.range.end > range.start && entry.range.start < end) {
+    for entry in
+        entries.iter().filter(|entry| entry.range.end > range.start && entry.range.start < end)
+    {
         if start < entry.range.start {
             parts.extend(Reservation::at(start, entry.range.start - start));
         }

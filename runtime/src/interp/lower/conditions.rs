@@ -1,5 +1,5 @@
-//! Flags as descriptions, and the cheapest way to decide a condition of them: often one comparison of the words that
-//! the description names.
+//! Flags as descriptions, and the cheapest way to decide a condition of them: often one comparison
+//! of the words that the description names.
 
 use super::{Compare, Desc, LowerError, Lowerer, Plan, Val};
 use crate::interp::code::{self, FlagState, Handler, Source};
@@ -43,7 +43,13 @@ impl Lowerer<'_> {
         self.work.vals[v.index()] = Val::Flags(self.work.descs.len() - 1);
     }
 
-    pub(super) fn flags(&mut self, i: usize, op: FlagOp, inst: &Inst, v: Value) -> Result<(), LowerError> {
+    pub(super) fn flags(
+        &mut self,
+        i: usize,
+        op: FlagOp,
+        inst: &Inst,
+        v: Value,
+    ) -> Result<(), LowerError> {
         let zero = Source::Const(0);
         let old_carry = |this: &mut Self| -> Result<Source, LowerError> {
             let state = this.flag_state(inst.args[1])?;
@@ -100,7 +106,9 @@ impl Lowerer<'_> {
                 for (k, operand) in inst.args.iter().enumerate() {
                     sources[k] = if Some(k) != old {
                         self.source(*operand)?
-                    } else if k == 2 && matches!(sources[1], Source::Const(n) if shift_ignores_old(op, inst.ty, n)) {
+                    } else if k == 2
+                        && matches!(sources[1], Source::Const(n) if shift_ignores_old(op, inst.ty, n))
+                    {
                         zero
                     } else {
                         self.flag_bits(*operand)?
@@ -162,9 +170,19 @@ impl Lowerer<'_> {
         }
     }
 
-    pub(super) fn cond(&mut self, i: usize, cond: Cond, inst: &Inst, v: Value) -> Result<(), LowerError> {
-        let Operand::Value(f) = inst.args[0] else { return Err(LowerError::Operand(inst.args[0].to_string())) };
-        let Val::Flags(desc) = self.work.vals[f.index()] else { return Err(LowerError::Operand(f.to_string())) };
+    pub(super) fn cond(
+        &mut self,
+        i: usize,
+        cond: Cond,
+        inst: &Inst,
+        v: Value,
+    ) -> Result<(), LowerError> {
+        let Operand::Value(f) = inst.args[0] else {
+            return Err(LowerError::Operand(inst.args[0].to_string()));
+        };
+        let Val::Flags(desc) = self.work.vals[f.index()] else {
+            return Err(LowerError::Operand(f.to_string()));
+        };
         if self.work.uses[v.index()] == 1 && self.work.last_use[v.index()] == Some(self.end()) {
             self.work.vals[v.index()] = Val::Cond(cond, desc);
             return Ok(());
@@ -173,7 +191,13 @@ impl Lowerer<'_> {
     }
 
     /// Computes a condition into a slot.
-    pub(super) fn decide(&mut self, i: usize, cond: Cond, desc: usize, v: Option<Value>) -> Result<u16, LowerError> {
+    pub(super) fn decide(
+        &mut self,
+        i: usize,
+        cond: Cond,
+        desc: usize,
+        v: Option<Value>,
+    ) -> Result<u16, LowerError> {
         let d = match v {
             Some(v) => self.destination(i, v)?,
             None => self.temp()?,

@@ -1,4 +1,5 @@
-//! The last operation of a block: it records the guest's flags if it must, on the way of the branch if it can.
+//! The last operation of a block: it records the guest's flags if it must, on the way of the branch
+//! if it can.
 
 use super::{CALL_FLAGS, Compare, End, LowerError, Lowerer, Plan, Val};
 use crate::interp::code::{self, FlagState, Source};
@@ -27,7 +28,9 @@ impl Lowerer<'_> {
         match end {
             End::Goto(to) => self.emit(code::end, self.jump_flags(to), 0, 0, 0, 0),
             End::Call(_) => self.emit(code::end, CALL_FLAGS, 0, 0, 0, 0),
-            End::Syscall(_) | End::Special(_) | End::Trap(..) => self.emit(code::end_stop, 0, 0, 0, 0, 0),
+            End::Syscall(_) | End::Special(_) | End::Trap(..) => {
+                self.emit(code::end_stop, 0, 0, 0, 0, 0)
+            }
             End::Indirect | End::CallIndirect | End::Ret | End::Branch(..) => {}
         }
         Ok(end)
@@ -50,10 +53,14 @@ impl Lowerer<'_> {
         let state = self.work.descs[self.pending].state;
         match state {
             FlagState::Record => {}
-            FlagState::Known(kind, [Source::Slot(a), b, _]) if !matches!(kind.form(), Form::Host(_)) => match b {
-                Source::Slot(b) => self.emit(code::record::<(), false>, 0, a, b, kind.0, 0),
-                Source::Const(b) => self.emit(code::record::<(), true>, 0, a, 0, kind.0, b),
-            },
+            FlagState::Known(kind, [Source::Slot(a), b, _])
+                if !matches!(kind.form(), Form::Host(_)) =>
+            {
+                match b {
+                    Source::Slot(b) => self.emit(code::record::<(), false>, 0, a, b, kind.0, 0),
+                    Source::Const(b) => self.emit(code::record::<(), true>, 0, a, 0, kind.0, b),
+                }
+            }
             FlagState::Known(..) => self.emit_state(code::record_state, 0, 0, state),
         }
     }
@@ -79,14 +86,17 @@ impl Lowerer<'_> {
         Ok(())
     }
 
-    /// A branch that compares, and records the guest's flags on the way, if one operation can do both.
+    /// A branch that compares, and records the guest's flags on the way, if one operation can do
+    /// both.
     fn fused_branch(&mut self, cond: Cond, desc: usize, taken: u16) -> Result<bool, LowerError> {
         let (pending, state) = (self.work.descs[self.pending].state, self.work.descs[desc].state);
         let FlagState::Known(kind, [flags_a, flags_b, _]) = pending else { return Ok(false) };
         if pending != state || matches!(kind.form(), Form::Host(_) | Form::Bits) {
             return Ok(false);
         }
-        let Plan::Compare(Compare { op, swapped, ty, a, b }) = Self::plan(cond, state) else { return Ok(false) };
+        let Plan::Compare(Compare { op, swapped, ty, a, b }) = Self::plan(cond, state) else {
+            return Ok(false);
+        };
         let Source::Slot(slot) = a else { return Ok(false) };
         if a != flags_a {
             return Ok(false);
@@ -101,7 +111,9 @@ impl Lowerer<'_> {
                 self.emit(run, taken, slot, b, kind.0, 0);
             }
             _ => {
-                let (Some(compared), Some(recorded)) = (fits(b), fits(flags_b)) else { return Ok(false) };
+                let (Some(compared), Some(recorded)) = (fits(b), fits(flags_b)) else {
+                    return Ok(false);
+                };
                 let imm = (recorded as u32 as u64) << 32 | u64::from(compared as u32);
                 self.emit(select::branch(op, swapped, ty, true), taken, slot, 0, kind.0, imm);
             }

@@ -10,7 +10,12 @@ use smallvec::SmallVec;
 
 impl Lowerer<'_> {
     /// Slots and shape of an address: base, index, scale, displacement.
-    fn address(&mut self, mem: Mem, base: Operand, index: Operand) -> Result<(u16, u16, u16, u64), LowerError> {
+    fn address(
+        &mut self,
+        mem: Mem,
+        base: Operand,
+        index: Operand,
+    ) -> Result<(u16, u16, u16, u64), LowerError> {
         let scale = mem.scale.trailing_zeros() as u16 & 3;
         let mut disp = mem.disp as u64;
         let base = match self.source(base)? {
@@ -101,7 +106,8 @@ impl Lowerer<'_> {
     pub(super) fn native(&mut self, i: usize, inst: &Inst) -> Result<(), LowerError> {
         let bad = || LowerError::Unsupported("native without its table entry".to_string());
         let version = self.version;
-        let native: &Native = inst.native.and_then(|n| version.natives.get(n.index())).ok_or_else(bad)?;
+        let native: &Native =
+            inst.native.and_then(|n| version.natives.get(n.index())).ok_or_else(bad)?;
         let mut args = inst.args.iter().copied();
         let mut next = || args.next().ok_or_else(bad);
 
@@ -125,9 +131,11 @@ impl Lowerer<'_> {
         }
         let flags_def = native.flags_out.then(|| inst.defs.last().copied()).flatten();
         let restartable = native.effects.contains(Effects::RESTARTABLE);
-        // What a fault in the middle leaves in the flags depends on the processor: it is taken from there.
+        // What a fault in the middle leaves in the flags depends on the processor: it is taken from
+        // there.
         let faults_with_flags = restartable && native.flags_out;
-        let flags_wanted = faults_with_flags || flags_def.is_some_and(|v| self.work.last_use[v.index()].is_some());
+        let flags_wanted =
+            faults_with_flags || flags_def.is_some_and(|v| self.work.last_use[v.index()].is_some());
         let flags_read = native.inst.rflags_read() & ARITHMETIC != 0;
         let flags_in = if native.flags_in && (flags_wanted || flags_read) {
             let operand = next()?;
@@ -140,7 +148,8 @@ impl Lowerer<'_> {
         for (k, gpr) in native.gpr_out.iter().enumerate() {
             let v = *inst.defs.get(k).ok_or_else(bad)?;
             if restartable {
-                // After a fault the register has changed already: what the fault looks at moves out of its way.
+                // After a fault the register has changed already: what the fault looks at moves out
+                // of its way.
                 self.protect(gpr.number() as u16, i.saturating_sub(1))?;
             }
             let d = self.destination(i, v)?;
@@ -151,14 +160,17 @@ impl Lowerer<'_> {
         }
         let flags_out = if flags_wanted { Some(self.temp()?) } else { None };
 
-        // Protecting the outputs may have emitted copies, but the inputs' slots are still as they were.
+        // Protecting the outputs may have emitted copies, but the inputs' slots are still as they
+        // were.
         let op = NativeOp::new(native, self.natives, &inputs, &outputs, flags_in, flags_out)?;
         self.tables.natives.push(Box::new(op));
         let table = self.tables.natives.last().map_or(0, |n| std::ptr::from_ref(&**n) as u64);
         self.emit_faulting(Code { run: code::native, imm: table, d: 0, a: addr, b: 0, c: 0 })?;
-        if faults_with_flags && let (Some(t), Some(site)) = (flags_out, self.work.sites.last_mut()) {
+        if faults_with_flags && let (Some(t), Some(site)) = (flags_out, self.work.sites.last_mut())
+        {
             let zero = Source::Const(0);
-            site.flags = FlagState::Known(Kind::new(Form::Bits, Ty::I64), [Source::Slot(t), zero, zero]);
+            site.flags =
+                FlagState::Known(Kind::new(Form::Bits, Ty::I64), [Source::Slot(t), zero, zero]);
         }
 
         for (k, d) in outputs.iter().enumerate() {

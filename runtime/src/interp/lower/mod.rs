@@ -1,19 +1,21 @@
 //! Lowering: one `base` block of IR to a list of [`Code`], once per block.
 //!
-//! * A `get` emits nothing: its value *is* the register's slot. When the register is overwritten while such a value is
-//!   still to be read, it is copied aside first (`protect`).
-//! * A result that a later `put` of the same instruction writes to a register goes there at once (`destination`); nothing
-//!   between the two may fault or read the register.
-//! * Truncations and zero extensions of clean values emit nothing either: handlers cut what they read.
-//! * Flags stay descriptions ([`FlagState`]) over slots and constants, looked at by conditions, by faults (through the
-//!   table of [`Site`]s), and at the block's end, where they go to the record, if possible within the branch itself.
-//!   Flags that nobody can see any more get no description at all.
+//! * A `get` emits nothing: its value *is* the register's slot. When the register is overwritten
+//!   while such a value is still to be read, it is copied aside first (`protect`).
+//! * A result that a later `put` of the same instruction writes to a register goes there at once
+//!   (`destination`); nothing between the two may fault or read the register.
+//! * Truncations and zero extensions of clean values emit nothing either: handlers cut what they
+//!   read.
+//! * Flags stay descriptions ([`FlagState`]) over slots and constants, looked at by conditions, by
+//!   faults (through the table of [`Site`]s), and at the block's end, where they go to the record,
+//!   if possible within the branch itself. Flags that nobody can see any more get no description at
+//!   all.
 //!
-//! Files: `uses` (what is read where), `slots` (where values are), this one (moves and pure operations), `conditions`
-//! (flags), `memory` (what can fault), `end`.
+//! Files: `uses` (what is read where), `slots` (where values are), this one (moves and pure
+//! operations), `conditions` (flags), `memory` (what can fault), `end`.
 //!
-//! Invariant: at each operation that may fault, the registers' slots hold the state before its guest instruction, and
-//! the site's description gives that state's flags.
+//! Invariant: at each operation that may fault, the registers' slots hold the state before its
+//! guest instruction, and the site's description gives that state's flags.
 
 mod conditions;
 mod end;
@@ -31,7 +33,8 @@ use dynasour_ir::{Cond, Inst, Loc, Op, Operand, Term, Trap, Ty, Value, Version};
 /// The flags of a call's edge.
 const CALL_FLAGS: u16 = code::ANY_EDGE | code::HEAD_EDGE;
 
-/// Why a block could not be lowered. Each is a broken invariant of whoever made the block, or a full table.
+/// Why a block could not be lowered. Each is a broken invariant of whoever made the block, or a
+/// full table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LowerError {
     /// Not exactly one block with a guest terminator.
@@ -197,7 +200,8 @@ struct Lowerer<'a> {
     dirty: bool,
 }
 
-/// Lowers the only block of `version`. With `bytes`, the block begins with a check that they are still there.
+/// Lowers the only block of `version`. With `bytes`, the block begins with a check that they are
+/// still there.
 ///
 /// # Errors
 /// See [`LowerError`].
@@ -290,9 +294,12 @@ impl Lowerer<'_> {
         match self.source(operand)? {
             Source::Slot(s) => {
                 self.place(v, s, clean);
-                // The aliased register may be overwritten before the alias is read, so both are watched.
+                // The aliased register may be overwritten before the alias is read, so both are
+                // watched.
             }
-            Source::Const(c) => self.work.vals[v.index()] = Val::Const(c & self.version.ty(v).mask()),
+            Source::Const(c) => {
+                self.work.vals[v.index()] = Val::Const(c & self.version.ty(v).mask())
+            }
         }
         Ok(())
     }
@@ -336,7 +343,9 @@ impl Lowerer<'_> {
             }
             Loc::Flags => {
                 self.dirty = true;
-                let Operand::Value(v) = operand else { return Err(LowerError::Operand(operand.to_string())) };
+                let Operand::Value(v) = operand else {
+                    return Err(LowerError::Operand(operand.to_string()));
+                };
                 let until = self.observed_until(i);
                 match self.work.vals[v.index()] {
                     Val::Flags(d) => {
@@ -346,7 +355,10 @@ impl Lowerer<'_> {
                     // Flags that nobody sees: any description will do.
                     Val::Unset if until == i => {
                         self.work.descs.push(Desc {
-                            state: FlagState::Known(Kind::new(Form::Bits, Ty::I64), [Source::Const(0); 3]),
+                            state: FlagState::Known(
+                                Kind::new(Form::Bits, Ty::I64),
+                                [Source::Const(0); 3],
+                            ),
                             until: i,
                         });
                         self.pending = self.work.descs.len() - 1;
@@ -355,9 +367,13 @@ impl Lowerer<'_> {
                 }
                 Ok(())
             }
-            Loc::Vec(_) | Loc::Mask(_) | Loc::X87 | Loc::Mxcsr | Loc::Df | Loc::FsBase | Loc::GsBase => {
-                Err(LowerError::Unsupported(format!("put {loc}")))
-            }
+            Loc::Vec(_)
+            | Loc::Mask(_)
+            | Loc::X87
+            | Loc::Mxcsr
+            | Loc::Df
+            | Loc::FsBase
+            | Loc::GsBase => Err(LowerError::Unsupported(format!("put {loc}"))),
         }
     }
 
@@ -372,7 +388,8 @@ impl Lowerer<'_> {
             let ty = if insert { Ty::I64 } else { ty };
             if let Some(run) = select::binary(inst.op, ty, matches!(b, Source::Const(_))) {
                 let a = self.slot_of(a)?;
-                // The first operand may be protected together with the destination: look at it again.
+                // The first operand may be protected together with the destination: look at it
+                // again.
                 let d = self.destination(i, v)?;
                 let (b, imm) = match b {
                     Source::Slot(s) => (s, 0),

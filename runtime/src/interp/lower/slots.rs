@@ -1,4 +1,5 @@
-//! Slots: temporaries, constants, and the registers' own, which values share with the guest as long as they can.
+//! Slots: temporaries, constants, and the registers' own, which values share with the guest as long
+//! as they can.
 
 use super::{Desc, LowerError, Lowerer, Site, Val};
 use crate::interp::code::{self, Code, FlagState, Handler, Source};
@@ -23,7 +24,11 @@ impl Lowerer<'_> {
         if self.dirty {
             return Err(LowerError::Imprecise(self.pc));
         }
-        let site = Site { op: self.work.code.len() as u32, pc: self.pc, flags: self.work.descs[self.pending].state };
+        let site = Site {
+            op: self.work.code.len() as u32,
+            pc: self.pc,
+            flags: self.work.descs[self.pending].state,
+        };
         self.work.sites.push(site);
         self.work.code.push(code);
         Ok(())
@@ -60,7 +65,9 @@ impl Lowerer<'_> {
     pub(super) fn is_clean(&self, operand: Operand) -> bool {
         match operand {
             Operand::Const(_) => true,
-            Operand::Value(v) => matches!(self.work.vals[v.index()], Val::Slot(_, true) | Val::Const(_)),
+            Operand::Value(v) => {
+                matches!(self.work.vals[v.index()], Val::Slot(_, true) | Val::Const(_))
+            }
         }
     }
 
@@ -72,13 +79,17 @@ impl Lowerer<'_> {
         }
     }
 
-    /// Before register `g` is overwritten at position `at`: saves what is still to be read from its slot.
+    /// Before register `g` is overwritten at position `at`: saves what is still to be read from its
+    /// slot.
     pub(super) fn protect(&mut self, g: u16, at: usize) -> Result<(), LowerError> {
-        let reads_slot =
-            |d: &Desc| d.until > at && matches!(d.state, FlagState::Known(_, s) if s.contains(&Source::Slot(g)));
+        let reads_slot = |d: &Desc| {
+            d.until > at
+                && matches!(d.state, FlagState::Known(_, s) if s.contains(&Source::Slot(g)))
+        };
         let values = self.work.in_gpr[g as usize].drain(..);
         let last_use = &self.work.last_use;
-        let live: SmallVec<[Value; 8]> = values.filter(|v| last_use[v.index()].is_some_and(|u| u > at)).collect();
+        let live: SmallVec<[Value; 8]> =
+            values.filter(|v| last_use[v.index()].is_some_and(|u| u > at)).collect();
         if live.is_empty() && !self.work.descs.iter().any(reads_slot) {
             return Ok(());
         }
@@ -91,13 +102,17 @@ impl Lowerer<'_> {
         }
         for d in self.work.descs.iter_mut().filter(|d| reads_slot(d)) {
             if let FlagState::Known(_, sources) = &mut d.state {
-                sources.iter_mut().filter(|s| **s == Source::Slot(g)).for_each(|s| *s = Source::Slot(t));
+                sources
+                    .iter_mut()
+                    .filter(|s| **s == Source::Slot(g))
+                    .for_each(|s| *s = Source::Slot(t));
             }
         }
         Ok(())
     }
 
-    /// The register to which a result computed at `i` may go at once because it is put there by the same instruction.
+    /// The register to which a result computed at `i` may go at once because it is put there by the
+    /// same instruction.
     fn home(&self, i: usize, v: Value) -> Option<u16> {
         let mut same: SmallVec<[Value; 4]> = SmallVec::from_slice(&[v]);
         let mut read = 0u16;
@@ -122,7 +137,8 @@ impl Lowerer<'_> {
         None
     }
 
-    /// Where the result `v` of the operation at `i` goes: a register or a temporary. Clean by construction.
+    /// Where the result `v` of the operation at `i` goes: a register or a temporary. Clean by
+    /// construction.
     pub(super) fn destination(&mut self, i: usize, v: Value) -> Result<u16, LowerError> {
         let slot = match self.home(i, v) {
             Some(g) => {

@@ -1,5 +1,5 @@
-//! What is read where: one walk from the end of the block back, before anything is emitted. Values that nobody reads
-//! are not computed, and flags that nobody sees get no description.
+//! What is read where: one walk from the end of the block back, before anything is emitted. Values
+//! that nobody reads are not computed, and flags that nobody sees get no description.
 
 use super::{LowerError, Lowerer, can_fault};
 use dynasour_ir::{FlagOp, GuestTerm, Inst, Loc, Op, Operand, Term, Value, Version};
@@ -12,7 +12,11 @@ impl Lowerer<'_> {
 
     fn mark(&mut self, operand: Operand, at: usize) -> Result<(), LowerError> {
         if let Operand::Value(v) = operand {
-            let slot = self.work.last_use.get_mut(v.index()).ok_or_else(|| LowerError::Operand(v.to_string()))?;
+            let slot = self
+                .work
+                .last_use
+                .get_mut(v.index())
+                .ok_or_else(|| LowerError::Operand(v.to_string()))?;
             *slot = Some(slot.map_or(at, |u| u.max(at)));
             self.work.uses[v.index()] += 1;
         }
@@ -53,9 +57,9 @@ impl Lowerer<'_> {
                 }
                 // A condition that only the terminator reads is decided there.
                 Op::Cond(_) if self.used(inst) => {
-                    let only_end = inst
-                        .def()
-                        .is_some_and(|v| self.work.uses[v.index()] == 1 && self.work.last_use[v.index()] == Some(end));
+                    let only_end = inst.def().is_some_and(|v| {
+                        self.work.uses[v.index()] == 1 && self.work.last_use[v.index()] == Some(end)
+                    });
                     self.mark(inst.args[0], if only_end { end } else { i })?;
                     continue;
                 }
@@ -97,7 +101,8 @@ impl Lowerer<'_> {
             _ => return None,
         };
         let same = |k: &&Inst| k.op == op && k.ty == inst.ty && k.args[..] == [inst.args[0], b];
-        let found = self.insts[..i].iter().rev().take_while(|k| k.op != Op::At).find(same)?.def()?;
+        let found =
+            self.insts[..i].iter().rev().take_while(|k| k.op != Op::At).find(same)?.def()?;
         // A result that only flags would read is not worth computing.
         self.work.last_use[found.index()].is_some().then_some(found)
     }

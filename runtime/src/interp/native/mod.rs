@@ -1,17 +1,20 @@
-//! Natives: original instructions executed on the guest's state by small generated functions, *thunks*.
+//! Natives: original instructions executed on the guest's state by small generated functions,
+//! *thunks*.
 //!
-//! A thunk is `extern "sysv64" fn(context, address) -> faulted`. It loads the registers that its instruction reads from
-//! their slots and from the extended state, runs the instruction with the memory operand rewritten to `[register]`
-//! (so segment bases, RIP and address-size prefixes are the interpreter's affair), and stores what was written. The x87
-//! state is swapped with the host's around instructions that use it; MXCSR is the guest's while the interpreter runs.
+//! A thunk is `extern "sysv64" fn(context, address) -> faulted`. It loads the registers that its
+//! instruction reads from their slots and from the extended state, runs the instruction with the
+//! memory operand rewritten to `[register]` (so segment bases, RIP and address-size prefixes are
+//! the interpreter's affair), and stores what was written. The x87 state is swapped with the host's
+//! around instructions that use it; MXCSR is the guest's while the interpreter runs.
 //!
-//! In front of the instruction stands `nop [rax + disp32]`, whose displacement leads from the instruction to its *landing*:
-//! the signal handler finds it with [`fixup`] by reading four bytes, without tables. After a fault nothing that
-//! the instruction writes is stored, except by restartable instructions, whose registers say how far they came, and
-//! except x87, which records the exception itself.
+//! In front of the instruction stands `nop [rax + disp32]`, whose displacement leads from the
+//! instruction to its *landing*: the signal handler finds it with [`fixup`] by reading four bytes,
+//! without tables. After a fault nothing that the instruction writes is stored, except by
+//! restartable instructions, whose registers say how far they came, and except x87, which records
+//! the exception itself.
 //!
-//! Vector registers are moved one by one, which must not make unused upper halves count as used: see
-//! [`super::xstate`]. `vzeroupper` ends each thunk that used VEX or EVEX.
+//! Vector registers are moved one by one, which must not make unused upper halves count as used:
+//! see [`super::xstate`]. `vzeroupper` ends each thunk that used VEX or EVEX.
 
 mod plan;
 mod thunk;
@@ -27,8 +30,12 @@ use smallvec::SmallVec;
 use std::io;
 
 /// The six arithmetic flags in iced's bits.
-pub const ARITHMETIC: u32 =
-    RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::AF | RflagsBits::CF | RflagsBits::PF;
+pub const ARITHMETIC: u32 = RflagsBits::OF
+    | RflagsBits::SF
+    | RflagsBits::ZF
+    | RflagsBits::AF
+    | RflagsBits::CF
+    | RflagsBits::PF;
 /// `nop dword [rax + disp32]`
 const LANDING_MARK: [u8; 3] = [0x0f, 0x1f, 0x80];
 
@@ -66,7 +73,8 @@ type Thunk = unsafe extern "sysv64" fn(*mut ThreadContext, u64) -> u32;
 #[derive(Clone, Copy)]
 enum Action {
     Thunk(Thunk),
-    /// `vzeroupper` puts upper halves into their initial state: their bits are cleared, nothing is loaded.
+    /// `vzeroupper` puts upper halves into their initial state: their bits are cleared, nothing is
+    /// loaded.
     ZeroUpper,
     ZeroAll,
 }
@@ -80,8 +88,8 @@ pub struct NativeOp {
     x87: Option<(u64, u64)>,
 }
 
-/// Where to continue after a fault of the host instruction at `host_rip`, if it is a native in a thunk. May be
-/// called in a signal handler.
+/// Where to continue after a fault of the host instruction at `host_rip`, if it is a native in a
+/// thunk. May be called in a signal handler.
 pub fn fixup(host_rip: u64) -> Option<u64> {
     if !pool::contains(host_rip) || !pool::contains(host_rip.wrapping_sub(7)) {
         return None;
@@ -90,7 +98,8 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
     // SAFETY: the bytes lie in a pool, which is readable.
     unsafe { std::ptr::copy_nonoverlapping((host_rip - 7) as *const u8, mark.as_mut_ptr(), 7) };
     let [m0, m1, m2, d @ ..] = mark;
-    ([m0, m1, m2] == LANDING_MARK).then(|| host_rip.wrapping_add_signed(i64::from(i32::from_le_bytes(d))))
+    ([m0, m1, m2] == LANDING_MARK)
+        .then(|| host_rip.wrapping_add_signed(i64::from(i32::from_le_bytes(d))))
 }
 
 /// The 64-bit register with this number.
@@ -182,7 +191,12 @@ impl NativeOp {
             return Ok(NativeOp { action, components: 0, x87: None });
         }
         let plan = Plan::new(native, inputs, outputs, flags_in, flags_out)?;
-        let key = Key { inst: plan.inst, slots: inputs.iter().chain(outputs).copied().collect(), flags_in, flags_out };
+        let key = Key {
+            inst: plan.inst,
+            slots: inputs.iter().chain(outputs).copied().collect(),
+            flags_in,
+            flags_out,
+        };
         let (thunk, instruction) = match natives.thunks.get(&key) {
             Some(found) => *found,
             None => {
@@ -202,8 +216,8 @@ impl NativeOp {
         Ok(NativeOp { action: Action::Thunk(thunk), components: plan.components, x87 })
     }
 
-    /// Executes the instruction on the context's state; `addr` is the address of its memory operand. Returns
-    /// whether it faulted.
+    /// Executes the instruction on the context's state; `addr` is the address of its memory
+    /// operand. Returns whether it faulted.
     ///
     /// # Safety
     /// `context` is valid, and the pool has not been cleared since this was made.

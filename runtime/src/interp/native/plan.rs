@@ -1,4 +1,5 @@
-//! What a thunk has to do for its instruction: which state to load, what to store, which registers to use for itself.
+//! What a thunk has to do for its instruction: which state to load, what to store, which registers
+//! to use for itself.
 
 use super::{NativeError, full};
 use crate::interp::code;
@@ -20,8 +21,8 @@ pub(super) struct Plan<'n> {
     pub context: Register,
     /// Holds the address of the memory operand, if there is one.
     pub address: Option<Register>,
-    /// The slot with the base of the segment that implicit memory is addressed in, other than the flat one. FS stands
-    /// in for it while the instruction runs.
+    /// The slot with the base of the segment that implicit memory is addressed in, other than the
+    /// flat one. FS stands in for it while the instruction runs.
     pub segment: Option<u16>,
     /// VEX or EVEX on vector or mask registers.
     pub wide: bool,
@@ -60,9 +61,10 @@ impl<'n> Plan<'n> {
             busy.push(inst.memory_base().full_register());
         }
 
-        // Registers that need no REX prefix first: AH to DH cannot be encoded with one. rax, rcx and rdx are
-        // scratch registers of the thunk.
-        const ADDRESS: [Register; 5] = [Register::RSI, Register::RDI, Register::RBX, Register::RBP, Register::R8];
+        // Registers that need no REX prefix first: AH to DH cannot be encoded with one. rax, rcx
+        // and rdx are scratch registers of the thunk.
+        const ADDRESS: [Register; 5] =
+            [Register::RSI, Register::RDI, Register::RBX, Register::RBP, Register::R8];
         const CONTEXT: [Register; 9] = [
             Register::RDI,
             Register::R8,
@@ -76,7 +78,8 @@ impl<'n> Plan<'n> {
         ];
         let mut address = None;
         if native.mem_size.is_some() {
-            let reg = ADDRESS.into_iter().find(|r| !busy.contains(r)).ok_or(NativeError::Registers)?;
+            let reg =
+                ADDRESS.into_iter().find(|r| !busy.contains(r)).ok_or(NativeError::Registers)?;
             address = Some(reg);
             busy.push(reg);
             inst.set_memory_base(reg);
@@ -94,7 +97,8 @@ impl<'n> Plan<'n> {
         if segment.is_some() {
             inst.set_segment_prefix(Register::FS);
         }
-        let context = CONTEXT.into_iter().find(|r| !busy.contains(r)).ok_or(NativeError::Registers)?;
+        let context =
+            CONTEXT.into_iter().find(|r| !busy.contains(r)).ok_or(NativeError::Registers)?;
 
         let restartable = native.effects.contains(Effects::RESTARTABLE);
         let layout = Layout::get();
@@ -108,7 +112,8 @@ impl<'n> Plan<'n> {
                 masks |= 1 << n;
             }
         }
-        let encoded_wide = !matches!(inst.code().encoding(), EncodingKind::Legacy | EncodingKind::D3NOW);
+        let encoded_wide =
+            !matches!(inst.code().encoding(), EncodingKind::Legacy | EncodingKind::D3NOW);
         let wide = encoded_wide && (vectors != 0 || masks != 0);
         let mut width = operands.iter().map(|r| vector_width(*r)).max().unwrap_or(0);
         if restartable && vectors != 0 {

@@ -55,12 +55,23 @@ impl Plan<'_> {
 
     /// Host registers that the thunk must restore.
     fn saved(&self) -> SmallVec<[Register; 8]> {
-        const CALLEE_SAVED: [Register; 6] =
-            [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
+        const CALLEE_SAVED: [Register; 6] = [
+            Register::RBX,
+            Register::RBP,
+            Register::R12,
+            Register::R13,
+            Register::R14,
+            Register::R15,
+        ];
         let used = |r: &Register| {
             self.context == *r
                 || self.address == Some(*r)
-                || self.native.gpr_in.iter().chain(&self.native.gpr_out).any(|g| full(g.number()) == *r)
+                || self
+                    .native
+                    .gpr_in
+                    .iter()
+                    .chain(&self.native.gpr_out)
+                    .any(|g| full(g.number()) == *r)
         };
         CALLEE_SAVED.into_iter().filter(used).collect()
     }
@@ -111,7 +122,9 @@ impl Plan<'_> {
                     asm.emit(Instruction::with2(Code::Mov_r64_rm64, image, self.slot(slot))?)?;
                     asm.emit(Instruction::with2(Code::And_rm64_imm32, image, ARITHMETIC_BITS)?)?;
                 }
-                None => asm.emit(Instruction::with2(Code::Xor_r32_rm32, Register::EAX, Register::EAX)?)?,
+                None => {
+                    asm.emit(Instruction::with2(Code::Xor_r32_rm32, Register::EAX, Register::EAX)?)?
+                }
             }
             if self.reads_direction {
                 asm.emit(Instruction::with2(Code::Mov_r64_rm64, other, self.at(offset::RFLAGS))?)?;
@@ -123,10 +136,15 @@ impl Plan<'_> {
             asm.emit(Instruction::with(Code::Popfq))?;
         }
         for (gpr, slot) in self.native.gpr_in.iter().zip(self.inputs) {
-            asm.emit(Instruction::with2(Code::Mov_r64_rm64, full(gpr.number()), self.slot(*slot))?)?;
+            asm.emit(Instruction::with2(
+                Code::Mov_r64_rm64,
+                full(gpr.number()),
+                self.slot(*slot),
+            )?)?;
         }
         if self.native.effects.contains(Effects::RESTARTABLE) {
-            // A fault stores what is written even where nothing has been written yet (eax of lodsd).
+            // A fault stores what is written even where nothing has been written yet (eax of
+            // lodsd).
             for gpr in self.native.gpr_out.iter().filter(|g| !self.native.gpr_in.contains(g)) {
                 let home = self.slot(gpr.number() as u16);
                 asm.emit(Instruction::with2(Code::Mov_r64_rm64, full(gpr.number()), home)?)?;
@@ -137,7 +155,8 @@ impl Plan<'_> {
 
     fn load_vector(&self, asm: &mut Asm, n: usize) -> Result<(), NativeError> {
         let layout = Layout::get();
-        let (xmm, ymm, zmm) = (Register::XMM0 + n as u32, Register::YMM0 + n as u32, Register::ZMM0 + n as u32);
+        let (xmm, ymm, zmm) =
+            (Register::XMM0 + n as u32, Register::YMM0 + n as u32, Register::ZMM0 + n as u32);
         if n >= 16 {
             let at = self.xstate(layout.high_16 + 64 * (n - 16));
             return asm.emit(Instruction::with2(Code::EVEX_Vmovups_zmm_k1z_zmmm512, zmm, at)?);
@@ -149,19 +168,36 @@ impl Plan<'_> {
         asm.emit(Instruction::with2(Code::VEX_Vmovups_xmm_xmmm128, xmm, low)?)?;
         if self.width >= 32 {
             let at = self.xstate(layout.avx + 16 * n);
-            asm.emit(Instruction::with4(Code::VEX_Vinsertf128_ymm_ymm_xmmm128_imm8, ymm, ymm, at, 1)?)?;
+            asm.emit(Instruction::with4(
+                Code::VEX_Vinsertf128_ymm_ymm_xmmm128_imm8,
+                ymm,
+                ymm,
+                at,
+                1,
+            )?)?;
         }
         if self.width >= 64 {
             let at = self.xstate(layout.zmm_high + 32 * n);
-            asm.emit(Instruction::with4(Code::EVEX_Vinsertf64x4_zmm_k1z_zmm_ymmm256_imm8, zmm, zmm, at, 1)?)?;
+            asm.emit(Instruction::with4(
+                Code::EVEX_Vinsertf64x4_zmm_k1z_zmm_ymmm256_imm8,
+                zmm,
+                zmm,
+                at,
+                1,
+            )?)?;
         }
         Ok(())
     }
 
-    /// Stores everything the instruction writes. Afterwards all registers but the context's are free.
+    /// Stores everything the instruction writes. Afterwards all registers but the context's are
+    /// free.
     fn store(&self, asm: &mut Asm) -> Result<(), NativeError> {
         for (gpr, slot) in self.native.gpr_out.iter().zip(self.outputs) {
-            asm.emit(Instruction::with2(Code::Mov_rm64_r64, self.slot(*slot), full(gpr.number()))?)?;
+            asm.emit(Instruction::with2(
+                Code::Mov_rm64_r64,
+                self.slot(*slot),
+                full(gpr.number()),
+            )?)?;
         }
         if self.flags_out.is_some() || self.writes_direction {
             let (image, other) = (Register::RAX, Register::RDX);
@@ -189,11 +225,13 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// A legacy instruction keeps the upper parts. After VEX and EVEX the whole register is stored: parts beyond
-    /// the operand's width have become zero, and where they are in their initial state the zeros do no harm.
+    /// A legacy instruction keeps the upper parts. After VEX and EVEX the whole register is stored:
+    /// parts beyond the operand's width have become zero, and where they are in their initial state
+    /// the zeros do no harm.
     fn store_vector(&self, asm: &mut Asm, n: usize) -> Result<(), NativeError> {
         let layout = Layout::get();
-        let (xmm, ymm, zmm) = (Register::XMM0 + n as u32, Register::YMM0 + n as u32, Register::ZMM0 + n as u32);
+        let (xmm, ymm, zmm) =
+            (Register::XMM0 + n as u32, Register::YMM0 + n as u32, Register::ZMM0 + n as u32);
         if n >= 16 {
             let at = self.xstate(layout.high_16 + 64 * (n - 16));
             return asm.emit(Instruction::with2(Code::EVEX_Vmovups_zmmm512_k1z_zmm, at, zmm)?);
@@ -207,7 +245,12 @@ impl Plan<'_> {
         asm.emit(Instruction::with3(Code::VEX_Vextractf128_xmmm128_ymm_imm8, at, ymm, 1)?)?;
         if layout.has_avx512() {
             let at = self.xstate(layout.zmm_high + 32 * n);
-            asm.emit(Instruction::with3(Code::EVEX_Vextractf64x4_ymmm256_k1z_zmm_imm8, at, zmm, 1)?)?;
+            asm.emit(Instruction::with3(
+                Code::EVEX_Vextractf64x4_ymmm256_k1z_zmm_imm8,
+                at,
+                zmm,
+                1,
+            )?)?;
         }
         Ok(())
     }

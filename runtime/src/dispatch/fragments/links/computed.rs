@@ -65,12 +65,14 @@ impl Fragments {
     /// cache is full.
     pub(super) fn link_computed(&mut self, exit: ExitId, origin: ExitOrigin, times: u32) -> bool {
         let pc = self.exits.votes.take(exit, times);
-        let stubs = std::iter::successors(Some(exit), |exit| Some(self.stub_of(*exit)?.origin)).count();
+        let stubs =
+            std::iter::successors(Some(exit), |exit| Some(self.stub_of(*exit)?.origin)).count();
         if let Some(pc) = pc.filter(|_| stubs <= DEEPEST) {
             self.wake(pc);
             if let Some(next) = self.successor(origin, pc) {
                 let to = Destination::Fragment(pc, self.rank(next));
-                return self.resolve(exit, Event::Link, to, |emitter| emitter.link_exit_if(exit, next));
+                return self
+                    .resolve(exit, Event::Link, to, |emitter| emitter.link_exit_if(exit, next));
             }
         }
         self.link_to_tables(exit)

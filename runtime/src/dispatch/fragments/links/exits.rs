@@ -191,7 +191,16 @@ mod tests {
         let table = [
             (
                 Left,
-                [Counting(8), Counting(1), Counting(1), Counting(1), Counting(1), Counting(1), Counting(1)].map(Some),
+                [
+                    Counting(8),
+                    Counting(1),
+                    Counting(1),
+                    Counting(1),
+                    Counting(1),
+                    Counting(1),
+                    Counting(1),
+                ]
+                .map(Some),
             ),
             (CounterMade, [Some(Counted), None, None, None, None, None, None]),
             (Record, [Some(Recording), Some(Recording), Some(Recording), None, None, None, None]),
@@ -211,7 +220,11 @@ mod tests {
     fn an_exit_is_counted_until_it_is_linked() {
         let (mut exits, exit) = (Exits::default(), ExitId(3));
         assert_eq!((1..=5).map(|_| exits.left(exit)).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-        assert!(exits.change(exit, CounterMade) && exits.change(exit, Record) && exits.change(exit, Attach));
+        assert!(
+            exits.change(exit, CounterMade)
+                && exits.change(exit, Record)
+                && exits.change(exit, Attach)
+        );
         assert_eq!(exits.state(exit), Attached);
         assert_eq!(exits.left(exit), 1, "it came although it is linked");
         assert_eq!(exits.state(ExitId(4)), Counting(0));

@@ -92,10 +92,16 @@ impl Fragments {
             Ok(stub) => {
                 self.stats.stubs += 1;
                 self.note_stub(stub, exit);
-                self.exits.add_stub(stub, Stub { origin: exit, to_body: matches!(to, Destination::Body(_)) });
+                self.exits.add_stub(
+                    stub,
+                    Stub { origin: exit, to_body: matches!(to, Destination::Body(_)) },
+                );
                 self.links_changed();
                 if self.log_code {
-                    eprintln!("dynasour: stub of {exit:?}\n{}", self.emitter.listing(stub).unwrap_or_default());
+                    eprintln!(
+                        "dynasour: stub of {exit:?}\n{}",
+                        self.emitter.listing(stub).unwrap_or_default()
+                    );
                 }
                 false
             }
@@ -116,7 +122,9 @@ impl Fragments {
 
     /// Lets an exit with a computed target look it up. True if the cache is full.
     fn link_to_tables(&mut self, exit: ExitId) -> bool {
-        self.resolve(exit, Event::Link, Destination::Tables, |emitter| emitter.link_indirect_exit(exit))
+        self.resolve(exit, Event::Link, Destination::Tables, |emitter| {
+            emitter.link_indirect_exit(exit)
+        })
     }
 
     /// The end `exit`, of a trace or of a stub, leads to `next` from now on. True if the cache is
@@ -144,7 +152,9 @@ impl Fragments {
     /// dispatches.
     fn note_dispatch(&mut self, exit: ExitId, origin: ExitOrigin) {
         let fragment = self.emitter.exit(exit).map(|e| e.fragment);
-        if origin.target.is_none() && fragment.is_some_and(|fragment| self.indirect.contains(&fragment)) {
+        if origin.target.is_none()
+            && fragment.is_some_and(|fragment| self.indirect.contains(&fragment))
+        {
             self.new_dispatch = Some(origin.pc).filter(|pc| self.dispatching.insert(*pc));
         }
     }
@@ -153,7 +163,8 @@ impl Fragments {
     pub(super) fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
         let Some(e) = self.emitter.exit(exit) else { return Arrival::Anyhow };
         let Some(own) = self.emitter.fragment(e.fragment) else { return Arrival::Anyhow };
-        let origin = ExitOrigin { pc: own.pc, version: None, target: e.target, progress: e.progress };
+        let origin =
+            ExitOrigin { pc: own.pc, version: None, target: e.target, progress: e.progress };
         if origin.has_moved(pc) { Arrival::Anyhow } else { Arrival::WithoutProgress }
     }
 }
@@ -162,14 +173,23 @@ impl Fragments {
 impl Fragments {
     /// A trace has ended at `pc`, where `next` starts: it leads there from now on, and that is
     /// entered.
-    pub(super) fn link_and_enter(&mut self, exit: ExitId, next: FragmentId) -> Result<Next, FragmentError> {
+    pub(super) fn link_and_enter(
+        &mut self,
+        exit: ExitId,
+        next: FragmentId,
+    ) -> Result<Next, FragmentError> {
         let is_full = self.link(exit, next)?;
         Ok(if is_full { Next::After(After::Flush) } else { Next::Enter(next) })
     }
 
     /// The resolved stub of `origin` has left by `exit`, since what it led to rests: it leads to
     /// what `origin` may lead to now, or not anywhere.
-    pub(super) fn left_stub(&mut self, exit: ExitId, origin: ExitId, pc: u64) -> Result<Next, FragmentError> {
+    pub(super) fn left_stub(
+        &mut self,
+        exit: ExitId,
+        origin: ExitId,
+        pc: u64,
+    ) -> Result<Next, FragmentError> {
         self.wake(pc);
         match self.origin(origin).and_then(|origin| self.successor(origin, pc)) {
             Some(next) => self.link_and_enter(exit, next),
@@ -181,7 +201,12 @@ impl Fragments {
     }
 
     /// A hot exit is linked to where it goes, or asks for a side trace from there.
-    pub(super) fn guard_failed(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> After {
+    pub(super) fn guard_failed(
+        &mut self,
+        exit: ExitId,
+        pc: u64,
+        policy: &dyn SpeculationPolicy,
+    ) -> After {
         if self.retired || self.wake_side(exit) {
             return After::Interpret;
         }
@@ -222,7 +247,12 @@ impl Fragments {
     /// runtime, or what it led to is gone. If that was a later version, it leads to another one, or
     /// the exit does not lead anywhere for now. A stub that leads to a block is linked again when
     /// there is one.
-    pub(super) fn left_stub_in_place(&mut self, exit: ExitId, stub: Stub, pc: u64) -> Result<Came, FragmentError> {
+    pub(super) fn left_stub_in_place(
+        &mut self,
+        exit: ExitId,
+        stub: Stub,
+        pc: u64,
+    ) -> Result<Came, FragmentError> {
         let came = Came::On(Arrival::WithoutProgress);
         if stub.to_body || self.retired {
             return Ok(came);
@@ -237,7 +267,12 @@ impl Fragments {
     }
 
     /// A guard's exit has come to the runtime.
-    pub(super) fn guard_left(&mut self, exit: ExitId, pc: u64, policy: &dyn SpeculationPolicy) -> Came {
+    pub(super) fn guard_left(
+        &mut self,
+        exit: ExitId,
+        pc: u64,
+        policy: &dyn SpeculationPolicy,
+    ) -> Came {
         let came = Came::On(self.after_exit(exit, pc));
         if self.retired || self.chaos.is_some() || self.wake_side(exit) {
             return came;
@@ -263,7 +298,8 @@ impl Fragments {
         }
         let counted = Some(u64::from(threshold - RESOLVE));
         let to = Destination::Body(pc);
-        let is_full = self.resolve(exit, Event::CounterMade, to, |e| e.link_exit_to_copy(exit, true, counted));
+        let is_full = self
+            .resolve(exit, Event::CounterMade, to, |e| e.link_exit_to_copy(exit, true, counted));
         if is_full { Came::Full } else { came }
     }
 
@@ -307,7 +343,9 @@ impl Fragments {
         let Some(pc) = origin.target else { return false };
         let to_place = self.may_lead(origin, Destination::Place(pc));
         let to = if to_place { Destination::Place(pc) } else { Destination::Body(pc) };
-        self.resolve(exit, Event::Settle, to, |emitter| emitter.link_exit_to_copy(exit, !to_place, None))
+        self.resolve(exit, Event::Settle, to, |emitter| {
+            emitter.link_exit_to_copy(exit, !to_place, None)
+        })
     }
 
     /// The dispatcher has given up the side trace of an exit. True if the cache is full.

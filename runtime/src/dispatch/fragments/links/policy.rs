@@ -119,7 +119,9 @@ pub fn allowed(scope: Scope, origin: Origin, destination: Destination) -> bool {
 
 impl ExitOrigin {
     fn may_lead_to(&self, destination: Destination) -> bool {
-        let (Destination::Body(to) | Destination::Place(to) | Destination::Fragment(to, _)) = destination else {
+        let (Destination::Body(to) | Destination::Place(to) | Destination::Fragment(to, _)) =
+            destination
+        else {
             return destination == Destination::Runtime || self.target.is_none();
         };
         let is_there = self.target.is_none_or(|target| target == to);
@@ -164,7 +166,10 @@ mod tests {
     fn versions_are_in_a_strict_order() {
         let [first, second, third] = ranks();
         assert!(first < second && second < third);
-        assert!(Rank::new(true, 9) < Rank::new(true, 4), "the newest loop of an interpreted program first");
+        assert!(
+            Rank::new(true, 9) < Rank::new(true, 4),
+            "the newest loop of an interpreted program first"
+        );
         assert!(Rank::new(false, 4) < Rank::new(false, 9), "the oldest of the others first");
     }
 
@@ -198,16 +203,56 @@ mod tests {
                 ELSEWHERE,
                 ["x------", "x--xxx-", "xxxxxx-"],
             ),
-            ("progress, to its own pc", exit(second, Some(OWN), true), OWN, ["x------", "x--xxx-", "xxxxxx-"]),
-            ("none, to its own pc", exit(second, Some(OWN), false), OWN, ["x------", "x----x-", "xx---x-"]),
-            ("none, a side trace's", exit(None, Some(OWN), false), OWN, ["x------", "x--xxx-", "xx-xxx-"]),
-            ("to where it does not lead", exit(second, Some(OWN), true), ELSEWHERE, ["x------", "x------", "x------"]),
-            ("computed, to elsewhere", exit(second, None, false), ELSEWHERE, ["x------", "x--xxxx", "xxxxxxx"]),
-            ("computed, to its own pc", exit(second, None, false), OWN, ["x------", "x--xxxx", "xxxxxxx"]),
+            (
+                "progress, to its own pc",
+                exit(second, Some(OWN), true),
+                OWN,
+                ["x------", "x--xxx-", "xxxxxx-"],
+            ),
+            (
+                "none, to its own pc",
+                exit(second, Some(OWN), false),
+                OWN,
+                ["x------", "x----x-", "xx---x-"],
+            ),
+            (
+                "none, a side trace's",
+                exit(None, Some(OWN), false),
+                OWN,
+                ["x------", "x--xxx-", "xx-xxx-"],
+            ),
+            (
+                "to where it does not lead",
+                exit(second, Some(OWN), true),
+                ELSEWHERE,
+                ["x------", "x------", "x------"],
+            ),
+            (
+                "computed, to elsewhere",
+                exit(second, None, false),
+                ELSEWHERE,
+                ["x------", "x--xxxx", "xxxxxxx"],
+            ),
+            (
+                "computed, to its own pc",
+                exit(second, None, false),
+                OWN,
+                ["x------", "x--xxxx", "xxxxxxx"],
+            ),
             ("a place", Origin::Place(OWN), OWN, ["xx-----", "x--xxx-", "xx-xxx-"]),
-            ("a place for another pc", Origin::Place(OWN), ELSEWHERE, ["x------", "x------", "x------"]),
+            (
+                "a place for another pc",
+                Origin::Place(OWN),
+                ELSEWHERE,
+                ["x------", "x------", "x------"],
+            ),
             ("the tables", Origin::Tables(OWN), OWN, ["x-x----", "x--xxx-", "x-xxxx-"]),
-            ("the tables for another pc", Origin::Tables(OWN), ELSEWHERE, ["x------", "x------", "x------"]),
+            (
+                "the tables for another pc",
+                Origin::Tables(OWN),
+                ELSEWHERE,
+                ["x------", "x------", "x------"],
+            ),
         ];
         for (name, origin, pc, rows) in table {
             for (scope, expected) in SCOPES.into_iter().zip(rows) {
@@ -219,7 +264,9 @@ mod tests {
     #[test]
     fn chains_without_progress_end() {
         // Whatever versions lead to each other without progress, none leads back.
-        let may = |from: Rank, to: Rank| allowed(Scope::Blocks, exit(Some(from), Some(OWN), false), Fragment(OWN, to));
+        let may = |from: Rank, to: Rank| {
+            allowed(Scope::Blocks, exit(Some(from), Some(OWN), false), Fragment(OWN, to))
+        };
         for a in ranks() {
             for b in ranks() {
                 assert!(!(may(a, b) && may(b, a)), "{a:?} {b:?}");

@@ -34,7 +34,9 @@ impl Fragments {
     pub(super) fn successor(&self, origin: ExitOrigin, pc: u64) -> Option<FragmentId> {
         let (scope, origin) = (self.scope(), Origin::Exit(origin));
         let versions = &self.regions.get(&pc)?.fragments;
-        let may = |id: &&FragmentId| policy::allowed(scope, origin, Destination::Fragment(pc, self.rank(**id)));
+        let may = |id: &&FragmentId| {
+            policy::allowed(scope, origin, Destination::Fragment(pc, self.rank(**id)))
+        };
         versions.iter().find(may).copied()
     }
 
@@ -50,7 +52,11 @@ impl Fragments {
     }
 
     /// Has the region as many versions as it may have?
-    pub(in crate::dispatch::fragments) fn is_full(&self, pc: u64, policy: &dyn SpeculationPolicy) -> bool {
+    pub(in crate::dispatch::fragments) fn is_full(
+        &self,
+        pc: u64,
+        policy: &dyn SpeculationPolicy,
+    ) -> bool {
         self.regions.get(&pc).is_some_and(|region| region.fragments.len() >= policy.max_versions())
     }
 
@@ -78,7 +84,12 @@ impl Fragments {
 
     /// A new fragment becomes a version of the region at `pc`; links and tables lead to it if it is
     /// the first.
-    pub(in crate::dispatch::fragments) fn add_version(&mut self, pc: u64, id: FragmentId, is_guest_loop: bool) {
+    pub(in crate::dispatch::fragments) fn add_version(
+        &mut self,
+        pc: u64,
+        id: FragmentId,
+        is_guest_loop: bool,
+    ) {
         if is_guest_loop {
             self.guest_loops.insert(id);
         }
@@ -118,7 +129,11 @@ impl Fragments {
 
     /// Lets indirect jumps find a fragment.
     fn register(&mut self, pc: u64, id: FragmentId) {
-        if policy::allowed(self.scope(), Origin::Tables(pc), Destination::Fragment(pc, self.rank(id))) {
+        if policy::allowed(
+            self.scope(),
+            Origin::Tables(pc),
+            Destination::Fragment(pc, self.rank(id)),
+        ) {
             self.emitter.register_entry(pc, id).expect("the fragment was compiled for this pc");
         }
     }
@@ -128,7 +143,13 @@ impl Fragments {
         if !self.has_places() {
             return;
         }
-        let may = |id| policy::allowed(self.scope(), Origin::Place(pc), Destination::Fragment(pc, self.rank(id)));
+        let may = |id| {
+            policy::allowed(
+                self.scope(),
+                Origin::Place(pc),
+                Destination::Fragment(pc, self.rank(id)),
+            )
+        };
         match fragment {
             Some(id) if may(id) => self.emitter.lead_to(id),
             None if self.chaos.is_none() => self.emitter.stop_counting(pc),
@@ -140,7 +161,8 @@ impl Fragments {
     /// often.
     pub(super) fn drop_changed(&mut self, pc: u64) {
         let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
-        let changed: Vec<FragmentId> = all.into_iter().filter(|id| self.sources.is_checked(*id)).collect();
+        let changed: Vec<FragmentId> =
+            all.into_iter().filter(|id| self.sources.is_checked(*id)).collect();
         for &id in &changed {
             self.leave_region(pc, id);
         }

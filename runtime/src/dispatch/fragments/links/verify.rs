@@ -10,8 +10,8 @@
 //! The caller holds the lock of the fragments. Release builds do nothing here.
 
 use crate::dispatch::fragments::Fragments;
-use crate::process;
-use crate::signal;
+use crate::kernel::process;
+use crate::kernel::signal;
 use dynasour_emitter::links::verify::Violation;
 
 /// Links that are verified for each change, on average (guess: at some 50 ns for each, a fifth of a

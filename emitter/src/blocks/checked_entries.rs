@@ -1,0 +1,169 @@
+//! Checked entries of copied blocks: where indirect transfers arrive
+//! ([`crate::transfers::indirect`]).
+//!
+//! A block begins with its checked entry if it is returned to, or was first reached by an indirect
+//! transfer. Other places get a checked entry *apart*, which goes on by a link to where the place
+//! leads: a block that turns out later to be a target, and a place that leads to a counter.
+
+use super::remove::Key;
+use super::{Blocks, FIRST_LINK, Link, STUB};
+use crate::cache::{Cache, CacheError};
+use crate::emitter::{Diversion, EmitError, Emitter};
+use crate::transfers::indirect::{Indirect, Via};
+
+/// A checked entry that belongs to no block.
+pub(crate) struct Check {
+    /// Offset in the cache.
+    start: u32,
+    len: u8,
+    pub via: Via,
+    /// Its link.
+    pub link: u32,
+}
+
+impl Check {
+    /// Offset in the cache.
+    pub fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// What can take its place.
+    pub fn key(&self) -> Key {
+        Key::of_check(self.len, self.via)
+    }
+}
+
+impl Blocks {
+    /// Makes a checked entry apart.
+    fn check(
+        &mut self,
+        place: u32,
+        via: Via,
+        indirect: &Indirect,
+        cache: &mut Cache,
+    ) -> Result<u32, CacheError> {
+        let mut piece = indirect.checked_entry(self.places[place as usize].pc, via);
+        let miss = (piece.jump, piece.leads);
+        piece.jump(0);
+        let jump = piece.len() - 4;
+        (piece.jump, piece.leads) = miss;
+        let slot = self.free.slot(Key::of_check(piece.len() as u8, via));
+        let (start, cold, number) = match slot.and_then(|slot| self.checks.get(slot as usize)) {
+            Some(gone) => {
+                let out = self.links[gone.link as usize].out;
+                (self.base + u64::from(gone.start), self.base + u64::from(out), gone.link)
+            }
+            None => {
+                let start =
+                    cache.alloc_hot_where(piece.len(), |start| (start + jump as u64) % 8 <= 4)?;
+                (start, cache.alloc_cold(STUB)?, self.links.len() as u32)
+            }
+        };
+        let offset = (start - self.base) as u32;
+        let link = Link::new(offset + jump as u32, (cold - self.base) as u32, place);
+        let mut bytes = piece.placed(start);
+        let relative = self.target(&link).wrapping_sub(start + jump as u64 + 4) as u32;
+        bytes[jump..].copy_from_slice(&relative.to_le_bytes());
+        cache.write(cold, &self.stub_bytes(link.out, FIRST_LINK + number));
+        cache.write(start, &bytes);
+        match self.links.get_mut(number as usize) {
+            Some(gone) => *gone = link,
+            None => self.links.push(link),
+        }
+        self.join(number);
+        let check = Check { start: offset, len: bytes.len() as u8, via, link: number };
+        match slot {
+            Some(slot) => self.checks[slot as usize] = check,
+            None => self.checks.push(check),
+        }
+        self.places[place as usize].has_checks = true;
+        self.apart.insert((place, via), offset);
+        Ok(offset)
+    }
+}
+
+impl Emitter {
+    /// The guest came to `pc` by an indirect transfer. If the code there is [copied](Emitter::copy)
+    /// now, it begins with a checked entry.
+    pub fn expect_indirect(&mut self, pc: u64, via: Via) {
+        let place = self.blocks.place(pc);
+        self.blocks.places[place as usize].expected.get_or_insert(via);
+    }
+
+    /// Lets indirect transfers whose targets are so carried find the code at `pc`, which was
+    /// [copied](Emitter::copy). [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
+    pub fn register_copy(&mut self, pc: u64, via: Via) -> Result<(), EmitError> {
+        if self.blocks.ways.in_use >> via.index() & 1 == 0 {
+            if !self.indirect.asked(via) {
+                return Ok(());
+            }
+            self.indirect.prepare(via);
+            self.blocks.use_table(via, &self.cache);
+        }
+        let place = self.blocks.place(pc);
+        let p = &self.blocks.places[place as usize];
+        if p.entry == 0 {
+            return Ok(());
+        }
+        let begins_so = p.prefix != 0 && p.expected == Some(via) && p.entry == p.block;
+        let checked = match self.blocks.apart.get(&(place, via)) {
+            _ if begins_so => p.prefix,
+            Some(checked) => *checked,
+            None => self.blocks.check(place, via, &self.indirect, &mut self.cache)?,
+        };
+        self.blocks.places[place as usize].registered |= 1 << via.index();
+        self.indirect.insert(via, pc, self.blocks.base + u64::from(checked));
+        Ok(())
+    }
+
+    /// The table of [`Via::Memory`] does not lead to the copied block at `pc` any more.
+    pub(crate) fn forget_copy(&mut self, pc: u64) {
+        if let Some(place) = self.blocks.by_pc.get(&pc) {
+            self.blocks.places[*place as usize].registered &= !(1 << Via::Memory.index());
+        }
+    }
+
+    /// Lets indirect transfers find where places lead now.
+    pub(crate) fn register_moved(&mut self) {
+        while let Some(place) = self.blocks.moved.pop() {
+            let Some(p) = self.blocks.places.get(place as usize) else { continue };
+            let (pc, expected) =
+                (p.pc, p.expected.filter(|via| p.registered & 1 << via.index() != 0));
+            if let Some(via) = expected
+                && self.register_copy(pc, via).is_err()
+            {
+                // Without room for a checked entry, transfers to `pc` come to the runtime.
+                self.indirect.remove(pc);
+                self.blocks.places[place as usize].registered = 0;
+            }
+        }
+    }
+
+    /// As [`Emitter::diversion`], for the way in and checked entries. Async-signal-safe.
+    pub(crate) fn copy_diversion(&self, host_rip: u64) -> Option<Diversion> {
+        let blocks = &self.blocks;
+        if let Some(diversion) = blocks.stubs.diversion(host_rip) {
+            return Some(diversion);
+        }
+        let offset = u32::try_from(host_rip.wrapping_sub(blocks.base)).ok()?;
+        let (start, len, via) = match blocks.at(host_rip) {
+            Some(index) => {
+                let at = offset - blocks.blocks[index as usize].start;
+                if let Some(diversion) =
+                    blocks.diversion_of_return(index, at, &self.indirect, &self.cache)
+                {
+                    return Some(diversion);
+                }
+                let block = &blocks.blocks[index as usize];
+                (block.start, block.prefix, Via::from_index(block.via.into())?)
+            }
+            None => {
+                let i = blocks.checks.partition_point(|c| c.start <= offset).checked_sub(1)?;
+                let Check { start, len, via, .. } = blocks.checks[i];
+                (start, len, via)
+            }
+        };
+        let at = offset - start;
+        (at < u32::from(len)).then(|| self.indirect.diversion_in_check(at.into(), via))
+    }
+}

@@ -1,0 +1,91 @@
+//! The guest's state at a fault in a copied block, found by translating the block once more.
+
+use super::compared;
+use super::translate::Mark;
+use super::word_jumps::Word;
+use crate::emitter::Emitter;
+use crate::transfers::indirect::Via;
+use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::Fetch;
+use dynasour_ir::Gpr;
+
+/// Guest code with the word that it goes through as it was when the block was copied. The word
+/// itself may have changed.
+struct Copied<'f> {
+    code: &'f dyn Fetch,
+    word: Option<Word>,
+}
+
+impl Fetch for Copied<'_> {
+    fn fetch(&self, address: u64, buffer: &mut [u8]) -> usize {
+        self.code.fetch(address, buffer)
+    }
+
+    fn constant(&self, _pc: u64, address: u64) -> Option<u64> {
+        self.word
+            .filter(|known| known.is_constant && known.slot == address)
+            .map(|known| known.value)
+    }
+
+    fn word(&self, address: u64) -> Option<u64> {
+        self.word
+            .filter(|known| !known.is_constant && known.slot == address)
+            .map(|known| known.value)
+    }
+}
+
+impl Emitter {
+    /// After a run that left with a fault: makes `rip` of `ctx` the pc of the guest instruction
+    /// that faulted, and every register what it was before that instruction. False if the guest's
+    /// code has changed since the block was copied.
+    pub fn copy_state(&mut self, ctx: &mut ThreadContext, code: &dyn Fetch) -> bool {
+        let Some(index) = self.blocks.at(ctx.fault_rip) else { return false };
+        let block = &self.blocks.blocks[index as usize];
+        let (pc, len) = (block.pc, block.len);
+        let via = Via::from_index(block.via.into()).filter(|_| block.prefix != 0);
+        let at = (ctx.fault_rip - self.blocks.base) as u32 - block.start;
+        let translator = &mut self.blocks.translator;
+        translator.marking = true;
+        let own = self.blocks.own.get(&index);
+        let translated = match own {
+            None => {
+                let word = self.blocks.words.get(&index).copied();
+                translator.translate(pc, &Copied { code, word }, &self.indirect, via, None)
+            }
+            Some(own) => {
+                let check = (&own[..], self.blocks.stubs.stale);
+                translator.translate(
+                    pc,
+                    &compared::source(pc, own),
+                    &self.indirect,
+                    via,
+                    Some(check),
+                )
+            }
+        };
+        translator.marking = false;
+        if !matches!(translated, Ok(true)) || translator.out.bytes.len() != len as usize {
+            return false;
+        }
+        if translator.out.check.contains(&at) {
+            compared::state_in_check(ctx, at - translator.out.check.start);
+            ctx.rip = pc;
+            return true;
+        }
+        let marks = &translator.out.marks;
+        let Some(Mark { pc, saved, pushed, .. }) =
+            marks[..marks.partition_point(|m| m.at <= at)].last().copied()
+        else {
+            return false;
+        };
+        ctx.rip = pc;
+        if let Some((register, word)) = saved {
+            ctx.gpr[usize::from(register)] = ctx.stub_save[word];
+        }
+        if pushed {
+            let rsp = &mut ctx.gpr[Gpr::RSP.number()];
+            *rsp = rsp.wrapping_add(8);
+        }
+        true
+    }
+}

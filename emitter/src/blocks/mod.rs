@@ -1,0 +1,599 @@
+//! The copy tier: guest blocks as native code without IR (docs/design.md, "Code generation").
+//!
+//! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both
+//! ends. Its exits are links to *places*, guest pcs ([`crate::links::graph`]). A link that has
+//! nothing to lead to leads to its stub in cold memory, which leaves and says which link it was.
+//!
+//! All of it is in arrays that grow by some words a block; nothing is allocated per block.
+//! Invariants:
+//! * blocks ascend by host address, those that are gone ([`remove`]) among them;
+//! * nothing says which guest instruction a host instruction belongs to: translating again does
+//!   ([`fault_state`]).
+//!
+//! Example: `test rdi, rdi; je 0x1010; call 0x2000` at 0x1000 becomes two blocks,
+//!
+//! ```text
+//! test rdi, rdi              push 0x100a
+//! je   <link 0: 0x1010>      jmp <link 2: 0x2000>
+//! jmp  <link 1: 0x1005>
+//! ```
+//!
+//! and link 1 leads to the second block as soon as there is one.
+
+mod checked_entries;
+mod compared;
+mod fault_state;
+mod gs_operands;
+mod heads;
+mod plain;
+mod remove;
+mod stack_returns;
+mod stubs;
+mod transfer;
+mod translate;
+mod translation;
+mod word_jumps;
+
+use crate::asm::Assembler;
+use crate::cache::{Cache, CacheError};
+use crate::codegen::loop_alignment;
+use crate::cpu::Cpu;
+use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
+use crate::fragment::Fragment;
+use crate::links::graph::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
+use crate::stubs::{StubError, Stubs};
+use crate::transfers::indirect::{Indirect, Via};
+use crate::transfers::stack_returns::Returns;
+use checked_entries::Check;
+use dynasour_guest::ThreadContext;
+use dynasour_guest::context::offset;
+use dynasour_guest::decode::{Fetch, Watched};
+use heads::Heads;
+pub use heads::{Count, Counted, CounterId, HeadCounts};
+pub use remove::Doomed;
+use remove::{Free, Key, Pages};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use smallvec::SmallVec;
+use stack_returns::{Landings, Wanted};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use stubs::CopyStubs;
+pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
+use translate::{Leads, Referent, Translator};
+use word_jumps::Word;
+
+/// So many times everything has been dropped when blocks become shorter.
+const OFTEN: u32 = 4;
+/// Room for a block in so many bytes of the cache is there from the start: untouched it costs
+/// nothing, while growing copies.
+const BYTES_PER_BLOCK: usize = 2 << 10;
+/// Of blocks: at least eight, so that fields lie as they were padded. At more than sixteen hardly
+/// anything is faster.
+const ALIGNMENT: usize = 16;
+/// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
+const STUB: usize = 18;
+
+/// Identifies a block, until the next flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockId(pub u32);
+
+/// Identifies a block's exit, until the next flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkId(pub u32);
+
+/// What [`Emitter::copy`] finds at a guest pc.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Copied {
+    /// Code to enter.
+    Entry(u64),
+    /// An instruction that cannot be copied: the interpreter's.
+    Instruction,
+    /// Code that keeps changing: the interpreter's.
+    Writable,
+}
+
+/// A copied block, or a counter before one.
+pub(crate) struct Block {
+    pub(crate) pc: u64,
+    /// Offset in the cache.
+    pub(crate) start: u32,
+    pub(crate) len: u16,
+    /// Bytes of the checked entry that it begins with.
+    pub(crate) prefix: u8,
+    /// [`Via::index`] of that.
+    pub(crate) via: u8,
+    /// How many links it has, and the first.
+    pub(crate) links: u8,
+    pub(crate) first_link: u32,
+    /// Offset of its cold memory.
+    pub(crate) cold: u32,
+    /// Its number among the counters, [`NONE`] if it is none.
+    pub(crate) counter: u32,
+    pub(crate) place: u32,
+    /// The first of its nodes in [`Pages`].
+    pub(crate) node: u32,
+    pub(crate) landings: Landings,
+    /// What it takes.
+    pub(crate) key: Key,
+    /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
+    pub(crate) unlinked: AtomicU32,
+}
+
+impl Block {
+    /// Do its links lead out at present?
+    pub(crate) fn is_unlinked(&self) -> bool {
+        self.unlinked.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// Figures about the copy tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CopyFigures {
+    /// Blocks translated since the start.
+    pub blocks: u64,
+    /// The guest's basic blocks that they go on through: those that end at a conditional branch or
+    /// a jump count, too.
+    pub basic_blocks: u64,
+    /// Guest instructions in them.
+    pub instructions: u64,
+    /// Bytes of code made from them, stubs included.
+    pub bytes: u64,
+    /// Links made lead to a block.
+    pub links: u64,
+}
+
+/// Blocks, places and links.
+pub(crate) struct Blocks {
+    translator: Translator,
+    stubs: CopyStubs,
+    pub(crate) base: u64,
+    pub(crate) leave: u64,
+    pub(crate) ways: Ways,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) by_pc: FxHashMap<u64, u32>,
+    pub(crate) links: Vec<Link>,
+    /// Checked entries that belong to no block, ascending.
+    pub(crate) checks: Vec<Check>,
+    /// The offset of a place's checked entry for a carrier that belongs to no block.
+    pub(crate) apart: FxHashMap<(u32, Via), u32>,
+    /// Places whose entry is not what indirect transfers find.
+    pub(crate) moved: Vec<u32>,
+    /// What was made from which guest pages.
+    pages: Pages,
+    /// What is free to be used again.
+    pub(crate) free: Free,
+    /// The guest bytes of blocks that compare them.
+    own: FxHashMap<u32, Box<[u8]>>,
+    /// How often such bytes have changed, by the guest pc.
+    changes: FxHashMap<u64, u8>,
+    /// The words that blocks jump or call through.
+    words: FxHashMap<u32, Word>,
+    /// Blocks that were removed since, for the next who waits until all threads have been outside.
+    stale: Option<Doomed>,
+    pub(crate) heads: Heads,
+    returns: Wanted,
+    /// Bytes of stubs and constants under construction.
+    cold: Vec<u8>,
+    /// How many blocks are unlinked.
+    pub(crate) unlinked: AtomicU32,
+    /// How often everything was dropped for other reasons than that blocks are to be different.
+    clears: u32,
+    /// How often everything was dropped, for whatever reason: indices are good until the next time.
+    generation: u32,
+    /// Do blocks name their transfers?
+    named: bool,
+    pub(crate) figures: CopyFigures,
+}
+
+impl Blocks {
+    /// The addresses of the heads' counters.
+    pub fn memory(&self) -> Option<Range<u64>> {
+        self.heads.memory()
+    }
+
+    /// Nothing copied; generates the stubs.
+    pub fn new(
+        cache: &mut Cache,
+        cpu: &Cpu,
+        stubs: &Stubs,
+        indirect: &mut Indirect,
+        returns: Returns,
+    ) -> Result<Blocks, StubError> {
+        let room = (cache.range().end - cache.range().start) as usize / BYTES_PER_BLOCK;
+        let mut blocks = Blocks {
+            translator: Translator::new(cache.range()),
+            stubs: CopyStubs::generate(cache, cpu, stubs)?,
+            base: cache.range().start,
+            leave: stubs.leave_canonical,
+            ways: Ways {
+                tables: std::array::from_fn(|n| indirect.table(Via::from_index(n)?)),
+                in_use: 1 << Via::Memory.index(),
+                out: indirect.out_table(),
+                direct: [indirect.miss(), indirect.out_from_rcx()],
+                returns: None,
+                asks: std::array::from_fn(|r| indirect.ask(r as u8)),
+            },
+            blocks: Vec::with_capacity(room),
+            places: Vec::with_capacity(2 * room),
+            by_pc: FxHashMap::with_capacity_and_hasher(3 << 10, FxBuildHasher),
+            links: Vec::with_capacity(4 * room),
+            checks: Vec::new(),
+            apart: FxHashMap::default(),
+            moved: Vec::new(),
+            pages: Pages::with_capacity(2 * room),
+            free: Free::default(),
+            own: FxHashMap::default(),
+            words: FxHashMap::default(),
+            changes: FxHashMap::default(),
+            stale: None,
+            heads: Heads::new(&cache.range()),
+            returns: Wanted::new(returns),
+            cold: Vec::new(),
+            unlinked: AtomicU32::new(0),
+            clears: 0,
+            generation: 0,
+            named: false,
+            figures: CopyFigures::default(),
+        };
+        blocks.choose_returns(indirect);
+        Ok(blocks)
+    }
+
+    /// Forgets everything: the cache is empty.
+    pub fn clear(&mut self, indirect: &mut Indirect) {
+        let named = std::mem::replace(&mut self.named, indirect.names_transfers());
+        let wanted = self.wants_stack(indirect) || named != self.named;
+        self.blocks.clear();
+        self.places.clear();
+        self.by_pc.clear();
+        self.links.clear();
+        self.checks.clear();
+        self.apart.clear();
+        self.moved.clear();
+        self.pages.clear();
+        self.free = Free::default();
+        self.own.clear();
+        self.words.clear();
+        self.changes.clear();
+        self.stale = None;
+        self.unlinked.store(0, Ordering::Relaxed);
+        self.heads.clear();
+        self.choose_returns(indirect);
+        self.generation += 1;
+        if !wanted {
+            self.clears += 1;
+        }
+        if self.clears >= OFTEN {
+            // What is copied lasts for so short a time that more than what is executed would not
+            // pay.
+            self.translator.most_branches = 1;
+        }
+    }
+
+    /// In a forked child: generates the stubs anew.
+    pub fn renew(
+        &mut self,
+        cache: &mut Cache,
+        cpu: &Cpu,
+        stubs: &Stubs,
+        indirect: &mut Indirect,
+    ) -> Result<(), StubError> {
+        self.ways.in_use = 1 << Via::Memory.index();
+        self.clear(indirect);
+        self.stubs = CopyStubs::generate(cache, cpu, stubs)?;
+        self.leave = stubs.leave_canonical;
+        Ok(())
+    }
+
+    pub(crate) fn at(&self, host_rip: u64) -> Option<u32> {
+        let offset = u32::try_from(host_rip.wrapping_sub(self.base)).ok()?;
+        let i = self.blocks.partition_point(|b| b.start <= offset).checked_sub(1)?;
+        (offset - self.blocks[i].start < u32::from(self.blocks[i].len)).then_some(i as u32)
+    }
+
+    /// Places the block that `translator` holds, and links it. The entry is not yet the place's.
+    fn emit(&mut self, pc: u64, via: Option<Via>, cache: &mut Cache) -> Result<u64, CacheError> {
+        let counted = self.heads.are_counted();
+        let t = &mut self.translator.out;
+        let own_stubs = t.exits.iter().filter(|e| matches!(e.leads, Leads::To(_))).count();
+        let constants = own_stubs * STUB;
+        let key = Key::of_block(t.bytes.len(), t.exits.len(), constants + 8 * t.constants.len());
+        let slot = self.free.slot(key);
+        let (start, cold) = match slot.and_then(|slot| self.blocks.get(slot as usize)) {
+            Some(gone) => (self.base + u64::from(gone.start), self.base + u64::from(gone.cold)),
+            None => {
+                let start = match t.loop_offset(pc) {
+                    Some(offset) => {
+                        cache.alloc_hot_behind(key.hot(), loop_alignment::LINE, offset)?
+                    }
+                    None => cache.alloc_hot(key.hot(), ALIGNMENT)?,
+                };
+                (start, cache.alloc_cold(key.cold())?)
+            }
+        };
+        for r in &t.relatives {
+            let target = match r.to {
+                Referent::Address(address) => address,
+                Referent::Constant(n) => cold + (constants + 8 * n as usize) as u64,
+                Referent::Own(at) => (start + u64::from(at)).wrapping_add(start + u64::from(r.end)),
+            };
+            let relative = target.wrapping_sub(start + u64::from(r.end)) as u32;
+            t.bytes[r.field as usize..r.field as usize + 4]
+                .copy_from_slice(&relative.to_le_bytes());
+        }
+        let constants = std::mem::take(&mut t.constants);
+        let exits = t.exits.clone();
+        let gone = slot.and_then(|slot| self.blocks.get(slot as usize));
+        let first_link = gone.map_or(self.links.len() as u32, |gone| gone.first_link);
+        let own = self.place(pc);
+        self.cold.clear();
+        for (number, exit) in (first_link..).zip(&exits) {
+            let field = (start + u64::from(exit.field) - self.base) as u32;
+            let link = match exit.leads {
+                Leads::Indirect(via) => Link::new(field, via.index() as u32, ANYWHERE),
+                Leads::Return => Link::new(field, RETURN, ANYWHERE),
+                Leads::To(to) => {
+                    let out = (cold - self.base) as u32 + self.cold.len() as u32;
+                    let stub = self.stub_bytes(out, FIRST_LINK + number);
+                    self.cold.extend_from_slice(&stub);
+                    let place = self.place(to);
+                    match exit.head {
+                        Some(called) if counted => self.found_head(place, called),
+                        _ => {}
+                    }
+                    Link::new(field, out, place)
+                }
+            };
+            self.figures.links +=
+                u64::from(link.place != ANYWHERE && self.target(&link) != self.out(&link));
+            let at = exit.field as usize;
+            match self.patched(&link, false) {
+                Patched::Field(field) => {
+                    self.translator.out.bytes[at..at + 4].copy_from_slice(&field.to_le_bytes())
+                }
+                Patched::Instruction(bytes) => {
+                    self.translator.out.bytes[at - 4..at + 4].copy_from_slice(&bytes)
+                }
+            }
+            let joins = link.place != ANYWHERE;
+            match self.links.get_mut(number as usize) {
+                Some(gone) => *gone = link,
+                None => self.links.push(link),
+            }
+            if joins {
+                self.join(number);
+            }
+        }
+        for constant in constants {
+            self.cold.extend_from_slice(&constant.to_le_bytes());
+        }
+        let t = &self.translator.out;
+        let block = Block {
+            pc,
+            start: (start - self.base) as u32,
+            len: t.bytes.len() as u16,
+            prefix: t.prefix as u8,
+            via: via.map_or(0, Via::index) as u8,
+            links: exits.len() as u8,
+            first_link,
+            cold: (cold - self.base) as u32,
+            counter: NONE,
+            place: own,
+            node: NONE,
+            landings: Landings::of(t),
+            key,
+            unlinked: AtomicU32::new(0),
+        };
+        let index = self.put_block(slot, block);
+        self.places[own as usize].made[0] = index;
+        for source in &self.translator.out.sources {
+            self.blocks[index as usize].node =
+                self.pages.add(index, source, self.blocks[index as usize].node);
+        }
+        let bytes = &self.translator.out.bytes;
+        cache.write(start, bytes);
+        cache.write(cold, &self.cold);
+        self.figures.blocks += 1;
+        self.figures.basic_blocks += u64::from(self.translator.out.basic_blocks);
+        self.figures.instructions += u64::from(self.translator.out.count);
+        self.figures.bytes += (bytes.len() + self.cold.len()) as u64;
+        if let Some(pc) = self.translator.out.returns_to {
+            self.note_return_place();
+            let place = self.place(pc);
+            self.places[place as usize].expected.get_or_insert(Via::Memory);
+        }
+        Ok(start)
+    }
+
+    /// Where a block is gone, or behind all others.
+    pub(super) fn put_block(&mut self, slot: Option<u32>, block: Block) -> u32 {
+        match slot {
+            Some(slot) => {
+                self.blocks[slot as usize] = block;
+                slot
+            }
+            None => {
+                self.blocks.push(block);
+                self.blocks.len() as u32 - 1
+            }
+        }
+    }
+
+    /// A stub that will stand at offset `at`.
+    pub(super) fn stub_bytes(&self, at: u32, site: u32) -> SmallVec<[u8; 24]> {
+        let mut stub = SmallVec::new();
+        stub.store_constant(offset::EXIT_SITE, site);
+        stub.jmp();
+        let relative = self.leave.wrapping_sub(self.base + u64::from(at) + STUB as u64) as u32;
+        stub[STUB - 4..].copy_from_slice(&relative.to_le_bytes());
+        stub
+    }
+
+    /// The entry at `pc`, or its block, made now if need be.
+    fn copy(
+        &mut self,
+        pc: u64,
+        want_block: bool,
+        code: &dyn Fetch,
+        indirect: &mut Indirect,
+        cache: &mut Cache,
+        fragments: &[Fragment],
+    ) -> Result<Copied, EmitError> {
+        let found = |p: &Place| if want_block { p.block } else { p.entry };
+        let mut via = None;
+        if let Some(&number) = self.by_pc.get(&pc) {
+            let place = &self.places[number as usize];
+            if let entry @ 1.. = found(place) {
+                return Ok(Copied::Entry(self.base + u64::from(entry)));
+            }
+            via = place.expected;
+            if place.block != 0 {
+                // It led to a fragment that is gone.
+                let block = place.block;
+                self.lead(number, block, cache, fragments);
+                return Ok(Copied::Entry(self.base + u64::from(block)));
+            }
+        }
+        if self.wants_stack(indirect) {
+            return Err(CacheError::Full.into());
+        }
+        let since = code.moment();
+        if !self.translator.translate(pc, code, indirect, via, None)? {
+            return Ok(Copied::Instruction);
+        }
+        let (mut again, mut own) = (false, None);
+        for source in &self.translator.out.sources {
+            match code.watch(source.clone(), since) {
+                Watched::Already => {}
+                Watched::Now => again = true,
+                Watched::Impossible if self.changes_often(pc) => return Ok(Copied::Writable),
+                Watched::Impossible => {
+                    own = self.translator.own_bytes(pc, code);
+                    if own.is_none() {
+                        return Ok(Copied::Instruction);
+                    }
+                    break;
+                }
+            }
+        }
+        if let Some(bytes) = &own {
+            let check = (&bytes[..], self.stubs.stale);
+            if !self.translator.translate(
+                pc,
+                &compared::source(pc, bytes),
+                indirect,
+                via,
+                Some(check),
+            )? {
+                return Ok(Copied::Instruction);
+            }
+        } else if again {
+            // It may have changed before it was watched.
+            return self.copy(pc, want_block, code, indirect, cache, fragments);
+        }
+        // Before it is placed, so that a loop's own link is made at once.
+        let start = self.emit(pc, via, cache)?;
+        let place = self.place(pc);
+        let prefix = self.translator.out.prefix;
+        let offset = (start - self.base) as u32;
+        let p = &mut self.places[place as usize];
+        p.prefix = if prefix == 0 { 0 } else { offset };
+        let made = p.made[0];
+        if let Some(bytes) = own {
+            self.own.insert(made, bytes);
+        }
+        if let Some(word) = self.translator.out.word {
+            self.words.insert(made, word);
+        }
+        self.give(place, offset + prefix, cache, fragments);
+        self.count_found(cache, fragments);
+        Ok(Copied::Entry(self.base + u64::from(found(&self.places[place as usize]))))
+    }
+}
+
+impl Emitter {
+    /// The code for the block at `pc`, copied now if need be. [`EmitError::is_full`] asks the
+    /// caller to [`Emitter::flush_all`] and try again.
+    pub fn copy(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
+        self.copied(pc, false, code)
+    }
+
+    /// As [`Emitter::copy`], but always the block itself, past counters and fragments.
+    pub fn copy_block(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
+        self.copied(pc, true, code)
+    }
+
+    fn copied(&mut self, pc: u64, want_block: bool, code: &dyn Fetch) -> Result<Copied, EmitError> {
+        let mark = self.cache.mark();
+        let copied = self.blocks.copy(
+            pc,
+            want_block,
+            code,
+            &mut self.indirect,
+            &mut self.cache,
+            &self.fragments,
+        );
+        match &copied {
+            Ok(_) => self.register_moved(),
+            Err(_) => self.cache.rewind(mark),
+        }
+        copied
+    }
+
+    /// Where to enter what [`Emitter::copy`] gave since the last flush.
+    pub fn copy_entry_point(&self, entry: u64) -> EntryPoint {
+        EntryPoint {
+            stubs: self.stubs.enter,
+            code: self.blocks.stubs.load,
+            loaded: entry,
+            kept: self.indirect.returns().kept(),
+        }
+    }
+
+    /// Runs the code at `entry` and whatever it leads to, on the guest state in `ctx`, until it
+    /// leaves.
+    ///
+    /// # Safety
+    /// As [`Emitter::enter`], and `entry` is what [`Emitter::copy`] said since the last flush.
+    pub unsafe fn enter_copy(&self, ctx: *mut ThreadContext, entry: u64) -> Left {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_entry_point(entry).run(ctx) }
+    }
+
+    /// The guest pc that a block's exit leads to, and whether it leads to the block there, whatever
+    /// links lead to.
+    pub fn copy_exit(&self, link: LinkId) -> Option<(u64, bool)> {
+        let place = self.blocks.links.get(link.0 as usize)?.place;
+        Some((self.blocks.places.get((place & PLACE) as usize)?.pc, place & BODY != 0))
+    }
+
+    /// Figures about the copy tier.
+    pub fn copy_figures(&self) -> CopyFigures {
+        self.blocks.figures
+    }
+
+    /// The block whose code contains a host address. Async-signal-safe.
+    pub fn block_at(&self, host_rip: u64) -> Option<BlockId> {
+        self.blocks.at(host_rip).map(BlockId)
+    }
+
+    /// The guest pc and the host code of each block, counters among them.
+    pub fn all_blocks(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
+        self.blocks.blocks.iter().filter(|b| b.len != 0).map(|b| {
+            let start = self.blocks.base + u64::from(b.start);
+            (b.pc, start..start + u64::from(b.len))
+        })
+    }
+
+    /// Where a fault at `host_rip` in a block continues, after noting it in the thread's context.
+    /// Async-signal-safe.
+    pub(crate) fn copy_fault(&self, host_rip: u64) -> Option<u64> {
+        self.blocks.at(host_rip)?;
+        // SAFETY: the code that faulted is in the cache, so GS points to this thread's context.
+        unsafe {
+            std::arch::asm!("mov gs:[{at}], {rip}", at = const offset::FAULT_RIP, rip = in(reg) host_rip)
+        };
+        Some(self.blocks.stubs.fault_out)
+    }
+}

@@ -1,0 +1,107 @@
+//! A translated block that has no place yet: its bytes, and the fields in them that refer to
+//! places.
+
+use super::stack_returns::Call;
+use super::word_jumps::Word;
+use crate::codegen::loop_alignment::{self, LINE};
+use crate::transfers::indirect::Via;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// From `at` on the host code belongs to the guest instruction at `pc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    pub at: u32,
+    pub pc: u64,
+    /// This register's guest value is in this word of `stub_save`.
+    pub saved: Option<(u8, usize)>,
+    /// It has pushed something.
+    pub pushed: bool,
+}
+
+/// Where an exit leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Leads {
+    /// To this guest pc.
+    To(u64),
+    /// Where `next_pc` says: it is the field of a tail.
+    Indirect(Via),
+    /// To the landing of a call: the field is in the code that looks the landing up.
+    Return,
+}
+
+/// The 32-bit field of an exit's jump, which lies within eight aligned bytes if the block is
+/// aligned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExitJump {
+    pub field: u32,
+    pub leads: Leads,
+    /// It leads to a trace head: backward (false) or by a call (true).
+    pub head: Option<bool>,
+}
+
+/// A disp32 field that refers to memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Relative {
+    pub field: u32,
+    /// Offset of the end of its instruction.
+    pub end: u32,
+    pub to: Referent,
+}
+
+/// What a disp32 field refers to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Referent {
+    /// A guest address.
+    Address(u64),
+    /// A word of the block's constants.
+    Constant(u32),
+    /// This offset in the block's code; the field holds the address itself.
+    Own(u32),
+}
+
+/// A translated block.
+#[derive(Default)]
+pub(super) struct Translation {
+    pub bytes: Vec<u8>,
+    /// Where the host code of each guest instruction begins, if that is wanted.
+    pub marks: Vec<Mark>,
+    pub exits: SmallVec<[ExitJump; 4]>,
+    pub relatives: SmallVec<[Relative; 4]>,
+    /// Return addresses that are no immediates.
+    pub constants: SmallVec<[u64; 1]>,
+    /// The guest memory that it was made from: code, and constants that it jumps through.
+    pub sources: SmallVec<[Range<u64>; 2]>,
+    /// The word of memory that its last jump or call goes through.
+    pub word: Option<Word>,
+    /// Bytes of its checked entry.
+    pub prefix: u32,
+    /// Where it compares its guest bytes.
+    pub check: Range<u32>,
+    /// The return address of the call that it ends with.
+    pub returns_to: Option<u64>,
+    /// Its call by the stack.
+    pub call: Option<Call>,
+    /// Where its return by the stack ends; 0 if it has none.
+    pub returns: u32,
+    /// Guest instructions.
+    pub count: u32,
+    /// Basic blocks of the guest's among them.
+    pub basic_blocks: u32,
+}
+
+impl Translation {
+    /// If the block at `pc` goes on at its own start: how far behind a line of the instruction
+    /// cache it should stand.
+    pub fn loop_offset(&self, pc: u64) -> Option<usize> {
+        let back_edge =
+            self.exits.iter().rfind(|exit| matches!(exit.leads, Leads::To(to) if to == pc))?;
+        let prefix = self.prefix as usize;
+        let code = self.bytes.get(prefix..back_edge.field as usize + 4)?;
+        // Rel32 fields lie within eight aligned bytes wherever the start is a multiple of that.
+        let starts = (0..LINE).step_by(8);
+        let entry =
+            loop_alignment::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
+        Some((entry + LINE - prefix % LINE) % LINE)
+    }
+}

@@ -1,0 +1,589 @@
+//! Indirect jumps, calls and returns between pieces of generated code (docs/design.md, "Code
+//! generation").
+//!
+//! Modern processors predict an indirect jump well when it has an address of its own, and badly
+//! when all go through one shared routine. So each *site* has its own jump, unseen, to whatever the
+//! first table of [`crate::transfers::lookup`] says for the low bits of the target; and each
+//! possible destination begins with a *checked entry*, which goes on to the *miss stub* unless it
+//! is what was meant.
+//!
+//! ```text
+//! site's tail:    mov gs:[save], rcx              checked entry of pc:  (out: jmp miss)
+//!                 movzx ecx, word gs:[next_pc]                          mov rcx, gs:[next_pc]
+//!                 jmp [TABLE + rcx*8]                                   lea rcx, [rcx - PC]
+//!                                                                       unless rcx is 0: out
+//!                                                                       mov rcx, gs:[save]
+//!                                                                       (the destination's code)
+//! ```
+//!
+//! The target is in `next_pc` and all else canonical: the guest's registers in their homes, flags
+//! untouched throughout. The miss stub searches the second table and jumps to the checked entry
+//! that it finds there; else it leaves with [`MISSED`], the guest's registers in place. Returns are
+//! sites like any other.
+//!
+//! A predictor remembers the jumps that are taken on the way to an indirect one, so there should be
+//! none but the guest's own: a tail follows what it belongs to without a jump, and its own jump is
+//! what is patched when the site is to leave: to a table all of whose words lead out. A check falls
+//! through where it is meant ([`crate::transfers::entry_check`]). Recursive `fib`, which does
+//! nothing but return: 1.46 times native with a jump before each tail and one behind each check,
+//! 1.03 without; virtual calls: 1.62 with a `jrcxz` over the way out in each check, 1.11 so; both
+//! on Zen 5.
+//!
+//! **Registers.** Going through memory takes rcx as long as a dispatch loop's iteration. So where
+//! the target is in a register of the guest's, that register carries it, which the destination may
+//! clobber, since it knows what is in there: a site of `jmp rax` has the table of rax, in which
+//! there are checked entries that park rcx in rax:
+//!
+//! ```text
+//! site's tail:    mov gs:[next_pc], rax           checked entry of pc:  (out: jmp miss_rax)
+//!                 movzx eax, ax                                         mov rax, rcx
+//!                 jmp [TABLE_OF_RAX + rax*8]                            mov rcx, gs:[next_pc]
+//!                                                                       lea rcx, [rcx - PC]
+//!                                                                       unless rcx is 0: out
+//!                                                                       mov rcx, rax
+//!                                                                       mov eax, PC
+//! ```
+//!
+//! (A bytecode interpreter: 1.76 times native through memory, 1.07 so.) Where such a table has
+//! nothing, the site leaves, and gets an entry; where it has somebody else's, `miss_rax` goes on as
+//! if by memory.
+//!
+//! Most programs have a few such jumps and execute them seldom, and filling a table takes a while.
+//! So the last instruction of these tails is one of eight aligned bytes, which can be replaced at
+//! once, and leads to a stub that leaves until a register has carried [`ASKED`] targets; likewise
+//! when the site is to leave.
+//!
+//! **Signals.** A thread that is interrupted between a site and its destination is beyond what
+//! unlinking reaches. It is sent out: registers that are displaced are in `stub_save`
+//! ([`Displaced`]), and where nothing is displaced yet or any more, what `stub_save` holds is still
+//! right.
+
+use crate::asm::{Assembler, RCX};
+use crate::cache::Cache;
+pub use crate::codegen::piece::{Piece, SAVE_RCX};
+use crate::emitter::Diversion;
+use crate::stubs::StubError;
+use crate::transfers::entry_check::EntryCheck;
+use crate::transfers::hit_rates::{RateWords, Rates};
+use crate::transfers::lookup::Lookup;
+use crate::transfers::miss_stubs::{MissStubs, counting, miss_stubs};
+use crate::transfers::stack_returns::ReturnStack;
+use dynasour_guest::context::offset;
+use std::ops::Range;
+
+/// The `exit_site` of an indirect transfer that found nothing: this plus [`Via::index`].
+pub(crate) const MISSED: u32 = 0x7fff_ff00;
+/// Bytes of the jump to the miss stub that a checked entry stands behind.
+pub(crate) const WAY_OUT: u64 = 5;
+/// The most bytes of [`Indirect::name_transfer`].
+pub(crate) const NAMING: usize = 24;
+/// The number of rsp, which carries no target.
+pub(crate) const RSP: u8 = 4;
+
+/// Where registers other than rcx ([`SAVE_RCX`]) are while stubs use them: indices into
+/// `stub_save`.
+pub(crate) const SAVE_RAX: usize = 1;
+pub(crate) const SAVE_RDX: usize = 3;
+pub(crate) const SAVE_RSI: usize = 4;
+
+/// Registers that are not where the guest has them, but in `stub_save`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Displaced {
+    /// None.
+    None,
+    /// Only rcx.
+    Rcx,
+    /// rcx, rax and rdx.
+    Three,
+    /// Those of the miss stub.
+    Four,
+}
+
+impl Displaced {
+    /// Pairs of a register's number and the index into `stub_save` where its value is.
+    pub fn places(self) -> &'static [(usize, usize)] {
+        const ALL: [(usize, usize); 4] =
+            [(1, SAVE_RCX), (0, SAVE_RAX), (2, SAVE_RDX), (6, SAVE_RSI)];
+        match self {
+            Displaced::None => &[],
+            Displaced::Rcx => &ALL[..1],
+            Displaced::Three => &ALL[..3],
+            Displaced::Four => &ALL,
+        }
+    }
+}
+
+/// What carries the target of an indirect transfer, besides `next_pc`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Via {
+    /// Nothing else.
+    Memory,
+    /// The guest's register of this number.
+    Register(u8),
+}
+
+impl Via {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 17;
+
+    /// Dense.
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Via::Memory => 0,
+            Via::Register(r) => 1 + usize::from(r),
+        }
+    }
+
+    /// As [`Via::index`] says.
+    pub(crate) fn from_index(index: usize) -> Option<Via> {
+        match index {
+            0 => Some(Via::Memory),
+            n if n < Via::COUNT => Some(Via::Register(n as u8 - 1)),
+            _ => None,
+        }
+    }
+}
+
+/// Where a tail finds its target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// In `next_pc`. Nothing is displaced before the tail.
+    Stored,
+    /// There and in rcx, whose own value is in its place in `stub_save` ([`SAVE_RCX`]).
+    Rcx,
+    /// There and in this register, where it belongs.
+    Register(u8),
+}
+
+impl Source {
+    /// What carries the target.
+    pub fn via(self) -> Via {
+        match self {
+            Source::Stored | Source::Rcx => Via::Memory,
+            Source::Register(r) => Via::Register(r),
+        }
+    }
+}
+
+/// What sites and destinations share: tables and stubs.
+pub struct Indirect {
+    lookup: Lookup,
+    stubs: MissStubs,
+    rates: Option<RateWords>,
+    returns: ReturnStack,
+    entry_check: EntryCheck,
+    names_transfers: bool,
+    /// How many transfers of each carrier have come to the runtime.
+    asked: [u32; Via::COUNT],
+}
+
+/// So many transfers by one register come to the runtime before it gets a table, which takes as
+/// long as they do.
+const ASKED: u32 = 256;
+
+/// The stubs of a register that carries targets.
+#[derive(Clone, Copy)]
+pub(crate) struct RegisterStub {
+    pub(crate) start: u64,
+    pub(crate) register: u8,
+}
+
+impl RegisterStub {
+    pub(crate) const ROOM: u64 = 64;
+    /// Offsets: see the functions.
+    const ASK: u64 = 3;
+    const MISS: u64 = 30;
+    /// From here on only rcx is displaced.
+    const MISS_ON: u64 = 48;
+    const END: u64 = 64;
+
+    /// Leaves from a checked entry in which rcx is parked.
+    fn unpark(self) -> u64 {
+        self.start
+    }
+
+    /// Leaves from where only the carrier is not what it should be.
+    fn ask(self) -> u64 {
+        self.start + Self::ASK
+    }
+
+    /// Goes on from a checked entry that is not meant.
+    fn miss(self) -> u64 {
+        self.start + Self::MISS
+    }
+
+    /// `table` is that of [`Via::Memory`]: without one no register carries anything.
+    pub(crate) fn generate(self, table: u32, leave_canonical: u64) -> Vec<u8> {
+        let r = self.register;
+        let mut unpark = Piece::default();
+        // Nothing is parked in rcx itself: this does nothing.
+        unpark.mov(RCX, r);
+        unpark.load(r, offset::NEXT_PC);
+        unpark.store_constant(offset::EXIT_SITE, MISSED + Via::Register(r).index() as u32);
+        unpark.jump(leave_canonical);
+        let mut rest = Piece::default();
+        if r == RCX {
+            rest.load(RCX, offset::NEXT_PC);
+            rest.save_rcx();
+        } else {
+            rest.store(r, offset::STUB_SAVE + 8 * SAVE_RCX);
+            rest.load(r, offset::NEXT_PC);
+        }
+        rest.jump_to_stored(table);
+        let (unpark, rest) = (unpark.placed(self.start), rest.placed(self.miss()));
+        assert_eq!((unpark.len() as u64, rest.len() as u64), (Self::MISS, Self::END - Self::MISS));
+        [unpark, rest].concat()
+    }
+
+    /// How a thread gets out that is in the stubs. Async-signal-safe.
+    fn diversion(self, host_rip: u64, out: u64) -> Option<Diversion> {
+        match host_rip - self.start {
+            Self::MISS_ON.. => Some(Diversion { rip: out, displaced: Displaced::Rcx }),
+            Self::MISS.. => Some(Diversion { rip: self.unpark(), displaced: Displaced::None }),
+            // On the way out.
+            _ => None,
+        }
+    }
+}
+
+impl Indirect {
+    /// Empty tables, and the stubs in the cache.
+    pub(crate) fn new(
+        cache: &mut Cache,
+        leave_canonical: u64,
+        rates: bool,
+        entry_check: EntryCheck,
+        has_pext: bool,
+    ) -> Result<Indirect, StubError> {
+        let lookup = Lookup::new(&cache.range()).map_err(crate::cache::CacheError::Map)?;
+        let rates = if rates { RateWords::new(&cache.range()) } else { None };
+        let stubs = miss_stubs(cache, leave_canonical, rates.as_ref(), &lookup)?;
+        let table = lookup.first_table(Via::Memory);
+        let returns = ReturnStack::new(cache, has_pext, table, stubs.miss, stubs.outs[1])?;
+        let (names_transfers, asked) = (false, [0; Via::COUNT]);
+        let mut indirect =
+            Indirect { stubs, lookup, rates, returns, entry_check, names_transfers, asked };
+        indirect.prepare(Via::Memory);
+        Ok(indirect)
+    }
+
+    /// In a forked child whose cache is fresh: the stubs once more, at the same addresses, and
+    /// empty tables.
+    pub(crate) fn reset_after_fork(
+        &mut self,
+        cache: &mut Cache,
+        leave_canonical: u64,
+    ) -> Result<(), StubError> {
+        let stubs = miss_stubs(cache, leave_canonical, self.rates.as_ref(), &self.lookup)?;
+        assert_eq!(stubs, self.stubs, "the stubs of a child differ from its parent's");
+        let table = self.table(Via::Memory);
+        let [_, out_from_rcx] = self.stubs.outs;
+        self.returns.reset_after_fork(cache, table, self.stubs.miss, out_from_rcx)?;
+        self.lookup.clear_after_fork();
+        self.asked = [0; Via::COUNT];
+        Ok(())
+    }
+
+    /// The addresses of the tables and of what is counted.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = Range<u64>> {
+        let rates = self.rates.as_ref().map(RateWords::memory);
+        self.lookup.memory().into_iter().chain(rates)
+    }
+
+    /// How entries and landings check.
+    pub fn entry_check(&self) -> EntryCheck {
+        self.entry_check
+    }
+
+    /// Do sites say which transfer they are?
+    pub(crate) fn names_transfers(&self) -> bool {
+        self.names_transfers
+    }
+
+    /// Lets sites that are made from now on say which transfer they are, or not; there are none
+    /// yet.
+    pub(crate) fn name_transfers(&mut self, names: bool) {
+        self.names_transfers = names;
+    }
+
+    /// What says that the transfer at guest pc `pc` is executed, if they do; at most [`NAMING`]
+    /// bytes, and nothing is displaced.
+    pub(crate) fn name_transfer(&self, pc: u64) -> Piece {
+        let mut piece = Piece::default();
+        if self.names_transfers {
+            piece.store_word(offset::TRANSFER, pc);
+        }
+        piece
+    }
+
+    /// Returns through the processor's return stack.
+    pub(crate) fn returns(&self) -> &ReturnStack {
+        &self.returns
+    }
+
+    pub(crate) fn returns_mut(&mut self) -> &mut ReturnStack {
+        &mut self.returns
+    }
+
+    /// What counts a transfer, if they are counted; `scratch` is anything then.
+    pub(crate) fn count_transfer(&self, scratch: u8) -> Option<Piece> {
+        self.rates.as_ref().map(|words| counting(scratch, words.executed()))
+    }
+
+    /// What counts a jump that has found its target by a comparison, likewise.
+    pub(crate) fn count_compared(&self, scratch: u8) -> Option<Piece> {
+        self.rates.as_ref().map(|words| counting(scratch, words.compared()))
+    }
+
+    /// How transfers found where they went, if that is counted.
+    pub fn rates(&self) -> Option<Rates> {
+        self.rates.as_ref().map(RateWords::rates)
+    }
+
+    /// Must be called before a tail refers to such a carrier's table.
+    pub(crate) fn prepare(&mut self, via: Via) {
+        let free = match via {
+            Via::Memory => self.stubs.miss,
+            Via::Register(r) => self.register_stub(r).ask(),
+        };
+        self.lookup.prepare(via, free);
+    }
+
+    /// A transfer with such a carrier has come to the runtime. True if that is worth a table from
+    /// now on.
+    pub(crate) fn asked(&mut self, via: Via) -> bool {
+        let asked = &mut self.asked[via.index()];
+        *asked = asked.saturating_add(1);
+        *asked >= ASKED
+    }
+
+    /// Must be called before a tail that uses memory is made to lead out. Async-signal-safe.
+    pub(crate) fn prepare_out(&self) {
+        self.lookup.prepare_out(self.out_from_rcx());
+    }
+
+    fn register_stub(&self, register: u8) -> RegisterStub {
+        RegisterStub {
+            start: self.stubs.registers + RegisterStub::ROOM * u64::from(register),
+            register,
+        }
+    }
+
+    /// The miss stub: where a checked entry that is not meant leads, with the target in `next_pc`
+    /// and rcx in its place in `stub_save`.
+    pub fn miss(&self) -> u64 {
+        self.stubs.miss
+    }
+
+    /// Leaves with [`MISSED`], nothing displaced.
+    pub(crate) fn out(&self) -> u64 {
+        self.stubs.outs[0]
+    }
+
+    /// Leaves with [`MISSED`], rcx in its place in `stub_save`.
+    pub(crate) fn out_from_rcx(&self) -> u64 {
+        self.stubs.outs[1]
+    }
+
+    /// What a tail's field holds for a table, if that is within reach.
+    pub(crate) fn table(&self, via: Via) -> Option<u32> {
+        self.lookup.first_table(via)
+    }
+
+    /// What it holds to lead out, if it uses memory.
+    pub(crate) fn out_table(&self) -> Option<u32> {
+        self.lookup.out_table()
+    }
+
+    /// Where a tail leads while the register has no table, or to leave.
+    pub(crate) fn ask(&self, register: u8) -> u64 {
+        self.register_stub(register).ask()
+    }
+
+    /// What carries the target of a jump or call that has it in this register.
+    pub(crate) fn carrier(&self, register: u8) -> Via {
+        let carries = register != RSP && self.lookup.first_table(Via::Memory).is_some();
+        if carries { Via::Register(register) } else { Via::Memory }
+    }
+
+    /// The tail of a site.
+    pub fn tail(&self, source: Source) -> Piece {
+        let mut piece = Piece::default();
+        let table = self.table(source.via());
+        match source {
+            Source::Stored => {
+                piece.save_rcx();
+                piece.displaced = piece.len();
+            }
+            Source::Rcx | Source::Register(_) => {}
+        }
+        if let Some(words) = &self.rates {
+            let scratch = if let Source::Register(r) = source { r } else { RCX };
+            piece.count(scratch, words.executed());
+            if source != Source::Stored {
+                piece.load(scratch, offset::NEXT_PC);
+            }
+        }
+        match (table, source) {
+            (Some(table), Source::Stored) => piece.jump_to_stored(table),
+            (Some(table), Source::Rcx) => piece.jump_through(RCX, table),
+            (Some(table), Source::Register(r)) => piece.jump_by_carrier(r, table),
+            // Without a table within reach every jump is searched for.
+            (None, _) => piece.jump(self.miss()),
+        }
+        piece
+    }
+
+    /// The checked entry of the code for `pc`, behind its way out; it falls through into that code,
+    /// all registers in place. It compares without flags even if that code has no use for them: who
+    /// was meant may have.
+    pub fn checked_entry(&self, pc: u64, via: Via) -> Piece {
+        let mut piece = Piece::default();
+        piece.jump(match via {
+            Via::Memory => self.miss(),
+            Via::Register(r) => self.register_stub(r).miss(),
+        });
+        match via {
+            Via::Memory => {
+                self.entry_check.compare(&mut piece, pc);
+                piece.restore_rcx();
+            }
+            Via::Register(RCX) => {
+                self.entry_check.compare(&mut piece, pc);
+                piece.constant(RCX, pc);
+            }
+            Via::Register(r) => {
+                piece.mov(r, RCX);
+                self.entry_check.compare(&mut piece, pc);
+                piece.mov(RCX, r);
+                piece.constant(r, pc);
+            }
+        }
+        piece
+    }
+
+    /// How a thread gets out that is `at` bytes within a checked entry. Async-signal-safe.
+    pub(crate) fn diversion_in_check(&self, at: u64, via: Via) -> Diversion {
+        let rip = match via {
+            // What is displaced in its last instruction is still right where it was kept.
+            Via::Memory => return Diversion { rip: self.out(), displaced: Displaced::Rcx },
+            Via::Register(r) if r == RCX || at == WAY_OUT => self.register_stub(r).ask(),
+            Via::Register(r) => self.register_stub(r).unpark(),
+        };
+        Diversion { rip, displaced: Displaced::None }
+    }
+
+    /// How a thread gets out that is in the stubs. Async-signal-safe.
+    pub(crate) fn diversion(&self, host_rip: u64) -> Option<Diversion> {
+        if let Some(displaced) = self.in_miss_stub(host_rip) {
+            return Some(Diversion { rip: self.out(), displaced });
+        }
+        if let Some(diversion) = self.returns.diversion(host_rip) {
+            return Some(diversion);
+        }
+        let at = host_rip.checked_sub(self.stubs.registers)?;
+        let register = u8::try_from(at / RegisterStub::ROOM).ok().filter(|r| *r < 16)?;
+        self.register_stub(register).diversion(host_rip, self.out())
+    }
+
+    /// Lets sites whose targets are so carried, and that jump to `pc`, arrive at its checked entry,
+    /// the piece of code at `start`. Takes effect for all threads at once.
+    pub fn insert(&mut self, via: Via, pc: u64, start: u64) {
+        self.lookup.insert(via, pc, start + WAY_OUT);
+    }
+
+    /// Sites that jump to `pc` miss from now on. Threads may still be on the way to its checked
+    /// entry.
+    pub fn remove(&mut self, pc: u64) {
+        self.lookup.remove(pc);
+    }
+
+    /// What the tables lead to: for each carrier and pc, behind which checked entry's way out.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (Via, u64, u64)> + '_ {
+        self.lookup.entries()
+    }
+
+    /// A word of a table that belongs to no pc and does not lead out.
+    pub(crate) fn unowned(&self) -> Option<u64> {
+        self.lookup.unowned()
+    }
+
+    /// All sites miss from now on.
+    pub fn clear(&mut self) {
+        self.returns.forget();
+        self.lookup.clear();
+    }
+
+    /// What is displaced in the miss stub, if `host_rip` is there. Async-signal-safe.
+    fn in_miss_stub(&self, host_rip: u64) -> Option<Displaced> {
+        let [before, after] = &self.stubs.ranges;
+        before
+            .contains(&host_rip)
+            .then_some(Displaced::Rcx)
+            .or(after.contains(&host_rip).then_some(Displaced::Four))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Decoder, DecoderOptions};
+
+    fn indirect() -> (Cache, Indirect) {
+        let mut cache = Cache::new(1 << 16).unwrap();
+        let made = Indirect::new(&mut cache, 0x2000_0000, false, EntryCheck::Pext, true).unwrap();
+        (cache, made)
+    }
+
+    #[test]
+    fn what_is_displaced_in_the_miss_stub() {
+        let (_cache, indirect) = indirect();
+        assert_eq!(indirect.in_miss_stub(indirect.miss()), Some(Displaced::Rcx));
+        assert_eq!(indirect.in_miss_stub(indirect.miss() - 1), None);
+        let last = indirect.stubs.ranges[1].end - 1;
+        assert_eq!(indirect.in_miss_stub(last), Some(Displaced::Four));
+        assert_eq!(indirect.in_miss_stub(last + 1), None);
+    }
+
+    #[test]
+    fn pieces_say_where_their_fields_are() {
+        let (_cache, indirect) = indirect();
+        for via in
+            (0..Via::COUNT).filter_map(Via::from_index).filter(|via| *via != Via::Register(RSP))
+        {
+            for pc in [0x40_1000, 0x7fff_f234_5678] {
+                let entry = indirect.checked_entry(pc, via);
+                let field = entry.jump.unwrap();
+                assert_eq!(
+                    (entry.bytes[field - 1], &entry.bytes[field..field + 4]),
+                    (0xe9, &[0; 4][..])
+                );
+            }
+            let source = match via {
+                Via::Memory => Source::Rcx,
+                Via::Register(r) => Source::Register(r),
+            };
+            let (tail, table) = (indirect.tail(source), indirect.table(via).unwrap());
+            let field = tail.table.unwrap();
+            assert_eq!(tail.bytes[field..field + 4], table.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn stubs_of_registers_are_cut_where_instructions_begin() {
+        let (cache, indirect) = indirect();
+        for r in (0..16).filter(|r| *r != RSP) {
+            let stub = indirect.register_stub(r);
+            let code = cache.read(stub.start, RegisterStub::END as usize);
+            let starts: Vec<u64> = Decoder::with_ip(64, code, 0, DecoderOptions::NONE)
+                .iter()
+                .map(|i| i.ip())
+                .collect();
+            for at in [RegisterStub::ASK, RegisterStub::MISS, RegisterStub::MISS_ON] {
+                assert!(starts.contains(&at), "{r}: {starts:?}");
+            }
+            assert_eq!(indirect.diversion(stub.ask()), None);
+            assert_eq!(indirect.diversion(stub.miss()).unwrap().rip, stub.unpark());
+        }
+    }
+}

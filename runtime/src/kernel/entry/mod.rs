@@ -1,0 +1,302 @@
+//! The assembly through which the host enters the kernel for the guest, and the kernel enters the
+//! host.
+//!
+//! * [`windowed`]: a system call on behalf of the guest, inside a *window*: the instructions from
+//!   the check of `ThreadContext::pending` up to, not including, the one after `syscall`. A signal
+//!   accepted while rip is inside makes the handler redirect to the way out, so no signal is ever
+//!   accepted and then slept upon ("no lost wake-up", docs/design.md, "Running a guest"). The
+//!   kernel restarts an interrupted call by moving rip back onto `syscall`: that, too, is inside.
+//! * [`spawn`]: `clone` of a child that shares our memory and runs on a host stack of its own.
+//! * `dynasour_signal_entry`: what the kernel calls for each host handler: it makes Rust runnable
+//!   (host FS base, AC clear) and puts everything back afterwards.
+//!
+//! The GS base points to the thread's `ThreadContext` in all of this.
+
+mod xsave;
+
+use std::arch::{asm, global_asm};
+
+use dynasour_guest::context::{ThreadContext, offset};
+
+pub use xsave::{XsaveForm, fixup, run as run_xsave};
+
+global_asm!(
+    r#"
+    .text
+    .p2align 4
+    .hidden dynasour_windowed
+    .globl dynasour_windowed
+dynasour_windowed:
+    mov rax, [rdi]
+    mov rsi, [rdi + 16]
+    mov rdx, [rdi + 24]
+    mov r10, [rdi + 32]
+    mov r8, [rdi + 40]
+    mov r9, [rdi + 48]
+    mov rdi, [rdi + 8]
+    .hidden dynasour_window_start
+    .globl dynasour_window_start
+dynasour_window_start:
+    cmp dword ptr gs:[{pending}], 0
+    jne dynasour_window_interrupted
+    .hidden dynasour_window_call
+    .globl dynasour_window_call
+dynasour_window_call:
+    syscall
+    .hidden dynasour_window_end
+    .globl dynasour_window_end
+dynasour_window_end:
+    ret
+    .hidden dynasour_window_interrupted
+    .globl dynasour_window_interrupted
+dynasour_window_interrupted:
+    mov rax, {not_entered}
+    ret
+
+    .p2align 4
+    .hidden dynasour_spawn
+    .globl dynasour_spawn
+dynasour_spawn:
+    push rbx
+    mov rbx, rsi
+    mov rax, [rdi]
+    mov rsi, [rdi + 16]
+    mov rdx, [rdi + 24]
+    mov r10, [rdi + 32]
+    mov r8, [rdi + 40]
+    mov r9, [rdi + 48]
+    mov rdi, [rdi + 8]
+    syscall
+    test rax, rax
+    jz 2f
+    pop rbx
+    ret
+2:  xor ebp, ebp
+    mov rdi, [rbx]
+    wrgsbase rdi
+    mov rdi, rbx
+    call [rbx + 8]
+    ud2
+
+    .p2align 4
+    .hidden dynasour_signal_entry
+    .globl dynasour_signal_entry
+dynasour_signal_entry:
+    push rbx
+    pushfq
+    and qword ptr [rsp], ~0x40100
+    popfq
+    rdfsbase rbx
+    mov rcx, gs:[{host_fs_base}]
+    wrfsbase rcx
+    mov rcx, gs:[{this}]
+    call {on_signal}
+    wrfsbase rbx
+    pop rbx
+    ret
+
+    .p2align 4
+    .hidden dynasour_restorer
+    .globl dynasour_restorer
+dynasour_restorer:
+    mov eax, {rt_sigreturn}
+    syscall
+    ud2
+    "#,
+    pending = const offset::PENDING,
+    not_entered = const NOT_ENTERED,
+    host_fs_base = const offset::HOST_FS_BASE,
+    this = const offset::THIS,
+    on_signal = sym crate::kernel::signal::on_signal,
+    rt_sigreturn = const libc::SYS_rt_sigreturn,
+);
+
+unsafe extern "C" {
+    fn dynasour_windowed(call: *const Call) -> i64;
+    fn dynasour_spawn(call: *const Call, start: *const SpawnStart) -> i64;
+    fn dynasour_signal_entry();
+    fn dynasour_restorer();
+    fn dynasour_window_start();
+    fn dynasour_window_call();
+    fn dynasour_window_end();
+    fn dynasour_window_interrupted();
+}
+
+/// What [`windowed`] returns when a signal came first: the kernel's ERESTARTSYS, which it never
+/// lets a process see.
+pub const NOT_ENTERED: i64 = -512;
+
+/// A system call: its number and its arguments.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Call {
+    /// The number (rax).
+    pub nr: u64,
+    /// rdi, rsi, rdx, r10, r8, r9.
+    pub args: [u64; 6],
+}
+
+impl Call {
+    /// The call `nr` with `args`, the rest zero.
+    pub fn new(nr: libc::c_long, args: &[u64]) -> Call {
+        let mut call = Call { nr: nr as u64, args: [0; 6] };
+        call.args[..args.len()].copy_from_slice(args);
+        call
+    }
+}
+
+/// What a child made by [`spawn`] starts with.
+#[repr(C)]
+pub struct SpawnStart {
+    /// The child's context: its GS base.
+    pub context: *mut ThreadContext,
+    /// Called on the child's stack with the address of this structure.
+    pub entry: unsafe extern "C" fn(*mut SpawnStart) -> !,
+}
+
+/// Performs a system call of the guest's unless a signal is pending: then [`NOT_ENTERED`], and
+/// nothing has happened.
+///
+/// # Safety
+/// The call may do whatever the guest asked for; the caller has dealt with what would hit the host.
+pub unsafe fn windowed(call: &Call) -> i64 {
+    // SAFETY: the routine keeps the C calling convention; what the call does is the caller's to
+    // answer for.
+    unsafe { dynasour_windowed(call) }
+}
+
+/// Performs a system call of our own, whatever is pending.
+///
+/// # Safety
+/// As for the call itself.
+pub unsafe fn raw(call: &Call) -> i64 {
+    let [a, b, c, d, e, f] = call.args;
+    let result: i64;
+    // SAFETY: `syscall` changes rax, rcx and r11 besides what the call does, which the caller
+    // answers for.
+    unsafe {
+        asm!("syscall", inout("rax") call.nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+            in("r8") e, in("r9") f, out("rcx") _, out("r11") _, options(nostack));
+    }
+    result
+}
+
+/// Performs a `clone` call whose child runs `start.entry` on the stack named in the call, with its
+/// own GS base. Asynchronous signals must be blocked: until the GS base is set, one would be taken
+/// for the parent's.
+///
+/// # Safety
+/// `call` must be a clone or clone3 with a stack that is nobody else's, and `start` must live until
+/// the child is gone.
+pub unsafe fn spawn(call: &Call, start: *const SpawnStart) -> i64 {
+    // SAFETY: the parent's side keeps the C calling convention; the child's never returns.
+    unsafe { dynasour_spawn(call, start) }
+}
+
+/// The address the kernel calls for each signal with a host handler.
+pub fn signal_entry() -> u64 {
+    dynasour_signal_entry as *const () as u64
+}
+
+/// The address of our own signal restorer.
+pub fn restorer() -> u64 {
+    dynasour_restorer as *const () as u64
+}
+
+/// Where a host instruction pointer stands relative to the window of [`windowed`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Window {
+    /// Somewhere else.
+    Outside,
+    /// The call has not been made; an accepted signal must divert it.
+    Before,
+    /// On the `syscall` instruction: not made, or about to be restarted by the kernel.
+    AtCall,
+}
+
+/// Classifies a host instruction pointer.
+pub fn window(host_rip: u64) -> Window {
+    let start = dynasour_window_start as *const () as u64;
+    let call = dynasour_window_call as *const () as u64;
+    let end = window_end();
+    if host_rip == call {
+        Window::AtCall
+    } else if (start..end).contains(&host_rip) {
+        Window::Before
+    } else {
+        Window::Outside
+    }
+}
+
+/// Whether this is where a call is made or has just returned: nothing faults there.
+pub fn is_at_call(host_rip: u64) -> bool {
+    window(host_rip) == Window::AtCall || host_rip == window_end()
+}
+
+/// Where a call continues that was made.
+pub fn window_end() -> u64 {
+    dynasour_window_end as *const () as u64
+}
+
+/// Where a call continues that a signal kept from being made.
+pub fn window_interrupted() -> u64 {
+    dynasour_window_interrupted as *const () as u64
+}
+
+/// The FS base.
+pub fn fs_base() -> u64 {
+    let base;
+    // SAFETY: reads a register.
+    unsafe { asm!("rdfsbase {}", out(reg) base, options(nostack, nomem, preserves_flags)) };
+    base
+}
+
+/// The GS base.
+pub fn gs_base() -> u64 {
+    let base;
+    // SAFETY: reads a register.
+    unsafe { asm!("rdgsbase {}", out(reg) base, options(nostack, nomem, preserves_flags)) };
+    base
+}
+
+/// Makes `context` the thread's: the GS base.
+///
+/// # Safety
+/// `context` must stay valid while guest code, system calls or signal handlers run on this thread.
+pub unsafe fn set_gs_base(context: *const ThreadContext) {
+    // SAFETY: nothing of the host's uses GS but the code that expects the context there.
+    unsafe { asm!("wrgsbase {}", in(reg) context, options(nostack, preserves_flags)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_ends_behind_the_two_bytes_of_syscall() {
+        let call = dynasour_window_call as *const () as u64;
+        assert_eq!(window_end(), call + 2);
+        assert_eq!(window(call), Window::AtCall);
+        assert_eq!(window(dynasour_window_start as *const () as u64), Window::Before);
+        assert_eq!(window(call - 1), Window::Before);
+        assert_eq!(window(window_end()), Window::Outside);
+        assert_eq!(window(window_interrupted()), Window::Outside);
+        // SAFETY: the two bytes are our own code.
+        assert_eq!(unsafe { (call as *const [u8; 2]).read() }, [0x0f, 0x05]);
+    }
+
+    #[test]
+    fn a_pending_signal_keeps_the_call_from_being_made() {
+        let context = ThreadContext::new();
+        // SAFETY: the context outlives its use as GS base; getpid has no effects.
+        unsafe {
+            set_gs_base(&*context);
+            let call = Call::new(libc::SYS_getpid, &[]);
+            assert_eq!(windowed(&call), i64::from(libc::getpid()));
+            context.pending.store(1, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(windowed(&call), NOT_ENTERED);
+            assert_eq!(raw(&call), i64::from(libc::getpid()));
+            set_gs_base(std::ptr::null());
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The XSAVE family, executed for the guest by the processor itself on the guest's state and the
+//! guest's memory.
+//!
+//! Each routine loads the guest's extended state, executes the very instruction on the guest's
+//! address, stores the state back when the instruction changed it, and returns to the host's
+//! initial state. The instruction has an entry in a fix-up table: a fault there comes back as an
+//! error, and nothing of the guest's has changed but memory that the processor wrote before it
+//! faulted (the instructions are restartable).
+
+use std::arch::global_asm;
+
+use dynasour_guest::context::XState;
+
+use crate::memory::Fault;
+
+/// One instruction of the family.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XsaveForm {
+    /// `xsave`
+    Xsave,
+    /// `xsave64`
+    Xsave64,
+    /// `xsaveopt`
+    Xsaveopt,
+    /// `xsaveopt64`
+    Xsaveopt64,
+    /// `xsavec`
+    Xsavec,
+    /// `xsavec64`
+    Xsavec64,
+    /// `xrstor`
+    Xrstor,
+    /// `xrstor64`
+    Xrstor64,
+    /// `fxsave`
+    Fxsave,
+    /// `fxsave64`
+    Fxsave64,
+    /// `fxrstor`
+    Fxrstor,
+    /// `fxrstor64`
+    Fxrstor64,
+}
+
+// rdi = guest's extended state, rsi = guest address, edx:ecx = requested components, r8 = mask of
+// all, r9 = number of the form. The host's callee-saved state is general registers plus MXCSR and
+// the x87 control word, which the routine leaves as a new process has them.
+global_asm!(
+    r#"
+    .text
+    .p2align 4
+    .hidden dynasour_xsave
+    .globl dynasour_xsave
+dynasour_xsave:
+    push rbx
+    push rbp
+    mov ebp, edx
+    mov ebx, ecx
+    mov eax, r8d
+    mov rdx, r8
+    shr rdx, 32
+    xrstor64 [rdi]
+    lea r11, [rip + 9f]
+    movsxd r10, dword ptr [r11 + r9*4]
+    add r11, r10
+    mov eax, ebx
+    mov edx, ebp
+    jmp r11
+    .irp form, xsave, xsave64, xsaveopt, xsaveopt64, xsavec, xsavec64, fxsave, fxsave64
+    .hidden dynasour_do_\form
+    .globl dynasour_do_\form
+dynasour_do_\form:
+    \form [rsi]
+    jmp 7f
+    .endr
+    .irp form, xrstor, xrstor64, fxrstor, fxrstor64
+    .hidden dynasour_do_\form
+    .globl dynasour_do_\form
+dynasour_do_\form:
+    \form [rsi]
+    jmp 6f
+    .endr
+    // The state changed: keep it.
+6:  mov eax, r8d
+    mov rdx, r8
+    shr rdx, 32
+    xsave64 [rdi]
+    // The host's state: everything initial.
+7:  xor r10d, r10d
+    jmp 8f
+    .hidden dynasour_xsave_faulted
+    .globl dynasour_xsave_faulted
+dynasour_xsave_faulted:
+    mov r10d, 1
+8:  mov eax, r8d
+    mov rdx, r8
+    shr rdx, 32
+    xrstor64 [rip + dynasour_initial_xstate]
+    mov eax, r10d
+    pop rbp
+    pop rbx
+    ret
+    .p2align 2
+9:
+    .irp form, xsave, xsave64, xsaveopt, xsaveopt64, xsavec, xsavec64, xrstor, xrstor64, fxsave, fxsave64, fxrstor, fxrstor64
+    .long dynasour_do_\form - 9b
+    .endr
+
+    .section .rodata
+    .p2align 6
+dynasour_initial_xstate:
+    .word 0x37f
+    .zero 22
+    .long 0x1f80
+    .zero 4
+    .zero 480
+    .zero 64
+    .text
+    "#
+);
+
+unsafe extern "C" {
+    fn dynasour_xsave(
+        state: *mut XState,
+        address: u64,
+        high: u32,
+        low: u32,
+        all: u64,
+        form: u64,
+    ) -> u32;
+    fn dynasour_xsave_faulted();
+}
+
+macro_rules! instructions {
+    ($($name:ident)*) => {
+        unsafe extern "C" { $(fn $name();)* }
+        /// The addresses of the twelve instructions.
+        fn instructions() -> [u64; 12] {
+            [$($name as *const () as u64),*]
+        }
+    };
+}
+
+instructions!(dynasour_do_xsave dynasour_do_xsave64 dynasour_do_xsaveopt dynasour_do_xsaveopt64 dynasour_do_xsavec
+    dynasour_do_xsavec64 dynasour_do_xrstor dynasour_do_xrstor64 dynasour_do_fxsave dynasour_do_fxsave64
+    dynasour_do_fxrstor dynasour_do_fxrstor64);
+
+/// Where to continue after a fault at `host_rip`, if it is one of this module's. May be called in a
+/// signal handler.
+pub fn fixup(host_rip: u64) -> Option<u64> {
+    instructions().contains(&host_rip).then_some(dynasour_xsave_faulted as *const () as u64)
+}
+
+/// Executes one instruction of the family: `components` is the guest's edx:eax, `all` the
+/// components that the context's state holds (XCR0). An error when it faulted: the signal handler
+/// has noted why.
+///
+/// # Safety
+/// `address` must be one that the guest computed: the instruction may write there. The processor
+/// must know the form.
+pub unsafe fn run(
+    form: XsaveForm,
+    state: &mut XState,
+    address: u64,
+    components: u64,
+    all: u64,
+) -> Result<(), Fault> {
+    let (high, low) = ((components >> 32) as u32, components as u32);
+    // SAFETY: the state is an XSAVE area, and a fault at the guest's address is fixed up. The
+    // routine leaves the extended state as the calling convention wants it; the vector registers
+    // are caller-saved.
+    match unsafe { dynasour_xsave(state, address, high, low, all, form as u64) } {
+        0 => Ok(()),
+        _ => Err(Fault),
+    }
+}

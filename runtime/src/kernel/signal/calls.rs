@@ -1,0 +1,473 @@
+//! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use dynasour_guest::ThreadContext;
+
+use super::altstack::StackT;
+use super::{
+    DEADLY, FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigInfo, SigSet, UNBLOCKABLE,
+    action_call, host_mask, mirror, ours, sa, set_of,
+};
+use crate::kernel::entry::{self, Call};
+use crate::kernel::syscall::{Done, Engine, System, guest_read, guest_write};
+
+/// Bytes of the kernel's signal set.
+const SET_SIZE: u64 = 8;
+
+/// Reads a signal set of the guest's.
+fn read_set(address: u64) -> Result<SigSet, i32> {
+    guest_read::<8>(address).map(|bytes| u64::from_le_bytes(bytes) & !UNBLOCKABLE)
+}
+
+/// Where no set can be read, for the kernel to say what is wrong with a call: other arguments may
+/// be before the set.
+const NO_SET: u64 = -4096i64 as u64;
+
+/// The mask that a call names, if it is one.
+fn read_mask(address: u64, size: u64) -> Option<SigSet> {
+    if size == SET_SIZE { read_set(address).ok() } else { None }
+}
+
+/// Has the guest made a signalfd of one of the five?
+static READ_FROM_FILE: AtomicBool = AtomicBool::new(false);
+
+/// Threads that are in a call during which the five that their guest blocks are blocked in the
+/// kernel; 0 for none. Of more than this many (guess) some do not get signals that were sent to the
+/// process while they wait.
+static IN_CALL: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
+
+fn own_tid() -> i32 {
+    // SAFETY: asks only.
+    unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) as i32 }
+}
+
+/// Makes a signal pending for thread `tid`, as it was sent if the kernel allows that: a thread may
+/// claim any sender for itself, and for others only codes of `sigqueue` and its like
+/// (rt_sigqueueinfo(2)). Async-signal-safe.
+fn send_to(tid: i32, signo: i32, info: &SigInfo) -> bool {
+    // SAFETY: asks only, and reads `info`.
+    unsafe {
+        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
+        let args = [pid, tid as u64, signo as u64, std::ptr::from_ref(info) as u64];
+        entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
+            || entry::raw(&Call::new(libc::SYS_tgkill, &args[..3])) == 0
+    }
+}
+
+/// One of the five was sent to the process, and came to this thread, whose guest blocks it. If
+/// another thread waits in a call that may read it from a file, that thread gets it.
+/// Async-signal-safe.
+pub(super) fn hand_over(signo: i32, info: &SigInfo) -> bool {
+    let own = own_tid();
+    let waiting = IN_CALL
+        .iter()
+        .map(|place| place.load(Ordering::Relaxed))
+        .find(|tid| ![0, own].contains(tid));
+    waiting
+        .filter(|_| info.code() != libc::SI_TKILL)
+        .is_some_and(|other| send_to(other, signo, info))
+}
+
+/// Blocks or unblocks signals of this thread in the kernel.
+fn change_kernel_mask(how: i32, set: SigSet) {
+    let call =
+        Call::new(libc::SYS_rt_sigprocmask, &[how as u64, std::ptr::from_ref(&set) as u64, 0, 8]);
+    // SAFETY: reads `set`; which signals are blocked is part of our own protocol.
+    unsafe { entry::raw(&call) };
+}
+
+impl System {
+    /// `rt_sigaction`
+    pub(crate) fn rt_sigaction(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let [signo, new, old, size, ..] = call.args;
+        let signo = signo as i32;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let action = match new {
+            0 => None,
+            address => match guest_read::<32>(address) {
+                Ok(bytes) => Some(parse_action(&bytes)),
+                Err(errno) => return Done::error(errno),
+            },
+        };
+        if !(1..=MAX_SIGNAL).contains(&signo)
+            || (action.is_some() && UNBLOCKABLE & set_of(signo) != 0)
+        {
+            return Done::error(libc::EINVAL);
+        }
+        if signo == libc::SIGSEGV && action.is_some_and(|new| new.handler > SIG_IGN) {
+            engine.faults_are_handled();
+        }
+        // Held while the kernel's is set: the two change together.
+        let mut actions = self.process.actions();
+        let before = actions[signo as usize];
+        if let Some(mut action) = action {
+            action.flags &= sa::KNOWN;
+            action.mask &= !UNBLOCKABLE;
+            let kernel = self.mirror(signo, &action);
+            // SAFETY: reads `kernel`.
+            let result = unsafe { entry::windowed(&action_call(signo, &kernel)) };
+            if result == entry::NOT_ENTERED {
+                return Done::Restart;
+            }
+            if result < 0 {
+                return Done::Value(result);
+            }
+            actions[signo as usize] = action;
+            if action.handler == SIG_IGN {
+                self.signals.forget(set_of(signo) & FIVE);
+            }
+        }
+        drop(actions);
+        if old != 0
+            && let Err(errno) = guest_write(old, &action_bytes(&before))
+        {
+            return Done::error(errno);
+        }
+        Done::Value(0)
+    }
+
+    /// `rt_sigprocmask`
+    pub(crate) fn rt_sigprocmask(&mut self, context: &ThreadContext, call: &Call) -> Done {
+        let [how, new, old, size, ..] = call.args;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let before = self.mask;
+        if new != 0 {
+            let set = match read_set(new) {
+                Ok(set) => set,
+                Err(errno) => return Done::error(errno),
+            };
+            let mask = match how as i32 {
+                libc::SIG_BLOCK => before | set,
+                libc::SIG_UNBLOCK => before & !set,
+                libc::SIG_SETMASK => set,
+                _ => return Done::error(libc::EINVAL),
+            };
+            if !self.change_mask(context, mask) {
+                return Done::Restart;
+            }
+        }
+        if old != 0
+            && let Err(errno) = guest_write(old, &before.to_le_bytes())
+        {
+            return Done::error(errno);
+        }
+        Done::Value(0)
+    }
+
+    /// `rt_sigpending`: the kernel's, and those that were accepted and are held.
+    pub(crate) fn rt_sigpending(&mut self, call: &Call) -> Done {
+        let [out, size, ..] = call.args;
+        if size > SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let mut pending: SigSet = 0;
+        let own = Call::new(libc::SYS_rt_sigpending, &[std::ptr::from_mut(&mut pending) as u64, 8]);
+        // SAFETY: writes `pending`.
+        let result = unsafe { entry::raw(&own) };
+        if result < 0 {
+            return Done::Value(result);
+        }
+        pending |= self.signals.accepted() & self.mask;
+        match guest_write(out, &pending.to_le_bytes()[..size as usize]) {
+            Ok(()) => Done::Value(0),
+            Err(errno) => Done::error(errno),
+        }
+    }
+
+    /// `rt_sigsuspend`
+    pub(crate) fn rt_sigsuspend(&mut self, context: &mut ThreadContext, call: &Call) -> Done {
+        let [set, size, ..] = call.args;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        match read_set(set) {
+            Ok(mask) => self.with_mask(context, mask, |kernel_mask| {
+                Call::new(libc::SYS_rt_sigsuspend, &[kernel_mask, SET_SIZE])
+            }),
+            Err(errno) => Done::error(errno),
+        }
+    }
+
+    /// `ppoll` and `epoll_pwait(2)`: the address of a mask in argument `at`, its size in the next.
+    pub(crate) fn with_mask_argument(
+        &mut self,
+        context: &mut ThreadContext,
+        call: &Call,
+        at: usize,
+    ) -> Done {
+        let (address, size) = (call.args[at], call.args[at + 1]);
+        if address == 0 {
+            return self.pass(call);
+        }
+        let with = |mask| {
+            let mut call = *call;
+            call.args[at] = mask;
+            call
+        };
+        match read_mask(address, size) {
+            Some(mask) => self.with_mask(context, mask, with),
+            None => self.pass(&with(NO_SET)),
+        }
+    }
+
+    /// `pselect6`: argument 5 names a pair of mask address and size.
+    pub(crate) fn pselect6(&mut self, context: &mut ThreadContext, call: &Call) -> Done {
+        let pair = match call.args[5] {
+            0 => return self.pass(call),
+            address => match guest_read::<16>(address) {
+                Ok(bytes) => bytes,
+                Err(errno) => return Done::error(errno),
+            },
+        };
+        let (low, high) = pair.split_at(8);
+        let (address, size) = (word(low), word(high));
+        if address == 0 {
+            return self.pass(call);
+        }
+        let mut pair = [NO_SET, size];
+        let pair_address = std::ptr::from_mut(&mut pair);
+        let with = |mask| {
+            // SAFETY: `pair` lives until the call is over.
+            unsafe { (*pair_address)[0] = mask };
+            let mut call = *call;
+            call.args[5] = pair_address as u64;
+            call
+        };
+        match read_mask(address, size) {
+            Some(mask) => self.with_mask(context, mask, with),
+            None => self.pass(&with(NO_SET)),
+        }
+    }
+
+    /// `io_uring_enter`: what waits may have a mask, as argument 4 or in the structure to which
+    /// that points.
+    pub(crate) fn io_uring_enter(&mut self, context: &mut ThreadContext, call: &Call) -> Done {
+        const GET_EVENTS: u64 = 1;
+        const EXTENDED: u64 = 1 << 3;
+        const REGISTERED: u64 = 1 << 6;
+        /// `struct io_uring_getevents_arg`: the mask's address, its size, two more fields.
+        const ARGUMENT: usize = 24;
+        let [_, _, _, flags, address, size] = call.args;
+        if flags & GET_EVENTS == 0 || flags & REGISTERED != 0 {
+            return self.pass(call);
+        }
+        if flags & EXTENDED == 0 {
+            return self.with_mask_argument(context, call, 4);
+        }
+        let Ok(mut argument) = guest_read::<ARGUMENT>(address) else { return self.pass(call) };
+        let (mask, mask_size) = (word(&argument[..8]), word(&argument[8..12]) as u32);
+        if mask == 0 || size != ARGUMENT as u64 {
+            return self.pass(call);
+        }
+        let argument_address = argument.as_mut_ptr();
+        let with = |mask: u64| {
+            // SAFETY: `argument` lives until the call is over, and begins with the mask's address.
+            unsafe { argument_address.cast::<u64>().write_unaligned(mask) };
+            let mut call = *call;
+            call.args[4] = argument_address as u64;
+            call
+        };
+        match read_mask(mask, mask_size.into()) {
+            Some(mask) => self.with_mask(context, mask, with),
+            None => self.pass(&with(NO_SET)),
+        }
+    }
+
+    /// `signalfd`: if some of the five can be read from it, they must be pending in the kernel
+    /// during calls.
+    pub(crate) fn signalfd(&self, call: &Call) -> Done {
+        if read_mask(call.args[1], call.args[2]).is_some_and(|set| set & FIVE != 0) {
+            READ_FROM_FILE.store(true, Ordering::Relaxed);
+        }
+        self.pass(call)
+    }
+
+    /// Calls `f`, which makes a system call, while those of the five that `mask` blocks are blocked
+    /// in the kernel, and those of them that were accepted are pending there: so a signalfd shows
+    /// them. The host needs no faults then: the kernel answers EFAULT. Afterwards what is still
+    /// pending comes to the handler again.
+    ///
+    /// Only if there is, or was, a signalfd of one of the five: it costs two calls.
+    pub(crate) fn with_held_pending<R>(&self, mask: SigSet, f: impl FnOnce() -> R) -> R {
+        let held = mask & FIVE;
+        if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) {
+            return f();
+        }
+        change_kernel_mask(libc::SIG_BLOCK, held);
+        self.send_held_again(held);
+        let tid = own_tid();
+        let take = |place: &&AtomicI32| {
+            place.compare_exchange(0, tid, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        let place = IN_CALL.iter().find(take);
+        let result = f();
+        place.into_iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        change_kernel_mask(libc::SIG_UNBLOCK, held);
+        result
+    }
+
+    /// Makes those of `held` that were accepted pending in the kernel, where they are blocked now.
+    pub(crate) fn send_held_again(&self, held: SigSet) {
+        while let Some((signo, info)) = self.signals.take(!held) {
+            send_to(own_tid(), signo, &info);
+        }
+    }
+
+    /// Performs a call during which `mask` replaces the guest's. `call_with` gets the address of
+    /// the kernel's version.
+    fn with_mask(
+        &mut self,
+        context: &mut ThreadContext,
+        mask: SigSet,
+        call_with: impl FnOnce(u64) -> Call,
+    ) -> Done {
+        let kernel = if READ_FROM_FILE.load(Ordering::Relaxed) { mask } else { host_mask(mask) };
+        self.signals.set_effective_mask(mask);
+        if self.signals.accepted() & !mask != 0 {
+            // One of the five was waiting for this mask. (Any other would have been delivered
+            // before the call.)
+            self.delivery_mask = Some(mask);
+            context.pending.store(1, std::sync::atomic::Ordering::Relaxed);
+            return Done::error(libc::EINTR);
+        }
+        let call = call_with(std::ptr::from_ref(&kernel) as u64);
+        // SAFETY: the guest's own call. The five are blocked during it at most, in which the host
+        // has no faults.
+        let result = self.with_held_pending(mask, || unsafe { entry::windowed(&call) });
+        if result == -i64::from(libc::EINTR) && self.signals.accepted() & !mask != 0 {
+            self.delivery_mask = Some(mask);
+        } else {
+            self.signals.set_effective_mask(self.mask);
+        }
+        match result {
+            entry::NOT_ENTERED => Done::Restart,
+            result => Done::Value(result),
+        }
+    }
+
+    /// `rt_sigtimedwait`: the kernel's business, unless what is wanted was accepted already.
+    pub(crate) fn rt_sigtimedwait(&mut self, call: &Call) -> Done {
+        let [set, out, _, size, ..] = call.args;
+        if size != SET_SIZE {
+            return Done::error(libc::EINVAL);
+        }
+        let wanted = match read_set(set) {
+            Ok(wanted) => wanted,
+            Err(errno) => return Done::error(errno),
+        };
+        // From here on one that is accepted keeps the call from being made, and is found when it is
+        // repeated.
+        self.signals.set_waiting(wanted);
+        let done = match self.signals.take(!wanted) {
+            Some((_, info)) if out != 0 && guest_write(out, &info.0).is_err() => {
+                Done::error(libc::EFAULT)
+            }
+            Some((signo, _)) => Done::Value(i64::from(signo)),
+            None => self.pass(call),
+        };
+        self.signals.set_waiting(0);
+        done
+    }
+
+    /// `sigaltstack`: the guest's own; the kernel's is the host's.
+    pub(crate) fn sigaltstack(&mut self, context: &ThreadContext, call: &Call) -> Done {
+        let [new, old, ..] = call.args;
+        let sp = context.gpr[4];
+        let before = self.altstack.query(sp);
+        if new != 0 {
+            let stack = match guest_read::<24>(new) {
+                Ok(bytes) => StackT::from_bytes(&bytes),
+                Err(errno) => return Done::error(errno),
+            };
+            if let Err(errno) = self.altstack.set(stack, sp) {
+                return Done::error(errno);
+            }
+        }
+        if old != 0 && guest_write(old, &before.to_bytes()).is_err() {
+            return Done::error(libc::EFAULT);
+        }
+        Done::Value(0)
+    }
+
+    /// What a fork's child does not inherit: signals sent to its parent.
+    pub(crate) fn forget_accepted(&mut self, context: &ThreadContext) {
+        self.signals.forget(!0);
+        self.delivery_mask = None;
+        context.pending.store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Only the process that the user started reports: its children die as the kernel lets them.
+    pub(crate) fn forget_report(&self) {
+        if !self.process.become_child() {
+            return;
+        }
+        for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & !FIVE & set_of(signo) != 0) {
+            let action = self.process.action(signo);
+            if action.handler == SIG_DFL {
+                super::set_kernel_action(signo, &action);
+            }
+        }
+    }
+
+    /// The action the kernel gets for a guest's action.
+    pub(crate) fn mirror(&self, signo: i32, action: &SigAction) -> SigAction {
+        let is_watched = self.process.reports() || self.process.shares_memory();
+        let is_deadly = DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
+        if is_watched && is_deadly { ours(action) } else { mirror(signo, action) }
+    }
+
+    /// From now on another process runs in the same memory: this one ends only by itself.
+    pub(crate) fn share_memory(&self) {
+        if !self.process.share_memory() {
+            let actions = self.process.actions();
+            for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & set_of(signo) != 0) {
+                super::set_kernel_action(signo, &self.mirror(signo, &actions[signo as usize]));
+            }
+        }
+    }
+
+    /// Gives the kernel the actions of all signals for which it has, or gets, a handler of ours.
+    pub(crate) fn mirror_all(&self) {
+        for signo in (1..=MAX_SIGNAL).filter(|&signo| UNBLOCKABLE & set_of(signo) == 0) {
+            let action = self.mirror(signo, &self.process.action(signo));
+            if action.is_caught() {
+                super::set_kernel_action(signo, &action);
+            }
+        }
+    }
+
+    /// CLONE_CLEAR_SIGHAND: in the child every handler is the default again.
+    pub(crate) fn clear_handlers(&self) {
+        for action in self.process.actions().iter_mut().filter(|action| action.is_caught()) {
+            *action = SigAction { handler: SIG_DFL, ..SigAction::default() };
+        }
+        self.mirror_all();
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+fn parse_action(bytes: &[u8; 32]) -> SigAction {
+    SigAction {
+        handler: word(&bytes[0..8]),
+        flags: word(&bytes[8..16]),
+        restorer: word(&bytes[16..24]),
+        mask: word(&bytes[24..32]),
+    }
+}
+
+fn action_bytes(action: &SigAction) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    for (i, word) in [action.handler, action.flags, action.restorer, action.mask].iter().enumerate()
+    {
+        bytes[8 * i..8 * i + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}

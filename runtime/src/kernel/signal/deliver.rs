@@ -1,0 +1,279 @@
+//! Giving signals to the guest: accepted ones at a safe point, its own faults at once, and the way
+//! back.
+
+use std::sync::atomic::Ordering;
+
+use dynasour_guest::ThreadContext;
+
+use super::frame::{self, Contents, RESUME_FLAG, Returned};
+use super::xstate::{self, BadState};
+use super::{
+    DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
+    set_kernel_mask, set_of,
+};
+use crate::kernel::entry::{self, Call};
+use crate::kernel::syscall::{Done, Outcome, System};
+use crate::memory;
+
+/// rsp in the general registers.
+const RSP: usize = 4;
+/// Flags that a handler starts without: DF, RF, TF.
+const CLEARED_FLAGS: u64 = 0x400 | RESUME_FLAG | 0x100;
+
+/// The frame could not be written, or there is no way back from it.
+struct NoFrame;
+
+impl System {
+    /// Gives the guest the signals that were accepted, as far as its mask allows. At a safe point:
+    /// `context` holds the exact state, and the signals arrive before the instruction at `rip`.
+    pub fn deliver_pending(&mut self, context: &mut ThreadContext) -> Outcome {
+        loop {
+            context.pending.store(0, Ordering::Relaxed);
+            while let Some((signo, info)) =
+                self.signals.take(self.delivery_mask.unwrap_or(self.mask))
+            {
+                let rflags = context.rflags | std::mem::take(&mut self.resume_flag);
+                let outcome = self.deliver(context, signo, &info, rflags);
+                if outcome != Outcome::Continue {
+                    return outcome;
+                }
+            }
+            self.delivery_mask = None;
+            self.signals.set_effective_mask(self.mask);
+            // From here on more can be accepted: accepting the first had blocked them all.
+            set_kernel_mask(host_mask(self.mask));
+            if context.pending.load(Ordering::Relaxed) == 0 {
+                return Outcome::Continue;
+            }
+        }
+    }
+
+    /// A synchronous fault of the guest's at `context.rip`: its handler runs, or it dies as it
+    /// would natively.
+    pub fn raise(&mut self, context: &mut ThreadContext, fault: GuestFault) -> Outcome {
+        // Debug exceptions, breakpoints and overflow are traps, after which nothing is to be
+        // resumed.
+        const TRAPS: [u64; 3] = [1, 3, 4];
+        self.fault = (fault.err, fault.trapno, fault.cr2.unwrap_or(self.fault.2));
+        let info = SigInfo::of_fault(fault.signo, fault.code, fault.addr);
+        let resume = if TRAPS.contains(&fault.trapno) { 0 } else { RESUME_FLAG };
+        self.force(context, fault.signo, &info, context.rflags | resume)
+    }
+
+    /// Delivers a signal that cannot wait; one that is blocked or ignored kills.
+    pub(crate) fn force(
+        &mut self,
+        context: &mut ThreadContext,
+        signo: i32,
+        info: &SigInfo,
+        rflags: u64,
+    ) -> Outcome {
+        if !self.process.action(signo).is_caught() || self.mask & set_of(signo) != 0 {
+            return Outcome::Killed(signo);
+        }
+        let outcome = self.deliver(context, signo, info, rflags);
+        if outcome != Outcome::Continue {
+            return outcome;
+        }
+        self.deliver_pending(context)
+    }
+
+    /// SIGSEGV without a faulting address, as when a signal frame cannot be written or read.
+    pub(crate) fn force_segv(&mut self, context: &mut ThreadContext, rflags: u64) -> Outcome {
+        const SI_KERNEL: i32 = 0x80;
+        self.force(context, libc::SIGSEGV, &SigInfo::of_fault(libc::SIGSEGV, SI_KERNEL, 0), rflags)
+    }
+
+    fn deliver(
+        &mut self,
+        context: &mut ThreadContext,
+        signo: i32,
+        info: &SigInfo,
+        rflags: u64,
+    ) -> Outcome {
+        let action = self.process.action(signo);
+        if !action.is_caught() {
+            return self.default_action(signo, &action);
+        }
+        let saved = self.mask;
+        // A call with a temporary mask was interrupted: the handler runs under that one, and
+        // returns to ours.
+        let during = self.delivery_mask.take().unwrap_or(saved);
+        if action.flags & sa::RESETHAND != 0 {
+            self.set_action(signo, SigAction { handler: super::SIG_DFL, ..action });
+        }
+        if self.push_frame(context, signo, &action, info, saved, rflags).is_err() {
+            return match signo {
+                libc::SIGSEGV => Outcome::Killed(libc::SIGSEGV),
+                _ => self.force_segv(context, rflags),
+            };
+        }
+        self.process.count_delivery();
+        let own = if action.flags & sa::NODEFER != 0 { 0 } else { set_of(signo) };
+        self.mask = (during | action.mask | own) & !UNBLOCKABLE;
+        Outcome::Continue
+    }
+
+    /// An accepted signal that the guest does not catch (any more).
+    fn default_action(&mut self, signo: i32, action: &SigAction) -> Outcome {
+        if action.handler == super::SIG_IGN {
+            return Outcome::Continue;
+        }
+        if DEADLY & set_of(signo) != 0 {
+            return Outcome::Killed(signo);
+        }
+        // The kernel knows the default action, and carries it out when the mask allows.
+        // SAFETY: sends a signal to this thread.
+        unsafe {
+            let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
+            let tid = entry::raw(&Call::new(libc::SYS_gettid, &[])) as u64;
+            entry::raw(&Call::new(libc::SYS_tgkill, &[pid, tid, signo as u64]));
+        }
+        Outcome::Continue
+    }
+
+    /// Builds the frame and makes `context` start the handler (`get_sigframe` and
+    /// `x64_setup_rt_frame` in the kernel).
+    fn push_frame(
+        &mut self,
+        context: &mut ThreadContext,
+        signo: i32,
+        action: &SigAction,
+        info: &SigInfo,
+        saved: SigSet,
+        rflags: u64,
+    ) -> Result<(), NoFrame> {
+        if action.flags & sa::RESTORER == 0 {
+            return Err(NoFrame);
+        }
+        let old = context.gpr[RSP];
+        let mut sp = old.wrapping_sub(frame::RED_ZONE);
+        let mut on_alternate = self.altstack.is_in_use(old);
+        if action.flags & sa::ONSTACK != 0
+            && let Some(top) = self.altstack.entry(sp)
+        {
+            sp = top;
+            on_alternate = true;
+        }
+        let state = xstate::save(&context.xstate);
+        let fpstate = sp.wrapping_sub(state.bytes.len() as u64) & !63;
+        let bottom = (fpstate.wrapping_sub(frame::SIZE as u64) & !15).wrapping_sub(8);
+        if on_alternate && !self.altstack.contains(bottom) {
+            return Err(NoFrame);
+        }
+        let bytes = frame::build(
+            context,
+            &Contents {
+                restorer: action.restorer,
+                rflags,
+                fault: self.fault,
+                mask: saved,
+                stack: self.altstack.in_frame(),
+                fpstate,
+                info: (action.flags & sa::SIGINFO != 0).then_some(info),
+            },
+        );
+        let parts = state
+            .written
+            .iter()
+            .map(|part| (fpstate.wrapping_add(part.start as u64), &state.bytes[part.clone()]));
+        for (address, bytes) in parts.chain([(bottom, &bytes[..])]) {
+            // SAFETY: the guest's stack pointer says where its signal frames go.
+            if unsafe { memory::copy_out(address, bytes) } != bytes.len() {
+                return Err(NoFrame);
+            }
+        }
+        self.altstack.on_delivery();
+        context.gpr[7] = signo as u64;
+        context.gpr[0] = 0;
+        context.gpr[6] = bottom.wrapping_add(frame::SIGINFO);
+        context.gpr[2] = bottom.wrapping_add(frame::UCONTEXT);
+        context.gpr[RSP] = bottom;
+        context.rip = action.handler;
+        context.rflags &= !CLEARED_FLAGS;
+        xstate::reset(&mut context.xstate);
+        Ok(())
+    }
+
+    /// `rt_sigreturn`: everything as the frame says, edited or not.
+    pub(crate) fn sigreturn(&mut self, context: &mut ThreadContext) -> Done {
+        let sp = context.gpr[RSP];
+        let bottom = sp.wrapping_sub(8);
+        let mut bytes = [0; frame::SIZE];
+        let needed = frame::SIGINFO as usize;
+        if memory::copy_in(bottom, &mut bytes[..needed]) != needed {
+            return self.bad_frame(context);
+        }
+        let returned = Returned::parse(&bytes);
+        if !self.change_mask(context, returned.mask) {
+            return Done::Restart;
+        }
+        context.gpr = returned.gpr;
+        context.rip = returned.rip;
+        context.rflags = returned.rflags(context.rflags);
+        self.resume_flag = returned.resume_flag();
+        let read = |address: u64, out: &mut [u8]| {
+            if memory::copy_in(address, out) == out.len() { Ok(()) } else { Err(BadState) }
+        };
+        if xstate::restore(&mut context.xstate, returned.fpstate, read).is_err() {
+            return self.bad_frame(context);
+        }
+        // Like the kernel: a stack that cannot be installed, for one because the handler ran on it,
+        // is no reason to fail.
+        let _ = self.altstack.set(returned.stack, sp);
+        // What the processor says about a return to these selectors.
+        if returned.cs != frame::USER_CS {
+            const INDEX: u16 = !3;
+            return Done::Outcome(
+                self.raise(context, GuestFault::protection((returned.cs & INDEX).into())),
+            );
+        }
+        if returned.strict_ss && returned.ss != frame::USER_DS {
+            return Done::Outcome(self.raise(context, GuestFault::protection(0)));
+        }
+        Done::Registers
+    }
+
+    /// `rt_sigreturn` finds something wrong: it returns 0, to wherever it has got by then, and
+    /// SIGSEGV comes.
+    fn bad_frame(&mut self, context: &mut ThreadContext) -> Done {
+        context.gpr[0] = 0;
+        let rflags = context.rflags | std::mem::take(&mut self.resume_flag);
+        Done::Outcome(self.force_segv(context, rflags))
+    }
+
+    /// Installs a mask for the guest unless a signal is pending already: then `false`, and nothing
+    /// has happened.
+    pub(crate) fn change_mask(&mut self, context: &ThreadContext, mask: SigSet) -> bool {
+        let mask = mask & !UNBLOCKABLE;
+        // What was held comes before anything that the kernel would give us.
+        let lets_in_held = self.signals.accepted() & !FIVE & !mask != 0;
+        let kernel = if lets_in_held { !FIVE } else { host_mask(mask) };
+        let call = Call::new(
+            libc::SYS_rt_sigprocmask,
+            &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&kernel) as u64, 0, 8],
+        );
+        // SAFETY: reads `kernel`; the five stay unblocked.
+        if unsafe { entry::windowed(&call) } == entry::NOT_ENTERED {
+            return false;
+        }
+        self.mask = mask;
+        self.signals.set_effective_mask(mask);
+        self.notice_unblocked(context);
+        true
+    }
+
+    /// After the mask changed: one of the five may have been waiting for it.
+    pub(crate) fn notice_unblocked(&self, context: &ThreadContext) {
+        if self.signals.accepted() & !self.mask != 0 {
+            context.pending.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets the guest's action and what the kernel has to know of it.
+    pub(crate) fn set_action(&self, signo: i32, action: SigAction) {
+        let mut actions = self.process.actions();
+        super::set_kernel_action(signo, &self.mirror(signo, &action));
+        actions[signo as usize] = action;
+    }
+}

@@ -1,0 +1,443 @@
+//! The host's signal handler. Everything here runs in a signal handler: no panics, and two locks.
+//!
+//! * The fragments' lock, by the hooks: only if the interrupted instruction is in the code cache,
+//!   where no thread holds a lock.
+//! * The lock of the code pages, by [`host::opened_for_host`]: only after a fault of a store to
+//!   guest memory that nothing else expects. Such a store stands neither in the allocator nor in
+//!   [`crate::changes`]; opening the page allocates a list of pages.
+//!
+//! A fault of our own while one of them is held would hang the thread instead of being reported.
+//!
+//! A synchronous fault is either expected (a guest access of the interpreter, an instruction run
+//! for the guest, a fragment's load: a hook knows where to continue, and the handler does nothing
+//! but note the cause and set rip) or a bug of ours, which is reported in one line before the
+//! process dies of the signal.
+//!
+//! An asynchronous signal is accepted: recorded, everything else blocked in the interrupted frame's
+//! mask, `pending` set, fragments told to come out. If the interrupted code was about to make a
+//! system call for the guest it is diverted.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use dynasour_guest::ThreadContext;
+
+use dynasour_emitter::Diversion;
+
+use super::calls;
+use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, precise, set_of};
+use crate::changes::host;
+use crate::kernel::entry::{self, Call, Window};
+use crate::memory::{self, FaultInfo};
+
+/// `restart_syscall`: what the kernel puts into rax when it restarts a call that measures time.
+const RESTART_SYSCALL: i64 = libc::SYS_restart_syscall;
+
+/// The signal of [`call_out`]: one of those whose handler is always ours and that are never
+/// blocked, that nobody sends.
+const CALL_SIGNAL: i32 = libc::SIGFPE;
+/// Its `si_code`: no kernel's.
+const CALL_CODE: i32 = -0x6479_6e61;
+
+/// Bytes of the host's alternate signal stack.
+pub const ALTERNATE_STACK: usize = 128 << 10;
+
+/// A fault of the guest's, as the kernel would describe it to the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GuestFault {
+    /// The signal.
+    pub signo: i32,
+    /// `si_code`
+    pub code: i32,
+    /// `si_addr`
+    pub addr: u64,
+    /// The processor's exception number.
+    pub trapno: u64,
+    /// The processor's error code.
+    pub err: u64,
+    /// The page fault address, kept from the last page fault when this is none.
+    pub cr2: Option<u64>,
+}
+
+impl GuestFault {
+    /// Exception numbers (Intel SDM vol. 3, 6.3.1).
+    const DEBUG: u64 = 1;
+    /// See [`GuestFault::DEBUG`].
+    const BREAKPOINT: u64 = 3;
+    const UNDEFINED: u64 = 6;
+    const PROTECTION: u64 = 13;
+    const PAGE_FAULT: u64 = 14;
+
+    /// An undefined instruction at `pc`.
+    pub fn undefined(pc: u64) -> GuestFault {
+        let code = 2; // ILL_ILLOPN, what the kernel says for every #UD
+        GuestFault {
+            signo: libc::SIGILL,
+            code,
+            addr: pc,
+            trapno: Self::UNDEFINED,
+            err: 0,
+            cr2: None,
+        }
+    }
+
+    /// A general protection fault with this error code.
+    pub fn protection(err: u64) -> GuestFault {
+        let code = 0x80; // SI_KERNEL
+        GuestFault { signo: libc::SIGSEGV, code, addr: 0, trapno: Self::PROTECTION, err, cr2: None }
+    }
+
+    /// `int3`; rip is already behind it.
+    pub fn breakpoint() -> GuestFault {
+        let code = 0x80; // SI_KERNEL
+        GuestFault {
+            signo: libc::SIGTRAP,
+            code,
+            addr: 0,
+            trapno: Self::BREAKPOINT,
+            err: 0,
+            cr2: None,
+        }
+    }
+
+    /// The trap behind an instruction that ran with TF set; rip is at the next one, `addr`.
+    pub fn single_step(addr: u64) -> GuestFault {
+        const TRAP_TRACE: i32 = 2;
+        GuestFault {
+            signo: libc::SIGTRAP,
+            code: TRAP_TRACE,
+            addr,
+            trapno: Self::DEBUG,
+            err: 0,
+            cr2: None,
+        }
+    }
+
+    /// Instruction bytes at `addr` that cannot be fetched; `fault` is what reading them said.
+    pub fn fetch(addr: u64, fault: &FaultInfo) -> GuestFault {
+        const INSTRUCTION_FETCH: u64 = 1 << 4;
+        if fault.trapno == Self::PROTECTION {
+            return GuestFault::protection(0);
+        }
+        GuestFault {
+            signo: fault.signal,
+            code: fault.code,
+            addr,
+            trapno: Self::PAGE_FAULT,
+            err: fault.error | INSTRUCTION_FETCH,
+            cr2: Some(addr),
+        }
+    }
+
+    /// Instruction bytes at `addr` that can be read but not executed.
+    pub fn not_executable(addr: u64) -> GuestFault {
+        const SEGV_ACCERR: i32 = 2;
+        const PRESENT_USER: u64 = 1 | 1 << 2;
+        let read = FaultInfo {
+            signal: libc::SIGSEGV,
+            code: SEGV_ACCERR,
+            trapno: Self::PAGE_FAULT,
+            error: PRESENT_USER,
+            ..FaultInfo::default()
+        };
+        GuestFault::fetch(addr, &read)
+    }
+
+    /// What the handler noted about a fault of an instruction that ran for the guest's instruction
+    /// at `pc`, of which `context` holds the state before it.
+    pub fn noted(context: &ThreadContext, pc: u64, fault: &FaultInfo) -> GuestFault {
+        let fault = &precise::of_guest(context, pc, *fault);
+        let page_fault = fault.trapno == Self::PAGE_FAULT;
+        // These name the instruction, which for the guest is its own.
+        let names_pc = matches!(fault.signal, libc::SIGFPE | libc::SIGILL) && fault.code != 0x80;
+        GuestFault {
+            signo: fault.signal,
+            code: fault.code,
+            addr: if names_pc { pc } else { fault.addr },
+            trapno: fault.trapno,
+            err: fault.error,
+            cr2: page_fault.then_some(fault.cr2),
+        }
+    }
+}
+
+/// What other parts contribute to the handler. Each runs in a signal handler.
+#[derive(Clone, Copy)]
+pub struct FaultHooks {
+    /// Where to continue after a fault in the interpreter's execution of a native instruction.
+    pub thunk: fn(host_rip: u64) -> Option<u64>,
+    /// Where to continue after a fault of a fragment's own.
+    pub fragment: fn(host_rip: u64) -> Option<u64>,
+    /// An asynchronous signal was accepted, or the thread is called, while this host instruction
+    /// was about to run. Must the thread be sent somewhere to come out?
+    pub accepted: fn(host_rip: u64, context: &ThreadContext) -> Option<Diversion>,
+}
+
+static HOOKS: OnceLock<FaultHooks> = OnceLock::new();
+
+/// Gives this thread an alternate signal stack and, the first time, makes the handler know the
+/// hooks.
+pub fn install(hooks: FaultHooks) -> std::io::Result<()> {
+    let _ = HOOKS.set(hooks);
+    let guard = 4096;
+    // SAFETY: a fresh mapping, never unmapped, of which the lowest page is made inaccessible.
+    unsafe {
+        let stack = libc::mmap(
+            std::ptr::null_mut(),
+            guard + ALTERNATE_STACK,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        );
+        if stack == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        libc::mprotect(stack, guard, libc::PROT_NONE);
+        use_alternate_stack(stack.byte_add(guard));
+    }
+    Ok(())
+}
+
+/// Makes the [`ALTERNATE_STACK`] bytes at `stack` this thread's alternate signal stack.
+///
+/// # Safety
+/// They must be nobody else's while the thread lives.
+pub unsafe fn use_alternate_stack(stack: *mut libc::c_void) {
+    let stack = libc::stack_t { ss_sp: stack, ss_flags: 0, ss_size: ALTERNATE_STACK };
+    // SAFETY: the caller's promise. It cannot fail: the stack is large, and the thread is not on
+    // another one.
+    unsafe { libc::sigaltstack(&stack, std::ptr::null_mut()) };
+}
+
+/// The handler, called by the assembly entry with the host's FS base in place.
+///
+/// # Safety
+/// The kernel's arguments, and the context that GS names.
+pub unsafe extern "C" fn on_signal(
+    signo: i32,
+    info: *const SigInfo,
+    frame: *mut libc::ucontext_t,
+    context: *const ThreadContext,
+) {
+    // SAFETY: the kernel passes valid pointers, and the GS base names this thread's context.
+    let (info, frame, context) = unsafe { (&*info, &mut *frame, &*context) };
+    // SAFETY: set before handlers were installed; the state lives as long as the context.
+    let state = unsafe { &*(context.signals as *const SignalState) };
+    if (signo, info.code()) == (CALL_SIGNAL, CALL_CODE) {
+        called(frame, context);
+        return;
+    }
+    // The kernel's codes for faults are positive; signals that somebody sent have none, unless he
+    // forges one.
+    let is_fault = FIVE & set_of(signo) != 0 && info.code() > 0;
+    if !is_fault || !synchronous(signo, info, frame, context, state) {
+        asynchronous(signo, info, frame, context, state);
+    }
+}
+
+/// Sends a fault to where it is expected. `false`: nobody expects it, so it may be no fault at all.
+fn synchronous(
+    signo: i32,
+    info: &SigInfo,
+    frame: &mut libc::ucontext_t,
+    context: &ThreadContext,
+    state: &SignalState,
+) -> bool {
+    let regs = &mut frame.uc_mcontext.gregs;
+    let rip = regs[libc::REG_RIP as usize] as u64;
+    let mut landing = memory::fixup(rip).or_else(|| entry::fixup(rip));
+    if let Some(hooks) = HOOKS.get() {
+        landing = landing.or_else(|| (hooks.thunk)(rip)).or_else(|| (hooks.fragment)(rip));
+    }
+    let fault = FaultInfo {
+        signal: signo,
+        code: info.code(),
+        addr: u64::from_le_bytes(info.0[16..24].try_into().unwrap_or_default()),
+        trapno: regs[libc::REG_TRAPNO as usize] as u64,
+        error: regs[libc::REG_ERR as usize] as u64,
+        cr2: regs[libc::REG_CR2 as usize] as u64,
+    };
+    match landing {
+        Some(landing) => {
+            memory::note_fault(fault);
+            regs[libc::REG_RIP as usize] = landing as i64;
+            true
+        }
+        // A store of a fragment's exit to memory that it has written before: code was translated
+        // from that page since.
+        None if host::opened_for_host(&fault) => {
+            context.pending.store(1, Ordering::Relaxed);
+            true
+        }
+        // A forged one is accepted. A fault of ours comes back at once, with nothing delivered in
+        // between.
+        None if entry::is_at_call(rip)
+            || state.accepted() & set_of(signo) == 0
+            || !state.repeats(rip) =>
+        {
+            false
+        }
+        None => {
+            report_internal_error(signo, rip, fault.addr);
+            super::die(signo);
+        }
+    }
+}
+
+fn asynchronous(
+    signo: i32,
+    info: &SigInfo,
+    frame: &mut libc::ucontext_t,
+    context: &ThreadContext,
+    state: &SignalState,
+) {
+    let is_held = FIVE & state.effective_mask() & !state.waiting() & set_of(signo) != 0;
+    if is_held && calls::hand_over(signo, info) {
+        return;
+    }
+    state.accept(signo, info);
+    if FIVE & set_of(signo) != 0 {
+        if is_held {
+            return;
+        }
+    } else {
+        block_asynchronous(frame);
+    }
+    context.pending.store(1, Ordering::Relaxed);
+    let regs = &mut frame.uc_mcontext.gregs;
+    let rip = regs[libc::REG_RIP as usize] as u64;
+    match entry::window(rip) {
+        // A call that measured time was interrupted by a stop and is about to go on; a handler ends
+        // it.
+        Window::AtCall if regs[libc::REG_RAX as usize] == RESTART_SYSCALL => {
+            regs[libc::REG_RAX as usize] = -i64::from(libc::EINTR);
+            regs[libc::REG_RIP as usize] = entry::window_end() as i64;
+        }
+        Window::Before | Window::AtCall => {
+            regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
+        }
+        Window::Outside => divert(frame, context),
+    }
+}
+
+/// The thread is called: it comes out of native code, and out of a system call if it is about to
+/// make one (again).
+fn called(frame: &mut libc::ucontext_t, context: &ThreadContext) {
+    let regs = &mut frame.uc_mcontext.gregs;
+    let is_outside = entry::window(regs[libc::REG_RIP as usize] as u64) == Window::Outside;
+    if is_outside || context.pending.load(Ordering::Relaxed) == 0 {
+        divert(frame, context);
+    } else {
+        regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
+    }
+}
+
+/// If the thread was interrupted in native code, it comes out.
+fn divert(frame: &mut libc::ucontext_t, context: &ThreadContext) {
+    let regs = &mut frame.uc_mcontext.gregs;
+    let rip = regs[libc::REG_RIP as usize] as u64;
+    if let Some(diversion) = HOOKS.get().and_then(|h| (h.accepted)(rip, context)) {
+        regs[libc::REG_RIP as usize] = diversion.rip as i64;
+        for &(register, saved) in diversion.displaced.places() {
+            if let Some(slot) = super::frame::ORDER.iter().position(|r| *r == register) {
+                regs[slot] = context.stub_save[saved] as i64;
+            }
+        }
+    }
+}
+
+/// Makes thread `tid` of process `pid`, which shares this one's memory, come out of native code, if
+/// it is there. `false`: the signal cannot be sent.
+pub fn call_out(pid: i32, tid: i32) -> bool {
+    let info = SigInfo::of_fault(CALL_SIGNAL, CALL_CODE, 0);
+    // SAFETY: reads `info`; the handler of this signal is ours.
+    unsafe {
+        let args = [pid as u64, tid as u64, CALL_SIGNAL as u64, std::ptr::from_ref(&info) as u64];
+        entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
+    }
+}
+
+/// Blocks every asynchronous signal when the handler returns.
+fn block_asynchronous(frame: &mut libc::ucontext_t) {
+    // The kernel's frame holds 8 bytes of mask; libc's type is longer, so only the first word may
+    // be touched.
+    let mask = (&raw mut frame.uc_sigmask).cast::<u64>();
+    // SAFETY: the word is inside the frame.
+    unsafe { mask.write(!FIVE & !UNBLOCKABLE) };
+}
+
+/// One line to stderr without allocation.
+fn report_internal_error(signo: i32, rip: u64, addr: u64) {
+    let mut line = Line { bytes: [0; 160], len: 0 };
+    line.text("dynasour: internal error: signal ");
+    line.decimal(signo as u64);
+    line.text(" at 0x");
+    line.hexadecimal(rip);
+    line.text(", address 0x");
+    line.hexadecimal(addr);
+    line.text(". This is a bug of dynasour; please report it with the command line.\n");
+    // SAFETY: writes bytes of a local buffer to stderr.
+    unsafe {
+        entry::raw(&Call::new(libc::SYS_write, &[2, line.bytes.as_ptr() as u64, line.len as u64]))
+    };
+}
+
+/// Text in a fixed buffer.
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Line {
+    fn text(&mut self, text: &str) {
+        for &byte in text.as_bytes() {
+            if let Some(slot) = self.bytes.get_mut(self.len) {
+                *slot = byte;
+                self.len += 1;
+            }
+        }
+    }
+
+    fn number(&mut self, mut value: u64, base: u64) {
+        let mut digits = [0u8; 20];
+        let mut first = digits.len();
+        loop {
+            first -= 1;
+            digits[first] = b"0123456789abcdef"[(value % base) as usize];
+            value /= base;
+            if value == 0 {
+                break;
+            }
+        }
+        self.text(std::str::from_utf8(&digits[first..]).unwrap_or(""));
+    }
+
+    fn decimal(&mut self, value: u64) {
+        self.number(value, 10);
+    }
+
+    fn hexadecimal(&mut self, value: u64) {
+        self.number(value, 16);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_holds_numbers_and_never_overflows() {
+        let mut line = Line { bytes: [0; 160], len: 0 };
+        line.decimal(0);
+        line.text(" ");
+        line.decimal(u64::MAX);
+        line.text(" ");
+        line.hexadecimal(0xdead_beef);
+        assert_eq!(&line.bytes[..line.len], b"0 18446744073709551615 deadbeef");
+        for _ in 0..100 {
+            line.text("xxxxxxxxxx");
+        }
+        assert_eq!(line.len, 160);
+    }
+}

@@ -1,0 +1,395 @@
+//! Signals: the guest's as the kernel would deliver them, the host's as the translator needs them
+//! (docs/design.md, "Running a guest").
+//!
+//! Words
+//! * *synchronous five*: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP. The host always has a handler
+//!   for them and never blocks them. The guest's dispositions and mask for them are therefore
+//!   emulated.
+//! * *asynchronous*: every other signal. Dispositions `SIG_DFL` and `SIG_IGN` are the kernel's own,
+//!   so default actions, job control and inheritance are the kernel's; a guest handler makes the
+//!   kernel call ours. The guest's mask is mirrored.
+//! * *accepted*: the host handler has recorded the signal, but the guest has not seen it yet.
+//! * *held*: accepted and blocked: one of the five, or a signal that met a synchronous one whose
+//!   handler blocks it.
+//!
+//! Invariants
+//! * After accepting an asynchronous signal every asynchronous signal stays blocked until the
+//!   guest's frame is built: the kernel queues and coalesces, and one record per signal number is
+//!   enough. An asynchronous signal that is held is blocked in the kernel, too; a mask that lets it
+//!   in is installed only after it has been delivered.
+//! * `ThreadContext::pending` is nonzero exactly when an accepted signal can be delivered under the
+//!   mask in effect.
+//! * Host handlers run on the host's alternate stack with everything blocked and touch only
+//!   [`SignalState`], the context and the frame.
+
+pub mod altstack;
+pub mod calls;
+pub mod deliver;
+#[cfg(test)]
+mod end_to_end;
+pub mod frame;
+mod handler;
+mod precise;
+pub mod xstate;
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use handler::{
+    ALTERNATE_STACK, FaultHooks, GuestFault, call_out, install, on_signal, use_alternate_stack,
+};
+
+use crate::kernel::entry::{self, Call};
+
+/// A set of signals: bit `signo - 1`.
+pub type SigSet = u64;
+
+/// The highest signal number.
+pub const MAX_SIGNAL: i32 = 64;
+
+/// The set of one signal.
+pub const fn set_of(signo: i32) -> SigSet {
+    1 << (signo - 1)
+}
+
+/// The five signals whose handler is always the host's.
+pub const FIVE: SigSet = set_of(libc::SIGSEGV)
+    | set_of(libc::SIGBUS)
+    | set_of(libc::SIGFPE)
+    | set_of(libc::SIGILL)
+    | set_of(libc::SIGTRAP);
+
+/// The five as numbers.
+pub const FIVE_SIGNALS: [i32; 5] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+
+/// Signals that cannot be blocked or caught.
+pub const UNBLOCKABLE: SigSet = set_of(libc::SIGKILL) | set_of(libc::SIGSTOP);
+
+/// Signals whose default action ends the process: all but those that do nothing, stop or continue
+/// it.
+pub const DEADLY: SigSet = !(set_of(libc::SIGCHLD)
+    | set_of(libc::SIGCONT)
+    | set_of(libc::SIGURG)
+    | set_of(libc::SIGWINCH)
+    | set_of(libc::SIGSTOP)
+    | set_of(libc::SIGTSTP)
+    | set_of(libc::SIGTTIN)
+    | set_of(libc::SIGTTOU)
+    | set_of(libc::SIGKILL));
+
+/// `SIG_DFL`
+pub const SIG_DFL: u64 = 0;
+/// `SIG_IGN`
+pub const SIG_IGN: u64 = 1;
+
+/// Flags of a signal action (`sigaction(2)`), as the kernel numbers them.
+pub mod sa {
+    /// No SIGCHLD when children stop.
+    pub const NOCLDSTOP: u64 = 1;
+    /// Children do not become zombies.
+    pub const NOCLDWAIT: u64 = 2;
+    /// The handler wants a siginfo.
+    pub const SIGINFO: u64 = 4;
+    /// Do not clear tag bits of `si_addr`.
+    pub const EXPOSE_TAGBITS: u64 = 0x800;
+    /// `restorer` is meant.
+    pub const RESTORER: u64 = 0x0400_0000;
+    /// Run on the alternate stack.
+    pub const ONSTACK: u64 = 0x0800_0000;
+    /// Restart interrupted calls.
+    pub const RESTART: u64 = 0x1000_0000;
+    /// Do not block the signal itself.
+    pub const NODEFER: u64 = 0x4000_0000;
+    /// Back to the default when delivered.
+    pub const RESETHAND: u64 = 0x8000_0000;
+    /// The flags that the kernel keeps; unknown ones read back as zero.
+    pub const KNOWN: u64 = NOCLDSTOP
+        | NOCLDWAIT
+        | SIGINFO
+        | EXPOSE_TAGBITS
+        | RESTORER
+        | ONSTACK
+        | RESTART
+        | NODEFER
+        | RESETHAND;
+}
+
+/// A signal action in the kernel's layout (`struct kernel_sigaction`).
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SigAction {
+    /// `SIG_DFL`, `SIG_IGN` or the handler's address.
+    pub handler: u64,
+    /// [`sa`]
+    pub flags: u64,
+    /// Where the handler returns to.
+    pub restorer: u64,
+    /// Blocked while the handler runs.
+    pub mask: SigSet,
+}
+
+impl SigAction {
+    /// Whether there is a handler function.
+    pub fn is_caught(&self) -> bool {
+        self.handler > SIG_IGN
+    }
+}
+
+/// A `siginfo_t` as bytes.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SigInfo(pub [u8; 128]);
+
+impl SigInfo {
+    /// A siginfo with the fields that faults have: signal, code and address.
+    pub fn of_fault(signo: i32, code: i32, addr: u64) -> SigInfo {
+        let mut info = SigInfo([0; 128]);
+        info.0[0..4].copy_from_slice(&signo.to_le_bytes());
+        info.0[8..12].copy_from_slice(&code.to_le_bytes());
+        info.0[16..24].copy_from_slice(&addr.to_le_bytes());
+        info
+    }
+
+    /// `si_signo`
+    pub fn signo(&self) -> i32 {
+        i32::from_le_bytes([self.0[0], self.0[1], self.0[2], self.0[3]])
+    }
+
+    /// `si_code`
+    pub fn code(&self) -> i32 {
+        i32::from_le_bytes([self.0[8], self.0[9], self.0[10], self.0[11]])
+    }
+}
+
+/// What the host handler and the thread it interrupts share. Reached through
+/// `ThreadContext::signals`.
+pub struct SignalState {
+    /// Signals recorded in `infos` and not yet delivered.
+    accepted: AtomicU64,
+    /// The guest's mask as far as it decides whether one of the five can be delivered: during a
+    /// call with a temporary mask, that one.
+    effective_mask: AtomicU64,
+    /// Those of the five that a call is waiting for although they are blocked.
+    waiting: AtomicU64,
+    /// Where a fault happened last that nobody expected.
+    unexpected: AtomicU64,
+    infos: UnsafeCell<[SigInfo; MAX_SIGNAL as usize]>,
+}
+
+// SAFETY: shared only between a thread and the handlers that interrupt it; `infos` is handed over
+// by `accepted`.
+unsafe impl Sync for SignalState {}
+
+impl SignalState {
+    /// Nothing accepted, with this mask.
+    pub fn new(mask: SigSet) -> Box<SignalState> {
+        Box::new(SignalState {
+            accepted: AtomicU64::new(0),
+            effective_mask: AtomicU64::new(mask),
+            waiting: AtomicU64::new(0),
+            unexpected: AtomicU64::new(0),
+            infos: UnsafeCell::new([SigInfo([0; 128]); MAX_SIGNAL as usize]),
+        })
+    }
+
+    /// Records a signal. In a signal handler. A second instance of one not yet delivered is
+    /// dropped, as the kernel does with standard signals.
+    fn accept(&self, signo: i32, info: &SigInfo) {
+        if self.accepted.load(Ordering::Relaxed) & set_of(signo) == 0 {
+            // SAFETY: the slot is the handler's until the bit is set, and handlers do not nest.
+            unsafe { (&raw mut (*self.infos.get())[signo as usize - 1]).write(*info) };
+            self.accepted.fetch_or(set_of(signo), Ordering::Release);
+        }
+    }
+
+    /// Signals accepted and not yet taken.
+    pub fn accepted(&self) -> SigSet {
+        self.accepted.load(Ordering::Acquire)
+    }
+
+    /// Takes the signal that the kernel would deliver first among those not in `mask`.
+    pub fn take(&self, mask: SigSet) -> Option<(i32, SigInfo)> {
+        let ready = self.accepted() & !mask;
+        if ready == 0 {
+            return None;
+        }
+        let first = if ready & FIVE != 0 { ready & FIVE } else { ready };
+        let signo = first.trailing_zeros() as i32 + 1;
+        // SAFETY: while the bit is set no handler writes the slot.
+        let info = unsafe { (&raw const (*self.infos.get())[signo as usize - 1]).read() };
+        self.accepted.fetch_and(!set_of(signo), Ordering::AcqRel);
+        Some((signo, info))
+    }
+
+    /// Forgets an accepted signal (its disposition became "ignore"), or all of them (a fork's
+    /// child).
+    pub fn forget(&self, signals: SigSet) {
+        self.accepted.fetch_and(!signals, Ordering::AcqRel);
+    }
+
+    /// The mask that decides about the five.
+    pub fn effective_mask(&self) -> SigSet {
+        self.effective_mask.load(Ordering::Relaxed)
+    }
+
+    /// Those of the five that a call is waiting for.
+    pub fn waiting(&self) -> SigSet {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// A call begins or ends that waits for these.
+    pub fn set_waiting(&self, signals: SigSet) {
+        self.waiting.store(signals & FIVE, Ordering::Relaxed);
+    }
+
+    /// Remembers where a fault happened that nobody expected. Was the last one there, too?
+    fn repeats(&self, host_rip: u64) -> bool {
+        self.unexpected.swap(host_rip, Ordering::Relaxed) == host_rip
+    }
+
+    /// Sets the mask that decides about the five.
+    pub fn set_effective_mask(&self, mask: SigSet) {
+        self.effective_mask.store(mask, Ordering::Relaxed);
+    }
+}
+
+/// The kernel's mask for a guest's: the five stay unblocked.
+pub const fn host_mask(guest: SigSet) -> SigSet {
+    guest & !FIVE
+}
+
+/// Sets this thread's mask in the kernel, whatever is pending.
+pub fn set_kernel_mask(mask: SigSet) {
+    let call = Call::new(
+        libc::SYS_rt_sigprocmask,
+        &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&mask) as u64, 0, 8],
+    );
+    // SAFETY: reads `mask`; which signals are blocked is part of our own protocol.
+    unsafe { entry::raw(&call) };
+}
+
+/// This thread's mask in the kernel.
+pub fn kernel_mask() -> SigSet {
+    let mut mask: SigSet = 0;
+    let call =
+        Call::new(libc::SYS_rt_sigprocmask, &[0, 0, std::ptr::from_mut(&mut mask) as u64, 8]);
+    // SAFETY: writes `mask`.
+    unsafe { entry::raw(&call) };
+    mask
+}
+
+/// The kernel's action for `signo`.
+pub fn kernel_action(signo: i32) -> SigAction {
+    let mut action = SigAction::default();
+    let call = Call::new(
+        libc::SYS_rt_sigaction,
+        &[signo as u64, 0, std::ptr::from_mut(&mut action) as u64, 8],
+    );
+    // SAFETY: writes `action`, which has the kernel's layout.
+    unsafe { entry::raw(&call) };
+    action
+}
+
+/// The call that sets the kernel's action for `signo`; `action` must live until it is made.
+pub fn action_call(signo: i32, action: &SigAction) -> Call {
+    Call::new(libc::SYS_rt_sigaction, &[signo as u64, std::ptr::from_ref(action) as u64, 0, 8])
+}
+
+/// Sets the kernel's action for `signo`.
+pub fn set_kernel_action(signo: i32, action: &SigAction) {
+    // SAFETY: reads `action`; actions are the guest's dispositions or our own handler.
+    unsafe { entry::raw(&action_call(signo, action)) };
+}
+
+/// The action the kernel gets for a guest's action.
+pub fn mirror(signo: i32, guest: &SigAction) -> SigAction {
+    let five = FIVE & set_of(signo) != 0;
+    if !five && !guest.is_caught() { *guest } else { ours(guest) }
+}
+
+/// The action that makes the kernel call our handler where the guest has `guest`.
+pub fn ours(guest: &SigAction) -> SigAction {
+    // A signal that the guest does not catch interrupts nothing of the guest's.
+    let restart = if guest.is_caught() { guest.flags & sa::RESTART } else { sa::RESTART };
+    SigAction {
+        handler: entry::signal_entry(),
+        flags: guest.flags & (sa::NOCLDSTOP | sa::NOCLDWAIT | sa::EXPOSE_TAGBITS)
+            | restart
+            | sa::SIGINFO
+            | sa::ONSTACK
+            | sa::RESTORER,
+        restorer: entry::restorer(),
+        mask: !0,
+    }
+}
+
+/// Dies of `signo` as a process does that does not catch it: same wait status, core flag included.
+pub fn die(signo: i32) -> ! {
+    set_kernel_action(signo, &SigAction::default());
+    set_kernel_mask(!set_of(signo));
+    // SAFETY: signals and exits only. SIGKILL stands in when somebody (a debugger) swallows the
+    // signal.
+    unsafe {
+        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
+        let tid = entry::raw(&Call::new(libc::SYS_gettid, &[])) as u64;
+        entry::raw(&Call::new(libc::SYS_tgkill, &[pid, tid, signo as u64]));
+        entry::raw(&Call::new(libc::SYS_kill, &[pid, libc::SIGKILL as u64]));
+        loop {
+            entry::raw(&Call::new(libc::SYS_exit_group, &[128 + signo as u64]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_five_come_first_and_each_is_taken_once() {
+        let state = SignalState::new(0);
+        state.accept(libc::SIGINT, &SigInfo::of_fault(libc::SIGINT, 0, 1));
+        state.accept(libc::SIGSEGV, &SigInfo::of_fault(libc::SIGSEGV, 0, 2));
+        state.accept(libc::SIGSEGV, &SigInfo::of_fault(libc::SIGSEGV, 0, 3));
+        state.accept(64, &SigInfo::of_fault(64, 0, 4));
+        assert_eq!(state.take(0), Some((libc::SIGSEGV, SigInfo::of_fault(libc::SIGSEGV, 0, 2))));
+        assert_eq!(state.take(set_of(libc::SIGINT)), Some((64, SigInfo::of_fault(64, 0, 4))));
+        assert_eq!(state.take(set_of(libc::SIGINT)), None);
+        assert_eq!(state.take(0).map(|(signo, _)| signo), Some(libc::SIGINT));
+        assert_eq!(state.accepted(), 0);
+    }
+
+    #[test]
+    fn only_caught_signals_and_the_five_get_our_handler() {
+        let default = SigAction { flags: sa::NOCLDWAIT, ..SigAction::default() };
+        assert_eq!(mirror(libc::SIGCHLD, &default), default);
+        let ignored = SigAction { handler: SIG_IGN, ..SigAction::default() };
+        assert_eq!(mirror(libc::SIGINT, &ignored), ignored);
+        assert_eq!(mirror(libc::SIGSEGV, &ignored).handler, entry::signal_entry());
+        let caught = SigAction {
+            handler: 0x1234,
+            flags: sa::RESTART | sa::NOCLDSTOP | sa::RESETHAND,
+            ..default
+        };
+        let host = mirror(libc::SIGCHLD, &caught);
+        assert_eq!(host.handler, entry::signal_entry());
+        assert_eq!(
+            host.flags,
+            sa::RESTART | sa::NOCLDSTOP | sa::SIGINFO | sa::ONSTACK | sa::RESTORER
+        );
+        assert_eq!(host.mask, !0);
+        let plain = SigAction { flags: 0, ..caught };
+        assert_eq!(mirror(libc::SIGCHLD, &plain).flags & sa::RESTART, 0);
+    }
+
+    #[test]
+    fn siginfo_fields_are_where_the_kernel_has_them() {
+        let info = SigInfo::of_fault(libc::SIGSEGV, 2, 0x1234);
+        // SAFETY: siginfo_t is plain data of this size, and the fault fields are the ones set.
+        let native: libc::siginfo_t = unsafe { std::mem::transmute(info.0) };
+        assert_eq!((native.si_signo, native.si_code), (libc::SIGSEGV, 2));
+        // SAFETY: the address field was set.
+        assert_eq!(unsafe { native.si_addr() } as u64, 0x1234);
+        assert_eq!((info.signo(), info.code()), (libc::SIGSEGV, 2));
+    }
+}

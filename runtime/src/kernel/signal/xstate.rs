@@ -1,0 +1,370 @@
+//! The extended state as signal frames hold it: a standard-format XSAVE area, marked as the kernel
+//! marks it (`arch/x86/kernel/fpu/signal.c` is the reference for what is accepted and what is
+//! refused).
+//!
+//! ```text
+//! 0    legacy area (FXSAVE format); bytes 464..512 are the kernel's: magic1, total size, features, area size
+//! 512  XSAVE header: XSTATE_BV, XCOMP_BV, reserved
+//! 576  components at their standard offsets
+//! end  magic2
+//! ```
+
+use std::arch::asm;
+use std::arch::x86_64::__cpuid_count;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use dynasour_guest::context::{XSTATE_SIZE, XState};
+use smallvec::{SmallVec, smallvec};
+
+/// Marks that an XSAVE area follows the legacy area.
+const MAGIC1: u32 = 0x4650_5853;
+/// Stands behind the area.
+const MAGIC2: u32 = 0x4650_5845;
+/// Bytes of [`MAGIC2`].
+pub const MAGIC2_SIZE: usize = 4;
+/// Where the kernel's description of the area starts (`struct _fpx_sw_bytes`).
+const SW_RESERVED: usize = 464;
+/// Legacy area and header.
+const SMALLEST: usize = 576;
+/// The legacy area.
+const LEGACY: usize = 512;
+/// x87 and SSE, the components of the legacy area.
+const LEGACY_FEATURES: u64 = 3;
+/// SSE.
+const SSE_FEATURE: u64 = 1 << 1;
+/// AVX.
+const AVX: u64 = 1 << 2;
+/// Protection keys.
+const PKRU: u64 = 1 << 9;
+/// AMX tile configuration.
+const TILE_CONFIGURATION: u64 = 1 << 17;
+/// AMX tile data: a process has to ask for it before the kernel saves it.
+const TILE_DATA: u64 = 1 << 18;
+
+/// Where the processor keeps the components in the standard format, and which the kernel saves in a
+/// signal frame.
+#[derive(Debug)]
+pub struct Layout {
+    /// XCR0: the components that exist here.
+    pub xcr0: u64,
+    /// The components in signal frames.
+    pub features: u64,
+    /// Bytes of the XSAVE area in signal frames.
+    pub size: usize,
+    /// The MXCSR bits that may be set.
+    pub mxcsr_mask: u32,
+    /// The protection-key rights a process starts with, where there are protection keys.
+    pkru: Option<u32>,
+    /// Bit, offset and size of each component behind the header.
+    extended: Vec<(u32, usize, usize)>,
+}
+
+/// This machine's layout.
+pub fn layout() -> &'static Layout {
+    static LAYOUT: OnceLock<Layout> = OnceLock::new();
+    LAYOUT.get_or_init(|| {
+        let (low, high): (u32, u32);
+        // SAFETY: the translator requires XSAVE, with which the instruction exists.
+        unsafe {
+            asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack))
+        };
+        let xcr0 = u64::from(high) << 32 | u64::from(low);
+        let extended: Vec<_> = (2..63)
+            .filter(|bit| xcr0 >> bit & 1 != 0)
+            .map(|bit| {
+                let leaf = __cpuid_count(0xd, bit);
+                (bit, leaf.ebx as usize, leaf.eax as usize)
+            })
+            .filter(|(_, offset, size)| offset + size <= XSTATE_SIZE)
+            .collect();
+        let features = xcr0 & !TILE_DATA;
+        let in_frame = extended.iter().filter(|(bit, ..)| features >> bit & 1 != 0);
+        let size = in_frame.map(|(_, offset, size)| offset + size).max().unwrap_or(0).max(SMALLEST);
+        let pkru = (xcr0 & PKRU != 0).then(read_pkru);
+        Layout { xcr0, features, size, mxcsr_mask: mxcsr_mask(), pkru, extended }
+    })
+}
+
+impl Layout {
+    /// Where the protection-key rights stand, where there are protection keys.
+    pub fn pkru_offset(&self) -> Option<usize> {
+        self.extended.iter().find(|(bit, ..)| 1u64 << bit == PKRU).map(|&(_, offset, _)| offset)
+    }
+}
+
+/// Sets the protection-key rights, which stand at `offset`.
+pub fn set_pkru(state: &mut XState, offset: usize, pkru: u32) {
+    state.0[offset..offset + 4].copy_from_slice(&pkru.to_le_bytes());
+    let in_use = word64(&state.0, 512) | PKRU;
+    state.0[512..520].copy_from_slice(&in_use.to_le_bytes());
+}
+
+/// This thread's protection-key rights; only where XCR0 has them.
+fn read_pkru() -> u32 {
+    let pkru;
+    // SAFETY: the caller knows that the instruction exists; it reads a register.
+    unsafe {
+        asm!("rdpkru", in("ecx") 0, out("eax") pkru, out("edx") _, options(nomem, nostack, preserves_flags))
+    };
+    pkru
+}
+
+fn mxcsr_mask() -> u32 {
+    #[repr(align(16))]
+    struct Area([u8; LEGACY]);
+    let mut area = Area([0; LEGACY]);
+    // SAFETY: writes 512 bytes of an aligned local.
+    unsafe {
+        asm!("fxsave64 [{}]", in(reg) area.0.as_mut_ptr(), options(nostack, preserves_flags))
+    };
+    match word32(&area.0, 28) {
+        0 => 0xffbf,
+        mask => mask,
+    }
+}
+
+fn word32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn word64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// The legacy-area bytes of x87 (bit 0) besides those it shares: control to operand pointer, and
+/// the registers.
+const X87: [Range<usize>; 2] = [0..24, 32..160];
+/// The legacy-area bytes of SSE (bit 1), MXCSR excepted.
+const SSE: Range<usize> = 160..416;
+
+/// The state as a signal frame holds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Image {
+    /// The area and, behind it, `MAGIC2`.
+    pub bytes: Vec<u8>,
+    /// What of it is written, in ascending order: the kernel and the processor leave the rest of
+    /// the stack alone.
+    pub written: SmallVec<[Range<usize>; 12]>,
+}
+
+/// The state as a signal frame holds it.
+pub fn save(state: &XState) -> Image {
+    let layout = layout();
+    let mut image = vec![0; layout.size + MAGIC2_SIZE];
+    let mut written: SmallVec<[Range<usize>; 12]> = smallvec![0..SSE.end, SW_RESERVED..SMALLEST];
+    let in_use = word64(&state.0, 512) & layout.features;
+    // Components in their initial state are written as such: what memory holds for them may be
+    // stale.
+    image[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
+    if in_use & 1 != 0 {
+        for range in X87 {
+            image[range.clone()].copy_from_slice(&state.0[range]);
+        }
+    }
+    image[24..28].copy_from_slice(&state.0[24..28]);
+    image[28..32].copy_from_slice(&layout.mxcsr_mask.to_le_bytes());
+    if in_use & 2 != 0 {
+        image[SSE].copy_from_slice(&state.0[SSE]);
+    }
+    for &(bit, offset, size) in &layout.extended {
+        let is_in_use = in_use >> bit & 1 != 0;
+        if is_in_use {
+            image[offset..offset + size].copy_from_slice(&state.0[offset..offset + size]);
+        }
+        // Tile configuration is not written while it is initial; whatever else there is is (seen on
+        // Sapphire Rapids).
+        if layout.features >> bit & 1 != 0 && (is_in_use || 1 << bit != TILE_CONFIGURATION) {
+            written.push(offset..offset + size);
+        }
+    }
+    image[512..520].copy_from_slice(&(in_use | LEGACY_FEATURES).to_le_bytes());
+    let total = image.len() as u32;
+    image[SW_RESERVED..SW_RESERVED + 4].copy_from_slice(&MAGIC1.to_le_bytes());
+    image[SW_RESERVED + 4..SW_RESERVED + 8].copy_from_slice(&total.to_le_bytes());
+    image[SW_RESERVED + 8..SW_RESERVED + 16].copy_from_slice(&layout.features.to_le_bytes());
+    image[SW_RESERVED + 16..SW_RESERVED + 20].copy_from_slice(&(layout.size as u32).to_le_bytes());
+    image[layout.size..].copy_from_slice(&MAGIC2.to_le_bytes());
+    written.push(layout.size..image.len());
+    written.sort_unstable_by_key(|range| range.start);
+    Image { bytes: image, written }
+}
+
+/// A frame's state that the processor would refuse, or that cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("bad extended state in a signal frame")]
+pub struct BadState;
+
+/// The state that a new process and a signal handler start with: everything initial, and the
+/// kernel's default protection-key rights.
+pub fn reset(state: &mut XState) {
+    let layout = layout();
+    state.0[0..24].fill(0);
+    state.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
+    state.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+    state.0[32..].fill(0);
+    if let (Some(pkru), Some(offset)) = (layout.pkru, layout.pkru_offset()) {
+        set_pkru(state, offset, pkru);
+    }
+}
+
+/// Loads what a signal frame says at `address`; after an error everything is initial. `read` copies
+/// guest memory and fails where it cannot be read.
+pub fn restore(
+    state: &mut XState,
+    address: u64,
+    read: impl Fn(u64, &mut [u8]) -> Result<(), BadState>,
+) -> Result<(), BadState> {
+    let restored = load(state, address, read);
+    if restored.is_err() {
+        reset(state);
+    }
+    restored
+}
+
+fn load(
+    state: &mut XState,
+    address: u64,
+    read: impl Fn(u64, &mut [u8]) -> Result<(), BadState>,
+) -> Result<(), BadState> {
+    if address == 0 {
+        reset(state);
+        return Ok(());
+    }
+    let layout = layout();
+    let mut image = vec![0; layout.size];
+    read(address, &mut image[..LEGACY])?;
+    let size = word32(&image, SW_RESERVED + 16) as usize;
+    let total = word32(&image, SW_RESERVED + 4) as usize;
+    let mut extended = word32(&image, SW_RESERVED) == MAGIC1
+        && (SMALLEST..=layout.size).contains(&size)
+        && size <= total;
+    if extended {
+        let mut magic = [0; 4];
+        read(address.wrapping_add(size as u64), &mut magic)?;
+        extended = u32::from_le_bytes(magic) == MAGIC2;
+    }
+    // Without a valid description only the legacy area counts, as for FXRSTOR.
+    let wanted =
+        if extended { word64(&image, SW_RESERVED + 8) & layout.features } else { LEGACY_FEATURES };
+    let alignment = if extended { 64 } else { 16 };
+    if !address.is_multiple_of(alignment) {
+        return Err(BadState);
+    }
+    let mut in_use = LEGACY_FEATURES;
+    if extended {
+        read(address, &mut image[..size])?;
+        in_use = word64(&image, 512);
+        let reserved_is_zero = image[520..536].iter().all(|&byte| byte == 0);
+        if in_use & !layout.xcr0 != 0 || !reserved_is_zero {
+            return Err(BadState);
+        }
+    }
+    // MXCSR is checked with either, but what is not wanted is then made initial, and MXCSR goes
+    // with SSE.
+    let mxcsr = word32(&image, 24);
+    if wanted & (SSE_FEATURE | AVX) != 0 && mxcsr & !layout.mxcsr_mask != 0 {
+        return Err(BadState);
+    }
+    reset(state);
+    let present = wanted & in_use;
+    if present & 1 != 0 {
+        for range in X87 {
+            state.0[range.clone()].copy_from_slice(&image[range]);
+        }
+    }
+    if wanted & SSE_FEATURE != 0 {
+        state.0[24..28].copy_from_slice(&mxcsr.to_le_bytes());
+    }
+    if present & 2 != 0 {
+        state.0[SSE].copy_from_slice(&image[SSE]);
+    }
+    for &(bit, offset, bytes) in &layout.extended {
+        if present >> bit & 1 != 0 && offset + bytes <= size {
+            state.0[offset..offset + bytes].copy_from_slice(&image[offset..offset + bytes]);
+        }
+    }
+    let untouched = word64(&state.0, 512) & !wanted;
+    state.0[512..520].copy_from_slice(&(present | untouched).to_le_bytes());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dynasour_guest::ThreadContext;
+
+    /// Reads `image` as if it stood at address 64 * 1024.
+    const BASE: u64 = 64 << 10;
+    fn reader(image: &[u8]) -> impl Fn(u64, &mut [u8]) -> Result<(), BadState> {
+        move |address, out| {
+            let start = (address - BASE) as usize;
+            out.copy_from_slice(image.get(start..start + out.len()).ok_or(BadState)?);
+            Ok(())
+        }
+    }
+
+    fn filled() -> Box<ThreadContext> {
+        let mut context = ThreadContext::new();
+        let layout = layout();
+        for (i, byte) in context.xstate.0[32..416].iter_mut().enumerate() {
+            *byte = i as u8;
+        }
+        for &(bit, offset, size) in layout.extended.iter().filter(|c| c.0 <= 7) {
+            context.xstate.0[offset..offset + size].fill(bit as u8 + 1);
+        }
+        context.xstate.0[512..520].copy_from_slice(&(layout.features & 0xff).to_le_bytes());
+        context.xstate.0[24..28].copy_from_slice(&0x1fa0u32.to_le_bytes());
+        context
+    }
+
+    #[test]
+    fn what_is_saved_is_restored() {
+        let context = filled();
+        let image = save(&context.xstate);
+        let mut other = ThreadContext::new();
+        assert_eq!(restore(&mut other.xstate, BASE, reader(&image.bytes)), Ok(()));
+        assert_eq!(save(&other.xstate), image);
+        for range in [0..28, 32..416, 512..520, 576..layout().size] {
+            assert!(other.xstate.0[range.clone()] == context.xstate.0[range]);
+        }
+    }
+
+    #[test]
+    fn stale_bytes_of_initial_components_do_not_leak() {
+        let mut context = filled();
+        context.xstate.0[512..520].fill(0);
+        let image = save(&context.xstate).bytes;
+        assert_eq!(word64(&image, 512), 3);
+        assert!(image[160..416].iter().chain(&image[576..layout().size]).all(|&byte| byte == 0));
+        assert_eq!(word32(&image, 24), 0x1fa0);
+    }
+
+    #[test]
+    fn bad_states_are_refused_as_the_processor_refuses_them() {
+        let good = save(&filled().xstate).bytes;
+        let mut state = ThreadContext::new();
+        let mut attempt = |at: usize, byte: u8, address: u64| {
+            let mut image = good.clone();
+            image[at] = byte;
+            restore(&mut state.xstate, address, |a, out| reader(&image)(a - address + BASE, out))
+        };
+        assert_eq!(attempt(0, 0, BASE), Ok(()));
+        assert_eq!(attempt(519, 0x80, BASE), Err(BadState), "unknown component");
+        assert_eq!(attempt(527, 0x80, BASE), Err(BadState), "compacted format");
+        assert_eq!(attempt(26, 1, BASE), Err(BadState), "reserved MXCSR bit");
+        assert_eq!(attempt(0, 0, BASE + 16), Err(BadState), "misaligned");
+        let end = good.len() - 1;
+        assert_eq!(attempt(end, 0, BASE), Ok(()), "without magic2 only the legacy area counts");
+        assert_eq!(word64(&state.xstate.0, 512) & !PKRU, 3);
+    }
+
+    #[test]
+    fn no_state_means_initial_state() {
+        let (mut context, mut initial) = (filled(), ThreadContext::new());
+        reset(&mut initial.xstate);
+        assert_eq!(restore(&mut context.xstate, 0, |_, _| Err(BadState)), Ok(()));
+        assert!(save(&context.xstate) == save(&initial.xstate));
+        assert_eq!(context.xstate.0[0..2], [0x7f, 3]);
+    }
+}

@@ -1,0 +1,154 @@
+//! `RLIMIT_AS`: how large the guest's address space may become.
+//!
+//! The kernel counts the translator's memory, too, so it is told of limits that are [`ROOM`]
+//! higher. What the guest asked for is kept here, shown to it, inherited by its children and by
+//! programs that it executes, and looked at when it wants more memory. A limit that the translator
+//! was itself started with is left to the kernel.
+
+use std::ffi::CString;
+use std::ops::Range;
+
+use dynasour_guest::space::page_up;
+
+use super::{Done, System, guest_read, guest_write};
+use crate::kernel::entry::Call;
+
+/// What is the translator's.
+const ROOM: u64 = 16 << 30;
+
+/// Soft and hard limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    soft: u64,
+    hard: u64,
+}
+
+impl Limit {
+    fn read(address: u64) -> Result<Limit, i32> {
+        Ok(Limit {
+            soft: u64::from_le_bytes(guest_read(address)?),
+            hard: u64::from_le_bytes(guest_read(address.wrapping_add(8))?),
+        })
+    }
+
+    fn write(self, address: u64) -> Result<(), i32> {
+        guest_write(address, [self.soft.to_le_bytes(), self.hard.to_le_bytes()].as_flattened())
+    }
+
+    /// What the kernel has.
+    fn of_kernel() -> Limit {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: asks about this process.
+        unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+        Limit { soft: limit.rlim_cur, hard: limit.rlim_max }
+    }
+
+    /// What the kernel is told instead of `self`, where the guest knows of `known`.
+    fn with_room(self, known: Limit, kernel: Limit) -> Limit {
+        let hard = match self.hard.saturating_add(ROOM) {
+            // It may lower its limit, but what the kernel has is less than there should be room
+            // for.
+            hard if self.hard <= known.hard => hard.min(kernel.hard),
+            hard => hard,
+        };
+        Limit { soft: self.soft.saturating_add(ROOM).min(hard), hard }
+    }
+
+    /// The option that hands it to the translator of another program.
+    pub(crate) fn option(self) -> Option<CString> {
+        CString::new(format!("--address-space={}:{}", self.soft, self.hard)).ok()
+    }
+}
+
+impl std::str::FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Limit, String> {
+        let number = |text: &str| text.parse().map_err(|_| "expected SOFT:HARD".to_string());
+        let (soft, hard) = text.split_once(':').unwrap_or((text, text));
+        Ok(Limit { soft: number(soft)?, hard: number(hard)? })
+    }
+}
+
+impl System {
+    /// `getrlimit`, `setrlimit` and `prlimit64` where they are about this process's address space;
+    /// None otherwise.
+    pub(super) fn limit_call(&self, nr: i64, call: &Call) -> Option<Done> {
+        let [first, second, third, fourth, ..] = call.args;
+        let (pid, resource, new, old) = match nr {
+            libc::SYS_getrlimit => (0, first, 0, second),
+            libc::SYS_setrlimit => (0, first, second, 0),
+            _ => (first as i32, second, third, fourth),
+        };
+        let is_own = pid == 0 || u32::try_from(pid) == Ok(std::process::id());
+        if resource as u32 != libc::RLIMIT_AS || !is_own {
+            return None;
+        }
+        let done = match nr {
+            libc::SYS_setrlimit if new == 0 => Err(libc::EFAULT),
+            _ => self.change_limit(new),
+        };
+        let is_asked = nr == libc::SYS_getrlimit || old != 0;
+        let done = done.and_then(|before| if is_asked { before.write(old) } else { Ok(()) });
+        Some(done.map_or_else(Done::error, |()| Done::Value(0)))
+    }
+
+    /// Makes what stands at `new`, if that is not 0, the limit; what it was before. The error is an
+    /// errno.
+    fn change_limit(&self, new: u64) -> Result<Limit, i32> {
+        let mut limit = self.process.address_space();
+        let kernel = Limit::of_kernel();
+        let known = limit.unwrap_or(kernel);
+        if new != 0 {
+            let wanted = Limit::read(new)?;
+            if wanted.soft > wanted.hard {
+                return Err(libc::EINVAL);
+            }
+            let told = wanted.with_room(known, kernel);
+            let told = libc::rlimit { rlim_cur: told.soft, rlim_max: told.hard };
+            // SAFETY: a limit of this process's own, which leaves the host room.
+            if unsafe { libc::setrlimit(libc::RLIMIT_AS, &told) } != 0 {
+                return Err(nix::errno::Errno::last_raw());
+            }
+            *limit = Some(wanted);
+        }
+        Ok(known)
+    }
+
+    /// Whether the guest may map `len` bytes more, instead of what is in a range.
+    pub(super) fn may_map(&self, len: u64, instead: Range<u64>) -> bool {
+        let soft = match *self.process.address_space() {
+            Some(limit) if limit.soft != libc::RLIM_INFINITY => limit.soft,
+            _ => return true,
+        };
+        let more = page_up(len).unwrap_or(u64::MAX);
+        more == 0 || self.process.memory().guest_size(&instead).saturating_add(more) <= soft
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_told_of_more() {
+        const NONE: u64 = libc::RLIM_INFINITY;
+        let limit = |soft, hard| Limit { soft, hard };
+        let none = limit(NONE, NONE);
+        assert_eq!(limit(5, 7).with_room(none, none), limit(ROOM + 5, ROOM + 7));
+        assert_eq!(limit(5, NONE).with_room(none, none), limit(ROOM + 5, NONE));
+        // The translator itself was started with a limit.
+        let own = limit(1 << 30, 1 << 30);
+        assert_eq!(limit(5, 7).with_room(own, own), own);
+        // More than is known is the kernel's to refuse.
+        assert_eq!(
+            limit(5, 8).with_room(limit(5, 7), limit(ROOM + 5, ROOM + 7)),
+            limit(ROOM + 5, ROOM + 8)
+        );
+        assert_eq!(
+            limit(5, 7).option().and_then(|text| text.into_string().ok()).as_deref(),
+            Some("--address-space=5:7")
+        );
+        assert_eq!("5:7".parse(), Ok(limit(5, 7)));
+    }
+}

@@ -1,0 +1,579 @@
+//! The guest's calls about its address space, which it shares with the host.
+//!
+//! * Ranges of the host's are *protected*: to the guest they are unmapped addresses that cannot be
+//!   mapped. The code cache and its tables, which lie where programs with a layout of their own
+//!   map, make room instead ([`Engine::make_room`]).
+//! * Every call that may change the contents, protection or existence of a range is a transaction
+//!   of the [code pages](crate::changes), which must agree with the kernel about what is guarded.
+//! * A shared mapping whose contents somebody may change ends the assumption `private_memory`
+//!   (docs/design.md, "The IR"); see [`is_plain`]. So do `shmat`, the first thread
+//!   ([`crate::kernel::process`]), and `io_setup`, whose ring the kernel writes.
+//! * What the dynamic linker maps goes low ([`dynasour_guest::space`]).
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+use dynasour_guest::space::{self, Brk, Mapping, PAGE, USER_END, page_down, page_up};
+use nix::sys::mman::{MapFlags, ProtFlags};
+
+use super::{Done, Engine, System};
+use crate::changes::News;
+use crate::kernel::entry::{self, Call};
+
+/// Room above the host's heap that stays the host's: all that it allocates comes from there (see
+/// [`crate::start`]).
+const HEAP_ROOM: u64 = 4 << 30;
+
+/// Room below the host's stack, which grows.
+const STACK_ROOM: u64 = 16 << 20;
+
+/// `PROT_GROWSDOWN` and `PROT_GROWSUP`.
+const GROWS_DOWN: u64 = 0x0100_0000;
+/// See [`GROWS_DOWN`].
+const GROWS_UP: u64 = 0x0200_0000;
+
+/// Memory of the host's that has gone elsewhere.
+#[derive(Debug)]
+pub struct Moved {
+    /// The ranges that it left: they are free.
+    pub from: Vec<Range<u64>>,
+    /// The ranges that it took instead.
+    pub to: Vec<Range<u64>>,
+}
+
+/// The guest's view of the address space.
+pub(crate) struct Memory {
+    brk: Brk,
+    /// The first thread's stack: to the guest a mapping that grows downwards.
+    stack: Range<u64>,
+    /// Sorted, disjoint.
+    protected: Vec<Range<u64>>,
+}
+
+impl Memory {
+    pub(crate) fn new(brk: Brk, stack: Range<u64>) -> Memory {
+        Memory { brk, stack, protected: Vec::new() }
+    }
+
+    /// A call of mprotect that, as `PROT_GROWSDOWN` asks, means all of the stack below its range,
+    /// in words that the kernel understands: it does not know that the mapping is one that grows.
+    fn growing_down(&self, call: &Call, range: &Range<u64>) -> Option<Call> {
+        let is_meant = call.args[2] & (GROWS_DOWN | GROWS_UP) == GROWS_DOWN;
+        if !is_meant
+            || call.args[0] != range.start
+            || range.is_empty()
+            || !self.stack.contains(&range.start)
+        {
+            return None;
+        }
+        let mut call = *call;
+        call.args[0] = self.stack.start;
+        call.args[1] = range.end - self.stack.start;
+        call.args[2] &= !GROWS_DOWN;
+        Some(call)
+    }
+
+    fn protect(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        self.protected.push(range);
+        self.protected.sort_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::with_capacity(self.protected.len());
+        for range in self.protected.drain(..) {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        self.protected = merged;
+    }
+
+    fn unprotect(&mut self, range: &Range<u64>) {
+        let outside = |own: Range<u64>| {
+            let parts = [own.start..own.end.min(range.start), own.start.max(range.end)..own.end];
+            parts.into_iter().filter(|part| part.start < part.end)
+        };
+        self.protected = self.protected.drain(..).flat_map(outside).collect();
+    }
+
+    fn is_protected(&self, range: &Range<u64>) -> bool {
+        self.protected.iter().any(|own| own.start < range.end && range.start < own.end)
+    }
+
+    /// `/proc/self/maps` as the guest should see it: without the host, and with its break by the
+    /// usual name.
+    pub(super) fn guest_maps(&self, text: &[u8]) -> Vec<u8> {
+        const NAME_COLUMN: usize = 73;
+        let mut out = Vec::with_capacity(text.len());
+        for line in text.split_inclusive(|&byte| byte == b'\n') {
+            let line = line.trim_ascii_end();
+            let Some(entry) = space::parse_line(line) else { continue };
+            let Some(space) = line.iter().position(|&byte| byte == b' ') else { continue };
+            let name = entry.path.as_deref().map_or(b"".as_slice(), |path| path.as_encoded_bytes());
+            // What the kernel gives every process is the guest's as well. It joins anonymous
+            // neighbours, so that a line may be in part the guest's.
+            let whole = name.starts_with(b"[v") || !self.is_protected(&entry.range);
+            let parts = if whole {
+                vec![entry.range.clone()]
+            } else {
+                self.guest_parts(entry.range.clone())
+            };
+            for part in parts {
+                let start = out.len();
+                out.extend_from_slice(format!("{:08x}-{:08x}", part.start, part.end).as_bytes());
+                out.extend_from_slice(&line[space..]);
+                if name.is_empty() && (self.brk.start()..self.brk.current()).contains(&part.start) {
+                    out.resize((start + NAME_COLUMN).max(out.len() + 1), b' ');
+                    out.extend_from_slice(b"[heap]");
+                } else if name.is_empty() {
+                    // The kernel pads where the name would be.
+                    out.push(b' ');
+                }
+                out.push(b'\n');
+            }
+        }
+        out
+    }
+
+    /// How much the guest has mapped outside `besides`, in bytes.
+    pub(super) fn guest_size(&self, besides: &Range<u64>) -> u64 {
+        let outside = |part: Range<u64>| {
+            let common = part.end.min(besides.end).saturating_sub(part.start.max(besides.start));
+            part.end - part.start - common
+        };
+        let maps = space::maps().unwrap_or_default();
+        maps.into_iter().flat_map(|entry| self.guest_parts(entry.range)).map(outside).sum()
+    }
+
+    /// The parts of `range` that are not protected.
+    fn guest_parts(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut parts = Vec::new();
+        let mut start = range.start;
+        for own in
+            self.protected.iter().filter(|own| own.start < range.end && range.start < own.end)
+        {
+            if start < own.start {
+                parts.push(start..own.start);
+            }
+            start = start.max(own.end);
+        }
+        if start < range.end {
+            parts.push(start..range.end);
+        }
+        parts
+    }
+}
+
+/// The pages of `len` bytes at `address`, as the kernel rounds them; empty if that is no range.
+fn pages(address: u64, len: u64) -> Range<u64> {
+    let start = page_down(address);
+    let end = address.checked_add(len).and_then(page_up).unwrap_or(start);
+    start..end
+}
+
+impl System {
+    /// Keeps the guest from mapping over `range`, or changing what is there.
+    pub fn protect(&self, range: Range<u64>) {
+        self.process.memory().protect(range);
+    }
+
+    /// Protects everything mapped now but what lies in `guest`. To be called when all of the host's
+    /// is set up.
+    ///
+    /// # Errors
+    /// `/proc/self/maps` cannot be read.
+    pub fn protect_host(&self, guest: &[Range<u64>]) -> std::io::Result<()> {
+        for entry in space::maps()? {
+            let Range { start, end } = entry.range;
+            if guest.iter().any(|range| range.start <= start && end <= range.end) {
+                continue;
+            }
+            let is = |name: &str| entry.path.as_ref().is_some_and(|path| path.as_os_str() == name);
+            let above = if is("[heap]") { HEAP_ROOM } else { 0 };
+            let below = if is("[stack]") { STACK_ROOM } else { 0 };
+            self.protect(start.saturating_sub(below)..end.saturating_add(above));
+        }
+        Ok(())
+    }
+
+    /// Has the host nothing in `range`, or nothing any more? The guest is about to map there.
+    fn is_free(&mut self, engine: &mut dyn Engine, range: &Range<u64>) -> bool {
+        if !self.process.memory().is_protected(range) {
+            return true;
+        }
+        let Some(moved) = engine.make_room(range) else { return false };
+        let mut memory = self.process.memory();
+        moved.from.iter().for_each(|left| memory.unprotect(left));
+        moved.to.into_iter().for_each(|taken| memory.protect(taken));
+        !memory.is_protected(range)
+    }
+
+    pub(super) fn memory_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
+        let [address, len, ..] = call.args;
+        let range = pages(address, len);
+        let refused =
+            self.process.memory().is_protected(&(range.start..range.end.max(range.start + 1)));
+        if !self.is_within_limit(nr, call, &range) {
+            return match nr {
+                libc::SYS_brk => Done::Value(self.process.memory().brk.current() as i64),
+                _ => Done::error(libc::ENOMEM),
+            };
+        }
+        match nr {
+            libc::SYS_brk => self.brk(engine, address),
+            libc::SYS_mmap => self.mmap(engine, call),
+            libc::SYS_munmap => self.munmap(engine, call, range),
+            libc::SYS_mremap => self.mremap(engine, call),
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_madvise if refused => {
+                self.pass_nowhere(call)
+            }
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                let grown = self.process.memory().growing_down(call, &range);
+                match grown {
+                    Some(call) => self.mprotect(engine, &call, pages(call.args[0], call.args[1])),
+                    None => self.mprotect(engine, call, range),
+                }
+            }
+            libc::SYS_remap_file_pages if refused => Done::error(libc::EINVAL),
+            libc::SYS_madvise if !changes_contents(call.args[2] as i32) => self.pass(call),
+            libc::SYS_shmat => self.shmat(engine, call),
+            // Where a segment ends only the kernel knows.
+            libc::SYS_shmdt => self.pass_and_forget(engine, call, 0..USER_END),
+            _ => self.pass_and_forget(engine, call, range),
+        }
+    }
+
+    /// Whether the call leaves the address space as small as it has to be.
+    fn is_within_limit(&self, nr: i64, call: &Call, range: &Range<u64>) -> bool {
+        let [_, len, new_len, flags, ..] = call.args;
+        match nr {
+            libc::SYS_brk => {
+                let current = self.process.memory().brk.current();
+                self.may_map(range.start.saturating_sub(current), 0..0)
+            }
+            libc::SYS_mmap if flags as i32 & libc::MAP_FIXED != 0 => {
+                self.may_map(len, range.clone())
+            }
+            libc::SYS_mmap => self.may_map(len, 0..0),
+            libc::SYS_mremap => self.may_map(new_len.saturating_sub(len), 0..0),
+            _ => true,
+        }
+    }
+
+    /// Performs a call that may change anything in `range`: even one that fails may have changed a
+    /// part.
+    fn pass_and_forget(&self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        let change = self.process.pages().announce([range.clone()]).quiesce(engine);
+        let (performed, done) = change.perform(|| self.pass(call));
+        if done != Done::Restart {
+            performed.publish(engine, [News::Unknown(range)]);
+        }
+        done
+    }
+
+    /// The call about a range of the host's, which is to fail as if nothing were mapped there: the
+    /// kernel is asked about addresses at which nothing can be, and has an opinion on the other
+    /// arguments.
+    fn pass_nowhere(&self, call: &Call) -> Done {
+        let mut call = *call;
+        let [address, len, ..] = call.args;
+        call.args[0] = USER_END | (address - page_down(address));
+        if address.checked_add(len).and_then(page_up).is_some() {
+            call.args[1] = len.min(PAGE);
+        }
+        self.pass(&call)
+    }
+
+    fn mprotect(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        let prot = ProtFlags::from_bits_retain(call.args[2] as i32);
+        // Code that was there can still be executed, and changes less easily than before.
+        let is_keyed = call.nr == libc::SYS_pkey_mprotect as u64 && call.args[3] as i32 > 0;
+        if is_keyed {
+            self.process.pages().set_keyed();
+        }
+        let announced = self.process.pages().announce([range.clone()]);
+        let keeps_code = prot == ProtFlags::PROT_READ | ProtFlags::PROT_EXEC
+            && !is_keyed
+            && self.process.pages().knows(range.clone());
+        let change = if keeps_code { announced.keep_code() } else { announced.quiesce(engine) };
+        let (performed, done) = change.perform(|| self.pass(call));
+        let known = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
+        if done == Done::Restart || range.is_empty() {
+            return done;
+        }
+        if done == Done::Value(0) && known.contains(prot) {
+            performed.publish(engine, [News::Protected(range, prot)]);
+        } else if keeps_code {
+            // A part may have been changed. The guards go now that nothing relies on them.
+            let (performed, ()) = performed.again().quiesce(engine).perform(|| ());
+            performed.publish(engine, [News::Unknown(range)]);
+        } else {
+            performed.publish(engine, [News::Unknown(range)]);
+        }
+        done
+    }
+
+    fn brk(&mut self, engine: &mut dyn Engine, wanted: u64) -> Done {
+        // Others need no lock of this rank to come out of guest code.
+        let mut memory = self.process.memory();
+        let before = memory.brk.current();
+        if !(memory.brk.start()..before).contains(&wanted) {
+            return Done::Value(memory.brk.set(wanted) as i64);
+        }
+        let left = page_down(wanted)..page_up(before).unwrap_or(before);
+        let change = self.process.pages().announce([left.clone()]).quiesce(engine);
+        let (performed, now) = change.perform(|| memory.brk.set(wanted));
+        let unmapped = page_up(now).unwrap_or(now)..left.end;
+        performed.publish(engine, [News::Mapped(unmapped, None)]);
+        Done::Value(now as i64)
+    }
+
+    fn mmap(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let [address, len, prot, flags, fd, offset] = call.args;
+        let (prot, flags, fd) = (prot as i32, flags as i32, fd as i32);
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
+        let anonymous = flags & libc::MAP_ANONYMOUS != 0;
+        let private = flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
+        let range = pages(address, len);
+        let refused = match fixed {
+            0 => self.process.memory().is_protected(&range),
+            _ => page_down(address) == address && !self.is_free(engine, &range),
+        };
+        if refused && fixed != 0 {
+            return self.refuse_fixed(call);
+        }
+        let is_code = flags & libc::MAP_DENYWRITE != 0 || prot & libc::PROT_EXEC != 0;
+        let replaced = if fixed & libc::MAP_FIXED != 0 { range } else { 0..0 };
+        let goes_low = fixed == 0 && address == 0 && private && !anonymous && is_code && fd >= 0;
+        let change = self.process.pages().announce([replaced.clone()]).quiesce(engine);
+        let (performed, done) = change.perform(|| match (goes_low, refused) {
+            (true, _) => map_low(call),
+            // A mere hint, at what is not free: the kernel chooses.
+            (false, true) => self.pass(&Call {
+                args: [0, len, call.args[2], call.args[3], call.args[4], offset],
+                ..*call
+            }),
+            (false, false) => self.pass(call),
+        });
+        let Done::Value(start) = done else { return done };
+        if is_error(start) {
+            // MAP_FIXED unmaps what was there before it finds out that it cannot map.
+            performed.publish(engine, [News::Unknown(replaced)]);
+            return done;
+        }
+        let range = pages(start as u64, len);
+        let executable = prot & libc::PROT_EXEC != 0;
+        let mapping = Mapping::anonymous(ProtFlags::from_bits_truncate(prot));
+        let mapping = (private && anonymous).then_some(mapping);
+        if executable && replaced.is_empty() {
+            performed.publish_fresh(engine, [], range, mapping);
+        } else {
+            performed.publish(engine, [News::Mapped(range, mapping)]);
+        }
+        let changes =
+            anonymous || prot & libc::PROT_WRITE != 0 || is_open_for_writing(fd) || !is_plain(fd);
+        if !private && changes {
+            engine.private_memory_lost();
+        }
+        if !anonymous
+            && (executable || !private)
+            && let Some(inode) = inode_of(fd)
+            && (is_open_for_writing(fd) || executable && is_written_elsewhere(inode))
+        {
+            // Code of that file, here or mapped before, may change in ways that are not seen.
+            self.file_may_change(engine, inode);
+        }
+        done
+    }
+
+    /// `mmap` to where something of the host's is: fails with what is wrong with the call as it
+    /// would be made elsewhere, or else as if the addresses were out of reach.
+    fn refuse_fixed(&self, call: &Call) -> Done {
+        let mut elsewhere = *call;
+        elsewhere.args[0] = 0;
+        elsewhere.args[3] &= !((libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u64);
+        let done = self.pass(&elsewhere);
+        if let Done::Value(start) = done
+            && !is_error(start)
+        {
+            // SAFETY: what has just been mapped, where nothing was.
+            unsafe { entry::raw(&Call::new(libc::SYS_munmap, &[start as u64, call.args[1]])) };
+        } else if done != Done::error(libc::ENOMEM) {
+            return done;
+        }
+        let within = pages(call.args[0], call.args[1]).end <= USER_END;
+        let spares = within && call.args[3] & libc::MAP_FIXED_NOREPLACE as u64 != 0;
+        Done::error(if spares { libc::EEXIST } else { libc::ENOMEM })
+    }
+
+    fn munmap(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
+        let [address, len, ..] = call.args;
+        if !self.process.memory().is_protected(&range)
+            || page_down(address) != address
+            || len == 0
+            || range.end > USER_END
+        {
+            return self.pass_and_forget(engine, call, range);
+        }
+        // What is the host's is not mapped as far as the guest is concerned: nothing to do there.
+        let parts = self.process.memory().guest_parts(range);
+        for part in parts {
+            let own = Call::new(libc::SYS_munmap, &[part.start, part.end - part.start]);
+            let change = self.process.pages().announce([part.clone()]).quiesce(engine);
+            // SAFETY: none of the range is the host's.
+            let (performed, result) = change.perform(|| unsafe { entry::raw(&own) });
+            performed.publish(engine, [News::Unknown(part)]);
+            if result < 0 {
+                return Done::Value(result);
+            }
+        }
+        Done::Value(0)
+    }
+
+    fn mremap(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let [old, old_len, new_len, flags, new, _] = call.args;
+        let fixed = flags as i32 & libc::MREMAP_FIXED != 0;
+        let from = pages(old, old_len.max(1));
+        // Beyond the end the kernel finds nothing to move or to unmap, and says what is wrong.
+        let outside = from.end <= USER_END && self.process.memory().is_protected(&from);
+        let to = pages(new, new_len);
+        let may_move = flags as i32 & libc::MREMAP_MAYMOVE != 0;
+        if fixed && (!may_move || page_down(new) != new || to.is_empty() || to.end > USER_END) {
+            // The kernel refuses this whatever is mapped.
+            return self.pass(call);
+        }
+        let blocked = fixed && !self.is_free(engine, &to);
+        if outside || blocked {
+            let mut call = *call;
+            call.args[0] = USER_END | (old - page_down(old));
+            // The kernel may unmap what is at the new place before it looks at the old one.
+            call.args[3] &= !(libc::MREMAP_FIXED as u64);
+            let done = self.pass(&call);
+            return if !outside && done == Done::error(libc::EFAULT) {
+                Done::error(libc::ENOMEM)
+            } else {
+                done
+            };
+        }
+        let replaced = if fixed { to } else { 0..0 };
+        let left = pages(old, old_len);
+        let change =
+            self.process.pages().announce([left.clone(), replaced.clone()]).quiesce(engine);
+        let (performed, done) = change.perform(|| self.pass(call));
+        let Done::Value(start) = done else { return done };
+        let unknown = [News::Unknown(left), News::Unknown(replaced)];
+        if is_error(start) || fixed {
+            performed.publish(engine, unknown);
+        } else {
+            performed.publish_fresh(engine, unknown, pages(start as u64, new_len), None);
+        }
+        done
+    }
+
+    fn shmat(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let replaces = call.args[2] as i32 & libc::SHM_REMAP != 0;
+        if replaces {
+            // How far it reaches depends on the segment, so the host's memory could be in the way.
+            return Done::error(libc::EINVAL);
+        }
+        let change = self.process.pages().announce([]).quiesce(engine);
+        let (performed, done) = change.perform(|| self.pass(call));
+        if let Done::Value(start) = done
+            && !is_error(start)
+        {
+            // How far it reaches only the kernel knows; it was nobody's before.
+            performed.publish(engine, [News::Unknown(start as u64..USER_END)]);
+            engine.private_memory_lost();
+        }
+        done
+    }
+}
+
+/// `mmap` of a file's code to where the kernel may choose: it goes low ([`space::map_low`]).
+fn map_low(call: &Call) -> Done {
+    let [_, len, prot, flags, fd, offset] = call.args;
+    // SAFETY: borrowed for the call; a descriptor that is not open makes it fail with EBADF.
+    let file = unsafe { BorrowedFd::borrow_raw(fd as i32) };
+    let (prot, flags) =
+        (ProtFlags::from_bits_retain(prot as i32), MapFlags::from_bits_retain(flags as i32));
+    match space::map_low(len, prot, flags, file, offset) {
+        Ok(start) => Done::Value(start as i64),
+        Err(errno) => Done::error(errno as i32),
+    }
+}
+
+/// Whether a result in rax is an errno.
+fn is_error(value: i64) -> bool {
+    (-4095..0).contains(&value)
+}
+
+/// Whether a madvise changes what a load sees.
+fn changes_contents(advice: i32) -> bool {
+    const MADV_DONTNEED_LOCKED: i32 = 24;
+    const MADV_GUARD_INSTALL: i32 = 102;
+    const MADV_GUARD_REMOVE: i32 = 103;
+    matches!(
+        advice,
+        libc::MADV_DONTNEED
+            | libc::MADV_FREE
+            | libc::MADV_REMOVE
+            | MADV_DONTNEED_LOCKED
+            | MADV_GUARD_INSTALL
+            | MADV_GUARD_REMOVE
+    )
+}
+
+/// Whether a shared mapping of this descriptor could be made writable later.
+fn is_open_for_writing(fd: i32) -> bool {
+    // SAFETY: reads flags of a descriptor.
+    let flags =
+        unsafe { entry::raw(&Call::new(libc::SYS_fcntl, &[fd as u64, libc::F_GETFL as u64])) };
+    is_error(flags) || flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// Is this file open for writing? Of the descriptors only the first are looked at.
+fn is_written_elsewhere(inode: u64) -> bool {
+    const DESCRIPTORS: i32 = 128;
+    let is_open = |fd: i32| {
+        // SAFETY: reads flags of a descriptor.
+        let flags =
+            unsafe { entry::raw(&Call::new(libc::SYS_fcntl, &[fd as u64, libc::F_GETFL as u64])) };
+        !is_error(flags) && flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+    };
+    (0..DESCRIPTORS).any(|fd| is_open(fd) && inode_of(fd) == Some(inode))
+}
+
+/// Is this a file on a disk? Such a file, mapped for reading only by a descriptor for reading only,
+/// is taken for one that nobody writes: so are the tables of the C library that most programs map.
+/// Memory of other processes and devices is no such file.
+fn is_plain(fd: i32) -> bool {
+    const IN_MEMORY: [i64; 3] =
+        [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, 0x8584_58f6 /* RAMFS_MAGIC */];
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: fills `system` in, or fails.
+    let on_disk = unsafe {
+        let failed =
+            entry::raw(&Call::new(libc::SYS_fstatfs, &[fd as u64, system.as_mut_ptr() as u64]));
+        failed == 0 && !IN_MEMORY.contains(&system.assume_init().f_type)
+    };
+    on_disk && status_of(fd).is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG)
+}
+
+/// The inode of an open file.
+pub(super) fn inode_of(fd: i32) -> Option<u64> {
+    status_of(fd).map(|status| status.st_ino)
+}
+
+fn status_of(fd: i32) -> Option<libc::stat> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: fills `status` in, or fails.
+    unsafe {
+        let failed =
+            entry::raw(&Call::new(libc::SYS_fstat, &[fd as u64, status.as_mut_ptr() as u64]));
+        (failed == 0).then(|| status.assume_init())
+    }
+}
+
+#[cfg(test)]
+mod tests;

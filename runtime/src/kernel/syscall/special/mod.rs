@@ -1,0 +1,283 @@
+//! Instructions that neither the interpreter nor a fragment executes (`GuestTerm::Special`): what
+//! touches segments, privileged flags, the XSAVE family, far transfers, interrupts. Each does here
+//! what processor and kernel would do with it in user mode; what is left over is refused with the
+//! signal of an undefined instruction.
+
+mod flow;
+mod segment;
+mod state;
+mod tables;
+
+use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::{Decoded, Fetch, Reader};
+use dynasour_guest::space::page_down;
+use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
+
+pub use segment::Segments;
+
+use super::{Outcome, System};
+use crate::changes::host;
+use crate::kernel::signal::GuestFault;
+use crate::memory::{self, Fault};
+
+/// Why an instruction did not happen.
+enum Refused {
+    /// A guest access faulted; the handler has noted how.
+    Access,
+    /// The processor would refuse.
+    Fault(GuestFault),
+    /// Nobody has written it.
+    Unsupported,
+}
+
+impl From<Fault> for Refused {
+    fn from(_: Fault) -> Refused {
+        Refused::Access
+    }
+}
+
+/// A general protection fault.
+fn protection(error: u64) -> Refused {
+    Refused::Fault(GuestFault::protection(error))
+}
+
+/// The next pc, or why not.
+type Step = Result<u64, Refused>;
+
+/// Guest memory as code.
+struct GuestCode;
+
+impl Fetch for GuestCode {
+    fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
+        memory::fetch_code(addr, buf)
+    }
+}
+
+impl System {
+    /// Executes the instruction at `pc` on `context`, whose `rip` becomes that of the next
+    /// instruction.
+    pub fn special(&mut self, context: &mut ThreadContext, pc: u64) -> Outcome {
+        context.rip = pc;
+        let inst = match Reader::new(&GuestCode).decode(pc) {
+            Decoded::Inst(inst) => inst,
+            Decoded::Invalid(_) => return self.raise(context, GuestFault::undefined(pc)),
+            Decoded::TooLong => return self.raise(context, GuestFault::protection(0)),
+            Decoded::Unfetchable(readable) => {
+                let fault =
+                    GuestFault::fetch(pc.wrapping_add(readable as u64), &memory::last_fault());
+                return self.raise(context, fault);
+            }
+        };
+        match self.execute(context, &inst) {
+            Ok(next) => {
+                context.rip = next;
+                Outcome::Continue
+            }
+            Err(Refused::Access) => {
+                let fault = GuestFault::noted(context, pc, &memory::last_fault());
+                self.raise(context, fault)
+            }
+            Err(Refused::Fault(fault)) => self.raise(context, fault),
+            Err(Refused::Unsupported) => {
+                crate::kernel::process::complain(&format!(
+                    "instruction not supported at {pc:#x}: {inst}"
+                ));
+                self.raise(context, GuestFault::undefined(pc))
+            }
+        }
+    }
+
+    fn execute(&mut self, context: &mut ThreadContext, inst: &Instruction) -> Step {
+        let next = inst.next_ip();
+        match inst.mnemonic() {
+            M::Xsave
+            | M::Xsave64
+            | M::Xsaveopt
+            | M::Xsaveopt64
+            | M::Xsavec
+            | M::Xsavec64
+            | M::Xrstor
+            | M::Xrstor64
+            | M::Fxsave
+            | M::Fxsave64
+            | M::Fxrstor
+            | M::Fxrstor64 => state::xsave_family(context, inst)?,
+            M::Wrpkru => state::wrpkru(context)?,
+
+            M::Rdfsbase => segment::write_base(context, inst, context.fs_base),
+            M::Rdgsbase => segment::write_base(context, inst, context.gs_base),
+            M::Wrfsbase => context.fs_base = segment::new_base(context, inst)?,
+            M::Wrgsbase => context.gs_base = segment::new_base(context, inst)?,
+            M::Mov | M::Push | M::Pop | M::Lfs | M::Lgs | M::Lss => {
+                self.segments.execute(context, inst)?
+            }
+            M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw => tables::execute(context, inst)?,
+
+            M::Pushf | M::Pushfq => flow::pushf(context, inst)?,
+            M::Popf | M::Popfq => flow::popf(context, inst)?,
+            M::Enter => flow::enter(context, inst)?,
+            M::Leave => flow::leave_word(context)?,
+
+            M::Iret | M::Iretd | M::Iretq => return flow::iret(context, inst),
+            M::Retf => return flow::far_return(context, inst),
+            M::Ret => return flow::near_return_word(context, inst),
+            M::Jmp | M::Call => return flow::odd_jump(context, inst),
+            M::Int | M::Int1 => return Err(self.interrupt(context, inst)),
+            M::Xbegin | M::Xend | M::Xabort | M::Xtest => return flow::transaction(context, inst),
+
+            // Not in user mode, not in 64-bit mode, or not without what the kernel has not switched
+            // on.
+            M::Vmcall | M::Vmmcall | M::Vmgexit | M::Vmfunc | M::Tdcall | M::Sysenter => {
+                return undefined(inst);
+            }
+            M::Incsspd | M::Incsspq | M::Saveprevssp | M::Rstorssp | M::Wrssd | M::Wrssq => {
+                return undefined(inst);
+            }
+            M::Hreset | M::Pcommit => return undefined(inst),
+            // Nobody gets the permission to use tile data (`arch_prctl`).
+            M::Tilezero | M::Tileloadd | M::Tileloaddt1 | M::Tilestored => return undefined(inst),
+            M::Tdpbssd | M::Tdpbsud | M::Tdpbusd | M::Tdpbuud => return undefined(inst),
+            M::Tdpbf16ps | M::Tdpfp16ps | M::Tcmmimfp16ps | M::Tcmmrlfp16ps => {
+                return undefined(inst);
+            }
+            _ => return Err(Refused::Unsupported),
+        }
+        Ok(next)
+    }
+
+    /// `int n` and `icebp`.
+    fn interrupt(&mut self, context: &mut ThreadContext, inst: &Instruction) -> Refused {
+        let next = inst.next_ip();
+        let (vector, fault) = match inst.mnemonic() {
+            M::Int1 => (1, flow::debug_trap(next)),
+            _ => match inst.immediate8() {
+                3 => (3, GuestFault::breakpoint()),
+                4 => (4, flow::overflow_trap()),
+                vector => (u64::from(vector), GuestFault::protection(u64::from(vector) << 3 | 2)),
+            },
+        };
+        // These are traps: the guest continues behind the instruction.
+        if matches!(vector, 1 | 3 | 4) {
+            context.rip = next;
+        }
+        Refused::Fault(fault)
+    }
+}
+
+fn undefined(inst: &Instruction) -> Step {
+    Err(Refused::Fault(GuestFault::undefined(inst.ip())))
+}
+
+/// The address of memory operand `operand`.
+fn address(context: &ThreadContext, inst: &Instruction, operand: u32) -> Result<u64, Refused> {
+    let value = |register: Register, _: usize, _: usize| {
+        Some(match register {
+            Register::FS => context.fs_base,
+            Register::GS => context.gs_base,
+            r if r.is_segment_register() => 0,
+            r if r.is_gpr() => read_register(context, r),
+            _ => return None,
+        })
+    };
+    inst.virtual_address(operand, 0, value).ok_or(Refused::Unsupported)
+}
+
+/// The value of a general register of 2, 4 or 8 bytes.
+fn read_register(context: &ThreadContext, register: Register) -> u64 {
+    truncate(context.gpr[register.full_register().number() & 15], register.size())
+}
+
+/// Writes a general register of 2, 4 or 8 bytes as the processor does: 4 bytes clear the upper
+/// half.
+fn write_register(context: &mut ThreadContext, register: Register, value: u64) {
+    let slot = &mut context.gpr[register.full_register().number() & 15];
+    *slot = match register.size() {
+        2 => *slot & !0xffff | value & 0xffff,
+        size => truncate(value, size),
+    };
+}
+
+/// The low `size` bytes.
+fn truncate(value: u64, size: usize) -> u64 {
+    match size {
+        2 => value & 0xffff,
+        4 => value & 0xffff_ffff,
+        _ => value,
+    }
+}
+
+/// Reads 2, 4 or 8 bytes.
+fn load(address: u64, size: usize) -> Result<u64, Refused> {
+    // SAFETY: the guest computed the address.
+    Ok(unsafe {
+        match size {
+            2 => memory::load::<u16>(address)?.into(),
+            4 => memory::load::<u32>(address)?.into(),
+            _ => memory::load::<u64>(address)?,
+        }
+    })
+}
+
+/// Writes 2, 4 or 8 bytes.
+fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
+    let crosses = page_down(address) != page_down(address.wrapping_add(size as u64 - 1));
+    loop {
+        // SAFETY: the guest computed the address.
+        let done = unsafe {
+            match size {
+                2 => memory::store(address, value as u16),
+                4 => memory::store(address, value as u32),
+                _ => memory::store(address, value),
+            }
+        };
+        let Err(fault) = done else { return Ok(()) };
+        let fault_info = memory::last_fault();
+        // A store is made as a whole, or not at all.
+        if !crosses
+            && host::write_for_host(&fault_info, address, &value.to_le_bytes()[..size]) == size
+        {
+            return Ok(());
+        }
+        if !crosses || !host::opened_for_host(&fault_info) {
+            return Err(Refused::from(fault));
+        }
+    }
+}
+
+/// Faults where a byte cannot be written; changes nothing.
+fn probe_write(address: u64) -> Result<(), Refused> {
+    // SAFETY: the guest computed the address.
+    match unsafe { memory::probe_write(address) } {
+        Err(fault) if !host::opened_for_host(&memory::last_fault()) => Err(Refused::from(fault)),
+        _ => Ok(()),
+    }
+}
+
+/// Pushes `size` bytes.
+fn push(context: &mut ThreadContext, size: usize, value: u64) -> Result<(), Refused> {
+    let sp = context.gpr[4].wrapping_sub(size as u64);
+    store(sp, size, value)?;
+    context.gpr[4] = sp;
+    Ok(())
+}
+
+/// The `size` bytes at `index` items above the stack pointer.
+fn peek(context: &ThreadContext, size: usize, index: usize) -> Result<u64, Refused> {
+    load(context.gpr[4].wrapping_add((index * size) as u64), size)
+}
+
+/// Register or memory operand 0 or 1 as a value of `size` bytes.
+fn read_operand(
+    context: &ThreadContext,
+    inst: &Instruction,
+    operand: u32,
+    size: usize,
+) -> Result<u64, Refused> {
+    match inst.op_kind(operand) {
+        OpKind::Register => Ok(truncate(read_register(context, inst.op_register(operand)), size)),
+        _ => load(address(context, inst, operand)?, size),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Paths and guards of a trace as [`crate::observe::census`] shows them.
+//!
+//! A guard does not say where it comes from; its anchor and its predicate do. Guards of indirect
+//! transfers have an anchor whose target is computed. A guard at the head's pc that compares a
+//! register which was stable with its value is about that. Guards against aliasing are unsigned
+//! lower bounds, on an anchor that something before them or a memory access behind them uses, too,
+//! while a recorded branch has an anchor of its own. What is left is a branch.
+
+use crate::memory;
+use crate::observe::census::{Anchor, Guard, GuardKind, Step, Transfer};
+use dynasour_ir::expressions::Expressions;
+use dynasour_ir::{BlockId, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Version};
+use dynasour_tracer::{Path, Step as Recorded};
+use std::fmt::Write;
+
+/// The blocks of a path.
+pub fn steps(path: &Path, with_code: bool) -> Vec<Step> {
+    let step = |step: &Recorded| Step {
+        pc: step.block.pc,
+        last: last(step),
+        end: step.block.end,
+        instructions: step.block.count,
+        transfer: transfer(step),
+        next: step.next,
+        code: with_code.then(|| code(step)),
+    };
+    path.steps.iter().map(step).collect()
+}
+
+/// The bytes of a block.
+fn code(step: &Recorded) -> String {
+    let mut bytes = vec![0; step.block.end.saturating_sub(step.block.pc) as usize];
+    let len = memory::copy_in(step.block.pc, &mut bytes);
+    hex(&bytes[..len])
+}
+
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    let mut hex = String::with_capacity(2 * bytes.len());
+    for b in bytes {
+        let _ = write!(hex, "{b:02x}");
+    }
+    hex
+}
+
+/// The last instruction of a block.
+fn last(step: &Recorded) -> u64 {
+    let insts = &step.block.version.blocks[0].insts;
+    let at = insts.iter().rev().find(|i| i.op == Op::At).and_then(|i| i.args[0].as_const());
+    at.unwrap_or(step.block.pc)
+}
+
+fn transfer(step: &Recorded) -> Transfer {
+    match &step.block.version.blocks[0].term {
+        Term::Guest(term) => match term {
+            GuestTerm::Goto(Operand::Const(_)) => Transfer::Direct,
+            GuestTerm::Goto(_) => Transfer::Indirect,
+            GuestTerm::Branch { .. } => Transfer::Branch,
+            GuestTerm::Call { target: Operand::Const(_), .. } => Transfer::Call,
+            GuestTerm::Call { .. } => Transfer::IndirectCall,
+            GuestTerm::Ret(_) => Transfer::Return,
+            GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => {
+                Transfer::Runtime
+            }
+        },
+        Term::Jump { .. } | Term::Branch { .. } | Term::Exit(_) => Transfer::Direct,
+    }
+}
+
+/// The guard that the assume at `place` has become, nothing counted yet.
+pub fn guard(
+    version: &Version,
+    expressions: &Expressions<'_>,
+    path: &Path,
+    place: (u32, u32),
+) -> Option<Guard> {
+    let block = version.blocks.get(place.0 as usize)?;
+    let assume = block.insts.get(place.1 as usize).filter(|i| i.op == Op::Assume)?;
+    let (anchor, predicate) = (assume.anchor?, assume.args[0]);
+    let site = Site { version, path, insts: &block.insts, at: place.1 as usize, assume };
+    let kinds = site.conjuncts(predicate).into_iter().map(|p| site.kind(p));
+    let kind =
+        kinds.reduce(|a, b| if a == b { a } else { GuardKind::Mixed }).unwrap_or(GuardKind::Branch);
+    let a = &version.anchors[anchor.index()];
+    let text = expressions.anchor(anchor);
+    Some(Guard {
+        index: 0,
+        kind,
+        pc: site.pc(kind, predicate),
+        in_loop: expressions.is_loop(BlockId(place.0)),
+        place,
+        predicate: expressions.text(predicate),
+        words: expressions.predicate(predicate),
+        anchor: Anchor {
+            name: anchor.to_string(),
+            target: a.target.as_const(),
+            text: format!("anchor {anchor} = {a}"),
+            words: text,
+            stores: a.stores.len() as u32,
+        },
+        executed: 0,
+        failed: 0,
+        went: Vec::new(),
+        host: (0, 0),
+    })
+}
+
+struct Site<'a> {
+    version: &'a Version,
+    path: &'a Path,
+    insts: &'a [Inst],
+    at: usize,
+    assume: &'a Inst,
+}
+
+impl Site<'_> {
+    fn def(&self, o: Operand) -> Option<&Inst> {
+        let v = o.as_value()?;
+        self.version.blocks.iter().flat_map(|b| &b.insts).find(|i| i.defs.contains(&v))
+    }
+
+    /// The predicates of which this one is the conjunction.
+    fn conjuncts(&self, predicate: Operand) -> Vec<Operand> {
+        match self.def(predicate) {
+            Some(Inst { op: Op::And, ty: Ty::I1, args, .. }) => {
+                args.iter().flat_map(|a| self.conjuncts(*a)).collect()
+            }
+            _ => vec![predicate],
+        }
+    }
+
+    fn target(&self) -> Option<Operand> {
+        Some(self.version.anchors.get(self.assume.anchor?.index())?.target)
+    }
+
+    fn kind(&self, predicate: Operand) -> GuardKind {
+        let target = self.target().unwrap_or(Operand::Const(0));
+        let at = target.as_const();
+        let branches = || self.path.steps.iter().filter(|s| transfer(s) == Transfer::Branch);
+        match self.def(predicate) {
+            _ if at.is_none() => GuardKind::Target,
+            Some(Inst { op: Op::Eq, ty: Ty::I64, args, .. })
+                if self.is_stable(args[0], args[1]) =>
+            {
+                GuardKind::Value
+            }
+            Some(Inst { op: Op::Eq, args, .. }) if self.reads_code(args[0]) => GuardKind::Code,
+            Some(inst)
+                if is_lower_bound(inst)
+                    && (!branches().any(|s| Some(last(s)) == at) || self.shares_anchor()) =>
+            {
+                GuardKind::Alias
+            }
+            _ => GuardKind::Branch,
+        }
+    }
+
+    /// Is this a register that was stable, at the entry, and its value?
+    fn is_stable(&self, value: Operand, constant: Operand) -> bool {
+        let (Some(v), Some(c)) = (value.as_value(), constant.as_const()) else { return false };
+        let params = self.version.blocks[0].params.iter().zip(&self.version.entry_locs);
+        let loc = params.into_iter().find(|(p, _)| **p == v).map(|(_, loc)| *loc);
+        let stable =
+            self.path.stable.iter().any(|(g, value)| loc == Some(Loc::Gpr(*g)) && *value == c);
+        stable && self.target().and_then(|t| t.as_const()) == Some(self.path.head)
+    }
+
+    fn reads_code(&self, o: Operand) -> bool {
+        let Some(Inst { op: Op::Load, args, .. }) = self.def(o) else { return false };
+        let checked = |pc| {
+            self.path
+                .steps
+                .iter()
+                .any(|s| s.block.checked.is_some() && (s.block.pc..s.block.end).contains(&pc))
+        };
+        args[0].as_const().is_some_and(checked)
+    }
+
+    /// Is the anchor used by something before, or by a memory access behind?
+    fn shares_anchor(&self) -> bool {
+        let shares = |i: &&Inst| i.anchor == self.assume.anchor;
+        let behind =
+            self.insts[self.at + 1..].iter().find(|i| matches!(i.op, Op::Load | Op::Store));
+        self.insts[..self.at].iter().any(|i| shares(&i)) || behind.is_some_and(|i| shares(&i))
+    }
+
+    /// The guest instruction that the guard is about.
+    fn pc(&self, kind: GuardKind, predicate: Operand) -> u64 {
+        let target = self.target().and_then(|t| t.as_const());
+        let guess = match self.def(predicate) {
+            Some(Inst { op: Op::Eq, args, .. }) if kind == GuardKind::Target => args[1].as_const(),
+            _ => None,
+        };
+        let jump = self.path.steps.iter().find(|s| {
+            matches!(transfer(s), Transfer::Indirect | Transfer::IndirectCall | Transfer::Return)
+                && Some(s.next) == guess
+        });
+        jump.map(last).or(target).unwrap_or(self.path.head)
+    }
+}
+
+/// `c <= x` or `c < x`, unsigned.
+fn is_lower_bound(inst: &Inst) -> bool {
+    matches!(inst.op, Op::LeU | Op::LtU)
+        && inst.ty == Ty::I64
+        && inst.args[0].as_const().is_some_and(|c| c < 4096)
+}

@@ -1,0 +1,16 @@
+//! What a run shows of itself, for users and tools. Nothing here changes what a guest does.
+//!
+//! | file | what it is for |
+//! | --- | --- |
+//! | [`census`] | the document that `explain` and `guards` read: fragments, guards, counts |
+//! | [`ledger`] | the records of a counting run, from which a census is made |
+//! | [`profile`] | where the time goes, by tier, from samples |
+//! | [`stats`] | the counters that `--stats` prints |
+//! | [`perf_map`] | names of generated code for `perf` |
+
+pub mod census;
+pub(crate) mod describe;
+pub(crate) mod ledger;
+pub(crate) mod perf_map;
+pub mod profile;
+pub mod stats;

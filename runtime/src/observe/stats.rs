@@ -1,0 +1,248 @@
+//! What happened during a run, for `--stats` and `--stats-json`.
+
+use crate::observe::profile::Phase;
+use dynasour_emitter::Rates;
+use dynasour_tracer::{AbortReason, EndReason};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Why control left a fragment before its end.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum DeoptReason {
+    /// The predicate of a guard did not hold.
+    Guard,
+    /// A guard was forced to fail (`--chaos`).
+    Chaos,
+    /// A memory access or a native instruction faulted.
+    Fault,
+    /// The runtime asked for control (a signal).
+    Poll,
+}
+
+impl DeoptReason {
+    const fn name(self) -> &'static str {
+        match self {
+            DeoptReason::Guard => "guard",
+            DeoptReason::Chaos => "chaos",
+            DeoptReason::Fault => "fault",
+            DeoptReason::Poll => "poll",
+        }
+    }
+}
+
+/// Counters of one process.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Stats {
+    /// Fragments made, side traces included.
+    pub fragments: u64,
+    /// Of those, loops.
+    pub loop_fragments: u64,
+    /// Resolved exit stubs made.
+    pub stubs: u64,
+    /// Direct links made between fragments.
+    pub links: u64,
+    /// Times a fragment was entered from the runtime, where native code is nothing but fragments.
+    pub fragment_entries: u64,
+    /// Times native code was entered from the runtime.
+    pub native_entries: u64,
+    /// Times a fragment ended normally into the runtime (not by a link).
+    pub fragment_ends: u64,
+    /// Deoptimisations by reason.
+    pub deopts: BTreeMap<&'static str, u64>,
+    /// Complete recordings by how they ended.
+    pub recordings: BTreeMap<String, u64>,
+    /// Recordings that came to nothing, by reason.
+    pub aborts: BTreeMap<String, u64>,
+    /// Trace heads given up.
+    pub blacklisted: u64,
+    /// Times the whole cache was dropped.
+    pub flushes: u64,
+    /// Copied blocks that were removed because a page of theirs was touched.
+    pub removed_blocks: u64,
+    /// Fragments that were put to rest because a page of theirs was touched.
+    pub rested: u64,
+    /// Of these, how many came back.
+    pub woken: u64,
+    /// Guest instructions in all traces.
+    pub trace_instructions: u64,
+    /// Bytes of emitted code.
+    pub code_bytes: u64,
+    /// Nanoseconds building, optimising and emitting traces.
+    pub compile_nanoseconds: u64,
+    /// Nanoseconds that the guest's threads spent in each phase, on the clock on the wall.
+    pub time_nanoseconds: BTreeMap<&'static str, u64>,
+    /// Samples of processor time in native code, where traces run among copied blocks: in traces,
+    /// in blocks, in between.
+    pub native_samples: BTreeMap<&'static str, u64>,
+    /// System calls.
+    pub syscalls: u64,
+    /// Signals delivered to guest handlers.
+    pub signals: u64,
+    /// Guest blocks lifted for the interpreter.
+    pub blocks: u64,
+    /// Guest blocks copied.
+    pub copied_blocks: u64,
+    /// Guest instructions in them.
+    pub copied_instructions: u64,
+    /// Bytes of their code.
+    pub copied_bytes: u64,
+    /// Links between them.
+    pub copied_links: u64,
+    /// Indirect transfers of native code.
+    pub indirect: Indirect,
+}
+
+/// How indirect jumps, calls and returns found where they went, but those that traces follow
+/// inside: these are guards.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Indirect {
+    /// How many there were, if they were counted: with `--stats` or `--count`.
+    pub executed: Option<u64>,
+    /// Of these, by a comparison with the target. Counted likewise.
+    pub compared: Option<u64>,
+    /// In the second table; the first has the rest. Counted likewise.
+    pub second: Option<u64>,
+    /// Nowhere, and came to the runtime.
+    pub missed: u64,
+}
+
+impl Indirect {
+    /// With what an emitter has counted.
+    pub(crate) fn and(self, rates: Option<Rates>) -> Indirect {
+        let Some(rates) = rates else { return self };
+        let sum = |before: Option<u64>, more: u64| Some(before.unwrap_or_default() + more);
+        Indirect {
+            executed: sum(self.executed, rates.executed + rates.compared),
+            compared: sum(self.compared, rates.compared),
+            second: sum(self.second, rates.second),
+            ..self
+        }
+    }
+
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let (Some(executed), Some(compared), Some(second)) =
+            (self.executed, self.compared, self.second)
+        else {
+            return Vec::new();
+        };
+        let of = |n: u64| if executed == 0 { 0.0 } else { 100.0 * n as f64 / executed as f64 };
+        let row = |name, n: u64| (name, format!("{n:>14}{:>9.3} %", of(n)));
+        vec![
+            ("indirect transfers", executed.to_string()),
+            row("  by a comparison", compared),
+            row("  in the first table", executed.saturating_sub(compared + second + self.missed)),
+            row("  in the second table", second),
+            row("  in the runtime", self.missed),
+        ]
+    }
+}
+
+impl Stats {
+    /// Counts a deoptimisation.
+    pub fn deopt(&mut self, reason: DeoptReason) {
+        *self.deopts.entry(reason.name()).or_default() += 1;
+    }
+
+    /// Counts a complete recording.
+    pub fn recorded(&mut self, end: EndReason) {
+        *self.recordings.entry(format!("{end:?}")).or_default() += 1;
+    }
+
+    /// Counts a recording that came to nothing.
+    pub fn aborted(&mut self, reason: AbortReason) {
+        *self.aborts.entry(format!("{reason:?}")).or_default() += 1;
+    }
+
+    /// The table for people.
+    pub fn table(&self) -> String {
+        let mut out = String::from("dynasour statistics\n");
+        let mut row = |name: &str, value: String| {
+            let _ = writeln!(out, "  {name:<28}{value:>14}");
+        };
+        row("blocks lifted", self.blocks.to_string());
+        row("blocks copied", self.copied_blocks.to_string());
+        row("  guest instructions", self.copied_instructions.to_string());
+        row("  code bytes", self.copied_bytes.to_string());
+        row("  links", self.copied_links.to_string());
+        self.indirect.rows().into_iter().for_each(|(name, value)| row(name, value));
+        row("fragments", self.fragments.to_string());
+        row("  of which loops", self.loop_fragments.to_string());
+        row("  guest instructions", self.trace_instructions.to_string());
+        row("resolved exit stubs", self.stubs.to_string());
+        row("links", self.links.to_string());
+        row("code bytes", self.code_bytes.to_string());
+        row("compile time (ms)", format!("{:.1}", self.compile_nanoseconds as f64 / 1e6));
+        row("fragment entries", self.fragment_entries.to_string());
+        row("fragment ends in the runtime", self.fragment_ends.to_string());
+        for (reason, count) in &self.deopts {
+            row(&format!("deopts: {reason}"), count.to_string());
+        }
+        for (end, count) in &self.recordings {
+            row(&format!("recorded: {end}"), count.to_string());
+        }
+        for (reason, count) in &self.aborts {
+            row(&format!("aborted: {reason}"), count.to_string());
+        }
+        row("heads given up", self.blacklisted.to_string());
+        row("cache flushes", self.flushes.to_string());
+        row("copied blocks removed", self.removed_blocks.to_string());
+        row("fragments put to rest", self.rested.to_string());
+        row("  of which woken", self.woken.to_string());
+        row("system calls", self.syscalls.to_string());
+        row("signals delivered", self.signals.to_string());
+        out.push_str(&self.times());
+        out
+    }
+
+    /// Where the time went.
+    fn times(&self) -> String {
+        let all: u64 = self.time_nanoseconds.values().sum();
+        let mut out = String::new();
+        if all == 0 {
+            return out;
+        }
+        let _ = writeln!(out, "time of its threads (ms)");
+        let mut line = |name: &str, ns: f64| {
+            let _ =
+                writeln!(out, "  {name:<28}{:>14.1} {:>5.1} %", ns / 1e6, 100.0 * ns / all as f64);
+        };
+        let samples: u64 = self.native_samples.values().sum();
+        let mut times: Vec<_> = self.time_nanoseconds.iter().collect();
+        times.sort_by_key(|(_, ns)| std::cmp::Reverse(**ns));
+        for (name, ns) in times {
+            line(name, *ns as f64);
+            if *name == Phase::Native.name() && samples > 0 {
+                for (part, n) in &self.native_samples {
+                    line(&format!("  {part}"), *ns as f64 * *n as f64 / samples as f64);
+                }
+            }
+        }
+        if samples > 0 {
+            let _ = writeln!(out, "  native time is divided by {samples} samples");
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_counted_and_shown() {
+        let mut stats = Stats::default();
+        stats.deopt(DeoptReason::Guard);
+        stats.deopt(DeoptReason::Guard);
+        stats.recorded(EndReason::Cycle);
+        stats.aborted(AbortReason::Fault);
+        let table = stats.table();
+        assert!(
+            table.contains("deopts: guard")
+                && table.contains("recorded: Cycle")
+                && table.contains("aborted: Fault")
+        );
+        let json: serde_json::Value = serde_json::to_value(&stats).expect("plain data");
+        assert_eq!(json["deopts"]["guard"], 2);
+    }
+}
