@@ -18,7 +18,7 @@ pub mod transfers;
 
 pub use codegen::mach::SiteKind;
 pub use codegen::silence_allocator;
-pub use codegen::{CodegenError, CompiledCode, cost};
+pub use codegen::{CodegenError, CompiledCode};
 pub use cpu::ticks;
 pub use emitter::{Config, Deopt, Diversion, EmitError, Emitter, EntryPoint, EntryState, Left};
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};

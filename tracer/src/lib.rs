@@ -1,6 +1,10 @@
 //! Decides what is hot and what to assume about it (docs/design.md, "Recording and speculation").
 //!
 //! * [`heads`]: counters of trace heads, penalties, heads given up.
+//! * [`head_pauses`]: when the executions of a head are counted natively, and when not.
+//! * [`effort`]: how much time may go into finding and making traces.
+//! * [`selector`]: starts recordings, and decides what becomes of them.
+//! * [`worth`]: is a trace better than the copied blocks that it replaces?
 //! * [`recorder`]: the state machine that records the path which the guest executes next.
 //! * [`guests`]: traces along the loops of a program that the guest interprets.
 //! * [`observe`]: predicts the values that a block computes.
@@ -17,22 +21,28 @@
 //! calls them under its own lock; the crate does not know how code is emitted or run.
 
 pub mod build;
+pub mod effort;
 mod entry_guards;
 pub mod guests;
+pub mod head_pauses;
 pub mod heads;
 pub mod observe;
 pub mod placement;
 pub mod policy;
 pub mod recorder;
+pub mod selector;
 pub mod short_loops;
 pub mod survival;
+pub mod worth;
 
 pub use build::{BuildError, Path, Step, TraceShape};
+pub use effort::{Budget, Effort};
 pub use guests::{DispatchHeads, GuestLoop};
 pub use heads::{HeadTable, Heat};
 pub use observe::Surroundings;
 pub use placement::Placement;
 pub use policy::{DefaultPolicy, HEAD_THRESHOLD, SpeculationPolicy};
 pub use recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
+pub use selector::{NextBlock, Selected, TraceSelector};
 pub use short_loops::{Probe, Verdict};
 pub use survival::{Runs, Survival};

@@ -3,10 +3,10 @@
 //!
 //! Places within the code are offsets ([`At`]); exits are numbered from the fragment's first.
 
-use crate::codegen::cost;
 use crate::codegen::encoded::Encoded;
 use crate::codegen::mach::{SiteDraft, SiteKind};
 use crate::record::Record;
+use dynasour_guest::cost;
 use dynasour_ir::{AnchorId, Version};
 use smallvec::SmallVec;
 

@@ -25,7 +25,7 @@
 //! ```
 
 pub(crate) mod compiled;
-pub mod cost;
+
 pub(crate) mod count;
 pub(crate) mod encode;
 pub(crate) mod encoded;

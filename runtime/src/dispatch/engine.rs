@@ -68,7 +68,7 @@ impl Engine for Dispatcher {
             self.selector.rest();
         }
         self.peer.attach();
-        self.selector.dispatch.clear();
+        self.selector.traces.dispatch.clear();
         self.abandon(AbortReason::Flushed);
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
         let interpreter = self.interp.unshare_after_fork().map_err(|e| e.to_string());

@@ -18,7 +18,7 @@ use dynasour_emitter::Diversion;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::PAGE;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The machine, for signal handlers.
@@ -42,8 +42,6 @@ pub struct Machine {
     fragments: Option<Mutex<Fragments>>,
     /// The addresses of the code cache; see [`packed`].
     cache: AtomicU64,
-    /// Under chaos: somebody is in a fragment, some of whose guards are forced.
-    forced: AtomicBool,
 }
 
 impl Machine {
@@ -69,7 +67,6 @@ impl Machine {
             resting: Mutex::new(Vec::new()),
             cache: AtomicU64::new(fragments.as_ref().map_or(0, |f| packed(&f.cache()))),
             fragments: fragments.map(Mutex::new),
-            forced: AtomicBool::new(false),
         }));
         MACHINE.store(machine, Ordering::Release);
         Ok(machine)
@@ -200,14 +197,9 @@ impl Machine {
         Some(moved)
     }
 
-    /// Under chaos, the right to run fragments, whose guards only one thread at a time may force.
-    /// Without chaos everybody has it.
-    pub fn admit(&self) -> Option<Admission<'_>> {
-        let chaos = self.config.chaos.is_some();
-        if chaos && self.forced.swap(true, Ordering::Acquire) {
-            return None;
-        }
-        Some(Admission { forced: chaos.then_some(&self.forced) })
+    /// Is anything but the interpreter used?
+    pub fn has_fragments(&self) -> bool {
+        self.fragments.is_some()
     }
 
     /// In a forked child: the forking thread is the only one.
@@ -216,7 +208,6 @@ impl Machine {
         resting.iter_mut().for_each(Resting::belong_to_parent);
         self.peers.keep_only(resting.iter().map(Resting::peer).chain([own]));
         drop(resting);
-        self.forced.store(false, Ordering::Relaxed);
         self.pages.after_fork_child();
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }
@@ -250,19 +241,6 @@ impl Machine {
     pub fn log(&self, stage: Stage, text: impl FnOnce() -> String) {
         if self.config.log.contains(&stage) {
             eprintln!("dynasour: {}", text());
-        }
-    }
-}
-
-/// The right to run fragments.
-pub struct Admission<'m> {
-    forced: Option<&'m AtomicBool>,
-}
-
-impl Drop for Admission<'_> {
-    fn drop(&mut self) {
-        if let Some(forced) = self.forced {
-            forced.store(false, Ordering::Release);
         }
     }
 }

@@ -50,7 +50,7 @@ impl Dispatcher {
     /// Says what this thread counted by other means.
     pub(super) fn publish(&self) {
         self.peer.blocks.store(self.interp.block_count() as u64, Ordering::Relaxed);
-        let given_up = self.selector.heads.blacklisted(&self.selector.policy);
+        let given_up = self.selector.traces.heads.blacklisted(&self.selector.traces.policy);
         self.peer.blacklisted.store(given_up as u64, Ordering::Relaxed);
     }
 }

@@ -15,7 +15,7 @@
 use super::links::exits::Event;
 use super::{Fragments, Role, Side};
 use crate::config::{RunConfig, Stage};
-use crate::dispatch::worth;
+use crate::memory;
 use crate::observe::census::CompileTimes;
 use crate::observe::ledger::Made;
 use crate::observe::profile::{Phase, during};
@@ -23,7 +23,7 @@ use dynasour_emitter::codegen::{self, Allocator, CompiledCode, Request};
 use dynasour_emitter::{EmitError, EntryState, ExitId};
 use dynasour_ir::opt::OptOptions;
 use dynasour_ir::{Context, Fact, Version};
-use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build};
+use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build, worth};
 use std::time::Instant;
 
 /// What a trace is compiled for.
@@ -147,17 +147,14 @@ impl Fragments {
             .emitter
             .fragment(id)
             .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
-        self.sources.add(id, side.map_or(Role::Region(path.head), Role::Side), path, size);
+        self.lives.add(id, side.map_or(Role::Region(path.head), Role::Side), path, size);
         match side {
-            None => self.add_version(path.head, id, path.guest.is_some()),
+            None => self.add_version(path.head, id),
             Some(exit) => {
                 self.exits.change(exit, Event::Attach);
                 self.emitter.attach(exit, id).expect("the fragment was compiled for this exit");
                 *self.side_traces.entry(path.head).or_default() += 1;
             }
-        }
-        if side.is_none() && path.jumps_indirectly() {
-            self.indirect.insert(id);
         }
         if self.chaos.is_none()
             && path.shape == TraceShape::Linear
@@ -167,7 +164,6 @@ impl Fragments {
             self.emitter.make_head(last.next);
         }
         if path.shape == TraceShape::Loop {
-            self.loops.insert(id);
             self.stats.loop_fragments += 1;
         }
         self.stats.fragments += 1;
@@ -186,13 +182,13 @@ impl Fragments {
         if !self.weighs || path.guest.is_some() || between {
             return true;
         }
-        let pays = worth::pays(path, cost, side);
-        if self.log_worth {
+        let pays = worth::pays(path, cost, side, memory::fetch_code);
+        if self.logs.worth {
             eprintln!(
                 "dynasour: {:#x}, {:?} {}: {pays}",
                 path.head,
                 path.shape,
-                worth::figures(path, cost)
+                worth::figures(path, cost, memory::fetch_code)
             );
         }
         pays

@@ -1,6 +1,6 @@
 //! Code that has changed or gone, and what was made from it.
 //!
-//! Fragments rest ([`super::super::sources`]), blocks are removed: nothing leads there any more,
+//! Fragments rest ([`super::lives`]), blocks are removed: nothing leads there any more,
 //! and whoever is inside comes out. When every thread has been outside since, what the blocks took
 //! is used again. A thread that runs something else natively is told to come out, too
 //! ([`super::super::peers`]), since where it is nobody knows.
@@ -42,10 +42,10 @@ impl Fragments {
         if !self.is_made_from(range) {
             return None;
         }
-        if self.sources.garbage() > MOST_GARBAGE || self.emitter.copied_garbage() > MOST_FREE {
+        if self.lives.garbage() > MOST_GARBAGE || self.emitter.copied_garbage() > MOST_FREE {
             return Some(if self.retire() { Touched::All } else { Touched::Others });
         }
-        let touched = self.sources.touch(range);
+        let touched = self.lives.touch(range);
         for &(id, role) in &touched {
             match role {
                 Role::Region(pc) => self.leave_region(pc, id),
@@ -77,6 +77,6 @@ impl Fragments {
 
     /// Was some fragment or block made from code in this range?
     pub fn is_made_from(&self, range: &Range<u64>) -> bool {
-        self.emitter.is_copied_from(range) || !self.sources.made_from(range).is_empty()
+        self.emitter.is_copied_from(range) || !self.lives.made_from(range).is_empty()
     }
 }

@@ -30,8 +30,7 @@ pub mod policy;
 pub mod regions;
 mod verify;
 
-use super::mixed::{Arrival, Came};
-use super::{After, FragmentError, Fragments, Next, Role, Side};
+use super::{Arrival, Came, FragmentError, Fragments, Role, Side};
 use dynasour_emitter::{EmitError, Emitter, ExitId, FragmentId};
 use dynasour_tracer::SpeculationPolicy;
 use exits::{Event, Stub};
@@ -60,7 +59,7 @@ impl Fragments {
     fn origin(&self, exit: ExitId) -> Option<ExitOrigin> {
         let e = self.emitter.exit(exit)?;
         let pc = self.emitter.fragment(e.fragment)?.pc;
-        let is_version = self.sources.role(e.fragment) == Some(Role::Region(pc));
+        let is_version = self.lives.role(e.fragment) == Some(Role::Region(pc));
         let version = is_version.then(|| self.rank(e.fragment));
         Some(ExitOrigin { pc, version, target: e.target, progress: e.progress })
     }
@@ -97,7 +96,7 @@ impl Fragments {
                     Stub { origin: exit, to_body: matches!(to, Destination::Body(_)) },
                 );
                 self.links_changed();
-                if self.log_code {
+                if self.logs.code {
                     eprintln!(
                         "dynasour: stub of {exit:?}\n{}",
                         self.emitter.listing(stub).unwrap_or_default()
@@ -153,7 +152,7 @@ impl Fragments {
     fn note_dispatch(&mut self, exit: ExitId, origin: ExitOrigin) {
         let fragment = self.emitter.exit(exit).map(|e| e.fragment);
         if origin.target.is_none()
-            && fragment.is_some_and(|fragment| self.indirect.contains(&fragment))
+            && fragment.is_some_and(|fragment| self.lives.shape(fragment).jumps_indirectly)
         {
             self.new_dispatch = Some(origin.pc).filter(|pc| self.dispatching.insert(*pc));
         }
@@ -169,93 +168,25 @@ impl Fragments {
     }
 }
 
-/// Beside the interpreter.
+/// Where exits lead when they have come to the runtime.
 impl Fragments {
-    /// A trace has ended at `pc`, where `next` starts: it leads there from now on, and that is
-    /// entered.
-    pub(super) fn link_and_enter(
-        &mut self,
-        exit: ExitId,
-        next: FragmentId,
-    ) -> Result<Next, FragmentError> {
-        let is_full = self.link(exit, next)?;
-        Ok(if is_full { Next::After(After::Flush) } else { Next::Enter(next) })
-    }
-
-    /// The resolved stub of `origin` has left by `exit`, since what it led to rests: it leads to
-    /// what `origin` may lead to now, or not anywhere.
+    /// The resolved stub of an exit has left by its own end `exit`, because the thread is wanted in
+    /// the runtime, or because what it led to rests. If the exit had made progress, its stub is
+    /// linked as an end is. Else it leads to another version, or to the runtime. A stub that leads
+    /// to a block is linked again when the block is copied.
     pub(super) fn left_stub(
-        &mut self,
-        exit: ExitId,
-        origin: ExitId,
-        pc: u64,
-    ) -> Result<Next, FragmentError> {
-        self.wake(pc);
-        match self.origin(origin).and_then(|origin| self.successor(origin, pc)) {
-            Some(next) => self.link_and_enter(exit, next),
-            None => {
-                self.unlink(origin)?;
-                Ok(Next::After(After::Interpret))
-            }
-        }
-    }
-
-    /// A hot exit is linked to where it goes, or asks for a side trace from there.
-    pub(super) fn guard_failed(
-        &mut self,
-        exit: ExitId,
-        pc: u64,
-        policy: &dyn SpeculationPolicy,
-    ) -> After {
-        if self.retired || self.wake_side(exit) {
-            return After::Interpret;
-        }
-        let Some(origin) = self.origin(exit) else { return After::Interpret };
-        let times = self.exits.left(exit);
-        if origin.target.is_none() {
-            self.exits.votes.went(exit, pc);
-        }
-        if times < policy.exit_threshold() {
-            return After::Interpret;
-        }
-        self.note_dispatch(exit, origin);
-        let is_full = match origin.target {
-            None => self.link_computed(exit, origin, times),
-            Some(pc) => {
-                self.wake(pc);
-                match self.successor(origin, pc) {
-                    Some(next) => self.link_to_version(exit, pc, next),
-                    None if self.is_full(pc, policy) => {
-                        self.exits.change(exit, Event::Unlinked);
-                        self.drop_changed(pc);
-                        false
-                    }
-                    None => {
-                        self.exits.change(exit, Event::Record);
-                        return After::RecordSide(Side { exit, pc, generation: self.generation });
-                    }
-                }
-            }
-        };
-        if is_full { After::Flush } else { After::Interpret }
-    }
-}
-
-/// Among copied blocks.
-impl Fragments {
-    /// The stub of an exit without progress has left by `exit`, because the thread is wanted in the
-    /// runtime, or what it led to is gone. If that was a later version, it leads to another one, or
-    /// the exit does not lead anywhere for now. A stub that leads to a block is linked again when
-    /// there is one.
-    pub(super) fn left_stub_in_place(
         &mut self,
         exit: ExitId,
         stub: Stub,
         pc: u64,
     ) -> Result<Came, FragmentError> {
-        let came = Came::On(Arrival::WithoutProgress);
+        let arrival = self.after_exit(stub.origin, pc);
+        if self.copies && arrival != Arrival::WithoutProgress {
+            self.stats.fragment_ends += 1;
+            return Ok(Came::On(Arrival::End(exit)));
+        }
         if stub.to_body || self.retired {
-            return Ok(came);
+            return Ok(Came::On(arrival));
         }
         self.wake(pc);
         match self.origin(stub.origin).and_then(|origin| self.successor(origin, pc)) {
@@ -263,7 +194,7 @@ impl Fragments {
             Some(_) => {}
             None => self.unlink(stub.origin)?,
         }
-        Ok(came)
+        Ok(Came::On(arrival))
     }
 
     /// A guard's exit has come to the runtime.
@@ -278,17 +209,20 @@ impl Fragments {
             return came;
         }
         let threshold = policy.exit_threshold();
-        let indirect = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
-        if indirect {
-            // Where traces leave to traces begin. Those that are linked do not tell.
+        let is_computed = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
+        if is_computed {
+            if !self.has_places() {
+                self.exits.votes.went(exit, pc);
+            }
+            // A trace may begin where others leave to. Exits that are linked do not tell.
             self.emitter.make_head(pc);
         }
-        let linkable = indirect || self.first(pc).is_some();
         let taken = self.exits.left(exit);
-        if taken >= threshold || taken == RESOLVE && linkable {
-            return self.hot_exit(exit, policy);
+        let may_count = self.has_places() && taken == RESOLVE;
+        if taken >= threshold || may_count && (is_computed || self.first(pc).is_some()) {
+            return self.hot_exit(exit, taken, policy);
         }
-        if taken != RESOLVE {
+        if !may_count {
             return came;
         }
         if self.emitter.block_entry(pc).is_none() {
@@ -305,12 +239,12 @@ impl Fragments {
 
     /// The counter of an exit has run out.
     pub(super) fn counter_left(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
-        self.exits.left(exit);
-        self.hot_exit(exit, policy)
+        let taken = self.exits.left(exit);
+        self.hot_exit(exit, taken, policy)
     }
 
-    /// An exit is worth a trace, or a link to one.
-    fn hot_exit(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
+    /// An exit that came to the runtime `taken` times is worth a trace, or a link to one.
+    fn hot_exit(&mut self, exit: ExitId, taken: u32, policy: &dyn SpeculationPolicy) -> Came {
         let Some(origin) = self.origin(exit) else { return Came::On(Arrival::Anyhow) };
         self.note_dispatch(exit, origin);
         let moved = origin.target.is_none_or(|target| origin.has_moved(target));
@@ -318,20 +252,32 @@ impl Fragments {
         if self.retired {
             return came;
         }
-        let is_full = match origin.target {
-            None => self.link_to_tables(exit),
-            Some(pc) => match self.successor(origin, pc) {
-                Some(_) if self.may_lead(origin, Destination::Place(pc)) => {
-                    let make = |emitter: &mut Emitter| emitter.link_exit_to_copy(exit, false, None);
-                    self.resolve(exit, Event::Link, Destination::Place(pc), make)
-                }
-                Some(next) => self.link_to_version(exit, pc, next),
-                None if self.is_full(pc, policy) => self.settle_exit(exit),
-                None => {
-                    self.exits.change(exit, Event::Record);
-                    return Came::Side(Side { exit, pc, generation: self.generation });
-                }
-            },
+        let Some(pc) = origin.target else {
+            // Among blocks each table word predicts its own site well, so nothing is compared first.
+            let is_full = if self.has_places() {
+                self.link_to_tables(exit)
+            } else {
+                self.link_computed(exit, origin, taken)
+            };
+            return if is_full { Came::Full } else { came };
+        };
+        self.wake(pc);
+        let is_full = match self.successor(origin, pc) {
+            Some(_) if self.may_lead(origin, Destination::Place(pc)) => {
+                let make = |emitter: &mut Emitter| emitter.link_exit_to_copy(exit, false, None);
+                self.resolve(exit, Event::Link, Destination::Place(pc), make)
+            }
+            Some(next) => self.link_to_version(exit, pc, next),
+            None if self.is_full(pc, policy) && self.has_places() => self.settle_exit(exit),
+            None if self.is_full(pc, policy) => {
+                self.exits.change(exit, Event::Unlinked);
+                self.drop_changed(pc);
+                false
+            }
+            None => {
+                self.exits.change(exit, Event::Record);
+                return Came::Side(Side { exit, pc, generation: self.generation });
+            }
         };
         if is_full { Came::Full } else { came }
     }

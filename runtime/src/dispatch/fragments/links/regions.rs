@@ -42,12 +42,12 @@ impl Fragments {
 
     /// Where a version stands in the order of its region.
     pub(super) fn rank(&self, id: FragmentId) -> Rank {
-        Rank::new(self.guest_loops.contains(&id), id.0)
+        Rank::new(self.lives.shape(id).is_guest_loop, id.0)
     }
 
     /// May another exit to `pc` have a trace of its own?
     pub(in crate::dispatch::fragments) fn wants_own_trace(&self, pc: u64) -> bool {
-        let has_region = self.regions.contains_key(&pc) || self.sources.rests(Role::Region(pc));
+        let has_region = self.regions.contains_key(&pc) || self.lives.rests(Role::Region(pc));
         !has_region && self.side_traces.get(&pc).is_none_or(|n| *n < OWN_TRACES)
     }
 
@@ -73,7 +73,7 @@ impl Fragments {
 
     /// Does a fragment start at `pc`, and if so, what kind?
     pub fn at(&self, pc: u64) -> Option<Landing> {
-        let is_loop = self.loops.contains(&self.first(pc)?);
+        let is_loop = self.lives.shape(self.first(pc)?).is_loop;
         Some(match (is_loop, self.dispatching.contains(&pc)) {
             (true, true) => Landing::Dispatch,
             (true, false) => Landing::Loop,
@@ -84,15 +84,7 @@ impl Fragments {
 
     /// A new fragment becomes a version of the region at `pc`; links and tables lead to it if it is
     /// the first.
-    pub(in crate::dispatch::fragments) fn add_version(
-        &mut self,
-        pc: u64,
-        id: FragmentId,
-        is_guest_loop: bool,
-    ) {
-        if is_guest_loop {
-            self.guest_loops.insert(id);
-        }
+    pub(in crate::dispatch::fragments) fn add_version(&mut self, pc: u64, id: FragmentId) {
         let mut versions = self.regions.remove(&pc).unwrap_or_default().fragments;
         let before = versions.first().copied();
         versions.push(id);
@@ -162,21 +154,21 @@ impl Fragments {
     pub(super) fn drop_changed(&mut self, pc: u64) {
         let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
         let changed: Vec<FragmentId> =
-            all.into_iter().filter(|id| self.sources.is_checked(*id)).collect();
+            all.into_iter().filter(|id| self.lives.is_checked(*id)).collect();
         for &id in &changed {
             self.leave_region(pc, id);
         }
         self.emitter.put_to_rest(&changed);
-        changed.into_iter().for_each(|id| self.sources.drop_source(id));
+        changed.into_iter().for_each(|id| self.lives.drop(id));
         self.links_changed();
     }
 
     /// The fragments of a region that rest and whose code is what it was come back.
     pub(in crate::dispatch::fragments) fn wake(&mut self, pc: u64) {
-        if !self.sources.rests(Role::Region(pc)) {
+        if !self.lives.rests(Role::Region(pc)) {
             return;
         }
-        let awake = self.sources.wake(Role::Region(pc), &self.pages);
+        let awake = self.lives.wake(Role::Region(pc), &self.pages);
         if awake.is_empty() {
             return;
         }
@@ -194,10 +186,10 @@ impl Fragments {
 
     /// The fragment that an exit had of its own, if it rests and can come back, is attached again.
     pub(super) fn wake_side(&mut self, exit: ExitId) -> bool {
-        if !self.sources.rests(Role::Side(exit)) {
+        if !self.lives.rests(Role::Side(exit)) {
             return false;
         }
-        let awake = self.sources.wake(Role::Side(exit), &self.pages);
+        let awake = self.lives.wake(Role::Side(exit), &self.pages);
         self.stats.woken += awake.len() as u64;
         // An exit has one at a time.
         let Some(&id) = awake.last() else { return false };

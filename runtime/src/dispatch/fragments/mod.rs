@@ -26,35 +26,28 @@
 //! goes from one to the other without the runtime.
 
 mod chaos;
-
+mod head_counting;
 mod install;
-
 mod links;
-mod mixed;
+mod lives;
 mod notes;
-mod pace;
 mod removal;
 mod room;
+mod transitions;
 
-use super::sources::{Role, Sources};
 use crate::changes::CodePages;
-use crate::config::{Chaos, RunConfig, Stage};
-use crate::interp::astray;
+use crate::config::{RunConfig, Stage};
 use crate::memory;
-use crate::observe::ledger::Ledger;
-use crate::observe::perf_map::Piece;
-use crate::observe::stats::{DeoptReason, Stats};
+use crate::observe::stats::Stats;
+use chaos::Forcing;
 use dynasour_emitter::blocks::{BlockId, HeadCounts};
-use dynasour_emitter::{
-    Config, Diversion, EmitError, Emitter, EntryPoint, ExitId, FragmentId, Left, PendingStore,
-    SiteKind,
-};
+use dynasour_emitter::{Config, Diversion, EmitError, Emitter, ExitId, FragmentId, PendingStore};
 use dynasour_guest::ThreadContext;
-use dynasour_guest::decode::Fetch;
-use dynasour_tracer::SpeculationPolicy;
+use head_counting::Counting;
 use links::exits::Exits;
 use links::regions::Region;
-use pace::Paces;
+use lives::{Lives, Role};
+use notes::Notes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,8 +55,8 @@ use std::sync::atomic::Ordering;
 use thiserror::Error;
 
 pub use install::Failure;
-pub use mixed::{Arrival, Came};
 pub use removal::Touched;
+pub use transitions::{Arrival, Arrived, Came, Way};
 
 /// In [`ThreadContext::unlinked`]: it is a copied block, not a fragment.
 const BLOCK: u32 = 1 << 31;
@@ -85,34 +78,6 @@ pub enum FragmentError {
     Memory(#[from] std::io::Error),
 }
 
-/// Where the guest stands after running fragments, and what should happen there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum After {
-    /// Interpret on.
-    Interpret,
-    /// Interpret on; `rip` is a trace head and this counts as an execution of it.
-    CountHead,
-    /// The exit is hot: record a side trace from `rip`.
-    RecordSide(Side),
-    /// The runtime wanted control.
-    Pending,
-    /// The cache is full.
-    Flush,
-    /// No fragment starts there (any more).
-    Nothing,
-    /// `rip` is no address. The transfer at this pc led there, and is refused.
-    Astray(u64),
-}
-
-/// What happens next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Next {
-    /// Another fragment is entered.
-    Enter(FragmentId),
-    /// The runtime goes on.
-    After(After),
-}
-
 /// An exit for which a side trace is being recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Side {
@@ -121,14 +86,18 @@ pub struct Side {
     generation: u64,
 }
 
-/// A thread's way into a fragment.
-#[derive(Debug)]
-pub struct Way {
-    fragment: FragmentId,
-    /// Where to enter it.
-    pub entry: EntryPoint,
-    /// Guards that were made to fail.
-    forced: Vec<ExitId>,
+/// Which stages the user wants to see.
+struct Logs {
+    exits: bool,
+    worth: bool,
+    code: bool,
+}
+
+impl Logs {
+    fn new(config: &RunConfig) -> Logs {
+        let wants = |stage| config.log.contains(&stage);
+        Logs { exits: wants(Stage::Exit), worth: wants(Stage::Record), code: wants(Stage::Code) }
+    }
 }
 
 /// Emitter, fragment tables, and what happened at exits.
@@ -139,39 +108,31 @@ pub struct Fragments {
     side_traces: FxHashMap<u64, u32>,
     /// What is done about each exit.
     exits: Exits,
-    /// What fragments were made from.
-    sources: Sources,
+    /// The life of each fragment.
+    lives: Lives,
     pages: Arc<CodePages>,
-    /// Loop fragments.
-    loops: FxHashSet<FragmentId>,
-    /// Fragments of regions that go through an indirect jump or call.
-    indirect: FxHashSet<FragmentId>,
-    /// Fragments of loops of an interpreted program.
-    guest_loops: FxHashSet<FragmentId>,
     /// Heads of loops whose indirect jump keeps going elsewhere.
     dispatching: FxHashSet<u64>,
-    /// The last of these, if nobody has been told yet.
+    /// The last of these that no dispatcher has been told of yet.
     new_dispatch: Option<u64>,
     private_memory: bool,
-    chaos: Option<(Chaos, u64)>,
+    /// Under chaos.
+    chaos: Option<Forcing>,
+    /// Are guest blocks copied? Else fragments run beside the interpreter.
+    copies: bool,
+    /// Are traces refused that cost more than they save?
+    weighs: bool,
     /// Traces built so far, for naming and `--only-trace`.
     traces: u32,
-    log_exits: bool,
-    log_worth: bool,
-    /// Are traces dropped that are not worth having?
-    weighs: bool,
-    log_code: bool,
+    logs: Logs,
     /// Counts the times when something that a compilation may rely on went away.
     generation: u64,
     /// Between [`Fragments::retire`] and [`Fragments::clear`].
     retired: bool,
     /// See [`Fragments::count_heads`].
     heads: HeadCounts,
-    paces: Paces,
-    /// Of a counting run.
-    ledger: Option<Box<Ledger>>,
-    /// Code that is gone, if it is to be named at the end.
-    pieces: Option<Vec<Piece>>,
+    counting: Counting,
+    notes: Notes,
     /// Changes of links since they were verified; see `fragments/links/verify.rs`.
     unverified: usize,
     /// What happened to fragments.
@@ -203,26 +164,21 @@ impl Fragments {
             regions: FxHashMap::default(),
             side_traces: FxHashMap::default(),
             exits: Exits::default(),
-            sources: Sources::default(),
+            lives: Lives::default(),
             pages,
-            loops: FxHashSet::default(),
-            indirect: FxHashSet::default(),
-            guest_loops: FxHashSet::default(),
             dispatching: FxHashSet::default(),
             new_dispatch: None,
             private_memory: true,
-            chaos: config.chaos.map(|c| (c, c.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)),
-            traces: 0,
-            log_worth: config.log.contains(&Stage::Record),
+            chaos: config.chaos.map(Forcing::new),
+            copies: config.copies_blocks(),
             weighs: config.weighs_traces(),
-            log_exits: config.log.contains(&Stage::Exit),
-            log_code: config.log.contains(&Stage::Code),
+            traces: 0,
+            logs: Logs::new(config),
             generation: 0,
             retired: false,
             heads: HeadCounts::default(),
-            paces: Paces::default(),
-            pieces: config.perf_map.then(Vec::new),
-            ledger: config.count.as_ref().map(|_| Box::default()),
+            counting: Counting::default(),
+            notes: Notes::new(config),
             unverified: 0,
             stats: Stats::default(),
         })
@@ -273,17 +229,6 @@ impl Fragments {
         }
     }
 
-    /// The way to what [`Fragments::arrive`] gave.
-    pub fn way_to_copy(&mut self, entry: u64) -> EntryPoint {
-        self.stats.native_entries += 1;
-        self.emitter.copy_entry_point(entry)
-    }
-
-    /// The guest's state after a fault in a block; see [`Emitter::copy_state`].
-    pub fn copy_state(&mut self, context: &mut ThreadContext, code: &dyn Fetch) -> bool {
-        self.emitter.copy_state(context, code)
-    }
-
     /// From now on traces may not assume `private_memory`. Must existing fragments go?
     pub fn lose_private_memory(&mut self) -> bool {
         if !std::mem::replace(&mut self.private_memory, false) {
@@ -291,7 +236,7 @@ impl Fragments {
         }
         self.generation += 1;
         // Those that rest assume it, too, and could be woken.
-        !self.sources.is_empty()
+        !self.lives.is_empty()
     }
 
     /// From the next [`Fragments::clear`] on transfers name themselves: see
@@ -327,6 +272,7 @@ impl Fragments {
         self.close_ledger();
         self.forget();
         self.retired = false;
+        self.chaos.iter_mut().for_each(Forcing::after_fork_child);
         Ok(self.emitter.reset_after_fork()?)
     }
 
@@ -335,99 +281,10 @@ impl Fragments {
         self.regions.clear();
         self.side_traces.clear();
         self.exits.clear();
-        self.sources.clear();
-        self.loops.clear();
-        self.indirect.clear();
-        self.guest_loops.clear();
+        self.lives.clear();
         self.dispatching.clear();
         self.new_dispatch = None;
-        self.paces.clear();
-    }
-
-    /// The way into `fragment`. Nothing leads there but this: chaos forces some of its guards.
-    ///
-    /// # Errors
-    /// A broken invariant of ours.
-    pub fn prepare(&mut self, fragment: FragmentId) -> Result<Way, FragmentError> {
-        self.stats.fragment_entries += 1;
-        self.stats.native_entries += 1;
-        let forced = self.force(fragment);
-        Ok(Way { fragment, entry: self.emitter.entry_point(fragment)?, forced })
-    }
-
-    /// A thread has come out: makes its state exact, links the exit, says what next.
-    ///
-    /// # Errors
-    /// A broken invariant of ours.
-    pub fn left(
-        &mut self,
-        way: Way,
-        left: Left,
-        context: &mut ThreadContext,
-        policy: &dyn SpeculationPolicy,
-    ) -> Result<Next, FragmentError> {
-        self.restore(way.forced);
-        self.link_again(context);
-        let exit = match left {
-            Left::Exit(exit) => exit,
-            Left::Indirect(_) => {
-                context.rip = context.next_pc;
-                self.stats.indirect.missed += 1;
-                self.stats.fragment_ends += 1;
-                if let Some(from) = astray::origin(context, self.emitter.transfer(context)) {
-                    return Ok(Next::After(After::Astray(from)));
-                }
-                return Ok(self
-                    .find(context.rip)
-                    .map_or(Next::After(After::CountHead), Next::Enter));
-            }
-            _ => return Ok(Next::After(After::Pending)),
-        };
-        self.note_left(exit);
-        let deopt = self.emitter.deopt(exit, context)?;
-        for store in &deopt.stores {
-            perform(store)?;
-        }
-        if let Some(from) = astray::origin(context, deopt.after) {
-            return Ok(Next::After(After::Astray(from)));
-        }
-        if self.log_exits {
-            eprintln!(
-                "dynasour: {:?} left through {exit:?} ({:?}) to {:#x}",
-                way.fragment, deopt.kind, context.rip
-            );
-        }
-        Ok(Next::After(match deopt.kind {
-            SiteKind::End | SiteKind::EndIndirect => {
-                if let Some(stub) = self.stub_of(exit).filter(|_| deopt.kind == SiteKind::End) {
-                    return self.left_stub(exit, stub.origin, context.rip);
-                }
-                self.stats.fragment_ends += 1;
-                let Some(next) = self.find(context.rip) else {
-                    return Ok(Next::After(After::CountHead));
-                };
-                if deopt.kind == SiteKind::End && self.chaos.is_none() {
-                    return self.link_and_enter(exit, next);
-                }
-                return Ok(Next::Enter(next));
-            }
-            SiteKind::Guard if self.chaos.is_some() => {
-                self.stats.deopt(DeoptReason::Chaos);
-                After::Interpret
-            }
-            SiteKind::Guard => {
-                self.stats.deopt(DeoptReason::Guard);
-                self.guard_failed(exit, context.rip, policy)
-            }
-            SiteKind::Fault => {
-                self.stats.deopt(DeoptReason::Fault);
-                After::Interpret
-            }
-            SiteKind::Poll => {
-                self.stats.deopt(DeoptReason::Poll);
-                After::Pending
-            }
-        }))
+        self.counting.clear();
     }
 
     /// A loop's head that [`Fragments::at`] says something new about since the last call.

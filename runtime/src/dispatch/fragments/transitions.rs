@@ -1,0 +1,314 @@
+//! Between the runtime and native code: [`Fragments::arrive`] says what there is to execute at a
+//! pc, and [`Fragments::came`] makes the guest's state exact after native code has left and says
+//! what happens next.
+//!
+//! How a program is run decides what there is at a pc:
+//!
+//! | run with | at a pc there is |
+//! | --- | --- |
+//! | copied blocks | a fragment, the counter of a head, or a block, which is copied if need be |
+//! | fragments beside the interpreter | a fragment, or nothing |
+//! | forced guards (`--chaos`) | the same; but links do not lead to fragments, so each is entered here |
+//!
+//! In steady state the runtime is not entered: links ([`super::links`]) lead from one piece of
+//! native code to the next.
+//!
+//! Data: none of its own. Invariant: a guest that may not have made progress
+//! ([`Arrival::WithoutProgress`]) does not enter a fragment: it goes on in the block at its pc, or
+//! in the interpreter. The caller holds the lock of the fragments; guest code runs without it.
+//!
+//! Example: a guard leaves to 0x1080. `came` rebuilds the registers and returns `On(Anyhow)`;
+//! `arrive(0x1080)` copies the block there, unless it has one, and returns the way into it.
+
+use super::chaos::Forced;
+use super::{FragmentError, Fragments, Side, perform};
+use crate::interp::astray;
+use crate::observe::stats::DeoptReason;
+use dynasour_emitter::blocks::{Copied, Counted, CounterId};
+use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
+use dynasour_guest::ThreadContext;
+use dynasour_guest::decode::Fetch;
+use dynasour_tracer::SpeculationPolicy;
+
+/// How the guest came to its pc.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Arrival {
+    /// From the runtime, or from code whose link leads there by itself.
+    #[default]
+    Anyhow,
+    /// By an indirect transfer that did not find it.
+    Indirect(Via),
+    /// By the end of a trace.
+    End(ExitId),
+    /// Perhaps without having executed an instruction: it must not enter a fragment or a counter.
+    WithoutProgress,
+}
+
+impl Arrival {
+    /// Did the guest leave a trace that ends?
+    pub fn is_by_end(self) -> bool {
+        matches!(self, Arrival::Indirect(_) | Arrival::End(_))
+    }
+}
+
+/// What there is to execute at a pc.
+#[derive(Debug)]
+pub enum Arrived {
+    /// Native code.
+    Native(Way),
+    /// An instruction that is not copied: it is interpreted, and then native code goes on.
+    Instruction,
+    /// Nothing native: guest code is interpreted until it comes to native code.
+    Nothing,
+}
+
+/// A thread's way into native code.
+#[derive(Debug)]
+pub struct Way {
+    /// Where to enter it.
+    pub entry: EntryPoint,
+    /// Guards that were forced to fail, under chaos.
+    forced: Option<Forced>,
+}
+
+/// What happens where native code has left, with the guest's state exact.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    /// It goes on natively.
+    On(Arrival),
+    /// One instruction is interpreted, then it goes on.
+    Interpret,
+    /// An instruction of a block faulted: see [`Fragments::copy_state`].
+    Fault,
+    /// The head at rip was executed this many times.
+    Hot(CounterId, u64),
+    /// The exit is hot: record a side trace from rip.
+    Side(Side),
+    /// The cache is full.
+    Full,
+    /// `rip` is no address. The transfer at this pc led there, and is refused.
+    Astray(u64),
+}
+
+impl Fragments {
+    /// Is there native code for the guest code at `pc`?
+    pub fn has_code(&mut self, pc: u64) -> bool {
+        self.wake(pc);
+        self.emitter.block_entry(pc).is_some() || self.first(pc).is_some()
+    }
+
+    /// What there is to execute at `pc`; a link of what the guest came by leads there from now on.
+    ///
+    /// # Errors
+    /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
+    pub fn arrive(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        arrival: Arrival,
+    ) -> Result<Arrived, EmitError> {
+        let has_moved = arrival != Arrival::WithoutProgress;
+        if !self.retired && has_moved {
+            self.wake(pc);
+            if (self.chaos.is_some() || !self.copies)
+                && let Some(fragment) = self.first(pc)
+            {
+                let way = self.way_into(fragment)?;
+                if let Arrival::End(exit) = arrival
+                    && self.chaos.is_none()
+                {
+                    self.emitter.link(exit, fragment)?;
+                    self.stats.links += 1;
+                    self.links_changed();
+                }
+                return match way {
+                    Some(way) => Ok(Arrived::Native(way)),
+                    None => self.block(pc, code, Arrival::WithoutProgress),
+                };
+            }
+        }
+        self.block(pc, code, arrival)
+    }
+
+    /// The way into a fragment; none if other guards are forced at the moment.
+    fn way_into(&mut self, fragment: FragmentId) -> Result<Option<Way>, EmitError> {
+        let forced = self.force(fragment);
+        if self.chaos.is_some() && forced.is_none() {
+            return Ok(None);
+        }
+        self.stats.fragment_entries += 1;
+        self.stats.native_entries += 1;
+        let entry = if self.copies {
+            // Blocks, to which it may lead, expect the vector state in the registers.
+            let code = self.emitter.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
+            self.emitter.copy_entry_point(code)
+        } else {
+            self.emitter.entry_point(fragment)?
+        };
+        Ok(Some(Way { entry, forced }))
+    }
+
+    /// The block at `pc`, or what links to its place lead to.
+    fn block(&mut self, pc: u64, code: &dyn Fetch, arrival: Arrival) -> Result<Arrived, EmitError> {
+        if !self.copies {
+            return Ok(Arrived::Nothing);
+        }
+        if self.retired {
+            return Ok(Arrived::Instruction);
+        }
+        let copied = match arrival {
+            Arrival::WithoutProgress => self.emitter.copy_block(pc, code)?,
+            Arrival::Indirect(via) => {
+                self.emitter.expect_indirect(pc, via);
+                self.emitter.copy(pc, code)?
+            }
+            Arrival::Anyhow | Arrival::End(_) => self.emitter.copy(pc, code)?,
+        };
+        let entry = match copied {
+            Copied::Entry(entry) => entry,
+            Copied::Instruction => return Ok(Arrived::Instruction),
+            Copied::Writable => return Ok(Arrived::Nothing),
+        };
+        match arrival {
+            Arrival::WithoutProgress | Arrival::Anyhow => {}
+            Arrival::Indirect(via) => self.emitter.register_copy(pc, via)?,
+            Arrival::End(_) if self.chaos.is_some() => {}
+            Arrival::End(exit) => {
+                self.emitter.link_end(exit)?;
+                self.stats.links += 1;
+            }
+        }
+        if arrival != Arrival::WithoutProgress {
+            self.links_changed();
+        }
+        self.stats.native_entries += 1;
+        Ok(Arrived::Native(Way { entry: self.emitter.copy_entry_point(entry), forced: None }))
+    }
+
+    /// A thread that was in native code is out: undoes what was done for its way in, and what its
+    /// signal handler did.
+    pub fn out(&mut self, way: Way, context: &ThreadContext) {
+        if let Some(forced) = way.forced {
+            self.restore(forced);
+        }
+        self.link_again(context);
+    }
+
+    /// A thread has come out of native code ([`Fragments::out`]): makes its state exact, links, says
+    /// what next.
+    ///
+    /// # Errors
+    /// A broken invariant of ours.
+    pub fn came(
+        &mut self,
+        left: Left,
+        context: &mut ThreadContext,
+        policy: &dyn SpeculationPolicy,
+    ) -> Result<Came, FragmentError> {
+        match left {
+            Left::Aborted => Ok(Came::On(Arrival::Anyhow)),
+            Left::Fault => Ok(Came::Fault),
+            Left::Stale => {
+                context.rip = context.next_pc;
+                self.emitter.copied_stale(context.rip);
+                Ok(Came::On(Arrival::WithoutProgress))
+            }
+            Left::Block(link) => {
+                let (pc, past_fragments) =
+                    self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
+                context.rip = pc;
+                let arrival =
+                    if past_fragments { Arrival::WithoutProgress } else { Arrival::Anyhow };
+                Ok(Came::On(arrival))
+            }
+            Left::Indirect(via) => {
+                context.rip = context.next_pc;
+                self.stats.indirect.missed += 1;
+                match astray::origin(context, self.emitter.transfer(context)) {
+                    Some(from) => Ok(Came::Astray(from)),
+                    None => Ok(Came::On(Arrival::Indirect(via))),
+                }
+            }
+            Left::Hot(counter) => self.counter_ran_out(counter, context, policy),
+            Left::Exit(exit) => self.came_by_exit(exit, context, policy),
+        }
+    }
+
+    /// A counter has left. Until it is set again it does so each time.
+    fn counter_ran_out(
+        &mut self,
+        counter: CounterId,
+        context: &mut ThreadContext,
+        policy: &dyn SpeculationPolicy,
+    ) -> Result<Came, FragmentError> {
+        let count = self.emitter.counted(counter).ok_or(EmitError::Unknown)?;
+        match count.counts {
+            Counted::Head(pc) => {
+                context.rip = pc;
+                Ok(match self.is_hot(pc, counter, count.executions, count.ticks) {
+                    Some(executions) => Came::Hot(counter, executions),
+                    None => Came::On(Arrival::WithoutProgress),
+                })
+            }
+            Counted::Exit(exit, pc) => {
+                context.rip = pc;
+                self.emitter.set_counter(counter, u64::from(policy.exit_threshold()));
+                Ok(self.counter_left(exit, policy))
+            }
+        }
+    }
+
+    /// A trace has left through an exit: deoptimises, links.
+    fn came_by_exit(
+        &mut self,
+        exit: ExitId,
+        context: &mut ThreadContext,
+        policy: &dyn SpeculationPolicy,
+    ) -> Result<Came, FragmentError> {
+        self.note_left(exit);
+        let deopt = self.emitter.deopt(exit, context)?;
+        deopt.stores.iter().try_for_each(perform)?;
+        if let Some(from) = astray::origin(context, deopt.after) {
+            return Ok(Came::Astray(from));
+        }
+        if self.logs.exits {
+            eprintln!("dynasour: left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
+        }
+        Ok(match deopt.kind {
+            SiteKind::End => match self.stub_of(exit) {
+                Some(stub) => self.left_stub(exit, stub, context.rip)?,
+                None => {
+                    self.stats.fragment_ends += 1;
+                    Came::On(Arrival::End(exit))
+                }
+            },
+            SiteKind::EndIndirect => {
+                self.stats.fragment_ends += 1;
+                if self.chaos.is_none() {
+                    self.emitter.make_head(context.rip);
+                }
+                Came::On(Arrival::Indirect(Via::Memory))
+            }
+            SiteKind::Guard => {
+                let chaos = self.chaos.is_some();
+                self.stats.deopt(if chaos { DeoptReason::Chaos } else { DeoptReason::Guard });
+                self.guard_left(exit, context.rip, policy)
+            }
+            SiteKind::Fault => {
+                self.stats.deopt(DeoptReason::Fault);
+                Came::Interpret
+            }
+            SiteKind::Poll => {
+                self.stats.deopt(DeoptReason::Poll);
+                Came::On(self.after_exit(exit, context.rip))
+            }
+        })
+    }
+
+    /// The guest's state after a fault in a block; see [`Emitter::copy_state`].
+    ///
+    /// [`Emitter::copy_state`]: dynasour_emitter::Emitter::copy_state
+    pub fn copy_state(&mut self, context: &mut ThreadContext, code: &dyn Fetch) -> bool {
+        self.emitter.copy_state(context, code)
+    }
+}

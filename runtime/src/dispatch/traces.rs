@@ -1,0 +1,286 @@
+//! Making traces: what the dispatcher does when a head or an exit is hot, and with what was
+//! recorded.
+//!
+//! ```text
+//!   counter or selector        exit
+//!     ran out: `hot`,         is hot:
+//!     `Selected::Hot`        `hot_side`
+//!            │                   │
+//!            └────► record ◄─────┘        the interpreter, which tells the selector each block
+//!                     │
+//!          `Selected::Recorded` ──► `compile`: plan (lock), version and code (no lock), install (lock)
+//!          `Selected::Aborted`  ──► `failed`: the head is penalised or given up
+//! ```
+//!
+//! All of it runs outside guest code, on the thread that found the head. Data: the selector, the
+//! effort and the allocator of the thread's [`Dispatcher`].
+//!
+//! Example: the head 0x1000 is hot. `selected` starts a recording; the interpreter comes back to
+//! 0x1000, so the selector stops it with the path; `compile` makes a fragment, and `mark` tells the
+//! interpreter that one starts there.
+
+use super::Dispatcher;
+use super::fragments::{Arrival, Failure, Side};
+use super::select::{
+    COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
+    NO_FRAGMENT,
+};
+use crate::config::{Stage, Tier};
+use crate::memory;
+use crate::observe::profile::{Phase, during};
+use dynasour_emitter::blocks::{CounterId, HeadCounts};
+use dynasour_guest::ThreadContext;
+use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, Selected, SpeculationPolicy, worth};
+use std::ops::Range;
+
+/// How much an arrival from native code, which is warm itself, or from outside, counts towards a
+/// copy, compared with an arrival by interpreting (guess: too high copies code that runs once).
+pub(super) const FROM_OUTSIDE: u32 = 4;
+
+impl Dispatcher {
+    /// Does what the selector stopped for, except running fragments.
+    pub(super) fn selected(&mut self, context: &ThreadContext, selected: Selected) {
+        match selected {
+            Selected::Native => {}
+            Selected::Hot { kind, stable } => {
+                let pc = context.rip;
+                // Another thread may have been faster.
+                if self.machine.fragments().is_some_and(|mut f| f.find(pc).is_some()) {
+                    self.mark(pc);
+                } else if let Ok(entry) = self.interp.entry(pc) {
+                    self.selector.traces.start(entry.lifted(), kind, stable);
+                }
+            }
+            Selected::Recorded(path, end) => {
+                self.machine.log(Stage::Record, || {
+                    format!("recorded {:#x}, {} blocks, {end:?}", path.head, path.steps.len())
+                });
+                if let Some(mut fragments) = self.machine.fragments() {
+                    fragments.stats.recorded(end);
+                }
+                match self.compile(&path) {
+                    Ok(()) => {
+                        self.effort.came_to(true);
+                        self.mark(path.head);
+                    }
+                    Err(failure) => {
+                        if path.guest.is_some() {
+                            self.selector.traces.dispatch.fail(path.head, true);
+                        }
+                        self.failed(path.head, failure);
+                    }
+                }
+            }
+            Selected::Aborted(head, reason) => self.failed(head, Failure::Refused(reason)),
+        }
+    }
+
+    /// Compiles a recorded path into a fragment. Only the plan and the placing of the code need the
+    /// lock.
+    fn compile(&mut self, path: &Path) -> Result<(), Failure> {
+        let (config, policy, side) =
+            (&self.machine.config, &self.selector.traces.policy, self.side.take());
+        let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
+        let mut plan = fragments.plan(path, side, config, policy)?;
+        plan.times.record = self.selector.traces.recording_nanoseconds();
+        drop(fragments);
+        if self.peer.is_posted() {
+            // The path may be made from what has changed. (What changes from now on spoils the
+            // plan.)
+            return Err(Failure::Stale);
+        }
+        let version = plan.version(path, config, policy)?;
+        let code = during(Phase::Emit, || plan.code(&version, &mut self.allocator, config))?;
+        let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
+        during(Phase::Emit, || fragments.install(plan, &version, code, path, config))
+    }
+
+    fn failed(&mut self, head: u64, failure: Failure) {
+        let reason = match failure {
+            Failure::Full | Failure::Stale => AbortReason::Flushed,
+            Failure::Refused(reason) => reason,
+        };
+        self.machine.log(Stage::Record, || format!("gave up {head:#x}: {reason:?}"));
+        if let Failure::Refused(reason) = failure
+            && reason != AbortReason::NotSelected
+        {
+            self.effort.came_to(false);
+        }
+        self.count_abort(reason);
+        match failure {
+            Failure::Full => self.overflowed(),
+            // There may be a fragment of somebody else's by now.
+            Failure::Stale => self.mark(head),
+            Failure::Refused(AbortReason::NoGain) => {
+                self.selector.traces.heads.give_up(head, &self.selector.traces.policy)
+            }
+            Failure::Refused(_) => self.selector.traces.heads.penalise(head),
+        }
+    }
+
+    /// The code cache is full.
+    pub(super) fn overflowed(&mut self) {
+        self.selector.traces.policy.cache_overflowed();
+        self.flush();
+        self.count_heads();
+    }
+
+    /// Makes the interpreter's block at `pc` say what fragment starts there.
+    pub(super) fn mark(&mut self, pc: u64) {
+        let copied = self.machine.config.interprets_first();
+        let user = match self.machine.fragments().and_then(|f| f.at(pc)) {
+            None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => {
+                COPIED_BLOCK
+            }
+            None => NO_FRAGMENT,
+            Some(Landing::Ordinary | Landing::Short) => LINEAR_FRAGMENT,
+            Some(Landing::Loop) => LOOP_FRAGMENT,
+            Some(Landing::Dispatch) => DISPATCH_FRAGMENT,
+            Some(Landing::LinearDispatch) => LINEAR_DISPATCH_FRAGMENT,
+        };
+        if user <= COPIED_BLOCK {
+            self.selector.traces.dispatch.forget(pc);
+        }
+        if let Ok(entry) = self.interp.entry(pc) {
+            entry.user = user;
+        }
+    }
+
+    /// Drops all fragments, and a recording that may have been made from old code.
+    pub(super) fn flush(&mut self) {
+        self.abandon(AbortReason::Flushed);
+        self.machine.flush(&self.peer);
+        self.forget_fragments();
+    }
+
+    /// All fragments are gone. Other threads find out when they enter one.
+    pub(super) fn forget_fragments(&mut self) {
+        self.selector.traces.dispatch.clear();
+        self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
+    }
+
+    /// Drops this thread's blocks made from `range`, and a recording that may hold what they were.
+    pub(super) fn forget_blocks(&mut self, range: &Range<u64>) {
+        if self.interp.invalidate(range.start, range.end) {
+            self.abandon(AbortReason::Flushed);
+        }
+    }
+
+    pub(super) fn abandon(&mut self, reason: AbortReason) {
+        self.side = None;
+        if self.selector.traces.abandon().is_some() {
+            self.count_abort(reason);
+        }
+    }
+
+    fn count_abort(&self, reason: AbortReason) {
+        if let Some(mut fragments) = self.machine.fragments() {
+            fragments.stats.aborted(reason);
+        }
+    }
+
+    /// The counter of the head at rip has left after so many executions, and leaves at each now.
+    pub(super) fn hot(&mut self, context: &ThreadContext, counter: CounterId, executions: u64) {
+        let pc = context.rip;
+        // Whatever comes of it, the block is executed before the head is counted again.
+        self.arrival = Arrival::WithoutProgress;
+        let Some(mut fragments) = self.machine.fragments() else { return };
+        if fragments.first(pc).is_some() {
+            // Somebody else has made it since; or, under chaos, it is only entered from here.
+            if self.machine.config.chaos.is_some() {
+                self.arrival = Arrival::Anyhow;
+            }
+            fragments.lead_to_first(pc);
+            drop(fragments);
+            return self.mark(pc);
+        }
+        let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
+        if !self.effort.is_affordable() {
+            // Later, when the guest has had more time.
+            return fragments.put_off(pc, counter, executions);
+        }
+        drop(fragments);
+        let traces = &mut self.selector.traces;
+        traces.heads.skip(pc, executions.saturating_sub(1), &traces.policy);
+        let traceable = match self.interp.entry(pc) {
+            Ok(entry) if self.selector.may_trace(entry) => {
+                Some(self.selector.traces.arrive(pc, &context.gpr, kind))
+            }
+            _ => None,
+        };
+        match traceable {
+            Some(Some(selected)) => {
+                self.effort.begin();
+                self.selected(context, selected);
+            }
+            Some(None) => {}
+            None => return self.give_up_head(pc),
+        }
+        self.set_counter(pc, counter);
+    }
+
+    /// Lets a head's counter leave when it has to be counted next.
+    fn set_counter(&mut self, pc: u64, counter: CounterId) {
+        match self.selector.traces.heads.due(pc, &self.selector.traces.policy) {
+            Some(due) => {
+                if let Some(mut fragments) = self.machine.fragments() {
+                    fragments.set_counter(pc, counter, due);
+                }
+            }
+            None => self.give_up_head(pc),
+        }
+    }
+
+    fn give_up_head(&self, pc: u64) {
+        if let Some(mut fragments) = self.machine.fragments() {
+            fragments.stop_counting(pc);
+        }
+    }
+
+    /// The exit to rip is hot: its trace is recorded, if it may have one.
+    pub(super) fn hot_side(&mut self, context: &ThreadContext, side: Side) {
+        self.arrival = Arrival::WithoutProgress;
+        if !self.effort.is_affordable() {
+            return;
+        }
+        let given_up =
+            self.selector.traces.heads.is_blacklisted(context.rip, &self.selector.traces.policy);
+        match self.interp.entry(context.rip) {
+            Ok(entry) if !given_up && self.selector.may_trace(entry) => {
+                // Beside the interpreter a path through other traces costs nothing more.
+                let kind = if self.machine.config.copies_blocks() {
+                    HeadKind::Exit
+                } else {
+                    HeadKind::Other
+                };
+                self.selector.traces.start(entry.lifted(), kind, Vec::new());
+                self.selector.traces.believe();
+                self.effort.begin();
+                self.side = Some(side);
+            }
+            _ => {
+                let full = self.machine.fragments().is_some_and(|mut f| f.give_up(side));
+                if full {
+                    self.failed(context.rip, Failure::Full);
+                }
+            }
+        }
+    }
+
+    /// Which heads blocks count, and how far, before the runtime does.
+    pub(super) fn native_heads(&self) -> HeadCounts {
+        let threshold = match self.machine.config.tier {
+            Tier::Full | Tier::Dynamo if self.copies() => {
+                self.selector.traces.heads.due(u64::MAX, &self.selector.traces.policy).unwrap_or(1)
+            }
+            _ => 0,
+        };
+        let functions = if self.machine.config.watches_paths() { keeps_a_frame } else { |_| true };
+        HeadCounts { threshold, functions }
+    }
+}
+
+/// See [`worth::keeps_a_frame`].
+fn keeps_a_frame(pc: u64) -> bool {
+    worth::keeps_a_frame(pc, memory::fetch_code)
+}

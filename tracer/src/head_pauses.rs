@@ -1,0 +1,157 @@
+//! When a head's executions are counted, and when counting pauses.
+//!
+//! A counter costs each execution of its head as much for a head that is not worth a trace as for
+//! one that is. A program that spends its time on thousands of loops, none of which gets hot soon,
+//! would pay for all of them (measured: stockfish 9 %, nec2c 30 %, cc1 20 %). So a head is counted
+//! for an *interval* of at most [`INTERVAL`] executions first. If at that rate it gets hot soon,
+//! counting continues. Otherwise counting *pauses*, for a multiple of the time that the interval
+//! took. Executions during the pause are estimated from the slower of the rates before and after.
+//!
+//! Data: [`HeadCount`], what is known of one head. The caller owns the counters and the clock, and
+//! holds the lock of both.
+//!
+//! Example: a head must be executed 25,000 times. Its first 1,000 executions take a second: at that
+//! rate it is hot in 24 s, which is not soon. Counting pauses for three seconds. The next 1,000 take
+//! half a second: the pause is estimated at the slower rate, as 3,000 executions.
+
+/// The most executions that are counted without a pause, unless the head gets hot soon (guess).
+pub const INTERVAL: u64 = 1000;
+/// Ticks of the time stamp counter, some 50 ms at 2.5 GHz: a head that is hot within this time is
+/// counted without a pause (guess).
+pub const SOON: u64 = 1 << 27;
+/// A pause is this many times as long as the last interval (guess: counting then costs about 1 % of
+/// what it would).
+pub const PAUSE: u64 = 100;
+/// Ticks of the longest pause, some three seconds (guess: the delay of a trace that is worth having).
+const LONGEST: u64 = 1 << 33;
+/// The longest pause of a head for which there was no time is [`SOON`] times two to this power
+/// (guess, as for [`LONGEST`]).
+const MOST_PUT_OFF: u32 = 6;
+
+/// What is known of one head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeadCount {
+    /// Executions since the count began, some of them estimated.
+    seen: u64,
+    /// The number of executions that makes it hot.
+    wanted: u64,
+    /// How often it was hot and there was no time to record it.
+    put_off: u32,
+    /// The last interval, if counting has paused since.
+    paused: Option<Interval>,
+}
+
+/// An interval of counting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Interval {
+    /// Time stamp of its end.
+    end: u64,
+    executions: u64,
+    ticks: u64,
+}
+
+impl Interval {
+    /// How many executions there are in `ticks` at this interval's rate.
+    fn executions_in(&self, ticks: u64) -> u128 {
+        u128::from(self.executions) * u128::from(ticks) / u128::from(self.ticks.max(1))
+    }
+}
+
+/// What is done about a head after an interval.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// It is hot.
+    Hot,
+    /// It is counted for this many executions more.
+    Count(u64),
+    /// Counting pauses for this many ticks.
+    Pause(u64),
+}
+
+impl HeadCount {
+    /// A head that is hot after `wanted` executions.
+    pub fn new(wanted: u64) -> HeadCount {
+        HeadCount { seen: 0, wanted, put_off: 0, paused: None }
+    }
+
+    /// Executions so far, some of them estimated.
+    pub fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Executions until it is hot.
+    pub fn left(&self) -> u64 {
+        self.wanted.saturating_sub(self.seen)
+    }
+
+    /// An interval has ended at the time stamp `end`.
+    pub fn interval(&mut self, executions: u64, ticks: u64, end: u64) -> Next {
+        let this = Interval { end, executions, ticks };
+        let during_pause = self.paused.take().map_or(0, |before| {
+            let pause = end.saturating_sub(ticks).saturating_sub(before.end);
+            let estimate = before.executions_in(pause).min(this.executions_in(pause));
+            u64::try_from(estimate).unwrap_or(u64::MAX)
+        });
+        self.seen = self.seen.saturating_add(executions).saturating_add(during_pause);
+        let left = self.left();
+        if left == 0 {
+            return Next::Hot;
+        }
+        if u128::from(left) * u128::from(ticks) <= u128::from(SOON) * u128::from(executions) {
+            return Next::Count(left);
+        }
+        self.paused = Some(this);
+        Next::Pause(ticks.saturating_mul(PAUSE).min(LONGEST))
+    }
+
+    /// It is hot and there is no time to record it. By which factor the pause of [`SOON`] ticks is
+    /// longer this time.
+    pub fn put_off(&mut self) -> u64 {
+        let factor = 1 << self.put_off.min(MOST_PUT_OFF);
+        self.put_off += 1;
+        factor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_gets_hot_soon_is_counted_to_the_end() {
+        let mut soon = HeadCount::new(25_000);
+        assert_eq!(soon.interval(1000, SOON / 100, SOON), Next::Count(24_000));
+        assert_eq!(soon.interval(24_000, u64::MAX, u64::MAX), Next::Hot);
+    }
+
+    #[test]
+    fn executions_in_a_pause_are_estimated_from_the_slower_rate() {
+        // A thousandth of an execution a tick, twice as many, half as many.
+        for (second, took, estimate) in
+            [(1000, SOON, 10_000), (2000, SOON, 10_000), (1000, 2 * SOON, 5_000)]
+        {
+            let mut late = HeadCount::new(100_000);
+            assert_eq!(late.interval(1000, SOON, SOON), Next::Pause((SOON * PAUSE).min(LONGEST)));
+            let now = 11 * SOON + took;
+            assert!(matches!(late.interval(second, took, now), Next::Pause(_)));
+            assert_eq!(late.seen(), 1000 + second + estimate);
+        }
+    }
+
+    #[test]
+    fn a_head_that_is_counted_on_is_not_estimated() {
+        let mut late = HeadCount::new(1_000_000);
+        assert_eq!(late.interval(1000, SOON, SOON), Next::Pause(LONGEST));
+        assert_eq!(late.interval(100_000, 100 * SOON, 101 * SOON), Next::Pause(LONGEST));
+        assert_eq!(late.seen(), 101_000);
+        assert_eq!(late.interval(899_000, u64::MAX, u64::MAX), Next::Hot);
+    }
+
+    #[test]
+    fn a_head_is_put_off_longer_each_time() {
+        let mut head = HeadCount::new(1);
+        assert_eq!([head.put_off(), head.put_off(), head.put_off()], [1, 2, 4]);
+        (0..10).for_each(|_| _ = head.put_off());
+        assert_eq!(head.put_off(), 64);
+    }
+}

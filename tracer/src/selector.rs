@@ -1,0 +1,307 @@
+//! Selects traces: reacts to hot heads, records, and decides whether a recording is compiled at once
+//! or observed first.
+//!
+//! ```text
+//!            count: hot                path complete              short loop: postponed
+//!   idle ───────────────► recording ─────────────────► probing ─────────────────► idle
+//!    ▲                       │  ▲                         │ else, or not a short loop
+//!    │ aborted               │  │ last iteration of        ▼
+//!    └───────────────────────┘  │ its loop: again       observing how often the guest keeps to it
+//!                               idle                      │        (only if paths are judged)
+//!                                                         ▼
+//!                                                      `Selected::Recorded`, or aborted: no gain
+//! ```
+//!
+//! Data: [`TraceSelector`], one for each thread, which alone uses it. Invariant: at most one of
+//! recording, probing and observing is under way; nothing of it changes what the guest does.
+//!
+//! Example: the head 0x1000 is hot; `start` begins a recording with the block there. The interpreter
+//! reports each block that comes next to `executes`. When 0x1000 comes again, the path is complete,
+//! and if the loop is not a short one, `executes` returns it.
+
+use crate::build::{Path, TraceShape};
+use crate::guests::DispatchHeads;
+use crate::heads::{HeadTable, Heat};
+use crate::observe::Surroundings;
+use crate::policy::DefaultPolicy;
+use crate::recorder::{AbortReason, EndReason, HeadKind, Landing, Recorder, Recording};
+use crate::short_loops::{Probe, Verdict};
+use crate::survival::Survival;
+use crate::worth::{self, Read};
+use dynasour_guest::lift::LiftedBlock;
+use dynasour_ir::{Gpr, GuestTerm, Term};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// How often a head is recorded again after its recording left its loop (guess; more repeat what a
+/// loop without other iterations gives each time).
+const REPEATS: u32 = 2;
+
+/// What the selector wants from the dispatcher.
+#[derive(Debug)]
+pub enum Selected {
+    /// Native code starts at rip.
+    Native,
+    /// The head at rip is hot: it is to be recorded, unless another thread has made its trace.
+    Hot {
+        /// What kind of head.
+        kind: HeadKind,
+        /// Registers that were the same at each sampled execution, and their values.
+        stable: Vec<(Gpr, u64)>,
+    },
+    /// A recording is complete.
+    Recorded(Path, EndReason),
+    /// The recording of this head came to nothing.
+    Aborted(u64, AbortReason),
+}
+
+/// The block that is executed next.
+pub struct NextBlock<'a> {
+    /// Its address.
+    pub pc: u64,
+    /// What the recorder has to know about what starts there.
+    pub landing: Landing,
+    /// Why it cannot be part of a trace.
+    pub refused: Option<AbortReason>,
+    /// The block.
+    pub lifted: &'a dyn Fn() -> Rc<LiftedBlock>,
+}
+
+/// A recording under way.
+struct Active {
+    recorder: Recorder,
+    /// The block being executed.
+    block: Rc<LiftedBlock>,
+}
+
+/// Counts heads and records.
+pub struct TraceSelector {
+    /// The speculation policy.
+    pub policy: DefaultPolicy,
+    /// Counters of trace heads.
+    pub heads: HeadTable,
+    /// What is known of dispatch loops.
+    pub dispatch: DispatchHeads,
+    active: Option<Active>,
+    /// When the last recording began.
+    started: Instant,
+    /// A recorded loop whose runs are being observed before it is compiled.
+    probe: Option<Probe>,
+    /// A recorded path, while it is observed how often the guest keeps to it.
+    survival: Option<Survival>,
+    /// How guest code is read, if paths are judged by what they would save.
+    weighs: Option<Read>,
+    /// Is the path that is being recorded judged?
+    judges: bool,
+    /// Heads of loops whose runs have been observed.
+    probed: FxHashSet<u64>,
+    /// A head whose recording left its loop: it is recorded again when it is reached next.
+    again: Option<(u64, Vec<(Gpr, u64)>)>,
+    /// How often a head was recorded again.
+    repeats: FxHashMap<u64, u32>,
+}
+
+impl TraceSelector {
+    /// Nothing is known. With `weighs`, paths are judged by what a trace of them would save.
+    pub fn new(policy: DefaultPolicy, weighs: Option<Read>) -> TraceSelector {
+        TraceSelector {
+            dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops()),
+            policy,
+            heads: HeadTable::default(),
+            active: None,
+            started: Instant::now(),
+            probe: None,
+            survival: None,
+            weighs,
+            judges: false,
+            probed: FxHashSet::default(),
+            again: None,
+            repeats: FxHashMap::default(),
+        }
+    }
+
+    /// Starts recording at a block that is about to be executed.
+    pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
+        self.started = Instant::now();
+        self.judges = self.weighs.is_some();
+        self.active =
+            Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
+    }
+
+    /// The path that is being recorded is compiled without being judged.
+    pub fn believe(&mut self) {
+        self.judges = false;
+    }
+
+    /// Nanoseconds since the last recording began.
+    pub fn recording_nanoseconds(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// Is a recording, or the observation of a recorded path, under way?
+    pub fn is_recording(&self) -> bool {
+        self.active.is_some() || self.probe.is_some() || self.survival.is_some()
+    }
+
+    /// Counts an execution of the head at `pc`; a head that is to be recorded again is hot at once.
+    pub fn arrive(&mut self, pc: u64, gpr: &[u64; 16], kind: HeadKind) -> Option<Selected> {
+        match self.take_again(pc) {
+            Some(stable) => Some(Selected::Hot { kind, stable }),
+            None => self.count(pc, gpr, kind),
+        }
+    }
+
+    /// Is the head at `pc` to be recorded again? Then its stable registers.
+    pub fn take_again(&mut self, pc: u64) -> Option<Vec<(Gpr, u64)>> {
+        self.again.take_if(|(head, _)| *head == pc).map(|(_, stable)| stable)
+    }
+
+    /// Counts an execution of the head at `pc`.
+    pub fn count(&mut self, pc: u64, gpr: &[u64; 16], kind: HeadKind) -> Option<Selected> {
+        let Heat::Hot { stable } = self.heads.count(pc, gpr, &self.policy) else { return None };
+        let stable = Gpr::all()
+            .filter(|g| stable & (1 << g.number()) != 0)
+            .map(|g| (g, gpr[g.number()]))
+            .collect();
+        Some(Selected::Hot { kind, stable })
+    }
+
+    /// The block `to` is executed next, while a recording or an observation is under way.
+    pub fn executes(&mut self, to: &NextBlock<'_>, around: &Surroundings<'_>) -> Option<Selected> {
+        if self.active.is_some() {
+            return self.record(to, around);
+        }
+        if let Some(probe) = &mut self.probe {
+            return match probe.arrive(to.pc) {
+                Verdict::Watch => None,
+                verdict => self.conclude(verdict),
+            };
+        }
+        if !self.survival.as_mut()?.arrive(to.pc) {
+            return None;
+        }
+        let (path, end) = self.survival.take()?.into_recording();
+        Some(if self.promises(&path) {
+            Selected::Recorded(path, end)
+        } else {
+            Selected::Aborted(path.head, AbortReason::LeavesEarly)
+        })
+    }
+
+    /// The guest stands before an instruction that the runtime executes: a recording ends there.
+    pub fn runtime_instruction(&mut self) -> Option<Selected> {
+        if self.probe.is_some() {
+            return self.conclude(Verdict::Long);
+        }
+        if let Some(survival) = &mut self.survival {
+            survival.interrupted();
+            return None;
+        }
+        let mut active = self.active.take()?;
+        let head = active.recorder.head();
+        Some(match active.recorder.runtime_instruction(&active.block) {
+            Recording::Done(path, end) => return self.recorded(path, end),
+            Recording::Aborted(reason) => Selected::Aborted(head, reason),
+            Recording::Continue => unreachable!("a recording always ends at a runtime instruction"),
+        })
+    }
+
+    /// Gives up the recording under way, if there is one, and returns its head.
+    pub fn abandon(&mut self) -> Option<u64> {
+        let survival = self.survival.take().map(|s| s.head());
+        let probe = self.probe.take().map(|p| p.head()).or(survival);
+        self.active.take().map(|a| a.recorder.head()).or(probe)
+    }
+
+    fn record(&mut self, to: &NextBlock<'_>, around: &Surroundings<'_>) -> Option<Selected> {
+        let active = self.active.as_mut()?;
+        let head = active.recorder.head();
+        let stepped = active.recorder.step_through(
+            &active.block,
+            to.pc,
+            to.landing,
+            &mut self.dispatch,
+            around,
+        );
+        let selected = match (stepped, to.refused) {
+            (Recording::Continue, Some(reason)) => Selected::Aborted(head, reason),
+            (Recording::Continue, None) => {
+                active.block = (to.lifted)();
+                active.recorder.prepare(&active.block, around);
+                return None;
+            }
+            (Recording::Done(path, _), _) if self.is_last_iteration(&path) => {
+                self.active = None;
+                self.again = Some((head, path.stable));
+                return None;
+            }
+            (Recording::Done(path, end), _) if self.probed.contains(&head) => {
+                return self.recorded(path, end);
+            }
+            (Recording::Done(path, end), _) => match Probe::new(path, end) {
+                Ok(probe) => {
+                    self.active = None;
+                    self.probe = Some(probe);
+                    return None;
+                }
+                Err(recording) => return self.recorded(recording.0, recording.1),
+            },
+            (Recording::Aborted(reason), _) => Selected::Aborted(head, reason),
+        };
+        self.active = None;
+        Some(selected)
+    }
+
+    /// A probe has decided whether its loop is compiled now. A short loop is left alone for as many
+    /// executions as the loop around it needs to become hot.
+    fn conclude(&mut self, verdict: Verdict) -> Option<Selected> {
+        let probe = self.probe.take()?;
+        self.probed.insert(probe.head());
+        match verdict {
+            Verdict::Short(trips) => {
+                self.heads.postpone(probe.head(), trips + 2);
+                None
+            }
+            Verdict::Watch | Verdict::Long => {
+                let (path, end) = probe.into_recording();
+                self.recorded(path, end)
+            }
+        }
+    }
+
+    /// A path has been recorded: it is compiled now, or observed before, or refused.
+    fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
+        self.active = None;
+        if !self.judges || path.guest.is_some() {
+            return Some(Selected::Recorded(path, end));
+        }
+        if !self.promises(&path) {
+            return Some(Selected::Aborted(path.head, AbortReason::NoGain));
+        }
+        self.survival = Some(Survival::new(path, end));
+        None
+    }
+
+    fn promises(&self, path: &Path) -> bool {
+        self.weighs.is_none_or(|read| worth::promises(path, read))
+    }
+
+    /// Does the path pass its own loop's branch and leave the loop? A threshold that is a multiple
+    /// of the loop's trip count records only the last iteration. A recording that begins soon after
+    /// finds another one, if there are several.
+    fn is_last_iteration(&mut self, path: &Path) -> bool {
+        let leaves = path.shape == TraceShape::Linear
+            && path.steps.iter().any(|s| {
+                s.next != path.head
+                    && matches!(&s.block.version.blocks[0].term, Term::Guest(GuestTerm::Branch { taken, fall, .. })
+                        if *taken == path.head || *fall == path.head)
+            });
+        if !leaves {
+            return false;
+        }
+        let repeats = self.repeats.entry(path.head).or_default();
+        *repeats += 1;
+        *repeats <= REPEATS
+    }
+}

@@ -1,0 +1,219 @@
+//! Is a trace worth having where the code that it replaces runs as copied blocks?
+//!
+//! Copied code runs at the speed of the guest's own, except for its indirect transfers. A trace
+//! that saves less than its entries and exits cost makes the guest slower, and making it costs as
+//! much as executing it some hundred thousand times. So a recorded path is judged three times, each
+//! time with more knowledge:
+//! * as it was recorded, by what a trace could save at best ([`promises`]); most paths of optimised
+//!   code are refused here;
+//! * by how often the guest was seen to keep to it ([`crate::survival`]);
+//! * as a fragment, by the cost of its code and of the blocks' ([`dynasour_guest::cost`]):
+//!   [`pays`].
+//!
+//! A path that is left in few ways, and reached again soon, will have side traces. What such a
+//! *tree* saves on accesses to memory counts little, because such loops spend their time on
+//! mispredicted branches.
+//!
+//! Where cold code is interpreted, traces are made early and only the last judgement is made. Linear
+//! traces of unoptimised code pay together if at all: each continues in others, and without it they
+//! would have to leave. One that costs no more than its blocks is taken.
+//!
+//! Data: none. Any thread may call these functions; they take no lock. `read` copies guest memory to
+//! a buffer and returns the number of bytes copied.
+//!
+//! Example: the blocks of a loop cost 40, of which 30 access the frame. A trace may save those 30 and
+//! 15 % of the other 10 at best, which is more than a tenth of 40: it promises something. Its code
+//! costs 15 and it was seen to go round 50 times per entry: it pays.
+
+use crate::build::{Path, TraceShape};
+use crate::survival::Runs;
+use dynasour_guest::cost::{self, Cost};
+use dynasour_ir::{GuestTerm, Term};
+
+/// Copies guest memory at an address to a buffer. Returns the number of bytes copied.
+pub type Read = fn(u64, &mut [u8]) -> usize;
+
+// Costs are in the unit of `dynasour_guest::cost`: a register operation. All are guesses that were
+// tuned on the suites of `benches/suites`; too low a cost or a percentage keeps losing traces, too
+// high refuses winning ones.
+
+/// Cost of an indirect transfer of copied blocks beyond the instruction: jump and checked entry.
+const INDIRECT: i64 = 8;
+/// Cost of entering and leaving a fragment.
+const PASSAGE: i64 = 30;
+/// Cost of an exit to a side trace.
+const SIDE: i64 = 8;
+/// The part of the blocks' cost that a loop must save, in percent.
+const LEAST: i64 = 10;
+/// The part that a linear trace must save, in percent: it is always entered by the front.
+const LEAST_LINEAR: i64 = 25;
+/// The part that a trace may save of what is neither an access to a frame nor an indirect transfer,
+/// in percent.
+const ORDINARY: i64 = 15;
+/// The part that counts of what a tree saves otherwise than on indirect transfers, in percent.
+const TREE: i64 = 30;
+/// Code of whose cost at least this part is accesses to frames, in percent, has not been optimised.
+const UNOPTIMISED: i64 = 50;
+/// Assumed iterations of a loop that was not observed.
+const UNKNOWN: Runs = Runs { begun: 1, whole: 50, back: 0 };
+/// Assumed executions of a linear path that was not observed.
+const ONCE: Runs = Runs { begun: 1, whole: 1, back: 0 };
+
+/// May a trace of the function at `pc` be worth making? Such a trace is entered and left at each
+/// call. Only a function that keeps its variables in a frame saves that much; most do not.
+pub fn keeps_a_frame(pc: u64, read: Read) -> bool {
+    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    // push rbp; mov rbp, rsp
+    const FRAME: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
+    let mut bytes = [0; 8];
+    let len = read(pc, &mut bytes);
+    let bytes = &bytes[..len];
+    bytes.strip_prefix(&ENDBR64).unwrap_or(bytes).starts_with(&FRAME)
+}
+
+/// May a trace of this path be worth making?
+pub fn promises(path: &Path, read: Read) -> bool {
+    let (cost, indirect) = of_blocks(path, read);
+    let (all, frames) = (i64::from(cost.all), i64::from(cost.frames));
+    suffices(path, all + indirect, frames + (all - frames) * ORDINARY / 100, indirect)
+}
+
+/// Is a fragment of this cost worth having? The fragment of an exit (`side`) is not entered and left
+/// by itself, and a linear fragment of unoptimised code mostly continues in another.
+pub fn pays(path: &Path, cost: u32, side: bool, read: Read) -> bool {
+    let (copied, indirect) = of_blocks(path, read);
+    let linked = side || is_unoptimised(path, copied);
+    let (copied, cost) = (i64::from(copied.all), i64::from(cost));
+    if linked {
+        cost < copied + indirect + SIDE
+    } else {
+        suffices(path, copied + indirect, copied - cost, indirect)
+    }
+}
+
+/// Is this a linear path of unoptimised code that was recorded early?
+fn is_unoptimised(path: &Path, blocks: Cost) -> bool {
+    let early = path.runs.is_none() && path.shape == TraceShape::Linear;
+    early && 100 * i64::from(blocks.frames) >= UNOPTIMISED * i64::from(blocks.all)
+}
+
+/// The figures by which [`pays`] judges, for people.
+pub fn figures(path: &Path, cost: u32, read: Read) -> String {
+    let (copied, indirect) = of_blocks(path, read);
+    format!("costs {cost}, its blocks {} + {indirect}, {:?}", copied.all, path.runs)
+}
+
+/// Does a trace of a path that costs `all` save enough, if it saves `ordinary` and `indirect` each
+/// time?
+///
+/// In whole numbers: the guest's MXCSR is in the processor, and inexact results would show in it.
+fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
+    let unknown = if path.shape == TraceShape::Linear { ONCE } else { UNKNOWN };
+    let runs = path.runs.unwrap_or(unknown);
+    let (begun, whole, back) = (i64::from(runs.begun), i64::from(runs.whole), i64::from(runs.back));
+    let exceeds = |saved: i64, percent: i64, times: i64| 100 * saved > percent * times * all;
+    if path.shape == TraceShape::Linear {
+        return exceeds(
+            whole * (ordinary + indirect / 2) - begun.max(1) * PASSAGE,
+            LEAST_LINEAR,
+            whole,
+        );
+    }
+    let (rounds, entries) = (begun + whole, (begun - back).max(1));
+    let tree = rounds * (100 * indirect + TREE * ordinary) / 100;
+    exceeds(whole * (ordinary + indirect) - begun.max(1) * PASSAGE, LEAST, whole)
+        || exceeds(tree - back * SIDE - entries * PASSAGE, LEAST, rounds)
+}
+
+/// The cost of the copied blocks of a path, and the additional cost of those of their indirect
+/// transfers that a trace does not perform.
+fn of_blocks(path: &Path, read: Read) -> (Cost, i64) {
+    let (mut sum, mut indirect) = (Cost::default(), 0);
+    for (n, step) in path.steps.iter().enumerate() {
+        let block = &step.block;
+        let mut bytes = vec![0; (block.end - block.pc) as usize];
+        let len = read(block.pc, &mut bytes);
+        let cost = cost::of_code(&bytes[..len]);
+        sum.all += cost.all;
+        sum.frames += cost.frames;
+        let is_indirect = match &block.version.blocks[0].term {
+            Term::Guest(GuestTerm::Goto(to) | GuestTerm::Call { target: to, .. }) => {
+                to.as_const().is_none()
+            }
+            Term::Guest(GuestTerm::Ret(_)) => true,
+            _ => false,
+        };
+        // A linear trace performs the transfer that it ends with.
+        if is_indirect && (n + 1 < path.steps.len() || path.shape == TraceShape::Loop) {
+            indirect += INDIRECT;
+        }
+    }
+    (sum, indirect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(shape: TraceShape, runs: Option<Runs>) -> Path {
+        Path { head: 0x1000, shape, steps: Vec::new(), stable: Vec::new(), guest: None, runs }
+    }
+
+    fn runs(begun: u32, whole: u32, back: u32) -> Option<Runs> {
+        Some(Runs { begun, whole, back })
+    }
+
+    #[test]
+    fn loops_must_save_something_and_go_round() {
+        let pays = |runs, saved| suffices(&path(TraceShape::Loop, runs), 50, saved, 0);
+        assert!(pays(runs(1, 100, 0), 10));
+        assert!(!pays(runs(1, 100, 0), 4), "too little");
+        assert!(!pays(runs(50, 25, 0), 25), "hardly ever all the way");
+        assert!(pays(None, 10));
+    }
+
+    #[test]
+    fn loops_that_are_left_and_come_back_save_on_indirect_transfers() {
+        let pays = |back, ordinary, indirect| {
+            suffices(&path(TraceShape::Loop, runs(50, 25, back)), 80, ordinary, indirect)
+        };
+        assert!(pays(48, 0, 24));
+        assert!(!pays(48, 32, 0));
+        assert!(!pays(0, 0, 24), "they do not come back");
+    }
+
+    #[test]
+    fn what_ends_must_save_more() {
+        let pays = |saved| suffices(&path(TraceShape::Linear, None), 200, saved, 0);
+        assert!(pays(100) && !pays(70));
+    }
+
+    #[test]
+    fn unoptimised_code_is_known_by_its_frames() {
+        let blocks = |frames| Cost { all: 40, frames };
+        assert!(is_unoptimised(&path(TraceShape::Linear, None), blocks(20)));
+        assert!(!is_unoptimised(&path(TraceShape::Linear, None), blocks(19)));
+        assert!(
+            !is_unoptimised(&path(TraceShape::Loop, None), blocks(30)),
+            "loops pay by themselves"
+        );
+        assert!(
+            !is_unoptimised(&path(TraceShape::Linear, runs(1, 1, 0)), blocks(30)),
+            "this one was observed"
+        );
+    }
+
+    #[test]
+    fn functions_with_frames_are_known_by_how_they_begin() {
+        const CODE: [[u8; 8]; 3] = [
+            [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90],
+            [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5],
+            [0x41, 0x57, 0x41, 0x56, 0x90, 0x90, 0x90, 0x90],
+        ];
+        let read: Read = |pc, buffer| {
+            buffer.copy_from_slice(&CODE[pc as usize]);
+            buffer.len()
+        };
+        assert_eq!([0, 1, 2].map(|pc| keeps_a_frame(pc, read)), [true, true, false]);
+    }
+}
