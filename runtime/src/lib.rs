@@ -8,6 +8,7 @@ pub mod interp;
 pub mod kernel;
 pub mod memory;
 pub mod observe;
+mod protection_keys;
 mod start;
 mod sync;
 

@@ -15,6 +15,7 @@ use std::arch::asm;
 use std::cell::Cell;
 
 use crate::changes::host;
+use crate::protection_keys;
 
 /// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the
 /// details.
@@ -38,6 +39,8 @@ pub struct FaultInfo {
     pub error: u64,
     /// The faulting linear address of the last page fault (`REG_CR2`).
     pub cr2: u64,
+    /// `si_pkey`: the protection key of the page, if `code` is SEGV_PKUERR.
+    pub key: u32,
 }
 
 impl FaultInfo {
@@ -53,7 +56,7 @@ impl FaultInfo {
 
 thread_local! {
     static LAST_FAULT: Cell<FaultInfo> =
-        const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0 }) };
+        const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0, key: 0 }) };
 }
 
 /// Remembers a fault for [`last_fault`]. Called in the signal handler, with the host's FS base in
@@ -279,9 +282,10 @@ pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
     bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
-/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix.
+/// Reads code bytes at `addr` into `buf`, whatever rights the guest has to read them; returns the
+/// length of the prefix that is there.
 pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
-    copy_in(addr, buf)
+    protection_keys::with_all_rights(|| copy_in(addr, buf))
 }
 
 /// A handler for the tests of this crate that does what the real one does.
@@ -333,6 +337,7 @@ pub(crate) mod test_handler {
                     trapno: regs[libc::REG_TRAPNO as usize] as u64,
                     error: regs[libc::REG_ERR as usize] as u64,
                     cr2: regs[libc::REG_CR2 as usize] as u64,
+                    key: 0,
                 });
             }
             // SAFETY: plain system calls; the fault repeats with the default action and ends the

@@ -74,7 +74,10 @@ impl Guards {
     /// Takes the right to write away from `page`, of which the guest has `prot`. False if that
     /// cannot be.
     pub fn take(&mut self, page: u64, prot: ProtFlags) -> bool {
-        if self.pages.len() >= LIMIT || !protect(page, prot - ProtFlags::PROT_WRITE) {
+        // Without PROT_READ the kernel would make the page execute-only, by a key of its own; a page
+        // that can be written to can be read, too.
+        let guarded = (prot - ProtFlags::PROT_WRITE) | ProtFlags::PROT_READ;
+        if self.pages.len() >= LIMIT || !protect(page, guarded) {
             return false;
         }
         self.insert(page);

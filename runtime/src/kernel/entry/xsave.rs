@@ -152,7 +152,8 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
 }
 
 /// Executes one instruction of the family: `components` is the guest's edx:eax, `all` the
-/// components that the context's state holds (XCR0). An error when it faulted: the signal handler
+/// components that the context's state holds. The others, protection-key rights, are in the
+/// register before and after. An error when it faulted: the signal handler
 /// has noted why.
 ///
 /// # Safety

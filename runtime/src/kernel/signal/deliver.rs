@@ -55,7 +55,7 @@ impl System {
         // resumed.
         const TRAPS: [u64; 3] = [1, 3, 4];
         self.fault = (fault.err, fault.trapno, fault.cr2.unwrap_or(self.fault.2));
-        let info = SigInfo::of_fault(fault.signo, fault.code, fault.addr);
+        let info = SigInfo::of_fault(fault.signo, fault.code, fault.addr).with_key(fault.key);
         let resume = if TRAPS.contains(&fault.trapno) { 0 } else { RESUME_FLAG };
         self.force(context, fault.signo, &info, context.rflags | resume)
     }

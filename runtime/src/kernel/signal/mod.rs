@@ -151,6 +151,17 @@ impl SigInfo {
         info
     }
 
+    /// The same with `si_pkey`, which only SEGV_PKUERR has.
+    pub fn with_key(mut self, key: u32) -> SigInfo {
+        self.0[32..36].copy_from_slice(&key.to_le_bytes());
+        self
+    }
+
+    /// `si_pkey`
+    pub fn key(&self) -> u32 {
+        u32::from_le_bytes([self.0[32], self.0[33], self.0[34], self.0[35]])
+    }
+
     /// `si_signo`
     pub fn signo(&self) -> i32 {
         i32::from_le_bytes([self.0[0], self.0[1], self.0[2], self.0[3]])

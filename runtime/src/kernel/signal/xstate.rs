@@ -17,6 +17,8 @@ use std::sync::OnceLock;
 use dynasour_guest::context::{XSTATE_SIZE, XState};
 use smallvec::{SmallVec, smallvec};
 
+use crate::protection_keys;
+
 /// Marks that an XSAVE area follows the legacy area.
 const MAGIC1: u32 = 0x4650_5853;
 /// Stands behind the area.
@@ -54,8 +56,8 @@ pub struct Layout {
     pub size: usize,
     /// The MXCSR bits that may be set.
     pub mxcsr_mask: u32,
-    /// The protection-key rights a process starts with, where there are protection keys.
-    pkru: Option<u32>,
+    /// Are the protection-key rights in use even when they are initial, all allowed?
+    pkru_is_always_in_use: bool,
     /// Bit, offset and size of each component behind the header.
     extended: Vec<(u32, usize, usize)>,
 }
@@ -81,33 +83,48 @@ pub fn layout() -> &'static Layout {
         let features = xcr0 & !TILE_DATA;
         let in_frame = extended.iter().filter(|(bit, ..)| features >> bit & 1 != 0);
         let size = in_frame.map(|(_, offset, size)| offset + size).max().unwrap_or(0).max(SMALLEST);
-        let pkru = (xcr0 & PKRU != 0).then(read_pkru);
-        Layout { xcr0, features, size, mxcsr_mask: mxcsr_mask(), pkru, extended }
+        let pkru_is_always_in_use = xcr0 & PKRU != 0 && is_pkru_always_in_use();
+        Layout { xcr0, features, size, mxcsr_mask: mxcsr_mask(), pkru_is_always_in_use, extended }
     })
 }
 
 impl Layout {
+    /// The components that the context's state holds: all but protection-key rights, which stay in
+    /// the register ([`crate::protection_keys`]).
+    pub fn kept(&self) -> u64 {
+        self.xcr0 & !PKRU
+    }
+
     /// Where the protection-key rights stand, where there are protection keys.
-    pub fn pkru_offset(&self) -> Option<usize> {
+    fn pkru_offset(&self) -> Option<usize> {
         self.extended.iter().find(|(bit, ..)| 1u64 << bit == PKRU).map(|&(_, offset, _)| offset)
     }
 }
 
-/// Sets the protection-key rights, which stand at `offset`.
-pub fn set_pkru(state: &mut XState, offset: usize, pkru: u32) {
-    state.0[offset..offset + 4].copy_from_slice(&pkru.to_le_bytes());
-    let in_use = word64(&state.0, 512) | PKRU;
-    state.0[512..520].copy_from_slice(&in_use.to_le_bytes());
+/// Do signal frames say that the protection-key rights are in use when they are in their initial
+/// state? That depends on the processor (XINUSE, Intel SDM vol. 1, 13.6) and on the kernel, which
+/// since 6.12 writes them itself.
+fn is_pkru_always_in_use() -> bool {
+    #[repr(align(64))]
+    struct Area([u8; XSTATE_SIZE]);
+    let mut area = Box::new(Area([0; XSTATE_SIZE]));
+    protection_keys::with_all_rights(|| {
+        // SAFETY: writes the header and one component of an aligned area of our own that has room
+        // for all components.
+        unsafe {
+            asm!("xsave64 [{}]", in(reg) area.0.as_mut_ptr(), in("eax") PKRU as u32, in("edx") 0,
+                options(nostack, preserves_flags));
+        }
+    });
+    word64(&area.0, 512) & PKRU != 0 || is_kernel_at_least(6, 12)
 }
 
-/// This thread's protection-key rights; only where XCR0 has them.
-fn read_pkru() -> u32 {
-    let pkru;
-    // SAFETY: the caller knows that the instruction exists; it reads a register.
-    unsafe {
-        asm!("rdpkru", in("ecx") 0, out("eax") pkru, out("edx") _, options(nomem, nostack, preserves_flags))
-    };
-    pkru
+fn is_kernel_at_least(major: u32, minor: u32) -> bool {
+    let Ok(name) = nix::sys::utsname::uname() else { return false };
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>());
+    let mut next = || numbers.next().and_then(Result::ok).unwrap_or(0);
+    (next(), next()) >= (major, minor)
 }
 
 fn mxcsr_mask() -> u32 {
@@ -148,12 +165,12 @@ pub struct Image {
     pub written: SmallVec<[Range<usize>; 12]>,
 }
 
-/// The state as a signal frame holds it.
+/// The state as a signal frame holds it, with the calling thread's protection-key rights.
 pub fn save(state: &XState) -> Image {
     let layout = layout();
     let mut image = vec![0; layout.size + MAGIC2_SIZE];
     let mut written: SmallVec<[Range<usize>; 12]> = smallvec![0..SSE.end, SW_RESERVED..SMALLEST];
-    let in_use = word64(&state.0, 512) & layout.features;
+    let mut in_use = word64(&state.0, 512) & layout.features & layout.kept();
     // Components in their initial state are written as such: what memory holds for them may be
     // stale.
     image[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
@@ -168,8 +185,15 @@ pub fn save(state: &XState) -> Image {
         image[SSE].copy_from_slice(&state.0[SSE]);
     }
     for &(bit, offset, size) in &layout.extended {
+        if 1 << bit == PKRU {
+            let rights = protection_keys::rights();
+            image[offset..offset + 4].copy_from_slice(&rights.to_le_bytes());
+            if rights != 0 || layout.pkru_is_always_in_use {
+                in_use |= PKRU;
+            }
+        }
         let is_in_use = in_use >> bit & 1 != 0;
-        if is_in_use {
+        if is_in_use && 1 << bit != PKRU {
             image[offset..offset + size].copy_from_slice(&state.0[offset..offset + size]);
         }
         // Tile configuration is not written while it is initial; whatever else there is is (seen on
@@ -195,20 +219,18 @@ pub fn save(state: &XState) -> Image {
 #[error("bad extended state in a signal frame")]
 pub struct BadState;
 
-/// The state that a new process and a signal handler start with: everything initial, and the
-/// kernel's default protection-key rights.
+/// The state that a new process and a signal handler start with: everything initial, and for the
+/// calling thread the kernel's default protection-key rights.
 pub fn reset(state: &mut XState) {
-    let layout = layout();
     state.0[0..24].fill(0);
     state.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
     state.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
     state.0[32..].fill(0);
-    if let (Some(pkru), Some(offset)) = (layout.pkru, layout.pkru_offset()) {
-        set_pkru(state, offset, pkru);
-    }
+    protection_keys::set_default_rights();
 }
 
-/// Loads what a signal frame says at `address`; after an error everything is initial. `read` copies
+/// Loads what a signal frame says at `address`, protection-key rights into the calling thread's
+/// register; after an error everything is initial. `read` copies
 /// guest memory and fails where it cannot be read.
 pub fn restore(
     state: &mut XState,
@@ -284,8 +306,11 @@ fn load(
             state.0[offset..offset + bytes].copy_from_slice(&image[offset..offset + bytes]);
         }
     }
-    let untouched = word64(&state.0, 512) & !wanted;
-    state.0[512..520].copy_from_slice(&(present | untouched).to_le_bytes());
+    state.0[512..520].copy_from_slice(&(present & layout.kept()).to_le_bytes());
+    if let Some(offset) = layout.pkru_offset().filter(|_| wanted & PKRU != 0) {
+        let rights = if present & PKRU != 0 { word32(&image, offset) } else { 0 };
+        protection_keys::set_rights(rights);
+    }
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use iced_x86::{Instruction, Mnemonic as M};
 use super::{Refused, address, protection};
 use crate::kernel::entry::{self, XsaveForm};
 use crate::kernel::signal::{GuestFault, xstate};
+use crate::protection_keys;
 
 /// Executes a save or a restore on the guest's state and memory.
 pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
@@ -28,20 +29,20 @@ pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> R
     // SAFETY: the guest computed the address; a form that the processor does not know faults like
     // any other failure.
     unsafe {
-        entry::run_xsave(form, &mut context.xstate, place, components, xstate::layout().xcr0)
+        entry::run_xsave(form, &mut context.xstate, place, components, xstate::layout().kept())
     }?;
     Ok(())
 }
 
 /// `wrpkru`
 pub(super) fn wrpkru(context: &mut ThreadContext) -> Result<(), Refused> {
-    let Some(offset) = xstate::layout().pkru_offset() else {
+    if !protection_keys::exist() {
         return Err(Refused::Fault(GuestFault::undefined(context.rip)));
-    };
+    }
     let [eax, ecx, edx] = [0, 1, 2].map(|register| context.gpr[register] as u32);
     if ecx != 0 || edx != 0 {
         return Err(protection(0));
     }
-    xstate::set_pkru(&mut context.xstate, offset, eax);
+    protection_keys::set_rights(eax);
     Ok(())
 }
