@@ -9,5 +9,6 @@
 
 pub mod entry;
 pub mod process;
+mod release;
 pub mod signal;
 pub mod syscall;

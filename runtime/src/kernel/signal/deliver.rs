@@ -12,8 +12,10 @@ use super::{
     set_kernel_mask, set_of,
 };
 use crate::kernel::entry::{self, Call};
+use crate::kernel::release;
 use crate::kernel::syscall::{Done, Outcome, System};
 use crate::memory;
+use crate::protection_keys;
 
 /// rsp in the general registers.
 const RSP: usize = 4;
@@ -22,6 +24,12 @@ const CLEARED_FLAGS: u64 = 0x400 | RESUME_FLAG | 0x100;
 
 /// The frame could not be written, or there is no way back from it.
 struct NoFrame;
+
+/// Calls `f`, which accesses a signal frame, with the protection-key rights that the kernel would
+/// use.
+fn with_frame_rights<T>(f: impl FnOnce() -> T) -> T {
+    if release::signals_have_all_rights() { protection_keys::with_all_rights(f) } else { f() }
+}
 
 impl System {
     /// Gives the guest the signals that were accepted, as far as its mask allows. At a safe point:
@@ -179,7 +187,8 @@ impl System {
             .map(|part| (fpstate.wrapping_add(part.start as u64), &state.bytes[part.clone()]));
         for (address, bytes) in parts.chain([(bottom, &bytes[..])]) {
             // SAFETY: the guest's stack pointer says where its signal frames go.
-            if unsafe { memory::copy_out(address, bytes) } != bytes.len() {
+            let copied = with_frame_rights(|| unsafe { memory::copy_out(address, bytes) });
+            if copied != bytes.len() {
                 return Err(NoFrame);
             }
         }
@@ -201,7 +210,7 @@ impl System {
         let bottom = sp.wrapping_sub(8);
         let mut bytes = [0; frame::SIZE];
         let needed = frame::SIGINFO as usize;
-        if memory::copy_in(bottom, &mut bytes[..needed]) != needed {
+        if with_frame_rights(|| memory::copy_in(bottom, &mut bytes[..needed])) != needed {
             return self.bad_frame(context);
         }
         let returned = Returned::parse(&bytes);
@@ -213,13 +222,15 @@ impl System {
         context.rflags = returned.rflags(context.rflags);
         self.resume_flag = returned.resume_flag();
         let read = |address: u64, out: &mut [u8]| {
-            if memory::copy_in(address, out) == out.len() { Ok(()) } else { Err(BadState) }
+            let copied = with_frame_rights(|| memory::copy_in(address, out));
+            if copied == out.len() { Ok(()) } else { Err(BadState) }
         };
         if xstate::restore(&mut context.xstate, returned.fpstate, read).is_err() {
             return self.bad_frame(context);
         }
         // Like the kernel: a stack that cannot be installed, for one because the handler ran on it,
         // is no reason to fail.
+        let sp = if release::signals_have_all_rights() { sp } else { returned.gpr[RSP] };
         let _ = self.altstack.set(returned.stack, sp);
         // What the processor says about a return to these selectors.
         if returned.cs != frame::USER_CS {

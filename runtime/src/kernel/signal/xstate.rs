@@ -17,6 +17,7 @@ use std::sync::OnceLock;
 use dynasour_guest::context::{XSTATE_SIZE, XState};
 use smallvec::{SmallVec, smallvec};
 
+use crate::kernel::release;
 use crate::protection_keys;
 
 /// Marks that an XSAVE area follows the legacy area.
@@ -116,15 +117,7 @@ fn is_pkru_always_in_use() -> bool {
                 options(nostack, preserves_flags));
         }
     });
-    word64(&area.0, 512) & PKRU != 0 || is_kernel_at_least(6, 12)
-}
-
-fn is_kernel_at_least(major: u32, minor: u32) -> bool {
-    let Ok(name) = nix::sys::utsname::uname() else { return false };
-    let release = name.release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>());
-    let mut next = || numbers.next().and_then(Result::ok).unwrap_or(0);
-    (next(), next()) >= (major, minor)
+    word64(&area.0, 512) & PKRU != 0 || release::signals_have_all_rights()
 }
 
 fn mxcsr_mask() -> u32 {
