@@ -4,6 +4,7 @@ pub mod changes;
 pub mod config;
 mod dispatch;
 pub mod heap;
+mod host_call;
 pub mod interp;
 pub mod kernel;
 pub mod memory;

@@ -14,7 +14,6 @@
 use std::arch::asm;
 use std::cell::Cell;
 
-use crate::changes::host;
 use crate::protection_keys;
 
 /// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the
@@ -252,28 +251,7 @@ pub fn copy_in(addr: u64, buf: &mut [u8]) -> usize {
 }
 
 /// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be
-/// written. For the host's own stores: they reach pages of code that are write-protected behind the
-/// guest's back, too ([`host`]).
-///
-/// # Safety
-/// As for [`store`].
-pub unsafe fn copy_out(addr: u64, bytes: &[u8]) -> usize {
-    let mut done = 0;
-    loop {
-        // SAFETY: the caller's promise.
-        done += unsafe { copy_out_open(addr.wrapping_add(done as u64), &bytes[done..]) };
-        if done == bytes.len() {
-            return done;
-        }
-        // Code may have been made from the page: it is to be noticed that it changes.
-        match host::write_for_host(&last_fault(), addr.wrapping_add(done as u64), &bytes[done..]) {
-            0 => return done,
-            written => done += written,
-        }
-    }
-}
-
-/// As [`copy_out`], to pages that the guest may write to and that are not guarded.
+/// written. Pages of code that are guarded cannot: see [`crate::changes::host::copy_out`].
 ///
 /// # Safety
 /// As for [`store`].
@@ -429,7 +407,7 @@ mod tests {
         test_handler::install();
         let page = test_handler::page_then_hole();
         // SAFETY: the pages are the test's own.
-        assert_eq!(unsafe { copy_out(page + 4090, &[7; 10]) }, 6);
+        assert_eq!(unsafe { copy_out_open(page + 4090, &[7; 10]) }, 6);
         let mut buf = [0; 10];
         assert_eq!(copy_in(page + 4090, &mut buf), 6);
         assert_eq!(buf, [7, 7, 7, 7, 7, 7, 0, 0, 0, 0]);

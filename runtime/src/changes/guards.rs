@@ -11,7 +11,7 @@ use dynasour_guest::decode::Moment;
 use dynasour_guest::space::PAGE;
 use nix::sys::mman::ProtFlags;
 
-use crate::kernel::entry::{self, Call};
+use crate::host_call::{Call, raw};
 
 /// Each guarded page may cost the kernel a mapping, of which a process has 65,530.
 const LIMIT: usize = 16_384;
@@ -126,5 +126,5 @@ impl Drop for Guards {
 fn protect(page: u64, prot: ProtFlags) -> bool {
     let call = Call::new(libc::SYS_mprotect, &[page, PAGE, prot.bits() as u64]);
     // SAFETY: a page of the guest's, to which it gets no rights that it did not ask for.
-    unsafe { entry::raw(&call) == 0 }
+    unsafe { raw(&call) == 0 }
 }

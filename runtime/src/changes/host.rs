@@ -16,8 +16,8 @@ use std::sync::{Arc, OnceLock};
 use dynasour_guest::space::{PAGE, page_down};
 
 use super::CodePages;
-use crate::kernel::entry::{self, Call};
-use crate::memory::FaultInfo;
+use crate::host_call::{Call, raw};
+use crate::memory::{self, FaultInfo};
 
 /// The code pages of this process.
 static CURRENT: OnceLock<Arc<CodePages>> = OnceLock::new();
@@ -43,6 +43,28 @@ pub fn write_for_host(fault: &FaultInfo, address: u64, bytes: &[u8]) -> usize {
     let Some(pages) = CURRENT.get() else { return 0 };
     let len = bytes.len().min((PAGE - address % PAGE) as usize);
     if pages.write_guarded(fault, address, &bytes[..len]) { len } else { 0 }
+}
+
+/// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be
+/// written, in pages of code that are guarded, too.
+///
+/// # Safety
+/// As for [`memory::store`].
+pub unsafe fn copy_out(addr: u64, bytes: &[u8]) -> usize {
+    let mut done = 0;
+    loop {
+        // SAFETY: the caller's promise.
+        done += unsafe { memory::copy_out_open(addr.wrapping_add(done as u64), &bytes[done..]) };
+        if done == bytes.len() {
+            return done;
+        }
+        // Code may have been made from the page: it is to be noticed that it changes.
+        match write_for_host(&memory::last_fault(), addr.wrapping_add(done as u64), &bytes[done..])
+        {
+            0 => return done,
+            written => done += written,
+        }
+    }
 }
 
 impl CodePages {
@@ -76,20 +98,19 @@ impl CodePages {
             }
         }
         // SAFETY: the guest's memory, where the host was asked to store.
-        self.open_for_host(fault)
-            && unsafe { crate::memory::copy_out_open(address, bytes) } == bytes.len()
+        self.open_for_host(fault) && unsafe { memory::copy_out_open(address, bytes) } == bytes.len()
     }
 }
 
 /// Writes to private memory as if it were writable.
 fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
-    let raw = |nr, args: &[u64]| {
+    let call = |nr, args: &[u64]| {
         // SAFETY: calls about a descriptor that is opened and closed here; the write goes where the
         // caller was asked to store.
-        unsafe { entry::raw(&Call::new(nr, args)) }
+        unsafe { raw(&Call::new(nr, args)) }
     };
     let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as u64;
-    let fd = raw(
+    let fd = call(
         libc::SYS_openat,
         &[libc::AT_FDCWD as u64, c"/proc/self/mem".as_ptr() as u64, flags, 0],
     );
@@ -97,7 +118,7 @@ fn write_past_protection(address: u64, bytes: &[u8]) -> bool {
         return false;
     }
     let done =
-        raw(libc::SYS_pwrite64, &[fd as u64, bytes.as_ptr() as u64, bytes.len() as u64, address]);
-    raw(libc::SYS_close, &[fd as u64]);
+        call(libc::SYS_pwrite64, &[fd as u64, bytes.as_ptr() as u64, bytes.len() as u64, address]);
+    call(libc::SYS_close, &[fd as u64]);
     done == bytes.len() as i64
 }

@@ -184,7 +184,8 @@ impl Guest {
             },
             HostStore => {
                 // SAFETY: the test's own page.
-                let done = unsafe { memory::copy_out(page + VALUE, &n.to_le_bytes()) };
+                let done =
+                    unsafe { crate::changes::host::copy_out(page + VALUE, &n.to_le_bytes()) };
                 if done == 4 {
                     since = Some(world.now());
                 } else if !world.may_fault {

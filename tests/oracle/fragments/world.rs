@@ -350,7 +350,7 @@ impl World {
         for store in &deopt.stores {
             let bytes = &store.value.to_le_bytes()[..store.size as usize];
             // SAFETY: a store that the program makes.
-            let copied = unsafe { memory::copy_out(store.address, bytes) };
+            let copied = unsafe { dynasour_runtime::changes::host::copy_out(store.address, bytes) };
             assert_eq!(copied, bytes.len(), "a deferred store faults");
         }
         World::read_data(&mut self.native.data);

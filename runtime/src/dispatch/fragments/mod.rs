@@ -36,8 +36,8 @@ mod room;
 mod transitions;
 
 use crate::changes::CodePages;
+use crate::changes::host;
 use crate::config::{RunConfig, Stage};
-use crate::memory;
 use crate::observe::stats::Stats;
 use chaos::Forcing;
 use dynasour_emitter::blocks::{BlockId, HeadCounts};
@@ -300,6 +300,6 @@ fn perform(store: &PendingStore) -> Result<(), FragmentError> {
     let size = store.size as usize;
     // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the
     // exit.
-    let done = unsafe { memory::copy_out(store.address, &bytes[..size]) };
+    let done = unsafe { host::copy_out(store.address, &bytes[..size]) };
     if done == size { Ok(()) } else { Err(FragmentError::Store(store.address)) }
 }

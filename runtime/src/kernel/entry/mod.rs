@@ -18,6 +18,7 @@ use std::arch::{asm, global_asm};
 
 use dynasour_guest::context::{ThreadContext, offset};
 
+pub use crate::host_call::{Call, raw};
 pub use xsave::{XsaveForm, fixup, run as run_xsave};
 
 global_asm!(
@@ -126,25 +127,6 @@ unsafe extern "C" {
 /// lets a process see.
 pub const NOT_ENTERED: i64 = -512;
 
-/// A system call: its number and its arguments.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Call {
-    /// The number (rax).
-    pub nr: u64,
-    /// rdi, rsi, rdx, r10, r8, r9.
-    pub args: [u64; 6],
-}
-
-impl Call {
-    /// The call `nr` with `args`, the rest zero.
-    pub fn new(nr: libc::c_long, args: &[u64]) -> Call {
-        let mut call = Call { nr: nr as u64, args: [0; 6] };
-        call.args[..args.len()].copy_from_slice(args);
-        call
-    }
-}
-
 /// What a child made by [`spawn`] starts with.
 #[repr(C)]
 pub struct SpawnStart {
@@ -163,22 +145,6 @@ pub unsafe fn windowed(call: &Call) -> i64 {
     // SAFETY: the routine keeps the C calling convention; what the call does is the caller's to
     // answer for.
     unsafe { dynasour_windowed(call) }
-}
-
-/// Performs a system call of our own, whatever is pending.
-///
-/// # Safety
-/// As for the call itself.
-pub unsafe fn raw(call: &Call) -> i64 {
-    let [a, b, c, d, e, f] = call.args;
-    let result: i64;
-    // SAFETY: `syscall` changes rax, rcx and r11 besides what the call does, which the caller
-    // answers for.
-    unsafe {
-        asm!("syscall", inout("rax") call.nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
-            in("r8") e, in("r9") f, out("rcx") _, out("r11") _, options(nostack));
-    }
-    result
 }
 
 /// Performs a `clone` call whose child runs `start.entry` on the stack named in the call, with its

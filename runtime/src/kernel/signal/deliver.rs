@@ -11,6 +11,7 @@ use super::{
     DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
     set_kernel_mask, set_of,
 };
+use crate::changes::host;
 use crate::kernel::entry::{self, Call};
 use crate::kernel::release;
 use crate::kernel::syscall::{Done, Outcome, System};
@@ -187,7 +188,7 @@ impl System {
             .map(|part| (fpstate.wrapping_add(part.start as u64), &state.bytes[part.clone()]));
         for (address, bytes) in parts.chain([(bottom, &bytes[..])]) {
             // SAFETY: the guest's stack pointer says where its signal frames go.
-            let copied = with_frame_rights(|| unsafe { memory::copy_out(address, bytes) });
+            let copied = with_frame_rights(|| unsafe { host::copy_out(address, bytes) });
             if copied != bytes.len() {
                 return Err(NoFrame);
             }

@@ -545,7 +545,7 @@ pub(crate) fn guest_read<const N: usize>(address: u64) -> Result<[u8; N], i32> {
 /// Writes guest memory; the error is an errno.
 pub(crate) fn guest_write(address: u64, bytes: &[u8]) -> Result<(), i32> {
     // SAFETY: the guest names the place where it wants the answer.
-    if unsafe { crate::memory::copy_out(address, bytes) } == bytes.len() {
+    if unsafe { crate::changes::host::copy_out(address, bytes) } == bytes.len() {
         Ok(())
     } else {
         Err(libc::EFAULT)
