@@ -1,12 +1,12 @@
 //! The copy tier: guest blocks as native code without IR (docs/design.md, "Code generation").
 //!
 //! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both
-//! ends. Its exits are links to *places*, guest pcs ([`crate::links::graph`]). A link that has
+//! ends. Its exits are links to *places*, guest pcs ([`crate::blocks::places`]). A link that has
 //! nothing to lead to leads to its stub in cold memory, which leaves and says which link it was.
 //!
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block.
 //! Invariants:
-//! * blocks ascend by host address, those that are gone ([`remove`]) among them;
+//! * blocks ascend by host address, those that are gone ([`removal`]) among them;
 //! * nothing says which guest instruction a host instruction belongs to: translating again does
 //!   ([`fault_state`]).
 //!
@@ -21,12 +21,14 @@
 //! and link 1 leads to the second block as soon as there is one.
 
 mod checked_entries;
-mod compared;
+mod fast_decode;
 mod fault_state;
 mod gs_operands;
-mod heads;
-mod plain;
-mod remove;
+mod head_counters;
+mod pages;
+pub(crate) mod places;
+mod removal;
+mod self_checking;
 mod stack_returns;
 mod stubs;
 mod transfer;
@@ -38,20 +40,20 @@ use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};
 use crate::codegen::loop_alignment;
 use crate::cpu::Cpu;
-use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
+use crate::error::EmitError;
 use crate::fragment::Fragment;
-use crate::links::graph::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
 use crate::stubs::{StubError, Stubs};
 use crate::transfers::indirect::{Indirect, Via};
 use crate::transfers::stack_returns::Returns;
 use checked_entries::Check;
-use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
-use heads::Heads;
-pub use heads::{Count, Counted, CounterId, HeadCounts};
-pub use remove::Doomed;
-use remove::{Free, Key, Pages};
+use head_counters::Heads;
+pub use head_counters::{Count, Counted, CounterId, HeadCounts};
+use pages::Pages;
+use places::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
+pub use removal::Doomed;
+use removal::{Free, Key};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 use stack_returns::{Landings, Wanted};
@@ -481,7 +483,7 @@ impl Blocks {
             let check = (&bytes[..], self.stubs.stale);
             if !self.translator.translate(
                 pc,
-                &compared::source(pc, bytes),
+                &self_checking::source(pc, bytes),
                 indirect,
                 via,
                 Some(check),
@@ -512,88 +514,55 @@ impl Blocks {
     }
 }
 
-impl Emitter {
-    /// The code for the block at `pc`, copied now if need be. [`EmitError::is_full`] asks the
-    /// caller to [`Emitter::flush_all`] and try again.
-    pub fn copy(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
-        self.copied(pc, false, code)
-    }
-
-    /// As [`Emitter::copy`], but always the block itself, past counters and fragments.
-    pub fn copy_block(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
-        self.copied(pc, true, code)
-    }
-
-    fn copied(&mut self, pc: u64, want_block: bool, code: &dyn Fetch) -> Result<Copied, EmitError> {
-        let mark = self.cache.mark();
-        let copied = self.blocks.copy(
-            pc,
-            want_block,
-            code,
-            &mut self.indirect,
-            &mut self.cache,
-            &self.fragments,
-        );
+impl Blocks {
+    /// As [`Blocks::copy`]; enters in the tables what has moved, and gives back the memory that was
+    /// taken if the block could not be made.
+    pub(crate) fn copied(
+        &mut self,
+        pc: u64,
+        want_block: bool,
+        code: &dyn Fetch,
+        indirect: &mut Indirect,
+        cache: &mut Cache,
+        fragments: &[Fragment],
+    ) -> Result<Copied, EmitError> {
+        let mark = cache.mark();
+        let copied = self.copy(pc, want_block, code, indirect, cache, fragments);
         match &copied {
-            Ok(_) => self.register_moved(),
-            Err(_) => self.cache.rewind(mark),
+            Ok(_) => self.register_moved(indirect, cache),
+            Err(_) => cache.rewind(mark),
         }
         copied
     }
 
-    /// Where to enter what [`Emitter::copy`] gave since the last flush.
-    pub fn copy_entry_point(&self, entry: u64) -> EntryPoint {
-        EntryPoint {
-            stubs: self.stubs.enter,
-            code: self.blocks.stubs.load,
-            loaded: entry,
-            kept: self.indirect.returns().kept(),
-        }
+    /// The code that loads the extended state and goes on at the word [`LOADED`].
+    pub(crate) fn way_in(&self) -> u64 {
+        self.stubs.load
     }
 
-    /// Runs the code at `entry` and whatever it leads to, on the guest state in `ctx`, until it
-    /// leaves.
-    ///
-    /// # Safety
-    /// As [`Emitter::enter`], and `entry` is what [`Emitter::copy`] said since the last flush.
-    pub unsafe fn enter_copy(&self, ctx: *mut ThreadContext, entry: u64) -> Left {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_entry_point(entry).run(ctx) }
-    }
-
-    /// The guest pc that a block's exit leads to, and whether it leads to the block there, whatever
+    /// The guest pc that a link leads to, and whether it leads to the block there, whatever other
     /// links lead to.
-    pub fn copy_exit(&self, link: LinkId) -> Option<(u64, bool)> {
-        let place = self.blocks.links.get(link.0 as usize)?.place;
-        Some((self.blocks.places.get((place & PLACE) as usize)?.pc, place & BODY != 0))
-    }
-
-    /// Figures about the copy tier.
-    pub fn copy_figures(&self) -> CopyFigures {
-        self.blocks.figures
-    }
-
-    /// The block whose code contains a host address. Async-signal-safe.
-    pub fn block_at(&self, host_rip: u64) -> Option<BlockId> {
-        self.blocks.at(host_rip).map(BlockId)
+    pub(crate) fn target_of(&self, link: LinkId) -> Option<(u64, bool)> {
+        let place = self.links.get(link.0 as usize)?.place;
+        Some((self.places.get((place & PLACE) as usize)?.pc, place & BODY != 0))
     }
 
     /// The guest pc and the host code of each block, counters among them.
-    pub fn all_blocks(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
-        self.blocks.blocks.iter().filter(|b| b.len != 0).map(|b| {
-            let start = self.blocks.base + u64::from(b.start);
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
+        self.blocks.iter().filter(|b| b.len != 0).map(|b| {
+            let start = self.base + u64::from(b.start);
             (b.pc, start..start + u64::from(b.len))
         })
     }
 
     /// Where a fault at `host_rip` in a block continues, after noting it in the thread's context.
     /// Async-signal-safe.
-    pub(crate) fn copy_fault(&self, host_rip: u64) -> Option<u64> {
-        self.blocks.at(host_rip)?;
+    pub(crate) fn fault_exit(&self, host_rip: u64) -> Option<u64> {
+        self.at(host_rip)?;
         // SAFETY: the code that faulted is in the cache, so GS points to this thread's context.
         unsafe {
             std::arch::asm!("mov gs:[{at}], {rip}", at = const offset::FAULT_RIP, rip = in(reg) host_rip)
         };
-        Some(self.blocks.stubs.fault_out)
+        Some(self.stubs.fault_out)
     }
 }

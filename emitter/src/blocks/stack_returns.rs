@@ -3,11 +3,9 @@
 use super::translate::{Leads, Referent, Rules, Step, Translation, Translator};
 use super::{Block, Blocks};
 use crate::asm::{Assembler, Mem, RCX, RSP};
-use crate::cache::Cache;
-use crate::emitter::{Diversion, Emitter};
-use crate::links::writer;
+use crate::cache::{Cache, writer};
 use crate::transfers::entry_check::EntryCheck;
-use crate::transfers::indirect::{Indirect, NAMING, SAVE_RCX, Source};
+use crate::transfers::indirect::{Diversion, Indirect, NAMING, SAVE_RCX, Source};
 use crate::transfers::stack_returns::{LAST, Returns};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::MAX_LENGTH;
@@ -302,6 +300,18 @@ impl Blocks {
         Some(self.base + u64::from(block.start) + u64::from(start) + u64::from(branch))
     }
 
+    /// How the configuration wants copied blocks to return.
+    pub(crate) fn wanted_returns(&self) -> Returns {
+        self.returns.how
+    }
+
+    /// From now on returns to this block's landing miss.
+    pub(super) fn close_landing(&self, block: u32, cache: &Cache) {
+        if let Some(branch) = self.landing_branch(block) {
+            writer::always_take(cache, branch);
+        }
+    }
+
     /// How a thread gets out that is `at` bytes within this block, and beyond its links.
     /// Async-signal-safe.
     pub(super) fn diversion_of_return(
@@ -324,20 +334,6 @@ impl Blocks {
         }
         let end = usize::from(landings.returns);
         (at < end && at + LAST >= end).then(|| indirect.returns().diversion_before_return())
-    }
-}
-
-impl Emitter {
-    /// How copied blocks were to return.
-    pub fn wanted_returns(&self) -> Returns {
-        self.blocks.returns.how
-    }
-
-    /// From now on returns to this block's landing miss.
-    pub(super) fn close_landing(&self, block: u32) {
-        if let Some(branch) = self.blocks.landing_branch(block) {
-            writer::always_take(&self.cache, branch);
-        }
     }
 }
 

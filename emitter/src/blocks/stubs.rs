@@ -3,18 +3,17 @@
 //! * **load**: the way in. It loads the extended state and jumps to the block at `stub_save[6]`.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
 //! * **stale**: leaves with [`STALE`] from a block whose guest code has changed
-//!   ([`super::compared`]).
+//!   ([`super::self_checking`]).
 //!
 //! No flags are changed. A signal that arrives in here is beyond the links of blocks: see
 //! [`CopyStubs::diversion`].
 
-use super::compared::SAVED;
+use super::self_checking::SAVED;
 use crate::asm::{Asm, Assembler, Mem, RAX, RCX, RDX};
 use crate::cache::Cache;
 use crate::cpu::Cpu;
-use crate::emitter::Diversion;
 use crate::stubs::{ABORTED, StubError, Stubs};
-use crate::transfers::indirect::Displaced;
+use crate::transfers::indirect::{Displaced, Diversion};
 use dynasour_guest::context::offset;
 use std::ops::Range;
 

@@ -4,7 +4,7 @@
 //! A direct transfer is an exit of the block, or the block goes on at its target. An indirect one
 //! stores its target in `next_pc` and ends the block with a tail ([`crate::transfers::indirect`]).
 
-use super::plain::Transfer;
+use super::fast_decode::Transfer;
 use super::stack_returns::{self, Called};
 use super::translate::{Rules, Step, Translator};
 use super::translation::{ExitJump, Leads, Referent};

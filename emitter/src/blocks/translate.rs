@@ -21,9 +21,9 @@
 //! **Invariant.** Each instruction can be started over at each point where it may fault: nothing of
 //! the guest's has changed then but registers that the [`Mark`] says are saved.
 
-use super::compared::{self, Check};
+use super::fast_decode::{self, Transfer};
 use super::gs_operands;
-use super::plain::{self, Transfer};
+use super::self_checking::{self, Check};
 use super::stack_returns;
 pub(super) use super::translation::{ExitJump, Leads, Mark, Referent, Relative, Translation};
 use crate::asm::{self, Assembler};
@@ -124,7 +124,7 @@ impl Translator {
 
     /// The guest bytes of the block at `pc` that compares them.
     pub fn own_bytes(&mut self, pc: u64, code: &dyn Fetch) -> Option<Box<[u8]>> {
-        compared::bytes(pc, code, &mut self.info)
+        self_checking::bytes(pc, code, &mut self.info)
     }
 
     /// Translates the block at `pc` into `self.out`. With `checked` it begins with a checked entry.
@@ -190,7 +190,7 @@ impl Translator {
             let (step, behind) = if self.out.count >= MAX_INSTRUCTIONS {
                 (Step::Refused, here)
             } else if let Some((transfer, len)) =
-                reader.ahead(here).first_chunk().and_then(|c| plain::transfer(c, here))
+                reader.ahead(here).first_chunk().and_then(|c| fast_decode::transfer(c, here))
             {
                 let behind = here.wrapping_add(len as u64);
                 (self.direct(transfer, here, behind, &rules), behind)
@@ -252,7 +252,7 @@ impl Translator {
         while self.out.count < MAX_INSTRUCTIONS
             && at < room
             && let Some(code) = window[at..].first_chunk()
-            && let Some(instruction) = plain::plain(code)
+            && let Some(instruction) = fast_decode::plain(code)
         {
             let end = at + instruction.len;
             if instruction.relative != 0 {

@@ -19,14 +19,14 @@
 //! 103,000 blocks, that gains nothing: 1.31 s without a flush; 1.31 s with one, after which 57,000
 //! blocks are copied again; 3.2 s with 25.
 
-use crate::links::writer::Permit;
-mod placing;
 pub(crate) mod words;
+pub(crate) mod writer;
 
 use crate::asm::{Asm, Assembler, Placed};
 use dynasour_guest::space::Views;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use writer::Permit;
 
 /// The lowest address tried for the executable view.
 const LOW: usize = 0x2000_0000;

@@ -61,7 +61,6 @@
 use crate::asm::{Assembler, RCX};
 use crate::cache::Cache;
 pub use crate::codegen::piece::{Piece, SAVE_RCX};
-use crate::emitter::Diversion;
 use crate::stubs::StubError;
 use crate::transfers::entry_check::EntryCheck;
 use crate::transfers::hit_rates::{RateWords, Rates};
@@ -97,6 +96,15 @@ pub enum Displaced {
     Three,
     /// Those of the miss stub.
     Four,
+}
+
+/// How a thread that a signal found where no link leads to the runtime gets there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Diversion {
+    /// Where it continues.
+    pub rip: u64,
+    /// These registers first get their values back.
+    pub displaced: Displaced,
 }
 
 impl Displaced {

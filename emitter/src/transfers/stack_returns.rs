@@ -48,8 +48,7 @@
 use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::cache::{Cache, CacheError};
 use crate::codegen::piece::Piece;
-use crate::emitter::Diversion;
-use crate::transfers::indirect::Displaced;
+use crate::transfers::indirect::{Displaced, Diversion};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::{LANDINGS, offset};
 use std::fmt;

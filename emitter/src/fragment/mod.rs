@@ -1,11 +1,15 @@
 //! What is known about emitted code: fragments, their exits, links, and the tables that signal
 //! handlers read.
 
+pub mod counting;
+mod links;
+
 pub(crate) use crate::codegen::compiled::Borrowed;
 use crate::codegen::mach::SiteKind;
-use crate::counting::Tally;
 use crate::record::Record;
+use counting::Tally;
 use dynasour_ir::AnchorId;
+pub(crate) use links::set_target;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

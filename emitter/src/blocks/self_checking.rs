@@ -21,7 +21,9 @@
 
 use super::{Blocks, Doomed, NONE};
 use crate::asm::{Assembler, Mem, NOT_EQUAL, RAX, RCX, Width};
-use crate::emitter::Emitter;
+use crate::cache::Cache;
+use crate::fragment::Fragment;
+use crate::transfers::indirect::Indirect;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Bytes, Decoded, Fetch, Reader};
@@ -151,17 +153,22 @@ impl Blocks {
     }
 }
 
-impl Emitter {
+impl Blocks {
     /// A block has left because its guest bytes have changed: drops it, so that the next one at
     /// this pc is made from the bytes that are there.
-    pub fn copied_stale(&mut self, pc: u64) {
-        if let Some(place) = self.blocks.stale_place(pc) {
-            let mut stale =
-                self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.generation));
-            let made = self.blocks.places[place as usize].made[0];
-            self.blocks.forget_pages(made);
-            self.remove_place(place, &mut stale);
-            self.blocks.stale = Some(stale);
+    pub(crate) fn drop_stale(
+        &mut self,
+        pc: u64,
+        indirect: &mut Indirect,
+        cache: &Cache,
+        fragments: &[Fragment],
+    ) {
+        if let Some(place) = self.stale_place(pc) {
+            let mut stale = self.stale.take().unwrap_or_else(|| Doomed::new(self.generation));
+            let made = self.places[place as usize].made[0];
+            self.forget_pages(made);
+            self.remove_place(place, &mut stale, indirect, cache, fragments);
+            self.stale = Some(stale);
         }
     }
 }

@@ -19,12 +19,12 @@
 //! Example: a guard at 0x1000 leaves to 0x1080 with rax in rbx. Its stub is `mov rax, rbx; jmp <the
 //! place of 0x1080>`.
 
-use super::graph::{BODY, FOREIGN, Link, set_target};
 use crate::blocks::Counted;
+use crate::blocks::places::{BODY, FOREIGN, Link};
 use crate::codegen::exit_entry;
 use crate::codegen::mach::SiteKind;
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{ExitId, FragmentId, FragmentRole};
+use crate::fragment::{ExitId, FragmentId, FragmentRole, set_target};
 
 impl Emitter {
     /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by

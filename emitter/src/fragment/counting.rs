@@ -20,12 +20,11 @@
 //! Words are never used again, so counts outlive flushes. Threads that run one fragment at once
 //! lose counts.
 
+use super::{ExitId, FragmentId};
 use crate::cache::words::Words;
 use crate::codegen::compiled::CompiledSite;
 use crate::codegen::count::What;
 use crate::codegen::mach::{Site, SiteKind};
-use crate::emitter::Emitter;
-use crate::fragment::{ExitId, FragmentId, FragmentRole, Link, fragment_at};
 use dynasour_ir::AnchorId;
 use std::ops::Range;
 
@@ -144,45 +143,13 @@ impl Counting {
         })
     }
 
+    /// What a word has counted.
+    pub fn get(&self, word: Word) -> u64 {
+        self.words.get(word.0 as usize)
+    }
+
     /// The address of what this is counted in by a fragment with these words.
     pub fn address(&self, run: Option<Run>, what: What) -> u64 {
         self.words.address(run.map_or(self.words.len() - 1, |run| run.word(what).0 as usize))
-    }
-}
-
-impl Emitter {
-    /// Does it count?
-    pub fn is_counting(&self) -> bool {
-        self.counting.is_some()
-    }
-
-    /// What a word has counted; 0 if nothing is counted.
-    pub fn count(&self, word: Word) -> u64 {
-        self.counting.as_ref().map_or(0, |c| c.words.get(word.0 as usize))
-    }
-
-    /// The guards, this one included, that share this exit's way out.
-    pub fn sharing(&self, exit: ExitId) -> Vec<ExitId> {
-        let Some(e) = self.exit(exit) else { return Vec::new() };
-        let exits = self.fragment(e.fragment).map_or(0..0, |f| f.exits.clone());
-        let shares = |other: &ExitId| {
-            self.exit(*other).is_some_and(|o| o.record.is_some() && o.record == e.record)
-        };
-        exits.map(ExitId).filter(shares).collect()
-    }
-
-    /// Where an exit leads now.
-    pub fn destination(&self, exit: ExitId) -> Destination {
-        let leads = |link: &&Link| link.target() != link.out;
-        let link = self.borrowed_link(exit).filter(leads).or(self.link_of(exit).filter(leads));
-        let Some(target) = link.map(Link::target) else { return Destination::Runtime };
-        match fragment_at(&self.fragments, target) {
-            Some(id) => match self.fragments[id.0 as usize].role {
-                FragmentRole::Passage(to) => Destination::Fragment(to),
-                FragmentRole::Trace | FragmentRole::Stub => Destination::Fragment(id),
-            },
-            None if self.block_at(target).is_some() => Destination::Block,
-            None => Destination::Runtime,
-        }
     }
 }

@@ -14,56 +14,32 @@
 //! [`Emitter::unlink_for_signal`] and [`Emitter::relink`], and read the addresses in
 //! [`Emitter::stubs`].
 
+mod compile;
+mod copies;
+mod counts;
+pub mod links;
+mod listing;
+mod place;
+
 use crate::blocks::{self, Blocks, CounterId, LOADED, LinkId};
-use crate::cache::{Cache, CacheError};
+use crate::cache::{Cache, writer};
+use crate::codegen::Allocator;
 use crate::codegen::mach::SiteKind;
-use crate::codegen::{Allocator, CodegenError};
-use crate::counting::Counting;
 use crate::cpu::Cpu;
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at};
-use crate::links::passages::Way;
-use crate::links::{graph, writer};
+pub use crate::error::EmitError;
+use crate::fragment::counting::Counting;
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at, set_target};
 use crate::record::PendingStore;
-use crate::stubs::{self, ABORTED, StubError, Stubs};
+use crate::stubs::{self, ABORTED, Stubs};
 use crate::transfers::entry_check::EntryCheck;
-use crate::transfers::indirect::{Displaced, Indirect, MISSED, Via};
+use crate::transfers::indirect::{Displaced, Diversion, Indirect, MISSED, Via};
 use crate::transfers::stack_returns::{Kept, Returns};
 use dynasour_guest::context::ThreadContext;
+use links::passages::Way;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 const TRAP_FLAG: u64 = 0x100;
-
-/// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else
-/// refuses this version.
-#[derive(thiserror::Error, Debug)]
-pub enum EmitError {
-    /// The cache is full or cannot be mapped.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// The stubs cannot be generated on this machine.
-    #[error(transparent)]
-    Stub(#[from] StubError),
-    /// The version cannot be compiled.
-    #[error(transparent)]
-    Codegen(#[from] CodegenError),
-    /// What it was compiled for has been dropped meanwhile.
-    #[error("compiled for an emitter that has dropped everything since")]
-    Stale,
-    /// A block's instruction cannot be encoded anew.
-    #[error("cannot encode: {0}")]
-    Encode(#[from] iced_x86::IcedError),
-    /// No such exit or fragment, or not of the kind the call is for.
-    #[error("no such exit or fragment")]
-    Unknown,
-}
-
-impl EmitError {
-    /// Would it fit into an empty cache?
-    pub fn is_full(&self) -> bool {
-        matches!(self, EmitError::Cache(CacheError::Full))
-    }
-}
 
 /// In which state a fragment is entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +56,7 @@ pub enum EntryState {
 pub struct Config {
     /// Bytes of code cache.
     pub cache_size: usize,
-    /// Do fragments count how often their parts run? See [`crate::counting`].
+    /// Do fragments count how often their parts run? See [`crate::fragment::counting`].
     pub count: bool,
     /// Do indirect transfers count how they find their destination? See [`Rates`](crate::Rates).
     pub rates: bool,
@@ -136,15 +112,6 @@ pub enum Left {
     /// The guest's code at `next_pc` is no longer what the copied block was made from; see
     /// [`Emitter::copied_stale`].
     Stale,
-}
-
-/// How a thread that a signal found where no link leads to the runtime gets there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Diversion {
-    /// Where it continues.
-    pub rip: u64,
-    /// These registers first get their values back.
-    pub displaced: Displaced,
 }
 
 /// Where to enter a fragment; good until a flush that does not wait for this thread.
@@ -356,9 +323,11 @@ impl Emitter {
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
         match self.fragment_at(host_rip) {
             Some(id) => self.fragments[id.0 as usize].fault_exit(host_rip),
-            None => {
-                self.indirect.returns().fault_exit(host_rip).or_else(|| self.copy_fault(host_rip))
-            }
+            None => self
+                .indirect
+                .returns()
+                .fault_exit(host_rip)
+                .or_else(|| self.blocks.fault_exit(host_rip)),
         }
     }
 
@@ -378,8 +347,10 @@ impl Emitter {
         if self.stubs.enter_window.contains(&host_rip) {
             return Some(Diversion { rip: self.stubs.abort, displaced: Displaced::None });
         }
-        if let Some(diversion) =
-            self.indirect.diversion(host_rip).or_else(|| self.copy_diversion(host_rip))
+        if let Some(diversion) = self
+            .indirect
+            .diversion(host_rip)
+            .or_else(|| self.blocks.diversion(host_rip, &self.indirect, &self.cache))
         {
             return Some(diversion);
         }
@@ -405,7 +376,7 @@ impl Emitter {
             }
             GuardJump::BackEdge(field, _, out) if on => writer::lead(&self.cache, field, out),
             GuardJump::BackEdge(field, head, _) => {
-                graph::set_target(&self.fragments, field, head, &self.cache)
+                set_target(&self.fragments, field, head, &self.cache)
             }
         }
         Ok(())

@@ -23,9 +23,9 @@
 //! stub leads to B; B's leads to A. Neither has executed an instruction: `Progress: fragments 0, 2,
 //! 1, 3 lead to each other`.
 
-use super::graph::{ANYWHERE, BODY, FOREIGN, Link, NONE, PLACE, Patched};
-use super::writer;
 use crate::blocks::Counted;
+use crate::blocks::places::{ANYWHERE, BODY, FOREIGN, Link, NONE, PLACE, Patched};
+use crate::cache::writer;
 use crate::codegen::mach::SiteKind;
 use crate::emitter::Emitter;
 use crate::fragment::{

@@ -17,9 +17,7 @@
 //! Example: [`lead`]`(cache, 0x2000_0105, 0x2000_4000)` makes the `jmp rel32` whose field stands at
 //! 0x2000_0105 lead to 0x2000_4000: the field becomes 0x3ef7, the distance from the field's end.
 
-use crate::cache::Cache;
-use crate::fragment::{Fragment, Link};
-use std::sync::atomic::Ordering;
+use super::Cache;
 
 /// The right to change placed code. Only this module can make one.
 pub(crate) struct Permit(());
@@ -69,34 +67,6 @@ pub(crate) fn is_always_taken(cache: &Cache, address: u64) -> bool {
 /// executing there.
 pub(crate) fn force(cache: &Cache, address: u64, opcode: [u8; 2]) {
     cache.patch_opcode(&PERMIT, address, opcode);
-}
-
-impl Fragment {
-    /// Sets where one of its links leads while the fragment is linked.
-    pub(crate) fn lead(&self, link: &Link, target: u64, cache: &Cache) {
-        link.target.store(target, Ordering::Relaxed);
-        if !self.is_unlinked() {
-            lead(cache, link.field, target);
-        }
-    }
-
-    /// Do its links lead out at present?
-    pub(crate) fn is_unlinked(&self) -> bool {
-        self.unlinked.load(Ordering::Relaxed) != 0
-    }
-
-    /// Makes all its links lead out until [`Fragment::relink`] was called as often.
-    pub(crate) fn unlink(&self, cache: &Cache) {
-        self.unlinked.fetch_add(1, Ordering::Relaxed);
-        self.links.iter().for_each(|link| lead(cache, link.field, link.out));
-    }
-
-    /// Undoes one [`Fragment::unlink`].
-    pub(crate) fn relink(&self, cache: &Cache) {
-        if self.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.links.iter().for_each(|link| lead(cache, link.field, link.target()));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -39,11 +39,10 @@
 //! first trace: the jump leads to the end's stub; the thread comes out, and `relink` writes the
 //! target again. The second trace rests: the target becomes the stub.
 
-pub(crate) mod graph;
+mod graph;
 pub(crate) mod passages;
 mod resolve;
 pub mod verify;
-pub(crate) mod writer;
 
 use crate::codegen::encoded::Encoded;
 use crate::codegen::mach::{Site, SiteKind};
@@ -165,7 +164,7 @@ impl Emitter {
     pub fn register_entry(&mut self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
         let f = self.fragment(fragment).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
         let checked = f.checked.ok_or(EmitError::Unknown)?;
-        self.forget_copy(pc);
+        self.blocks.forget_registered(pc);
         self.indirect.insert(Via::Memory, pc, checked);
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! lead to its *counter*, a piece of code without a guest instruction that counts down a word of
 //! data memory and goes on to the block, all registers and flags in place. When the word is one,
 //! the counter leaves, at each execution until it is set again. Counting may pause: then links lead
-//! to the block. When the head has a fragment, links lead there instead ([`crate::links::graph`]);
+//! to the block. When the head has a fragment, links lead there instead ([`crate::blocks::places`]);
 //! then only exits that may have made no progress still jump to the block.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
@@ -17,14 +17,13 @@
 //! lead to a counter that is set to 50; the fiftieth execution leaves, and the runtime records a
 //! trace.
 
-use super::remove::Key;
+use super::removal::Key;
 use super::stack_returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
 use crate::asm::{Assembler, Mem, RCX};
 use crate::cache::words::Words;
 use crate::cache::{Cache, CacheError};
 use crate::cpu::ticks;
-use crate::emitter::Emitter;
 use crate::fragment::{ExitId, Fragment};
 use crate::transfers::indirect::SAVE_RCX;
 use dynasour_guest::context::offset;
@@ -123,6 +122,29 @@ impl Heads {
 
     pub fn are_counted(&self) -> bool {
         self.counts.threshold != 0
+    }
+
+    /// Sets which heads get counters from now on.
+    pub fn count(&mut self, counts: HeadCounts) {
+        self.counts = counts;
+    }
+
+    /// The executions that a counter has counted since it was set last. The counter has left.
+    pub fn counted(&self, counter: CounterId) -> Option<Count> {
+        let c = self.counters.get(counter.0 as usize)?;
+        let ticks = ticks().saturating_sub(c.since.load(Ordering::Relaxed));
+        let left = self.words.as_ref()?.get(counter.0 as usize);
+        let executions = c.from.load(Ordering::Relaxed).saturating_sub(left) + 1;
+        Some(Count { counts: c.counts, executions, ticks })
+    }
+
+    /// Lets a counter leave at the `n`th execution from now.
+    pub fn set(&self, counter: CounterId, n: u64) {
+        if let (Some(words), Some(c)) = (&self.words, self.counters.get(counter.0 as usize)) {
+            c.from.store(n, Ordering::Relaxed);
+            c.since.store(ticks(), Ordering::Relaxed);
+            words.set(counter.0 as usize, n);
+        }
     }
 }
 
@@ -253,91 +275,38 @@ impl Blocks {
     }
 }
 
-impl Emitter {
-    /// Which heads are counted from now on.
-    pub fn count_heads(&mut self, counts: HeadCounts) {
-        self.blocks.heads.counts = counts;
+impl Blocks {
+    /// The place at `pc` and the offset of its block.
+    pub(crate) fn place_and_block(&self, pc: u64) -> Option<(u32, u32)> {
+        let place = *self.by_pc.get(&pc)?;
+        Some((place, self.places[place as usize].block))
     }
 
-    /// What a counter has counted that has left.
-    pub fn counted(&self, counter: CounterId) -> Option<Count> {
-        let c = self.blocks.heads.counters.get(counter.0 as usize)?;
-        let ticks = ticks().saturating_sub(c.since.load(Ordering::Relaxed));
-        let left = self.blocks.heads.words.as_ref()?.get(counter.0 as usize);
-        let executions = c.from.load(Ordering::Relaxed).saturating_sub(left) + 1;
-        Some(Count { counts: c.counts, executions, ticks })
+    /// The place at `pc`, the index of its counter, and the offset of its block, if the place is a
+    /// head that has a counter.
+    fn counter_of(&self, pc: u64) -> Option<(u32, u32, u32)> {
+        let (place, block) = self.place_and_block(pc)?;
+        let counter = self.places[place as usize].made[1];
+        (counter != NONE).then_some((place, counter, block))
     }
 
-    /// Lets a counter leave at the `n`th execution from now. One that has left must be set again.
-    pub fn set_counter(&self, counter: CounterId, n: u64) {
-        let heads = &self.blocks.heads;
-        if let (Some(words), Some(c)) = (&heads.words, heads.counters.get(counter.0 as usize)) {
-            c.from.store(n, Ordering::Relaxed);
-            c.since.store(ticks(), Ordering::Relaxed);
-            words.set(counter.0 as usize, n);
-        }
+    /// The place at `pc` and the offset of its block, if links to the place lead to its counter.
+    pub(crate) fn counted_place(&self, pc: u64) -> Option<(u32, u32)> {
+        let (place, counter, block) = self.counter_of(pc)?;
+        let start = self.blocks[counter as usize].start;
+        (self.places[place as usize].entry == start).then_some((place, block))
     }
 
-    /// Is the place at `pc` a head because of a call?
-    pub fn is_called(&self, pc: u64) -> bool {
-        self.blocks
-            .by_pc
-            .get(&pc)
-            .is_some_and(|place| self.blocks.places[*place as usize].is_called)
+    /// The place at `pc` and its counter with the counter's offset, if the place has a counter and
+    /// links to the place lead to its block.
+    pub(crate) fn paused_place(&self, pc: u64) -> Option<(u32, CounterId, u32)> {
+        let (place, counter, block) = self.counter_of(pc)?;
+        let Block { counter, start, .. } = self.blocks[counter as usize];
+        (self.places[place as usize].entry == block).then_some((place, CounterId(counter), start))
     }
 
-    /// The head at `pc` is not counted any more: links lead to its block.
-    pub fn stop_counting(&mut self, pc: u64) {
-        let Some(place) = self.blocks.by_pc.get(&pc).copied() else { return };
-        let block = self.blocks.places[place as usize].block;
-        self.lead_place(place, block);
-    }
-
-    /// Links to the head at `pc` lead to its block, if they lead to its counter. Do they?
-    pub fn pause_counting(&mut self, pc: u64) -> bool {
-        let Some((place, counter)) = self.counter_of(pc) else { return false };
-        let p = &self.blocks.places[place as usize];
-        let (counted, block) = (p.entry == self.blocks.blocks[counter as usize].start, p.block);
-        if counted {
-            self.lead_place(place, block);
-        }
-        counted
-    }
-
-    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th
-    /// execution. Is it?
-    pub fn count_again(&mut self, pc: u64, n: u64) -> bool {
-        let Some((place, counter)) = self.counter_of(pc) else { return false };
-        let p = &self.blocks.places[place as usize];
-        let Block { counter, start, .. } = self.blocks.blocks[counter as usize];
-        let pauses = p.entry == p.block;
-        if pauses {
-            self.set_counter(CounterId(counter), n);
-            self.lead_place(place, start);
-        }
-        pauses
-    }
-
-    /// The place at `pc` and the block that is its counter.
-    fn counter_of(&self, pc: u64) -> Option<(u32, u32)> {
-        let place = *self.blocks.by_pc.get(&pc)?;
-        let counter = self.blocks.places[place as usize].made[1];
-        (counter != NONE).then_some((place, counter))
-    }
-
-    /// The place at `pc` is a head from now on: a trace goes on there, and not by a link.
-    pub fn make_head(&mut self, pc: u64) {
-        if self.blocks.heads.are_counted() {
-            let place = self.blocks.place(pc);
-            self.blocks.found_head(place, false);
-            self.blocks.count_found(&mut self.cache, &self.fragments);
-            self.register_moved();
-        }
-    }
-
-    /// The code of the block at `pc`, whatever links to it lead to.
-    pub fn block_entry(&self, pc: u64) -> Option<u64> {
-        let place = &self.blocks.places[*self.blocks.by_pc.get(&pc)? as usize];
-        (place.block != 0).then(|| self.blocks.base + u64::from(place.block))
+    /// Was the place at `pc` found by a call?
+    pub(crate) fn is_called(&self, pc: u64) -> bool {
+        self.by_pc.get(&pc).is_some_and(|place| self.places[*place as usize].is_called)
     }
 }

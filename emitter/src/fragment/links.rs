@@ -1,0 +1,43 @@
+//! HEADER
+
+use super::{Fragment, Link, fragment_at};
+use crate::cache::{Cache, writer};
+use std::sync::atomic::Ordering;
+
+impl Fragment {
+    /// Sets where one of its links leads while the fragment is linked.
+    pub(crate) fn lead(&self, link: &Link, target: u64, cache: &Cache) {
+        link.target.store(target, Ordering::Relaxed);
+        if !self.is_unlinked() {
+            writer::lead(cache, link.field, target);
+        }
+    }
+
+    /// Do its links lead out at present?
+    pub(crate) fn is_unlinked(&self) -> bool {
+        self.unlinked.load(Ordering::Relaxed) != 0
+    }
+
+    /// Makes all its links lead out until [`Fragment::relink`] was called as often.
+    pub(crate) fn unlink(&self, cache: &Cache) {
+        self.unlinked.fetch_add(1, Ordering::Relaxed);
+        self.links.iter().for_each(|link| writer::lead(cache, link.field, link.out));
+    }
+
+    /// Undoes one [`Fragment::unlink`].
+    pub(crate) fn relink(&self, cache: &Cache) {
+        if self.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.links.iter().for_each(|link| writer::lead(cache, link.field, link.target()));
+        }
+    }
+}
+
+/// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at
+/// all.
+pub(crate) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
+    let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
+    let Some(fragment) = fragment else { return };
+    if let Some(link) = fragment.links.iter().find(|l| l.field == field) {
+        fragment.lead(link, target, cache);
+    }
+}
