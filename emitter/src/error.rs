@@ -1,4 +1,7 @@
-//! Why code could not be made: the errors of all layers in one type.
+//! Why code could not be made: the errors of all units in one type.
+//!
+//! The caller tells two cases apart. [`EmitError::is_full`] asks for a flush and another attempt.
+//! Any other error refuses this version or block; the caller goes on without it.
 
 use crate::cache::CacheError;
 use crate::codegen::CodegenError;
@@ -17,7 +20,7 @@ pub enum EmitError {
     /// The version cannot be compiled.
     #[error(transparent)]
     Codegen(#[from] CodegenError),
-    /// What it was compiled for has been dropped meanwhile.
+    /// The code was compiled for a state that has been dropped meanwhile.
     #[error("compiled for an emitter that has dropped everything since")]
     Stale,
     /// A block's instruction cannot be encoded anew.
@@ -29,7 +32,7 @@ pub enum EmitError {
 }
 
 impl EmitError {
-    /// Would it fit into an empty cache?
+    /// Is the cache full? The same code may fit after a flush.
     pub fn is_full(&self) -> bool {
         matches!(self, EmitError::Cache(CacheError::Full))
     }

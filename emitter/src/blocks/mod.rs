@@ -61,7 +61,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
-use translate::{Leads, Referent, Translator};
+use translate::{Leads, Translator};
 use word_jumps::Word;
 
 /// So many times everything has been dropped when blocks become shorter.
@@ -314,16 +314,7 @@ impl Blocks {
                 (start, cache.alloc_cold(key.cold())?)
             }
         };
-        for r in &t.relatives {
-            let target = match r.to {
-                Referent::Address(address) => address,
-                Referent::Constant(n) => cold + (constants + 8 * n as usize) as u64,
-                Referent::Own(at) => (start + u64::from(at)).wrapping_add(start + u64::from(r.end)),
-            };
-            let relative = target.wrapping_sub(start + u64::from(r.end)) as u32;
-            t.bytes[r.field as usize..r.field as usize + 4]
-                .copy_from_slice(&relative.to_le_bytes());
-        }
+        t.resolve(start, cold + constants as u64);
         let constants = std::mem::take(&mut t.constants);
         let exits = t.exits.clone();
         let gone = slot.and_then(|slot| self.blocks.get(slot as usize));
@@ -349,15 +340,7 @@ impl Blocks {
             };
             self.figures.links +=
                 u64::from(link.place != ANYWHERE && self.target(&link) != self.out(&link));
-            let at = exit.field as usize;
-            match self.patched(&link, false) {
-                Patched::Field(field) => {
-                    self.translator.out.bytes[at..at + 4].copy_from_slice(&field.to_le_bytes())
-                }
-                Patched::Instruction(bytes) => {
-                    self.translator.out.bytes[at - 4..at + 4].copy_from_slice(&bytes)
-                }
-            }
+            self.write_jump(exit.field as usize, &link);
             let joins = link.place != ANYWHERE;
             match self.links.get_mut(number as usize) {
                 Some(gone) => *gone = link,
@@ -406,6 +389,18 @@ impl Blocks {
             self.places[place as usize].expected.get_or_insert(Via::Memory);
         }
         Ok(start)
+    }
+
+    /// Writes where a link leads into the translated bytes; its field is at this offset.
+    fn write_jump(&mut self, field: usize, link: &Link) {
+        match self.patched(link, false) {
+            Patched::Field(value) => {
+                self.translator.out.bytes[field..field + 4].copy_from_slice(&value.to_le_bytes())
+            }
+            Patched::Instruction(bytes) => {
+                self.translator.out.bytes[field - 4..field + 4].copy_from_slice(&bytes)
+            }
+        }
     }
 
     /// Where a block is gone, or behind all others.

@@ -1,14 +1,11 @@
-//! The graph of links among copied blocks, checked entries and fragments: who leads here.
+//! Places and links: which copied blocks, checked entries and ends of traces lead to a guest pc.
 //!
-//! A *place* is a guest pc that some link leads to or that something starts at. It knows its block,
+//! A *place* is a guest pc that some link leads to or that some code starts at. It knows its block,
 //! where links to it lead now (to a fragment, to a head's counter, or to the block), and the list
 //! of all links to it, so that they can be led elsewhere at once. A link is a member of exactly one
-//! list, that of its place, or of none if it leads where `next_pc` says ([`ANYWHERE`]). With
-//! [`BODY`] it leads to the place's block, whatever else the place leads to; with [`FOREIGN`] it is
-//! a fragment's link, whose target is kept there.
-//!
-//! Links from fragment to fragment are in no list: [`Emitter::sever`] looks through the links of
-//! all fragments for the entries of the one that is to be left alone, whatever made the links.
+//! list, that of its place. A link that leads where `next_pc` says ([`ANYWHERE`]) is in no list.
+//! With [`BODY`] a link leads to the place's block, whatever the place's entry is. With [`FOREIGN`]
+//! it is a fragment's link; the fragment keeps its target, too.
 //!
 //! ```text
 //! link of a block ──┐                       ┌──► fragment          (the region's first version)
@@ -17,16 +14,15 @@
 //! counter, stub of an exit without progress ──BODY───────────────► block
 //! ```
 //!
-//! Data: [`Place`] and [`Link`], in arrays that grow by some words a block; nothing is allocated
-//! for each. Invariants: a link's jump leads to its place's entry (or block), or to its own stub
-//! while there is none or its owner is unlinked; a place is freed when it has no block, no entry,
-//! and no link. The caller holds the emitter; [`Blocks::unlink`] and [`Emitter::relink_block`] are
-//! async-signal-safe.
+//! Data: [`Place`] and [`Link`], in arrays that grow by some words a block; no memory is allocated
+//! for a single one. Invariants: a link's jump leads to its place's entry (or block); it leads to
+//! its own stub while there is none or its owner is unlinked. A place is freed when it has no block,
+//! no entry, and no link. The caller holds the emitter; [`Blocks::unlink`] is async-signal-safe.
 //!
 //! Example: blocks A and B end with jumps to 0x2000, which has no block yet: both links lead to
 //! their stubs and are in the list of the place. The block of 0x2000 is copied: [`Blocks::give`]
-//! walks the list and leads both there. A trace is made of it: [`Emitter::lead_to`] leads both to
-//! the trace.
+//! walks the list and leads both there. A trace is made of it: [`Blocks::lead`] leads both to the
+//! trace.
 
 use super::Blocks;
 use crate::cache::{Cache, writer};

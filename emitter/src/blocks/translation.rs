@@ -104,4 +104,20 @@ impl Translation {
             loop_alignment::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
         Some((entry + LINE - prefix % LINE) % LINE)
     }
+
+    /// Writes the displacements of a block that will stand at `start`, with its constants at
+    /// `constants`.
+    pub fn resolve(&mut self, start: u64, constants: u64) {
+        for r in &self.relatives {
+            let end = start + u64::from(r.end);
+            let target = match r.to {
+                Referent::Address(address) => address,
+                Referent::Constant(n) => constants + 8 * u64::from(n),
+                Referent::Own(at) => (start + u64::from(at)).wrapping_add(end),
+            };
+            let relative = target.wrapping_sub(end) as u32;
+            let field = r.field as usize;
+            self.bytes[field..field + 4].copy_from_slice(&relative.to_le_bytes());
+        }
+    }
 }

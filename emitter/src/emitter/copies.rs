@@ -1,4 +1,14 @@
-//! HEADER
+//! Copied blocks as the runtime uses them: made, entered, removed, counted.
+//!
+//! [`crate::blocks`] does the work. It knows neither the tables of indirect jumps nor the cache nor
+//! the fragments of its emitter; each method here passes what is needed. This module owns no data.
+//!
+//! The caller holds the emitter, except where a method is marked async-signal-safe.
+//!
+//! Example: [`Emitter::copy`]`(0x1000, code)` gives the host address of the block at 0x1000, and
+//! [`Emitter::copy_entry_point`] says how to enter it without the emitter. The guest's page at
+//! 0x1000 changes: [`Emitter::remove_copied`] makes nothing lead to the block. When all threads have
+//! been outside, [`Emitter::reclaim`] lets its memory be used again.
 
 use crate::blocks::{BlockId, Copied, CopyFigures, Count, CounterId, Doomed, HeadCounts, LinkId};
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};

@@ -1,21 +1,27 @@
-//! HEADER
+//! What a counting emitter has counted, and where its exits lead now: the questions of `explain`.
+//!
+//! The words that are counted in, and their meaning, are in [`crate::fragment::counting`]. This
+//! module owns no data. The caller holds the emitter.
+//!
+//! Example: two guards share an anchor. [`Emitter::sharing`] names both exits for either of them,
+//! because both leave by the same record.
 
 use crate::emitter::Emitter;
 use crate::fragment::counting::{Destination, Word};
 use crate::fragment::{ExitId, FragmentRole, Link, fragment_at};
 
 impl Emitter {
-    /// Does it count?
+    /// Do fragments count?
     pub fn is_counting(&self) -> bool {
         self.counting.is_some()
     }
 
-    /// What a word has counted; 0 if nothing is counted.
+    /// The count in a word; 0 if nothing is counted.
     pub fn count(&self, word: Word) -> u64 {
         self.counting.as_ref().map_or(0, |c| c.get(word))
     }
 
-    /// The guards, this one included, that share this exit's way out.
+    /// The exits that leave by the same record as this one, this one included.
     pub fn sharing(&self, exit: ExitId) -> Vec<ExitId> {
         let Some(e) = self.exit(exit) else { return Vec::new() };
         let exits = self.fragment(e.fragment).map_or(0..0, |f| f.exits.clone());

@@ -1,7 +1,16 @@
 //! The emitter: owner of all generated code.
 //!
 //! **Data.** [`Emitter`] holds the code cache, the stubs, fragments with their exits and links, the
-//! tables of indirect jumps, and copied blocks.
+//! tables of indirect jumps, and copied blocks. Its methods are in the modules of this folder:
+//!
+//! | module | methods |
+//! | --- | --- |
+//! | [`compile`] | requests for code generation |
+//! | [`place`] | compiled code becomes a fragment |
+//! | [`copies`] | copied blocks: made, entered, removed, counted |
+//! | [`links`] | which code leads where; the verifier |
+//! | [`counts`] | what fragments have counted |
+//! | [`listing`] | disassembly |
 //!
 //! A fragment's life: [`Emitter::place`] makes it of compiled code. [`Emitter::enter`] runs it
 //! until it leaves by some exit. For a raw exit [`Emitter::deopt`] rebuilds the guest's state. An

@@ -1,4 +1,16 @@
-//! HEADER
+//! The jumps of one fragment: where they lead, and how they are made to lead out.
+//!
+//! Data: [`Link::target`] and [`Fragment::unlinked`], which are atomics, because signal handlers
+//! read and change them. Invariant: the state is changed first, then [`writer`] writes the jump. So
+//! a handler that interrupts a change writes what the state says, and the change, which goes on
+//! later, writes the same.
+//!
+//! Threads that hold the emitter call these functions. [`Fragment::unlink`] and
+//! [`Fragment::relink`] may also be called in a signal handler.
+//!
+//! Example: the end of a fragment is linked to 0x2000_4000. A signal unlinks the fragment: the count
+//! becomes 1, and all its jumps lead to their stubs. Meanwhile `lead` makes the end's target
+//! 0x2000_8000 and writes nothing. `relink` makes the count 0 and writes the jump to 0x2000_8000.
 
 use super::{Fragment, Link, fragment_at};
 use crate::cache::{Cache, writer};
@@ -32,8 +44,8 @@ impl Fragment {
     }
 }
 
-/// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at
-/// all.
+/// Sets the target of the fragment's link whose field is at `field`. The jump is written now, or
+/// when the fragment is linked again.
 pub(crate) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
     let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
     let Some(fragment) = fragment else { return };

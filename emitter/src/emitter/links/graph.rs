@@ -1,4 +1,17 @@
-//! HEADER
+//! Operations on the graph of links that concern fragments as well as blocks.
+//!
+//! Links from fragment to fragment are in no list: [`Emitter::sever`] looks through the links of all
+//! fragments for the entries of the fragment that nothing may lead to any more, whatever made the
+//! links. Links to a place are in the list of that place ([`crate::blocks::places`]).
+//!
+//! Data: none of its own. Invariant: an end with borrowed registers never leads to a fragment that
+//! its place does not lead to, so [`Emitter::lead_place`] unlinks such ends whenever the place's
+//! entry changes. The caller holds the emitter; [`Emitter::unlink_block`] and
+//! [`Emitter::relink_block`] are async-signal-safe.
+//!
+//! Example: links of the blocks A and B lead to the block at 0x2000. A trace of 0x2000 is placed.
+//! [`Emitter::lead_to`] makes both links lead to the trace. The trace is dropped:
+//! [`Emitter::invalidate`] makes the ends of other traces that lead to it lead out.
 
 use crate::blocks::BlockId;
 use crate::blocks::places::{BODY, FOREIGN};
@@ -8,8 +21,8 @@ use rustc_hash::FxHashSet;
 use std::sync::atomic::Ordering;
 
 impl Emitter {
-    /// Links to the fragment's pc lead to it from now on. This cannot fail: an end that finds no
-    /// room for a passage enters in canonical state.
+    /// Links to the fragment's pc lead to it from now on. This cannot fail: if there is no room for
+    /// a passage, the end enters in canonical state.
     pub fn lead_to(&mut self, fragment: FragmentId) {
         let Some(f) = self.fragment(fragment) else { return };
         let (pc, entry) = (f.pc, (f.entry - self.blocks.base) as u32);
@@ -27,8 +40,8 @@ impl Emitter {
         }
     }
 
-    /// The ends of traces that are links to where links to a place lead. One that is bound to the
-    /// place's block is not among them: it may come from the very fragment that the others lead to.
+    /// The ends of traces that are in a place's list and follow its entry. Ends with [`BODY`] are
+    /// left out: such an end may belong to the fragment that the place leads to.
     pub(crate) fn ends_to(&self, place: u32) -> impl Iterator<Item = ExitId> {
         let links = &self.blocks.links;
         let first = links.get(self.blocks.places[place as usize].links as usize);
@@ -45,8 +58,8 @@ impl Emitter {
         })
     }
 
-    /// The links that lead into these fragments or their passages, and their owners. A back edge
-    /// leads nowhere else.
+    /// The links that lead into these fragments or their passages, and their owners. Back edges are
+    /// left out: they lead to their own fragment only.
     pub(crate) fn links_into(&self, ids: &[FragmentId]) -> Vec<(FragmentId, &Link)> {
         let ids: FxHashSet<FragmentId> = ids.iter().copied().collect();
         let doomed = |(n, f): &(usize, &Fragment)| {
@@ -72,7 +85,7 @@ impl Emitter {
             .for_each(|(owner, link)| self.set_link(owner, link, link.out));
     }
 
-    /// Makes everything that is linked to one fragment lead to another of the same region.
+    /// Makes every link that leads to one fragment lead to another fragment of the same region.
     ///
     /// # Errors
     /// They are not both fragments of one region.
@@ -83,7 +96,7 @@ impl Emitter {
             self.links_into(&[from]).into_iter().map(|(owner, link)| (owner, link.kind)).collect();
         for (owner, kind) in links {
             let borrows = match kind {
-                // A passage leads where it belongs.
+                // A passage belongs to the fragment that it leads to, and keeps leading there.
                 LinkKind::Borrowed(_)
                     if matches!(
                         self.fragments[owner.0 as usize].role,
@@ -93,13 +106,13 @@ impl Emitter {
                     continue;
                 }
                 LinkKind::Borrowed(exit) if self.link_borrowed(exit, to).is_err() => {
-                    // A full cache. Canonical state always does.
+                    // The cache has no room for a passage. An entry in canonical state needs none.
                     self.unlink_borrowed(exit);
                     Some(exit)
                 }
                 LinkKind::Borrowed(_) | LinkKind::BackEdge => continue,
                 LinkKind::End(exit) => Some(exit),
-                // They lead to what was compiled for them.
+                // These lead to code that was compiled for their state, not to the region.
                 LinkKind::Record(_) | LinkKind::Guard(_) => None,
             };
             if let Some(link) = borrows.and_then(|exit| self.link_of(exit)) {
@@ -113,8 +126,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes nothing lead into a fragment any more: links, exits and the lookup table. It stays
-    /// allocated until the next flush, and whoever is inside may finish.
+    /// Makes nothing lead into a fragment any more: links, exits and the lookup table. The code
+    /// stays until the next flush, so a thread inside may finish.
     pub fn invalidate(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
         let pc = self.fragment(fragment).ok_or(EmitError::Unknown)?.pc;
         self.indirect.remove(pc);
@@ -122,8 +135,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes whoever is in a block leave at its end, into the runtime, until as many have called
-    /// [`Emitter::relink_block`]. Async-signal-safe.
+    /// Makes threads in a block leave at its end, into the runtime, until [`Emitter::relink_block`]
+    /// has been called as often as this. Async-signal-safe.
     pub fn unlink_block(&self, block: BlockId) {
         self.blocks.unlink(block.0, &self.indirect, &self.cache);
     }
