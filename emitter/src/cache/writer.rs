@@ -24,7 +24,7 @@ pub(crate) struct Permit(());
 
 const PERMIT: Permit = Permit(());
 
-/// `jmp rel8`.
+/// The opcode of `jmp rel8`.
 const SHORT_JUMP: u8 = 0xeb;
 
 /// Makes the jump with this rel32 field lead to `target`.
@@ -32,12 +32,12 @@ pub(crate) fn lead(cache: &Cache, field: u64, target: u64) {
     set_field(cache, field, relative(field, target));
 }
 
-/// What a rel32 field at `field` holds to lead to `target`.
+/// The value of a rel32 field at `field` that leads to `target`.
 pub(crate) fn relative(field: u64, target: u64) -> u32 {
     target.wrapping_sub(field + 4) as u32
 }
 
-/// Where the jump with this rel32 field leads: what [`lead`] wrote.
+/// The address to which the jump with this rel32 field leads now.
 pub(crate) fn led(cache: &Cache, field: u64) -> u64 {
     let bytes = cache.read(field, 4).first_chunk().copied().unwrap_or_default();
     (field + 4).wrapping_add(i64::from(i32::from_le_bytes(bytes)) as u64)
