@@ -1,9 +1,19 @@
 //! Checked entries of copied blocks: where indirect transfers arrive
 //! ([`crate::transfers::indirect`]).
 //!
-//! A block begins with its checked entry if it is returned to, or was first reached by an indirect
-//! transfer. Other places get a checked entry *apart*, which goes on by a link to where the place
-//! leads: a block that turns out later to be a target, and a place that leads to a counter.
+//! A block begins with its checked entry if a call returns there, or if it was first reached by an
+//! indirect transfer. Any other place gets a checked entry *apart*, a piece of code that goes on by
+//! a link to where the place leads. That is needed if an existing block turns out to be a target,
+//! and if the place leads to a counter.
+//!
+//! Data: [`Blocks::checks`] and [`Blocks::apart`]. Invariant: a place is in the table of a carrier if
+//! and only if its bit in `registered` is set. When the place's entry changes it is noted in
+//! [`Blocks::moved`], and [`Blocks::register_moved`] writes the tables before the emitter is given
+//! back. The caller holds the emitter; [`Blocks::diversion`] is async-signal-safe.
+//!
+//! Example: the block at 0x2000 was reached by a branch. Then `jmp rax` goes there. The runtime
+//! calls [`Blocks::register`]`(0x2000, rax)`: a checked entry apart is made, whose link leads to the
+//! block, and the table of rax leads to that entry.
 
 use super::removal::Key;
 use super::{Blocks, FIRST_LINK, Link, STUB};
@@ -26,7 +36,7 @@ impl Check {
         self.start
     }
 
-    /// What can take its place.
+    /// The key by which its memory is used again.
     pub fn key(&self) -> Key {
         Key::of_check(self.len, self.via)
     }
@@ -144,7 +154,7 @@ impl Blocks {
         }
     }
 
-    /// How a thread gets out that is in the blocks' stubs, in a checked entry or in a landing.
+    /// The way out of a thread that is in the blocks' stubs, in a checked entry or in a landing.
     /// Async-signal-safe.
     pub(crate) fn diversion(
         &self,

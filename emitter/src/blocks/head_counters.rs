@@ -1,11 +1,12 @@
-//! Trace heads: counted while they run as blocks, and handed over to fragments.
+//! Counters of trace heads: how often a head was executed as a block.
 //!
 //! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it
 //! lead to its *counter*, a piece of code without a guest instruction that counts down a word of
 //! data memory and goes on to the block, all registers and flags in place. When the word is one,
 //! the counter leaves, at each execution until it is set again. Counting may pause: then links lead
-//! to the block. When the head has a fragment, links lead there instead ([`crate::blocks::places`]);
-//! then only exits that may have made no progress still jump to the block.
+//! to the block. When the head has a fragment, links lead there instead ([`crate::blocks::places`]).
+//! Only an exit that may have made no progress still jumps to the block then; if it entered the
+//! fragment again, the guest might stand still.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 //!
@@ -13,8 +14,8 @@
 //! counter is part of a cycle without a guest instruction. The caller holds the emitter; generated
 //! code writes the words.
 //!
-//! Example: a loop at 0x1000 is found to be one when its backward branch is copied; links to it
-//! lead to a counter that is set to 50; the fiftieth execution leaves, and the runtime records a
+//! Example: the block at 0x1040 ends with a backward branch to 0x1000, so 0x1000 is a head. Links to
+//! it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime records a
 //! trace.
 
 use super::removal::Key;
@@ -30,14 +31,14 @@ use dynasour_guest::context::offset;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Counters that there can be.
+/// Counters of 8 bytes (guess; if it is too low, later heads are not counted and get no traces).
 const COUNTERS: usize = 1 << 16;
 
 /// Identifies a counter, until the next flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CounterId(pub u32);
 
-/// What a counter counts.
+/// The subject of a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counted {
     /// Executions of the head at this pc.
@@ -46,12 +47,13 @@ pub enum Counted {
     Exit(ExitId, u64),
 }
 
-/// Which heads are counted, and how far.
+/// Which heads get counters, and how they are set.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadCounts {
     /// Executions before its counter leaves for the first time; 0 if nothing is counted.
     pub threshold: u64,
-    /// Is the function at this pc counted? Nearly every place that is called would be.
+    /// Is the place at this pc, which was found by a call, counted? Counting all of them would
+    /// count nearly every function.
     pub functions: fn(u64) -> bool,
 }
 
@@ -65,24 +67,24 @@ impl Default for HeadCounts {
 /// A counter.
 struct Counter {
     counts: Counted,
-    /// What it was set to last, and when.
+    /// The value to which it was set last, and the time stamp then.
     from: AtomicU64,
     since: AtomicU64,
 }
 
-/// What a counter has counted.
+/// The state of a counter that has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Count {
-    /// Of what.
+    /// The subject.
     pub counts: Counted,
-    /// How often that was executed since it was set last. If another thread has left by it at the
-    /// same time and it was set since, hardly ever.
+    /// Executions since the counter was set last. The number is too low if two threads have left by
+    /// the counter at the same time and one of them has set it since.
     pub executions: u64,
     /// Ticks of the time stamp counter since then.
     pub ticks: u64,
 }
 
-/// What is known of heads.
+/// All counters, and the heads that still need one.
 pub(crate) struct Heads {
     words: Option<Words>,
     counters: Vec<Counter>,
@@ -115,7 +117,7 @@ impl Heads {
         self.found.clear();
     }
 
-    /// What the counter of this number counts.
+    /// The subject of the counter of this number.
     pub fn counts_of(&self, counter: u32) -> Option<Counted> {
         self.counters.get(counter as usize).map(|counter| counter.counts)
     }
@@ -172,8 +174,8 @@ impl Blocks {
         code.mov_from(RCX, Mem::relative());
         let load = code.len();
         code.lea(RCX, Mem::at(RCX).plus(-1));
-        // jrcxz over the way to the block. The word is never 0: a thread that comes at the same
-        // time leaves, too.
+        // jrcxz over the way to the block. The new value is not stored if it is 0, so the word stays
+        // 1, and other threads leave, too.
         code.jrcxz_over(21);
         code.mov_to(Mem::relative(), RCX);
         let store = code.len();
@@ -245,7 +247,7 @@ impl Blocks {
         Ok(Some(start_offset))
     }
 
-    /// A link leads to this place backward, by a call or from a fragment.
+    /// Makes a place a head: a link leads there backward, by a call (`called`) or from a fragment.
     pub(crate) fn found_head(&mut self, place: u32, called: bool) {
         let p = &mut self.places[place as usize];
         p.is_called |= called && !p.is_head;
@@ -254,13 +256,13 @@ impl Blocks {
         }
     }
 
-    /// Gives the heads found lately their counters, as far as they have blocks. In a full cache
-    /// they go uncounted.
+    /// Gives counters to the heads that were found and have blocks. If the cache is full, the head
+    /// is not counted.
     pub(crate) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) {
         while let Some(place) = self.heads.found.pop() {
             let Some(p) = self.places.get(place as usize) else { continue };
             if p.block == 0 || p.entry != p.block || !p.is_head {
-                // Without a block it is met again when it gets one.
+                // A head without a block is found again when it gets one.
                 continue;
             }
             if p.is_called && !(self.heads.counts.functions)(p.pc) {

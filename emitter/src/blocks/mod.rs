@@ -64,13 +64,15 @@ pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
 use translate::{Leads, Translator};
 use word_jumps::Word;
 
-/// So many times everything has been dropped when blocks become shorter.
+/// After everything has been dropped this many times ([`Blocks::clears`]), blocks end at the first
+/// branch (guess; if it is too low, a program that fills the cache once has slower blocks for
+/// good).
 const OFTEN: u32 = 4;
-/// Room for a block in so many bytes of the cache is there from the start: untouched it costs
-/// nothing, while growing copies.
+/// From the start the arrays have room for one block per this many bytes of cache (guess). Unused
+/// room costs no memory; if there is too little room, growing copies the arrays.
 const BYTES_PER_BLOCK: usize = 2 << 10;
-/// Of blocks: at least eight, so that fields lie as they were padded. At more than sixteen hardly
-/// anything is faster.
+/// Bytes. At least eight, because the translator pads fields relative to the block's start.
+/// Measured: more than sixteen is hardly faster.
 const ALIGNMENT: usize = 16;
 /// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
 const STUB: usize = 18;
@@ -83,14 +85,14 @@ pub struct BlockId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkId(pub u32);
 
-/// What [`Emitter::copy`] finds at a guest pc.
+/// The result of [`Emitter::copy`](crate::Emitter::copy).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copied {
     /// Code to enter.
     Entry(u64),
-    /// An instruction that cannot be copied: the interpreter's.
+    /// The instruction cannot be copied; the interpreter executes it.
     Instruction,
-    /// Code that keeps changing: the interpreter's.
+    /// The code keeps changing; the interpreter executes it.
     Writable,
 }
 
@@ -102,9 +104,9 @@ pub(crate) struct Block {
     pub(crate) len: u16,
     /// Bytes of the checked entry that it begins with.
     pub(crate) prefix: u8,
-    /// [`Via::index`] of that.
+    /// [`Via::index`] of that entry's carrier.
     pub(crate) via: u8,
-    /// How many links it has, and the first.
+    /// The number of its links. They are consecutive, from `first_link` on.
     pub(crate) links: u8,
     pub(crate) first_link: u32,
     /// Offset of its cold memory.
@@ -115,9 +117,9 @@ pub(crate) struct Block {
     /// The first of its nodes in [`Pages`].
     pub(crate) node: u32,
     pub(crate) landings: Landings,
-    /// What it takes.
+    /// The sizes by which its memory is used again.
     pub(crate) key: Key,
-    /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
+    /// Unlinkings that have not been undone. While there are any, its links lead out.
     pub(crate) unlinked: AtomicU32,
 }
 
@@ -133,14 +135,14 @@ impl Block {
 pub struct CopyFigures {
     /// Blocks translated since the start.
     pub blocks: u64,
-    /// The guest's basic blocks that they go on through: those that end at a conditional branch or
-    /// a jump count, too.
+    /// Basic blocks of the guest's in them. A copied block goes on behind conditional branches and
+    /// jumps, so it may have several.
     pub basic_blocks: u64,
     /// Guest instructions in them.
     pub instructions: u64,
     /// Bytes of code made from them, stubs included.
     pub bytes: u64,
-    /// Links made lead to a block.
+    /// Links that were made to lead to code.
     pub links: u64,
 }
 
@@ -157,31 +159,33 @@ pub(crate) struct Blocks {
     pub(crate) links: Vec<Link>,
     /// Checked entries that belong to no block, ascending.
     pub(crate) checks: Vec<Check>,
-    /// The offset of a place's checked entry for a carrier that belongs to no block.
+    /// Offsets of checked entries that belong to no block, by place and carrier.
     pub(crate) apart: FxHashMap<(u32, Via), u32>,
-    /// Places whose entry is not what indirect transfers find.
+    /// Places whose entry has changed, while the tables still lead to the old one.
     pub(crate) moved: Vec<u32>,
-    /// What was made from which guest pages.
+    /// The blocks of each guest page.
     pages: Pages,
-    /// What is free to be used again.
+    /// Memory and numbers that are free.
     pub(crate) free: Free,
-    /// The guest bytes of blocks that compare them.
+    /// The guest bytes of self-checking blocks, by their indices.
     own: FxHashMap<u32, Box<[u8]>>,
-    /// How often such bytes have changed, by the guest pc.
+    /// Changes of such bytes that were found, by guest pc.
     changes: FxHashMap<u64, u8>,
     /// The words that blocks jump or call through.
     words: FxHashMap<u32, Word>,
-    /// Blocks that were removed since, for the next who waits until all threads have been outside.
+    /// Blocks that were removed because their bytes had changed. The next caller that waits until
+    /// every thread has been outside takes them, too.
     stale: Option<Doomed>,
     pub(crate) heads: Heads,
     returns: Wanted,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
-    /// How many blocks are unlinked.
+    /// The number of unlinkings of all blocks that have not been undone.
     pub(crate) unlinked: AtomicU32,
-    /// How often everything was dropped for other reasons than that blocks are to be different.
+    /// Times that everything was dropped, except to make blocks in another way (returns through the
+    /// stack, named transfers).
     clears: u32,
-    /// How often everything was dropped, for whatever reason: indices are good until the next time.
+    /// Times that everything was dropped for any reason. Indices are good until the next time.
     generation: u32,
     /// Do blocks name their transfers?
     named: bool,
@@ -267,8 +271,7 @@ impl Blocks {
             self.clears += 1;
         }
         if self.clears >= OFTEN {
-            // What is copied lasts for so short a time that more than what is executed would not
-            // pay.
+            // Blocks are dropped so soon that copying code which is not executed does not pay.
             self.translator.most_branches = 1;
         }
     }
@@ -403,7 +406,7 @@ impl Blocks {
         }
     }
 
-    /// Where a block is gone, or behind all others.
+    /// Puts a block into the slot of a removed one, or behind all others. Returns its index.
     pub(super) fn put_block(&mut self, slot: Option<u32>, block: Block) -> u32 {
         match slot {
             Some(slot) => {
@@ -417,7 +420,7 @@ impl Blocks {
         }
     }
 
-    /// A stub that will stand at offset `at`.
+    /// The bytes of a stub that leaves with `site` and will stand at offset `at`.
     pub(super) fn stub_bytes(&self, at: u32, site: u32) -> SmallVec<[u8; 24]> {
         let mut stub = SmallVec::new();
         stub.store_constant(offset::EXIT_SITE, site);
@@ -446,7 +449,7 @@ impl Blocks {
             }
             via = place.expected;
             if place.block != 0 {
-                // It led to a fragment that is gone.
+                // The place led to a fragment that is gone.
                 let block = place.block;
                 self.lead(number, block, cache, fragments);
                 return Ok(Copied::Entry(self.base + u64::from(block)));
@@ -510,8 +513,8 @@ impl Blocks {
 }
 
 impl Blocks {
-    /// As [`Blocks::copy`]; enters in the tables what has moved, and gives back the memory that was
-    /// taken if the block could not be made.
+    /// As [`Blocks::copy`]. Afterwards the tables lead to the entries of places that have changed.
+    /// If the block could not be made, the memory that was taken for it is given back.
     pub(crate) fn copied(
         &mut self,
         pc: u64,

@@ -17,33 +17,33 @@ use std::ops::Range;
 /// Guest pages have 4 KiB (Intel SDM vol. 3, 4.5).
 const PAGE_SHIFT: u32 = 12;
 
-/// One block among those made from one page.
+/// A node: one block in the list of one page.
 struct Node {
     block: u32,
     /// The page's index in [`Pages::pages`].
     page: u32,
-    /// The neighbours among those of the page.
+    /// The neighbours in the list of the page.
     next: u32,
     before: u32,
     /// The next node of the same block.
     other: u32,
 }
 
-/// What was made from which guest pages.
+/// The blocks of each guest page.
 #[derive(Default)]
 pub(super) struct Pages {
     index: FxHashMap<u64, u32>,
     /// Pages and their first nodes, [`NONE`] if there is none.
     pages: Vec<(u64, u32)>,
     nodes: Vec<Node>,
-    /// Pages and nodes that are gone.
+    /// Free indices of pages, and of nodes.
     free: [Vec<u32>; 2],
     /// The page that was looked up last, and its index.
     last: Option<(u64, u32)>,
 }
 
 impl Pages {
-    /// Empty, with room for so many nodes.
+    /// Empty, with room for this number of nodes.
     pub fn with_capacity(nodes: usize) -> Pages {
         Pages { nodes: Vec::with_capacity(nodes), ..Pages::default() }
     }
@@ -72,8 +72,8 @@ impl Pages {
         index
     }
 
-    /// The block was made from `source`; `node` is the first of its nodes. Returns what is that
-    /// then.
+    /// Notes that a block was made from `source`. `node` is the first node of the block, or
+    /// [`NONE`]. Returns the first node after this.
     pub fn add(&mut self, block: u32, source: &Range<u64>, mut node: u32) -> u32 {
         for page in pages(source) {
             let page = self.page(page);

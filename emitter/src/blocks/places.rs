@@ -36,16 +36,16 @@ use std::sync::atomic::Ordering;
 pub(crate) const NONE: u32 = u32::MAX;
 /// The place of links that go where `next_pc` says.
 pub(crate) const ANYWHERE: u32 = u32::MAX;
-/// What stands for [`Via::index`] in those of returns by the stack.
+/// In [`Link::out`]: the link belongs to a return through the stack, which has no carrier.
 pub(crate) const RETURN: u32 = Via::COUNT as u32;
-/// With a link's place: it leads to the block there, whatever the place's entry.
+/// A bit of [`Link::place`]: the link leads to the place's block, whatever the place's entry is.
 pub(crate) const BODY: u32 = 1 << 30;
-/// With a link's place: it is a fragment's, which has to know where it leads.
+/// A bit of [`Link::place`]: the link is a fragment's, and the fragment keeps its target, too.
 pub(crate) const FOREIGN: u32 = 1 << 29;
-/// The place of a link, without these.
+/// The bits of [`Link::place`] that are the number of the place.
 pub(crate) const PLACE: u32 = FOREIGN - 1;
 
-/// A guest pc.
+/// A guest pc with the code that stands for it.
 pub(crate) struct Place {
     pub(crate) pc: u64,
     /// Offset of its block in the cache, 0 if there is none.
@@ -56,17 +56,17 @@ pub(crate) struct Place {
     pub(crate) links: u32,
     /// Offset of the checked entry that its block begins with, 0 if there is none.
     pub(crate) prefix: u32,
-    /// The carriers ([`Via::index`]) by which indirect transfers find it: a bit each.
+    /// The carriers whose tables hold the pc: bit [`Via::index`] each.
     pub(crate) registered: u32,
     /// The carrier for which its block should begin with a checked entry.
     pub(crate) expected: Option<Via>,
-    /// Its links are counted ([`super::head_counters`]).
+    /// Is it a trace head ([`super::head_counters`])?
     pub(crate) is_head: bool,
-    /// It was found by a call.
+    /// Was it found by a call?
     pub(crate) is_called: bool,
     /// The indices of its block and of its head's counter, [`NONE`] if there is none.
     pub(crate) made: [u32; 2],
-    /// Are there checked entries of its own that belong to no block?
+    /// Has it checked entries that belong to no block?
     pub(crate) has_checks: bool,
 }
 
@@ -74,13 +74,13 @@ pub(crate) struct Place {
 pub(crate) struct Link {
     /// Offset of its rel32 field.
     pub(crate) field: u32,
-    /// Offset of its stub; of one that goes anywhere, [`Via::index`].
+    /// Offset of its stub. If the place is [`ANYWHERE`]: [`Via::index`], or [`RETURN`].
     pub(crate) out: u32,
     /// Its place, perhaps with [`BODY`] and [`FOREIGN`]; or [`ANYWHERE`].
     pub(crate) place: u32,
     /// The next link to the same place.
     pub(crate) next: u32,
-    /// The one before it, [`NONE`] if it is the first.
+    /// The link before it in the list, [`NONE`] if it is the first.
     pub(crate) before: u32,
 }
 
@@ -90,27 +90,30 @@ impl Link {
     }
 }
 
-/// What tails hold.
+/// The operands of tails' jumps: how they lead on, and how they lead out.
 pub(crate) struct Ways {
-    /// For each carrier, if it has a table within reach.
+    /// The table of each carrier, if it lies within reach.
     pub(crate) tables: [Option<u32>; Via::COUNT],
     /// Bit [`Via::index`]: the table is filled.
     pub(crate) in_use: u32,
     /// The table that leads out of tails that use memory, if that is within reach.
     pub(crate) out: Option<u32>,
-    /// Where such a tail leads without tables, and to lead out.
+    /// The addresses to which a tail that uses memory leads if there is no table within reach: to
+    /// go on, and to lead out.
     pub(crate) direct: [u64; 2],
-    /// What finds landings, and leads out instead.
+    /// The instruction of a return that looks the landing up, and the instruction that leads out
+    /// instead.
     pub(crate) returns: Option<[[u8; 8]; 2]>,
-    /// Where tails of registers lead while their tables are not in use, and to lead out.
+    /// The stubs to which tails of registers lead while their tables are not in use, and to lead
+    /// out.
     pub(crate) asks: [u64; 16],
 }
 
-/// What the last instruction of a link's jump is to be.
+/// The new contents of a link's jump.
 pub(crate) enum Patched {
-    /// The same with this in its field.
+    /// The same instruction with this field.
     Field(u32),
-    /// This one, of eight aligned bytes, with the field last.
+    /// This instruction of eight aligned bytes, whose field comes last.
     Instruction([u8; 8]),
 }
 
@@ -154,7 +157,7 @@ impl Blocks {
         all.find(|number| self.links[*number as usize].field == field)
     }
 
-    /// Where a link to a place leads while nothing wants out.
+    /// Where a link to a place leads while its owner is linked.
     pub(crate) fn target(&self, link: &Link) -> u64 {
         let place = &self.places[(link.place & PLACE) as usize];
         match if link.place & BODY != 0 { place.block } else { place.entry } {
@@ -168,7 +171,7 @@ impl Blocks {
         self.base + u64::from(link.out)
     }
 
-    /// What a link's jump is, if it is to lead `out`, then.
+    /// The contents of a link's jump that leads to its target, or `out`.
     pub(crate) fn patched(&self, link: &Link, out: bool) -> Patched {
         let behind = self.base + u64::from(link.field) + 4;
         let relative = |target: u64| target.wrapping_sub(behind) as u32;
@@ -177,7 +180,7 @@ impl Blocks {
         }
         let Ways { tables, in_use, out: out_table, direct, asks, returns } = &self.ways;
         let Some(via) = Via::from_index(link.out as usize) else {
-            // Without such returns there is no link of theirs.
+            // Without returns through the stack no block has such a link: `int3`.
             return Patched::Instruction(
                 returns.map_or([0xcc; 8], |looks| looks[usize::from(out)]),
             );
@@ -203,7 +206,7 @@ impl Blocks {
         }
     }
 
-    /// From now on tails of this carrier go by its table, which is filled.
+    /// Tails of this carrier go through its table from now on. The table is filled.
     pub(crate) fn use_table(&mut self, via: Via, cache: &Cache) {
         self.ways.in_use |= 1 << via.index();
         for link in self
@@ -264,12 +267,12 @@ impl Blocks {
         }
     }
 
-    /// Makes whoever is in any block leave at its end, for good.
+    /// Makes threads in any block leave at its end. This is not undone.
     pub(crate) fn unlink_all(&self, indirect: &Indirect, cache: &Cache) {
         (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, indirect, cache));
     }
 
-    /// A place has a block now, at this offset.
+    /// Gives a place its block, which is at this offset, and leads the links there.
     pub(crate) fn give(&mut self, place: u32, block: u32, cache: &Cache, fragments: &[Fragment]) {
         let p = &mut self.places[place as usize];
         p.block = block;
@@ -303,7 +306,7 @@ impl Blocks {
         }
     }
 
-    /// Frees a place that nobody needs.
+    /// Frees a place that has no block and no entry, and that no link leads to.
     pub(crate) fn drop_place(&mut self, place: u32) {
         let p = &self.places[place as usize];
         if p.block == 0 && p.entry == 0 && p.links == NONE && self.by_pc.get(&p.pc) == Some(&place)

@@ -1,19 +1,25 @@
-//! Blocks that go one by one, because the guest code that they were made from has changed or gone.
+//! Removal of single blocks, because the guest code that they were made from has changed or gone.
 //!
-//! That takes two steps, since threads may be inside. [`Emitter::remove_copied`] makes nothing lead
-//! into the blocks of some pages any more, nor out of them to anywhere but the runtime; what
-//! belongs to them alone goes with them: their heads' counters and their checked entries. When
-//! every thread has been outside since, [`Emitter::reclaim`] lets what they took be used again: an
-//! entry of the arrays with the memory, the links and the number that belong to it, for something
-//! that takes just as much. So the arrays keep their order, and code that comes and goes takes no
-//! more than it takes once.
+//! Threads may be inside, so a removal has two steps. [`Blocks::remove`] makes nothing lead into the
+//! blocks of some pages any more, and makes their own links lead to the runtime. Their heads'
+//! counters and their checked entries are removed with them. When every thread has been outside
+//! since, [`Blocks::reclaim`] frees their *slots*: an entry of an array together with the memory,
+//! the links and the number that belong to it. A slot is used again only for something of the same
+//! [`Key`]. So the arrays keep their order by address, and code that comes and goes takes no more
+//! memory than it takes once.
 //!
-//! Blocks with calls by the stack take a third: threads may keep their landings
-//! ([`crate::transfers::stack_returns`]), which miss from the first step on. So they *rest* until
-//! there are [`RESTING`] bytes of them, every thread forgets its landings, and has been outside
-//! again.
+//! Blocks that call through the stack need a third step: threads may keep their landings
+//! ([`crate::transfers::stack_returns`]), which miss from the first step on. Such blocks *rest*
+//! until there are [`RESTING`] bytes of them. Then every thread forgets its landings, and when it
+//! has been outside again the slots are freed.
 //!
-//! A place goes when it has no block and nothing leads to it.
+//! Data: [`Free`], and [`Doomed`], which the caller keeps between the steps. Invariants: nothing
+//! leads to a doomed block; a place is freed when it has no block and nothing leads to it. The caller
+//! holds the emitter.
+//!
+//! Example: the guest stores into page 1, from which blocks A and B were made. The runtime removes
+//! both, waits until each thread has been outside, and reclaims them. The next block with as many
+//! bytes and links as A takes A's slot.
 
 use super::places::{ANYWHERE, FOREIGN, NONE, PLACE, Place};
 use super::{Block, Blocks};
@@ -24,36 +30,38 @@ use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// So many bytes of blocks rest at most, or about that.
+/// Bytes of blocks that may rest before threads are made to forget their landings (guess). If it is
+/// too low, threads forget landings that they need; if too high, removed blocks fill the cache.
 const RESTING: usize = 256 << 10;
-/// All that is allocated is a multiple of this.
+/// The sizes of slots in the cache are multiples of this many bytes.
 const GRAIN: usize = 16;
 
-/// What something takes: what is free for one is free for all others with the same.
+/// The sizes of a slot. A free slot may be used for anything with the same key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Key {
-    /// Which array it is in, and what its code looks like.
+    /// The array that the slot is in and the form of its code: [`Key::BLOCK`], a counter, or
+    /// [`Key::CHECKS`] plus a carrier.
     kind: u8,
     links: u8,
-    /// Grains.
+    /// In units of [`GRAIN`].
     hot: u16,
     cold: u16,
 }
 
 impl Key {
     const BLOCK: u8 = 0;
-    /// Checked entries for the carrier 0.
+    /// A checked entry for the carrier 0; those of other carriers follow.
     const CHECKS: u8 = 2;
-    /// Of a counter.
+    /// The key of a counter.
     pub const COUNTER: Key = Key { kind: 1, links: 1, hot: 0, cold: 0 };
 
-    /// Of a block with so many bytes, links, and bytes of cold memory.
+    /// The key of a block with these numbers of bytes, links, and bytes of cold memory.
     pub fn of_block(bytes: usize, links: usize, cold: usize) -> Key {
         let grains = |bytes: usize| bytes.div_ceil(GRAIN) as u16;
         Key { kind: Self::BLOCK, links: links as u8, hot: grains(bytes), cold: grains(cold) }
     }
 
-    /// Of a checked entry.
+    /// The key of a checked entry.
     pub fn of_check(bytes: u8, via: Via) -> Key {
         Key { kind: Self::CHECKS + via.index() as u8, links: 1, hot: u16::from(bytes), cold: 0 }
     }
@@ -73,7 +81,7 @@ impl Key {
     }
 }
 
-/// What can be used again.
+/// Free slots, and blocks that rest.
 #[derive(Default)]
 pub(crate) struct Free {
     /// Indices of blocks and checked entries.
@@ -87,7 +95,7 @@ pub(crate) struct Free {
 }
 
 impl Free {
-    /// An index that has what `key` says, if one is free.
+    /// Takes a free slot of this key.
     pub fn slot(&mut self, key: Key) -> Option<u32> {
         let slot = self.slots.get_mut(&key)?.pop()?;
         self.bytes -= key.bytes();
@@ -104,7 +112,8 @@ impl Free {
         self.resting.push(block);
     }
 
-    /// The blocks that have rested, if it is time for every thread to forget their landings.
+    /// The blocks that rest, if there are enough of them that every thread should forget its
+    /// landings.
     fn wake(&mut self) -> Option<Vec<u32>> {
         if self.resting_bytes < RESTING {
             return None;
@@ -113,13 +122,13 @@ impl Free {
         Some(std::mem::take(&mut self.resting))
     }
 
-    /// Where a place is gone, or behind all others.
+    /// Puts a place into the slot of a free one, or behind all others. Returns its number.
     pub fn put_place(&mut self, places: &mut Vec<Place>, place: Place) -> u32 {
         put(places, &mut self.places, place)
     }
 }
 
-/// Where something is gone, or behind all others.
+/// Puts `new` into a free slot, or behind all others. Returns its index.
 pub(super) fn put<T>(all: &mut Vec<T>, free: &mut Vec<u32>, new: T) -> u32 {
     match free.pop() {
         Some(free) => {
@@ -133,16 +142,16 @@ pub(super) fn put<T>(all: &mut Vec<T>, free: &mut Vec<u32>, new: T) -> u32 {
     }
 }
 
-/// What was removed and still takes its memory, until the next flush.
+/// Blocks that were removed and still take their memory. Good until the next flush.
 #[derive(Debug)]
 #[must_use = "it takes memory until it is reclaimed"]
 pub struct Doomed {
     blocks: Vec<u32>,
-    /// Blocks that were removed long ago.
+    /// Blocks that were removed earlier and have rested since.
     rested: Vec<u32>,
     checks: Vec<u32>,
     places: Vec<u32>,
-    /// [`Blocks::generation`] then.
+    /// [`Blocks::generation`] at the removal.
     generation: u32,
 }
 
@@ -162,14 +171,14 @@ impl Doomed {
         self.blocks.is_empty()
     }
 
-    /// How many blocks were removed.
+    /// The number of removed blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 }
 
 impl Blocks {
-    /// A block is found by its pages no more.
+    /// Forgets the pages of a block.
     pub(super) fn forget_pages(&mut self, index: u32) {
         self.pages.remove(self.blocks[index as usize].node);
     }

@@ -35,7 +35,7 @@ use std::ops::Range;
 
 pub use crate::codegen::count::length_at;
 
-/// Words of 8 bytes (guess: one million guards; if it is too low later fragments are not counted).
+/// Words of 8 bytes, two for each guard (guess; if it is too low, later fragments are not counted).
 /// The last word is shared by the code of all fragments that came when the others were in use; it
 /// is never read.
 const WORDS: usize = 1 << 22;

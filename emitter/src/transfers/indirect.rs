@@ -187,9 +187,9 @@ pub struct Indirect {
     asked: [u32; Via::COUNT],
 }
 
-/// A register gets a table after this many of its transfers came to the runtime. Filling the table
-/// takes about as long as they took (measured); if this is too low, programs with few indirect
-/// jumps start more slowly.
+/// A register gets a table after this many of its transfers came to the runtime: filling the table
+/// takes about as long as they took. If this is too low, programs with few indirect jumps start
+/// more slowly.
 const ASKED: u32 = 256;
 
 /// The stubs of a register that carries targets.

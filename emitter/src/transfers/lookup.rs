@@ -6,7 +6,7 @@
 //!   It lies in the low 2 GiB, so that its address is a displacement. Behind the first table of
 //!   [`Via::Memory`] lies another one, all of whose words lead out: sites that are to leave jump
 //!   through it. Each table is filled at its first use, because filling takes as long as translating
-//!   a hundred blocks (measured).
+//!   a hundred blocks.
 //! * **second**: a hash table for pcs whose word in the first table of [`Via::Memory`] was taken by
 //!   another pc. Two arrays, of complemented pcs and of checked entries; a pc stands in one of
 //!   [`PROBES`] neighbouring slots. The miss stub searches it.

@@ -38,7 +38,7 @@ use std::fmt;
 #[cfg(test)]
 mod tests;
 
-/// What must hold for links.
+/// The rules that links obey.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
     /// A jump in memory leads where its link's state says: to its target, or out while its owner is
@@ -66,7 +66,7 @@ pub enum Rule {
 pub struct Violation {
     /// The rule.
     pub rule: Rule,
-    /// Where, and what is there.
+    /// The place of the violation, and the code or word found there.
     pub what: String,
 }
 
@@ -114,7 +114,8 @@ impl Emitter {
         require(Rule::Tables, unowned.is_none(), || format!("{unowned:#x?} belongs to no pc"))
     }
 
-    /// How many links and places there are: what [`Emitter::verify_links`] takes time for.
+    /// The number of links and places, to which the time of [`Emitter::verify_links`] is
+    /// proportional.
     pub fn links_to_verify(&self) -> usize {
         self.exits.len() + self.blocks.links.len() + self.blocks.places.len()
     }
@@ -374,7 +375,7 @@ impl<'e> Verifier<'e> {
         }
     }
 
-    /// What a word of a table leads to: the code behind a checked entry.
+    /// The code behind the checked entry to which a word of a table leads.
     fn checked(&self, via: Via, pc: u64, entry: u64) -> Result<Node, Violation> {
         let blocks = &self.emitter.blocks;
         let start = entry.wrapping_sub(WAY_OUT);
