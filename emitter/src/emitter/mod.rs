@@ -55,8 +55,8 @@ const TRAP_FLAG: u64 = 0x100;
 pub enum EntryState {
     /// Every guest register in its own host register, flags in the host's flags.
     Canonical,
-    /// As this guard's exit leaves: the version's entry parameters are the guest state at the
-    /// exit's target. [`Emitter::attach`] then makes the exit go there.
+    /// In the state in which this guard's exit leaves: the version's entry parameters are the guest
+    /// state at the exit's target. [`Emitter::attach`] then makes the exit go there.
     FromExit(ExitId),
 }
 
@@ -71,7 +71,7 @@ pub struct Config {
     pub rates: bool,
     /// How do copied blocks return?
     pub returns: Returns,
-    /// How checked entries compare. None: the way that is fastest on this processor.
+    /// How checked entries compare. `None` chooses the fastest comparison on this processor.
     pub entry_check: Option<EntryCheck>,
     /// Do indirect transfers name themselves? See [`Emitter::name_transfers`].
     pub names_transfers: bool,
@@ -90,7 +90,7 @@ impl Default for Config {
     }
 }
 
-/// What an exit means, with `ctx` now holding the guest's exact state.
+/// The meaning of an exit. `ctx` holds the guest's exact state now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Deopt {
     /// The exit.
@@ -106,7 +106,7 @@ pub struct Deopt {
 /// How a run of guest code ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
-    /// Nothing ran: the runtime wanted control.
+    /// No guest code ran: the runtime wanted control.
     Aborted,
     /// Through this exit; call [`Emitter::deopt`].
     Exit(ExitId),
@@ -118,7 +118,7 @@ pub enum Left {
     Indirect(Via),
     /// An instruction of a copied block faulted; see [`Emitter::copy_state`].
     Fault,
-    /// The guest's code at `next_pc` is no longer what the copied block was made from; see
+    /// The guest's code at `next_pc` has changed since the copied block was made from it; see
     /// [`Emitter::copied_stale`].
     Stale,
 }
@@ -128,9 +128,9 @@ pub enum Left {
 pub struct EntryPoint {
     pub(crate) stubs: u64,
     pub(crate) code: u64,
-    /// What [`LOADED`] is to hold: the copied block that `code` goes on to.
+    /// The value for [`LOADED`]: the copied block that `code` goes on to.
     pub(crate) loaded: u64,
-    /// The generation that the thread's landings must be of, if blocks return by the stack.
+    /// The generation of which the thread's landings must be, if blocks return through the stack.
     pub(crate) kept: Option<Kept>,
 }
 
@@ -193,7 +193,7 @@ pub struct Emitter {
     will_name: bool,
     /// Between [`Emitter::retire_all`] and the next flush.
     pub(crate) retired: bool,
-    /// How often everything was dropped.
+    /// Times that everything was dropped.
     pub(crate) epoch: u64,
 }
 
@@ -246,7 +246,7 @@ impl Emitter {
         (self.indirect.names_transfers() && context.transfer != 0).then_some(context.transfer)
     }
 
-    /// What indirect jumps share.
+    /// The tables and stubs of indirect jumps.
     pub fn indirect(&self) -> &Indirect {
         &self.indirect
     }
@@ -349,9 +349,9 @@ impl Emitter {
         (0..self.fragments.len() as u32).for_each(|f| self.unlink_for_signal(FragmentId(f)));
     }
 
-    /// Where a thread continues that a signal found at `host_rip`, if unlinking the fragment does
-    /// not make it leave: on the way into a fragment behind the check of `pending`, and on the way
-    /// of an indirect jump behind the fragment's links. Async-signal-safe.
+    /// The way out of a thread that a signal has interrupted at `host_rip`, if unlinking does not
+    /// make it leave. That is the case between the check of `pending` and the fragment, and between
+    /// an indirect jump and its destination. Async-signal-safe.
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
         if self.stubs.enter_window.contains(&host_rip) {
             return Some(Diversion { rip: self.stubs.abort, displaced: Displaced::None });

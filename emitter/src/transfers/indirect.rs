@@ -96,11 +96,12 @@ pub enum Displaced {
     Rcx,
     /// rcx, rax and rdx.
     Three,
-    /// Those of the miss stub.
+    /// rcx, rax, rdx and rsi: the registers of the miss stub.
     Four,
 }
 
-/// How a thread that a signal found where no link leads to the runtime gets there.
+/// The way to the runtime of a thread that a signal has interrupted at a point from which no link
+/// leads there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Diversion {
     /// Where it continues.
@@ -133,10 +134,10 @@ pub enum Via {
 }
 
 impl Via {
-    /// How many there are.
+    /// The number of carriers.
     pub(crate) const COUNT: usize = 17;
 
-    /// Dense.
+    /// A number below [`Via::COUNT`].
     pub(crate) fn index(self) -> usize {
         match self {
             Via::Memory => 0,
@@ -144,7 +145,7 @@ impl Via {
         }
     }
 
-    /// As [`Via::index`] says.
+    /// The inverse of [`Via::index`].
     pub(crate) fn from_index(index: usize) -> Option<Via> {
         match index {
             0 => Some(Via::Memory),

@@ -13,8 +13,8 @@
 //! The stub is linked first and [attached](Emitter::attach) last, so that no thread finds it half
 //! made. All guards that share an anchor share the link.
 //!
-//! Selection, allocation and encoding of a stub run while the caller holds the emitter, unlike those
-//! of traces: a stub has no guest instruction and takes some microseconds to compile.
+//! A stub is compiled while the caller holds the emitter, unlike a trace: it has no guest
+//! instruction, only moves, stores and a comparison.
 //!
 //! Data: none of its own. Invariant: an end in the list of a place has the target that the place
 //! says. The caller holds the emitter, and sees to progress (`policy.rs` of the runtime).

@@ -187,7 +187,7 @@ impl<'e> Verifier<'e> {
         Ok(())
     }
 
-    /// Places lead to what is theirs and live.
+    /// The block, counter and entry of each place belong to its pc and are live.
     fn places(&self) -> Verified {
         let blocks = &self.emitter.blocks;
         for (&pc, &number) in &blocks.by_pc {
@@ -232,8 +232,8 @@ impl<'e> Verifier<'e> {
                 })?;
                 let (led, out, target) =
                     (self.led(self.address(link.field)), blocks.out(link), blocks.target(link));
-                // Nobody is in what was removed, once every thread has been outside: where that
-                // leads does not matter.
+                // No thread executes a removed block once every thread has been outside, so its
+                // links may lead anywhere.
                 let expected = if unlinked { out } else { target };
                 let holds = led == expected || !live && led == out;
                 require(Rule::Memory, holds, || {
@@ -414,7 +414,7 @@ impl<'e> Verifier<'e> {
         Ok(())
     }
 
-    /// Nothing leads anywhere between retiring everything and dropping it.
+    /// Between retiring everything and dropping it, all links lead out and all tables are empty.
     fn retired(&self) -> Verified {
         if !self.emitter.retired {
             return Ok(());
@@ -433,7 +433,7 @@ impl<'e> Verifier<'e> {
     }
 }
 
-/// Where control may come without a guest instruction having been executed.
+/// A point at which control may arrive without having executed a guest instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Node {
     /// A fragment's entry.
