@@ -64,6 +64,7 @@ use crate::asm::{Assembler, RCX};
 use crate::cache::Cache;
 pub use crate::codegen::piece::{Piece, SAVE_RCX};
 use crate::stubs::StubError;
+pub use crate::transfers::diversion::{Displaced, Diversion};
 use crate::transfers::entry_check::EntryCheck;
 use crate::transfers::hit_rates::{RateWords, Rates};
 use crate::transfers::lookup::Lookup;
@@ -86,43 +87,6 @@ pub(crate) const RSP: u8 = 4;
 pub(crate) const SAVE_RAX: usize = 1;
 pub(crate) const SAVE_RDX: usize = 3;
 pub(crate) const SAVE_RSI: usize = 4;
-
-/// Registers whose guest values are in `stub_save`, and not in the registers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Displaced {
-    /// None.
-    None,
-    /// Only rcx.
-    Rcx,
-    /// rcx, rax and rdx.
-    Three,
-    /// rcx, rax, rdx and rsi: the registers of the miss stub.
-    Four,
-}
-
-/// The way to the runtime of a thread that a signal has interrupted at a point from which no link
-/// leads there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Diversion {
-    /// Where it continues.
-    pub rip: u64,
-    /// These registers first get their values back.
-    pub displaced: Displaced,
-}
-
-impl Displaced {
-    /// Pairs of a register's number and the index into `stub_save` where its value is.
-    pub fn places(self) -> &'static [(usize, usize)] {
-        const ALL: [(usize, usize); 4] =
-            [(1, SAVE_RCX), (0, SAVE_RAX), (2, SAVE_RDX), (6, SAVE_RSI)];
-        match self {
-            Displaced::None => &[],
-            Displaced::Rcx => &ALL[..1],
-            Displaced::Three => &ALL[..3],
-            Displaced::Four => &ALL,
-        }
-    }
-}
 
 /// What carries the target of an indirect transfer, besides `next_pc`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
