@@ -20,13 +20,13 @@
 //!
 //! Links are one protocol between fragments, blocks and tables, so the operations on them are
 //! methods of [`Emitter`], in [`links`]. The data that they change belongs to the lower units: a
-//! fragment's links to [`fragment`], a block's links and the places to [`blocks`]. A block learns of
-//! a fragment only as a jump's destination; a fragment knows no block.
+//! fragment's links to [`fragment`], a block's links and the places to [`blocks`]. A block learns
+//! of a fragment only as a jump's destination; a fragment knows no block.
 //!
 //! Example: `emitter.copy(0x1000, code)` finds that 0x1000 has no block. `blocks` translates the
-//! guest's instructions with `asm`, takes memory from `cache`, and puts jumps to `transfers`' tables
-//! at its indirect exits. Later `codegen` compiles a trace of the block, [`Emitter::place`] makes it
-//! a `fragment`, and [`Emitter::lead_to`] makes all links to 0x1000 lead to the fragment.
+//! guest's instructions with `asm`, takes memory from `cache`, and puts jumps to `transfers`'
+//! tables at its indirect exits. Later `codegen` compiles a trace of the block, [`Emitter::place`]
+//! makes it a `fragment`, and [`Emitter::lead_to`] makes all links to 0x1000 lead to the fragment.
 
 mod asm;
 pub mod blocks;

@@ -5,12 +5,12 @@
 //! constants; inner nodes are pure IR operations over earlier nodes. So a varmap value that the hot
 //! code never computed is computed here. [`dynasour_ir::semantics`] alone defines the operations.
 //!
-//! Data: [`Record`], which its fragment owns. Invariants: a node refers to earlier nodes only; after
-//! [`Record::finish`] no leaf is a [`Place::Operand`]. A thread that holds the emitter applies a
-//! record to its own context.
+//! Data: [`Record`], which its fragment owns. Invariants: a node refers to earlier nodes only;
+//! after [`Record::finish`] no leaf is a [`Place::Operand`]. A thread that holds the emitter
+//! applies a record to its own context.
 //!
-//! Example: the anchor says `rax = v3 + 8`, and v3 is in the host's rbx. The nodes are `Leaf(Reg(3))`,
-//! `Const(8)` and `Op(add, [0, 1])`, and the location rax is node 2.
+//! Example: the anchor says `rax = v3 + 8`, and v3 is in the host's rbx. The nodes are
+//! `Leaf(Reg(3))`, `Const(8)` and `Op(add, [0, 1])`, and the location rax is node 2.
 
 use dynasour_guest::context::ThreadContext;
 use dynasour_ir::semantics::{self, ARITH_FLAGS, OF};

@@ -6,14 +6,14 @@
 //! a link to where the place leads. That is needed if an existing block turns out to be a target,
 //! and if the place leads to a counter.
 //!
-//! Data: [`Blocks::checks`] and [`Blocks::apart`]. Invariant: a place is in the table of a carrier if
-//! and only if its bit in `registered` is set. When the place's entry changes it is noted in
+//! Data: [`Blocks::checks`] and [`Blocks::apart`]. Invariant: a place is in the table of a carrier
+//! if and only if its bit in `registered` is set. When the place's entry changes it is noted in
 //! [`Blocks::moved`], and [`Blocks::register_moved`] writes the tables before the emitter is given
 //! back. The caller holds the emitter; [`Blocks::diversion`] is async-signal-safe.
 //!
 //! Example: the block at 0x2000 was reached by a branch. Then `jmp rax` goes there. The runtime
-//! calls [`Blocks::register`]`(0x2000, rax)`: a checked entry apart is made, whose link leads to the
-//! block, and the table of rax leads to that entry.
+//! calls [`Blocks::register`]`(0x2000, rax)`: a checked entry apart is made, whose link leads to
+//! the block, and the table of rax leads to that entry.
 
 use super::removal::Key;
 use super::{Blocks, FIRST_LINK, Link, STUB};
@@ -92,8 +92,8 @@ impl Blocks {
 }
 
 impl Blocks {
-    /// A block that is made at `pc` from now on begins with a checked entry for this carrier, unless
-    /// another carrier was expected first.
+    /// A block that is made at `pc` from now on begins with a checked entry for this carrier,
+    /// unless another carrier was expected first.
     pub(crate) fn expect(&mut self, pc: u64, via: Via) {
         let place = self.place(pc);
         self.places[place as usize].expected.get_or_insert(via);

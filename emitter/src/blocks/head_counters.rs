@@ -4,9 +4,9 @@
 //! lead to its *counter*, a piece of code without a guest instruction that counts down a word of
 //! data memory and goes on to the block, all registers and flags in place. When the word is one,
 //! the counter leaves, at each execution until it is set again. Counting may pause: then links lead
-//! to the block. When the head has a fragment, links lead there instead ([`crate::blocks::places`]).
-//! Only an exit that may have made no progress still jumps to the block then; if it entered the
-//! fragment again, the guest might stand still.
+//! to the block. When the head has a fragment, links lead there instead
+//! ([`crate::blocks::places`]). Only an exit that may have made no progress still jumps to the
+//! block then; if it entered the fragment again, the guest might stand still.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 //!
@@ -14,9 +14,9 @@
 //! counter is part of a cycle without a guest instruction. The caller holds the emitter; generated
 //! code writes the words.
 //!
-//! Example: the block at 0x1040 ends with a backward branch to 0x1000, so 0x1000 is a head. Links to
-//! it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime records a
-//! trace.
+//! Example: the block at 0x1040 ends with a backward branch to 0x1000, so 0x1000 is a head. Links
+//! to it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime
+//! records a trace.
 
 use super::removal::Key;
 use super::stack_returns::Landings;
@@ -174,8 +174,8 @@ impl Blocks {
         code.mov_from(RCX, Mem::relative());
         let load = code.len();
         code.lea(RCX, Mem::at(RCX).plus(-1));
-        // jrcxz over the way to the block. The new value is not stored if it is 0, so the word stays
-        // 1, and other threads leave, too.
+        // jrcxz over the way to the block. The new value is not stored if it is 0, so the word
+        // stays 1, and other threads leave, too.
         code.jrcxz_over(21);
         code.mov_to(Mem::relative(), RCX);
         let store = code.len();

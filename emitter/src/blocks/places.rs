@@ -16,8 +16,9 @@
 //!
 //! Data: [`Place`] and [`Link`], in arrays that grow by some words a block; no memory is allocated
 //! for a single one. Invariants: a link's jump leads to its place's entry (or block); it leads to
-//! its own stub while there is none or its owner is unlinked. A place is freed when it has no block,
-//! no entry, and no link. The caller holds the emitter; [`Blocks::unlink`] is async-signal-safe.
+//! its own stub while there is none or its owner is unlinked. A place is freed when it has no
+//! block, no entry, and no link. The caller holds the emitter; [`Blocks::unlink`] is
+//! async-signal-safe.
 //!
 //! Example: blocks A and B end with jumps to 0x2000, which has no block yet: both links lead to
 //! their stubs and are in the list of the place. The block of 0x2000 is copied: [`Blocks::give`]

@@ -1,7 +1,7 @@
 //! Removal of single blocks, because the guest code that they were made from has changed or gone.
 //!
-//! Threads may be inside, so a removal has two steps. [`Blocks::remove`] makes nothing lead into the
-//! blocks of some pages any more, and makes their own links lead to the runtime. Their heads'
+//! Threads may be inside, so a removal has two steps. [`Blocks::remove`] makes nothing lead into
+//! the blocks of some pages any more, and makes their own links lead to the runtime. Their heads'
 //! counters and their checked entries are removed with them. When every thread has been outside
 //! since, [`Blocks::reclaim`] frees their *slots*: an entry of an array together with the memory,
 //! the links and the number that belong to it. A slot is used again only for something of the same
@@ -14,8 +14,8 @@
 //! has been outside again the slots are freed.
 //!
 //! Data: [`Free`], and [`Doomed`], which the caller keeps between the steps. Invariants: nothing
-//! leads to a doomed block; a place is freed when it has no block and nothing leads to it. The caller
-//! holds the emitter.
+//! leads to a doomed block; a place is freed when it has no block and nothing leads to it. The
+//! caller holds the emitter.
 //!
 //! Example: the guest stores into page 1, from which blocks A and B were made. The runtime removes
 //! both, waits until each thread has been outside, and reclaims them. The next block with as many

@@ -18,9 +18,9 @@
 //! mov rcx, PC                …                           (the guest's code)
 //! ```
 //!
-//! Data: [`Blocks::own`], the bytes of each such block, because the state at a fault in the block is
-//! found by translating them again; and [`Blocks::changes`], how often they have changed. The caller
-//! holds the emitter.
+//! Data: [`Blocks::own`], the bytes of each such block, because the state at a fault in the block
+//! is found by translating them again; and [`Blocks::changes`], how often they have changed. The
+//! caller holds the emitter.
 //!
 //! Example: a JIT compiler maps a page twice and patches `mov eax, 1` to `mov eax, 2` through the
 //! other mapping. The next execution of the block finds another byte and leaves by *stale*; the

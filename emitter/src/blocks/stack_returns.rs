@@ -1,13 +1,13 @@
 //! Calls and returns of copied blocks through the processor's return stack. The protocol is
 //! described in [`crate::transfers::stack_returns`].
 //!
-//! Data: [`Wanted`], which counts the places to return to, and [`Landings`] in each block, which say
-//! where signal handlers find a thread that no link reaches. Invariant: returns go through the stack
-//! either in all blocks or in none; [`Blocks::choose_returns`] decides when there are no blocks. The
-//! caller holds the emitter; [`Blocks::diversion_of_return`] is async-signal-safe.
+//! Data: [`Wanted`], which counts the places to return to, and [`Landings`] in each block, which
+//! say where signal handlers find a thread that no link reaches. Invariant: returns go through the
+//! stack either in all blocks or in none; [`Blocks::choose_returns`] decides when there are no
+//! blocks. The caller holds the emitter; [`Blocks::diversion_of_return`] is async-signal-safe.
 //!
-//! Example: the 20,000th block with a call is made. [`Blocks::wants_stack`] is true from then on, so
-//! the next copy asks for a flush, and after it all blocks call and return through the stack.
+//! Example: the 20,000th block with a call is made. [`Blocks::wants_stack`] is true from then on,
+//! so the next copy asks for a flush, and after it all blocks call and return through the stack.
 
 use super::translate::{Leads, Referent, Rules, Step, Translation, Translator};
 use super::{Block, Blocks};

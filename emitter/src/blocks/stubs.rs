@@ -6,8 +6,8 @@
 //!   ([`super::self_checking`]).
 //!
 //! No flags are changed. Unlinking blocks does not reach a thread that a signal interrupts in here;
-//! [`CopyStubs::diversion`] does. Data: [`CopyStubs`], addresses that are the same after a fork. The
-//! stubs are made with the emitter and never changed.
+//! [`CopyStubs::diversion`] does. Data: [`CopyStubs`], addresses that are the same after a fork.
+//! The stubs are made with the emitter and never changed.
 //!
 //! Example: the dispatcher enters the block at host address 0x2000_5000. It puts that into
 //! `stub_save[6]` and enters *load*, which restores the vector registers and jumps there.

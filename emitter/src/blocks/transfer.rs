@@ -5,9 +5,9 @@
 //! transfer stores its target in `next_pc` and ends the block with a tail
 //! ([`crate::transfers::indirect`]).
 //!
-//! The module owns no data; it writes into the translator's `Translation`. Invariant: a transfer that
-//! faults can be started over. The block's marks say which registers it has displaced and whether it
-//! has pushed anything. The caller holds the emitter.
+//! The module owns no data; it writes into the translator's `Translation`. Invariant: a transfer
+//! that faults can be started over. The block's marks say which registers it has displaced and
+//! whether it has pushed anything. The caller holds the emitter.
 //!
 //! Example: `jmp rax` becomes `mov gs:[next_pc], rax` and the tail of rax.
 

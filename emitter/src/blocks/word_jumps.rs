@@ -18,13 +18,13 @@
 //!       (the tail of an indirect jump)
 //! ```
 //!
-//! While the word has that value, the jump reaches its target without the tables and the check behind
-//! them. Only a jump that is the first instruction of its block is copied like this, as in a table
-//! of linkage, so one word is kept for a block. A jump to a function that is not bound yet is left
-//! to the interpreter once; it is copied the next time.
+//! While the word has that value, the jump reaches its target without the tables and the check
+//! behind them. Only a jump that is the first instruction of its block is copied like this, as in a
+//! table of linkage, so one word is kept for a block. A jump to a function that is not bound yet is
+//! left to the interpreter once; it is copied the next time.
 //!
-//! Data: [`Word`], one for such a block ([`super::Blocks`] keeps them), because the translation that
-//! finds the state at a fault must use the same value. The caller holds the emitter.
+//! Data: [`Word`], one for such a block ([`super::Blocks`] keeps them), because the translation
+//! that finds the state at a fault must use the same value. The caller holds the emitter.
 //!
 //! Example: `jmp [puts@got]` is copied when the word holds 0x7f00_1000. The block compares the word
 //! with that and jumps to the block of `puts`. If the guest stores another address there, the block

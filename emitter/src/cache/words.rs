@@ -5,8 +5,8 @@
 //! changes them on other threads. Generated code adds without a lock, so counts may be lost. The
 //! caller holds the emitter.
 //!
-//! Example: the counter of a head counts word 7 down from 50. [`Words::set`]`(7, 50)` starts it, and
-//! [`Words::get`]`(7)` says how many executions remain.
+//! Example: the counter of a head counts word 7 down from 50. [`Words::set`]`(7, 50)` starts it,
+//! and [`Words::get`]`(7)` says how many executions remain.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

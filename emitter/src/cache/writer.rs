@@ -5,12 +5,12 @@
 //! to the old destination or to the new one (Intel SDM vol. 3, 9.1.1; AMD64 manual vol. 2, 7.6.1).
 //! [`force`] is the exception.
 //!
-//! The module owns no data. It owns the [`Permit`] that the methods of [`Cache`] which change placed
-//! code ask for; no other module can make one.
+//! The module owns no data. It owns the [`Permit`] that the methods of [`Cache`] which change
+//! placed code ask for; no other module can make one.
 //!
 //! Invariant that callers keep: the state that a jump follows (the target of a fragment's link, the
-//! entry of a place, the count of an owner's unlinkings) is changed before the jump is written. So a
-//! signal handler that links or unlinks the owner meanwhile writes what is true by then.
+//! entry of a place, the count of an owner's unlinkings) is changed before the jump is written. So
+//! a signal handler that links or unlinks the owner meanwhile writes what is true by then.
 //!
 //! Callers hold the emitter. All functions are async-signal-safe.
 //!

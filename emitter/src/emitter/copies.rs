@@ -7,8 +7,8 @@
 //!
 //! Example: [`Emitter::copy`]`(0x1000, code)` gives the host address of the block at 0x1000, and
 //! [`Emitter::copy_entry_point`] says how to enter it without the emitter. The guest's page at
-//! 0x1000 changes: [`Emitter::remove_copied`] makes nothing lead to the block. When all threads have
-//! been outside, [`Emitter::reclaim`] lets its memory be used again.
+//! 0x1000 changes: [`Emitter::remove_copied`] makes nothing lead to the block. When all threads
+//! have been outside, [`Emitter::reclaim`] lets its memory be used again.
 
 use crate::blocks::{BlockId, Copied, CopyFigures, Count, CounterId, Doomed, HeadCounts, LinkId};
 use crate::emitter::{EmitError, Emitter, EntryPoint, Left};

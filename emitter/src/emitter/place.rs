@@ -5,13 +5,13 @@
 //! code without it. Nothing leads to the fragment yet when [`Emitter::place`] returns: links, exits
 //! and lookup tables are made to lead there by calls of their own.
 //!
-//! Data: none of its own. **Invariants.** (1) Hot code of fragments ascends with their ids, cold code
-//! descends: [`fragment_at`](crate::fragment) relies on that. (2) Code that does not fit leaves the
-//! cache as it was.
+//! Data: none of its own. **Invariants.** (1) Hot code of fragments ascends with their ids, cold
+//! code descends: [`fragment_at`](crate::fragment) relies on that. (2) Code that does not fit
+//! leaves the cache as it was.
 //!
 //! Example: the code of a trace has a jump to its third exit's stub, which is a relocation to
-//! `Unlinked(2)`. The cold part gets the address 0x21ff_0000, the stub is at offset 40, so the jump's
-//! field becomes the distance to 0x21ff_0028.
+//! `Unlinked(2)`. The cold part gets the address 0x21ff_0000, the stub is at offset 40, so the
+//! jump's field becomes the distance to 0x21ff_0028.
 
 use crate::codegen::compiled::CompiledSite;
 use crate::codegen::encoded::{Encoded, EncodedGuard, Target};

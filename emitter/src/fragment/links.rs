@@ -8,8 +8,8 @@
 //! Threads that hold the emitter call these functions. [`Fragment::unlink`] and
 //! [`Fragment::relink`] may also be called in a signal handler.
 //!
-//! Example: the end of a fragment is linked to 0x2000_4000. A signal unlinks the fragment: the count
-//! becomes 1, and all its jumps lead to their stubs. Meanwhile `lead` makes the end's target
+//! Example: the end of a fragment is linked to 0x2000_4000. A signal unlinks the fragment: the
+//! count becomes 1, and all its jumps lead to their stubs. Meanwhile `lead` makes the end's target
 //! 0x2000_8000 and writes nothing. `relink` makes the count 0 and writes the jump to 0x2000_8000.
 
 use super::{Fragment, Link, fragment_at};

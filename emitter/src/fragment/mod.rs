@@ -2,8 +2,8 @@
 //! read.
 //!
 //! Data: the emitter owns one [`Fragment`] for each piece of code that was compiled, and one
-//! [`Exit`] for each way out of one; ids are indices into its arrays. A fragment's [`Link`]s are its
-//! patchable jumps ([`links`] writes them), its [`counting::Tally`] says what it counts.
+//! [`Exit`] for each way out of one; ids are indices into its arrays. A fragment's [`Link`]s are
+//! its patchable jumps ([`links`] writes them), its [`counting::Tally`] says what it counts.
 //!
 //! Invariants. (1) Hot code ascends with the id and cold code descends, so [`fragment_at`] finds a
 //! fragment by an address with a binary search. (2) After a fragment was published only atomics,

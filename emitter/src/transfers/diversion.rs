@@ -1,4 +1,5 @@
-//! Diversions: how a signal handler sends a thread to the runtime from a point that no link reaches.
+//! Diversions: how a signal handler sends a thread to the runtime from a point that no link
+//! reaches.
 //!
 //! The module owns no data. Any thread may use these types, also in a signal handler.
 //!

@@ -1,10 +1,10 @@
 //! Hit rates: how indirect transfers found their destinations, for `--stats`.
 //!
-//! Under [`Config::rates`](crate::Config::rates) generated code adds one to a word of data memory in
-//! three places: each tail ([`crate::transfers::indirect`]); the miss stub, if the second table has
-//! the target; and each jump that has found its target by a comparison, which does so instead of its
-//! tail. Transfers that leave are counted by the runtime. All others were found by the first table.
-//! Without that setting no byte of the code is different.
+//! Under [`Config::rates`](crate::Config::rates) generated code adds one to a word of data memory
+//! in three places: each tail ([`crate::transfers::indirect`]); the miss stub, if the second table
+//! has the target; and each jump that has found its target by a comparison, which does so instead
+//! of its tail. Transfers that leave are counted by the runtime. All others were found by the first
+//! table. Without that setting no byte of the code is different.
 //!
 //! Data: [`RateWords`]. Threads add without a lock, so they may lose counts. The words lie in the
 //! low 2 GiB, because generated code names them by 32-bit addresses; without room there nothing is

@@ -3,8 +3,9 @@
 //!
 //! Modern processors predict an indirect jump well when it has an address of its own, and badly
 //! when all go through one shared routine. So each *site* has its own jump. It goes, without a
-//! comparison, to the address that the first table of [`crate::transfers::lookup`] holds for the low
-//! bits of the target. Each possible destination begins with a *checked entry*, which goes on to the
+//! comparison, to the address that the first table of [`crate::transfers::lookup`] holds for the
+//! low bits of the target. Each possible destination begins with a *checked entry*, which goes on
+//! to the
 //! *miss stub* unless the destination is the one that was meant.
 //!
 //! ```text
@@ -21,18 +22,18 @@
 //! that it finds there; else it leaves with [`MISSED`], the guest's registers in place. Returns are
 //! sites like any other.
 //!
-//! A predictor remembers the jumps that are taken on the way to an indirect one, so only the guest's
-//! own jumps should be taken. A tail stands right behind the code that it belongs to. When a site is
-//! to leave, its own jump is patched: it then goes through a table all of whose words lead out. A
-//! check falls through at the destination that was meant ([`crate::transfers::entry_check`]).
-//! Measured on Zen 5: recursive `fib`, which does nothing but return, takes 1.46 times native with a
-//! jump before each tail and one behind each check, 1.03 without; virtual calls take 1.62 with a
-//! `jrcxz` over the way out in each check, 1.11 without.
+//! A predictor remembers the jumps that are taken on the way to an indirect one, so only the
+//! guest's own jumps should be taken. A tail stands right behind the code that it belongs to. When
+//! a site is to leave, its own jump is patched: it then goes through a table all of whose words
+//! lead out. A check falls through at the destination that was meant
+//! ([`crate::transfers::entry_check`]). Measured on Zen 5: recursive `fib`, which does nothing but
+//! return, takes 1.46 times native with a jump before each tail and one behind each check, 1.03
+//! without; virtual calls take 1.62 with a `jrcxz` over the way out in each check, 1.11 without.
 //!
 //! **Registers.** Going through memory takes rcx for as long as one iteration of a dispatch loop.
 //! So if the target is in a register of the guest's, that register *carries* it: the destination
-//! may clobber the register, since it knows the value. A site of `jmp rax` goes through the table of
-//! rax, which leads to checked entries that park rcx in rax:
+//! may clobber the register, since it knows the value. A site of `jmp rax` goes through the table
+//! of rax, which leads to checked entries that park rcx in rax:
 //!
 //! ```text
 //! site's tail:    mov gs:[next_pc], rax           checked entry of pc:  (out: jmp miss_rax)
@@ -50,8 +51,8 @@
 //!
 //! Most programs execute few such jumps, and filling a table takes some time. So these tails end
 //! with an instruction of eight aligned bytes, which can be replaced by one store. Until a register
-//! has carried [`ASKED`] targets that instruction leads to a stub that leaves. It does so again when
-//! the site is to leave.
+//! has carried [`ASKED`] targets that instruction leads to a stub that leaves. It does so again
+//! when the site is to leave.
 //!
 //! **Signals.** Unlinking does not reach a thread that is interrupted between a site and its
 //! destination. The handler diverts it to a stub that leaves. Registers that are displaced at that
@@ -445,7 +446,8 @@ impl Indirect {
     /// The way out of a thread that is `at` bytes within a checked entry. Async-signal-safe.
     pub(crate) fn diversion_in_check(&self, at: u64, via: Via) -> Diversion {
         let rip = match via {
-            // Before its last instruction rcx is displaced; behind it the kept value is still right.
+            // Before its last instruction rcx is displaced; behind it the kept value is still
+            // right.
             Via::Memory => return Diversion { rip: self.out(), displaced: Displaced::Rcx },
             Via::Register(r) if r == RCX || at == WAY_OUT => self.register_stub(r).ask(),
             Via::Register(r) => self.register_stub(r).unpark(),

@@ -5,16 +5,16 @@
 //!   address of a checked entry, or of a stub. A site jumps through the table without a comparison.
 //!   It lies in the low 2 GiB, so that its address is a displacement. Behind the first table of
 //!   [`Via::Memory`] lies another one, all of whose words lead out: sites that are to leave jump
-//!   through it. Each table is filled at its first use, because filling takes as long as translating
-//!   a hundred blocks.
+//!   through it. Each table is filled at its first use, because filling takes as long as
+//!   translating a hundred blocks.
 //! * **second**: a hash table for pcs whose word in the first table of [`Via::Memory`] was taken by
 //!   another pc. Two arrays, of complemented pcs and of checked entries; a pc stands in one of
 //!   [`PROBES`] neighbouring slots. The miss stub searches it.
 //!
 //! Data: [`Lookup`]. Writers hold the emitter; generated code on any thread reads. Invariant: every
-//! word is written by one aligned store. A reader may still see a pc and an entry that do not belong
-//! together, because it read between two stores. The checked entry finds that out, so such a read
-//! is no more than a miss.
+//! word is written by one aligned store. A reader may still see a pc and an entry that do not
+//! belong together, because it read between two stores. The checked entry finds that out, so such a
+//! read is no more than a miss.
 //!
 //! Example: 0x401234 is inserted, then 0x411234, which has the same low bits. The word in the first
 //! table now leads to the entry of 0x411234, and 0x401234 stands in the second table.

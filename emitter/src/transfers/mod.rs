@@ -10,9 +10,9 @@
 //! | [`diversion`] | how a thread gets out of here when a signal arrives |
 //! | [`hit_rates`] | counters of how targets were found |
 //!
-//! Data: [`Indirect`](indirect::Indirect) owns the tables and the addresses of the stubs. Invariant:
-//! a reader never trusts a table; every destination compares the target itself. The caller holds the
-//! emitter; generated code reads the tables on any thread.
+//! Data: [`Indirect`](indirect::Indirect) owns the tables and the addresses of the stubs.
+//! Invariant: a reader never trusts a table; every destination compares the target itself. The
+//! caller holds the emitter; generated code reads the tables on any thread.
 //!
 //! Example: `jmp rax` at 0x1000 goes to 0x2000 for the first time. The site's jump goes through the
 //! table of rax, whose word for 0x2000 leads out. The runtime copies the block at 0x2000 with a

@@ -1,10 +1,10 @@
 //! Returns through the processor's return stack.
 //!
 //! A return of copied code is an indirect jump of its own ([`crate::transfers::indirect`]).
-//! Processors predict these well as long as there are not too many. A compiler has tens of thousands
-//! of calls, more than their predictors hold, and each return that is not predicted costs some
-//! thirty cycles. Natively the return stack predicts them. So in such a program each call of the
-//! guest's is a call of the host's, too, and each return a return:
+//! Processors predict these well as long as there are not too many. A compiler has tens of
+//! thousands of calls, more than their predictors hold, and each return that is not predicted costs
+//! some thirty cycles. Natively the return stack predicts them. So in such a program each call of
+//! the guest's is a call of the host's, too, and each return a return:
 //!
 //! ```text
 //! call f:                                         ret:
@@ -28,8 +28,8 @@
 //! an array that some bits of the stack pointer index (`ThreadContext::landings`). That array is as
 //! near in the caches as the stack. A table by return address, which all threads could share, would
 //! have so many words in use in a large program that a look-up takes longer than all the rest
-//! (measured: 24 % of a compiler's time). A word without a landing holds *miss*, which goes on by the
-//! tables of indirect jumps.
+//! (measured: 24 % of a compiler's time). A word without a landing holds *miss*, which goes on by
+//! the tables of indirect jumps.
 //!
 //! The guest's stack holds R except for two moments: between a `call` and the store behind it, and
 //! between the last store before a `ret` and the landing. A landing checks that it was meant and
@@ -43,13 +43,13 @@
 //! caller holds the emitter; functions that say so are async-signal-safe.
 //!
 //! **Landings of removed blocks.** Threads may still keep the landing of a block that was removed.
-//! From the moment that nothing leads to the block any more, its landing always misses. Its memory is
-//! used again when no thread keeps the landing: a thread whose landings are of an older
+//! From the moment that nothing leads to the block any more, its landing always misses. Its memory
+//! is used again when no thread keeps the landing: a thread whose landings are of an older
 //! *generation* than [`Kept`] forgets all of them when it enters generated code.
 //!
 //! **Signals.** A thread that is interrupted between the look-up of a landing and the arrival there
-//! is sent to *out_before*, which returns as the guest would have. A thread that is in a landing, or
-//! in the stubs of this module, is sent to *out*.
+//! is sent to *out_before*, which returns as the guest would have. A thread that is in a landing,
+//! or in the stubs of this module, is sent to *out*.
 
 use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::cache::{Cache, CacheError};

@@ -1,8 +1,8 @@
 //! Operations on the graph of links that concern fragments as well as blocks.
 //!
-//! Links from fragment to fragment are in no list: [`Emitter::sever`] looks through the links of all
-//! fragments for the entries of the fragment that nothing may lead to any more, whatever made the
-//! links. Links to a place are in the list of that place ([`crate::blocks::places`]).
+//! Links from fragment to fragment are in no list: [`Emitter::sever`] looks through the links of
+//! all fragments for the entries of the fragment that nothing may lead to any more, whatever made
+//! the links. Links to a place are in the list of that place ([`crate::blocks::places`]).
 //!
 //! Data: none of its own. Invariant: an end with borrowed registers never leads to a fragment that
 //! its place does not lead to, so [`Emitter::lead_place`] unlinks such ends whenever the place's

@@ -27,9 +27,9 @@
 //! links. Which exit *may* lead where is the runtime's decision (its `fragments/links/policy.rs`).
 //!
 //! The direct end of a fragment that has *borrowed* registers has two links. One is the end of the
-//! hot code, where the guest's values are still in their slots: it enters a fragment that would save
-//! the same registers behind its saving, and any other fragment by a passage. Its way out is to
-//! give the registers back; behind that is the second link, in canonical state.
+//! hot code, where the guest's values are still in their slots: it enters a fragment that would
+//! save the same registers behind its saving, and any other fragment by a passage. Its way out is
+//! to give the registers back; behind that is the second link, in canonical state.
 //!
 //! Data: none of its own. It changes a fragment's links, the places and links in
 //! [`crate::blocks::Blocks`], and the tables of [`crate::transfers::lookup`]. Invariants: those of
