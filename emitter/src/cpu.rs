@@ -1,4 +1,10 @@
-//! What this processor and kernel offer, asked once and never assumed.
+//! Features of this processor and kernel, asked once at the start.
+//!
+//! Data: [`Cpu`], a copy of the answers that each emitter keeps. Invariant: generated code uses an
+//! instruction beyond the x86-64 base set only if [`Cpu`] has its feature. Any thread may ask.
+//!
+//! Example: without `bmi2` there is no `pext`, so checked entries compare by `loop`, and blocks do
+//! not return through the stack.
 
 use std::arch::is_x86_feature_detected;
 
@@ -64,7 +70,7 @@ impl Cpu {
     }
 }
 
-/// XCR0.
+/// Reads XCR0.
 ///
 /// # Safety
 /// The operating system must have enabled XSAVE.

@@ -1,10 +1,16 @@
-//! Compact deopt records: how to rebuild the guest's state at an exit from the registers a fragment
-//! left.
+//! Compact deopt records: how to rebuild the guest's state at an exit from the registers that a
+//! fragment left.
 //!
 //! A record is a list of nodes in evaluation order. Leaves are host registers, spill slots and
-//! constants; inner nodes are pure IR operations over earlier nodes, which is how a varmap value
-//! that the hot code never computed is computed here. Meaning comes from [`dynasour_ir::semantics`]
-//! alone.
+//! constants; inner nodes are pure IR operations over earlier nodes. So a varmap value that the hot
+//! code never computed is computed here. [`dynasour_ir::semantics`] alone defines the operations.
+//!
+//! Data: [`Record`], which its fragment owns. Invariants: a node refers to earlier nodes only;
+//! after [`Record::finish`] no leaf is a [`Place::Operand`]. A thread that holds the emitter
+//! applies a record to its own context.
+//!
+//! Example: the anchor says `rax = v3 + 8`, and v3 is in the host's rbx. The nodes are
+//! `Leaf(Reg(3))`, `Const(8)` and `Op(add, [0, 1])`, and the location rax is node 2.
 
 use dynasour_guest::context::ThreadContext;
 use dynasour_ir::semantics::{self, ARITH_FLAGS, OF};
@@ -55,7 +61,7 @@ pub struct Record {
     pub target: u16,
     /// [`Anchor::after`](dynasour_ir::Anchor::after).
     pub after: Option<u64>,
-    /// Guest location -> node; what is not named is in place.
+    /// Guest location -> node. A location that is not named has its value in place.
     pub locations: Vec<(Loc, u16)>,
     /// Stores to perform, oldest first.
     pub stores: Vec<RecordStore>,
@@ -72,7 +78,7 @@ pub struct PendingStore {
     pub value: u64,
 }
 
-/// Flags from their packed form (what `lahf; seto al` leaves in ax) to an rflags image.
+/// The rflags image of packed flags. `lahf; seto al` leaves the packed form in ax.
 pub const fn unpack_flags(packed: u64) -> u64 {
     ((packed >> 8) & (ARITH_FLAGS & 0xff)) | ((packed & 1) * OF)
 }
@@ -127,7 +133,7 @@ impl Record {
                     let raw = match *place {
                         Place::Reg(r) => ctx.raw[usize::from(r)],
                         Place::Slot(s) => ctx.scratch[usize::from(s)],
-                        // Only drafts have these; `finish` replaced them.
+                        // `finish` has replaced the operands.
                         Place::Operand(_) | Place::Flags => 0,
                     };
                     if *ty == Ty::Flags { unpack_flags(raw) } else { raw & ty.mask() }

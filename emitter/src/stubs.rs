@@ -16,8 +16,14 @@
 //! redirects it to `abort`. Before the window the check of `pending` is still to come; on the way
 //! out the caller checks.
 //!
+//! **Data.** [`Stubs`], addresses that are the same after a fork.
+//!
 //! **Who calls.** [`crate::EntryPoint::run`], without any lock. A context is only used by its own
 //! thread.
+//!
+//! Example: a thread enters a fragment. After the check of `pending` a signal arrives; the handler
+//! sets `pending`, finds rip within `enter_window` and sets it to `abort`. `enter` returns
+//! [`ABORTED`], and the runtime delivers the signal.
 
 use crate::asm::{Asm, Assembler, Label, Mem, NOT_EQUAL, RAX, RBP, RBX, RDI, RDX, RSI, RSP};
 use crate::cache::{Cache, CacheError};
@@ -30,7 +36,7 @@ pub const ABORTED: u64 = u64::MAX;
 
 /// The user-visible rflags that `enter` loads: the arithmetic flags, DF, AC and ID.
 const LOADED_FLAGS: u32 = 0x24_0cd5;
-/// The flags of the host's code, and what all flags have: IF and the bit that is always set.
+/// The flags of the host's code: IF and the bit that is always set.
 const HOST_FLAGS: i32 = 0x202;
 /// MXCSR as the ABI has it at the start of a process.
 const HOST_MXCSR: i32 = 0x1f80;
@@ -126,7 +132,7 @@ impl Stubs {
     }
 }
 
-/// The registers that the host's calling convention lets a function change only until it returns.
+/// The callee-saved registers of the host's calling convention.
 const CALLEE_SAVED: [u8; 6] = [RBX, RBP, 12, 13, 14, 15];
 
 /// All registers but the stack pointer.
@@ -168,7 +174,7 @@ fn leave(code: &mut Asm<u64>, registers: usize, flags: usize) {
     code.pop_to(Mem::context(flags));
 }
 
-/// Saves the extended state unless it is in memory still, and makes it the host's.
+/// Saves the guest's extended state unless memory still holds it, and loads the host's.
 fn save_extended(code: &mut Asm<u64>, host: Label, cpu: &Cpu) {
     code.cmp_zero(true, Mem::context(offset::EXTENDED_AWAY));
     code.jcc_short(NOT_EQUAL, host);

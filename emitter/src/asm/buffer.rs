@@ -4,12 +4,12 @@ use super::{Assembler, encode};
 use iced_x86::{Encoder, IcedError, Instruction};
 use std::ops::Range;
 
-/// A place in an [`Asm`], bound or to be bound.
+/// A position in an [`Asm`], which may be bound later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Label(usize);
 
-/// A field of four bytes that is filled in when the code has its place; what it holds is for its
-/// maker to say.
+/// A field of four bytes that is filled in when the code has its address. `T` says which value it
+/// gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Relocation<T> {
     /// Offset of the field.
@@ -27,7 +27,7 @@ pub(crate) struct Asm<T> {
     /// Jumps by four bytes.
     near: Vec<(usize, Label)>,
     relocations: Vec<Relocation<T>>,
-    /// Made when it is needed: its tables take half a millisecond.
+    /// Made at its first use, because its tables take half a millisecond.
     encoder: Option<Encoder>,
 }
 
@@ -44,24 +44,24 @@ impl<T> Assembler for Asm<T> {
 }
 
 impl<T> Asm<T> {
-    /// Nothing yet.
+    /// An empty buffer.
     pub fn new() -> Asm<T> {
         let (labels, short, near, relocations) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Asm { bytes: Vec::new(), labels, short, near, relocations, encoder: None }
     }
 
-    /// A label that is to be bound.
+    /// A new label, which must be bound before the code is finished.
     pub fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// The label stands here.
+    /// Binds the label to this offset.
     pub fn bind(&mut self, label: Label) {
         self.labels[label.0] = Some(self.bytes.len());
     }
 
-    /// A label that stands here.
+    /// A new label, bound to this offset.
     pub fn bound(&mut self) -> Label {
         let label = self.label();
         self.bind(label);
@@ -103,19 +103,19 @@ impl<T> Asm<T> {
         self.short.push((self.bytes.len() - 1, label));
     }
 
-    /// The last four bytes are a field that holds this. Returns its offset.
+    /// Declares the last four bytes a field with this value. Returns its offset.
     pub fn relocate(&mut self, target: T) -> u32 {
         let at = self.bytes.len() as u32 - 4;
         self.relocations.push(Relocation { at, target });
         at
     }
 
-    /// The field at this offset holds this.
+    /// Declares the four bytes at this offset a field with this value.
     pub fn relocate_at(&mut self, at: u32, target: T) {
         self.relocations.push(Relocation { at, target });
     }
 
-    /// What the field of the last relocation holds.
+    /// The value of the last relocation.
     pub fn last_target(&mut self) -> Option<&mut T> {
         self.relocations.last_mut().map(|relocation| &mut relocation.target)
     }
@@ -128,8 +128,8 @@ impl<T> Asm<T> {
         encode(&mut self.encoder, inst, |bytes| self.bytes.extend_from_slice(bytes))
     }
 
-    /// Puts fewer than ten bytes of no-operations before the code from `from` on, in which nothing
-    /// is relative to its place. What stands at `from` itself stays a label's place.
+    /// Inserts fewer than ten bytes of no-operations before the code from `from` on. That code must
+    /// not depend on its address. A label at `from` itself stays there.
     pub fn pad_before(&mut self, from: usize, bytes: usize) {
         self.nop(bytes);
         self.bytes[from..].rotate_right(bytes);
@@ -171,8 +171,8 @@ impl Asm<u64> {
         self.relocate(address);
     }
 
-    /// The code as it is at `base`, and where its labels are then: relocations are addresses,
-    /// relative to the ends of their fields.
+    /// The code as it is at `base`, and the addresses of its labels. Each relocation is an address;
+    /// its field becomes the distance from the field's end.
     pub fn finish_at(mut self, base: u64) -> (Vec<u8>, Placed) {
         self.resolve();
         let Asm { mut bytes, labels, relocations, .. } = self;
@@ -185,7 +185,7 @@ impl Asm<u64> {
     }
 }
 
-/// Where the labels of code are that has its place.
+/// The addresses of the labels of placed code.
 pub(crate) struct Placed {
     base: u64,
     labels: Vec<Option<usize>>,

@@ -6,7 +6,7 @@ use std::ops::Deref;
 /// The most bytes of an instruction.
 const MOST: usize = 15;
 
-/// A segment whose base counts.
+/// A segment whose base is added to the address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Segment {
     None,
@@ -14,7 +14,7 @@ enum Segment {
     Gs,
 }
 
-/// What an address begins with.
+/// The base of an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Base {
     None,
@@ -28,8 +28,7 @@ enum Base {
 pub(crate) struct Mem {
     segment: Segment,
     base: Base,
-    /// The index register, which is not rsp, and the binary logarithm of what it is multiplied
-    /// with.
+    /// The index register, which is not rsp, and the binary logarithm of its scale.
     index: Option<(u8, u8)>,
     displacement: i32,
     /// The displacement has four bytes even if fewer would do.
@@ -81,7 +80,7 @@ impl Mem {
         Mem::absolute(table).index(r, 3)
     }
 
-    /// The same with a displacement of four bytes whatever it is.
+    /// The same operand, with a displacement of four bytes even if fewer would do.
     pub const fn wide(self) -> Mem {
         Mem { is_wide: true, ..self }
     }
@@ -92,7 +91,7 @@ impl Mem {
     }
 }
 
-/// Which instruction it is, but for its operands.
+/// An instruction without its operands.
 #[derive(Clone, Copy)]
 pub(super) struct Opcode {
     /// A prefix that belongs to the opcode, or 0.
@@ -156,7 +155,7 @@ impl Deref for Inst {
 }
 
 impl Inst {
-    /// With an operand in memory; `reg` is the other one, or what belongs to the opcode.
+    /// With an operand in memory; `reg` is the other operand, or a part of the opcode.
     #[inline]
     pub fn memory(opcode: Opcode, reg: u8, memory: Mem) -> Inst {
         let mut inst = Inst { bytes: [0; MOST], len: 0 };
@@ -176,7 +175,7 @@ impl Inst {
         inst
     }
 
-    /// With three registers, VEX-encoded; `v` is the one that is encoded in the prefix.
+    /// With three registers, VEX-encoded; `v` is encoded in the prefix.
     #[inline]
     pub fn vex_register(opcode: VexOpcode, is_wide: bool, reg: u8, v: u8, rm: u8) -> Inst {
         let mut inst = Inst { bytes: [0; MOST], len: 0 };

@@ -1,5 +1,4 @@
-//! The assembler: everything that the emitter writes itself is written by the functions of this
-//! file.
+//! The assembler: the only code of the emitter that encodes instructions.
 //!
 //! [`Assembler`] has a function for each instruction form that is needed, over any buffer of bytes:
 //! a copied block, a piece, a fragment's code, a stub. [`Asm`] is a buffer with labels, jumps that
@@ -9,9 +8,9 @@
 //! address and those that selection names by their iced [`Code`](iced_x86::Code), go through iced's
 //! encoder: [`Asm::instruction`].
 //!
-//! Copied blocks are why there is no general encoder behind this: a block has to cost less than 0.6
-//! µs, and iced's encoder takes some hundred nanoseconds for an instruction and half a millisecond
-//! for its tables.
+//! There is no general encoder behind these functions because of copied blocks: a block has to take
+//! less than 0.6 µs to make, while iced's encoder takes some hundred nanoseconds for an instruction
+//! and half a millisecond for its tables.
 //!
 //! **Words.** A register is its number in instructions (0 is rax, 15 is r15). A *field* is the
 //! offset of a word in the thread's context, which `gs` points to. `here` is the offset behind what
@@ -19,7 +18,8 @@
 //!
 //! **Invariants.** An instruction has the length that its function says, whatever its operands are,
 //! where callers rely on it: those with a field that is patched, and [`Mem::wide`] displacements.
-//! All jumps of an [`Asm`] are resolved when it is finished.
+//! All jumps of an [`Asm`] are resolved when it is finished. A buffer belongs to the thread that
+//! writes it; no lock is needed.
 //!
 //! ```text
 //! let mut asm = Asm::new();
@@ -67,13 +67,12 @@ pub(crate) enum Width {
     Dword,
 }
 
-/// Instruction forms over a buffer. No function but those that say so writes a field that has to be
-/// filled in later.
+/// Instruction forms over a buffer. A function that leaves a field to be filled in later says so.
 pub(crate) trait Assembler {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]);
 
-    /// The offset behind what has been written.
+    /// The offset of the next byte.
     fn here(&self) -> usize;
 
     // Fields of the context. These are the commonest, so they are written in one go.
@@ -258,7 +257,7 @@ pub(crate) trait Assembler {
         self.put(&[0x0d, a, b, c, d]);
     }
 
-    /// `cmp [memory], value`; of the value as many bytes count as the operands are wide.
+    /// `cmp [memory], value`; the value is truncated to the width of the operands.
     fn cmp_imm(&mut self, width: Width, memory: Mem, value: u32) {
         let value = value.to_le_bytes();
         match width {
@@ -395,15 +394,15 @@ pub(crate) trait Assembler {
         }
     }
 
-    /// `int3`, this many times: stands where no control goes.
+    /// `int3`, this many times. Control never arrives there.
     fn int3(&mut self, times: usize) {
         for _ in 0..times {
             self.put(&[0xcc]);
         }
     }
 
-    /// Pads such that a field of four bytes, `lead` bytes from here, lies within eight aligned
-    /// ones.
+    /// Pads so that a field of four bytes, which begins `lead` bytes from here, lies within eight
+    /// aligned bytes.
     fn align_field(&mut self, lead: usize) {
         let at = (self.here() + lead) % FIELD;
         if at > FIELD - 4 {
@@ -439,7 +438,7 @@ where
     }
 }
 
-/// Encodes an instruction from outside with an encoder that is made if there is none.
+/// Encodes an instruction of iced's. The encoder is made at its first use.
 ///
 /// # Errors
 /// It cannot be encoded.

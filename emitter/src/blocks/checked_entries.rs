@@ -1,15 +1,24 @@
 //! Checked entries of copied blocks: where indirect transfers arrive
 //! ([`crate::transfers::indirect`]).
 //!
-//! A block begins with its checked entry if it is returned to, or was first reached by an indirect
-//! transfer. Other places get a checked entry *apart*, which goes on by a link to where the place
-//! leads: a block that turns out later to be a target, and a place that leads to a counter.
+//! A block begins with its checked entry if a call returns there, or if it was first reached by an
+//! indirect transfer. Any other place gets a checked entry *apart*, a piece of code that goes on by
+//! a link to where the place leads. That is needed if an existing block turns out to be a target,
+//! and if the place leads to a counter.
+//!
+//! Data: [`Blocks::checks`] and [`Blocks::apart`]. Invariant: a place is in the table of a carrier
+//! if and only if its bit in `registered` is set. When the place's entry changes it is noted in
+//! [`Blocks::moved`], and [`Blocks::register_moved`] writes the tables before the emitter is given
+//! back. The caller holds the emitter; [`Blocks::diversion`] is async-signal-safe.
+//!
+//! Example: the block at 0x2000 was reached by a branch. Then `jmp rax` goes there. The runtime
+//! calls [`Blocks::register`]`(0x2000, rax)`: a checked entry apart is made, whose link leads to
+//! the block, and the table of rax leads to that entry.
 
-use super::remove::Key;
+use super::removal::Key;
 use super::{Blocks, FIRST_LINK, Link, STUB};
 use crate::cache::{Cache, CacheError};
-use crate::emitter::{Diversion, EmitError, Emitter};
-use crate::transfers::indirect::{Indirect, Via};
+use crate::transfers::indirect::{Diversion, Indirect, Via};
 
 /// A checked entry that belongs to no block.
 pub(crate) struct Check {
@@ -27,7 +36,7 @@ impl Check {
         self.start
     }
 
-    /// What can take its place.
+    /// The key by which its memory is used again.
     pub fn key(&self) -> Key {
         Key::of_check(self.len, self.via)
     }
@@ -82,88 +91,97 @@ impl Blocks {
     }
 }
 
-impl Emitter {
-    /// The guest came to `pc` by an indirect transfer. If the code there is [copied](Emitter::copy)
-    /// now, it begins with a checked entry.
-    pub fn expect_indirect(&mut self, pc: u64, via: Via) {
-        let place = self.blocks.place(pc);
-        self.blocks.places[place as usize].expected.get_or_insert(via);
+impl Blocks {
+    /// A block that is made at `pc` from now on begins with a checked entry for this carrier,
+    /// unless another carrier was expected first.
+    pub(crate) fn expect(&mut self, pc: u64, via: Via) {
+        let place = self.place(pc);
+        self.places[place as usize].expected.get_or_insert(via);
     }
 
-    /// Lets indirect transfers whose targets are so carried find the code at `pc`, which was
-    /// [copied](Emitter::copy). [`EmitError::is_full`] asks the caller to [`Emitter::flush_all`].
-    pub fn register_copy(&mut self, pc: u64, via: Via) -> Result<(), EmitError> {
-        if self.blocks.ways.in_use >> via.index() & 1 == 0 {
-            if !self.indirect.asked(via) {
+    /// Enters the code at `pc` in the table of this carrier. Without code at `pc`, or while the
+    /// table of a register is not in use, this does nothing.
+    pub(crate) fn register(
+        &mut self,
+        pc: u64,
+        via: Via,
+        indirect: &mut Indirect,
+        cache: &mut Cache,
+    ) -> Result<(), CacheError> {
+        if self.ways.in_use >> via.index() & 1 == 0 {
+            if !indirect.asked(via) {
                 return Ok(());
             }
-            self.indirect.prepare(via);
-            self.blocks.use_table(via, &self.cache);
+            indirect.prepare(via);
+            self.use_table(via, cache);
         }
-        let place = self.blocks.place(pc);
-        let p = &self.blocks.places[place as usize];
+        let place = self.place(pc);
+        let p = &self.places[place as usize];
         if p.entry == 0 {
             return Ok(());
         }
         let begins_so = p.prefix != 0 && p.expected == Some(via) && p.entry == p.block;
-        let checked = match self.blocks.apart.get(&(place, via)) {
+        let checked = match self.apart.get(&(place, via)) {
             _ if begins_so => p.prefix,
             Some(checked) => *checked,
-            None => self.blocks.check(place, via, &self.indirect, &mut self.cache)?,
+            None => self.check(place, via, indirect, cache)?,
         };
-        self.blocks.places[place as usize].registered |= 1 << via.index();
-        self.indirect.insert(via, pc, self.blocks.base + u64::from(checked));
+        self.places[place as usize].registered |= 1 << via.index();
+        indirect.insert(via, pc, self.base + u64::from(checked));
         Ok(())
     }
 
-    /// The table of [`Via::Memory`] does not lead to the copied block at `pc` any more.
-    pub(crate) fn forget_copy(&mut self, pc: u64) {
-        if let Some(place) = self.blocks.by_pc.get(&pc) {
-            self.blocks.places[*place as usize].registered &= !(1 << Via::Memory.index());
+    /// The table of [`Via::Memory`] does not lead to the block at `pc` any more.
+    pub(crate) fn forget_registered(&mut self, pc: u64) {
+        if let Some(place) = self.by_pc.get(&pc) {
+            self.places[*place as usize].registered &= !(1 << Via::Memory.index());
         }
     }
 
-    /// Lets indirect transfers find where places lead now.
-    pub(crate) fn register_moved(&mut self) {
-        while let Some(place) = self.blocks.moved.pop() {
-            let Some(p) = self.blocks.places.get(place as usize) else { continue };
+    /// Enters each place whose entry has changed in the tables once more.
+    pub(crate) fn register_moved(&mut self, indirect: &mut Indirect, cache: &mut Cache) {
+        while let Some(place) = self.moved.pop() {
+            let Some(p) = self.places.get(place as usize) else { continue };
             let (pc, expected) =
                 (p.pc, p.expected.filter(|via| p.registered & 1 << via.index() != 0));
             if let Some(via) = expected
-                && self.register_copy(pc, via).is_err()
+                && self.register(pc, via, indirect, cache).is_err()
             {
                 // Without room for a checked entry, transfers to `pc` come to the runtime.
-                self.indirect.remove(pc);
-                self.blocks.places[place as usize].registered = 0;
+                indirect.remove(pc);
+                self.places[place as usize].registered = 0;
             }
         }
     }
 
-    /// As [`Emitter::diversion`], for the way in and checked entries. Async-signal-safe.
-    pub(crate) fn copy_diversion(&self, host_rip: u64) -> Option<Diversion> {
-        let blocks = &self.blocks;
-        if let Some(diversion) = blocks.stubs.diversion(host_rip) {
+    /// The way out of a thread that is in the blocks' stubs, in a checked entry or in a landing.
+    /// Async-signal-safe.
+    pub(crate) fn diversion(
+        &self,
+        host_rip: u64,
+        indirect: &Indirect,
+        cache: &Cache,
+    ) -> Option<Diversion> {
+        if let Some(diversion) = self.stubs.diversion(host_rip) {
             return Some(diversion);
         }
-        let offset = u32::try_from(host_rip.wrapping_sub(blocks.base)).ok()?;
-        let (start, len, via) = match blocks.at(host_rip) {
+        let offset = u32::try_from(host_rip.wrapping_sub(self.base)).ok()?;
+        let (start, len, via) = match self.at(host_rip) {
             Some(index) => {
-                let at = offset - blocks.blocks[index as usize].start;
-                if let Some(diversion) =
-                    blocks.diversion_of_return(index, at, &self.indirect, &self.cache)
-                {
+                let at = offset - self.blocks[index as usize].start;
+                if let Some(diversion) = self.diversion_of_return(index, at, indirect, cache) {
                     return Some(diversion);
                 }
-                let block = &blocks.blocks[index as usize];
+                let block = &self.blocks[index as usize];
                 (block.start, block.prefix, Via::from_index(block.via.into())?)
             }
             None => {
-                let i = blocks.checks.partition_point(|c| c.start <= offset).checked_sub(1)?;
-                let Check { start, len, via, .. } = blocks.checks[i];
+                let i = self.checks.partition_point(|c| c.start <= offset).checked_sub(1)?;
+                let Check { start, len, via, .. } = self.checks[i];
                 (start, len, via)
             }
         };
         let at = offset - start;
-        (at < u32::from(len)).then(|| self.indirect.diversion_in_check(at.into(), via))
+        (at < u32::from(len)).then(|| indirect.diversion_in_check(at.into(), via))
     }
 }

@@ -10,9 +10,17 @@
 //!     mov r, gs:[save]
 //! ```
 //!
-//! `r` is a register that the instruction does not use. Instructions with several or unusual
-//! operands in memory (strings, vectors of addresses, 32-bit addresses) and transfers are left to
-//! the interpreter.
+//! `r` is a register that the instruction does not use. The interpreter executes transfers, and
+//! instructions with several or unusual operands in memory (strings, vectors of addresses, 32-bit
+//! addresses).
+//!
+//! The module owns no data. Invariant: the guest's value of `r` is in `stub_save` from the first
+//! instruction of the sequence to the last one, and the block's marks say so. The translator calls
+//! it.
+//!
+//! Example: `add gs:[rsi + rdi*4 + 0x10], rbx` borrows rax: `mov gs:[save], rax; mov rax,
+//! gs:[the guest's base]; lea rax, [rax + rsi]; lea rax, [rax + rdi*4]; add [rax + 0x10], rbx;
+//! mov rax, gs:[save]`.
 
 use super::translate::{BORROWED, Step, Translator};
 use crate::asm::Assembler;
@@ -20,12 +28,12 @@ use dynasour_guest::context::offset;
 use dynasour_guest::decode::Reader;
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Mnemonic as M, OpKind, Register};
 
-/// The guest's GS base counts in this instruction.
+/// Is the guest's GS base added to the address of this instruction's operand?
 pub(super) fn is_relative_to_gs(inst: &Instruction) -> bool {
     inst.memory_segment() == Register::GS || inst.segment_prefix() == Register::GS
 }
 
-/// Can the instruction be given an address in a register instead?
+/// Can the operand be addressed through a register instead?
 fn is_plain(inst: &Instruction) -> bool {
     let operands = || (0..inst.op_count()).map(|n| inst.op_kind(n));
     let is_address = |r: Register| r == Register::None || r.is_gpr64();
@@ -36,9 +44,9 @@ fn is_plain(inst: &Instruction) -> bool {
         && is_address(base)
         && is_address(index)
         && (!is_absolute || inst.memory_displ_size() == 8);
-    // `pop` reckons with rsp as it is afterwards.
+    // `pop` computes the address with the new rsp.
     let is_usual = !matches!(inst.mnemonic(), M::Jmp | M::Call | M::Ret | M::Pop | M::Xlatb);
-    // These have an address of eight bytes in place of registers.
+    // These forms have an absolute address of eight bytes and no registers.
     let has_modrm = !matches!(
         inst.code(),
         Code::Mov_AL_moffs8
@@ -61,7 +69,7 @@ impl Translator {
         reader: &Reader<'_>,
     ) -> Result<Step, IcedError> {
         if matches!(inst.mnemonic(), M::Lea | M::Nop) && !inst.is_ip_rel_memory_operand() {
-            // The segment means nothing to them.
+            // These instructions ignore the segment.
             self.out.bytes.extend_from_slice(reader.raw());
             return Ok(Step::Next);
         }
@@ -76,7 +84,7 @@ impl Translator {
         self.save(number, BORROWED);
         self.load(number, offset::GS_BASE);
         if inst.memory_base() != Register::None {
-            // It may be rsp, which is no index.
+            // The base may be rsp, which cannot be an index.
             self.encode(&sum(inst.memory_base(), borrowed, 1)?)?;
         }
         if inst.memory_index() != Register::None {
@@ -106,8 +114,8 @@ mod tests {
 
     const PC: u64 = 0x40_1000;
 
-    /// The copy of an instruction, without the exit behind it; none if it is left to the
-    /// interpreter.
+    /// The copy of an instruction, without the exit behind it; `None` if the interpreter executes
+    /// the instruction.
     fn copied(code: &[u8]) -> Option<Vec<Instruction>> {
         let mut cache = Cache::new(1 << 16).unwrap();
         let indirect =

@@ -1,12 +1,12 @@
 //! The copy tier: guest blocks as native code without IR (docs/design.md, "Code generation").
 //!
 //! A *block* is the copy of one stretch of guest code with one entry, in canonical state at both
-//! ends. Its exits are links to *places*, guest pcs ([`crate::links::graph`]). A link that has
+//! ends. Its exits are links to *places*, guest pcs ([`crate::blocks::places`]). A link that has
 //! nothing to lead to leads to its stub in cold memory, which leaves and says which link it was.
 //!
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block.
 //! Invariants:
-//! * blocks ascend by host address, those that are gone ([`remove`]) among them;
+//! * blocks ascend by host address, those that are gone ([`removal`]) among them;
 //! * nothing says which guest instruction a host instruction belongs to: translating again does
 //!   ([`fault_state`]).
 //!
@@ -21,12 +21,14 @@
 //! and link 1 leads to the second block as soon as there is one.
 
 mod checked_entries;
-mod compared;
+mod fast_decode;
 mod fault_state;
 mod gs_operands;
-mod heads;
-mod plain;
-mod remove;
+mod head_counters;
+mod pages;
+pub(crate) mod places;
+mod removal;
+mod self_checking;
 mod stack_returns;
 mod stubs;
 mod transfer;
@@ -38,20 +40,20 @@ use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};
 use crate::codegen::loop_alignment;
 use crate::cpu::Cpu;
-use crate::emitter::{EmitError, Emitter, EntryPoint, Left};
+use crate::error::EmitError;
 use crate::fragment::Fragment;
-use crate::links::graph::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
 use crate::stubs::{StubError, Stubs};
 use crate::transfers::indirect::{Indirect, Via};
 use crate::transfers::stack_returns::Returns;
 use checked_entries::Check;
-use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Fetch, Watched};
-use heads::Heads;
-pub use heads::{Count, Counted, CounterId, HeadCounts};
-pub use remove::Doomed;
-use remove::{Free, Key, Pages};
+use head_counters::Heads;
+pub use head_counters::{Count, Counted, CounterId, HeadCounts};
+use pages::Pages;
+use places::{ANYWHERE, BODY, Link, NONE, PLACE, Patched, Place, RETURN, Ways};
+pub use removal::Doomed;
+use removal::{Free, Key};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 use stack_returns::{Landings, Wanted};
@@ -59,16 +61,18 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use stubs::CopyStubs;
 pub(crate) use stubs::{FAULT, FIRST_COUNTER, FIRST_LINK, LOADED, STALE};
-use translate::{Leads, Referent, Translator};
+use translate::{Leads, Translator};
 use word_jumps::Word;
 
-/// So many times everything has been dropped when blocks become shorter.
+/// After everything has been dropped this many times ([`Blocks::clears`]), blocks end at the first
+/// branch (guess; if it is too low, a program that fills the cache once has slower blocks for
+/// good).
 const OFTEN: u32 = 4;
-/// Room for a block in so many bytes of the cache is there from the start: untouched it costs
-/// nothing, while growing copies.
+/// From the start the arrays have room for one block per this many bytes of cache (guess). Unused
+/// room costs no memory; if there is too little room, growing copies the arrays.
 const BYTES_PER_BLOCK: usize = 2 << 10;
-/// Of blocks: at least eight, so that fields lie as they were padded. At more than sixteen hardly
-/// anything is faster.
+/// Bytes. At least eight, because the translator pads fields relative to the block's start.
+/// Measured: more than sixteen is hardly faster.
 const ALIGNMENT: usize = 16;
 /// Bytes of a link's stub: `mov qword gs:[exit_site], imm32; jmp leave`.
 const STUB: usize = 18;
@@ -81,14 +85,14 @@ pub struct BlockId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkId(pub u32);
 
-/// What [`Emitter::copy`] finds at a guest pc.
+/// The result of [`Emitter::copy`](crate::Emitter::copy).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copied {
     /// Code to enter.
     Entry(u64),
-    /// An instruction that cannot be copied: the interpreter's.
+    /// The instruction cannot be copied; the interpreter executes it.
     Instruction,
-    /// Code that keeps changing: the interpreter's.
+    /// The code keeps changing; the interpreter executes it.
     Writable,
 }
 
@@ -100,9 +104,9 @@ pub(crate) struct Block {
     pub(crate) len: u16,
     /// Bytes of the checked entry that it begins with.
     pub(crate) prefix: u8,
-    /// [`Via::index`] of that.
+    /// [`Via::index`] of that entry's carrier.
     pub(crate) via: u8,
-    /// How many links it has, and the first.
+    /// The number of its links. They are consecutive, from `first_link` on.
     pub(crate) links: u8,
     pub(crate) first_link: u32,
     /// Offset of its cold memory.
@@ -113,9 +117,9 @@ pub(crate) struct Block {
     /// The first of its nodes in [`Pages`].
     pub(crate) node: u32,
     pub(crate) landings: Landings,
-    /// What it takes.
+    /// The sizes by which its memory is used again.
     pub(crate) key: Key,
-    /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
+    /// Unlinkings that have not been undone. While there are any, its links lead out.
     pub(crate) unlinked: AtomicU32,
 }
 
@@ -131,14 +135,14 @@ impl Block {
 pub struct CopyFigures {
     /// Blocks translated since the start.
     pub blocks: u64,
-    /// The guest's basic blocks that they go on through: those that end at a conditional branch or
-    /// a jump count, too.
+    /// Basic blocks of the guest's in them. A copied block goes on behind conditional branches and
+    /// jumps, so it may have several.
     pub basic_blocks: u64,
     /// Guest instructions in them.
     pub instructions: u64,
     /// Bytes of code made from them, stubs included.
     pub bytes: u64,
-    /// Links made lead to a block.
+    /// Links that were made to lead to code.
     pub links: u64,
 }
 
@@ -155,31 +159,33 @@ pub(crate) struct Blocks {
     pub(crate) links: Vec<Link>,
     /// Checked entries that belong to no block, ascending.
     pub(crate) checks: Vec<Check>,
-    /// The offset of a place's checked entry for a carrier that belongs to no block.
+    /// Offsets of checked entries that belong to no block, by place and carrier.
     pub(crate) apart: FxHashMap<(u32, Via), u32>,
-    /// Places whose entry is not what indirect transfers find.
+    /// Places whose entry has changed, while the tables still lead to the old one.
     pub(crate) moved: Vec<u32>,
-    /// What was made from which guest pages.
+    /// The blocks of each guest page.
     pages: Pages,
-    /// What is free to be used again.
+    /// Memory and numbers that are free.
     pub(crate) free: Free,
-    /// The guest bytes of blocks that compare them.
+    /// The guest bytes of self-checking blocks, by their indices.
     own: FxHashMap<u32, Box<[u8]>>,
-    /// How often such bytes have changed, by the guest pc.
+    /// Changes of such bytes that were found, by guest pc.
     changes: FxHashMap<u64, u8>,
     /// The words that blocks jump or call through.
     words: FxHashMap<u32, Word>,
-    /// Blocks that were removed since, for the next who waits until all threads have been outside.
+    /// Blocks that were removed because their bytes had changed. The next caller that waits until
+    /// every thread has been outside takes them, too.
     stale: Option<Doomed>,
     pub(crate) heads: Heads,
     returns: Wanted,
     /// Bytes of stubs and constants under construction.
     cold: Vec<u8>,
-    /// How many blocks are unlinked.
+    /// The number of unlinkings of all blocks that have not been undone.
     pub(crate) unlinked: AtomicU32,
-    /// How often everything was dropped for other reasons than that blocks are to be different.
+    /// Times that everything was dropped, except to make blocks in another way (returns through the
+    /// stack, named transfers).
     clears: u32,
-    /// How often everything was dropped, for whatever reason: indices are good until the next time.
+    /// Times that everything was dropped for any reason. Indices are good until the next time.
     generation: u32,
     /// Do blocks name their transfers?
     named: bool,
@@ -265,8 +271,7 @@ impl Blocks {
             self.clears += 1;
         }
         if self.clears >= OFTEN {
-            // What is copied lasts for so short a time that more than what is executed would not
-            // pay.
+            // Blocks are dropped so soon that copying code which is not executed does not pay.
             self.translator.most_branches = 1;
         }
     }
@@ -312,16 +317,7 @@ impl Blocks {
                 (start, cache.alloc_cold(key.cold())?)
             }
         };
-        for r in &t.relatives {
-            let target = match r.to {
-                Referent::Address(address) => address,
-                Referent::Constant(n) => cold + (constants + 8 * n as usize) as u64,
-                Referent::Own(at) => (start + u64::from(at)).wrapping_add(start + u64::from(r.end)),
-            };
-            let relative = target.wrapping_sub(start + u64::from(r.end)) as u32;
-            t.bytes[r.field as usize..r.field as usize + 4]
-                .copy_from_slice(&relative.to_le_bytes());
-        }
+        t.resolve(start, cold + constants as u64);
         let constants = std::mem::take(&mut t.constants);
         let exits = t.exits.clone();
         let gone = slot.and_then(|slot| self.blocks.get(slot as usize));
@@ -347,15 +343,7 @@ impl Blocks {
             };
             self.figures.links +=
                 u64::from(link.place != ANYWHERE && self.target(&link) != self.out(&link));
-            let at = exit.field as usize;
-            match self.patched(&link, false) {
-                Patched::Field(field) => {
-                    self.translator.out.bytes[at..at + 4].copy_from_slice(&field.to_le_bytes())
-                }
-                Patched::Instruction(bytes) => {
-                    self.translator.out.bytes[at - 4..at + 4].copy_from_slice(&bytes)
-                }
-            }
+            self.write_jump(exit.field as usize, &link);
             let joins = link.place != ANYWHERE;
             match self.links.get_mut(number as usize) {
                 Some(gone) => *gone = link,
@@ -406,7 +394,19 @@ impl Blocks {
         Ok(start)
     }
 
-    /// Where a block is gone, or behind all others.
+    /// Writes where a link leads into the translated bytes; its field is at this offset.
+    fn write_jump(&mut self, field: usize, link: &Link) {
+        match self.patched(link, false) {
+            Patched::Field(value) => {
+                self.translator.out.bytes[field..field + 4].copy_from_slice(&value.to_le_bytes())
+            }
+            Patched::Instruction(bytes) => {
+                self.translator.out.bytes[field - 4..field + 4].copy_from_slice(&bytes)
+            }
+        }
+    }
+
+    /// Puts a block into the slot of a removed one, or behind all others. Returns its index.
     pub(super) fn put_block(&mut self, slot: Option<u32>, block: Block) -> u32 {
         match slot {
             Some(slot) => {
@@ -420,7 +420,7 @@ impl Blocks {
         }
     }
 
-    /// A stub that will stand at offset `at`.
+    /// The bytes of a stub that leaves with `site` and will stand at offset `at`.
     pub(super) fn stub_bytes(&self, at: u32, site: u32) -> SmallVec<[u8; 24]> {
         let mut stub = SmallVec::new();
         stub.store_constant(offset::EXIT_SITE, site);
@@ -449,7 +449,7 @@ impl Blocks {
             }
             via = place.expected;
             if place.block != 0 {
-                // It led to a fragment that is gone.
+                // The place led to a fragment that is gone.
                 let block = place.block;
                 self.lead(number, block, cache, fragments);
                 return Ok(Copied::Entry(self.base + u64::from(block)));
@@ -481,7 +481,7 @@ impl Blocks {
             let check = (&bytes[..], self.stubs.stale);
             if !self.translator.translate(
                 pc,
-                &compared::source(pc, bytes),
+                &self_checking::source(pc, bytes),
                 indirect,
                 via,
                 Some(check),
@@ -512,88 +512,55 @@ impl Blocks {
     }
 }
 
-impl Emitter {
-    /// The code for the block at `pc`, copied now if need be. [`EmitError::is_full`] asks the
-    /// caller to [`Emitter::flush_all`] and try again.
-    pub fn copy(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
-        self.copied(pc, false, code)
-    }
-
-    /// As [`Emitter::copy`], but always the block itself, past counters and fragments.
-    pub fn copy_block(&mut self, pc: u64, code: &dyn Fetch) -> Result<Copied, EmitError> {
-        self.copied(pc, true, code)
-    }
-
-    fn copied(&mut self, pc: u64, want_block: bool, code: &dyn Fetch) -> Result<Copied, EmitError> {
-        let mark = self.cache.mark();
-        let copied = self.blocks.copy(
-            pc,
-            want_block,
-            code,
-            &mut self.indirect,
-            &mut self.cache,
-            &self.fragments,
-        );
+impl Blocks {
+    /// As [`Blocks::copy`]. Afterwards the tables lead to the entries of places that have changed.
+    /// If the block could not be made, the memory that was taken for it is given back.
+    pub(crate) fn copied(
+        &mut self,
+        pc: u64,
+        want_block: bool,
+        code: &dyn Fetch,
+        indirect: &mut Indirect,
+        cache: &mut Cache,
+        fragments: &[Fragment],
+    ) -> Result<Copied, EmitError> {
+        let mark = cache.mark();
+        let copied = self.copy(pc, want_block, code, indirect, cache, fragments);
         match &copied {
-            Ok(_) => self.register_moved(),
-            Err(_) => self.cache.rewind(mark),
+            Ok(_) => self.register_moved(indirect, cache),
+            Err(_) => cache.rewind(mark),
         }
         copied
     }
 
-    /// Where to enter what [`Emitter::copy`] gave since the last flush.
-    pub fn copy_entry_point(&self, entry: u64) -> EntryPoint {
-        EntryPoint {
-            stubs: self.stubs.enter,
-            code: self.blocks.stubs.load,
-            loaded: entry,
-            kept: self.indirect.returns().kept(),
-        }
+    /// The code that loads the extended state and goes on at the word [`LOADED`].
+    pub(crate) fn way_in(&self) -> u64 {
+        self.stubs.load
     }
 
-    /// Runs the code at `entry` and whatever it leads to, on the guest state in `ctx`, until it
-    /// leaves.
-    ///
-    /// # Safety
-    /// As [`Emitter::enter`], and `entry` is what [`Emitter::copy`] said since the last flush.
-    pub unsafe fn enter_copy(&self, ctx: *mut ThreadContext, entry: u64) -> Left {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_entry_point(entry).run(ctx) }
-    }
-
-    /// The guest pc that a block's exit leads to, and whether it leads to the block there, whatever
+    /// The guest pc that a link leads to, and whether it leads to the block there, whatever other
     /// links lead to.
-    pub fn copy_exit(&self, link: LinkId) -> Option<(u64, bool)> {
-        let place = self.blocks.links.get(link.0 as usize)?.place;
-        Some((self.blocks.places.get((place & PLACE) as usize)?.pc, place & BODY != 0))
-    }
-
-    /// Figures about the copy tier.
-    pub fn copy_figures(&self) -> CopyFigures {
-        self.blocks.figures
-    }
-
-    /// The block whose code contains a host address. Async-signal-safe.
-    pub fn block_at(&self, host_rip: u64) -> Option<BlockId> {
-        self.blocks.at(host_rip).map(BlockId)
+    pub(crate) fn target_of(&self, link: LinkId) -> Option<(u64, bool)> {
+        let place = self.links.get(link.0 as usize)?.place;
+        Some((self.places.get((place & PLACE) as usize)?.pc, place & BODY != 0))
     }
 
     /// The guest pc and the host code of each block, counters among them.
-    pub fn all_blocks(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
-        self.blocks.blocks.iter().filter(|b| b.len != 0).map(|b| {
-            let start = self.blocks.base + u64::from(b.start);
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
+        self.blocks.iter().filter(|b| b.len != 0).map(|b| {
+            let start = self.base + u64::from(b.start);
             (b.pc, start..start + u64::from(b.len))
         })
     }
 
     /// Where a fault at `host_rip` in a block continues, after noting it in the thread's context.
     /// Async-signal-safe.
-    pub(crate) fn copy_fault(&self, host_rip: u64) -> Option<u64> {
-        self.blocks.at(host_rip)?;
+    pub(crate) fn fault_exit(&self, host_rip: u64) -> Option<u64> {
+        self.at(host_rip)?;
         // SAFETY: the code that faulted is in the cache, so GS points to this thread's context.
         unsafe {
             std::arch::asm!("mov gs:[{at}], {rip}", at = const offset::FAULT_RIP, rip = in(reg) host_rip)
         };
-        Some(self.blocks.stubs.fault_out)
+        Some(self.stubs.fault_out)
     }
 }

@@ -1,22 +1,31 @@
-//! Calls and returns through the processor's return stack: see [`crate::transfers::stack_returns`].
+//! Calls and returns of copied blocks through the processor's return stack. The protocol is
+//! described in [`crate::transfers::stack_returns`].
+//!
+//! Data: [`Wanted`], which counts the places to return to, and [`Landings`] in each block, which
+//! say where signal handlers find a thread that no link reaches. Invariant: returns go through the
+//! stack either in all blocks or in none; [`Blocks::choose_returns`] decides when there are no
+//! blocks. The caller holds the emitter; [`Blocks::diversion_of_return`] is async-signal-safe.
+//!
+//! Example: the 20,000th block with a call is made. [`Blocks::wants_stack`] is true from then on,
+//! so the next copy asks for a flush, and after it all blocks call and return through the stack.
 
 use super::translate::{Leads, Referent, Rules, Step, Translation, Translator};
 use super::{Block, Blocks};
 use crate::asm::{Assembler, Mem, RCX, RSP};
-use crate::cache::Cache;
-use crate::emitter::{Diversion, Emitter};
-use crate::links::writer;
+use crate::cache::{Cache, writer};
 use crate::transfers::entry_check::EntryCheck;
-use crate::transfers::indirect::{Indirect, NAMING, SAVE_RCX, Source};
+use crate::transfers::indirect::{Diversion, Indirect, NAMING, SAVE_RCX, Source};
 use crate::transfers::stack_returns::{LAST, Returns};
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::MAX_LENGTH;
 use std::ops::Range;
 
-/// So many places to return to are many.
+/// From this number of places to return to on, returns go through the stack (guess, between
+/// recursive `fib`, which has two, and compilers, which have tens of thousands). If it is too low,
+/// small programs get slower; if too high, large ones miss in the predictors.
 const MANY: u32 = 20_000;
 
-/// When copied blocks return by the stack.
+/// When copied blocks return through the stack.
 pub(super) struct Wanted {
     how: Returns,
     /// Places to return to since everything was dropped.
@@ -29,26 +38,26 @@ impl Wanted {
     }
 }
 
-/// The most bytes that an instruction takes but for calls, and for what goes where `next_pc` says
-/// if that is counted or named.
+/// The most bytes of an instruction's copy, except for calls and for tails that count or name
+/// themselves.
 pub(super) const STEP: usize = 64;
-/// The most bytes of all that are not named.
+/// The most bytes of any copy that does not name itself.
 const COUNTED_STEP: usize = 96;
-/// From the field of a short branch to the farthest that it reaches.
+/// Bytes from the field of a short branch to the farthest address that it reaches.
 const SHORT: usize = 128;
 /// Bytes of a jump over misses.
 const OVER: usize = 2;
 
-/// The most bytes that an instruction takes.
+/// The most bytes of an instruction's copy.
 pub(super) fn most_bytes(indirect: &Indirect) -> usize {
     COUNTED_STEP + if indirect.names_transfers() { NAMING } else { 0 }
 }
 
-/// What is called.
+/// The target of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Called {
     Known(u64),
-    /// Where `next_pc` and rcx say, whose own value is in `stub_save`.
+    /// The address in `next_pc` and rcx. The guest's rcx is in `stub_save`.
     InRcx,
 }
 
@@ -61,14 +70,13 @@ pub(super) struct Call {
     landing: Landing,
 }
 
-/// Where a block's call is returned to, behind the call of the host's. One that starts at 0 is
-/// none.
+/// The landing of a block's call, right behind the host's call. If `start` is 0 there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Landing {
     /// Offset in the block.
     start: u16,
     len: u8,
-    /// From there to the branch that leads to the miss.
+    /// Offset from `start` of the branch that leads to the miss.
     branch: u8,
 }
 
@@ -129,8 +137,9 @@ impl Translator {
         self.out.returns = self.out.bytes.len() as u32;
     }
 
-    /// A call of the host's, and the landing for returns to `address`. What makes the guest's
-    /// return address of what was pushed stands behind the block ([`Translator::finish_call`]).
+    /// Writes a call of the host's and the landing for returns to `address`. The code that replaces
+    /// the pushed host address by the guest's stands behind the block
+    /// ([`Translator::finish_call`]).
     pub(super) fn call_by_stack(
         &mut self,
         pc: u64,
@@ -176,13 +185,13 @@ impl Translator {
         if !rules.compares {
             return Step::Called;
         }
-        // What stands behind the call may have changed when it returns.
+        // The guest code behind the call may have changed when the call returns.
         self.mark(address, None);
         self.exit(Leads::To(address));
         Step::End
     }
 
-    /// What the block's call leads to, behind all its other code.
+    /// Writes the code that the block's call leads to, behind all its other code.
     pub(super) fn finish_call(&mut self, indirect: &Indirect) {
         self.place_misses(indirect, false);
         let Some(Call { pc, returns_to, called, landing }) = self.out.call else { return };
@@ -207,15 +216,15 @@ impl Translator {
         }
     }
 
-    /// How many more bytes there can be here before a miss has to be placed, in steps of so many.
+    /// The number of bytes that may still be written before misses have to be placed.
     pub(super) fn room_before_misses(&self) -> usize {
         let first =
             self.misses.first().map_or(usize::MAX, |field| field + SHORT - OVER - MAX_LENGTH);
         first.saturating_sub(self.out.bytes.len())
     }
 
-    /// Places the misses of landings if their branches would not reach them behind so many more
-    /// bytes.
+    /// Places the misses of landings here, if their branches would not reach them behind this many
+    /// more bytes.
     pub(super) fn reach_misses(&mut self, indirect: &Indirect, bytes: usize) {
         if self
             .misses
@@ -226,7 +235,8 @@ impl Translator {
         }
     }
 
-    /// Places the misses of landings here, where control comes by or does not.
+    /// Places the misses of landings here. If control arrives here from above (`comes_by`), a jump
+    /// leads over them.
     fn place_misses(&mut self, indirect: &Indirect, comes_by: bool) {
         const JUMP: i8 = 5;
         if self.misses.is_empty() {
@@ -256,12 +266,12 @@ impl Translator {
         }
     }
 
-    /// What `lea` makes of rcx so that [`Translator::miss_unless`] goes on if rcx is `low`.
+    /// The operand of a `lea` after which [`Translator::miss_unless`] goes on if rcx was `low`.
     fn unless_it_is(low: u32, check: EntryCheck) -> Mem {
         Mem::at(RCX).plus(check.goes_on().wrapping_sub(low) as i32).wide()
     }
 
-    /// To the miss unless rcx is what `check` goes on for.
+    /// Jumps to the miss unless rcx is the value for which `check` goes on.
     fn miss_unless(&mut self, check: EntryCheck) {
         self.put(&check.unless(0));
         self.misses.push(self.out.bytes.len() - 1);
@@ -269,13 +279,13 @@ impl Translator {
 }
 
 impl Blocks {
-    /// A block has been translated that calls from a place to return to.
+    /// Counts a block with a call, that is, a place to return to.
     pub(super) fn note_return_place(&mut self) {
         self.returns.places += 1;
     }
 
-    /// Has it turned out that returns had better go by the stack, so that everything is to be
-    /// copied anew?
+    /// Are there so many places to return to that everything should be copied again, with returns
+    /// through the stack?
     pub(super) fn wants_stack(&self, indirect: &Indirect) -> bool {
         let returns = indirect.returns();
         self.returns.how == Returns::Auto
@@ -284,7 +294,7 @@ impl Blocks {
             && !returns.is_on()
     }
 
-    /// With nothing copied: lets returns go by the stack if they should.
+    /// Decides whether returns go through the stack from now on. There are no blocks.
     pub(super) fn choose_returns(&mut self, indirect: &mut Indirect) {
         let forced = self.returns.how == Returns::Stack && !indirect.returns().is_on();
         if forced || self.wants_stack(indirect) {
@@ -302,8 +312,20 @@ impl Blocks {
         Some(self.base + u64::from(block.start) + u64::from(start) + u64::from(branch))
     }
 
-    /// How a thread gets out that is `at` bytes within this block, and beyond its links.
-    /// Async-signal-safe.
+    /// How the configuration wants copied blocks to return.
+    pub(crate) fn wanted_returns(&self) -> Returns {
+        self.returns.how
+    }
+
+    /// From now on returns to this block's landing miss.
+    pub(super) fn close_landing(&self, block: u32, cache: &Cache) {
+        if let Some(branch) = self.landing_branch(block) {
+            writer::always_take(cache, branch);
+        }
+    }
+
+    /// The way out of a thread that is `at` bytes within this block, if it has passed the block's
+    /// links. Async-signal-safe.
     pub(super) fn diversion_of_return(
         &self,
         block: u32,
@@ -327,21 +349,7 @@ impl Blocks {
     }
 }
 
-impl Emitter {
-    /// How copied blocks were to return.
-    pub fn wanted_returns(&self) -> Returns {
-        self.blocks.returns.how
-    }
-
-    /// From now on returns to this block's landing miss.
-    pub(super) fn close_landing(&self, block: u32) {
-        if let Some(branch) = self.blocks.landing_branch(block) {
-            writer::always_take(&self.cache, branch);
-        }
-    }
-}
-
-/// Where a jump of five bytes leads, if these are one at `here`.
+/// The target of the jump of five bytes at `here`, if these bytes are one.
 fn leads_by_jump(code: &[u8], here: u64) -> Option<u64> {
     match code {
         [0xe9, relative @ ..] => {

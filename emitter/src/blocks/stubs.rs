@@ -3,18 +3,21 @@
 //! * **load**: the way in. It loads the extended state and jumps to the block at `stub_save[6]`.
 //! * **fault_out**: leaves with [`FAULT`]; registers are as the faulting instruction found them.
 //! * **stale**: leaves with [`STALE`] from a block whose guest code has changed
-//!   ([`super::compared`]).
+//!   ([`super::self_checking`]).
 //!
-//! No flags are changed. A signal that arrives in here is beyond the links of blocks: see
-//! [`CopyStubs::diversion`].
+//! No flags are changed. Unlinking blocks does not reach a thread that a signal interrupts in here;
+//! [`CopyStubs::diversion`] does. Data: [`CopyStubs`], addresses that are the same after a fork.
+//! The stubs are made with the emitter and never changed.
+//!
+//! Example: the dispatcher enters the block at host address 0x2000_5000. It puts that into
+//! `stub_save[6]` and enters *load*, which restores the vector registers and jumps there.
 
-use super::compared::SAVED;
+use super::self_checking::SAVED;
 use crate::asm::{Asm, Assembler, Mem, RAX, RCX, RDX};
 use crate::cache::Cache;
 use crate::cpu::Cpu;
-use crate::emitter::Diversion;
 use crate::stubs::{ABORTED, StubError, Stubs};
-use crate::transfers::indirect::Displaced;
+use crate::transfers::indirect::{Displaced, Diversion};
 use dynasour_guest::context::offset;
 use std::ops::Range;
 
@@ -27,17 +30,17 @@ pub(crate) const FAULT: u32 = 0x7fff_fff1;
 /// The `exit_site` of a block whose guest bytes have changed, with its pc in `next_pc`.
 pub(crate) const STALE: u32 = 0x7fff_fff2;
 
-/// The word of `stub_save` that says where `load` goes on.
+/// The word of `stub_save` that holds the address at which `load` goes on.
 pub(crate) const LOADED: usize = 6;
 
-/// Addresses.
+/// Addresses of the stubs.
 #[derive(Clone, Debug)]
 pub(super) struct CopyStubs {
     pub load: u64,
     pub fault_out: u64,
     pub stale: u64,
     load_out: u64,
-    /// From where on rax, rcx and rdx are in `stub_save[1..4]`.
+    /// The addresses at which the guest's rax, rcx and rdx are in `stub_save[1..4]`.
     loading: Range<u64>,
 }
 
@@ -82,7 +85,7 @@ impl CopyStubs {
         })
     }
 
-    /// Where a thread that a signal found in here goes on. Async-signal-safe.
+    /// The way out of a thread that a signal has interrupted in here. Async-signal-safe.
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
         let displaced =
             if host_rip >= self.loading.start { Displaced::Three } else { Displaced::None };

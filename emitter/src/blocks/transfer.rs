@@ -1,10 +1,17 @@
 //! Control transfers of copied blocks: jumps, branches, calls and returns, direct and through
 //! registers and memory.
 //!
-//! A direct transfer is an exit of the block, or the block goes on at its target. An indirect one
-//! stores its target in `next_pc` and ends the block with a tail ([`crate::transfers::indirect`]).
+//! A direct transfer is an exit of the block, or the block goes on at its target. An indirect
+//! transfer stores its target in `next_pc` and ends the block with a tail
+//! ([`crate::transfers::indirect`]).
+//!
+//! The module owns no data; it writes into the translator's `Translation`. Invariant: a transfer
+//! that faults can be started over. The block's marks say which registers it has displaced and
+//! whether it has pushed anything. The caller holds the emitter.
+//!
+//! Example: `jmp rax` becomes `mov gs:[next_pc], rax` and the tail of rax.
 
-use super::plain::Transfer;
+use super::fast_decode::Transfer;
 use super::stack_returns::{self, Called};
 use super::translate::{Rules, Step, Translator};
 use super::translation::{ExitJump, Leads, Referent};
@@ -31,7 +38,7 @@ impl Translator {
                 self.head_if_backward(pc);
                 Step::Branched
             }
-            // A backward jump closes a loop, whose head is entered from elsewhere, too.
+            // A backward jump closes a loop. Other code enters the loop's head, too.
             Transfer::Jump(target) if target > pc && rules.over_jump => Step::Goto(target),
             Transfer::Jump(target) => {
                 self.exit(Leads::To(target));
@@ -69,7 +76,7 @@ impl Translator {
         Step::End
     }
 
-    /// A jump to what a call calls.
+    /// A jump to the target of a call.
     pub(super) fn exit_to_called(&mut self, target: u64) {
         self.exit(Leads::To(target));
         if let Some(exit) = self.out.exits.last_mut() {
@@ -152,7 +159,7 @@ impl Translator {
         Step::End
     }
 
-    /// Goes where `next_pc` says, by the transfer at `pc`.
+    /// The tail by which the transfer at `pc` goes to the address in `next_pc`.
     pub(super) fn tail(&mut self, pc: u64, indirect: &Indirect, source: Source) {
         self.name(pc, indirect);
         let piece = indirect.tail(source);

@@ -21,9 +21,9 @@
 //! **Invariant.** Each instruction can be started over at each point where it may fault: nothing of
 //! the guest's has changed then but registers that the [`Mark`] says are saved.
 
-use super::compared::{self, Check};
+use super::fast_decode::{self, Transfer};
 use super::gs_operands;
-use super::plain::{self, Transfer};
+use super::self_checking::{self, Check};
 use super::stack_returns;
 pub(super) use super::translation::{ExitJump, Leads, Mark, Referent, Relative, Translation};
 use crate::asm::{self, Assembler};
@@ -64,12 +64,12 @@ pub(super) struct Translator {
     pub unbound: FxHashSet<u64>,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
-    /// Made when it is needed: its tables take half a millisecond.
+    /// Made at its first use, because its tables take half a millisecond.
     encoder: Option<Encoder>,
     info: InstructionInfoFactory,
 }
 
-/// What became of an instruction.
+/// How the translation of an instruction ended.
 pub(super) enum Step {
     /// Copied; the next one follows.
     Next,
@@ -85,7 +85,7 @@ pub(super) enum Step {
     Refused,
 }
 
-/// What an instruction may be translated to.
+/// Options for the translation of an instruction.
 pub(super) struct Rules<'a> {
     pub indirect: &'a Indirect,
     /// The block may go on over a jump.
@@ -122,9 +122,9 @@ impl Translator {
         }
     }
 
-    /// The guest bytes of the block at `pc` that compares them.
+    /// The guest bytes of the self-checking block at `pc`.
     pub fn own_bytes(&mut self, pc: u64, code: &dyn Fetch) -> Option<Box<[u8]>> {
-        compared::bytes(pc, code, &mut self.info)
+        self_checking::bytes(pc, code, &mut self.info)
     }
 
     /// Translates the block at `pc` into `self.out`. With `checked` it begins with a checked entry.
@@ -190,7 +190,7 @@ impl Translator {
             let (step, behind) = if self.out.count >= MAX_INSTRUCTIONS {
                 (Step::Refused, here)
             } else if let Some((transfer, len)) =
-                reader.ahead(here).first_chunk().and_then(|c| plain::transfer(c, here))
+                reader.ahead(here).first_chunk().and_then(|c| fast_decode::transfer(c, here))
             {
                 let behind = here.wrapping_add(len as u64);
                 (self.direct(transfer, here, behind, &rules), behind)
@@ -242,8 +242,8 @@ impl Translator {
         Ok(self.out.count > 0)
     }
 
-    /// Copies the plain instructions at `here`, as far as the reader's window goes. False if there
-    /// is none.
+    /// Copies the plain instructions at `here`, up to the end of the reader's window. False if the
+    /// first one is not plain.
     fn plain(&mut self, here: &mut u64, reader: &mut Reader<'_>) -> bool {
         let window = reader.ahead(*here);
         let pc = |at: usize| here.wrapping_add(at as u64);
@@ -252,7 +252,7 @@ impl Translator {
         while self.out.count < MAX_INSTRUCTIONS
             && at < room
             && let Some(code) = window[at..].first_chunk()
-            && let Some(instruction) = plain::plain(code)
+            && let Some(instruction) = fast_decode::plain(code)
         {
             let end = at + instruction.len;
             if instruction.relative != 0 {
@@ -285,7 +285,7 @@ impl Translator {
         }
     }
 
-    /// As [`Translator::mark`], where the instruction has pushed something already.
+    /// As [`Translator::mark`], for code behind a push of the instruction.
     pub(super) fn mark_pushed(&mut self, pc: u64, saved: Option<(u8, usize)>) {
         self.mark(pc, saved);
         if let Some(mark) = self.out.marks.last_mut() {
@@ -440,8 +440,8 @@ impl Translator {
         Ok(())
     }
 
-    /// A register that the instruction does not use, that needs no prefix and goes with the data
-    /// segment; if there is one.
+    /// A register that the instruction does not use, that needs no prefix and whose default segment
+    /// is the data segment.
     pub(super) fn unused_register(&mut self, inst: &Instruction) -> Option<Register> {
         const CANDIDATES: [Register; 6] = [
             Register::RSI,
@@ -455,17 +455,17 @@ impl Translator {
         CANDIDATES.into_iter().find(|r| !used.iter().any(|u| u.register().full_register() == *r))
     }
 
-    /// An instruction that is not copied as it is and has no place of its own.
+    /// Writes an instruction that was changed and that does not depend on its address.
     pub(super) fn encode(&mut self, inst: &Instruction) -> Result<(), IcedError> {
         asm::encode(&mut self.encoder, inst, |bytes| self.out.bytes.extend_from_slice(bytes))
     }
 
-    /// Keeps a register in a word of `stub_save`.
+    /// Saves a register to a word of `stub_save`.
     pub(super) fn save(&mut self, register: u8, word: usize) {
         self.store(register, offset::STUB_SAVE + 8 * word);
     }
 
-    /// Gives it back.
+    /// Restores a register from a word of `stub_save`.
     pub(super) fn restore(&mut self, register: u8, word: usize) {
         self.load(register, offset::STUB_SAVE + 8 * word);
     }

@@ -1,5 +1,13 @@
-//! A translated block that has no place yet: its bytes, and the fields in them that refer to
-//! places.
+//! A translated block that has no address yet: its bytes, and the fields in them that depend on the
+//! address.
+//!
+//! Data: [`Translation`]; the translator owns one and uses it again. Invariant: all fields are
+//! offsets in `bytes`, so the same translation may be placed anywhere at a multiple of eight.
+//! [`Translation::resolve`] writes the displacements when the block has its address; the jumps of
+//! exits are written when the links exist.
+//!
+//! Example: `jmp 0x2000` at the end of a block is an [`ExitJump`] whose field are the last four
+//! bytes; `mov rax, [rip + 8]` is a [`Relative`] to a guest address.
 
 use super::stack_returns::Call;
 use super::word_jumps::Word;
@@ -15,7 +23,7 @@ pub(super) struct Mark {
     pub pc: u64,
     /// This register's guest value is in this word of `stub_save`.
     pub saved: Option<(u8, usize)>,
-    /// It has pushed something.
+    /// Has the instruction pushed eight bytes already?
     pub pushed: bool,
 }
 
@@ -24,9 +32,9 @@ pub(super) struct Mark {
 pub(super) enum Leads {
     /// To this guest pc.
     To(u64),
-    /// Where `next_pc` says: it is the field of a tail.
+    /// To the pc in `next_pc`: the field is that of a tail.
     Indirect(Via),
-    /// To the landing of a call: the field is in the code that looks the landing up.
+    /// To the landing of a call: the field is in the instruction that looks the landing up.
     Return,
 }
 
@@ -64,11 +72,11 @@ pub(super) enum Referent {
 #[derive(Default)]
 pub(super) struct Translation {
     pub bytes: Vec<u8>,
-    /// Where the host code of each guest instruction begins, if that is wanted.
+    /// The beginning of the host code of each guest instruction, if the translator makes marks.
     pub marks: Vec<Mark>,
     pub exits: SmallVec<[ExitJump; 4]>,
     pub relatives: SmallVec<[Relative; 4]>,
-    /// Return addresses that are no immediates.
+    /// Return addresses that do not fit into an immediate.
     pub constants: SmallVec<[u64; 1]>,
     /// The guest memory that it was made from: code, and constants that it jumps through.
     pub sources: SmallVec<[Range<u64>; 2]>,
@@ -76,7 +84,7 @@ pub(super) struct Translation {
     pub word: Option<Word>,
     /// Bytes of its checked entry.
     pub prefix: u32,
-    /// Where it compares its guest bytes.
+    /// Offsets of the code that compares its guest bytes.
     pub check: Range<u32>,
     /// The return address of the call that it ends with.
     pub returns_to: Option<u64>,
@@ -91,17 +99,33 @@ pub(super) struct Translation {
 }
 
 impl Translation {
-    /// If the block at `pc` goes on at its own start: how far behind a line of the instruction
-    /// cache it should stand.
+    /// If the block at `pc` jumps to its own start: the offset from a line of the instruction cache
+    /// at which it should stand.
     pub fn loop_offset(&self, pc: u64) -> Option<usize> {
         let back_edge =
             self.exits.iter().rfind(|exit| matches!(exit.leads, Leads::To(to) if to == pc))?;
         let prefix = self.prefix as usize;
         let code = self.bytes.get(prefix..back_edge.field as usize + 4)?;
-        // Rel32 fields lie within eight aligned bytes wherever the start is a multiple of that.
+        // The fields are padded for a start at any multiple of eight.
         let starts = (0..LINE).step_by(8);
         let entry =
             loop_alignment::offset_among(code, starts.map(|start| (start + prefix) % LINE))?;
         Some((entry + LINE - prefix % LINE) % LINE)
+    }
+
+    /// Writes the displacements of a block that will stand at `start`, with its constants at
+    /// `constants`.
+    pub fn resolve(&mut self, start: u64, constants: u64) {
+        for r in &self.relatives {
+            let end = start + u64::from(r.end);
+            let target = match r.to {
+                Referent::Address(address) => address,
+                Referent::Constant(n) => constants + 8 * u64::from(n),
+                Referent::Own(at) => (start + u64::from(at)).wrapping_add(end),
+            };
+            let relative = target.wrapping_sub(end) as u32;
+            let field = r.field as usize;
+            self.bytes[field..field + 4].copy_from_slice(&relative.to_le_bytes());
+        }
     }
 }

@@ -18,10 +18,17 @@
 //!       (the tail of an indirect jump)
 //! ```
 //!
-//! It so reaches its target without the tables and the check behind them. Only a jump that is the
-//! first instruction of its block is copied like this, as in a table of linkage, so one word is
-//! kept for a block. A jump to a function that is not bound yet is left to the interpreter once,
-//! and looked at again.
+//! While the word has that value, the jump reaches its target without the tables and the check
+//! behind them. Only a jump that is the first instruction of its block is copied like this, as in a
+//! table of linkage, so one word is kept for a block. A jump to a function that is not bound yet is
+//! left to the interpreter once; it is copied the next time.
+//!
+//! Data: [`Word`], one for such a block ([`super::Blocks`] keeps them), because the translation
+//! that finds the state at a fault must use the same value. The caller holds the emitter.
+//!
+//! Example: `jmp [puts@got]` is copied when the word holds 0x7f00_1000. The block compares the word
+//! with that and jumps to the block of `puts`. If the guest stores another address there, the block
+//! goes on at `other`, through the tables.
 
 use super::translate::{Leads, Step, Translator};
 use crate::asm::{Assembler, Mem, RCX};
@@ -35,7 +42,7 @@ use iced_x86::{Code, Instruction, Register};
 pub(super) struct Word {
     pub slot: u64,
     pub value: u64,
-    /// It does not change while the block exists: a change invalidates the block.
+    /// A change of the word invalidates the block, so it does not change while the block exists.
     pub is_constant: bool,
 }
 
@@ -48,7 +55,7 @@ pub(super) fn slot(inst: &Instruction) -> Option<u64> {
 }
 
 impl Translator {
-    /// Where a jump or call through memory leads that loaders fill in and then protect.
+    /// The target of a jump or call through a word that cannot change without a system call.
     pub(super) fn constant_target(
         &mut self,
         inst: &Instruction,
@@ -80,7 +87,7 @@ impl Translator {
             .and_then(|value| i32::try_from(value).ok())
             .filter(|value| *value >= 0);
         let target = match known {
-            // A translation for the state at a fault must be the same as before.
+            // The translation that finds the state at a fault must be the same as the first.
             Some(target) if !self.marking && is_unbound(target as u64, reader) => {
                 if self.unbound.insert(pc) {
                     return Step::Refused;
@@ -201,7 +208,7 @@ mod tests {
             matches!(translator.out.exits[..], [ref only] if matches!(only.leads, Leads::Indirect(_)))
         );
         assert_eq!(translator.out.word, None);
-        // What does not fit the comparison is not compared with.
+        // A value that does not fit into the comparison gets none.
         let far = Linkage { word: 0x7fff_1234_5678, bound: true };
         assert!(translated(&far, &mut translator, EntryCheck::Loop, &mut cache));
         assert_eq!((translator.out.exits.len(), translator.out.word), (1, None));

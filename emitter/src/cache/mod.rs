@@ -7,38 +7,43 @@
 //! the end. The cache is full when they would meet.
 //!
 //! **Invariants.** (1) No page is both writable and executable. (2) Code that threads may be
-//! executing is only changed by one store within eight aligned bytes. (3) The cache frees nothing
-//! by itself: memory of copied blocks that are gone is used again for others of their size
-//! (`copy/remove.rs`), and [`Cache::flush`] drops everything but the stubs.
+//! executing is only changed by one store within eight aligned bytes, by [`writer`]. (3) The cache
+//! frees nothing by itself: the memory of removed blocks is used again for blocks of their size
+//! (`blocks/removal.rs`), and [`Cache::flush`] drops everything but the stubs.
 //!
 //! **Who calls.** The emitter, under its lock. Functions that say so may also be called in a signal
 //! handler.
+//!
+//! Example: a fragment has 200 bytes of hot and 90 bytes of cold code. The emitter takes a
+//! [`Cache::mark`], allocates both parts and copies the bytes there. If the cold part does not fit,
+//! [`Cache::rewind`] gives the hot part back.
 //!
 //! The cache is flushed when it is full. Dynamo also flushes it when many new fragments come in a
 //! short time, so that those of a new phase stand together. Measured on gcc's compiler, which makes
 //! 103,000 blocks, that gains nothing: 1.31 s without a flush; 1.31 s with one, after which 57,000
 //! blocks are copied again; 3.2 s with 25.
 
-use crate::links::writer::Permit;
-mod placing;
 pub(crate) mod words;
+pub(crate) mod writer;
 
 use crate::asm::{Asm, Assembler, Placed};
 use dynasour_guest::space::Views;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use writer::Permit;
 
 /// The lowest address tried for the executable view.
 const LOW: usize = 0x2000_0000;
 /// The executable view ends at or below this address when it can be placed low.
 const HIGH: usize = 0x4000_0000;
-/// Where the last resort ends that 32-bit displacements reach.
+/// If there is no room below [`HIGH`], the view ends at or below this address, which 32-bit
+/// displacements still reach.
 const LAST: usize = 0x7fff_0000;
-/// Distance of the addresses tried.
+/// Bytes between the addresses that are tried (guess; smaller steps try more addresses).
 const STEP: usize = 16 << 20;
 /// Bytes of a line of the processor's caches, where stubs begin.
 const LINE: usize = 64;
-/// The largest cache.
+/// Bytes of the largest cache: it fits between [`LOW`] and [`HIGH`].
 pub const MAX_SIZE: usize = 512 << 20;
 
 /// Why the cache could not be made or an allocation not served.
@@ -57,7 +62,7 @@ pub struct Cache {
     views: Views,
     /// Where the executable view starts.
     rx: usize,
-    /// Where the writable one does.
+    /// Where the writable view starts.
     rw: *mut u8,
     size: usize,
     /// Where the stubs end and fragments may begin.
@@ -119,7 +124,8 @@ impl Cache {
         Ok((self.rx + start) as u64)
     }
 
-    /// Room for `bytes` of hot code at the first address that is acceptable; one in eight must be.
+    /// Room for `bytes` of hot code at the first acceptable address. At least one of eight
+    /// consecutive addresses must be acceptable.
     pub fn alloc_hot_where(
         &mut self,
         bytes: usize,
@@ -145,7 +151,7 @@ impl Cache {
         Ok((self.rx + start) as u64)
     }
 
-    /// Room for stubs, which are written there.
+    /// Takes room for stubs and writes them there.
     pub(crate) fn put_stubs(&mut self, code: Asm<u64>) -> Result<Placed, CacheError> {
         let base = self.alloc_hot(code.here(), LINE)?;
         let (bytes, placed) = code.finish_at(base);
@@ -163,7 +169,7 @@ impl Cache {
         (self.hot, self.cold) = mark;
     }
 
-    /// Declares all that is allocated so far permanent (the stubs).
+    /// Makes everything that was allocated so far permanent: the stubs.
     pub fn set_floor(&mut self) {
         self.floor = self.hot;
     }

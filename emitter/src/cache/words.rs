@@ -1,4 +1,12 @@
 //! Words of data memory within reach of the cache's code, in which generated code counts.
+//!
+//! Data: [`Words`], a mapping of its own behind the cache, so that code names a word relative to
+//! rip. Invariant: Rust reads and writes words by single atomic accesses, because generated code
+//! changes them on other threads. Generated code adds without a lock, so counts may be lost. The
+//! caller holds the emitter.
+//!
+//! Example: the counter of a head counts word 7 down from 50. [`Words::set`]`(7, 50)` starts it,
+//! and [`Words::get`]`(7)` says how many executions remain.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,9 +23,12 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// `len` words, all zero, within reach of the cache's code; none if there is no room.
+    /// `len` words, all zero, within reach of the cache's code; `None` if there is no room.
     pub fn new(cache: &Range<u64>, len: usize) -> Option<Words> {
+        // Bytes between the addresses that are tried (guess).
         const STEP: usize = 16 << 20;
+        // Bytes from the cache's end: with the largest cache still within reach of rip-relative
+        // operands, 2 GiB.
         const FARTHEST: u64 = 1 << 30;
         let places = (cache.end..cache.end.saturating_add(FARTHEST)).step_by(STEP);
         places.into_iter().find_map(|place| {
@@ -34,27 +45,27 @@ impl Words {
         })
     }
 
-    /// How many there are.
+    /// The number of words.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The addresses of all.
+    /// The addresses of all words.
     pub fn range(&self) -> Range<u64> {
         self.address(0)..self.address(self.len)
     }
 
-    /// Where word `n` is.
+    /// The address of word `n`.
     pub fn address(&self, n: usize) -> u64 {
         self.memory as u64 + 8 * n as u64
     }
 
-    /// What word `n` holds.
+    /// The value of word `n`.
     pub fn get(&self, n: usize) -> u64 {
         self.word(n).load(Ordering::Relaxed)
     }
 
-    /// Makes word `n` hold `value`.
+    /// Sets word `n` to `value`.
     pub fn set(&self, n: usize, value: u64) {
         self.word(n).store(value, Ordering::Relaxed);
     }

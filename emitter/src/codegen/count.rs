@@ -1,4 +1,5 @@
-//! The instructions by which a fragment counts (see [`crate::counting`]), and what they count.
+//! The instructions by which a fragment counts (see [`crate::fragment::counting`]), and what they
+//! count.
 
 use crate::asm::{Assembler, Mem, RCX};
 use dynasour_guest::context::offset;

@@ -110,7 +110,7 @@ pub(crate) struct Host {
     /// Where indirect jumps to the fragment arrive. Fragments that are not entered in canonical
     /// state have no use for it.
     pub checked: Piece,
-    /// Do fragments count what they execute ([`crate::counting`])?
+    /// Do fragments count what they execute ([`crate::fragment::counting`])?
     pub counts: bool,
     /// Do indirect ends store which transfer they are?
     pub names_transfers: bool,

@@ -1,5 +1,5 @@
-//! How checked entries and landings find out, without changing flags, that they are the destination
-//! that was meant.
+//! The comparison at checked entries and landings: is this destination the one that was meant? It
+//! changes no flags.
 //!
 //! Two x86 jumps test rcx and no flag: `jrcxz` jumps if rcx is 0, `loop` falls through if rcx is 1.
 //! Neither falls through for one value of rcx and jumps for all others, so rcx is prepared first:
@@ -14,9 +14,15 @@
 //! `loop` is one operation on AMD's processors. Intel's make seven or more of it, and a check then
 //! costs 2.2 ns instead of 0.5. Measured on Sapphire Rapids, copied code, time relative to native,
 //! by `loop` and by `pext`: a bytecode interpreter 2.17 and 1.03; recursive `fib` 2.16 and 1.54;
-//! virtual calls 2.45 and 1.54; perl 1.91 and 1.41. A `jrcxz` over a jump would be taken where
-//! `pext` falls through, and taken branches use up the predictors' history: 1.24, 1.60, 2.17 and
-//! 1.46.
+//! virtual calls 2.45 and 1.54; perl 1.91 and 1.41. A third way, a `jrcxz` over a jump, is taken in
+//! the common case, in which `pext` falls through. Taken branches use up the predictors' history.
+//! Measured with it: 1.24, 1.60, 2.17 and 1.46.
+//!
+//! The module owns no data: [`EntryCheck`] is chosen once, when the emitter is made. Invariant: the
+//! branch is the last instruction of a check, and its displacement the last byte.
+//!
+//! Example: at the entry of 0x401000, `pext` falls through if `next_pc` is 0x401000. If it is
+//! 0x401008, rcx becomes 8, then 1, then 0, and `jrcxz` goes to the miss stub.
 
 use crate::asm::{Assembler, Mem, RCX};
 use crate::codegen::piece::Piece;
@@ -26,7 +32,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::str::FromStr;
 
-/// How entries check.
+/// The instructions by which entries compare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryCheck {
     /// By `loop`.
@@ -36,7 +42,8 @@ pub enum EntryCheck {
 }
 
 impl EntryCheck {
-    /// The one that was asked for if this processor has it, else what is fastest on it.
+    /// The check that was asked for, if this processor can execute it; else the fastest check that
+    /// it can execute.
     pub(crate) fn on(cpu: &Cpu, wanted: Option<EntryCheck>) -> EntryCheck {
         match wanted {
             _ if !cpu.bmi2 => EntryCheck::Loop,
@@ -46,8 +53,8 @@ impl EntryCheck {
         }
     }
 
-    /// Goes on if `next_pc` is `pc`, else to the piece's first instruction; changes rcx and no
-    /// flags.
+    /// Falls through if `next_pc` is `pc`; else jumps to the piece's first instruction. Changes rcx
+    /// and no flags.
     pub(crate) fn compare(self, piece: &mut Piece, pc: u64) {
         let less = |half: u32| Mem::at(RCX).plus(self.goes_on().wrapping_sub(half) as i32).wide();
         let (low, high) = (less(pc as u32), less((pc >> 32) as u32));
@@ -56,7 +63,7 @@ impl EntryCheck {
             piece.lea(RCX, low);
             self.back_unless(piece);
         } else {
-            // Its halves one after the other.
+            // No displacement has 64 bits, so the halves are compared one after the other.
             piece.load_half(RCX, offset::NEXT_PC);
             piece.lea_32(RCX, low);
             self.back_unless(piece);
@@ -66,13 +73,14 @@ impl EntryCheck {
         }
     }
 
-    /// To the piece's first instruction unless rcx is what this check goes on for.
+    /// Jumps to the piece's first instruction unless rcx is [`EntryCheck::goes_on`].
     fn back_unless(self, piece: &mut Piece) {
         let back = -(piece.len() as isize);
         piece.put(&self.unless(back));
     }
 
-    /// What rcx must be, with the constant taken from it, for [`EntryCheck::unless`] to go on.
+    /// The value of rcx, after the constant was subtracted, for which [`EntryCheck::unless`] falls
+    /// through.
     pub(crate) fn goes_on(self) -> u32 {
         match self {
             EntryCheck::Loop => 1,

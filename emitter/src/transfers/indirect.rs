@@ -2,10 +2,11 @@
 //! generation").
 //!
 //! Modern processors predict an indirect jump well when it has an address of its own, and badly
-//! when all go through one shared routine. So each *site* has its own jump, unseen, to whatever the
-//! first table of [`crate::transfers::lookup`] says for the low bits of the target; and each
-//! possible destination begins with a *checked entry*, which goes on to the *miss stub* unless it
-//! is what was meant.
+//! when all go through one shared routine. So each *site* has its own jump. It goes, without a
+//! comparison, to the address that the first table of [`crate::transfers::lookup`] holds for the
+//! low bits of the target. Each possible destination begins with a *checked entry*, which goes on
+//! to the
+//! *miss stub* unless the destination is the one that was meant.
 //!
 //! ```text
 //! site's tail:    mov gs:[save], rcx              checked entry of pc:  (out: jmp miss)
@@ -21,18 +22,18 @@
 //! that it finds there; else it leaves with [`MISSED`], the guest's registers in place. Returns are
 //! sites like any other.
 //!
-//! A predictor remembers the jumps that are taken on the way to an indirect one, so there should be
-//! none but the guest's own: a tail follows what it belongs to without a jump, and its own jump is
-//! what is patched when the site is to leave: to a table all of whose words lead out. A check falls
-//! through where it is meant ([`crate::transfers::entry_check`]). Recursive `fib`, which does
-//! nothing but return: 1.46 times native with a jump before each tail and one behind each check,
-//! 1.03 without; virtual calls: 1.62 with a `jrcxz` over the way out in each check, 1.11 so; both
-//! on Zen 5.
+//! A predictor remembers the jumps that are taken on the way to an indirect one, so only the
+//! guest's own jumps should be taken. A tail stands right behind the code that it belongs to. When
+//! a site is to leave, its own jump is patched: it then goes through a table all of whose words
+//! lead out. A check falls through at the destination that was meant
+//! ([`crate::transfers::entry_check`]). Measured on Zen 5: recursive `fib`, which does nothing but
+//! return, takes 1.46 times native with a jump before each tail and one behind each check, 1.03
+//! without; virtual calls take 1.62 with a `jrcxz` over the way out in each check, 1.11 without.
 //!
-//! **Registers.** Going through memory takes rcx as long as a dispatch loop's iteration. So where
-//! the target is in a register of the guest's, that register carries it, which the destination may
-//! clobber, since it knows what is in there: a site of `jmp rax` has the table of rax, in which
-//! there are checked entries that park rcx in rax:
+//! **Registers.** Going through memory takes rcx for as long as one iteration of a dispatch loop.
+//! So if the target is in a register of the guest's, that register *carries* it: the destination
+//! may clobber the register, since it knows the value. A site of `jmp rax` goes through the table
+//! of rax, which leads to checked entries that park rcx in rax:
 //!
 //! ```text
 //! site's tail:    mov gs:[next_pc], rax           checked entry of pc:  (out: jmp miss_rax)
@@ -44,25 +45,27 @@
 //!                                                                       mov eax, PC
 //! ```
 //!
-//! (A bytecode interpreter: 1.76 times native through memory, 1.07 so.) Where such a table has
-//! nothing, the site leaves, and gets an entry; where it has somebody else's, `miss_rax` goes on as
-//! if by memory.
+//! (Measured: a bytecode interpreter takes 1.76 times native through memory, 1.07 by register.) If
+//! the slot of such a table is free, the site leaves, and its target gets an entry. If the slot
+//! holds another target's entry, `miss_rax` retries through the table in memory.
 //!
-//! Most programs have a few such jumps and execute them seldom, and filling a table takes a while.
-//! So the last instruction of these tails is one of eight aligned bytes, which can be replaced at
-//! once, and leads to a stub that leaves until a register has carried [`ASKED`] targets; likewise
+//! Most programs execute few such jumps, and filling a table takes some time. So these tails end
+//! with an instruction of eight aligned bytes, which can be replaced by one store. Until a register
+//! has carried [`ASKED`] targets that instruction leads to a stub that leaves. It does so again
 //! when the site is to leave.
 //!
-//! **Signals.** A thread that is interrupted between a site and its destination is beyond what
-//! unlinking reaches. It is sent out: registers that are displaced are in `stub_save`
-//! ([`Displaced`]), and where nothing is displaced yet or any more, what `stub_save` holds is still
-//! right.
+//! **Signals.** Unlinking does not reach a thread that is interrupted between a site and its
+//! destination. The handler diverts it to a stub that leaves. Registers that are displaced at that
+//! point are in `stub_save` ([`Displaced`]). Where nothing is displaced yet, or any more, the value
+//! in `stub_save` is still the register's.
+//!
+//! Data: [`Indirect`]. The caller holds the emitter; functions that say so are async-signal-safe.
 
 use crate::asm::{Assembler, RCX};
 use crate::cache::Cache;
 pub use crate::codegen::piece::{Piece, SAVE_RCX};
-use crate::emitter::Diversion;
 use crate::stubs::StubError;
+pub use crate::transfers::diversion::{Displaced, Diversion};
 use crate::transfers::entry_check::EntryCheck;
 use crate::transfers::hit_rates::{RateWords, Rates};
 use crate::transfers::lookup::Lookup;
@@ -86,33 +89,6 @@ pub(crate) const SAVE_RAX: usize = 1;
 pub(crate) const SAVE_RDX: usize = 3;
 pub(crate) const SAVE_RSI: usize = 4;
 
-/// Registers that are not where the guest has them, but in `stub_save`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Displaced {
-    /// None.
-    None,
-    /// Only rcx.
-    Rcx,
-    /// rcx, rax and rdx.
-    Three,
-    /// Those of the miss stub.
-    Four,
-}
-
-impl Displaced {
-    /// Pairs of a register's number and the index into `stub_save` where its value is.
-    pub fn places(self) -> &'static [(usize, usize)] {
-        const ALL: [(usize, usize); 4] =
-            [(1, SAVE_RCX), (0, SAVE_RAX), (2, SAVE_RDX), (6, SAVE_RSI)];
-        match self {
-            Displaced::None => &[],
-            Displaced::Rcx => &ALL[..1],
-            Displaced::Three => &ALL[..3],
-            Displaced::Four => &ALL,
-        }
-    }
-}
-
 /// What carries the target of an indirect transfer, besides `next_pc`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Via {
@@ -123,10 +99,10 @@ pub enum Via {
 }
 
 impl Via {
-    /// How many there are.
+    /// The number of carriers.
     pub(crate) const COUNT: usize = 17;
 
-    /// Dense.
+    /// A number below [`Via::COUNT`].
     pub(crate) fn index(self) -> usize {
         match self {
             Via::Memory => 0,
@@ -134,7 +110,7 @@ impl Via {
         }
     }
 
-    /// As [`Via::index`] says.
+    /// The inverse of [`Via::index`].
     pub(crate) fn from_index(index: usize) -> Option<Via> {
         match index {
             0 => Some(Via::Memory),
@@ -147,16 +123,16 @@ impl Via {
 /// Where a tail finds its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// In `next_pc`. Nothing is displaced before the tail.
+    /// Only in `next_pc`. Nothing is displaced before the tail.
     Stored,
-    /// There and in rcx, whose own value is in its place in `stub_save` ([`SAVE_RCX`]).
+    /// In `next_pc` and in rcx. The guest's rcx is in its place in `stub_save` ([`SAVE_RCX`]).
     Rcx,
-    /// There and in this register, where it belongs.
+    /// In `next_pc` and in this register, where the guest has it.
     Register(u8),
 }
 
 impl Source {
-    /// What carries the target.
+    /// The carrier of the target.
     pub fn via(self) -> Via {
         match self {
             Source::Stored | Source::Rcx => Via::Memory,
@@ -165,7 +141,7 @@ impl Source {
     }
 }
 
-/// What sites and destinations share: tables and stubs.
+/// The tables and stubs that sites and destinations share.
 pub struct Indirect {
     lookup: Lookup,
     stubs: MissStubs,
@@ -177,8 +153,9 @@ pub struct Indirect {
     asked: [u32; Via::COUNT],
 }
 
-/// So many transfers by one register come to the runtime before it gets a table, which takes as
-/// long as they do.
+/// A register gets a table after this many of its transfers came to the runtime: filling the table
+/// takes about as long as they took. If this is too low, programs with few indirect jumps start
+/// more slowly.
 const ASKED: u32 = 256;
 
 /// The stubs of a register that carries targets.
@@ -193,7 +170,7 @@ impl RegisterStub {
     /// Offsets: see the functions.
     const ASK: u64 = 3;
     const MISS: u64 = 30;
-    /// From here on only rcx is displaced.
+    /// Offset from which on only rcx is displaced.
     const MISS_ON: u64 = 48;
     const END: u64 = 64;
 
@@ -202,17 +179,18 @@ impl RegisterStub {
         self.start
     }
 
-    /// Leaves from where only the carrier is not what it should be.
+    /// Leaves from a point where only the carrier has lost its value.
     fn ask(self) -> u64 {
         self.start + Self::ASK
     }
 
-    /// Goes on from a checked entry that is not meant.
+    /// Goes on from a checked entry of another target.
     fn miss(self) -> u64 {
         self.start + Self::MISS
     }
 
-    /// `table` is that of [`Via::Memory`]: without one no register carries anything.
+    /// The bytes of the stubs. `table` is the table of [`Via::Memory`]; without that table no
+    /// register carries targets.
     pub(crate) fn generate(self, table: u32, leave_canonical: u64) -> Vec<u8> {
         let r = self.register;
         let mut unpark = Piece::default();
@@ -267,8 +245,8 @@ impl Indirect {
         Ok(indirect)
     }
 
-    /// In a forked child whose cache is fresh: the stubs once more, at the same addresses, and
-    /// empty tables.
+    /// In a forked child whose cache is fresh: makes the stubs again, at the same addresses, and
+    /// empties the tables.
     pub(crate) fn reset_after_fork(
         &mut self,
         cache: &mut Cache,
@@ -284,7 +262,7 @@ impl Indirect {
         Ok(())
     }
 
-    /// The addresses of the tables and of what is counted.
+    /// The addresses of the tables and of the counters.
     pub(crate) fn memory(&self) -> impl Iterator<Item = Range<u64>> {
         let rates = self.rates.as_ref().map(RateWords::memory);
         self.lookup.memory().into_iter().chain(rates)
@@ -295,19 +273,18 @@ impl Indirect {
         self.entry_check
     }
 
-    /// Do sites say which transfer they are?
+    /// Do sites store which transfer they are?
     pub(crate) fn names_transfers(&self) -> bool {
         self.names_transfers
     }
 
-    /// Lets sites that are made from now on say which transfer they are, or not; there are none
-    /// yet.
+    /// Sets whether sites store which transfer they are. No site has been made yet.
     pub(crate) fn name_transfers(&mut self, names: bool) {
         self.names_transfers = names;
     }
 
-    /// What says that the transfer at guest pc `pc` is executed, if they do; at most [`NAMING`]
-    /// bytes, and nothing is displaced.
+    /// The code that stores the pc of the transfer at `pc`; empty if sites do not name themselves.
+    /// It has at most [`NAMING`] bytes and displaces nothing.
     pub(crate) fn name_transfer(&self, pc: u64) -> Piece {
         let mut piece = Piece::default();
         if self.names_transfers {
@@ -325,22 +302,24 @@ impl Indirect {
         &mut self.returns
     }
 
-    /// What counts a transfer, if they are counted; `scratch` is anything then.
+    /// The code that counts a transfer, if transfers are counted. It clobbers `scratch`.
     pub(crate) fn count_transfer(&self, scratch: u8) -> Option<Piece> {
         self.rates.as_ref().map(|words| counting(scratch, words.executed()))
     }
 
-    /// What counts a jump that has found its target by a comparison, likewise.
+    /// The code that counts a jump which has found its target by a comparison, if transfers are
+    /// counted. It clobbers `scratch`.
     pub(crate) fn count_compared(&self, scratch: u8) -> Option<Piece> {
         self.rates.as_ref().map(|words| counting(scratch, words.compared()))
     }
 
-    /// How transfers found where they went, if that is counted.
+    /// How transfers found their destinations, if that is counted.
     pub fn rates(&self) -> Option<Rates> {
         self.rates.as_ref().map(RateWords::rates)
     }
 
-    /// Must be called before a tail refers to such a carrier's table.
+    /// Fills the table of a carrier, if that has not been done. Must be called before a tail refers
+    /// to the table.
     pub(crate) fn prepare(&mut self, via: Via) {
         let free = match via {
             Via::Memory => self.stubs.miss,
@@ -349,15 +328,16 @@ impl Indirect {
         self.lookup.prepare(via, free);
     }
 
-    /// A transfer with such a carrier has come to the runtime. True if that is worth a table from
-    /// now on.
+    /// Counts a transfer with this carrier that has come to the runtime. True if the carrier should
+    /// have a table from now on.
     pub(crate) fn asked(&mut self, via: Via) -> bool {
         let asked = &mut self.asked[via.index()];
         *asked = asked.saturating_add(1);
         *asked >= ASKED
     }
 
-    /// Must be called before a tail that uses memory is made to lead out. Async-signal-safe.
+    /// Fills the table that leads out. Must be called before a tail that uses memory is made to
+    /// lead out. Async-signal-safe.
     pub(crate) fn prepare_out(&self) {
         self.lookup.prepare_out(self.out_from_rcx());
     }
@@ -369,7 +349,7 @@ impl Indirect {
         }
     }
 
-    /// The miss stub: where a checked entry that is not meant leads, with the target in `next_pc`
+    /// The miss stub. A checked entry of another target leads there, with the target in `next_pc`
     /// and rcx in its place in `stub_save`.
     pub fn miss(&self) -> u64 {
         self.stubs.miss
@@ -385,22 +365,23 @@ impl Indirect {
         self.stubs.outs[1]
     }
 
-    /// What a tail's field holds for a table, if that is within reach.
+    /// The field of a tail that goes through this carrier's table, if the table is within reach.
     pub(crate) fn table(&self, via: Via) -> Option<u32> {
         self.lookup.first_table(via)
     }
 
-    /// What it holds to lead out, if it uses memory.
+    /// The field of a tail of [`Via::Memory`] that leads out, if that table is within reach.
     pub(crate) fn out_table(&self) -> Option<u32> {
         self.lookup.out_table()
     }
 
-    /// Where a tail leads while the register has no table, or to leave.
+    /// The stub to which a tail of this register leads while the register has no table, and when
+    /// the site is to leave.
     pub(crate) fn ask(&self, register: u8) -> u64 {
         self.register_stub(register).ask()
     }
 
-    /// What carries the target of a jump or call that has it in this register.
+    /// The carrier of a jump or call whose target is in this register.
     pub(crate) fn carrier(&self, register: u8) -> Via {
         let carries = register != RSP && self.lookup.first_table(Via::Memory).is_some();
         if carries { Via::Register(register) } else { Via::Memory }
@@ -428,15 +409,15 @@ impl Indirect {
             (Some(table), Source::Stored) => piece.jump_to_stored(table),
             (Some(table), Source::Rcx) => piece.jump_through(RCX, table),
             (Some(table), Source::Register(r)) => piece.jump_by_carrier(r, table),
-            // Without a table within reach every jump is searched for.
+            // Without a table within reach the miss stub searches for every target.
             (None, _) => piece.jump(self.miss()),
         }
         piece
     }
 
-    /// The checked entry of the code for `pc`, behind its way out; it falls through into that code,
-    /// all registers in place. It compares without flags even if that code has no use for them: who
-    /// was meant may have.
+    /// The checked entry of the code for `pc`, behind its way out. It falls through into that code,
+    /// all registers in place. It leaves flags alone even if that code does not read them: if
+    /// another target was meant, its code may.
     pub fn checked_entry(&self, pc: u64, via: Via) -> Piece {
         let mut piece = Piece::default();
         piece.jump(match via {
@@ -462,10 +443,11 @@ impl Indirect {
         piece
     }
 
-    /// How a thread gets out that is `at` bytes within a checked entry. Async-signal-safe.
+    /// The way out of a thread that is `at` bytes within a checked entry. Async-signal-safe.
     pub(crate) fn diversion_in_check(&self, at: u64, via: Via) -> Diversion {
         let rip = match via {
-            // What is displaced in its last instruction is still right where it was kept.
+            // Before its last instruction rcx is displaced; behind it the kept value is still
+            // right.
             Via::Memory => return Diversion { rip: self.out(), displaced: Displaced::Rcx },
             Via::Register(r) if r == RCX || at == WAY_OUT => self.register_stub(r).ask(),
             Via::Register(r) => self.register_stub(r).unpark(),
@@ -486,19 +468,20 @@ impl Indirect {
         self.register_stub(register).diversion(host_rip, self.out())
     }
 
-    /// Lets sites whose targets are so carried, and that jump to `pc`, arrive at its checked entry,
-    /// the piece of code at `start`. Takes effect for all threads at once.
+    /// Lets sites with this carrier that jump to `pc` arrive at its checked entry, the piece of
+    /// code at `start`. Takes effect for all threads at once.
     pub fn insert(&mut self, via: Via, pc: u64, start: u64) {
         self.lookup.insert(via, pc, start + WAY_OUT);
     }
 
-    /// Sites that jump to `pc` miss from now on. Threads may still be on the way to its checked
-    /// entry.
+    /// Sites that jump to `pc` miss from now on. A thread that has read the table before may still
+    /// arrive at its checked entry.
     pub fn remove(&mut self, pc: u64) {
         self.lookup.remove(pc);
     }
 
-    /// What the tables lead to: for each carrier and pc, behind which checked entry's way out.
+    /// The contents of the tables: carrier, pc, and the address behind the way out of its checked
+    /// entry.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (Via, u64, u64)> + '_ {
         self.lookup.entries()
     }
@@ -514,7 +497,8 @@ impl Indirect {
         self.lookup.clear();
     }
 
-    /// What is displaced in the miss stub, if `host_rip` is there. Async-signal-safe.
+    /// The registers that are displaced at `host_rip`, if it is in the miss stub.
+    /// Async-signal-safe.
     fn in_miss_stub(&self, host_rip: u64) -> Option<Displaced> {
         let [before, after] = &self.stubs.ranges;
         before

@@ -1,19 +1,23 @@
 //! The tables that indirect jumps consult: guest pc -> checked entry (see
 //! [`crate::transfers::indirect`]).
 //!
-//! * **first**, one for each [`Via`]: 65,536 words, indexed by the pc's low 16 bits, each the
-//!   address of a checked entry, or of a stub. A site jumps through it unseen. It lies in the low 2
-//!   GiB, so that its address is a displacement. Behind that for [`Via::Memory`] lies another one,
-//!   all of whose words lead out: sites that are to leave jump through that. Each is filled when it
-//!   is needed first: that costs as much as translating a hundred blocks.
-//! * **second**: a hash table for pcs whose word in the first table of [`Via::Memory`] has been
-//!   taken by another. Two arrays, of complemented pcs and of checked entries; a pc stands in one
-//!   of [`PROBES`] neighbouring slots. The miss stub searches it.
+//! * **first**, one for each [`Via`]: 65,536 words, indexed by the pc's low 16 bits. Each holds the
+//!   address of a checked entry, or of a stub. A site jumps through the table without a comparison.
+//!   It lies in the low 2 GiB, so that its address is a displacement. Behind the first table of
+//!   [`Via::Memory`] lies another one, all of whose words lead out: sites that are to leave jump
+//!   through it. Each table is filled at its first use, because filling takes as long as
+//!   translating a hundred blocks.
+//! * **second**: a hash table for pcs whose word in the first table of [`Via::Memory`] was taken by
+//!   another pc. Two arrays, of complemented pcs and of checked entries; a pc stands in one of
+//!   [`PROBES`] neighbouring slots. The miss stub searches it.
 //!
-//! Writers hold the emitter; readers are generated code on any thread. Every word is written in one
-//! aligned store, and what a reader finds it never trusts: a checked entry verifies that it is
-//! meant, so that a pc and an entry that do not belong together, read while somebody wrote, are no
-//! more than a miss.
+//! Data: [`Lookup`]. Writers hold the emitter; generated code on any thread reads. Invariant: every
+//! word is written by one aligned store. A reader may still see a pc and an entry that do not
+//! belong together, because it read between two stores. The checked entry finds that out, so such a
+//! read is no more than a miss.
+//!
+//! Example: 0x401234 is inserted, then 0x411234, which has the same low bits. The word in the first
+//! table now leads to the entry of 0x411234, and 0x401234 stands in the second table.
 
 use crate::transfers::indirect::Via;
 use dynasour_guest::space::{CACHE, Reservation};
@@ -31,7 +35,7 @@ pub(crate) const ENTRIES: usize = 8 * (SLOTS + PROBES);
 
 /// Bytes of a first table.
 const TABLE_BYTES: usize = 8 * SLOTS;
-/// Bytes of all first tables and the one that leads out.
+/// Bytes of all first tables and the table that leads out.
 const FIRST_BYTES: usize = TABLE_BYTES * (Via::COUNT + 1);
 const SECOND_BYTES: usize = 2 * ENTRIES;
 /// Addresses of the first table end at or below this one.
@@ -41,22 +45,22 @@ const STEP: usize = 16 << 20;
 
 /// All tables.
 pub(crate) struct Lookup {
-    /// The first tables; the second of them is the one that leads out.
+    /// The first tables. Number [`LEADS_OUT`] is the table that leads out.
     memory: *mut u64,
     firsts: [First; Via::COUNT],
-    /// Is the one that leads out filled?
+    /// Is the table that leads out filled?
     leads_out: AtomicBool,
     second: *mut u64,
-    /// In which slot of the second table a pc is.
+    /// The slot of each pc in the second table.
     places: FxHashMap<u64, u32>,
 }
 
-/// What is known of a first table.
+/// Bookkeeping of a first table.
 #[derive(Default)]
 struct First {
-    /// What a word holds that belongs to nobody; 0 before the table is filled.
+    /// The value of words that belong to no pc; 0 before the table is filled.
     free: u64,
-    /// Whose the other words are.
+    /// The pcs to which the other words belong, by their low 16 bits.
     owners: FxHashMap<u16, u64>,
 }
 
@@ -68,7 +72,7 @@ fn number(via: Via) -> usize {
     }
 }
 
-/// The number of the one that leads out.
+/// The number of the table that leads out.
 const LEADS_OUT: usize = 1;
 
 // SAFETY: the memory is only accessed through atomics, and by generated code with aligned loads.
@@ -82,12 +86,13 @@ pub(crate) fn hash(pc: u64) -> usize {
     usize::from(low.wrapping_add(high.wrapping_mul(HIGH_WEIGHT)))
 }
 
-/// What bits 16 to 31 of a pc count in [`hash`].
+/// The factor of bits 16 to 31 of a pc in [`hash`]: 9 * 8, which two `lea` compute (see `search` in
+/// [`crate::transfers::miss_stubs`]).
 pub(crate) const HIGH_WEIGHT: u16 = 72;
 
 impl Lookup {
-    /// Empty tables, the first ones near `cache`, or else wherever they can be reached by a
-    /// displacement, or else anywhere.
+    /// Empty tables. The first tables lie right behind `cache` if there is room, else anywhere in
+    /// the low 2 GiB. If there is no room there either, they lie elsewhere and no site uses them.
     pub fn new(cache: &Range<u64>) -> io::Result<Lookup> {
         let low = (CACHE.start..LAST - FIRST_BYTES as u64).step_by(STEP);
         let mut places =
@@ -138,12 +143,12 @@ impl Lookup {
         (0..SLOTS).for_each(|n| self.table_word(number, n).store(value, Ordering::Relaxed));
     }
 
-    /// The address of a first table, if it is a displacement.
+    /// The address of a first table, if it fits into a 32-bit displacement.
     pub fn first_table(&self, via: Via) -> Option<u32> {
         displacement(self.memory as u64 + (TABLE_BYTES * number(via)) as u64)
     }
 
-    /// That of the one that leads out.
+    /// The address of the table that leads out, if it fits into a 32-bit displacement.
     pub fn out_table(&self) -> Option<u32> {
         displacement(self.memory as u64 + (TABLE_BYTES * LEADS_OUT) as u64)
     }
@@ -176,11 +181,11 @@ impl Lookup {
         [slot, slot + ENTRIES / 8].map(|i| unsafe { AtomicU64::from_ptr(self.second.add(i)) })
     }
 
-    /// Lets jumps to `pc` arrive at the checked entry `entry`, in the first table, which must have
-    /// been made. There it takes the place of what shares its word; in that of [`Via::Memory`] that
-    /// goes to the second one then.
+    /// Lets jumps to `pc` arrive at the checked entry `entry`. The carrier's first table must have
+    /// been filled. The pc takes over its word there from any pc that shares it; if the carrier is
+    /// [`Via::Memory`], the evicted pc goes to the second table.
     pub fn insert(&mut self, via: Via, pc: u64, entry: u64) {
-        // Its complement is what an empty slot holds. There is no code there.
+        // The complement of this pc is the key of an empty slot. There is no guest code there.
         if pc == u64::MAX {
             return;
         }
@@ -199,7 +204,7 @@ impl Lookup {
         self.first_word(via, pc).store(entry, Ordering::Release);
     }
 
-    /// Puts it into the second table, only if there is none free in the place of another.
+    /// Puts a pc into the second table. It evicts another pc only if none of its slots is free.
     fn put_second(&mut self, pc: u64, entry: u64) {
         let slot = self.places.get(&pc).map_or_else(|| self.free_slot(pc), |slot| *slot as usize);
         self.places.insert(pc, slot as u32);
@@ -212,7 +217,7 @@ impl Lookup {
         }
     }
 
-    /// Where in the second table `pc` should go.
+    /// The slot of the second table that `pc` should take.
     fn free_slot(&self, pc: u64) -> usize {
         let mut candidates = hash(pc)..hash(pc) + PROBES;
         let any = candidates.start + (pc >> 4) as usize % PROBES;
@@ -234,12 +239,13 @@ impl Lookup {
         }
     }
 
-    /// A slot without a pc has no entry either: its key is that of the pc that is all ones.
+    /// Empties a slot. Its key 0 is the complement of the pc that is all ones, which is never
+    /// looked up; its entry 0 means a miss.
     fn empty(&self, slot: u32) {
         self.second_words(slot as usize).iter().for_each(|w| w.store(0, Ordering::Release));
     }
 
-    /// What belongs to pcs in all tables: carrier, pc and checked entry.
+    /// All entries of the tables: carrier, pc and checked entry.
     pub fn entries(&self) -> impl Iterator<Item = (Via, u64, u64)> + '_ {
         let firsts = (0..Via::COUNT).filter_map(Via::from_index).flat_map(move |via| {
             let owners = self.firsts[via.index()].owners.values();
@@ -252,8 +258,8 @@ impl Lookup {
         firsts.chain(second)
     }
 
-    /// What a word of a table holds that belongs to no pc and leads somewhere; or that belongs to
-    /// another pc than it says.
+    /// The value of a word that breaks the bookkeeping, if there is one: the word belongs to no pc
+    /// and does not hold the free value, or its key is not the pc to which it belongs.
     pub fn unowned(&self) -> Option<u64> {
         let filled = (0..Via::COUNT)
             .filter_map(Via::from_index)
@@ -273,7 +279,8 @@ impl Lookup {
         first.next().or_else(|| second.next())
     }
 
-    /// In a forked child: as [`Lookup::clear`], and the tables of registers are not needed yet.
+    /// In a forked child: as [`Lookup::clear`], and the memory of the registers' tables is given
+    /// back until they are filled again.
     pub fn clear_after_fork(&mut self) {
         self.clear();
         for via in (0..Via::COUNT).filter_map(Via::from_index).filter(|via| *via != Via::Memory) {
@@ -305,13 +312,15 @@ impl Lookup {
     }
 }
 
-/// The address `start` of a first table, if it is a displacement, and that of its last word.
+/// The address `start` of a first table as a displacement, if the whole table lies in the low 2
+/// GiB.
 fn displacement(start: u64) -> Option<u32> {
     i32::try_from(start + TABLE_BYTES as u64).ok()?;
     Some(start as u32)
 }
 
-/// Zeroed memory, over `place`, which is ours, or where the kernel likes.
+/// Zeroed memory, over `place`, which the caller has reserved, or at an address that the kernel
+/// chooses.
 fn map(place: Option<u64>, bytes: usize) -> io::Result<*mut u64> {
     let fixed = if place.is_some() { libc::MAP_FIXED } else { 0 };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
@@ -347,7 +356,7 @@ mod tests {
     fn only_tables_in_the_low_half_are_displacements() {
         let high = |low: u64| 0x7f12_0000_0000 + low;
         assert_eq!(displacement(0x2000_0000), Some(0x2000_0000));
-        // Where the sum of 32 bits would not be one any more.
+        // The low 32 bits of the end would overflow.
         assert_eq!(displacement(high(0xffff_f000)), None);
         assert_eq!(displacement(high(0x2000_0000)), None);
         assert_eq!(displacement(0x7ff8_0000), None);
@@ -358,7 +367,7 @@ mod tests {
         t.first_word(Via::Memory, pc).load(Ordering::Relaxed)
     }
 
-    /// As the miss stub searches.
+    /// Searches as the miss stub does.
     fn second(t: &Lookup, pc: u64) -> Option<u64> {
         let mut slots = (hash(pc)..hash(pc) + PROBES).map(|s| t.second_words(s));
         slots
@@ -380,16 +389,16 @@ mod tests {
         };
         for (i, pc) in pcs.iter().enumerate() {
             t.insert(Via::Memory, *pc, i as u64 + 1);
-            // Only who has lost its word is in the second table.
+            // Only a pc that has lost its word is in the second table.
             assert_eq!((first(&t, *pc), second(&t, *pc)), (i as u64 + 1, None));
         }
         for (i, pc) in pcs.iter().enumerate() {
             assert_eq!(found(&t, *pc), Some(i as u64 + 1), "{pc:#x}");
         }
-        // Not the owner of the word.
+        // This pc does not own the word.
         t.remove(0x40_1234);
         assert_eq!((first(&t, 0x40_1234), second(&t, 0x40_1234)), (PROBES as u64 + 1, None));
-        // It has another entry in both then, and goes from both.
+        // This pc stands in both tables then, and is removed from both.
         t.insert(Via::Memory, 0x41_1234, 77);
         assert_eq!((first(&t, 0x41_1234), second(&t, 0x41_1234)), (77, Some(77)));
         assert_eq!(second(&t, pcs[PROBES]), Some(PROBES as u64 + 1));

@@ -1,17 +1,18 @@
 //! The stubs that indirect transfers share: the search of the second table, and the ways out.
 //!
-//! * **miss**: a checked entry that is not meant leads here, with the target in `next_pc` and rcx
-//!   in its place in `stub_save`. It looks for the target in the second table
+//! * **miss**: the checked entry of another target leads here, with the target in `next_pc` and rcx
+//!   in its place in `stub_save`. The stub looks for the target in the second table
 //!   ([`crate::transfers::lookup`]) and jumps to the checked entry that it finds.
 //! * **out**, **out_from_rcx**: leave with [`MISSED`], the guest's registers in place.
 //! * for each register that carries targets, a [`RegisterStub`].
 //!
 //! No flags are touched. Data: [`MissStubs`], the addresses, which are the same after a fork.
-//! Invariant: what is displaced at each address is what [`MissStubs::ranges`] says, for signal
-//! handlers. The stubs are made with the emitter and never changed.
+//! Invariant: [`MissStubs::ranges`] tells signal handlers which registers are displaced at each
+//! address. The stubs are made with the emitter and never changed.
 //!
-//! Example: `jmp [rbx]` to 0x401234, whose word in the first table belongs to 0x411234: that one's
-//! checked entry leads to miss, which finds 0x401234 in one of four slots of the second table.
+//! Example: `jmp [rbx]` goes to 0x401234, whose word in the first table belongs to 0x411234. The
+//! checked entry of 0x411234 leads to *miss*, which finds 0x401234 in one of four slots of the
+//! second table.
 
 use crate::asm::{Asm, Assembler, Label, Mem, RAX, RCX, RDX, RSI};
 use crate::cache::Cache;
@@ -26,7 +27,7 @@ use crate::transfers::lookup::{ENTRIES, HIGH_WEIGHT, Lookup, PROBES};
 use dynasour_guest::context::offset;
 use std::ops::Range;
 
-/// Where the entry that was found is kept: an index into `stub_save`.
+/// The word of `stub_save` that holds the entry that was found.
 const FOUND: usize = 5;
 
 /// Addresses.
@@ -35,17 +36,18 @@ pub(crate) struct MissStubs {
     pub(crate) miss: u64,
     /// Leaves with [`MISSED`], nothing displaced; and with rcx displaced.
     pub(crate) outs: [u64; 2],
-    /// The miss stub's addresses, up to where registers other than rcx are displaced and from there
-    /// on.
+    /// The miss stub's addresses: first the part where only rcx is displaced, then the part where
+    /// the registers of [`KEPT`] are displaced, too.
     pub(crate) ranges: [Range<u64>; 2],
     /// Stubs of registers, [`RegisterStub::ROOM`] bytes each.
     pub(crate) registers: u64,
 }
 
-/// The registers that the miss stub uses beside rcx, and the words of `stub_save` where they wait.
+/// The registers that the miss stub uses beside rcx, and the words of `stub_save` that hold their
+/// values meanwhile.
 const KEPT: [(u8, usize); 3] = [(RAX, SAVE_RAX), (RDX, SAVE_RDX), (RSI, SAVE_RSI)];
 
-/// What counts in the word at `address`.
+/// The code that adds one to the word at `address`.
 pub(crate) fn counting(scratch: u8, address: u32) -> Piece {
     let mut piece = Piece::default();
     piece.count(scratch, address);
@@ -96,8 +98,8 @@ fn save(word: usize) -> usize {
     offset::STUB_SAVE + 8 * word
 }
 
-/// The miss stub's search: goes on at the entry that it finds in the second table, else at `none`,
-/// with its registers back.
+/// The miss stub's search. It goes on at the entry that it finds in the second table, else at
+/// `none`. Either way the registers that it used have their values back.
 fn search(code: &mut Asm<u64>, table: u64, rates: Option<&RateWords>, none: Label) {
     let give_back =
         |code: &mut Asm<u64>| KEPT.into_iter().for_each(|(r, word)| code.load(r, save(word)));

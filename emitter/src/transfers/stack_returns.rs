@@ -1,10 +1,10 @@
 //! Returns through the processor's return stack.
 //!
-//! A return of copied code is an indirect jump of its own ([`crate::transfers::indirect`]), which
-//! processors predict well as long as there are not too many: a compiler has tens of thousands of
-//! calls, more than their predictors hold, and each return that is not predicted costs some thirty
-//! cycles. Natively the return stack predicts them. So in such a program each call of the guest's
-//! is a call of the host's, too, and each return a return:
+//! A return of copied code is an indirect jump of its own ([`crate::transfers::indirect`]).
+//! Processors predict these well as long as there are not too many. A compiler has tens of
+//! thousands of calls, more than their predictors hold, and each return that is not predicted costs
+//! some thirty cycles. Natively the return stack predicts them. So in such a program each call of
+//! the guest's is a call of the host's, too, and each return a return:
 //!
 //! ```text
 //! call f:                                         ret:
@@ -24,32 +24,37 @@
 //!       jmp <the block at f>
 //! ```
 //!
-//! R is the guest's return address, H the *landing*. Each thread keeps the landings of its calls by
-//! some bits of the stack pointer (`ThreadContext::landings`), which is as near as its stack is: a
-//! table by the return address, which all threads could share, has so many words in use in a large
-//! program that looking one up takes longer than all else. (A compiler: 24 % of its time.) Where
-//! none is kept there stands *miss*, which goes on by the tables of indirect jumps. What the guest
-//! has on its stack is R but between a `call` and the store behind it, and between the last store
-//! before a `ret` and the landing: landings check that they are meant and put R back. No flags are
-//! touched.
+//! R is the guest's return address, H the *landing*. Each thread keeps the landings of its calls in
+//! an array that some bits of the stack pointer index (`ThreadContext::landings`). That array is as
+//! near in the caches as the stack. A table by return address, which all threads could share, would
+//! have so many words in use in a large program that a look-up takes longer than all the rest
+//! (measured: 24 % of a compiler's time). A word without a landing holds *miss*, which goes on by
+//! the tables of indirect jumps.
 //!
-//! Programs with few places to return to lose by it (recursive `fib`: 1.0 times native without, 1.6
-//! with), so it is turned on when there have been many ([`Config`](crate::Config)).
+//! The guest's stack holds R except for two moments: between a `call` and the store behind it, and
+//! between the last store before a `ret` and the landing. A landing checks that it was meant and
+//! puts R back. No flags are touched.
 //!
-//! **What is kept too long.** The landings of a block that is gone miss always, from the moment
-//! that nothing leads to it any more; its memory is used again when no thread keeps them: each
-//! thread forgets all that it keeps when it enters generated code and its are of another
-//! *generation* than there is ([`Kept`]).
+//! Programs with few places to return to lose by it (measured: recursive `fib` takes 1.0 times
+//! native without, 1.6 with), so it is turned on when there have been many
+//! ([`Config`](crate::Config)).
 //!
-//! **Signals.** A thread that is interrupted between the look for the landing and that goes out by
-//! *out_before*, which returns as the guest would have; one that is in a landing, or in what is
-//! generated here, by *out*.
+//! Data: [`ReturnStack`], the addresses of the shared stubs and the generation of landings. The
+//! caller holds the emitter; functions that say so are async-signal-safe.
+//!
+//! **Landings of removed blocks.** Threads may still keep the landing of a block that was removed.
+//! From the moment that nothing leads to the block any more, its landing always misses. Its memory
+//! is used again when no thread keeps the landing: a thread whose landings are of an older
+//! *generation* than [`Kept`] forgets all of them when it enters generated code.
+//!
+//! **Signals.** A thread that is interrupted between the look-up of a landing and the arrival there
+//! is sent to *out_before*, which returns as the guest would have. A thread that is in a landing,
+//! or in the stubs of this module, is sent to *out*.
 
 use crate::asm::{Assembler, Mem, RCX, RSP};
 use crate::cache::{Cache, CacheError};
 use crate::codegen::piece::Piece;
-use crate::emitter::Diversion;
-use crate::transfers::indirect::Displaced;
+use crate::transfers::indirect::{Displaced, Diversion};
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::{LANDINGS, offset};
 use std::fmt;
@@ -64,7 +69,7 @@ pub enum Returns {
     Auto,
     /// Through the tables of indirect jumps.
     Table,
-    /// Through the processor's return stack, where it can be done.
+    /// Through the processor's return stack, if that is possible.
     Stack,
 }
 
@@ -91,18 +96,18 @@ impl FromStr for Returns {
     }
 }
 
-/// From this bit on those of a stack pointer choose a landing.
+/// The lowest bit of the stack pointer that chooses a landing: return addresses have eight bytes.
 const SHIFT: u32 = 3;
 const MASK: u64 = (LANDINGS as u64 - 1) << SHIFT;
 /// Bytes of `mov [rsp], rcx; ret`, with which a return ends.
 pub(crate) const LAST: usize = 5;
 
-/// What the landings of a thread must be from.
+/// The generation of landings that a thread may keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Kept {
-    /// No two are the same in a process.
+    /// Unique in the process.
     generation: u64,
-    /// What stands where none is kept.
+    /// The value of a word that keeps no landing.
     miss: u32,
 }
 
@@ -112,7 +117,8 @@ impl Kept {
         Kept { generation: NEXT.fetch_add(1, Ordering::Relaxed), miss }
     }
 
-    /// Before the thread enters generated code.
+    /// Makes the thread forget landings of older generations. Called before it enters generated
+    /// code.
     ///
     /// # Safety
     /// `context` is the calling thread's.
@@ -127,9 +133,9 @@ impl Kept {
     }
 }
 
-/// What calls and returns share.
+/// The stubs and the state that calls and returns share.
 pub(crate) struct ReturnStack {
-    /// The processor has `pext`, and there is a table for what misses.
+    /// The processor has `pext`, and there is a table within reach for returns that miss.
     is_possible: bool,
     stubs: Stubs,
     /// None: it is turned off.
@@ -139,10 +145,10 @@ pub(crate) struct ReturnStack {
 /// Addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Stubs {
-    /// Before the guest's stack pointer has moved.
+    /// Leaves from before the guest's stack pointer has moved.
     out_before: u64,
     out: u64,
-    /// As `out`, where the guest's stack cannot be written.
+    /// As `out`, if the guest's stack cannot be written.
     out_as_is: u64,
     miss: u64,
     end: u64,
@@ -150,8 +156,9 @@ struct Stubs {
 }
 
 impl ReturnStack {
-    /// Turned off. A return that finds nothing goes on by the table at `table`, or by `otherwise`;
-    /// `out` leaves, with rcx in its place in `stub_save`.
+    /// Makes the stubs; returns through the stack are turned off. A return without a landing goes
+    /// on through the table at `table`, or at `otherwise` if there is no table. `out` leaves, with
+    /// rcx in its place in `stub_save`.
     pub fn new(
         cache: &mut Cache,
         has_pext: bool,
@@ -164,8 +171,8 @@ impl ReturnStack {
         Ok(ReturnStack { is_possible, stubs, kept: None })
     }
 
-    /// In a forked child whose cache is fresh: the stubs once more, at the same addresses. Turned
-    /// off.
+    /// In a forked child whose cache is fresh: makes the stubs again, at the same addresses, and
+    /// turns returns through the stack off.
     pub fn reset_after_fork(
         &mut self,
         cache: &mut Cache,
@@ -179,39 +186,41 @@ impl ReturnStack {
         Ok(())
     }
 
-    /// Are there calls and returns of this kind?
+    /// Do blocks that are made now return through the stack?
     pub fn is_on(&self) -> bool {
         self.kept.is_some()
     }
 
-    /// Can there be?
+    /// Can this machine return through the stack?
     pub fn is_possible(&self) -> bool {
         self.is_possible
     }
 
-    /// From now on there are, if there can be. Nothing may have been copied.
+    /// Turns returns through the stack on, if they are possible. No block may have been made.
     pub fn turn_on(&mut self) {
         self.kept = self.is_possible.then(|| Kept::new(self.stubs.miss as u32));
     }
 
-    /// What a thread's landings must be from before it enters generated code.
+    /// The generation of which a thread's landings must be when it enters generated code.
     pub fn kept(&self) -> Option<Kept> {
         self.kept
     }
 
-    /// From when every thread has been outside, none keeps a landing that it keeps now.
+    /// Begins a new generation: each thread forgets its landings when it enters generated code
+    /// next.
     pub fn forget(&mut self) {
         if self.is_on() {
             self.turn_on();
         }
     }
 
-    /// Where the mask is.
+    /// The address of the mask.
     pub fn mask(&self) -> u64 {
         self.stubs.mask
     }
 
-    /// Where a landing leads that is not meant, with rcx in its place in `stub_save`.
+    /// The stub to which a landing leads if another return address was meant, with rcx in its place
+    /// in `stub_save`.
     pub fn miss(&self) -> u64 {
         self.stubs.miss
     }
@@ -228,22 +237,22 @@ impl ReturnStack {
         }
     }
 
-    /// How a thread gets out that is in a landing.
+    /// The way out of a thread that is in a landing.
     pub fn diversion_in_landing(&self) -> Diversion {
         Diversion { rip: self.stubs.out, displaced: Displaced::None }
     }
 
-    /// How a thread gets out that has found a landing and not returned.
+    /// The way out of a thread that has looked its landing up and has not returned yet.
     pub fn diversion_before_return(&self) -> Diversion {
         Diversion { rip: self.stubs.out_before, displaced: Displaced::None }
     }
 
-    /// How a thread gets out that is in the stubs. Async-signal-safe.
+    /// The way out of a thread that is in the stubs. Async-signal-safe.
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
         (self.stubs.out..self.stubs.end).contains(&host_rip).then(|| self.diversion_in_landing())
     }
 
-    /// Where a fault in the stubs continues: what was returned from is not writable any more.
+    /// Where a fault in the stubs continues. The guest's stack is not writable any more.
     /// Async-signal-safe.
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
         (self.stubs.out..self.stubs.end).contains(&host_rip).then_some(self.stubs.out_as_is)

@@ -72,26 +72,7 @@ impl Lower<'_> {
     ) -> Result<(), LowerError> {
         let count = args.get(1).and_then(|c| self.survey.resolve(*c).as_const());
         let count = count.map(|c| c & if ty == Ty::I64 { 63 } else { 31 });
-        // The flags that the instruction sets whatever they were before.
-        let set = match op {
-            FlagOp::Inc | FlagOp::Dec => ARITH_FLAGS & !CF,
-            FlagOp::Shl | FlagOp::Shr | FlagOp::Sar => match count {
-                Some(0) | None => 0,
-                Some(1) => ARITH_FLAGS & !AF,
-                Some(n) if n < u64::from(ty.bits()) => CF | ZF | SF | PF,
-                Some(_) => ZF | SF | PF,
-            },
-            FlagOp::Rol | FlagOp::Ror => match count {
-                Some(0) | None => 0,
-                Some(1) => CF | OF,
-                Some(_) => CF,
-            },
-            FlagOp::Bt => CF,
-            FlagOp::Bsf | FlagOp::Bsr => ZF,
-            FlagOp::Tzcnt | FlagOp::Lzcnt => CF | ZF,
-            FlagOp::MulS | FlagOp::MulU => CF | OF,
-            _ => ARITH_FLAGS,
-        };
+        let set = flags_set(op, ty, count);
         if mask & !set != 0 {
             self.may_place = false;
             // Ask for the operands first: computing one between here and the old flags would
@@ -107,7 +88,7 @@ impl Lower<'_> {
                 }
                 None => self.host_flags(Operand::Const(0), ARITH_FLAGS)?,
             }
-            // What follows must be the very instruction: its operands are registers by now.
+            // The next instruction must be this one: its operands are in registers by now.
         }
         if self.place_for_flags(op, ty, args)? {
             return Ok(());
@@ -351,5 +332,29 @@ pub(crate) fn alu_code(op: Alu, size: Size, source: &Opnd, memory_destination: b
         Opnd::Imm(_) => x86::alu_rm_imm(op, size),
         _ if memory_destination => x86::alu_rm_r(op, size),
         _ => x86::alu_r_rm(op, size),
+    }
+}
+
+/// The flags that an operation sets whatever their values were before. A shift or rotation has this
+/// masked count, if the count is constant.
+fn flags_set(op: FlagOp, ty: Ty, count: Option<u64>) -> u64 {
+    match op {
+        FlagOp::Inc | FlagOp::Dec => ARITH_FLAGS & !CF,
+        FlagOp::Shl | FlagOp::Shr | FlagOp::Sar => match count {
+            Some(0) | None => 0,
+            Some(1) => ARITH_FLAGS & !AF,
+            Some(n) if n < u64::from(ty.bits()) => CF | ZF | SF | PF,
+            Some(_) => ZF | SF | PF,
+        },
+        FlagOp::Rol | FlagOp::Ror => match count {
+            Some(0) | None => 0,
+            Some(1) => CF | OF,
+            Some(_) => CF,
+        },
+        FlagOp::Bt => CF,
+        FlagOp::Bsf | FlagOp::Bsr => ZF,
+        FlagOp::Tzcnt | FlagOp::Lzcnt => CF | ZF,
+        FlagOp::MulS | FlagOp::MulU => CF | OF,
+        _ => ARITH_FLAGS,
     }
 }

@@ -1,11 +1,11 @@
 //! Each rule is broken on purpose, and the verifier says which one it was.
 
 use super::Rule;
+use crate::blocks::places::{self, FOREIGN, PLACE};
+use crate::cache::writer;
 use crate::codegen::mach::SiteKind;
 use crate::emitter::{Config, Emitter, EntryState};
-use crate::fragment::{ExitId, FragmentId, Link};
-use crate::links::graph::{self, FOREIGN, PLACE};
-use crate::links::writer;
+use crate::fragment::{ExitId, FragmentId, Link, set_target};
 use crate::transfers::indirect::{Via, WAY_OUT};
 use crate::transfers::stack_returns::Returns;
 use dynasour_guest::decode::Bytes;
@@ -205,8 +205,8 @@ fn a_list_that_lacks_a_link_or_has_one_twice() {
     emitter.blocks.part(number);
     assert_eq!(broken(&emitter), Rule::Lists);
     emitter.blocks.join(number);
-    let graph::Link { field, out, place, .. } = emitter.blocks.links[number as usize];
-    emitter.blocks.links.push(graph::Link::new(field, out, place));
+    let places::Link { field, out, place, .. } = emitter.blocks.links[number as usize];
+    emitter.blocks.links.push(places::Link::new(field, out, place));
     emitter.blocks.join(number + 1);
     assert_eq!(broken(&emitter), Rule::Lists);
     assert_eq!(place & PLACE, self::place(&emitter, CALLED) as u32);
@@ -335,7 +335,7 @@ fn an_end_that_was_linked_to_a_fragment_joins_its_place() {
     emitter.copy(0x2000, &code).expect("room");
     let link = emitter.link_of(end).expect("it has one").field;
     let second = emitter.canonical_way(FragmentId(0), &emitter.fragments[1]);
-    graph::set_target(&emitter.fragments, link, second, &emitter.cache);
+    set_target(&emitter.fragments, link, second, &emitter.cache);
     emitter.link_end(end).expect("the block is there");
     emitter.link_end(end).expect("once more changes nothing");
     assert_eq!(emitter.verify_links_and_tables(), Ok(()));

@@ -23,9 +23,9 @@
 //! stub leads to B; B's leads to A. Neither has executed an instruction: `Progress: fragments 0, 2,
 //! 1, 3 lead to each other`.
 
-use super::graph::{ANYWHERE, BODY, FOREIGN, Link, NONE, PLACE, Patched};
-use super::writer;
 use crate::blocks::Counted;
+use crate::blocks::places::{ANYWHERE, BODY, FOREIGN, Link, NONE, PLACE, Patched};
+use crate::cache::writer;
 use crate::codegen::mach::SiteKind;
 use crate::emitter::Emitter;
 use crate::fragment::{
@@ -38,7 +38,7 @@ use std::fmt;
 #[cfg(test)]
 mod tests;
 
-/// What must hold for links.
+/// The rules that links obey.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
     /// A jump in memory leads where its link's state says: to its target, or out while its owner is
@@ -66,7 +66,7 @@ pub enum Rule {
 pub struct Violation {
     /// The rule.
     pub rule: Rule,
-    /// Where, and what is there.
+    /// The place of the violation, and the code or word found there.
     pub what: String,
 }
 
@@ -114,7 +114,8 @@ impl Emitter {
         require(Rule::Tables, unowned.is_none(), || format!("{unowned:#x?} belongs to no pc"))
     }
 
-    /// How many links and places there are: what [`Emitter::verify_links`] takes time for.
+    /// The number of links and places, to which the time of [`Emitter::verify_links`] is
+    /// proportional.
     pub fn links_to_verify(&self) -> usize {
         self.exits.len() + self.blocks.links.len() + self.blocks.places.len()
     }
@@ -186,7 +187,7 @@ impl<'e> Verifier<'e> {
         Ok(())
     }
 
-    /// Places lead to what is theirs and live.
+    /// The block, counter and entry of each place belong to its pc and are live.
     fn places(&self) -> Verified {
         let blocks = &self.emitter.blocks;
         for (&pc, &number) in &blocks.by_pc {
@@ -231,8 +232,8 @@ impl<'e> Verifier<'e> {
                 })?;
                 let (led, out, target) =
                     (self.led(self.address(link.field)), blocks.out(link), blocks.target(link));
-                // Nobody is in what was removed, once every thread has been outside: where that
-                // leads does not matter.
+                // No thread executes a removed block once every thread has been outside, so its
+                // links may lead anywhere.
                 let expected = if unlinked { out } else { target };
                 let holds = led == expected || !live && led == out;
                 require(Rule::Memory, holds, || {
@@ -374,7 +375,7 @@ impl<'e> Verifier<'e> {
         }
     }
 
-    /// What a word of a table leads to: the code behind a checked entry.
+    /// The code behind the checked entry to which a word of a table leads.
     fn checked(&self, via: Via, pc: u64, entry: u64) -> Result<Node, Violation> {
         let blocks = &self.emitter.blocks;
         let start = entry.wrapping_sub(WAY_OUT);
@@ -413,7 +414,7 @@ impl<'e> Verifier<'e> {
         Ok(())
     }
 
-    /// Nothing leads anywhere between retiring everything and dropping it.
+    /// Between retiring everything and dropping it, all links lead out and all tables are empty.
     fn retired(&self) -> Verified {
         if !self.emitter.retired {
             return Ok(());
@@ -432,7 +433,7 @@ impl<'e> Verifier<'e> {
     }
 }
 
-/// Where control may come without a guest instruction having been executed.
+/// A point at which control may arrive without having executed a guest instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Node {
     /// A fragment's entry.

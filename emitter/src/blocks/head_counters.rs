@@ -1,11 +1,12 @@
-//! Trace heads: counted while they run as blocks, and handed over to fragments.
+//! Counters of trace heads: how often a head was executed as a block.
 //!
 //! A *head* is a place that a backward branch, a call or a fragment's exit leads to. Links to it
 //! lead to its *counter*, a piece of code without a guest instruction that counts down a word of
 //! data memory and goes on to the block, all registers and flags in place. When the word is one,
 //! the counter leaves, at each execution until it is set again. Counting may pause: then links lead
-//! to the block. When the head has a fragment, links lead there instead ([`crate::links::graph`]);
-//! then only exits that may have made no progress still jump to the block.
+//! to the block. When the head has a fragment, links lead there instead
+//! ([`crate::blocks::places`]). Only an exit that may have made no progress still jumps to the
+//! block then; if it entered the fragment again, the guest might stand still.
 //!
 //! Exits of fragments have counters of their own, between the exit's resolved stub and the block.
 //!
@@ -13,32 +14,31 @@
 //! counter is part of a cycle without a guest instruction. The caller holds the emitter; generated
 //! code writes the words.
 //!
-//! Example: a loop at 0x1000 is found to be one when its backward branch is copied; links to it
-//! lead to a counter that is set to 50; the fiftieth execution leaves, and the runtime records a
-//! trace.
+//! Example: the block at 0x1040 ends with a backward branch to 0x1000, so 0x1000 is a head. Links
+//! to it lead to a counter that is set to 50. The fiftieth execution leaves, and the runtime
+//! records a trace.
 
-use super::remove::Key;
+use super::removal::Key;
 use super::stack_returns::Landings;
 use super::{BODY, Block, Blocks, FIRST_COUNTER, Link, NONE, STUB};
 use crate::asm::{Assembler, Mem, RCX};
 use crate::cache::words::Words;
 use crate::cache::{Cache, CacheError};
 use crate::cpu::ticks;
-use crate::emitter::Emitter;
 use crate::fragment::{ExitId, Fragment};
 use crate::transfers::indirect::SAVE_RCX;
 use dynasour_guest::context::offset;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Counters that there can be.
+/// Counters of 8 bytes (guess; if it is too low, later heads are not counted and get no traces).
 const COUNTERS: usize = 1 << 16;
 
 /// Identifies a counter, until the next flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CounterId(pub u32);
 
-/// What a counter counts.
+/// The subject of a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counted {
     /// Executions of the head at this pc.
@@ -47,12 +47,13 @@ pub enum Counted {
     Exit(ExitId, u64),
 }
 
-/// Which heads are counted, and how far.
+/// Which heads get counters, and how they are set.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadCounts {
     /// Executions before its counter leaves for the first time; 0 if nothing is counted.
     pub threshold: u64,
-    /// Is the function at this pc counted? Nearly every place that is called would be.
+    /// Is the place at this pc, which was found by a call, counted? Counting all of them would
+    /// count nearly every function.
     pub functions: fn(u64) -> bool,
 }
 
@@ -66,24 +67,24 @@ impl Default for HeadCounts {
 /// A counter.
 struct Counter {
     counts: Counted,
-    /// What it was set to last, and when.
+    /// The value to which it was set last, and the time stamp then.
     from: AtomicU64,
     since: AtomicU64,
 }
 
-/// What a counter has counted.
+/// The state of a counter that has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Count {
-    /// Of what.
+    /// The subject.
     pub counts: Counted,
-    /// How often that was executed since it was set last. If another thread has left by it at the
-    /// same time and it was set since, hardly ever.
+    /// Executions since the counter was set last. The number is too low if two threads have left by
+    /// the counter at the same time and one of them has set it since.
     pub executions: u64,
     /// Ticks of the time stamp counter since then.
     pub ticks: u64,
 }
 
-/// What is known of heads.
+/// All counters, and the heads that still need one.
 pub(crate) struct Heads {
     words: Option<Words>,
     counters: Vec<Counter>,
@@ -116,13 +117,36 @@ impl Heads {
         self.found.clear();
     }
 
-    /// What the counter of this number counts.
+    /// The subject of the counter of this number.
     pub fn counts_of(&self, counter: u32) -> Option<Counted> {
         self.counters.get(counter as usize).map(|counter| counter.counts)
     }
 
     pub fn are_counted(&self) -> bool {
         self.counts.threshold != 0
+    }
+
+    /// Sets which heads get counters from now on.
+    pub fn count(&mut self, counts: HeadCounts) {
+        self.counts = counts;
+    }
+
+    /// The executions that a counter has counted since it was set last. The counter has left.
+    pub fn counted(&self, counter: CounterId) -> Option<Count> {
+        let c = self.counters.get(counter.0 as usize)?;
+        let ticks = ticks().saturating_sub(c.since.load(Ordering::Relaxed));
+        let left = self.words.as_ref()?.get(counter.0 as usize);
+        let executions = c.from.load(Ordering::Relaxed).saturating_sub(left) + 1;
+        Some(Count { counts: c.counts, executions, ticks })
+    }
+
+    /// Lets a counter leave at the `n`th execution from now.
+    pub fn set(&self, counter: CounterId, n: u64) {
+        if let (Some(words), Some(c)) = (&self.words, self.counters.get(counter.0 as usize)) {
+            c.from.store(n, Ordering::Relaxed);
+            c.since.store(ticks(), Ordering::Relaxed);
+            words.set(counter.0 as usize, n);
+        }
     }
 }
 
@@ -150,8 +174,8 @@ impl Blocks {
         code.mov_from(RCX, Mem::relative());
         let load = code.len();
         code.lea(RCX, Mem::at(RCX).plus(-1));
-        // jrcxz over the way to the block. The word is never 0: a thread that comes at the same
-        // time leaves, too.
+        // jrcxz over the way to the block. The new value is not stored if it is 0, so the word
+        // stays 1, and other threads leave, too.
         code.jrcxz_over(21);
         code.mov_to(Mem::relative(), RCX);
         let store = code.len();
@@ -223,7 +247,7 @@ impl Blocks {
         Ok(Some(start_offset))
     }
 
-    /// A link leads to this place backward, by a call or from a fragment.
+    /// Makes a place a head: a link leads there backward, by a call (`called`) or from a fragment.
     pub(crate) fn found_head(&mut self, place: u32, called: bool) {
         let p = &mut self.places[place as usize];
         p.is_called |= called && !p.is_head;
@@ -232,13 +256,13 @@ impl Blocks {
         }
     }
 
-    /// Gives the heads found lately their counters, as far as they have blocks. In a full cache
-    /// they go uncounted.
+    /// Gives counters to the heads that were found and have blocks. If the cache is full, the head
+    /// is not counted.
     pub(crate) fn count_found(&mut self, cache: &mut Cache, fragments: &[Fragment]) {
         while let Some(place) = self.heads.found.pop() {
             let Some(p) = self.places.get(place as usize) else { continue };
             if p.block == 0 || p.entry != p.block || !p.is_head {
-                // Without a block it is met again when it gets one.
+                // A head without a block is found again when it gets one.
                 continue;
             }
             if p.is_called && !(self.heads.counts.functions)(p.pc) {
@@ -253,91 +277,38 @@ impl Blocks {
     }
 }
 
-impl Emitter {
-    /// Which heads are counted from now on.
-    pub fn count_heads(&mut self, counts: HeadCounts) {
-        self.blocks.heads.counts = counts;
+impl Blocks {
+    /// The place at `pc` and the offset of its block.
+    pub(crate) fn place_and_block(&self, pc: u64) -> Option<(u32, u32)> {
+        let place = *self.by_pc.get(&pc)?;
+        Some((place, self.places[place as usize].block))
     }
 
-    /// What a counter has counted that has left.
-    pub fn counted(&self, counter: CounterId) -> Option<Count> {
-        let c = self.blocks.heads.counters.get(counter.0 as usize)?;
-        let ticks = ticks().saturating_sub(c.since.load(Ordering::Relaxed));
-        let left = self.blocks.heads.words.as_ref()?.get(counter.0 as usize);
-        let executions = c.from.load(Ordering::Relaxed).saturating_sub(left) + 1;
-        Some(Count { counts: c.counts, executions, ticks })
+    /// The place at `pc`, the index of its counter, and the offset of its block, if the place is a
+    /// head that has a counter.
+    fn counter_of(&self, pc: u64) -> Option<(u32, u32, u32)> {
+        let (place, block) = self.place_and_block(pc)?;
+        let counter = self.places[place as usize].made[1];
+        (counter != NONE).then_some((place, counter, block))
     }
 
-    /// Lets a counter leave at the `n`th execution from now. One that has left must be set again.
-    pub fn set_counter(&self, counter: CounterId, n: u64) {
-        let heads = &self.blocks.heads;
-        if let (Some(words), Some(c)) = (&heads.words, heads.counters.get(counter.0 as usize)) {
-            c.from.store(n, Ordering::Relaxed);
-            c.since.store(ticks(), Ordering::Relaxed);
-            words.set(counter.0 as usize, n);
-        }
+    /// The place at `pc` and the offset of its block, if links to the place lead to its counter.
+    pub(crate) fn counted_place(&self, pc: u64) -> Option<(u32, u32)> {
+        let (place, counter, block) = self.counter_of(pc)?;
+        let start = self.blocks[counter as usize].start;
+        (self.places[place as usize].entry == start).then_some((place, block))
     }
 
-    /// Is the place at `pc` a head because of a call?
-    pub fn is_called(&self, pc: u64) -> bool {
-        self.blocks
-            .by_pc
-            .get(&pc)
-            .is_some_and(|place| self.blocks.places[*place as usize].is_called)
+    /// The place at `pc` and its counter with the counter's offset, if the place has a counter and
+    /// links to the place lead to its block.
+    pub(crate) fn paused_place(&self, pc: u64) -> Option<(u32, CounterId, u32)> {
+        let (place, counter, block) = self.counter_of(pc)?;
+        let Block { counter, start, .. } = self.blocks[counter as usize];
+        (self.places[place as usize].entry == block).then_some((place, CounterId(counter), start))
     }
 
-    /// The head at `pc` is not counted any more: links lead to its block.
-    pub fn stop_counting(&mut self, pc: u64) {
-        let Some(place) = self.blocks.by_pc.get(&pc).copied() else { return };
-        let block = self.blocks.places[place as usize].block;
-        self.lead_place(place, block);
-    }
-
-    /// Links to the head at `pc` lead to its block, if they lead to its counter. Do they?
-    pub fn pause_counting(&mut self, pc: u64) -> bool {
-        let Some((place, counter)) = self.counter_of(pc) else { return false };
-        let p = &self.blocks.places[place as usize];
-        let (counted, block) = (p.entry == self.blocks.blocks[counter as usize].start, p.block);
-        if counted {
-            self.lead_place(place, block);
-        }
-        counted
-    }
-
-    /// The head at `pc`, if links lead to its block, is counted again, and leaves at the `n`th
-    /// execution. Is it?
-    pub fn count_again(&mut self, pc: u64, n: u64) -> bool {
-        let Some((place, counter)) = self.counter_of(pc) else { return false };
-        let p = &self.blocks.places[place as usize];
-        let Block { counter, start, .. } = self.blocks.blocks[counter as usize];
-        let pauses = p.entry == p.block;
-        if pauses {
-            self.set_counter(CounterId(counter), n);
-            self.lead_place(place, start);
-        }
-        pauses
-    }
-
-    /// The place at `pc` and the block that is its counter.
-    fn counter_of(&self, pc: u64) -> Option<(u32, u32)> {
-        let place = *self.blocks.by_pc.get(&pc)?;
-        let counter = self.blocks.places[place as usize].made[1];
-        (counter != NONE).then_some((place, counter))
-    }
-
-    /// The place at `pc` is a head from now on: a trace goes on there, and not by a link.
-    pub fn make_head(&mut self, pc: u64) {
-        if self.blocks.heads.are_counted() {
-            let place = self.blocks.place(pc);
-            self.blocks.found_head(place, false);
-            self.blocks.count_found(&mut self.cache, &self.fragments);
-            self.register_moved();
-        }
-    }
-
-    /// The code of the block at `pc`, whatever links to it lead to.
-    pub fn block_entry(&self, pc: u64) -> Option<u64> {
-        let place = &self.blocks.places[*self.blocks.by_pc.get(&pc)? as usize];
-        (place.block != 0).then(|| self.blocks.base + u64::from(place.block))
+    /// Was the place at `pc` found by a call?
+    pub(crate) fn is_called(&self, pc: u64) -> bool {
+        self.by_pc.get(&pc).is_some_and(|place| self.places[*place as usize].is_called)
     }
 }

@@ -1,8 +1,15 @@
-//! The emitter's side of code generation: what it tells [`codegen`] about itself.
+//! The emitter's side of code generation: requests, which tell [`codegen`] about the emitter.
 //!
 //! A thread that compiles a trace asks for a [`Request`] under the lock, compiles without it, and
 //! comes back with the code ([`Emitter::place`]). Resolved stubs, which are a few moves, are
 //! compiled and placed at once by [`Emitter::compile_at`].
+//!
+//! Data: none of its own. Invariant: a request is a copy, so code generation reads nothing of the
+//! emitter. It is good for one epoch. The caller holds the emitter.
+//!
+//! Example: [`Emitter::request`] for a side trace of exit 7 copies the record of exit 7, the number
+//! of spill slots in use, and the processor's features. The fragment of exit 7 may be dropped while
+//! the thread compiles; [`Emitter::place`] then answers [`EmitError::Stale`].
 
 use crate::codegen::exit_entry::EntryPlaces;
 use crate::codegen::mach::SiteKind;
@@ -14,7 +21,7 @@ use crate::transfers::indirect::{Source, Via};
 use dynasour_ir::Version;
 
 impl Emitter {
-    /// What code generation needs to know to compile a version of the region at `region`. Good
+    /// The request with which code generation compiles a version of the region at `region`. Good
     /// until everything is dropped.
     ///
     /// # Errors

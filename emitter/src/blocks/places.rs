@@ -1,14 +1,11 @@
-//! The graph of links among copied blocks, checked entries and fragments: who leads here.
+//! Places and links: which copied blocks, checked entries and ends of traces lead to a guest pc.
 //!
-//! A *place* is a guest pc that some link leads to or that something starts at. It knows its block,
+//! A *place* is a guest pc that some link leads to or that some code starts at. It knows its block,
 //! where links to it lead now (to a fragment, to a head's counter, or to the block), and the list
 //! of all links to it, so that they can be led elsewhere at once. A link is a member of exactly one
-//! list, that of its place, or of none if it leads where `next_pc` says ([`ANYWHERE`]). With
-//! [`BODY`] it leads to the place's block, whatever else the place leads to; with [`FOREIGN`] it is
-//! a fragment's link, whose target is kept there.
-//!
-//! Links from fragment to fragment are in no list: [`Emitter::sever`] looks through the links of
-//! all fragments for the entries of the one that is to be left alone, whatever made the links.
+//! list, that of its place. A link that leads where `next_pc` says ([`ANYWHERE`]) is in no list.
+//! With [`BODY`] a link leads to the place's block, whatever the place's entry is. With [`FOREIGN`]
+//! it is a fragment's link; the fragment keeps its target, too.
 //!
 //! ```text
 //! link of a block ──┐                       ┌──► fragment          (the region's first version)
@@ -17,27 +14,22 @@
 //! counter, stub of an exit without progress ──BODY───────────────► block
 //! ```
 //!
-//! Data: [`Place`] and [`Link`], in arrays that grow by some words a block; nothing is allocated
-//! for each. Invariants: a link's jump leads to its place's entry (or block), or to its own stub
-//! while there is none or its owner is unlinked; a place is freed when it has no block, no entry,
-//! and no link. The caller holds the emitter; [`Blocks::unlink`] and [`Emitter::relink_block`] are
+//! Data: [`Place`] and [`Link`], in arrays that grow by some words a block; no memory is allocated
+//! for a single one. Invariants: a link's jump leads to its place's entry (or block); it leads to
+//! its own stub while there is none or its owner is unlinked. A place is freed when it has no
+//! block, no entry, and no link. The caller holds the emitter; [`Blocks::unlink`] is
 //! async-signal-safe.
 //!
 //! Example: blocks A and B end with jumps to 0x2000, which has no block yet: both links lead to
 //! their stubs and are in the list of the place. The block of 0x2000 is copied: [`Blocks::give`]
-//! walks the list and leads both there. A trace is made of it: [`Emitter::lead_to`] leads both to
-//! the trace.
+//! walks the list and leads both there. A trace is made of it: [`Blocks::lead`] leads both to the
+//! trace.
 
-use super::writer;
-use crate::blocks::{BlockId, Blocks};
-use crate::cache::Cache;
+use super::Blocks;
+use crate::cache::{Cache, writer};
 use crate::codegen::piece;
-use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{
-    ExitId, Fragment, FragmentId, FragmentRole, Link as FragmentLink, LinkKind, fragment_at,
-};
+use crate::fragment::{Fragment, set_target};
 use crate::transfers::indirect::{Indirect, Via};
-use rustc_hash::FxHashSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -45,16 +37,16 @@ use std::sync::atomic::Ordering;
 pub(crate) const NONE: u32 = u32::MAX;
 /// The place of links that go where `next_pc` says.
 pub(crate) const ANYWHERE: u32 = u32::MAX;
-/// What stands for [`Via::index`] in those of returns by the stack.
+/// In [`Link::out`]: the link belongs to a return through the stack, which has no carrier.
 pub(crate) const RETURN: u32 = Via::COUNT as u32;
-/// With a link's place: it leads to the block there, whatever the place's entry.
+/// A bit of [`Link::place`]: the link leads to the place's block, whatever the place's entry is.
 pub(crate) const BODY: u32 = 1 << 30;
-/// With a link's place: it is a fragment's, which has to know where it leads.
+/// A bit of [`Link::place`]: the link is a fragment's, and the fragment keeps its target, too.
 pub(crate) const FOREIGN: u32 = 1 << 29;
-/// The place of a link, without these.
+/// The bits of [`Link::place`] that are the number of the place.
 pub(crate) const PLACE: u32 = FOREIGN - 1;
 
-/// A guest pc.
+/// A guest pc with the code that stands for it.
 pub(crate) struct Place {
     pub(crate) pc: u64,
     /// Offset of its block in the cache, 0 if there is none.
@@ -65,17 +57,17 @@ pub(crate) struct Place {
     pub(crate) links: u32,
     /// Offset of the checked entry that its block begins with, 0 if there is none.
     pub(crate) prefix: u32,
-    /// The carriers ([`Via::index`]) by which indirect transfers find it: a bit each.
+    /// The carriers whose tables hold the pc: bit [`Via::index`] each.
     pub(crate) registered: u32,
     /// The carrier for which its block should begin with a checked entry.
     pub(crate) expected: Option<Via>,
-    /// See `copy/heads.rs`.
+    /// Is it a trace head ([`super::head_counters`])?
     pub(crate) is_head: bool,
-    /// It was found by a call.
+    /// Was it found by a call?
     pub(crate) is_called: bool,
     /// The indices of its block and of its head's counter, [`NONE`] if there is none.
     pub(crate) made: [u32; 2],
-    /// Are there checked entries of its own that belong to no block?
+    /// Has it checked entries that belong to no block?
     pub(crate) has_checks: bool,
 }
 
@@ -83,13 +75,13 @@ pub(crate) struct Place {
 pub(crate) struct Link {
     /// Offset of its rel32 field.
     pub(crate) field: u32,
-    /// Offset of its stub; of one that goes anywhere, [`Via::index`].
+    /// Offset of its stub. If the place is [`ANYWHERE`]: [`Via::index`], or [`RETURN`].
     pub(crate) out: u32,
     /// Its place, perhaps with [`BODY`] and [`FOREIGN`]; or [`ANYWHERE`].
     pub(crate) place: u32,
     /// The next link to the same place.
     pub(crate) next: u32,
-    /// The one before it, [`NONE`] if it is the first.
+    /// The link before it in the list, [`NONE`] if it is the first.
     pub(crate) before: u32,
 }
 
@@ -99,27 +91,30 @@ impl Link {
     }
 }
 
-/// What tails hold.
+/// The operands of tails' jumps: how they lead on, and how they lead out.
 pub(crate) struct Ways {
-    /// For each carrier, if it has a table within reach.
+    /// The table of each carrier, if it lies within reach.
     pub(crate) tables: [Option<u32>; Via::COUNT],
     /// Bit [`Via::index`]: the table is filled.
     pub(crate) in_use: u32,
     /// The table that leads out of tails that use memory, if that is within reach.
     pub(crate) out: Option<u32>,
-    /// Where such a tail leads without tables, and to lead out.
+    /// The addresses to which a tail that uses memory leads if there is no table within reach: to
+    /// go on, and to lead out.
     pub(crate) direct: [u64; 2],
-    /// What finds landings, and leads out instead.
+    /// The instruction of a return that looks the landing up, and the instruction that leads out
+    /// instead.
     pub(crate) returns: Option<[[u8; 8]; 2]>,
-    /// Where tails of registers lead while their tables are not in use, and to lead out.
+    /// The stubs to which tails of registers lead while their tables are not in use, and to lead
+    /// out.
     pub(crate) asks: [u64; 16],
 }
 
-/// What the last instruction of a link's jump is to be.
+/// The new contents of a link's jump.
 pub(crate) enum Patched {
-    /// The same with this in its field.
+    /// The same instruction with this field.
     Field(u32),
-    /// This one, of eight aligned bytes, with the field last.
+    /// This instruction of eight aligned bytes, whose field comes last.
     Instruction([u8; 8]),
 }
 
@@ -163,7 +158,7 @@ impl Blocks {
         all.find(|number| self.links[*number as usize].field == field)
     }
 
-    /// Where a link to a place leads while nothing wants out.
+    /// Where a link to a place leads while its owner is linked.
     pub(crate) fn target(&self, link: &Link) -> u64 {
         let place = &self.places[(link.place & PLACE) as usize];
         match if link.place & BODY != 0 { place.block } else { place.entry } {
@@ -177,7 +172,7 @@ impl Blocks {
         self.base + u64::from(link.out)
     }
 
-    /// What a link's jump is, if it is to lead `out`, then.
+    /// The contents of a link's jump that leads to its target, or `out`.
     pub(crate) fn patched(&self, link: &Link, out: bool) -> Patched {
         let behind = self.base + u64::from(link.field) + 4;
         let relative = |target: u64| target.wrapping_sub(behind) as u32;
@@ -186,7 +181,7 @@ impl Blocks {
         }
         let Ways { tables, in_use, out: out_table, direct, asks, returns } = &self.ways;
         let Some(via) = Via::from_index(link.out as usize) else {
-            // Without such returns there is no link of theirs.
+            // Without returns through the stack no block has such a link: `int3`.
             return Patched::Instruction(
                 returns.map_or([0xcc; 8], |looks| looks[usize::from(out)]),
             );
@@ -212,7 +207,7 @@ impl Blocks {
         }
     }
 
-    /// From now on tails of this carrier go by its table, which is filled.
+    /// Tails of this carrier go through its table from now on. The table is filled.
     pub(crate) fn use_table(&mut self, via: Via, cache: &Cache) {
         self.ways.in_use |= 1 << via.index();
         for link in self
@@ -273,12 +268,12 @@ impl Blocks {
         }
     }
 
-    /// Makes whoever is in any block leave at its end, for good.
+    /// Makes threads in any block leave at its end. This is not undone.
     pub(crate) fn unlink_all(&self, indirect: &Indirect, cache: &Cache) {
         (0..self.blocks.len() as u32).for_each(|block| self.unlink(block, indirect, cache));
     }
 
-    /// A place has a block now, at this offset.
+    /// Gives a place its block, which is at this offset, and leads the links there.
     pub(crate) fn give(&mut self, place: u32, block: u32, cache: &Cache, fragments: &[Fragment]) {
         let p = &mut self.places[place as usize];
         p.block = block;
@@ -312,7 +307,7 @@ impl Blocks {
         }
     }
 
-    /// Frees a place that nobody needs.
+    /// Frees a place that has no block and no entry, and that no link leads to.
     pub(crate) fn drop_place(&mut self, place: u32) {
         let p = &self.places[place as usize];
         if p.block == 0 && p.entry == 0 && p.links == NONE && self.by_pc.get(&p.pc) == Some(&place)
@@ -320,149 +315,5 @@ impl Blocks {
             self.by_pc.remove(&p.pc);
             self.free.places.push(place);
         }
-    }
-}
-
-impl Emitter {
-    /// Links to the fragment's pc lead to it from now on. This cannot fail: an end that finds no
-    /// room for a passage enters in canonical state.
-    pub fn lead_to(&mut self, fragment: FragmentId) {
-        let Some(f) = self.fragment(fragment) else { return };
-        let (pc, entry) = (f.pc, (f.entry - self.blocks.base) as u32);
-        let place = self.blocks.place(pc);
-        self.lead_place(place, entry);
-        let ends: Vec<ExitId> = self.ends_to(place).collect();
-        ends.into_iter().for_each(|end| self.enter_borrowed(end, fragment));
-    }
-
-    pub(crate) fn lead_place(&mut self, place: u32, entry: u32) {
-        if self.blocks.places.get(place as usize).is_some_and(|p| p.entry != entry) {
-            self.blocks.lead(place, entry, &self.cache, &self.fragments);
-            self.register_moved();
-            self.ends_to(place).for_each(|end| self.unlink_borrowed(end));
-        }
-    }
-
-    /// The ends of traces that are links to where links to a place lead. One that is bound to the
-    /// place's block is not among them: it may come from the very fragment that the others lead to.
-    pub(crate) fn ends_to(&self, place: u32) -> impl Iterator<Item = ExitId> {
-        let links = &self.blocks.links;
-        let first = links.get(self.blocks.places[place as usize].links as usize);
-        let all = std::iter::successors(first, |link| links.get(link.next as usize));
-        let fields = all
-            .filter(|link| link.place & (FOREIGN | BODY) == FOREIGN)
-            .map(|link| self.blocks.base + u64::from(link.field));
-        fields.filter_map(|field| {
-            let owner = self.fragment(self.fragment_at(field)?)?;
-            owner.links.iter().find(|link| link.field == field).and_then(|link| match link.kind {
-                LinkKind::End(exit) => Some(exit),
-                _ => None,
-            })
-        })
-    }
-
-    /// The links that lead into these fragments or their passages, and their owners. A back edge
-    /// leads nowhere else.
-    pub(crate) fn links_into(&self, ids: &[FragmentId]) -> Vec<(FragmentId, &FragmentLink)> {
-        let ids: FxHashSet<FragmentId> = ids.iter().copied().collect();
-        let doomed = |(n, f): &(usize, &Fragment)| {
-            ids.contains(&FragmentId(*n as u32))
-                || matches!(f.role, FragmentRole::Passage(to) if ids.contains(&to))
-        };
-        let fragments = || self.fragments.iter().enumerate();
-        let entries: FxHashSet<u64> = fragments()
-            .filter(doomed)
-            .flat_map(|(_, f)| [f.entry, f.inside.0, f.inside.1])
-            .collect();
-        let links = fragments()
-            .flat_map(|(n, f)| f.links.iter().map(move |link| (FragmentId(n as u32), link)));
-        links
-            .filter(|(_, l)| l.kind != LinkKind::BackEdge && entries.contains(&l.target()))
-            .collect()
-    }
-
-    /// Makes no link lead into these fragments any more, nor into their passages.
-    pub(crate) fn sever(&self, ids: &[FragmentId]) {
-        self.links_into(ids)
-            .into_iter()
-            .for_each(|(owner, link)| self.set_link(owner, link, link.out));
-    }
-
-    /// Makes everything that is linked to one fragment lead to another of the same region.
-    ///
-    /// # Errors
-    /// They are not both fragments of one region.
-    pub fn redirect(&mut self, from: FragmentId, to: FragmentId) -> Result<(), EmitError> {
-        let region = self.fragment(from).ok_or(EmitError::Unknown)?.pc;
-        self.fragment(to).filter(|to| to.pc == region).ok_or(EmitError::Unknown)?;
-        let links: Vec<(FragmentId, LinkKind)> =
-            self.links_into(&[from]).into_iter().map(|(owner, link)| (owner, link.kind)).collect();
-        for (owner, kind) in links {
-            let borrows = match kind {
-                // A passage leads where it belongs.
-                LinkKind::Borrowed(_)
-                    if matches!(
-                        self.fragments[owner.0 as usize].role,
-                        FragmentRole::Passage(_)
-                    ) =>
-                {
-                    continue;
-                }
-                LinkKind::Borrowed(exit) if self.link_borrowed(exit, to).is_err() => {
-                    // A full cache. Canonical state always does.
-                    self.unlink_borrowed(exit);
-                    Some(exit)
-                }
-                LinkKind::Borrowed(_) | LinkKind::BackEdge => continue,
-                LinkKind::End(exit) => Some(exit),
-                // They lead to what was compiled for them.
-                LinkKind::Record(_) | LinkKind::Guard(_) => None,
-            };
-            if let Some(link) = borrows.and_then(|exit| self.link_of(exit)) {
-                self.set_link(
-                    owner,
-                    link,
-                    self.canonical_way(owner, &self.fragments[to.0 as usize]),
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes nothing lead into a fragment any more: links, exits and the lookup table. It stays
-    /// allocated until the next flush, and whoever is inside may finish.
-    pub fn invalidate(&mut self, fragment: FragmentId) -> Result<(), EmitError> {
-        let pc = self.fragment(fragment).ok_or(EmitError::Unknown)?.pc;
-        self.indirect.remove(pc);
-        self.sever(&[fragment]);
-        Ok(())
-    }
-
-    /// Makes whoever is in a block leave at its end, into the runtime, until as many have called
-    /// [`Emitter::relink_block`]. Async-signal-safe.
-    pub fn unlink_block(&self, block: BlockId) {
-        self.blocks.unlink(block.0, &self.indirect, &self.cache);
-    }
-
-    /// Undoes [`Emitter::unlink_block`]. Async-signal-safe.
-    pub fn relink_block(&self, block: BlockId) {
-        let blocks = &self.blocks;
-        let Some(b) = blocks.blocks.get(block.0 as usize) else { return };
-        blocks.unlinked.fetch_sub(1, Ordering::Relaxed);
-        if b.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
-            blocks.links[blocks.links_of(block.0)]
-                .iter()
-                .for_each(|link| blocks.set(link, false, &self.cache));
-        }
-    }
-}
-
-/// Makes a patchable jump of a fragment's lead to `target`, from when the fragment is linked at
-/// all.
-pub(crate) fn set_target(fragments: &[Fragment], field: u64, target: u64, cache: &Cache) {
-    let fragment = fragment_at(fragments, field).and_then(|id| fragments.get(id.0 as usize));
-    let Some(fragment) = fragment else { return };
-    if let Some(link) = fragment.links.iter().find(|l| l.field == field) {
-        fragment.lead(link, target, cache);
     }
 }

@@ -1,7 +1,16 @@
 //! The emitter: owner of all generated code.
 //!
 //! **Data.** [`Emitter`] holds the code cache, the stubs, fragments with their exits and links, the
-//! tables of indirect jumps, and copied blocks.
+//! tables of indirect jumps, and copied blocks. Its methods are in the modules of this folder:
+//!
+//! | module | methods |
+//! | --- | --- |
+//! | [`compile`] | requests for code generation |
+//! | [`place`] | compiled code becomes a fragment |
+//! | [`copies`] | copied blocks: made, entered, removed, counted |
+//! | [`links`] | which code leads where; the verifier |
+//! | [`counts`] | what fragments have counted |
+//! | [`listing`] | disassembly |
 //!
 //! A fragment's life: [`Emitter::place`] makes it of compiled code. [`Emitter::enter`] runs it
 //! until it leaves by some exit. For a raw exit [`Emitter::deopt`] rebuilds the guest's state. An
@@ -14,64 +23,40 @@
 //! [`Emitter::unlink_for_signal`] and [`Emitter::relink`], and read the addresses in
 //! [`Emitter::stubs`].
 
+mod compile;
+mod copies;
+mod counts;
+pub mod links;
+mod listing;
+mod place;
+
 use crate::blocks::{self, Blocks, CounterId, LOADED, LinkId};
-use crate::cache::{Cache, CacheError};
+use crate::cache::{Cache, writer};
+use crate::codegen::Allocator;
 use crate::codegen::mach::SiteKind;
-use crate::codegen::{Allocator, CodegenError};
-use crate::counting::Counting;
 use crate::cpu::Cpu;
-use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at};
-use crate::links::passages::Way;
-use crate::links::{graph, writer};
+pub use crate::error::EmitError;
+use crate::fragment::counting::Counting;
+use crate::fragment::{Exit, ExitId, Fragment, FragmentId, GuardJump, fragment_at, set_target};
 use crate::record::PendingStore;
-use crate::stubs::{self, ABORTED, StubError, Stubs};
+use crate::stubs::{self, ABORTED, Stubs};
 use crate::transfers::entry_check::EntryCheck;
-use crate::transfers::indirect::{Displaced, Indirect, MISSED, Via};
+use crate::transfers::indirect::{Displaced, Diversion, Indirect, MISSED, Via};
 use crate::transfers::stack_returns::{Kept, Returns};
 use dynasour_guest::context::ThreadContext;
+use links::passages::Way;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 const TRAP_FLAG: u64 = 0x100;
-
-/// Why a version could not be emitted. [`EmitError::is_full`] asks for a flush; anything else
-/// refuses this version.
-#[derive(thiserror::Error, Debug)]
-pub enum EmitError {
-    /// The cache is full or cannot be mapped.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// The stubs cannot be generated on this machine.
-    #[error(transparent)]
-    Stub(#[from] StubError),
-    /// The version cannot be compiled.
-    #[error(transparent)]
-    Codegen(#[from] CodegenError),
-    /// What it was compiled for has been dropped meanwhile.
-    #[error("compiled for an emitter that has dropped everything since")]
-    Stale,
-    /// A block's instruction cannot be encoded anew.
-    #[error("cannot encode: {0}")]
-    Encode(#[from] iced_x86::IcedError),
-    /// No such exit or fragment, or not of the kind the call is for.
-    #[error("no such exit or fragment")]
-    Unknown,
-}
-
-impl EmitError {
-    /// Would it fit into an empty cache?
-    pub fn is_full(&self) -> bool {
-        matches!(self, EmitError::Cache(CacheError::Full))
-    }
-}
 
 /// In which state a fragment is entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryState {
     /// Every guest register in its own host register, flags in the host's flags.
     Canonical,
-    /// As this guard's exit leaves: the version's entry parameters are the guest state at the
-    /// exit's target. [`Emitter::attach`] then makes the exit go there.
+    /// In the state in which this guard's exit leaves: the version's entry parameters are the guest
+    /// state at the exit's target. [`Emitter::attach`] then makes the exit go there.
     FromExit(ExitId),
 }
 
@@ -80,13 +65,13 @@ pub enum EntryState {
 pub struct Config {
     /// Bytes of code cache.
     pub cache_size: usize,
-    /// Do fragments count how often their parts run? See [`crate::counting`].
+    /// Do fragments count how often their parts run? See [`crate::fragment::counting`].
     pub count: bool,
     /// Do indirect transfers count how they find their destination? See [`Rates`](crate::Rates).
     pub rates: bool,
     /// How do copied blocks return?
     pub returns: Returns,
-    /// How checked entries compare. None: the way that is fastest on this processor.
+    /// How checked entries compare. `None` chooses the fastest comparison on this processor.
     pub entry_check: Option<EntryCheck>,
     /// Do indirect transfers name themselves? See [`Emitter::name_transfers`].
     pub names_transfers: bool,
@@ -105,7 +90,7 @@ impl Default for Config {
     }
 }
 
-/// What an exit means, with `ctx` now holding the guest's exact state.
+/// The meaning of an exit. `ctx` holds the guest's exact state now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Deopt {
     /// The exit.
@@ -121,7 +106,7 @@ pub struct Deopt {
 /// How a run of guest code ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
-    /// Nothing ran: the runtime wanted control.
+    /// No guest code ran: the runtime wanted control.
     Aborted,
     /// Through this exit; call [`Emitter::deopt`].
     Exit(ExitId),
@@ -133,18 +118,9 @@ pub enum Left {
     Indirect(Via),
     /// An instruction of a copied block faulted; see [`Emitter::copy_state`].
     Fault,
-    /// The guest's code at `next_pc` is no longer what the copied block was made from; see
+    /// The guest's code at `next_pc` has changed since the copied block was made from it; see
     /// [`Emitter::copied_stale`].
     Stale,
-}
-
-/// How a thread that a signal found where no link leads to the runtime gets there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Diversion {
-    /// Where it continues.
-    pub rip: u64,
-    /// These registers first get their values back.
-    pub displaced: Displaced,
 }
 
 /// Where to enter a fragment; good until a flush that does not wait for this thread.
@@ -152,9 +128,9 @@ pub struct Diversion {
 pub struct EntryPoint {
     pub(crate) stubs: u64,
     pub(crate) code: u64,
-    /// What [`LOADED`] is to hold: the copied block that `code` goes on to.
+    /// The value for [`LOADED`]: the copied block that `code` goes on to.
     pub(crate) loaded: u64,
-    /// The generation that the thread's landings must be of, if blocks return by the stack.
+    /// The generation of which the thread's landings must be, if blocks return through the stack.
     pub(crate) kept: Option<Kept>,
 }
 
@@ -217,7 +193,7 @@ pub struct Emitter {
     will_name: bool,
     /// Between [`Emitter::retire_all`] and the next flush.
     pub(crate) retired: bool,
-    /// How often everything was dropped.
+    /// Times that everything was dropped.
     pub(crate) epoch: u64,
 }
 
@@ -270,7 +246,7 @@ impl Emitter {
         (self.indirect.names_transfers() && context.transfer != 0).then_some(context.transfer)
     }
 
-    /// What indirect jumps share.
+    /// The tables and stubs of indirect jumps.
     pub fn indirect(&self) -> &Indirect {
         &self.indirect
     }
@@ -356,9 +332,11 @@ impl Emitter {
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
         match self.fragment_at(host_rip) {
             Some(id) => self.fragments[id.0 as usize].fault_exit(host_rip),
-            None => {
-                self.indirect.returns().fault_exit(host_rip).or_else(|| self.copy_fault(host_rip))
-            }
+            None => self
+                .indirect
+                .returns()
+                .fault_exit(host_rip)
+                .or_else(|| self.blocks.fault_exit(host_rip)),
         }
     }
 
@@ -371,15 +349,17 @@ impl Emitter {
         (0..self.fragments.len() as u32).for_each(|f| self.unlink_for_signal(FragmentId(f)));
     }
 
-    /// Where a thread continues that a signal found at `host_rip`, if unlinking the fragment does
-    /// not make it leave: on the way into a fragment behind the check of `pending`, and on the way
-    /// of an indirect jump behind the fragment's links. Async-signal-safe.
+    /// The way out of a thread that a signal has interrupted at `host_rip`, if unlinking does not
+    /// make it leave. That is the case between the check of `pending` and the fragment, and between
+    /// an indirect jump and its destination. Async-signal-safe.
     pub fn diversion(&self, host_rip: u64) -> Option<Diversion> {
         if self.stubs.enter_window.contains(&host_rip) {
             return Some(Diversion { rip: self.stubs.abort, displaced: Displaced::None });
         }
-        if let Some(diversion) =
-            self.indirect.diversion(host_rip).or_else(|| self.copy_diversion(host_rip))
+        if let Some(diversion) = self
+            .indirect
+            .diversion(host_rip)
+            .or_else(|| self.blocks.diversion(host_rip, &self.indirect, &self.cache))
         {
             return Some(diversion);
         }
@@ -405,7 +385,7 @@ impl Emitter {
             }
             GuardJump::BackEdge(field, _, out) if on => writer::lead(&self.cache, field, out),
             GuardJump::BackEdge(field, head, _) => {
-                graph::set_target(&self.fragments, field, head, &self.cache)
+                set_target(&self.fragments, field, head, &self.cache)
             }
         }
         Ok(())

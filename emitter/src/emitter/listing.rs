@@ -1,4 +1,8 @@
 //! Disassembly of fragments, for `--log code` and failed tests.
+//!
+//! The module owns no data and changes nothing. The caller holds the emitter.
+//!
+//! Example line: `20001040  mov     rax,rcx`.
 
 use crate::emitter::Emitter;
 use crate::fragment::FragmentId;

@@ -1,11 +1,30 @@
-//! What is known about emitted code: fragments, their exits, links, and the tables that signal
-//! handlers read.
+//! Data about placed code: fragments, their exits and links, and the tables that signal handlers
+//! read.
+//!
+//! Data: the emitter owns one [`Fragment`] for each piece of code that was compiled, and one
+//! [`Exit`] for each way out of one; ids are indices into its arrays. A fragment's [`Link`]s are
+//! its patchable jumps ([`links`] writes them), its [`counting::Tally`] says what it counts.
+//!
+//! Invariants. (1) Hot code ascends with the id and cold code descends, so [`fragment_at`] finds a
+//! fragment by an address with a binary search. (2) After a fragment was published only atomics,
+//! `is_resting` and `role` change, so a signal handler may read the rest at any time.
+//!
+//! Who calls: threads that hold the emitter; [`fragment_at`] and [`Fragment::fault_exit`] also in
+//! signal handlers.
+//!
+//! Example: a load of the trace at 0x1000 faults at host address 0x2000_1234. [`fragment_at`] finds
+//! the fragment, `faults` has a pair with that address, and the handler continues at the cold code
+//! of the pair, which leaves through the anchor of the load.
+
+pub mod counting;
+mod links;
 
 pub(crate) use crate::codegen::compiled::Borrowed;
 use crate::codegen::mach::SiteKind;
-use crate::counting::Tally;
 use crate::record::Record;
+use counting::Tally;
 use dynasour_ir::AnchorId;
+pub(crate) use links::set_target;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -17,7 +36,7 @@ pub struct FragmentId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct ExitId(pub u32);
 
-/// What is known about one exit.
+/// One way by which control leaves a fragment.
 #[derive(Clone, Debug)]
 pub struct Exit {
     /// The fragment it leaves.
@@ -31,7 +50,7 @@ pub struct Exit {
     /// [`Anchor::after`](dynasour_ir::Anchor::after), if it is.
     pub after: Option<u64>,
     /// Has the guest certainly executed an instruction between the fragment's entry and this exit?
-    /// Known from an effect in between: an anchor never reaches over one.
+    /// That is known if there is an effect in between, because no anchor reaches over an effect.
     pub progress: bool,
     /// Index into the fragment's records; trace ends have none.
     pub(crate) record: Option<u32>,
@@ -42,10 +61,10 @@ pub struct Exit {
 /// How a guard tests, and how it is made to fail.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GuardJump {
-    /// A `jcc` at this address leaves if the condition holds: it becomes a `jmp`.
+    /// A `jcc` at this address leaves if this condition holds. To fail always it becomes a `jmp`.
     Leaves(u64, u8),
-    /// A back edge that goes on if its condition holds, by the rel32 field at the first address to
-    /// the second: it is made to lead to the third, the guard's cold code.
+    /// A back edge that goes on if its condition holds: addresses of its rel32 field, of the loop's
+    /// head, and of the guard's cold code. To fail always it is made to lead to the cold code.
     BackEdge(u64, u64, u64),
 }
 
@@ -60,21 +79,20 @@ pub(crate) enum LinkKind {
     Borrowed(ExitId),
     /// Of this record, in the state that it describes.
     Record(u32),
-    /// Of a guard with this record, in the same state. It leads where the record does, or to the
-    /// guard's way there.
+    /// Of a guard with this record, in the same state. It leads where the record's link does, or to
+    /// the guard's cold code, which goes there.
     Guard(u32),
 }
 
-/// A patchable jump: its rel32 field, where it goes on a request to leave, and where it goes
-/// otherwise.
+/// A patchable jump.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub kind: LinkKind,
     /// Address of the rel32 field.
     pub field: u64,
-    /// Where it goes when unlinked.
+    /// Where it leads while the fragment is unlinked.
     pub out: u64,
-    /// Where it normally goes.
+    /// Where it leads while the fragment is linked.
     pub target: AtomicU64,
 }
 
@@ -84,18 +102,19 @@ impl Link {
     }
 }
 
-/// The tail of an indirect trace end: once inside, the fragment's links are passed.
+/// The tail of an indirect trace end. It stands behind the fragment's links, so unlinking does not
+/// reach a thread inside.
 #[derive(Clone, Debug)]
 pub(crate) struct Tail {
     /// Its addresses.
     pub range: Range<u64>,
-    /// From here on rcx is displaced.
+    /// The address from which on rcx is displaced.
     pub displaced: u64,
     /// The end's unlinked stub.
     pub out: u64,
 }
 
-/// What a fragment is for.
+/// The purpose of a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FragmentRole {
     /// It executes guest instructions.
@@ -125,7 +144,8 @@ pub struct Fragment {
     pub exits: Range<u32>,
     /// Words of `scratch` it uses.
     pub spill_slots: u32,
-    /// The first word of `scratch` that neither it nor what it was compiled from uses.
+    /// The first word of `scratch` that neither this fragment uses nor the fragment from whose exit
+    /// it was compiled.
     pub(crate) end_of_slots: u32,
     /// Moves the register allocator inserted in hot code.
     pub hot_moves: u32,
@@ -133,18 +153,18 @@ pub struct Fragment {
     pub uses_vector: bool,
     /// Host registers whose contents at exits are the fragment's own: bit n is register n.
     pub touched: u16,
-    /// The borrowed registers that it saves at entry, with their slots. Every register has a slot
-    /// of its own for that, so that what one fragment saved the next may leave there.
+    /// The borrowed registers that it saves at entry, with their slots. Each register has a slot of
+    /// its own, so a value that one fragment saved may stay there for the next.
     pub(crate) saves: Borrowed,
     /// The registers whose guest values are in slots at its direct ends.
     pub(crate) restores: Borrowed,
-    /// Where it is entered with its registers saved already, and where with the extended state
-    /// loaded, too.
+    /// Addresses at which it is entered with its registers saved already: without and with the
+    /// extended state loaded.
     pub(crate) inside: (u64, u64),
-    /// What it is for.
+    /// Its purpose.
     pub(crate) role: FragmentRole,
-    /// Nothing may lead to it until it is woken: see
-    /// [`Emitter::put_to_rest`](crate::Emitter::put_to_rest).
+    /// Does it rest? Then nothing may lead to it
+    /// ([`Emitter::put_to_rest`](crate::Emitter::put_to_rest)).
     pub(crate) is_resting: bool,
     /// Is the extended state certainly in the processor at its exits?
     pub(crate) extended_live: bool,
@@ -154,9 +174,9 @@ pub struct Fragment {
     /// All patchable jumps.
     pub(crate) links: Box<[Link]>,
     pub(crate) tails: Box<[Tail]>,
-    /// What it counts, if it does.
+    /// What its words count, if it counts.
     pub tally: Option<Box<Tally>>,
-    /// How many have unlinked it and not linked it again; while it is not 0 its links lead out.
+    /// Unlinkings that have not been undone. While there are any, its links lead out.
     pub(crate) unlinked: AtomicU32,
 }
 
@@ -168,8 +188,7 @@ impl Fragment {
     }
 }
 
-/// Finds the fragment whose code contains an address: hot code ascends with the index, cold code
-/// descends.
+/// Finds the fragment whose code contains an address. Async-signal-safe.
 pub(crate) fn fragment_at(fragments: &[Fragment], address: u64) -> Option<FragmentId> {
     let hot = fragments.partition_point(|f| f.hot.start <= address);
     if hot > 0 && fragments[hot - 1].hot.contains(&address) {

@@ -5,28 +5,26 @@
 //! to the old destination or to the new one (Intel SDM vol. 3, 9.1.1; AMD64 manual vol. 2, 7.6.1).
 //! [`force`] is the exception.
 //!
-//! The module owns no data. It owns the [`Permit`] that [`Cache`] asks for; no other module can
-//! make one.
+//! The module owns no data. It owns the [`Permit`] that the methods of [`Cache`] which change
+//! placed code ask for; no other module can make one.
 //!
-//! Invariant: the state that a jump follows (the target of a fragment's link, the entry of a place,
-//! the count of an owner's unlinkings) is changed before the jump is written, so that a signal
-//! handler that links or unlinks the owner writes what is true by then.
+//! Invariant that callers keep: the state that a jump follows (the target of a fragment's link, the
+//! entry of a place, the count of an owner's unlinkings) is changed before the jump is written. So
+//! a signal handler that links or unlinks the owner meanwhile writes what is true by then.
 //!
 //! Callers hold the emitter. All functions are async-signal-safe.
 //!
 //! Example: [`lead`]`(cache, 0x2000_0105, 0x2000_4000)` makes the `jmp rel32` whose field stands at
 //! 0x2000_0105 lead to 0x2000_4000: the field becomes 0x3ef7, the distance from the field's end.
 
-use crate::cache::Cache;
-use crate::fragment::{Fragment, Link};
-use std::sync::atomic::Ordering;
+use super::Cache;
 
 /// The right to change placed code. Only this module can make one.
 pub(crate) struct Permit(());
 
 const PERMIT: Permit = Permit(());
 
-/// `jmp rel8`.
+/// The opcode of `jmp rel8`.
 const SHORT_JUMP: u8 = 0xeb;
 
 /// Makes the jump with this rel32 field lead to `target`.
@@ -34,12 +32,12 @@ pub(crate) fn lead(cache: &Cache, field: u64, target: u64) {
     set_field(cache, field, relative(field, target));
 }
 
-/// What a rel32 field at `field` holds to lead to `target`.
+/// The value of a rel32 field at `field` that leads to `target`.
 pub(crate) fn relative(field: u64, target: u64) -> u32 {
     target.wrapping_sub(field + 4) as u32
 }
 
-/// Where the jump with this rel32 field leads: what [`lead`] wrote.
+/// The address to which the jump with this rel32 field leads now.
 pub(crate) fn led(cache: &Cache, field: u64) -> u64 {
     let bytes = cache.read(field, 4).first_chunk().copied().unwrap_or_default();
     (field + 4).wrapping_add(i64::from(i32::from_le_bytes(bytes)) as u64)
@@ -69,34 +67,6 @@ pub(crate) fn is_always_taken(cache: &Cache, address: u64) -> bool {
 /// executing there.
 pub(crate) fn force(cache: &Cache, address: u64, opcode: [u8; 2]) {
     cache.patch_opcode(&PERMIT, address, opcode);
-}
-
-impl Fragment {
-    /// Sets where one of its links leads while the fragment is linked.
-    pub(crate) fn lead(&self, link: &Link, target: u64, cache: &Cache) {
-        link.target.store(target, Ordering::Relaxed);
-        if !self.is_unlinked() {
-            lead(cache, link.field, target);
-        }
-    }
-
-    /// Do its links lead out at present?
-    pub(crate) fn is_unlinked(&self) -> bool {
-        self.unlinked.load(Ordering::Relaxed) != 0
-    }
-
-    /// Makes all its links lead out until [`Fragment::relink`] was called as often.
-    pub(crate) fn unlink(&self, cache: &Cache) {
-        self.unlinked.fetch_add(1, Ordering::Relaxed);
-        self.links.iter().for_each(|link| lead(cache, link.field, link.out));
-    }
-
-    /// Undoes one [`Fragment::unlink`].
-    pub(crate) fn relink(&self, cache: &Cache) {
-        if self.unlinked.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.links.iter().for_each(|link| lead(cache, link.field, link.target()));
-        }
-    }
 }
 
 #[cfg(test)]

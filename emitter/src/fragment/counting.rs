@@ -1,8 +1,8 @@
-//! Counting: fragments that count how often each part of them runs, for who asks what guards cost
-//! and how often they fail.
+//! Counting: fragments that count how often each part of them runs, so that `explain` can say what
+//! guards cost and how often they fail.
 //!
-//! Under [`Config::count`](crate::Config::count) code is added that adds one to a word of data
-//! memory and spares all registers and flags:
+//! Under [`Config::count`](crate::Config::count) fragments contain code that adds one to a word of
+//! data memory and changes no register and no flag:
 //!
 //! ```text
 //! mov gs:[save], rcx
@@ -14,31 +14,37 @@
 //!
 //! It stands behind the entry (*entered*), at the head of a loop (*iterations*: arrivals there,
 //! from the entry and by the back edge), before the jump of each guard and at each trace end
-//! (*executed*), and in the cold code of each site before its record (*left*), where failures come
-//! through wherever they go on to. Without that setting no byte of the code is different.
+//! (*executed*), and in the cold code of each site before its record (*left*), which every failure
+//! passes, wherever the exit leads. Without that setting no byte of the code is different.
 //!
-//! Words are never used again, so counts outlive flushes. Threads that run one fragment at once
-//! lose counts.
+//! Data: [`Counting`], the words of an emitter, and a [`Tally`] in each fragment, which says what
+//! its words mean. Invariant: a word is given to one fragment only, so counts outlive flushes. The
+//! caller holds the emitter; generated code adds to the words without a lock, so threads that run
+//! one fragment at once lose counts.
+//!
+//! Example: a fragment with two guards takes six words: entered, iterations, and executed and left
+//! for each guard. A guard that was executed 1,000 times and left 3 times fails in 0.3 %.
 
+use super::{ExitId, FragmentId};
 use crate::cache::words::Words;
 use crate::codegen::compiled::CompiledSite;
 use crate::codegen::count::What;
 use crate::codegen::mach::{Site, SiteKind};
-use crate::emitter::Emitter;
-use crate::fragment::{ExitId, FragmentId, FragmentRole, Link, fragment_at};
 use dynasour_ir::AnchorId;
 use std::ops::Range;
 
 pub use crate::codegen::count::length_at;
 
-/// Words that there can be. The last one is for the code of fragments that came when all others
-/// were in use; it is never read.
+/// Words of 8 bytes, two for each guard (guess; if it is too low, later fragments are not counted).
+/// The last word is shared by the code of all fragments that came when the others were in use; it
+/// is never read.
 const WORDS: usize = 1 << 22;
-/// A word that is counted in.
+
+/// The number of a word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Word(u32);
 
-/// The words of one fragment: a run of them.
+/// The words of one fragment, which are consecutive: the number of the first one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run(u32);
 
@@ -57,9 +63,9 @@ pub struct CountedSite {
     pub kind: SiteKind,
     /// The anchor it leaves through.
     pub anchor: AnchorId,
-    /// Its IR instruction in the version as given to the emitter: block and index; for an end, the
-    /// number of instructions. None where the emitter has put it before the version, to perform
-    /// what an exit had deferred.
+    /// Its IR instruction in the version that was given to the emitter: block and index; for an
+    /// end, the number of instructions. None if the emitter has added the instruction before the
+    /// version, to perform a store that an exit had deferred.
     pub place: Option<(u32, u32)>,
     /// Where the host's jump or faulting instruction is; 0 if there is none.
     pub host: u64,
@@ -134,7 +140,7 @@ impl Counting {
         Some(Counting { words: Words::new(cache, WORDS)?, used: 0 })
     }
 
-    /// Words for a fragment with so many sites; none if all are in use.
+    /// Words for a fragment with this number of sites; none if too few words are left.
     pub fn run(&mut self, sites: usize) -> Option<Run> {
         let first = self.used;
         let end = first + 2 + 2 * sites;
@@ -144,45 +150,13 @@ impl Counting {
         })
     }
 
-    /// The address of what this is counted in by a fragment with these words.
+    /// The count in a word.
+    pub fn get(&self, word: Word) -> u64 {
+        self.words.get(word.0 as usize)
+    }
+
+    /// The address of the word in which a fragment with these words counts `what`.
     pub fn address(&self, run: Option<Run>, what: What) -> u64 {
         self.words.address(run.map_or(self.words.len() - 1, |run| run.word(what).0 as usize))
-    }
-}
-
-impl Emitter {
-    /// Does it count?
-    pub fn is_counting(&self) -> bool {
-        self.counting.is_some()
-    }
-
-    /// What a word has counted; 0 if nothing is counted.
-    pub fn count(&self, word: Word) -> u64 {
-        self.counting.as_ref().map_or(0, |c| c.words.get(word.0 as usize))
-    }
-
-    /// The guards, this one included, that share this exit's way out.
-    pub fn sharing(&self, exit: ExitId) -> Vec<ExitId> {
-        let Some(e) = self.exit(exit) else { return Vec::new() };
-        let exits = self.fragment(e.fragment).map_or(0..0, |f| f.exits.clone());
-        let shares = |other: &ExitId| {
-            self.exit(*other).is_some_and(|o| o.record.is_some() && o.record == e.record)
-        };
-        exits.map(ExitId).filter(shares).collect()
-    }
-
-    /// Where an exit leads now.
-    pub fn destination(&self, exit: ExitId) -> Destination {
-        let leads = |link: &&Link| link.target() != link.out;
-        let link = self.borrowed_link(exit).filter(leads).or(self.link_of(exit).filter(leads));
-        let Some(target) = link.map(Link::target) else { return Destination::Runtime };
-        match fragment_at(&self.fragments, target) {
-            Some(id) => match self.fragments[id.0 as usize].role {
-                FragmentRole::Passage(to) => Destination::Fragment(to),
-                FragmentRole::Trace | FragmentRole::Stub => Destination::Fragment(id),
-            },
-            None if self.block_at(target).is_some() => Destination::Block,
-            None => Destination::Runtime,
-        }
     }
 }

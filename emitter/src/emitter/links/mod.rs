@@ -15,22 +15,24 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | [`graph`] | links of blocks and the places that they lead to; lists of what leads where; taking links away |
+//! | [`graph`] | operations that concern fragments and blocks: leading links elsewhere, severing them |
 //! | [`passages`] | how an end enters a fragment that has borrowed other registers |
 //! | [`resolve`] | resolved stubs of guards' exits; ends and exits that join the lists of places |
-//! | [`writer`] | the only code that writes jumps |
 //! | [`verify`] | the verifier of all this |
+//!
+//! The links of blocks and the lists of places are in [`crate::blocks::places`], the jumps of one
+//! fragment in [`crate::fragment`]. Only [`crate::cache::writer`] writes jumps.
 //!
 //! This module has the links that a fragment is made with and what is done with one fragment's
 //! links. Which exit *may* lead where is the runtime's decision (its `fragments/links/policy.rs`).
 //!
 //! The direct end of a fragment that has *borrowed* registers has two links. One is the end of the
-//! hot code, where the guest's values are still in their slots: it enters fragments that would save
-//! the same registers in the same slots behind that, and others by a passage. Its way out is to
-//! give the registers back; behind that is the second link, in canonical state.
+//! hot code, where the guest's values are still in their slots: it enters a fragment that would
+//! save the same registers behind its saving, and any other fragment by a passage. Its way out is
+//! to give the registers back; behind that is the second link, in canonical state.
 //!
-//! Data: [`Fragment::links`](crate::Fragment), the graph's places and links in
-//! [`crate::blocks::Blocks`], the tables in [`crate::transfers::lookup`]. Invariants: those of
+//! Data: none of its own. It changes a fragment's links, the places and links in
+//! [`crate::blocks::Blocks`], and the tables of [`crate::transfers::lookup`]. Invariants: those of
 //! [`verify::Rule`]. The caller holds the emitter; [`Emitter::unlink_for_signal`] and
 //! [`Emitter::relink`] are async-signal-safe.
 //!
@@ -39,11 +41,10 @@
 //! first trace: the jump leads to the end's stub; the thread comes out, and `relink` writes the
 //! target again. The second trace rests: the target becomes the stub.
 
-pub(crate) mod graph;
+mod graph;
 pub(crate) mod passages;
 mod resolve;
 pub mod verify;
-pub(crate) mod writer;
 
 use crate::codegen::encoded::Encoded;
 use crate::codegen::mach::{Site, SiteKind};
@@ -79,7 +80,7 @@ impl Emitter {
         for end in &code.ends {
             let stub = cold + u64::from(code.unlinked_stub(end.site));
             let exit = ExitId(first_site + end.site);
-            // An indirect end goes to its own lookup, a direct one to whom it is linked.
+            // An indirect end leads to its own tail, a direct one to its stub until it is linked.
             let target = end.tail.map_or(stub, |tail| hot + u64::from(tail));
             add(
                 LinkKind::End(exit),
@@ -137,8 +138,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes a guard's exit (and every other guard's that shares its anchor) go to `target`, which
-    /// was compiled from this exit's state.
+    /// Makes a guard's exit go to `target`, which was compiled from this exit's state. The exits of
+    /// all guards that share its anchor go there, too.
     pub fn attach(&self, exit: ExitId, target: FragmentId) -> Result<(), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
         let entry = self.fragment(target).ok_or(EmitError::Unknown)?.entry;
@@ -160,12 +161,12 @@ impl Emitter {
         )
     }
 
-    /// Lets indirect trace ends find `fragment` for its pc. One fragment a pc; a later one replaces
-    /// it.
+    /// Lets indirect trace ends find `fragment` for its pc. A later fragment of the same pc
+    /// replaces it.
     pub fn register_entry(&mut self, pc: u64, fragment: FragmentId) -> Result<(), EmitError> {
         let f = self.fragment(fragment).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
         let checked = f.checked.ok_or(EmitError::Unknown)?;
-        self.forget_copy(pc);
+        self.blocks.forget_registered(pc);
         self.indirect.insert(Via::Memory, pc, checked);
         Ok(())
     }
@@ -192,8 +193,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes whoever is in a fragment leave at its next back edge or end, into the runtime, until
-    /// as many have called [`Emitter::relink`]. Async-signal-safe.
+    /// Makes threads in a fragment leave at its next back edge or end, into the runtime, until
+    /// [`Emitter::relink`] has been called as often as this. Async-signal-safe.
     pub fn unlink_for_signal(&self, fragment: FragmentId) {
         if let Some(f) = self.fragment(fragment) {
             f.unlink(&self.cache);
@@ -207,8 +208,8 @@ impl Emitter {
         }
     }
 
-    /// Makes nothing lead to these fragments any more but the table of indirect jumps
-    /// ([`Emitter::forget_entry`]).
+    /// Makes nothing lead to these fragments any more. The table of indirect jumps may still do so,
+    /// until [`Emitter::forget_entry`].
     pub fn put_to_rest(&mut self, ids: &[FragmentId]) {
         for &id in ids {
             if let Some(fragment) = self.fragments.get_mut(id.0 as usize) {

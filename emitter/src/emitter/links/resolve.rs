@@ -5,13 +5,16 @@
 //! fragment without guest instructions ([`crate::codegen::exit_entry`]), performs the exit's
 //! deferred stores, moves the values home, and ends in canonical state at the exit's target. Its
 //! end is linked like that of a trace:
-//! * to a version of the region at the target ([`Emitter::link_exit`]), if a computed target is
-//!   that ([`Emitter::link_exit_if`]);
+//! * to a version of the region at the target ([`Emitter::link_exit`]); if the target is computed,
+//!   after a comparison with the region's pc ([`Emitter::link_exit_if`]);
 //! * to the tables of indirect transfers ([`Emitter::link_indirect_exit`]);
 //! * to a place, the body of a block, or a counter before that ([`Emitter::link_exit_to_copy`]).
 //!
 //! The stub is linked first and [attached](Emitter::attach) last, so that no thread finds it half
 //! made. All guards that share an anchor share the link.
+//!
+//! A stub is compiled while the caller holds the emitter, unlike a trace: it has no guest
+//! instruction, only moves, stores and a comparison.
 //!
 //! Data: none of its own. Invariant: an end in the list of a place has the target that the place
 //! says. The caller holds the emitter, and sees to progress (`policy.rs` of the runtime).
@@ -19,12 +22,12 @@
 //! Example: a guard at 0x1000 leaves to 0x1080 with rax in rbx. Its stub is `mov rax, rbx; jmp <the
 //! place of 0x1080>`.
 
-use super::graph::{BODY, FOREIGN, Link, set_target};
 use crate::blocks::Counted;
+use crate::blocks::places::{BODY, FOREIGN, Link};
 use crate::codegen::exit_entry;
 use crate::codegen::mach::SiteKind;
 use crate::emitter::{EmitError, Emitter};
-use crate::fragment::{ExitId, FragmentId, FragmentRole};
+use crate::fragment::{ExitId, FragmentId, FragmentRole, set_target};
 
 impl Emitter {
     /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by
@@ -55,7 +58,7 @@ impl Emitter {
         Ok(stub)
     }
 
-    /// Compiles the resolved stub of an exit to `pc`; says what it is and its end.
+    /// Compiles the resolved stub of an exit to `pc`. Returns the stub and its end.
     pub(crate) fn resolved(
         &mut self,
         exit: ExitId,
@@ -100,8 +103,8 @@ impl Emitter {
         Ok(stub)
     }
 
-    /// Lets a trace's direct end continue where links to its target lead, now and later. The target
-    /// is a head then.
+    /// Lets a trace's direct end continue where links to its target lead, now and later. That makes
+    /// the target a head.
     pub fn link_end(&mut self, exit: ExitId) -> Result<(), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::End).ok_or(EmitError::Unknown)?;
         let pc = e.target.ok_or(EmitError::Unknown)?;
@@ -115,7 +118,7 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes a trace's end a link to `place`, if something is there.
+    /// Makes a trace's end a link to `place`, if the place has code.
     pub(crate) fn link_to(&mut self, exit: ExitId, place: u32) -> Result<(), EmitError> {
         let link = self.link_of(exit).ok_or(EmitError::Unknown)?;
         let (field, out, before) = (link.field, link.out, link.target());
@@ -125,7 +128,7 @@ impl Emitter {
         if before == target || target == out {
             return Ok(());
         }
-        // An end that leads to a fragment is in no list: it was linked to that one alone.
+        // An end that was linked to one fragment is in no list.
         if let Some(number) = self.blocks.foreign_link(place, link.field) {
             self.blocks.links[number as usize].place = place;
         } else {
@@ -140,7 +143,8 @@ impl Emitter {
         Ok(())
     }
 
-    /// [`Emitter::link_borrowed`]; without room for a passage the end goes on in canonical state.
+    /// As [`Emitter::link_borrowed`]. If there is no room for a passage, the end enters in
+    /// canonical state.
     pub(crate) fn enter_borrowed(&mut self, end: ExitId, fragment: FragmentId) {
         if self.link_borrowed(end, fragment).is_err() {
             self.unlink_borrowed(end);
@@ -148,8 +152,8 @@ impl Emitter {
     }
 
     /// Lets a guard's exit continue in a resolved stub, and from there where links to its target
-    /// lead; without `progress`, in the target's block, which must have been copied. With a
-    /// threshold it is counted, in which case it continues in the block, too. Returns the stub.
+    /// lead. If `block` is set it continues in the target's block, which must have been copied.
+    /// With a threshold it is counted, and continues in the block, too. Returns the stub.
     pub fn link_exit_to_copy(
         &mut self,
         exit: ExitId,

@@ -5,16 +5,20 @@
 //! code without it. Nothing leads to the fragment yet when [`Emitter::place`] returns: links, exits
 //! and lookup tables are made to lead there by calls of their own.
 //!
-//! **Invariants.** (1) Hot code of fragments ascends with their ids, cold code descends:
-//! [`fragment_at`](crate::fragment) searches so. (2) Code that does not fit leaves the cache as it
-//! was.
+//! Data: none of its own. **Invariants.** (1) Hot code of fragments ascends with their ids, cold
+//! code descends: [`fragment_at`](crate::fragment) relies on that. (2) Code that does not fit
+//! leaves the cache as it was.
+//!
+//! Example: the code of a trace has a jump to its third exit's stub, which is a relocation to
+//! `Unlinked(2)`. The cold part gets the address 0x21ff_0000, the stub is at offset 40, so the
+//! jump's field becomes the distance to 0x21ff_0028.
 
 use crate::codegen::compiled::CompiledSite;
 use crate::codegen::encoded::{Encoded, EncodedGuard, Target};
 use crate::codegen::mach::Site;
 use crate::codegen::{CompiledCode, Request};
-use crate::counting::{Run, Tally};
 use crate::emitter::{EmitError, Emitter};
+use crate::fragment::counting::{Run, Tally};
 use crate::fragment::{Exit, Fragment, FragmentId, FragmentRole, GuardJump, Tail};
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
@@ -36,7 +40,7 @@ impl Emitter {
         self.publish(code)
     }
 
-    /// As [`Emitter::place`], without a request that may have become old.
+    /// As [`Emitter::place`], for code that was compiled under the same lock.
     pub(crate) fn publish(&mut self, compiled: CompiledCode) -> Result<FragmentId, EmitError> {
         let code = &compiled.encoded;
         let first_site = self.exits.len() as u32;
@@ -126,7 +130,8 @@ impl Emitter {
         Ok((hot, cold))
     }
 
-    /// The address that a relocation refers to; 0 for the number of an exit, which is none.
+    /// The address that a relocation refers to. The number of an exit is no address; 0 stands for
+    /// it.
     fn address(
         &self,
         target: Target,
@@ -189,7 +194,7 @@ fn guard_jump(
     Some(GuardJump::BackEdge(at + 2, head, out?))
 }
 
-/// What the words of a fragment that counts mean.
+/// The meaning of the words of a fragment that counts.
 fn tally(run: Run, compiled: &CompiledCode, first_site: u32, placed: (u64, u64)) -> Tally {
     let code = &compiled.encoded;
     Tally::new(run, first_site, &compiled.sites, |site| {

@@ -1,4 +1,5 @@
-//! Blocks that compare their own guest code: in pages that may change unseen.
+//! Self-checking blocks: they compare their own guest code, which lies in pages that may change
+//! unseen.
 //!
 //! Pages are of this kind if several mappings show them, or if they are written too often to be
 //! guarded. A block of such code begins with a comparison of its guest bytes, and ends at the first
@@ -7,7 +8,7 @@
 //!
 //! If a comparison fails the block leaves by the stub *stale*, with registers and flags in place
 //! and the pc in `next_pc`. The block is then copied anew from the bytes that are there
-//! ([`Emitter::copied_stale`]). After [`MOST_CHANGES`] changes the code at a pc is interpreted.
+//! ([`Blocks::drop_stale`]). After [`MOST_CHANGES`] changes the code at a pc is interpreted.
 //!
 //! ```text
 //! mov gs:[save], rax         cmp dword [rcx], 0x…        add al, 0x7f
@@ -17,11 +18,19 @@
 //! mov rcx, PC                …                           (the guest's code)
 //! ```
 //!
-//! The bytes are kept: the state at a fault in the block is found by translating them again.
+//! Data: [`Blocks::own`], the bytes of each such block, because the state at a fault in the block
+//! is found by translating them again; and [`Blocks::changes`], how often they have changed. The
+//! caller holds the emitter.
+//!
+//! Example: a JIT compiler maps a page twice and patches `mov eax, 1` to `mov eax, 2` through the
+//! other mapping. The next execution of the block finds another byte and leaves by *stale*; the
+//! block is removed, and the new one moves 2.
 
 use super::{Blocks, Doomed, NONE};
 use crate::asm::{Assembler, Mem, NOT_EQUAL, RAX, RCX, Width};
-use crate::emitter::Emitter;
+use crate::cache::Cache;
+use crate::fragment::Fragment;
+use crate::transfers::indirect::Indirect;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::context::offset;
 use dynasour_guest::decode::{Bytes, Decoded, Fetch, Reader};
@@ -34,9 +43,10 @@ const MOST_BYTES: usize = 100;
 /// code that is rewritten all the time is copied all the time).
 pub(super) const MOST_CHANGES: u8 = 16;
 
-/// The words of `stub_save` for rax and rcx, which are used for something else before and behind.
+/// The words of `stub_save` for rax and rcx. Code before and behind the comparison uses these words
+/// for other purposes.
 pub(super) const SAVED: [usize; 2] = [5, 0];
-/// Offset of the instruction before which flags are in ax.
+/// Offset of the first instruction at which ax holds the flags.
 const FLAGS_SAVED: u32 = 22;
 
 /// A comparison of guest code.
@@ -83,7 +93,7 @@ fn saved(n: usize) -> usize {
     offset::STUB_SAVE + 8 * SAVED[n]
 }
 
-/// The guest's state where something faulted `at` bytes within a check.
+/// Makes the state in `ctx` the guest's, after a fault `at` bytes within a check.
 pub(super) fn state_in_check(ctx: &mut ThreadContext, at: u32) {
     const OVERFLOW: u64 = 1 << 11;
     const IN_AH: u64 = 0xd5;
@@ -98,7 +108,8 @@ pub(super) fn state_in_check(ctx: &mut ThreadContext, at: u32) {
     ctx.gpr[usize::from(RCX)] = ctx.stub_save[SAVED[1]];
 }
 
-/// The guest bytes of the block at `pc` that compares them; none if it would have no instruction.
+/// The guest bytes of the self-checking block at `pc`; `None` if the block would have no
+/// instruction.
 pub(super) fn bytes(
     pc: u64,
     code: &dyn Fetch,
@@ -145,23 +156,28 @@ impl Blocks {
         Some(place)
     }
 
-    /// Have the bytes at `pc` changed too often to be compared?
+    /// Have the bytes at `pc` changed so often that the interpreter should execute them?
     pub(super) fn changes_often(&self, pc: u64) -> bool {
         self.changes.get(&pc).is_some_and(|changes| *changes >= MOST_CHANGES)
     }
 }
 
-impl Emitter {
+impl Blocks {
     /// A block has left because its guest bytes have changed: drops it, so that the next one at
     /// this pc is made from the bytes that are there.
-    pub fn copied_stale(&mut self, pc: u64) {
-        if let Some(place) = self.blocks.stale_place(pc) {
-            let mut stale =
-                self.blocks.stale.take().unwrap_or_else(|| Doomed::new(self.blocks.generation));
-            let made = self.blocks.places[place as usize].made[0];
-            self.blocks.forget_pages(made);
-            self.remove_place(place, &mut stale);
-            self.blocks.stale = Some(stale);
+    pub(crate) fn drop_stale(
+        &mut self,
+        pc: u64,
+        indirect: &mut Indirect,
+        cache: &Cache,
+        fragments: &[Fragment],
+    ) {
+        if let Some(place) = self.stale_place(pc) {
+            let mut stale = self.stale.take().unwrap_or_else(|| Doomed::new(self.generation));
+            let made = self.places[place as usize].made[0];
+            self.forget_pages(made);
+            self.remove_place(place, &mut stale, indirect, cache, fragments);
+            self.stale = Some(stale);
         }
     }
 }

@@ -20,8 +20,8 @@ use crate::fragment::{Borrowed, Exit, ExitId, Fragment, FragmentId, FragmentRole
 use dynasour_ir::AnchorId;
 use std::sync::atomic::AtomicU32;
 
-/// What a passage is for: whence, with which registers in slots and the extended state loaded or
-/// not, and where to.
+/// The key of a passage: the registers whose values are in slots before it, whether the extended
+/// state is loaded, and the fragment that it leads to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Way {
     restores: Borrowed,
@@ -30,8 +30,7 @@ pub(crate) struct Way {
 }
 
 impl Emitter {
-    /// Where a fragment is entered from an end of another that has given back its registers, or
-    /// borrowed none.
+    /// The address at which an end in canonical state enters a fragment.
     pub(crate) fn canonical_way(&self, from: FragmentId, to: &Fragment) -> u64 {
         let live = self.fragment(from).is_some_and(|from| from.extended_live);
         match (to.saves.is_empty(), live) {
@@ -41,8 +40,8 @@ impl Emitter {
         }
     }
 
-    /// Lets a direct end with borrowed registers, if this is one, continue in `target` with the
-    /// guest's values in their slots. Where it leads after giving them back stays as it is.
+    /// If this is a direct end with borrowed registers, lets it continue in `target` with the
+    /// guest's values in their slots. The jump behind the code that gives them back is not changed.
     pub(crate) fn link_borrowed(
         &mut self,
         exit: ExitId,
@@ -59,16 +58,17 @@ impl Emitter {
         Ok(())
     }
 
-    /// A direct end with borrowed registers, if this is one, gives them back and leads where its
-    /// canonical jump does.
+    /// If this is a direct end with borrowed registers, it gives them back from now on and leads
+    /// where its canonical jump does.
     pub(crate) fn unlink_borrowed(&self, exit: ExitId) {
         if let Some((e, link)) = self.exit(exit).zip(self.borrowed_link(exit)) {
             self.set_link(e.fragment, link, link.out);
         }
     }
 
-    /// Where the end of one fragment enters another: behind its saving of registers if all of them,
-    /// and no others, are saved there already; else a passage moves those that differ.
+    /// The address at which the end of one fragment enters another. If both borrow the same
+    /// registers, that is behind the other's saving; else a passage moves the registers that
+    /// differ.
     pub(crate) fn way_into(&mut self, from: FragmentId, to: FragmentId) -> Result<u64, EmitError> {
         let (a, b) = (
             self.fragment(from).ok_or(EmitError::Unknown)?,
@@ -96,7 +96,7 @@ impl Emitter {
         Ok(passage.entry)
     }
 
-    /// Makes a passage. Its only exit is for whoever is to come out on the way.
+    /// Makes a passage. Its only exit is taken by threads that are to leave the cache.
     pub(crate) fn passage(&mut self, way: &Way) -> Result<FragmentId, EmitError> {
         let b = self.fragment(way.to).ok_or(EmitError::Unknown)?;
         let (pc, saves, end_of_slots) = (b.pc, b.saves.clone(), b.end_of_slots);

@@ -1,0 +1,385 @@
+//! The body of a trace: the blocks of a path, translated one after the other into SSA.
+//!
+//! [`Body`] owns the instructions until the caller takes them, and the map from guest location to
+//! SSA operand. `get` reads the map and `put` writes it; neither becomes an instruction.
+//!
+//! Invariants. The map at the start of a guest instruction ([`Body::at_start`]) has all effects of
+//! the instructions before it and none of its own, so an anchor there may name it. The latest
+//! anchor is forgotten at each effect that ends its reach ([`ENDS_REACH`]).
+//!
+//! Only [`super::assemble`] uses it. It takes no lock. The example is in [`super`]: `load` uses the
+//! anchor `a1` that was in reach; the branch gets the anchor `a2` of its own.
+
+use super::{BuildError, Origins, Path, State, Step, TraceShape, base_insts, varmap};
+use crate::observe::Observation;
+use crate::placement::BranchAnchor;
+use crate::recorder::AbortReason;
+use dynasour_ir::{
+    Anchor, AnchorId, Builder, Effects, Gpr, GuestTerm, Inst, Loc, Mem, NativeId, Op, Operand,
+    Term, Ty, Value, Version,
+};
+
+/// The translation of a path into SSA.
+pub(super) struct Body<'v, 'w> {
+    pub builder: Builder<'v>,
+    /// Which locations the varmaps name.
+    written: &'w [bool; Loc::SSA_COUNT],
+    /// The operand that each location holds now.
+    pub state: State,
+    /// The same, at the start of the current guest instruction.
+    at_start: State,
+    /// The current guest instruction.
+    pc: u64,
+    /// Has an effect outside SSA happened since the start of the current guest instruction?
+    effect_since_start: bool,
+    /// The latest anchor, if still in reach.
+    reach: Option<AnchorId>,
+    /// The flags at the start of the block.
+    first_flags: Operand,
+    /// The current step.
+    step: usize,
+    promoted: &'w Origins,
+    pub jumps: Vec<(Operand, usize)>,
+    pub origins: Vec<(Value, (usize, usize))>,
+    /// The anchor to which guards of branches fall back.
+    pub branch_anchor: BranchAnchor,
+}
+
+impl<'v, 'w> Body<'v, 'w> {
+    pub fn new(
+        version: &'v mut Version,
+        state: State,
+        written: &'w [bool; Loc::SSA_COUNT],
+        promoted: &'w Origins,
+    ) -> Self {
+        Body {
+            builder: Builder::new(version),
+            written,
+            state,
+            at_start: state,
+            pc: 0,
+            effect_since_start: false,
+            reach: None,
+            first_flags: state[Loc::Flags.ssa_index().expect("flags are an SSA location")],
+            step: 0,
+            promoted,
+            jumps: Vec::new(),
+            origins: Vec::new(),
+            branch_anchor: BranchAnchor::Own,
+        }
+    }
+
+    fn new_anchor(&mut self, target: Operand, state: &State) -> AnchorId {
+        let varmap = varmap(self.written, state);
+        self.builder.version.anchor(Anchor::new(target, varmap))
+    }
+
+    /// An anchor at the place to which the current guest instruction, a transfer, leads.
+    fn anchor_behind(&mut self, target: Operand, state: &State) -> AnchorId {
+        let anchor = self.new_anchor(target, state);
+        if target.as_const().is_none() {
+            self.builder.version.anchors[anchor.index()].after = Some(self.pc);
+        }
+        anchor
+    }
+
+    /// An anchor at the start of the current guest instruction.
+    fn anchor_here(&mut self) -> Result<AnchorId, BuildError> {
+        if self.effect_since_start {
+            return Err(BuildError(AbortReason::NoAnchor));
+        }
+        let state = self.at_start;
+        let anchor = self.new_anchor(Operand::Const(self.pc), &state);
+        self.reach = Some(anchor);
+        Ok(anchor)
+    }
+
+    /// The latest anchor in reach. A new anchor is made instead if the latest one names the flags
+    /// of the block's start although they have been overwritten since. Those flags would have to be
+    /// kept as data, while the current flags are the result of an operation.
+    fn anchor_in_reach(&mut self) -> Result<AnchorId, BuildError> {
+        let flags = Loc::Flags.ssa_index().expect("flags are an SSA location");
+        let (first, now) = (self.first_flags, self.at_start[flags]);
+        let stale = |anchor: &Anchor| {
+            anchor.varmap.iter().any(|(loc, o)| *loc == Loc::Flags && *o == first)
+        };
+        match self.reach {
+            Some(anchor)
+                if self.effect_since_start
+                    || now == first
+                    || !stale(&self.builder.version.anchors[anchor.0 as usize]) =>
+            {
+                Ok(anchor)
+            }
+            _ => self.anchor_here(),
+        }
+    }
+
+    pub fn poll(&mut self, head: u64) {
+        let state = self.state;
+        let anchor = self.new_anchor(Operand::Const(head), &state);
+        let mut poll = Inst::new(Op::Poll, Ty::I64, None, &[]);
+        poll.anchor = Some(anchor);
+        self.builder.insts.push(poll);
+        self.reach = Some(anchor);
+    }
+
+    /// Translates the path. Returns the exit's anchor, or `None` if the path closes a loop.
+    pub fn path(&mut self, path: &Path) -> Result<Option<AnchorId>, BuildError> {
+        for (index, step) in path.steps.iter().enumerate() {
+            let last = index + 1 == path.steps.len();
+            self.step = index;
+            if let Some(exit) = self.step(step, last && path.shape == TraceShape::Linear)? {
+                return Ok(Some(exit));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Assumes that the code of the block at `pc` still has these bytes. The loads stand where the
+    /// block begins, so they see every earlier store of the path.
+    fn check(&mut self, pc: u64, bytes: &[u8]) -> Result<(), BuildError> {
+        self.pc = pc;
+        self.at_start = self.state;
+        self.effect_since_start = false;
+        let anchor = self.anchor_here()?;
+        let mut remaining = bytes;
+        while !remaining.is_empty() {
+            let (ty, len) = match remaining.len() {
+                8.. => (Ty::I64, 8),
+                4.. => (Ty::I32, 4),
+                2.. => (Ty::I16, 2),
+                _ => (Ty::I8, 1),
+            };
+            let (these, others) = remaining.split_at(len);
+            let expected = these.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            let address = Operand::Const(pc.wrapping_add((bytes.len() - remaining.len()) as u64));
+            let found = self.builder.load(
+                ty,
+                Mem { seg: None, scale: 1, disp: 0 },
+                address,
+                Operand::Const(0),
+            );
+            self.builder.insts.last_mut().expect("just built").anchor = Some(anchor);
+            let holds = self.builder.binary(Op::Eq, ty, found, Operand::Const(expected));
+            self.builder.assume(holds, anchor);
+            remaining = others;
+        }
+        Ok(())
+    }
+
+    /// Translates one block. Returns the exit's anchor if the trace ends with it.
+    fn step(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
+        if let Some(bytes) = &step.block.checked {
+            self.check(step.block.pc, bytes)?;
+        }
+        let base = &step.block.version;
+        let mut map: Vec<Option<Operand>> = vec![None; base.types.len()];
+        let translate = |map: &[Option<Operand>], o: Operand| match o {
+            Operand::Const(_) => o,
+            Operand::Value(v) => map[v.index()].expect("a base block defines before it uses"),
+        };
+        for (index, inst) in base_insts(step).iter().enumerate() {
+            match inst.op {
+                Op::At => {
+                    self.pc = inst.args[0].as_const().expect("at names a constant pc");
+                    self.at_start = self.state;
+                    self.effect_since_start = false;
+                }
+                Op::Get(loc) => {
+                    let index =
+                        loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
+                    map[inst.def().expect("get has a result").index()] = Some(self.state[index]);
+                }
+                Op::Put(loc) => {
+                    let index =
+                        loc.ssa_index().ok_or(BuildError(AbortReason::UnsupportedLocation))?;
+                    self.state[index] = translate(&map, inst.args[0]);
+                }
+                _ => {
+                    self.instruction(base, inst, &mut map, translate)?;
+                    if let Some(observed) = &step.observed {
+                        self.promote(inst, index, observed, &mut map)?;
+                    }
+                }
+            }
+        }
+        let Term::Guest(term) = &base.blocks[0].term else {
+            unreachable!("base blocks end in guest control flow")
+        };
+        self.terminator(term, step.next, ends, |o| translate(&map, o))
+    }
+
+    /// Notes an observed value; if it is to be promoted, assumes that the value is the observed
+    /// one.
+    fn promote(
+        &mut self,
+        inst: &Inst,
+        index: usize,
+        observed: &Observation,
+        map: &mut [Option<Operand>],
+    ) -> Result<(), BuildError> {
+        let Some(def) = inst.def().filter(|_| inst.op == Op::Load || inst.op.is_pure()) else {
+            return Ok(());
+        };
+        let (Some(Operand::Value(v)), Some(value)) = (map[def.index()], observed[def.index()])
+        else {
+            return Ok(());
+        };
+        let ty = self.builder.version.ty(v);
+        if !matches!(ty, Ty::I1 | Ty::I8 | Ty::I16 | Ty::I32 | Ty::I64) {
+            return Ok(());
+        }
+        let origin = (self.step, index);
+        self.origins.push((v, origin));
+        if self.promoted.contains(&origin) {
+            // In the middle of an instruction that has had an effect there is no anchor: assume
+            // nothing.
+            let Ok(anchor) = self.anchor_in_reach() else { return Ok(()) };
+            let holds = match (ty, value & 1) {
+                (Ty::I1, 1) => v.into(),
+                (Ty::I1, _) => self.negate(v.into()),
+                _ => self.builder.binary(Op::Eq, ty, v.into(), Operand::Const(value)),
+            };
+            self.builder.assume(holds, anchor);
+            map[def.index()] = Some(Operand::Const(value));
+        }
+        Ok(())
+    }
+
+    /// At the end of a loop, assumes that the greens have the values that they had at its head.
+    pub fn assume_greens(&mut self, head: u64, greens: &[(Gpr, u64)]) -> Result<(), BuildError> {
+        let state = self.state;
+        let mut anchor = None;
+        for (g, value) in greens {
+            match state[g.number()] {
+                Operand::Const(c) if c == *value => continue,
+                Operand::Const(_) => return Err(BuildError(AbortReason::Inconsistent)),
+                Operand::Value(_) => {}
+            }
+            let anchor =
+                *anchor.get_or_insert_with(|| self.new_anchor(Operand::Const(head), &state));
+            let holds =
+                self.builder.binary(Op::Eq, Ty::I64, state[g.number()], Operand::Const(*value));
+            self.builder.assume(holds, anchor);
+            self.state[g.number()] = Operand::Const(*value);
+        }
+        Ok(())
+    }
+
+    fn instruction(
+        &mut self,
+        base: &Version,
+        inst: &Inst,
+        map: &mut [Option<Operand>],
+        translate: impl Fn(&[Option<Operand>], Operand) -> Operand,
+    ) -> Result<(), BuildError> {
+        let args: smallvec::SmallVec<[Operand; 3]> =
+            inst.args.iter().map(|&a| translate(map, a)).collect();
+        if inst.op.is_pure() {
+            let def = inst.def().expect("pure operations have a result");
+            map[def.index()] = Some(self.builder.pure(inst.op, inst.ty, &args));
+            return Ok(());
+        }
+        let mut copy = inst.clone();
+        copy.args = args;
+        let effects =
+            inst.native.map(|n| base.natives[n.index()].effects).unwrap_or_else(|| match inst.op {
+                Op::Store => Effects::WRITE,
+                _ => Effects::READ,
+            });
+        if effects.intersects(Effects::READ | Effects::WRITE | Effects::MAY_TRAP) {
+            // Some faults need an anchor at the instruction's own pc. A restartable instruction
+            // that faults half done continues from the machine's state. A trapping floating-point
+            // instruction has set flags in MXCSR.
+            let here = effects.contains(Effects::RESTARTABLE)
+                || effects.contains(Effects::MAY_TRAP | Effects::STATE);
+            copy.anchor = Some(if here { self.anchor_here()? } else { self.anchor_in_reach()? });
+        }
+        if let Some(id) = inst.native {
+            copy.native = Some(NativeId(self.builder.version.natives.len() as u32));
+            self.builder.version.natives.push(base.natives[id.index()].clone());
+        }
+        for def in &mut copy.defs {
+            let v = self.builder.version.value(base.ty(*def));
+            map[def.index()] = Some(v.into());
+            *def = v;
+        }
+        self.builder.insts.push(copy);
+        if effects.intersects(ENDS_REACH) {
+            self.reach = None;
+            self.effect_since_start = true;
+        }
+        Ok(())
+    }
+
+    fn terminator(
+        &mut self,
+        term: &GuestTerm,
+        next: u64,
+        ends: bool,
+        translate: impl Fn(Operand) -> Operand,
+    ) -> Result<Option<AnchorId>, BuildError> {
+        match *term {
+            GuestTerm::Goto(target) | GuestTerm::Ret(target) | GuestTerm::Call { target, .. } => {
+                let target = translate(target);
+                let state = self.state;
+                if !matches!(term, GuestTerm::Ret(_)) {
+                    self.jumps.push((target, self.step));
+                }
+                if ends {
+                    return Ok(Some(self.anchor_behind(target, &state)));
+                }
+                if target.as_const().is_some_and(|c| c != next) {
+                    return Err(BuildError(AbortReason::Inconsistent));
+                }
+                if target.as_const().is_none() {
+                    let anchor = self.anchor_behind(target, &state);
+                    let holds = self.builder.binary(Op::Eq, Ty::I64, target, Operand::Const(next));
+                    self.builder.assume(holds, anchor);
+                }
+            }
+            GuestTerm::Branch { cond, taken, fall } => {
+                let cond = translate(cond);
+                if taken != fall && cond.as_const().is_some_and(|c| (c & 1 != 0) != (next == taken))
+                {
+                    return Err(BuildError(AbortReason::Inconsistent));
+                }
+                if taken != fall && cond.as_const().is_none() {
+                    let holds = if next == taken { cond } else { self.negate(cond) };
+                    let anchor = match self.branch_anchor {
+                        BranchAnchor::Own => self.anchor_here()?,
+                        BranchAnchor::InReach => self.anchor_in_reach()?,
+                    };
+                    self.builder.assume(holds, anchor);
+                }
+                if ends {
+                    let state = self.state;
+                    return Ok(Some(self.new_anchor(Operand::Const(next), &state)));
+                }
+            }
+            GuestTerm::Syscall { .. } | GuestTerm::Special { .. } | GuestTerm::Trap { .. } => {
+                // The runtime executes this instruction, so the trace ends just before it.
+                let state = self.at_start;
+                return Ok(Some(self.new_anchor(Operand::Const(self.pc), &state)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn negate(&mut self, cond: Operand) -> Operand {
+        let defined =
+            self.builder.insts.last().filter(|i| i.def().map(Operand::from) == Some(cond));
+        match defined.map(|i| (i.op, i.args[0])) {
+            Some((Op::Cond(c), flags)) => self.builder.cond(c.negate(), flags),
+            _ => self.builder.binary(Op::Xor, Ty::I1, cond, Operand::Const(1)),
+        }
+    }
+}
+
+/// Effects that end the reach of earlier anchors (docs/design.md, "The IR").
+const ENDS_REACH: Effects = Effects::WRITE
+    .union(Effects::FENCE)
+    .union(Effects::LOCKED)
+    .union(Effects::NO_REPEAT)
+    .union(Effects::STATE);
