@@ -56,7 +56,7 @@ use worth::Effort;
 
 use resting::Resting;
 
-pub use machine::{Machine, fragment_fault, signal_accepted};
+pub use machine::{Machine, cache_end, fragment_fault, signal_accepted};
 
 /// TF: a trap behind each instruction.
 const TRAP_FLAG: u64 = 0x100;

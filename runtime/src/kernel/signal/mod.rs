@@ -29,6 +29,7 @@ pub mod deliver;
 mod end_to_end;
 pub mod frame;
 mod handler;
+mod native_store;
 mod precise;
 pub mod xstate;
 
