@@ -29,6 +29,12 @@ pub fn install(pages: &Arc<CodePages>) {
     let _ = CURRENT.set(pages.clone());
 }
 
+/// The code pages of this process, for tests in a process of their own.
+#[cfg(test)]
+pub(crate) fn installed() -> &'static CodePages {
+    CURRENT.get_or_init(Arc::default)
+}
+
 /// A store of the host's to guest memory faulted: can it be repeated?
 ///
 /// Takes the lock of the code pages, and allocates. The signal handler may call it only if the

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use dynasour_guest::ThreadContext;
 
 use super::frame::{self, Contents, RESUME_FLAG, Returned};
+use super::held;
 use super::xstate::{self, BadState};
 use super::{
     DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
@@ -29,9 +30,9 @@ impl System {
     pub fn deliver_pending(&mut self, context: &mut ThreadContext) -> Outcome {
         loop {
             context.pending.store(0, Ordering::Relaxed);
-            while let Some((signo, info)) =
-                self.signals.take(self.delivery_mask.unwrap_or(self.mask))
+            while let Some((signo, info)) = self.take_held(!self.delivery_mask.unwrap_or(self.mask))
             {
+                let info = held::unmarked(&info);
                 let rflags = context.rflags | std::mem::take(&mut self.resume_flag);
                 let outcome = self.deliver(context, signo, &info, rflags);
                 if outcome != Outcome::Continue {
@@ -265,7 +266,7 @@ impl System {
 
     /// After the mask changed: one of the five may have been waiting for it.
     pub(crate) fn notice_unblocked(&self, context: &ThreadContext) {
-        if self.signals.accepted() & !self.mask != 0 {
+        if self.held() & !self.mask != 0 {
             context.pending.store(1, Ordering::Relaxed);
         }
     }

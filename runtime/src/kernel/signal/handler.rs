@@ -34,7 +34,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_emitter::Diversion;
 
 use super::calls;
-use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, native_store, precise, set_of};
+use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of};
 use crate::changes::host;
 use crate::kernel::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
@@ -321,8 +321,7 @@ fn asynchronous(
     state: &SignalState,
 ) {
     let is_held = FIVE & state.effective_mask() & !state.waiting() & set_of(signo) != 0;
-    // A fault of our own that may be a forged signal stays here: it is reported when it comes back.
-    if is_held && info.code() <= 0 && calls::hand_over(signo, info) {
+    if is_held && held::is_for_process(info) && calls::hold_for_process(signo, info) {
         return;
     }
     state.accept(signo, info);
