@@ -1,4 +1,13 @@
 //! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
+//!
+//! The guest's actions and mask are in [`System`]; [`WAITING`] lists the threads that may take a
+//! blocked signal of the five. Each call runs on the guest's own thread, outside native code, and
+//! holds no lock but that of the actions (while an action changes). Only [`hold_for_process`] runs
+//! in the signal handler; it takes no lock.
+//!
+//! Example: a guest that blocks SIGSEGV polls a signalfd. [`System::with_held_pending`] blocks
+//! SIGSEGV in the kernel, sends this thread those that were held, makes the call, and unblocks
+//! SIGSEGV again, so that the handler records what the guest has not read.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

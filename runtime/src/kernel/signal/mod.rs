@@ -175,7 +175,7 @@ pub struct SignalState {
     effective_mask: AtomicU64,
     /// Those of the five that a call is waiting for although they are blocked.
     waiting: AtomicU64,
-    /// Where a fault happened last that nobody expected.
+    /// The host instruction of the last fault that no table and no hook expected.
     unexpected: AtomicU64,
     infos: UnsafeCell<[SigInfo; MAX_SIGNAL as usize]>,
 }
@@ -246,7 +246,8 @@ impl SignalState {
         self.waiting.store(signals & FIVE, Ordering::Relaxed);
     }
 
-    /// Remembers where a fault happened that nobody expected. Was the last one there, too?
+    /// Records the host instruction of an unexpected fault. Did the last unexpected fault happen at
+    /// the same instruction?
     fn repeats(&self, host_rip: u64) -> bool {
         self.unexpected.swap(host_rip, Ordering::Relaxed) == host_rip
     }
