@@ -42,9 +42,9 @@ fn read_mask(address: u64, size: u64) -> Option<SigSet> {
 /// Has the guest made, or may it have inherited, a signalfd of one of the five?
 static READ_FROM_FILE: AtomicBool = AtomicBool::new(false);
 
-/// Threads in a call that may take some of the five although their guest blocks these: the thread in
-/// the upper half, the set in the lower; 0 for none. If more threads than this (guess) wait at once,
-/// the rest do not get signals that are sent to the process while they wait.
+/// Threads in a call that may take some of the five although their guest blocks these: the thread
+/// in the upper half, the set in the lower; 0 for none. If more threads than this (guess) wait at
+/// once, the rest do not get signals that are sent to the process while they wait.
 static WAITING: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
 /// An entry in [`WAITING`] while it lives.
@@ -351,11 +351,12 @@ impl System {
     }
 
     /// Calls `f`, which makes the system call `nr`, while those of the five that `mask` blocks are
-    /// blocked in the kernel, and those of them that are held are pending there: so a signalfd shows
-    /// them. The host must not fault then; the call itself does not, since the kernel answers
+    /// blocked in the kernel, and those of them that are held are pending there: so a signalfd
+    /// shows them. The host must not fault then; the call itself does not, since the kernel answers
     /// EFAULT. Afterwards what is still pending comes to the handler again.
     ///
-    /// Only if there may be a signalfd of one of the five, and `nr` may read it: it costs two calls.
+    /// Only if there may be a signalfd of one of the five, and `nr` may read it: it costs two
+    /// calls.
     pub(crate) fn with_held_pending<R>(&self, nr: u64, mask: SigSet, f: impl FnOnce() -> R) -> R {
         let held = mask & FIVE;
         if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) || !may_read_signals(nr) {
@@ -396,8 +397,8 @@ impl System {
         }
     }
 
-    /// `rt_tgsigqueueinfo`: a signal that is sent to a thread looks like one sent to its process, so
-    /// it gets a [mark](Mark::ForThread).
+    /// `rt_tgsigqueueinfo`: a signal that is sent to a thread looks like one sent to its process,
+    /// so it gets a [mark](Mark::ForThread).
     pub(crate) fn rt_tgsigqueueinfo(&self, call: &Call) -> Done {
         let [pid, _, signo, address, ..] = call.args;
         let is_of_five = FIVE_SIGNALS.contains(&(signo as i32));

@@ -1,5 +1,5 @@
-//! Delivers signals to the guest: accepted ones at a safe point, the guest's own faults at once; and
-//! returns from the guest's handlers (`rt_sigreturn`).
+//! Delivers signals to the guest: accepted ones at a safe point, the guest's own faults at once;
+//! and returns from the guest's handlers (`rt_sigreturn`).
 //!
 //! Everything here runs on the guest's own thread, outside native code and outside the signal
 //! handler, with the exact guest state in `ThreadContext`. The only lock taken is that of the

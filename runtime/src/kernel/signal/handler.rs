@@ -2,8 +2,8 @@
 //! ([`crate::kernel::entry`]), for every signal that has a handler of ours.
 //!
 //! A **synchronous fault** is expected if its instruction is a guest access of the interpreter, an
-//! instruction that runs for the guest, or an access of a fragment. A table or a hook then names the
-//! host address at which the thread continues; the handler notes the cause and sets rip. Every
+//! instruction that runs for the guest, or an access of a fragment. A table or a hook then names
+//! the host address at which the thread continues; the handler notes the cause and sets rip. Every
 //! other fault is a bug of ours: the handler reports it in one line and the process dies of the
 //! signal.
 //!
@@ -294,8 +294,9 @@ fn synchronous(
     }
 }
 
-/// Did an exit of a fragment store to a page that the fragment has written to before, and from which
-/// code was translated since? Then the store has been performed, or will be when it is repeated.
+/// Did an exit of a fragment store to a page that the fragment has written to before, and from
+/// which code was translated since? Then the store has been performed, or will be when it is
+/// repeated.
 fn is_store_of_exit(fault: &FaultInfo, regs: &mut [i64; 23]) -> bool {
     let rip = regs[libc::REG_RIP as usize] as u64;
     let Some(end) = HOOKS.get().and_then(|hooks| (hooks.cache_end)(rip)) else { return false };

@@ -1,10 +1,10 @@
-//! Signals of the five that were sent to a whole process, and that the thread which the kernel chose
-//! blocks: they stay pending for the process, as natively.
+//! Signals of the five that were sent to a whole process, and that the thread which the kernel
+//! chose blocks: they stay pending for the process, as natively.
 //!
 //! The kernel cannot keep them, because the host never blocks the five while it runs code
 //! ([`super`]). So the handler records them here instead of with its thread. Any thread of that
-//! process takes one when its guest waits for it, unblocks it, or makes a call that may read it from
-//! a signalfd.
+//! process takes one when its guest waits for it, unblocks it, or makes a call that may read it
+//! from a signalfd.
 //!
 //! **Data.** One slot per signal, of this address space: natively, too, only one instance of such a
 //! signal is pending. Processes that share memory share the slots, so each names its process; a
@@ -18,7 +18,8 @@
 //!
 //! Example: two threads block SIGSEGV, and one of them computes. `kill` makes the kernel call that
 //! thread's handler, which records the signal here. The other thread polls a signalfd: before the
-//! call it takes the signal and sends it to itself, where it is blocked now, so the file is readable.
+//! call it takes the signal and sends it to itself, where it is blocked now, so the file is
+//! readable.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
