@@ -95,6 +95,7 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let hooks = FaultHooks {
         thunk: interp::thunk_fixup,
         fragment: dispatch::fragment_fault,
+        cache_end: dispatch::cache_end,
         accepted: dispatch::signal_accepted,
     };
     // SAFETY: neither moves from here on: `context` is boxed, `system` stays in this frame, which

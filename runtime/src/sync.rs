@@ -23,9 +23,8 @@
 //! has a place here and in [`crate::kernel::process::Process::with_locks`] or
 //! [`crate::kernel::syscall::Engine::with_locks`].
 //!
-//! A signal handler takes the fragments' lock, and only if the interrupted instruction is in the
-//! code cache: a thread never holds a lock there. After a fault of a store into guest memory the
-//! handler also takes the lock of the code pages, which no thread holds while it stores there.
+//! A signal handler takes the fragments' lock and the lock of the code pages, and only if the
+//! interrupted instruction is in the code cache: a thread never holds a lock there.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -20,7 +20,12 @@ pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
 
 /// Makes the calling process (a child made by [`in_child`]) the host of a guest.
 pub(crate) fn start(system: &mut System, context: &mut ThreadContext) {
-    let hooks = FaultHooks { thunk: |_| None, fragment: |_| None, accepted: |_, _| None };
+    let hooks = FaultHooks {
+        thunk: |_| None,
+        fragment: |_| None,
+        cache_end: |_| None,
+        accepted: |_, _| None,
+    };
     // SAFETY: both live until the child exits.
     unsafe { system.start(context, hooks) }.expect("memory for a stack");
 }

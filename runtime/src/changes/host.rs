@@ -8,8 +8,10 @@
 //! * With one thread the page is opened.
 //! * With several threads it must stay guarded: another thread could store to it unnoticed, and
 //!   execute what was made from it. The kernel writes past the guard then (`/proc/self/mem` ignores
-//!   protections of private memory, proc(5)). Where that file cannot be opened, the page is open
-//!   just for the store.
+//!   protections of private memory, proc(5)). A deferred store of native code is performed in the
+//!   same way: the signal handler decodes it and skips it ([`stored_for_native`]). Where that file
+//!   cannot be opened, the page stays open after the store, and a store of another thread to it is
+//!   not noticed until the page is guarded again.
 
 use std::sync::{Arc, OnceLock};
 
@@ -27,14 +29,28 @@ pub fn install(pages: &Arc<CodePages>) {
     let _ = CURRENT.set(pages.clone());
 }
 
-/// A store of the host's to guest memory faulted, in native code that cannot be stopped there: can
-/// it be repeated?
+/// The code pages of this process, for tests in a process of their own.
+#[cfg(test)]
+pub(crate) fn installed() -> &'static CodePages {
+    CURRENT.get_or_init(Arc::default)
+}
+
+/// A store of the host's to guest memory faulted: can it be repeated?
 ///
-/// Called in the signal handler, for faults of stores to guest memory only. Such an instruction
-/// stands neither in the allocator nor in [`CodePages`], so the interrupted thread holds none of
-/// their locks.
+/// Takes the lock of the code pages, and allocates. The signal handler may call it only if the
+/// faulting instruction is in the code cache, where a thread holds no lock. A fault in the host's
+/// own code may have interrupted a thread that holds this lock, or the allocator's.
 pub fn opened_for_host(fault: &FaultInfo) -> bool {
     CURRENT.get().is_some_and(|pages| pages.open_for_host(fault))
+}
+
+/// A deferred store faulted in native code, which cannot leave there. If several threads run and
+/// each page of `address` and the `bytes` behind it is guarded, or writable for the guest, the
+/// bytes are written without opening a page. `false`: nothing has been written.
+///
+/// For the signal handler, under the same condition as [`opened_for_host`].
+pub fn stored_for_native(fault: &FaultInfo, address: u64, bytes: &[u8]) -> bool {
+    CURRENT.get().is_some_and(|pages| pages.store_for_native(fault, address, bytes))
 }
 
 /// Writes the bytes at `address`, where a store of the host's faulted; how many could be written:
@@ -82,6 +98,24 @@ impl CodePages {
             return true;
         }
         state.is_writable(page)
+    }
+
+    /// See [`stored_for_native`].
+    pub(super) fn store_for_native(&self, fault: &FaultInfo, address: u64, bytes: &[u8]) -> bool {
+        if !fault.is_denied_write() || bytes.is_empty() || !self.is_threaded() {
+            return false;
+        }
+        let Some(last) = address.checked_add(bytes.len() as u64 - 1) else { return false };
+        let range = page_down(address)..page_down(last).saturating_add(PAGE);
+        let mut state = self.state();
+        let mut pages = range.clone().step_by(PAGE as usize);
+        if !pages.all(|page| state.guards.contains(page) || state.is_writable(page))
+            || !write_past_protection(address, bytes)
+        {
+            return false;
+        }
+        self.set_written(&mut state, range);
+        true
     }
 
     /// Writes to one page, in which a store of the host's faulted.

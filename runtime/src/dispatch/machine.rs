@@ -257,16 +257,21 @@ fn unpacked(cache: u64) -> Range<u64> {
     start..start + (cache & ((1 << CACHE_PAGES) - 1)) * PAGE
 }
 
+/// The end of the code cache, if `host_rip` is in it: no thread holds a lock there.
+/// Async-signal-safe.
+pub fn cache_end(host_rip: u64) -> Option<u64> {
+    // SAFETY: null or the machine, which lives as long as the process.
+    let machine = unsafe { MACHINE.load(Ordering::Acquire).as_ref() }?;
+    let cache = unpacked(machine.cache.load(Ordering::Acquire));
+    cache.contains(&host_rip).then_some(cache.end)
+}
+
 /// The fragments, for a handler that interrupted `host_rip`: if that is in the code cache, where no
 /// thread holds a lock.
 fn in_handler(host_rip: u64) -> Option<MutexGuard<'static, Fragments>> {
+    cache_end(host_rip)?;
     // SAFETY: null or the machine, which lives as long as the process.
-    let machine = unsafe { MACHINE.load(Ordering::Acquire).as_ref() }?;
-    if unpacked(machine.cache.load(Ordering::Acquire)).contains(&host_rip) {
-        machine.fragments()
-    } else {
-        None
-    }
+    unsafe { MACHINE.load(Ordering::Acquire).as_ref() }?.fragments()
 }
 
 /// Where a fault of a fragment's own continues. Async-signal-safe.

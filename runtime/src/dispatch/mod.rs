@@ -48,7 +48,7 @@ use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use machine::{Machine, fragment_fault, signal_accepted};
+pub use machine::{Machine, cache_end, fragment_fault, signal_accepted};
 
 /// TF: a trap behind each instruction.
 const TRAP_FLAG: u64 = 0x100;

@@ -1,5 +1,11 @@
 //! The guest's alternate signal stack: `sigaltstack(2)` as the kernel does it. The kernel itself
-//! only knows the host's.
+//! only knows the host's alternate stack.
+//!
+//! Each guest thread owns one [`AltStack`], and only that thread uses it, outside the signal
+//! handler; so there is no lock.
+//!
+//! Example: a guest on its normal stack sets a stack of 0x4000 bytes at 0x10000. The frame of a
+//! handler with `SA_ONSTACK` begins below 0x14000 ([`AltStack::entry`]).
 
 /// The stack is in use.
 const SS_ONSTACK: u32 = 1;

@@ -1,13 +1,23 @@
 //! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
+//!
+//! The guest's actions and mask are in [`System`]; [`WAITING`] lists the threads that may take a
+//! blocked signal of the five. Each call runs on the guest's own thread, outside native code, and
+//! holds no lock but that of the actions (while an action changes). Only [`hold_for_process`] runs
+//! in the signal handler; it takes no lock.
+//!
+//! Example: a guest that blocks SIGSEGV polls a signalfd. [`System::with_held_pending`] blocks
+//! SIGSEGV in the kernel, sends this thread those that were held, makes the call, and unblocks
+//! SIGSEGV again, so that the handler records what the guest has not read.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dynasour_guest::ThreadContext;
 
 use super::altstack::StackT;
+use super::held::{self, Mark};
 use super::{
-    DEADLY, FIVE, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigInfo, SigSet, UNBLOCKABLE,
-    action_call, host_mask, mirror, ours, sa, set_of,
+    DEADLY, FIVE, FIVE_SIGNALS, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigInfo, SigSet,
+    UNBLOCKABLE, action_call, host_mask, mirror, ours, sa, set_of,
 };
 use crate::kernel::entry::{self, Call};
 use crate::kernel::syscall::{Done, Engine, System, guest_read, guest_write};
@@ -29,44 +39,96 @@ fn read_mask(address: u64, size: u64) -> Option<SigSet> {
     if size == SET_SIZE { read_set(address).ok() } else { None }
 }
 
-/// Has the guest made a signalfd of one of the five?
+/// Has the guest made, or may it have inherited, a signalfd of one of the five?
 static READ_FROM_FILE: AtomicBool = AtomicBool::new(false);
 
-/// Threads that are in a call during which the five that their guest blocks are blocked in the
-/// kernel; 0 for none. Of more than this many (guess) some do not get signals that were sent to the
-/// process while they wait.
-static IN_CALL: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
+/// Threads in a call that may take some of the five although their guest blocks these: the thread
+/// in the upper half, the set in the lower; 0 for none. If more threads than this (guess) wait at
+/// once, the rest do not get signals that are sent to the process while they wait.
+static WAITING: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-fn own_tid() -> i32 {
-    // SAFETY: asks only.
-    unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) as i32 }
+/// An entry in [`WAITING`] while it lives.
+struct Waiting(Option<&'static AtomicU64>);
+
+impl Waiting {
+    /// This thread may take `signals` of the five from now on. After this call it must look for
+    /// those that were [held] before.
+    fn begin(signals: SigSet) -> Waiting {
+        let entry = (super::own_tid() as u64) << 32 | signals & FIVE;
+        Waiting(WAITING.iter().find(|place| {
+            place.compare_exchange(0, entry, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        }))
+    }
 }
 
-/// Makes a signal pending for thread `tid`, as it was sent if the kernel allows that: a thread may
-/// claim any sender for itself, and for others only codes of `sigqueue` and its like
-/// (rt_sigqueueinfo(2)). Async-signal-safe.
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.into_iter().for_each(|place| place.store(0, Ordering::SeqCst));
+    }
+}
+
+/// Makes a signal pending for thread `tid` of this process, as it was sent. A thread may claim any
+/// sender for itself, and for others only codes of `sigqueue` and its like (rt_sigqueueinfo(2)), so
+/// that a signal sent by `kill` gets a [mark](Mark::ByKill). Async-signal-safe.
 fn send_to(tid: i32, signo: i32, info: &SigInfo) -> bool {
-    // SAFETY: asks only, and reads `info`.
+    let mut info = *info;
+    let own = super::own_tid();
+    if tid != own && info.code() == libc::SI_USER {
+        info.0[8..12].copy_from_slice(&libc::SI_QUEUE.to_le_bytes());
+        Mark::ByKill.put(&mut info);
+    } else if tid == own && Mark::of(&info) == Some(Mark::ByKill) {
+        info = held::unmarked(&info);
+    }
+    let info = std::ptr::from_ref(&info) as u64;
+    let args = [super::own_pid() as u64, tid as u64, signo as u64, info];
+    // SAFETY: sends a signal, and reads `info`.
     unsafe {
-        let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
-        let args = [pid, tid as u64, signo as u64, std::ptr::from_ref(info) as u64];
         entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
+            // The limit on queued signals is reached: `tgkill` sends without a siginfo.
             || entry::raw(&Call::new(libc::SYS_tgkill, &args[..3])) == 0
     }
 }
 
-/// One of the five was sent to the process, and came to this thread, whose guest blocks it. If
-/// another thread waits in a call that may read it from a file, that thread gets it.
+/// One of the five was sent to the process and came to this thread, whose guest blocks it: another
+/// thread that waits for it gets it, else it is held for the process. `false`: it cannot be held.
 /// Async-signal-safe.
-pub(super) fn hand_over(signo: i32, info: &SigInfo) -> bool {
-    let own = own_tid();
-    let waiting = IN_CALL
-        .iter()
-        .map(|place| place.load(Ordering::Relaxed))
-        .find(|tid| ![0, own].contains(tid));
-    waiting
-        .filter(|_| info.code() != libc::SI_TKILL)
-        .is_some_and(|other| send_to(other, signo, info))
+pub(super) fn hold_for_process(signo: i32, info: &SigInfo) -> bool {
+    if !held::hold(signo, info) {
+        return false;
+    }
+    // A thread that begins to wait after this has seen the signal in its slot.
+    let own = super::own_tid();
+    let waits = |entry: &u64| (entry >> 32) as i32 != own && entry & set_of(signo) != 0;
+    if let Some(entry) = WAITING.iter().map(|p| p.load(Ordering::SeqCst)).find(waits)
+        && let Some((_, info)) = held::take(set_of(signo))
+        && !send_to((entry >> 32) as i32, signo, &info)
+    {
+        held::hold(signo, &info);
+    }
+    true
+}
+
+/// Calls by which a guest may read from a signalfd or learn that it can be read.
+fn may_read_signals(nr: u64) -> bool {
+    const EPOLL_PWAIT2: i64 = 441;
+    matches!(
+        nr as i64,
+        libc::SYS_read
+            | libc::SYS_readv
+            | libc::SYS_preadv2
+            | libc::SYS_splice
+            | libc::SYS_poll
+            | libc::SYS_ppoll
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_epoll_wait
+            | libc::SYS_epoll_pwait
+            | EPOLL_PWAIT2
+            | libc::SYS_io_uring_enter
+            | libc::SYS_io_submit
+            | libc::SYS_io_getevents
+            | libc::SYS_rt_sigtimedwait
+    )
 }
 
 /// Blocks or unblocks signals of this thread in the kernel.
@@ -118,6 +180,7 @@ impl System {
             actions[signo as usize] = action;
             if action.handler == SIG_IGN {
                 self.signals.forget(set_of(signo) & FIVE);
+                held::forget(set_of(signo) & FIVE);
             }
         }
         drop(actions);
@@ -172,7 +235,7 @@ impl System {
         if result < 0 {
             return Done::Value(result);
         }
-        pending |= self.signals.accepted() & self.mask;
+        pending |= (self.signals.accepted() | held::pending()) & self.mask;
         match guest_write(out, &pending.to_le_bytes()[..size as usize]) {
             Ok(()) => Done::Value(0),
             Err(errno) => Done::error(errno),
@@ -287,35 +350,70 @@ impl System {
         self.pass(call)
     }
 
-    /// Calls `f`, which makes a system call, while those of the five that `mask` blocks are blocked
-    /// in the kernel, and those of them that were accepted are pending there: so a signalfd shows
-    /// them. The host needs no faults then: the kernel answers EFAULT. Afterwards what is still
-    /// pending comes to the handler again.
+    /// Calls `f`, which makes the system call `nr`, while those of the five that `mask` blocks are
+    /// blocked in the kernel, and those of them that are held are pending there: so a signalfd
+    /// shows them. The host must not fault then; the call itself does not, since the kernel answers
+    /// EFAULT. Afterwards what is still pending comes to the handler again.
     ///
-    /// Only if there is, or was, a signalfd of one of the five: it costs two calls.
-    pub(crate) fn with_held_pending<R>(&self, mask: SigSet, f: impl FnOnce() -> R) -> R {
+    /// Only if there may be a signalfd of one of the five, and `nr` may read it: it costs two
+    /// calls.
+    pub(crate) fn with_held_pending<R>(&self, nr: u64, mask: SigSet, f: impl FnOnce() -> R) -> R {
         let held = mask & FIVE;
-        if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) {
+        if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) || !may_read_signals(nr) {
             return f();
         }
         change_kernel_mask(libc::SIG_BLOCK, held);
+        let waiting = Waiting::begin(held);
         self.send_held_again(held);
-        let tid = own_tid();
-        let take = |place: &&AtomicI32| {
-            place.compare_exchange(0, tid, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        };
-        let place = IN_CALL.iter().find(take);
         let result = f();
-        place.into_iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        drop(waiting);
         change_kernel_mask(libc::SIG_UNBLOCK, held);
         result
     }
 
-    /// Makes those of `held` that were accepted pending in the kernel, where they are blocked now.
+    /// Makes those of `held` that are held for this thread or the process pending in the kernel,
+    /// where they are blocked now.
     pub(crate) fn send_held_again(&self, held: SigSet) {
-        while let Some((signo, info)) = self.signals.take(!held) {
-            send_to(own_tid(), signo, &info);
+        while let Some((signo, info)) = self.take_held(held) {
+            send_to(super::own_tid(), signo, &info);
         }
+    }
+
+    /// Takes a signal out of `signals` that was accepted by this thread, or that is held for the
+    /// process.
+    pub(super) fn take_held(&self, signals: SigSet) -> Option<(i32, SigInfo)> {
+        self.signals.take(!signals).or_else(|| held::take(signals))
+    }
+
+    /// The signals that [`System::take_held`] finds.
+    pub(super) fn held(&self) -> SigSet {
+        self.signals.accepted() | held::pending()
+    }
+
+    /// The guest may have inherited a signalfd of signals that were blocked before it was executed.
+    pub(crate) fn inherits_blocked(&self) {
+        if self.mask & FIVE != 0 {
+            READ_FROM_FILE.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// `rt_tgsigqueueinfo`: a signal that is sent to a thread looks like one sent to its process,
+    /// so it gets a [mark](Mark::ForThread).
+    pub(crate) fn rt_tgsigqueueinfo(&self, call: &Call) -> Done {
+        let [pid, _, signo, address, ..] = call.args;
+        let is_of_five = FIVE_SIGNALS.contains(&(signo as i32));
+        if !is_of_five || pid as i32 != super::own_pid() {
+            return self.pass(call);
+        }
+        let Ok(bytes) = guest_read::<128>(address) else { return self.pass(call) };
+        let mut info = SigInfo(bytes);
+        if !held::is_for_process(&info) || info.code() == libc::SI_USER {
+            return self.pass(call);
+        }
+        Mark::ForThread.put(&mut info);
+        let mut marked = *call;
+        marked.args[3] = std::ptr::from_ref(&info) as u64;
+        self.pass(&marked)
     }
 
     /// Performs a call during which `mask` replaces the guest's. `call_with` gets the address of
@@ -328,7 +426,7 @@ impl System {
     ) -> Done {
         let kernel = if READ_FROM_FILE.load(Ordering::Relaxed) { mask } else { host_mask(mask) };
         self.signals.set_effective_mask(mask);
-        if self.signals.accepted() & !mask != 0 {
+        if self.held() & !mask != 0 {
             // One of the five was waiting for this mask. (Any other would have been delivered
             // before the call.)
             self.delivery_mask = Some(mask);
@@ -338,7 +436,7 @@ impl System {
         let call = call_with(std::ptr::from_ref(&kernel) as u64);
         // SAFETY: the guest's own call. The five are blocked during it at most, in which the host
         // has no faults.
-        let result = self.with_held_pending(mask, || unsafe { entry::windowed(&call) });
+        let result = self.with_held_pending(call.nr, mask, || unsafe { entry::windowed(&call) });
         if result == -i64::from(libc::EINTR) && self.signals.accepted() & !mask != 0 {
             self.delivery_mask = Some(mask);
         } else {
@@ -363,13 +461,15 @@ impl System {
         // From here on one that is accepted keeps the call from being made, and is found when it is
         // repeated.
         self.signals.set_waiting(wanted);
-        let done = match self.signals.take(!wanted) {
-            Some((_, info)) if out != 0 && guest_write(out, &info.0).is_err() => {
+        let waiting = (wanted & FIVE != 0).then(|| Waiting::begin(wanted));
+        let done = match self.take_held(wanted) {
+            Some((_, info)) if out != 0 && guest_write(out, &held::unmarked(&info).0).is_err() => {
                 Done::error(libc::EFAULT)
             }
             Some((signo, _)) => Done::Value(i64::from(signo)),
-            None => self.pass(call),
+            None => without_mark(self.pass(call), out),
         };
+        drop(waiting);
         self.signals.set_waiting(0);
         done
     }
@@ -397,6 +497,7 @@ impl System {
     /// What a fork's child does not inherit: signals sent to its parent.
     pub(crate) fn forget_accepted(&mut self, context: &ThreadContext) {
         self.signals.forget(!0);
+        held::clear();
         self.delivery_mask = None;
         context.pending.store(0, std::sync::atomic::Ordering::Relaxed);
     }
@@ -448,6 +549,19 @@ impl System {
         }
         self.mirror_all();
     }
+}
+
+/// After `rt_sigtimedwait`: the siginfo that the kernel has written at `out` without our mark.
+fn without_mark(done: Done, out: u64) -> Done {
+    let is_of_five = matches!(done, Done::Value(signo) if FIVE_SIGNALS.contains(&(signo as i32)));
+    if is_of_five && let Ok(bytes) = guest_read::<128>(out) {
+        let info = SigInfo(bytes);
+        if Mark::of(&info).is_some() {
+            // The kernel has written there just now.
+            let _ = guest_write(out, &held::unmarked(&info).0);
+        }
+    }
+    done
 }
 
 fn word(bytes: &[u8]) -> u64 {

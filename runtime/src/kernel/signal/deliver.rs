@@ -1,11 +1,24 @@
-//! Giving signals to the guest: accepted ones at a safe point, its own faults at once, and the way
-//! back.
+//! Delivers signals to the guest: accepted ones at a safe point, the guest's own faults at once;
+//! and returns from the guest's handlers (`rt_sigreturn`).
+//!
+//! Everything here runs on the guest's own thread, outside native code and outside the signal
+//! handler, with the exact guest state in `ThreadContext`. The only lock taken is that of the
+//! signal actions, for a moment.
+//!
+//! Invariant: [`System::deliver_pending`] installs the guest's mask in the kernel only after the
+//! frames of all deliverable signals are built, so no second instance of a signal is accepted while
+//! the first waits.
+//!
+//! Example: SIGALRM is accepted in a fragment. The fragment leaves at its next safe point;
+//! `deliver_pending` writes the frame to the guest's stack, sets rip to the guest's handler, and
+//! unblocks what the handler's mask allows.
 
 use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
 use super::frame::{self, Contents, RESUME_FLAG, Returned};
+use super::held;
 use super::xstate::{self, BadState};
 use super::{
     DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
@@ -38,9 +51,9 @@ impl System {
     pub fn deliver_pending(&mut self, context: &mut ThreadContext) -> Outcome {
         loop {
             context.pending.store(0, Ordering::Relaxed);
-            while let Some((signo, info)) =
-                self.signals.take(self.delivery_mask.unwrap_or(self.mask))
+            while let Some((signo, info)) = self.take_held(!self.delivery_mask.unwrap_or(self.mask))
             {
+                let info = held::unmarked(&info);
                 let rflags = context.rflags | std::mem::take(&mut self.resume_flag);
                 let outcome = self.deliver(context, signo, &info, rflags);
                 if outcome != Outcome::Continue {
@@ -49,7 +62,8 @@ impl System {
             }
             self.delivery_mask = None;
             self.signals.set_effective_mask(self.mask);
-            // From here on more can be accepted: accepting the first had blocked them all.
+            // The handler blocked all asynchronous signals when it accepted the first one. From
+            // here on it can accept more.
             set_kernel_mask(host_mask(self.mask));
             if context.pending.load(Ordering::Relaxed) == 0 {
                 return Outcome::Continue;
@@ -258,7 +272,8 @@ impl System {
     /// has happened.
     pub(crate) fn change_mask(&mut self, context: &ThreadContext, mask: SigSet) -> bool {
         let mask = mask & !UNBLOCKABLE;
-        // What was held comes before anything that the kernel would give us.
+        // A held signal is delivered before those that are pending in the kernel. So these stay
+        // blocked until it has been delivered.
         let lets_in_held = self.signals.accepted() & !FIVE & !mask != 0;
         let kernel = if lets_in_held { !FIVE } else { host_mask(mask) };
         let call = Call::new(
@@ -275,9 +290,10 @@ impl System {
         true
     }
 
-    /// After the mask changed: one of the five may have been waiting for it.
+    /// After the mask changed: makes the thread deliver signals that were held and are now
+    /// unblocked.
     pub(crate) fn notice_unblocked(&self, context: &ThreadContext) {
-        if self.signals.accepted() & !self.mask != 0 {
+        if self.held() & !self.mask != 0 {
             context.pending.store(1, Ordering::Relaxed);
         }
     }

@@ -371,3 +371,56 @@ fn what_is_inherited_is_recorded() {
     });
     assert_eq!(status, 0);
 }
+
+/// The child dies at once, by the fault's signal and with a report, though the lock is held that a
+/// fault of a guest's store would take.
+#[test]
+fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
+    let [reader, writer] = empty_pipe();
+    let status = in_child(|| {
+        let _machine = Machine::start();
+        let pages = crate::changes::host::installed();
+        // SAFETY: a new page that cannot be written to, and a copy of a descriptor.
+        let page = unsafe {
+            libc::dup2(writer, 2);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0)
+        };
+        // SAFETY: it is not: the test is about what becomes of such a bug.
+        pages.held(|| unsafe { page.cast::<u8>().write_volatile(1) });
+        1
+    });
+    assert_eq!(status, 1000 + SEGV);
+    let mut bytes = [0; 200];
+    // SAFETY: reads into `bytes`; the writing end is closed, so it cannot wait.
+    let len = unsafe {
+        libc::close(writer);
+        libc::read(reader, bytes.as_mut_ptr().cast(), bytes.len())
+    };
+    let report = String::from_utf8_lossy(&bytes[..len as usize]);
+    assert!(report.starts_with("dynasour: internal error: signal 11 at 0x"), "{report}");
+    assert!(report.contains("This is a bug of dynasour"), "{report}");
+}
+
+/// Of the five, what is sent to the process waits for any of its threads; what is sent to a thread
+/// waits for that one.
+#[test]
+fn a_blocked_fault_signal_waits_for_the_process_or_the_thread() {
+    with_machine(|m| {
+        let five = FIVE;
+        m.result(libc::SYS_rt_sigprocmask, &[0, &raw const five as u64, 0, 8]);
+        assert_eq!(m.kill(SEGV), Outcome::Continue);
+        assert_eq!((held::pending(), m.system.signals.accepted()), (set_of(SEGV), 0));
+        let mut info = SigInfo([0; 128]);
+        let wait = [&raw const five as u64, &raw mut info as u64, 0, 8];
+        assert_eq!(m.result(libc::SYS_rt_sigtimedwait, &wait), i64::from(SEGV));
+        assert_eq!((info.code(), held::pending()), (libc::SI_USER, 0));
+        let [pid, tid] = [u64::from(std::process::id()), own_tid() as u64];
+        let sent = SigInfo::of_fault(SEGV, libc::SI_QUEUE, 7);
+        let args = [pid, tid, SEGV as u64, &raw const sent as u64];
+        assert_eq!(m.result(libc::SYS_rt_tgsigqueueinfo, &args), 0);
+        assert_eq!((held::pending(), m.system.signals.accepted()), (0, set_of(SEGV)));
+        assert_eq!(m.result(libc::SYS_rt_sigtimedwait, &wait), i64::from(SEGV));
+        assert_eq!(info, sent);
+    });
+}

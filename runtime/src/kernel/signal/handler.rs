@@ -1,21 +1,30 @@
-//! The host's signal handler. Everything here runs in a signal handler: no panics, and two locks.
+//! The host's signal handler: what the kernel calls, through `dynasour_signal_entry`
+//! ([`crate::kernel::entry`]), for every signal that has a handler of ours.
 //!
-//! * The fragments' lock, by the hooks: only if the interrupted instruction is in the code cache,
-//!   where no thread holds a lock.
-//! * The lock of the code pages, by [`host::opened_for_host`]: only after a fault of a store to
-//!   guest memory that nothing else expects. Such a store stands neither in the allocator nor in
-//!   [`crate::changes`]; opening the page allocates a list of pages.
+//! A **synchronous fault** is expected if its instruction is a guest access of the interpreter, an
+//! instruction that runs for the guest, or an access of a fragment. A table or a hook then names
+//! the host address at which the thread continues; the handler notes the cause and sets rip. Every
+//! other fault is a bug of ours: the handler reports it in one line and the process dies of the
+//! signal.
 //!
-//! A fault of our own while one of them is held would hang the thread instead of being reported.
+//! An **asynchronous signal** is accepted: the handler records it in [`SignalState`], blocks every
+//! other one in the interrupted frame's mask, sets `ThreadContext::pending` and makes native code
+//! leave at its next safe point. If the interrupted code was about to make a system call for the
+//! guest, it is diverted.
 //!
-//! A synchronous fault is either expected (a guest access of the interpreter, an instruction run
-//! for the guest, a fragment's load: a hook knows where to continue, and the handler does nothing
-//! but note the cause and set rip) or a bug of ours, which is reported in one line before the
-//! process dies of the signal.
+//! Everything here runs in a signal handler: on the host's alternate stack, with all signals
+//! blocked, without panics.
 //!
-//! An asynchronous signal is accepted: recorded, everything else blocked in the interrupted frame's
-//! mask, `pending` set, fragments told to come out. If the interrupted code was about to make a
-//! system call for the guest it is diverted.
+//! **Locks.** The handler takes two: that of the fragments (in the hooks), and that of the code
+//! pages (in [`host::opened_for_host`] and [`host::stored_for_native`]); the latter allocate, too.
+//! It takes them only if the interrupted instruction is in the code cache, where a thread holds no
+//! lock and is not in the allocator. So a fault of our own, wherever it happens and whatever its
+//! thread holds, is reported without waiting. A fault inside the handler kills the process at once,
+//! because its signal is blocked.
+//!
+//! Example: `mov rax, [rdi]` of the interpreter faults at guest address 0x10. `memory::fixup` knows
+//! rip and names the address behind the access; the access returns an error there, and the
+//! interpreter raises the guest's SIGSEGV ([`GuestFault::noted`]).
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -25,7 +34,7 @@ use dynasour_guest::ThreadContext;
 use dynasour_emitter::Diversion;
 
 use super::calls;
-use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, precise, set_of};
+use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of};
 use crate::changes::host;
 use crate::kernel::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
@@ -183,6 +192,8 @@ pub struct FaultHooks {
     pub thunk: fn(host_rip: u64) -> Option<u64>,
     /// Where to continue after a fault of a fragment's own.
     pub fragment: fn(host_rip: u64) -> Option<u64>,
+    /// The end of the code cache, if this host instruction is in it.
+    pub cache_end: fn(host_rip: u64) -> Option<u64>,
     /// An asynchronous signal was accepted, or the thread is called, while this host instruction
     /// was about to run. Must the thread be sent somewhere to come out?
     pub accepted: fn(host_rip: u64, context: &ThreadContext) -> Option<Diversion>,
@@ -280,9 +291,7 @@ fn synchronous(
             regs[libc::REG_RIP as usize] = landing as i64;
             true
         }
-        // A store of a fragment's exit to memory that it has written before: code was translated
-        // from that page since.
-        None if host::opened_for_host(&fault) => {
+        None if is_store_of_exit(&fault, regs) => {
             context.pending.store(1, Ordering::Relaxed);
             true
         }
@@ -301,6 +310,26 @@ fn synchronous(
     }
 }
 
+/// Did an exit of a fragment store to a page that the fragment has written to before, and from
+/// which code was translated since? Then the store has been performed, or will be when it is
+/// repeated.
+fn is_store_of_exit(fault: &FaultInfo, regs: &mut [i64; 23]) -> bool {
+    let rip = regs[libc::REG_RIP as usize] as u64;
+    let Some(end) = HOOKS.get().and_then(|hooks| (hooks.cache_end)(rip)) else { return false };
+    let register = |number: usize| {
+        let slot = super::frame::ORDER.iter().position(|register| *register == number);
+        slot.map_or(0, |slot| regs[slot] as u64)
+    };
+    // SAFETY: the instruction was executed, and the code cache goes on to `end`.
+    if let Some(store) = unsafe { native_store::at(rip, end, register) }
+        && host::stored_for_native(fault, store.address, store.bytes())
+    {
+        regs[libc::REG_RIP as usize] = store.next as i64;
+        return true;
+    }
+    host::opened_for_host(fault)
+}
+
 fn asynchronous(
     signo: i32,
     info: &SigInfo,
@@ -309,7 +338,7 @@ fn asynchronous(
     state: &SignalState,
 ) {
     let is_held = FIVE & state.effective_mask() & !state.waiting() & set_of(signo) != 0;
-    if is_held && calls::hand_over(signo, info) {
+    if is_held && held::is_for_process(info) && calls::hold_for_process(signo, info) {
         return;
     }
     state.accept(signo, info);

@@ -10,7 +10,8 @@
 //!   kernel call ours. The guest's mask is mirrored.
 //! * *accepted*: the host handler has recorded the signal, but the guest has not seen it yet.
 //! * *held*: accepted and blocked: one of the five, or a signal that met a synchronous one whose
-//!   handler blocks it.
+//!   handler blocks it. One of the five that was sent to the process is held for the process
+//!   ([`held`]), not for the thread that accepted it.
 //!
 //! Invariants
 //! * After accepting an asynchronous signal every asynchronous signal stays blocked until the
@@ -29,6 +30,8 @@ pub mod deliver;
 mod end_to_end;
 pub mod frame;
 mod handler;
+mod held;
+mod native_store;
 mod precise;
 pub mod xstate;
 
@@ -183,7 +186,7 @@ pub struct SignalState {
     effective_mask: AtomicU64,
     /// Those of the five that a call is waiting for although they are blocked.
     waiting: AtomicU64,
-    /// Where a fault happened last that nobody expected.
+    /// The host instruction of the last fault that no table and no hook expected.
     unexpected: AtomicU64,
     infos: UnsafeCell<[SigInfo; MAX_SIGNAL as usize]>,
 }
@@ -254,7 +257,8 @@ impl SignalState {
         self.waiting.store(signals & FIVE, Ordering::Relaxed);
     }
 
-    /// Remembers where a fault happened that nobody expected. Was the last one there, too?
+    /// Records the host instruction of an unexpected fault. Did the last unexpected fault happen at
+    /// the same instruction?
     fn repeats(&self, host_rip: u64) -> bool {
         self.unexpected.swap(host_rip, Ordering::Relaxed) == host_rip
     }
@@ -278,6 +282,18 @@ pub fn set_kernel_mask(mask: SigSet) {
     );
     // SAFETY: reads `mask`; which signals are blocked is part of our own protocol.
     unsafe { entry::raw(&call) };
+}
+
+/// This process, as the kernel numbers it now (a fork's child is another one).
+fn own_pid() -> i32 {
+    // SAFETY: asks only.
+    unsafe { entry::raw(&Call::new(libc::SYS_getpid, &[])) as i32 }
+}
+
+/// This thread.
+fn own_tid() -> i32 {
+    // SAFETY: asks only.
+    unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) as i32 }
 }
 
 /// This thread's mask in the kernel.

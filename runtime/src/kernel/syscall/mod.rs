@@ -296,6 +296,7 @@ impl System {
         unsafe { entry::set_gs_base(context) };
         signal::install(hooks)?;
         self.mirror_all();
+        self.inherits_blocked();
         signal::set_kernel_mask(signal::host_mask(self.mask));
         Ok(())
     }
@@ -418,6 +419,7 @@ impl System {
             libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(call),
             libc::SYS_sigaltstack => self.sigaltstack(context, call),
             libc::SYS_signalfd | libc::SYS_signalfd4 => self.signalfd(call),
+            libc::SYS_rt_tgsigqueueinfo => self.rt_tgsigqueueinfo(call),
             libc::SYS_ppoll => self.with_mask_argument(context, call, 3),
             libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
                 self.with_mask_argument(context, call, 4)
@@ -525,7 +527,7 @@ impl System {
     /// Performs a call as it stands.
     pub(crate) fn pass(&self, call: &Call) -> Done {
         // SAFETY: the guest's own call; what would touch the translator has been sorted out.
-        match self.with_held_pending(self.mask, || unsafe { entry::windowed(call) }) {
+        match self.with_held_pending(call.nr, self.mask, || unsafe { entry::windowed(call) }) {
             entry::NOT_ENTERED => Done::Restart,
             value => Done::Value(value),
         }
