@@ -15,6 +15,7 @@ use std::arch::asm;
 use std::cell::Cell;
 
 use crate::changes::host;
+use crate::kernel::entry::rights;
 
 /// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the
 /// details.
@@ -38,9 +39,19 @@ pub struct FaultInfo {
     pub error: u64,
     /// The faulting linear address of the last page fault (`REG_CR2`).
     pub cr2: u64,
+    /// `si_pkey`: the page's protection key, if that is what denied the access; else 0.
+    pub key: u32,
 }
 
 impl FaultInfo {
+    /// `si_code` of an access that the rights to a protection key deny.
+    pub const SEGV_PKUERR: i32 = 4;
+
+    /// Did the rights to a protection key deny the access?
+    pub fn is_denied_by_key(&self) -> bool {
+        (self.signal, self.code) == (libc::SIGSEGV, Self::SEGV_PKUERR)
+    }
+
     /// Was something written to a page that is there but must not be written to?
     pub fn is_denied_write(&self) -> bool {
         const SEGV_ACCERR: i32 = 2;
@@ -53,7 +64,7 @@ impl FaultInfo {
 
 thread_local! {
     static LAST_FAULT: Cell<FaultInfo> =
-        const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0 }) };
+        const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0, key: 0 }) };
 }
 
 /// Remembers a fault for [`last_fault`]. Called in the signal handler, with the host's FS base in
@@ -279,9 +290,14 @@ pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
     bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
-/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix.
+/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix. Protection keys
+/// do not deny it, as they do not deny the processor's instruction fetch.
 pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
-    copy_in(addr, buf)
+    let len = copy_in(addr, buf);
+    if len == buf.len() || !last_fault().is_denied_by_key() {
+        return len;
+    }
+    rights::with_all(|| copy_in(addr, buf))
 }
 
 /// A handler for the tests of this crate that does what the real one does.
@@ -333,6 +349,7 @@ pub(crate) mod test_handler {
                     trapno: regs[libc::REG_TRAPNO as usize] as u64,
                     error: regs[libc::REG_ERR as usize] as u64,
                     cr2: regs[libc::REG_CR2 as usize] as u64,
+                    ..FaultInfo::default()
                 });
             }
             // SAFETY: plain system calls; the fault repeats with the default action and ends the

@@ -575,7 +575,7 @@ fn count(counter: &AtomicU64, n: u64) {
 
 /// What fetching an instruction at `addr`, where that is not possible, raises.
 fn fetch_fault(addr: u64) -> GuestFault {
-    match memory::copy_in(addr, &mut [0]) {
+    match memory::fetch_code(addr, &mut [0]) {
         0 => GuestFault::fetch(addr, &memory::last_fault()),
         // It is there: what is missing is the right to execute it.
         _ => GuestFault::not_executable(addr),

@@ -74,7 +74,7 @@ impl Sources {
         let pieces = ranges.into_iter().map(|(checked, range)| {
             pages.extend((range.start / PAGE)..=((range.end - 1) / PAGE));
             let mut bytes = vec![0; (range.end - range.start) as usize];
-            let len = memory::copy_in(range.start, &mut bytes);
+            let len = memory::fetch_code(range.start, &mut bytes);
             bytes.truncate(len.max(1));
             Piece { start: range.start, bytes: bytes.into_boxed_slice(), checked }
         });
@@ -200,7 +200,7 @@ impl Source {
                 && pages.fetchable(piece.start, len) == len
                 && (piece.checked
                     || pages.watch(piece.start..piece.end(), pages.moment()) != Watched::Impossible)
-                && memory::copy_in(piece.start, &mut now) == len
+                && memory::fetch_code(piece.start, &mut now) == len
                 && now[..] == piece.bytes[..]
         })
     }

@@ -59,7 +59,7 @@ pub fn keeps_a_frame(pc: u64) -> bool {
     // push rbp; mov rbp, rsp
     const FRAME: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
     let mut bytes = [0; 8];
-    let len = memory::copy_in(pc, &mut bytes);
+    let len = memory::fetch_code(pc, &mut bytes);
     let bytes = &bytes[..len];
     bytes.strip_prefix(&ENDBR64).unwrap_or(bytes).starts_with(&FRAME)
 }
@@ -125,7 +125,7 @@ fn of_blocks(path: &Path) -> (Cost, i64) {
     for (n, step) in path.steps.iter().enumerate() {
         let block = &step.block;
         let mut bytes = vec![0; (block.end - block.pc) as usize];
-        let len = memory::copy_in(block.pc, &mut bytes);
+        let len = memory::fetch_code(block.pc, &mut bytes);
         let cost = cost::of_code(&bytes[..len]);
         sum.all += cost.all;
         sum.frames += cost.frames;

@@ -161,7 +161,7 @@ impl CodeBytes {
         let mut now = [0; 64];
         self.bytes.chunks(now.len()).zip((self.start..).step_by(now.len())).all(|(then, at)| {
             let now = &mut now[..then.len()];
-            memory::copy_in(at, now) == then.len() && now == then
+            memory::fetch_code(at, now) == then.len() && now == then
         })
     }
 }

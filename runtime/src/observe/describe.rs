@@ -30,7 +30,7 @@ pub fn steps(path: &Path, with_code: bool) -> Vec<Step> {
 /// The bytes of a block.
 fn code(step: &Recorded) -> String {
     let mut bytes = vec![0; step.block.end.saturating_sub(step.block.pc) as usize];
-    let len = memory::copy_in(step.block.pc, &mut bytes);
+    let len = memory::fetch_code(step.block.pc, &mut bytes);
     hex(&bytes[..len])
 }
 

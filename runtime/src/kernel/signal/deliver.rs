@@ -11,7 +11,7 @@ use super::{
     DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
     set_kernel_mask, set_of,
 };
-use crate::kernel::entry::{self, Call};
+use crate::kernel::entry::{self, Call, rights};
 use crate::kernel::syscall::{Done, Outcome, System};
 use crate::memory;
 
@@ -55,7 +55,7 @@ impl System {
         // resumed.
         const TRAPS: [u64; 3] = [1, 3, 4];
         self.fault = (fault.err, fault.trapno, fault.cr2.unwrap_or(self.fault.2));
-        let info = SigInfo::of_fault(fault.signo, fault.code, fault.addr);
+        let info = SigInfo::of_fault(fault.signo, fault.code, fault.addr).with_key(fault.key);
         let resume = if TRAPS.contains(&fault.trapno) { 0 } else { RESUME_FLAG };
         self.force(context, fault.signo, &info, context.rflags | resume)
     }
@@ -155,6 +155,7 @@ impl System {
             sp = top;
             on_alternate = true;
         }
+        rights::to_state(context);
         let state = xstate::save(&context.xstate);
         let fpstate = sp.wrapping_sub(state.bytes.len() as u64) & !63;
         let bottom = (fpstate.wrapping_sub(frame::SIZE as u64) & !15).wrapping_sub(8);
@@ -179,7 +180,8 @@ impl System {
             .map(|part| (fpstate.wrapping_add(part.start as u64), &state.bytes[part.clone()]));
         for (address, bytes) in parts.chain([(bottom, &bytes[..])]) {
             // SAFETY: the guest's stack pointer says where its signal frames go.
-            if unsafe { memory::copy_out(address, bytes) } != bytes.len() {
+            let written = rights::with_all(|| unsafe { memory::copy_out(address, bytes) });
+            if written != bytes.len() {
                 return Err(NoFrame);
             }
         }
@@ -192,6 +194,7 @@ impl System {
         context.rip = action.handler;
         context.rflags &= !CLEARED_FLAGS;
         xstate::reset(&mut context.xstate);
+        rights::from_state(context);
         Ok(())
     }
 
@@ -215,7 +218,9 @@ impl System {
         let read = |address: u64, out: &mut [u8]| {
             if memory::copy_in(address, out) == out.len() { Ok(()) } else { Err(BadState) }
         };
-        if xstate::restore(&mut context.xstate, returned.fpstate, read).is_err() {
+        let restored = xstate::restore(&mut context.xstate, returned.fpstate, read);
+        rights::from_state(context);
+        if restored.is_err() {
             return self.bad_frame(context);
         }
         // Like the kernel: a stack that cannot be installed, for one because the handler ran on it,

@@ -275,8 +275,15 @@ fn synchronous_signals_that_somebody_sends() {
 #[test]
 fn faults_of_the_guest() {
     with_machine(|m| {
-        let fault =
-            GuestFault { signo: SEGV, code: 1, addr: 0x77, trapno: 14, err: 6, cr2: Some(0x77) };
+        let fault = GuestFault {
+            signo: SEGV,
+            code: 1,
+            addr: 0x77,
+            trapno: 14,
+            err: 6,
+            cr2: Some(0x77),
+            key: 0,
+        };
         assert_eq!(m.system.raise(&mut m.context, fault), Outcome::Killed(SEGV));
         m.handle(libc::SIGBUS, 0, 0);
         assert!(!m.engine.handled);

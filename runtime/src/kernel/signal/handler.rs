@@ -57,6 +57,8 @@ pub struct GuestFault {
     pub err: u64,
     /// The page fault address, kept from the last page fault when this is none.
     pub cr2: Option<u64>,
+    /// `si_pkey`, if a protection key denied the access; else 0.
+    pub key: u32,
 }
 
 impl GuestFault {
@@ -78,13 +80,22 @@ impl GuestFault {
             trapno: Self::UNDEFINED,
             err: 0,
             cr2: None,
+            key: 0,
         }
     }
 
     /// A general protection fault with this error code.
     pub fn protection(err: u64) -> GuestFault {
         let code = 0x80; // SI_KERNEL
-        GuestFault { signo: libc::SIGSEGV, code, addr: 0, trapno: Self::PROTECTION, err, cr2: None }
+        GuestFault {
+            signo: libc::SIGSEGV,
+            code,
+            addr: 0,
+            trapno: Self::PROTECTION,
+            err,
+            cr2: None,
+            key: 0,
+        }
     }
 
     /// `int3`; rip is already behind it.
@@ -97,6 +108,7 @@ impl GuestFault {
             trapno: Self::BREAKPOINT,
             err: 0,
             cr2: None,
+            key: 0,
         }
     }
 
@@ -110,6 +122,7 @@ impl GuestFault {
             trapno: Self::DEBUG,
             err: 0,
             cr2: None,
+            key: 0,
         }
     }
 
@@ -126,6 +139,7 @@ impl GuestFault {
             trapno: Self::PAGE_FAULT,
             err: fault.error | INSTRUCTION_FETCH,
             cr2: Some(addr),
+            key: 0,
         }
     }
 
@@ -157,6 +171,7 @@ impl GuestFault {
             trapno: fault.trapno,
             err: fault.error,
             cr2: page_fault.then_some(fault.cr2),
+            key: fault.key,
         }
     }
 }
@@ -257,6 +272,7 @@ fn synchronous(
         trapno: regs[libc::REG_TRAPNO as usize] as u64,
         error: regs[libc::REG_ERR as usize] as u64,
         cr2: regs[libc::REG_CR2 as usize] as u64,
+        key: info.key(),
     };
     match landing {
         Some(landing) => {

@@ -36,7 +36,7 @@ const SSE_FEATURE: u64 = 1 << 1;
 /// AVX.
 const AVX: u64 = 1 << 2;
 /// Protection keys.
-const PKRU: u64 = 1 << 9;
+pub const PKRU: u64 = 1 << 9;
 /// AMX tile configuration.
 const TILE_CONFIGURATION: u64 = 1 << 17;
 /// AMX tile data: a process has to ask for it before the kernel saves it.
@@ -98,6 +98,13 @@ pub fn set_pkru(state: &mut XState, offset: usize, pkru: u32) {
     state.0[offset..offset + 4].copy_from_slice(&pkru.to_le_bytes());
     let in_use = word64(&state.0, 512) | PKRU;
     state.0[512..520].copy_from_slice(&in_use.to_le_bytes());
+}
+
+/// The protection-key rights; all if they are in their initial state. `None`: there are no keys.
+pub fn pkru(state: &XState) -> Option<u32> {
+    let offset = layout().pkru_offset()?;
+    let is_in_use = word64(&state.0, 512) & PKRU != 0;
+    Some(if is_in_use { word32(&state.0, offset) } else { 0 })
 }
 
 /// This thread's protection-key rights; only where XCR0 has them.
@@ -284,7 +291,8 @@ fn load(
             state.0[offset..offset + bytes].copy_from_slice(&image[offset..offset + bytes]);
         }
     }
-    let untouched = word64(&state.0, 512) & !wanted;
+    // The kernel makes what a frame does not have initial: the rights, too, which are then all.
+    let untouched = word64(&state.0, 512) & !wanted & !PKRU;
     state.0[512..520].copy_from_slice(&(present | untouched).to_le_bytes());
     Ok(())
 }

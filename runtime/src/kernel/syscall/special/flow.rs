@@ -192,7 +192,15 @@ pub(super) fn transaction(context: &mut ThreadContext, inst: &Instruction) -> St
 /// `icebp`: a debug exception without a reason in DR6.
 pub(super) fn debug_trap(next: u64) -> GuestFault {
     const TRAP_BRKPT: i32 = 1;
-    GuestFault { signo: libc::SIGTRAP, code: TRAP_BRKPT, addr: next, trapno: 1, err: 0, cr2: None }
+    GuestFault {
+        signo: libc::SIGTRAP,
+        code: TRAP_BRKPT,
+        addr: next,
+        trapno: 1,
+        err: 0,
+        cr2: None,
+        key: 0,
+    }
 }
 
 /// `int 4`
