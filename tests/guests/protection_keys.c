@@ -11,6 +11,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -307,8 +308,9 @@ static void masks(uint32_t initial) {
     memset((void *)page, 0, sizeof own);
     for (uint32_t rights = 0; rights < 4; rights++) {
         wrpkru(with(initial, key, rights));
-        int reading = sigprocmask(SIG_BLOCK, (sigset_t *)page, 0) == 0 ? 0 : errno;
-        int writing = sigprocmask(SIG_BLOCK, &own, (sigset_t *)page) == 0 ? 0 : errno;
+        /* The C library's function would read the set itself. */
+        int reading = syscall(SYS_rt_sigprocmask, SIG_BLOCK, page, 0, 8) == 0 ? 0 : errno;
+        int writing = syscall(SYS_rt_sigprocmask, SIG_BLOCK, &own, page, 8) == 0 ? 0 : errno;
         printf("mask: %d %d\n", reading == EFAULT, writing == EFAULT);
         wrpkru(with(initial, key, 0));
     }
