@@ -26,7 +26,7 @@ pub struct Cpu {
     /// rd/wr fs/gsbase may be used in user mode.
     pub fsgsbase: bool,
     /// The extended-state components that are saved and restored: all of XCR0 but protection keys,
-    /// whose register belongs to the whole thread.
+    /// whose register holds the guest's rights while the host runs, too.
     pub xstate_mask: u64,
     /// Bytes of the standard XSAVE format with all of XCR0.
     pub xstate_size: usize,

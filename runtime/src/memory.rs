@@ -38,11 +38,19 @@ pub struct FaultInfo {
     pub error: u64,
     /// The faulting linear address of the last page fault (`REG_CR2`).
     pub cr2: u64,
-    /// `si_pkey`: the protection key of the page, if `code` is SEGV_PKUERR.
+    /// `si_pkey`: the page's protection key, if that is what denied the access; else 0.
     pub key: u32,
 }
 
 impl FaultInfo {
+    /// `si_code` of an access that the rights to a protection key deny.
+    pub const SEGV_PKUERR: i32 = 4;
+
+    /// Did the rights to a protection key deny the access?
+    pub fn is_denied_by_key(&self) -> bool {
+        (self.signal, self.code) == (libc::SIGSEGV, Self::SEGV_PKUERR)
+    }
+
     /// Was something written to a page that is there but must not be written to?
     pub fn is_denied_write(&self) -> bool {
         const SEGV_ACCERR: i32 = 2;
@@ -260,9 +268,13 @@ pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
     bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
-/// Reads code bytes at `addr` into `buf`, whatever rights the guest has to read them; returns the
-/// length of the prefix that is there.
+/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix. Protection keys
+/// do not deny it, as they do not deny the processor's instruction fetch.
 pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
+    let len = copy_in(addr, buf);
+    if len == buf.len() || !last_fault().is_denied_by_key() {
+        return len;
+    }
     protection_keys::with_all_rights(|| copy_in(addr, buf))
 }
 
@@ -315,7 +327,7 @@ pub(crate) mod test_handler {
                     trapno: regs[libc::REG_TRAPNO as usize] as u64,
                     error: regs[libc::REG_ERR as usize] as u64,
                     cr2: regs[libc::REG_CR2 as usize] as u64,
-                    key: 0,
+                    ..FaultInfo::default()
                 });
             }
             // SAFETY: plain system calls; the fault repeats with the default action and ends the

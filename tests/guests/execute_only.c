@@ -43,6 +43,13 @@ int main(void) {
         sum += ((function)only)(100);
     }
     printf("changed: %d\n", sum);
+    /* Of shared memory, which others can change. */
+    uint8_t *shared = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    memcpy(shared, code, sizeof code);
+    CHECK(mprotect(shared, 4096, PROT_EXEC) == 0);
+    for (int round = 0; round < 3000; round++) sum += ((function)shared)(round);
+    printf("shared: %d\n", sum);
+    read_it(shared);
 
     uint8_t *written = mmap(0, 4096, PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memcpy(written, code, sizeof code);

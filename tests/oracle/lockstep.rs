@@ -179,8 +179,12 @@ impl Lockstep {
 
         let config = Config::alone(name, Brk::new(0).map_err(setup)?);
         let mut system = Box::new(System::new(inherited, config));
-        let hooks =
-            FaultHooks { thunk: interp::thunk_fixup, fragment: |_| None, accepted: |_, _| None };
+        let hooks = FaultHooks {
+            thunk: interp::thunk_fixup,
+            fragment: |_| None,
+            accepted: |_, _| None,
+            cache_end: |_| None,
+        };
         // SAFETY: context and system are boxed and live until this process, which runs one guest,
         // ends its comparison.
         unsafe { system.start(&mut context, hooks) }.map_err(setup)?;

@@ -324,6 +324,7 @@ fn is_special(code: Code) -> bool {
             | M::Smsw
             | M::Str
             | M::Wrpkru
+            | M::Rdpkru
             | M::Vmcall
             | M::Vmmcall
             | M::Vmgexit
@@ -356,10 +357,7 @@ fn is_base_native(mnemonic: M) -> bool {
             M::Stosb | M::Stosw | M::Stosd | M::Stosq | M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq
         )
         || matches!(mnemonic, M::Scasb | M::Scasw | M::Scasd | M::Scasq)
-        || matches!(
-            mnemonic,
-            M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpmc | M::Xgetbv | M::Rdpkru | M::Rdpru
-        )
+        || matches!(mnemonic, M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpmc | M::Xgetbv | M::Rdpru)
         || matches!(
             mnemonic,
             M::Lar | M::Lsl | M::Verr | M::Verw | M::Pause | M::Wait | M::Reservednop

@@ -164,7 +164,7 @@ fn does_not_repeat(mnemonic: M) -> bool {
             | M::Lsl
             | M::Verr
             | M::Verw
-    ) || matches!(mnemonic, M::Rdpkru | M::Rdsspd | M::Rdsspq | M::Ptwrite | M::Mcommit)
+    ) || matches!(mnemonic, M::Rdsspd | M::Rdsspq | M::Ptwrite | M::Mcommit)
 }
 
 fn is_fence(mnemonic: M) -> bool {

@@ -74,8 +74,8 @@ impl Guards {
     /// Takes the right to write away from `page`, of which the guest has `prot`. False if that
     /// cannot be.
     pub fn take(&mut self, page: u64, prot: ProtFlags) -> bool {
-        // Without PROT_READ the kernel would make the page execute-only, by a key of its own; a page
-        // that can be written to can be read, too.
+        // Without the right to read, the kernel would make the page execute-only where there are
+        // protection keys (pkeys(7)); natively the guest can read what it can write.
         let guarded = (prot - ProtFlags::PROT_WRITE) | ProtFlags::PROT_READ;
         if self.pages.len() >= LIMIT || !protect(page, guarded) {
             return false;
@@ -122,7 +122,8 @@ impl Drop for Guards {
     }
 }
 
-/// mprotect keeps a page's protection key.
+/// mprotect keeps a page's protection key, except that a page with PROT_EXEC alone gets the key of
+/// execute-only memory.
 fn protect(page: u64, prot: ProtFlags) -> bool {
     let call = Call::new(libc::SYS_mprotect, &[page, PAGE, prot.bits() as u64]);
     // SAFETY: a page of the guest's, to which it gets no rights that it did not ask for.

@@ -24,7 +24,7 @@ pub fn is_astray(address: u64) -> bool {
     const FEWEST_BITS: u32 = 48;
     let unused = u64::BITS - FEWEST_BITS;
     (address as i64) << unused >> unused != address as i64
-        && memory::copy_in(address, &mut [0]) == 0
+        && memory::fetch_code(address, &mut [0]) == 0
         && memory::last_fault().trapno == PROTECTION
 }
 

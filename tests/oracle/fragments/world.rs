@@ -218,6 +218,7 @@ impl World {
             thunk: interp::thunk_fixup,
             fragment: fragment_fault,
             accepted: |_, _| None,
+            cache_end: |_| None,
         };
         // SAFETY: both are boxed and live as long as the process, which has one world.
         unsafe { system.start(&mut native.context, hooks) }.expect("memory for a stack");

@@ -12,6 +12,7 @@
 //!
 //! The GS base points to the thread's `ThreadContext` in all of this.
 
+pub mod rights;
 mod xsave;
 
 use std::arch::{asm, global_asm};

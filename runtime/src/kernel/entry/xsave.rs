@@ -6,6 +6,10 @@
 //! initial state. The instruction has an entry in a fix-up table: a fault there comes back as an
 //! error, and nothing of the guest's has changed but memory that the processor wrote before it
 //! faulted (the instructions are restartable).
+//!
+//! Protection-key rights are not among the state that is loaded and stored: the register holds the
+//! guest's anyway. Around the one instruction it also denies what the guest has denied itself of
+//! key 0 ([`super::rights`]), so no memory of the host's can be touched there, not even its stack.
 
 use std::arch::global_asm;
 
@@ -43,8 +47,10 @@ pub enum XsaveForm {
 }
 
 // rdi = guest's extended state, rsi = guest address, edx:ecx = requested components, r8 = mask of
-// all, r9 = number of the form. The host's callee-saved state is general registers plus MXCSR and
-// the x87 control word, which the routine leaves as a new process has them.
+// all, r9 = number of the form; on the stack, the address of the guest's protection-key rights, 0 if
+// there are none. The host's callee-saved state is general registers plus MXCSR and the x87 control
+// word, which the routine leaves as a new process has them. r10 = what became of the instruction: 0,
+// it stored; 1, it faulted; 2, it loaded, so the state has changed.
 global_asm!(
     r#"
     .text
@@ -54,6 +60,8 @@ global_asm!(
 dynasour_xsave:
     push rbx
     push rbp
+    push r12
+    mov r12, [rsp + 32]
     mov ebp, edx
     mov ebx, ecx
     mov eax, r8d
@@ -63,7 +71,13 @@ dynasour_xsave:
     lea r11, [rip + 9f]
     movsxd r10, dword ptr [r11 + r9*4]
     add r11, r10
-    mov eax, ebx
+    test r12, r12
+    jz 3f
+    mov eax, [r12]
+    xor ecx, ecx
+    xor edx, edx
+    wrpkru
+3:  mov eax, ebx
     mov edx, ebp
     jmp r11
     .irp form, xsave, xsave64, xsaveopt, xsaveopt64, xsavec, xsavec64, fxsave, fxsave64
@@ -80,23 +94,34 @@ dynasour_do_\form:
     \form [rsi]
     jmp 6f
     .endr
-    // The state changed: keep it.
-6:  mov eax, r8d
-    mov rdx, r8
-    shr rdx, 32
-    xsave64 [rdi]
-    // The host's state: everything initial.
+6:  mov r10d, 2
+    jmp 8f
 7:  xor r10d, r10d
     jmp 8f
     .hidden dynasour_xsave_faulted
     .globl dynasour_xsave_faulted
 dynasour_xsave_faulted:
     mov r10d, 1
-8:  mov eax, r8d
+8:  test r12, r12
+    jz 4f
+    xor ecx, ecx
+    rdpkru
+    mov r11d, eax
+    and eax, ~3
+    wrpkru
+    mov [r12], r11d
+4:  mov eax, r8d
     mov rdx, r8
     shr rdx, 32
-    xrstor64 [rip + dynasour_initial_xstate]
-    mov eax, r10d
+    cmp r10d, 2
+    jne 5f
+    xsave64 [rdi]
+    // The host's state: everything initial.
+5:  xrstor64 [rip + dynasour_initial_xstate]
+    xor eax, eax
+    cmp r10d, 1
+    sete al
+    pop r12
     pop rbp
     pop rbx
     ret
@@ -127,6 +152,7 @@ unsafe extern "C" {
         low: u32,
         all: u64,
         form: u64,
+        rights: *mut u32,
     ) -> u32;
     fn dynasour_xsave_faulted();
 }
@@ -152,25 +178,27 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
 }
 
 /// Executes one instruction of the family: `components` is the guest's edx:eax, `all` the
-/// components that the context's state holds. The others, protection-key rights, are in the
-/// register before and after. An error when it faulted: the signal handler
-/// has noted why.
+/// components that the context's state holds (XCR0 without protection keys), `rights` the guest's
+/// protection-key rights where there are such, which the instruction may change. An error when it
+/// faulted: the signal handler has noted why.
 ///
 /// # Safety
 /// `address` must be one that the guest computed: the instruction may write there. The processor
-/// must know the form.
+/// must know the form. There are `rights` only if the processor has protection keys.
 pub unsafe fn run(
     form: XsaveForm,
     state: &mut XState,
     address: u64,
     components: u64,
     all: u64,
+    rights: Option<&mut u32>,
 ) -> Result<(), Fault> {
     let (high, low) = ((components >> 32) as u32, components as u32);
+    let rights = rights.map_or(std::ptr::null_mut(), std::ptr::from_mut);
     // SAFETY: the state is an XSAVE area, and a fault at the guest's address is fixed up. The
     // routine leaves the extended state as the calling convention wants it; the vector registers
     // are caller-saved.
-    match unsafe { dynasour_xsave(state, address, high, low, all, form as u64) } {
+    match unsafe { dynasour_xsave(state, address, high, low, all, form as u64, rights) } {
         0 => Ok(()),
         _ => Err(Fault),
     }

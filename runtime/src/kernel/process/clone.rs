@@ -525,6 +525,8 @@ pub(super) fn copy_registers(context: &ThreadContext, copy: &mut ThreadContext) 
     copy.fs_base = context.fs_base;
     copy.gs_base = context.gs_base;
     copy.xstate.0 = context.xstate.0;
+    // The other rights the new thread inherits in the processor's register.
+    copy.withheld_rights = context.withheld_rights;
 }
 
 #[cfg(test)]

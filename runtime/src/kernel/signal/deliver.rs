@@ -25,7 +25,7 @@ use super::{
     set_kernel_mask, set_of,
 };
 use crate::changes::host;
-use crate::kernel::entry::{self, Call};
+use crate::kernel::entry::{self, Call, rights};
 use crate::kernel::release;
 use crate::kernel::syscall::{Done, Outcome, System};
 use crate::memory;
@@ -178,6 +178,7 @@ impl System {
             sp = top;
             on_alternate = true;
         }
+        rights::to_state(context);
         let state = xstate::save(&context.xstate);
         let fpstate = sp.wrapping_sub(state.bytes.len() as u64) & !63;
         let bottom = (fpstate.wrapping_sub(frame::SIZE as u64) & !15).wrapping_sub(8);
@@ -202,8 +203,8 @@ impl System {
             .map(|part| (fpstate.wrapping_add(part.start as u64), &state.bytes[part.clone()]));
         for (address, bytes) in parts.chain([(bottom, &bytes[..])]) {
             // SAFETY: the guest's stack pointer says where its signal frames go.
-            let copied = with_frame_rights(|| unsafe { host::copy_out(address, bytes) });
-            if copied != bytes.len() {
+            let written = with_frame_rights(|| unsafe { host::copy_out(address, bytes) });
+            if written != bytes.len() {
                 return Err(NoFrame);
             }
         }
@@ -216,6 +217,7 @@ impl System {
         context.rip = action.handler;
         context.rflags &= !CLEARED_FLAGS;
         xstate::reset(&mut context.xstate);
+        rights::from_state(context);
         Ok(())
     }
 
@@ -240,7 +242,9 @@ impl System {
             let copied = with_frame_rights(|| memory::copy_in(address, out));
             if copied == out.len() { Ok(()) } else { Err(BadState) }
         };
-        if xstate::restore(&mut context.xstate, returned.fpstate, read).is_err() {
+        let restored = xstate::restore(&mut context.xstate, returned.fpstate, read);
+        rights::from_state(context);
+        if restored.is_err() {
             return self.bad_frame(context);
         }
         // Like the kernel: a stack that cannot be installed, for one because the handler ran on it,

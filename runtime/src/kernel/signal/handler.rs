@@ -66,7 +66,7 @@ pub struct GuestFault {
     pub err: u64,
     /// The page fault address, kept from the last page fault when this is none.
     pub cr2: Option<u64>,
-    /// `si_pkey`
+    /// `si_pkey`, if a protection key denied the access; else 0.
     pub key: u32,
 }
 
@@ -148,7 +148,7 @@ impl GuestFault {
             trapno: Self::PAGE_FAULT,
             err: fault.error | INSTRUCTION_FETCH,
             cr2: Some(addr),
-            key: fault.key,
+            key: 0,
         }
     }
 

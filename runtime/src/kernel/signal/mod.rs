@@ -154,15 +154,20 @@ impl SigInfo {
         info
     }
 
-    /// The same with `si_pkey`, which only SEGV_PKUERR has.
+    /// Where `si_pkey` stands.
+    const KEY: std::ops::Range<usize> = 32..36;
+
+    /// With the protection key of a fault that has one, else 0.
     pub fn with_key(mut self, key: u32) -> SigInfo {
-        self.0[32..36].copy_from_slice(&key.to_le_bytes());
+        self.0[Self::KEY].copy_from_slice(&key.to_le_bytes());
         self
     }
 
-    /// `si_pkey`
+    /// `si_pkey`, if this is a fault that has one; else 0.
     pub fn key(&self) -> u32 {
-        u32::from_le_bytes([self.0[32], self.0[33], self.0[34], self.0[35]])
+        let with_key = (libc::SIGSEGV, crate::memory::FaultInfo::SEGV_PKUERR);
+        let word = self.0[Self::KEY].try_into().unwrap_or_default();
+        if (self.signo(), self.code()) == with_key { u32::from_le_bytes(word) } else { 0 }
     }
 
     /// `si_signo`

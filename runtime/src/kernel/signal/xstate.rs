@@ -39,7 +39,7 @@ const SSE_FEATURE: u64 = 1 << 1;
 /// AVX.
 const AVX: u64 = 1 << 2;
 /// Protection keys.
-const PKRU: u64 = 1 << 9;
+pub const PKRU: u64 = 1 << 9;
 /// AMX tile configuration.
 const TILE_CONFIGURATION: u64 = 1 << 17;
 /// AMX tile data: a process has to ask for it before the kernel saves it.
@@ -57,7 +57,9 @@ pub struct Layout {
     pub size: usize,
     /// The MXCSR bits that may be set.
     pub mxcsr_mask: u32,
-    /// Are the protection-key rights in use even when they are initial, all allowed?
+    /// The protection-key rights a process starts with, where there are protection keys.
+    pkru: Option<u32>,
+    /// Are the protection-key rights in use even if they are initial, all allowed?
     pkru_is_always_in_use: bool,
     /// Bit, offset and size of each component behind the header.
     extended: Vec<(u32, usize, usize)>,
@@ -84,22 +86,50 @@ pub fn layout() -> &'static Layout {
         let features = xcr0 & !TILE_DATA;
         let in_frame = extended.iter().filter(|(bit, ..)| features >> bit & 1 != 0);
         let size = in_frame.map(|(_, offset, size)| offset + size).max().unwrap_or(0).max(SMALLEST);
-        let pkru_is_always_in_use = xcr0 & PKRU != 0 && is_pkru_always_in_use();
-        Layout { xcr0, features, size, mxcsr_mask: mxcsr_mask(), pkru_is_always_in_use, extended }
+        let pkru = (xcr0 & PKRU != 0).then(read_pkru);
+        let pkru_is_always_in_use = pkru.is_some() && is_pkru_always_in_use();
+        Layout {
+            xcr0,
+            features,
+            size,
+            mxcsr_mask: mxcsr_mask(),
+            pkru,
+            pkru_is_always_in_use,
+            extended,
+        }
     })
 }
 
 impl Layout {
-    /// The components that the context's state holds: all but protection-key rights, which stay in
-    /// the register ([`crate::protection_keys`]).
-    pub fn kept(&self) -> u64 {
-        self.xcr0 & !PKRU
-    }
-
     /// Where the protection-key rights stand, where there are protection keys.
-    fn pkru_offset(&self) -> Option<usize> {
+    pub fn pkru_offset(&self) -> Option<usize> {
         self.extended.iter().find(|(bit, ..)| 1u64 << bit == PKRU).map(|&(_, offset, _)| offset)
     }
+}
+
+/// Sets the protection-key rights, which stand at `offset`.
+pub fn set_pkru(state: &mut XState, offset: usize, pkru: u32) {
+    state.0[offset..offset + 4].copy_from_slice(&pkru.to_le_bytes());
+    let is_in_use = pkru != 0 || layout().pkru_is_always_in_use;
+    let in_use = word64(&state.0, 512) & !PKRU | if is_in_use { PKRU } else { 0 };
+    state.0[512..520].copy_from_slice(&in_use.to_le_bytes());
+}
+
+/// The protection-key rights; all if they are in their initial state. `None`: there are no keys.
+pub fn pkru(state: &XState) -> Option<u32> {
+    let offset = layout().pkru_offset()?;
+    let is_in_use = word64(&state.0, 512) & PKRU != 0;
+    Some(if is_in_use { word32(&state.0, offset) } else { 0 })
+}
+
+/// This thread's protection-key rights; only where XCR0 has them.
+fn read_pkru() -> u32 {
+    let pkru;
+    // SAFETY: the caller knows that the instruction exists; it reads a register.
+    unsafe {
+        asm!("rdpkru", in("ecx") 0, out("eax") pkru, out("edx") _, options(nomem, nostack, preserves_flags))
+    };
+    pkru
 }
 
 /// Do signal frames say that the protection-key rights are in use when they are in their initial
@@ -158,12 +188,12 @@ pub struct Image {
     pub written: SmallVec<[Range<usize>; 12]>,
 }
 
-/// The state as a signal frame holds it, with the calling thread's protection-key rights.
+/// The state as a signal frame holds it.
 pub fn save(state: &XState) -> Image {
     let layout = layout();
     let mut image = vec![0; layout.size + MAGIC2_SIZE];
     let mut written: SmallVec<[Range<usize>; 12]> = smallvec![0..SSE.end, SW_RESERVED..SMALLEST];
-    let mut in_use = word64(&state.0, 512) & layout.features & layout.kept();
+    let in_use = word64(&state.0, 512) & layout.features;
     // Components in their initial state are written as such: what memory holds for them may be
     // stale.
     image[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
@@ -178,15 +208,8 @@ pub fn save(state: &XState) -> Image {
         image[SSE].copy_from_slice(&state.0[SSE]);
     }
     for &(bit, offset, size) in &layout.extended {
-        if 1 << bit == PKRU {
-            let rights = protection_keys::rights();
-            image[offset..offset + 4].copy_from_slice(&rights.to_le_bytes());
-            if rights != 0 || layout.pkru_is_always_in_use {
-                in_use |= PKRU;
-            }
-        }
         let is_in_use = in_use >> bit & 1 != 0;
-        if is_in_use && 1 << bit != PKRU {
+        if is_in_use {
             image[offset..offset + size].copy_from_slice(&state.0[offset..offset + size]);
         }
         // Tile configuration is not written while it is initial; whatever else there is is (seen on
@@ -212,18 +235,20 @@ pub fn save(state: &XState) -> Image {
 #[error("bad extended state in a signal frame")]
 pub struct BadState;
 
-/// The state that a new process and a signal handler start with: everything initial, and for the
-/// calling thread the kernel's default protection-key rights.
+/// The state that a new process and a signal handler start with: everything initial, and the
+/// kernel's default protection-key rights.
 pub fn reset(state: &mut XState) {
+    let layout = layout();
     state.0[0..24].fill(0);
     state.0[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
     state.0[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
     state.0[32..].fill(0);
-    protection_keys::set_default_rights();
+    if let (Some(pkru), Some(offset)) = (layout.pkru, layout.pkru_offset()) {
+        set_pkru(state, offset, pkru);
+    }
 }
 
-/// Loads what a signal frame says at `address`, protection-key rights into the calling thread's
-/// register; after an error everything is initial. `read` copies
+/// Loads what a signal frame says at `address`; after an error everything is initial. `read` copies
 /// guest memory and fails where it cannot be read.
 pub fn restore(
     state: &mut XState,
@@ -299,11 +324,9 @@ fn load(
             state.0[offset..offset + bytes].copy_from_slice(&image[offset..offset + bytes]);
         }
     }
-    state.0[512..520].copy_from_slice(&(present & layout.kept()).to_le_bytes());
-    if let Some(offset) = layout.pkru_offset().filter(|_| wanted & PKRU != 0) {
-        let rights = if present & PKRU != 0 { word32(&image, offset) } else { 0 };
-        protection_keys::set_rights(rights);
-    }
+    // The kernel makes what a frame does not have initial: the rights, too, which are then all.
+    let untouched = word64(&state.0, 512) & !wanted & !PKRU;
+    state.0[512..520].copy_from_slice(&(present | untouched).to_le_bytes());
     Ok(())
 }
 

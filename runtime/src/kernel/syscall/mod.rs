@@ -50,7 +50,6 @@ use crate::kernel::signal::altstack::AltStack;
 use crate::kernel::signal::{
     self, FaultHooks, MAX_SIGNAL, SIG_IGN, SigAction, SigSet, SignalState,
 };
-use crate::protection_keys;
 
 use limits::Limit;
 use memory::{Memory, Moved};
@@ -289,7 +288,6 @@ impl System {
         context: &mut ThreadContext,
         hooks: FaultHooks,
     ) -> std::io::Result<()> {
-        protection_keys::note_default();
         signal::xstate::reset(&mut context.xstate);
         self.attach(context);
         // SAFETY: the caller's promise.

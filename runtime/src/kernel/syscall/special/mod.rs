@@ -103,6 +103,7 @@ impl System {
             | M::Fxrstor
             | M::Fxrstor64 => state::xsave_family(context, inst)?,
             M::Wrpkru => state::wrpkru(context)?,
+            M::Rdpkru => state::rdpkru(context)?,
 
             M::Rdfsbase => segment::write_base(context, inst, context.fs_base),
             M::Rdgsbase => segment::write_base(context, inst, context.gs_base),

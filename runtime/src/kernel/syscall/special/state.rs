@@ -4,9 +4,8 @@ use dynasour_guest::ThreadContext;
 use iced_x86::{Instruction, Mnemonic as M};
 
 use super::{Refused, address, protection};
-use crate::kernel::entry::{self, XsaveForm};
+use crate::kernel::entry::{self, XsaveForm, rights};
 use crate::kernel::signal::{GuestFault, xstate};
-use crate::protection_keys;
 
 /// Executes a save or a restore on the guest's state and memory.
 pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
@@ -26,23 +25,41 @@ pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> R
     };
     let place = address(context, inst, 0)?;
     let components = context.gpr[2] << 32 | context.gpr[0] & 0xffff_ffff;
+    let held = xstate::layout().xcr0 & !xstate::PKRU;
+    let mut rights = rights::of(context);
     // SAFETY: the guest computed the address; a form that the processor does not know faults like
-    // any other failure.
-    unsafe {
-        entry::run_xsave(form, &mut context.xstate, place, components, xstate::layout().kept())
-    }?;
-    Ok(())
+    // any other failure; there are rights where there are keys.
+    let done = unsafe {
+        entry::run_xsave(form, &mut context.xstate, place, components, held, rights.as_mut())
+    };
+    if let Some(rights) = rights {
+        rights::set(context, rights);
+    }
+    Ok(done?)
 }
 
 /// `wrpkru`
 pub(super) fn wrpkru(context: &mut ThreadContext) -> Result<(), Refused> {
-    if !protection_keys::exist() {
+    if rights::of(context).is_none() {
         return Err(Refused::Fault(GuestFault::undefined(context.rip)));
     }
     let [eax, ecx, edx] = [0, 1, 2].map(|register| context.gpr[register] as u32);
     if ecx != 0 || edx != 0 {
         return Err(protection(0));
     }
-    protection_keys::set_rights(eax);
+    rights::set(context, eax);
+    Ok(())
+}
+
+/// `rdpkru`
+pub(super) fn rdpkru(context: &mut ThreadContext) -> Result<(), Refused> {
+    let Some(rights) = rights::of(context) else {
+        return Err(Refused::Fault(GuestFault::undefined(context.rip)));
+    };
+    if context.gpr[1] as u32 != 0 {
+        return Err(protection(0));
+    }
+    context.gpr[0] = u64::from(rights);
+    context.gpr[2] = 0;
     Ok(())
 }
