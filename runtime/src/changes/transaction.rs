@@ -270,7 +270,12 @@ impl CodePages {
     /// from now on, until the result is dropped: the kernel would answer EFAULT where a page is
     /// write-protected.
     pub fn announce_outputs(&self, code: &mut dyn Code, nr: i64, args: &[u64; 6]) -> Outputs<'_> {
-        let outputs = Outputs { pages: self, ranges: outputs::outputs(nr, args) };
+        self.announce_written(code, outputs::outputs(nr, args))
+    }
+
+    /// As [`announce_outputs`](CodePages::announce_outputs) for a call that may write to `ranges`.
+    pub fn announce_written(&self, code: &mut dyn Code, ranges: outputs::Outputs) -> Outputs<'_> {
+        let outputs = Outputs { pages: self, ranges };
         self.begin(&outputs.ranges, Kind::Output);
         if self.guarded(&outputs.ranges).is_empty() {
             return outputs;

@@ -137,6 +137,7 @@ macro_rules! for_each_guest {
             address_limit: "address_limit.c" .flags(&["-pthread"]),
             io_uring: "io_uring.c",
             int80: "int80.c" .flags(&["-no-pie", "-mno-red-zone"]) .exits(7),
+            int80_structures: "int80_structures.c" .flags(&["-no-pie", "-mno-red-zone"]),
             seccomp: "seccomp.c" .flags(&["-pthread"]),
             userfault: "userfault.c" .flags(&["-pthread"]),
             clone_flags: "clone_flags.c",

@@ -6,6 +6,7 @@
 //!   accepted while rip is inside makes the handler redirect to the way out, so no signal is ever
 //!   accepted and then slept upon ("no lost wake-up", docs/design.md, "Running a guest"). The
 //!   kernel restarts an interrupted call by moving rip back onto `syscall`: that, too, is inside.
+//! * [`windowed_32`]: the same by `int 0x80`, in a window of its own.
 //! * [`spawn`]: `clone` of a child that shares our memory and runs on a host stack of its own.
 //! * `dynasour_signal_entry`: what the kernel calls for each host handler: it makes Rust runnable
 //!   (host FS base, AC clear) and puts everything back afterwards.
@@ -53,6 +54,42 @@ dynasour_window_end:
     .globl dynasour_window_interrupted
 dynasour_window_interrupted:
     mov rax, {not_entered}
+    ret
+
+    .p2align 4
+    .hidden dynasour_windowed_32
+    .globl dynasour_windowed_32
+dynasour_windowed_32:
+    push rbx
+    push rbp
+    mov eax, [rdi]
+    mov ebx, [rdi + 8]
+    mov ecx, [rdi + 16]
+    mov edx, [rdi + 24]
+    mov esi, [rdi + 32]
+    mov ebp, [rdi + 48]
+    mov edi, [rdi + 40]
+    call dynasour_window_32_start
+    pop rbp
+    pop rbx
+    ret
+    .hidden dynasour_window_32_start
+    .globl dynasour_window_32_start
+dynasour_window_32_start:
+    cmp dword ptr gs:[{pending}], 0
+    jne dynasour_window_interrupted
+    .hidden dynasour_window_32_call
+    .globl dynasour_window_32_call
+dynasour_window_32_call:
+    int 0x80
+    .hidden dynasour_window_32_end
+    .globl dynasour_window_32_end
+dynasour_window_32_end:
+    ret
+    .hidden dynasour_window_32_missing
+    .globl dynasour_window_32_missing
+dynasour_window_32_missing:
+    mov rax, {no_calls_32}
     ret
 
     .p2align 4
@@ -107,6 +144,7 @@ dynasour_restorer:
     "#,
     pending = const offset::PENDING,
     not_entered = const NOT_ENTERED,
+    no_calls_32 = const NO_CALLS_32,
     host_fs_base = const offset::HOST_FS_BASE,
     this = const offset::THIS,
     on_signal = sym crate::kernel::signal::on_signal,
@@ -122,11 +160,20 @@ unsafe extern "C" {
     fn dynasour_window_call();
     fn dynasour_window_end();
     fn dynasour_window_interrupted();
+    fn dynasour_windowed_32(call: *const Call) -> i64;
+    fn dynasour_window_32_start();
+    fn dynasour_window_32_call();
+    fn dynasour_window_32_end();
+    fn dynasour_window_32_missing();
 }
 
 /// What [`windowed`] returns when a signal came first: the kernel's ERESTARTSYS, which it never
 /// lets a process see.
 pub const NOT_ENTERED: i64 = -512;
+
+/// What [`windowed_32`] returns when the kernel has no 32-bit system calls: ERESTARTNOINTR, which
+/// the kernel never lets a process see, either.
+pub const NO_CALLS_32: i64 = -513;
 
 /// What a child made by [`spawn`] starts with.
 #[repr(C)]
@@ -146,6 +193,18 @@ pub unsafe fn windowed(call: &Call) -> i64 {
     // SAFETY: the routine keeps the C calling convention; what the call does is the caller's to
     // answer for.
     unsafe { dynasour_windowed(call) }
+}
+
+/// As [`windowed`], by `int 0x80`: `call` has a number of the i386 table, and the lower halves of
+/// its arguments are ebx, ecx, edx, esi, edi and ebp. The kernel converts the structures.
+/// [`NO_CALLS_32`] if it was built or started without 32-bit calls.
+///
+/// # Safety
+/// As for [`windowed`].
+pub unsafe fn windowed_32(call: &Call) -> i64 {
+    // SAFETY: the routine keeps the C calling convention; what the call does is the caller's to
+    // answer for.
+    unsafe { dynasour_windowed_32(call) }
 }
 
 /// Performs a `clone` call whose child runs `start.entry` on the stack named in the call, with its
@@ -170,40 +229,82 @@ pub fn restorer() -> u64 {
     dynasour_restorer as *const () as u64
 }
 
-/// Where a host instruction pointer stands relative to the window of [`windowed`].
+/// Where a host instruction pointer stands relative to the windows of [`windowed`] and
+/// [`windowed_32`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Window {
     /// Somewhere else.
     Outside,
     /// The call has not been made; an accepted signal must divert it.
     Before,
-    /// On the `syscall` instruction: not made, or about to be restarted by the kernel.
+    /// On the `syscall` or `int 0x80` instruction: the call was not made, or the kernel is about
+    /// to restart it.
     AtCall,
+}
+
+/// The addresses of one window.
+struct Bounds {
+    start: u64,
+    call: u64,
+    end: u64,
+    /// The kernel's number of `restart_syscall` for the instruction at `call`.
+    restart: i64,
+}
+
+impl Bounds {
+    fn all() -> [Bounds; 2] {
+        [
+            Bounds {
+                start: dynasour_window_start as *const () as u64,
+                call: dynasour_window_call as *const () as u64,
+                end: dynasour_window_end as *const () as u64,
+                restart: libc::SYS_restart_syscall,
+            },
+            Bounds {
+                start: dynasour_window_32_start as *const () as u64,
+                call: dynasour_window_32_call as *const () as u64,
+                end: dynasour_window_32_end as *const () as u64,
+                restart: 0,
+            },
+        ]
+    }
 }
 
 /// Classifies a host instruction pointer.
 pub fn window(host_rip: u64) -> Window {
-    let start = dynasour_window_start as *const () as u64;
-    let call = dynasour_window_call as *const () as u64;
-    let end = window_end();
-    if host_rip == call {
-        Window::AtCall
-    } else if (start..end).contains(&host_rip) {
-        Window::Before
-    } else {
-        Window::Outside
+    let within = |bounds: &Bounds| (bounds.start..bounds.end).contains(&host_rip);
+    match Bounds::all().iter().find(|bounds| within(bounds)) {
+        Some(bounds) if bounds.call == host_rip => Window::AtCall,
+        Some(_) => Window::Before,
+        None => Window::Outside,
     }
 }
 
 /// Whether this is where a call is made or has just returned: nothing faults there.
 pub fn is_at_call(host_rip: u64) -> bool {
-    window(host_rip) == Window::AtCall || host_rip == window_end()
+    Bounds::all().iter().any(|bounds| host_rip == bounds.call || host_rip == bounds.end)
 }
 
-/// Where a call continues that was made.
-pub fn window_end() -> u64 {
-    dynasour_window_end as *const () as u64
+/// If the kernel is about to continue an interrupted call that measures time, by
+/// `restart_syscall`: where the thread continues behind the call.
+pub fn behind_restart(host_rip: u64, rax: i64) -> Option<u64> {
+    let bounds = Bounds::all();
+    let is_due = |bounds: &&Bounds| bounds.call == host_rip && bounds.restart == rax;
+    bounds.iter().find(is_due).map(|bounds| bounds.end)
 }
+
+/// If a fault with this exception number and error code says that the kernel has no 32-bit calls:
+/// where the thread continues.
+pub fn missing_calls_32(host_rip: u64, trapno: u64, error: u64) -> Option<u64> {
+    /// General protection: the gate of vector 0x80 in the interrupt table is missing.
+    const MISSING_GATE: (u64, u64) = (13, MISSING_GATE_ERROR);
+    (host_rip == dynasour_window_32_call as *const () as u64 && (trapno, error) == MISSING_GATE)
+        .then_some(dynasour_window_32_missing as *const () as u64)
+}
+
+/// The error code of `int 0x80` without a gate: the vector, and "in the interrupt table" (Intel SDM
+/// vol. 3, "Error Code").
+pub const MISSING_GATE_ERROR: u64 = 0x80 << 3 | 1 << 1;
 
 /// Where a call continues that a signal kept from being made.
 pub fn window_interrupted() -> u64 {
@@ -242,14 +343,29 @@ mod tests {
     #[test]
     fn the_window_ends_behind_the_two_bytes_of_syscall() {
         let call = dynasour_window_call as *const () as u64;
-        assert_eq!(window_end(), call + 2);
+        assert_eq!(dynasour_window_end as *const () as u64, call + 2);
         assert_eq!(window(call), Window::AtCall);
         assert_eq!(window(dynasour_window_start as *const () as u64), Window::Before);
         assert_eq!(window(call - 1), Window::Before);
-        assert_eq!(window(window_end()), Window::Outside);
+        assert_eq!(window(call + 2), Window::Outside);
         assert_eq!(window(window_interrupted()), Window::Outside);
         // SAFETY: the two bytes are our own code.
         assert_eq!(unsafe { (call as *const [u8; 2]).read() }, [0x0f, 0x05]);
+
+        let call_32 = dynasour_window_32_call as *const () as u64;
+        assert_eq!(dynasour_window_32_end as *const () as u64, call_32 + 2);
+        assert_eq!((window(call_32), window(call_32 - 1)), (Window::AtCall, Window::Before));
+        assert_eq!(window(call_32 + 2), Window::Outside);
+        // SAFETY: as above.
+        assert_eq!(unsafe { (call_32 as *const [u8; 2]).read() }, [0xcd, 0x80]);
+        assert_eq!(behind_restart(call, 219), Some(call + 2));
+        assert_eq!(behind_restart(call_32, 0), Some(call_32 + 2));
+        assert_eq!((behind_restart(call, 0), behind_restart(call_32, 219)), (None, None));
+        assert!(missing_calls_32(call_32, 13, 0x402).is_some());
+        assert_eq!(
+            (missing_calls_32(call_32, 13, 0), missing_calls_32(call, 13, 0x402)),
+            (None, None)
+        );
     }
 
     #[test]

@@ -39,9 +39,6 @@ use crate::changes::host;
 use crate::kernel::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
 
-/// `restart_syscall`: what the kernel puts into rax when it restarts a call that measures time.
-const RESTART_SYSCALL: i64 = libc::SYS_restart_syscall;
-
 /// The signal of [`call_out`]: one of those whose handler is always ours and that are never
 /// blocked, that nobody sends.
 const CALL_SIGNAL: i32 = libc::SIGFPE;
@@ -272,10 +269,6 @@ fn synchronous(
 ) -> bool {
     let regs = &mut frame.uc_mcontext.gregs;
     let rip = regs[libc::REG_RIP as usize] as u64;
-    let mut landing = memory::fixup(rip).or_else(|| entry::fixup(rip));
-    if let Some(hooks) = HOOKS.get() {
-        landing = landing.or_else(|| (hooks.thunk)(rip)).or_else(|| (hooks.fragment)(rip));
-    }
     let fault = FaultInfo {
         signal: signo,
         code: info.code(),
@@ -285,6 +278,12 @@ fn synchronous(
         cr2: regs[libc::REG_CR2 as usize] as u64,
         key: info.key(),
     };
+    let mut landing = memory::fixup(rip)
+        .or_else(|| entry::fixup(rip))
+        .or_else(|| entry::missing_calls_32(rip, fault.trapno, fault.error));
+    if let Some(hooks) = HOOKS.get() {
+        landing = landing.or_else(|| (hooks.thunk)(rip)).or_else(|| (hooks.fragment)(rip));
+    }
     match landing {
         Some(landing) => {
             memory::note_fault(fault);
@@ -352,13 +351,14 @@ fn asynchronous(
     context.pending.store(1, Ordering::Relaxed);
     let regs = &mut frame.uc_mcontext.gregs;
     let rip = regs[libc::REG_RIP as usize] as u64;
-    match entry::window(rip) {
+    if let Some(behind) = entry::behind_restart(rip, regs[libc::REG_RAX as usize]) {
         // A call that measured time was interrupted by a stop and is about to go on; a handler ends
         // it.
-        Window::AtCall if regs[libc::REG_RAX as usize] == RESTART_SYSCALL => {
-            regs[libc::REG_RAX as usize] = -i64::from(libc::EINTR);
-            regs[libc::REG_RIP as usize] = entry::window_end() as i64;
-        }
+        regs[libc::REG_RAX as usize] = -i64::from(libc::EINTR);
+        regs[libc::REG_RIP as usize] = behind as i64;
+        return;
+    }
+    match entry::window(rip) {
         Window::Before | Window::AtCall => {
             regs[libc::REG_RIP as usize] = entry::window_interrupted() as i64;
         }

@@ -166,7 +166,7 @@ impl Memory {
 }
 
 /// The pages of `len` bytes at `address`, as the kernel rounds them; empty if that is no range.
-fn pages(address: u64, len: u64) -> Range<u64> {
+pub(super) fn pages(address: u64, len: u64) -> Range<u64> {
     let start = page_down(address);
     let end = address.checked_add(len).and_then(page_up).unwrap_or(start);
     start..end
@@ -198,7 +198,7 @@ impl System {
     }
 
     /// Has the host nothing in `range`, or nothing any more? The guest is about to map there.
-    fn is_free(&mut self, engine: &mut dyn Engine, range: &Range<u64>) -> bool {
+    pub(super) fn is_free(&mut self, engine: &mut dyn Engine, range: &Range<u64>) -> bool {
         if !self.process.memory().is_protected(range) {
             return true;
         }
@@ -470,24 +470,6 @@ impl System {
         }
         done
     }
-
-    fn shmat(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
-        let replaces = call.args[2] as i32 & libc::SHM_REMAP != 0;
-        if replaces {
-            // How far it reaches depends on the segment, so the host's memory could be in the way.
-            return Done::error(libc::EINVAL);
-        }
-        let change = self.process.pages().announce([]).quiesce(engine);
-        let (performed, done) = change.perform(|| self.pass(call));
-        if let Done::Value(start) = done
-            && !is_error(start)
-        {
-            // How far it reaches only the kernel knows; it was nobody's before.
-            performed.publish(engine, [News::Unknown(start as u64..USER_END)]);
-            engine.private_memory_lost();
-        }
-        done
-    }
 }
 
 /// `mmap` of a file's code to where the kernel may choose: it goes low ([`space::map_low`]).
@@ -504,7 +486,7 @@ fn map_low(call: &Call) -> Done {
 }
 
 /// Whether a result in rax is an errno.
-fn is_error(value: i64) -> bool {
+pub(super) fn is_error(value: i64) -> bool {
     (-4095..0).contains(&value)
 }
 

@@ -14,7 +14,7 @@
 //! | registers of threads of the same memory ([`tracing`]) | `ptrace` |
 //! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
 //! | looked at before any of this, and never told to the kernel ([`seccomp`]) | what `seccomp` and `prctl` set |
-//! | 32-bit calls (`int 0x80`) | become 64-bit ones ([`int80`]) |
+//! | 32-bit calls (`int 0x80`) | made as they are, or become 64-bit ones ([`int80`]) |
 //! | refused with ENOSYS | `rseq`, `modify_ldt`, `set_thread_area`, x32 calls |
 //! | everything else | as is |
 //!
@@ -30,6 +30,7 @@ pub mod paths;
 mod process_memory;
 pub(crate) mod report;
 pub(crate) mod seccomp;
+mod segments;
 pub mod special;
 pub mod tracing;
 mod vsyscall;

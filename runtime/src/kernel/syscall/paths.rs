@@ -11,7 +11,7 @@ const LONGEST: usize = 64;
 
 /// A file that shows something else to the guest than to the translator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Own {
+pub(super) enum Own {
     Executable,
     Maps,
 }
@@ -71,7 +71,7 @@ fn start_of_path(descriptor: i32) -> Option<Vec<u8>> {
 
 /// Which of this process's own files the string at `address` names, seen from the directory
 /// `descriptor`. An empty string means the descriptor itself where `empty` says so.
-fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<Own> {
+pub(super) fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<Own> {
     let mut bytes = [0; LONGEST];
     let got = crate::memory::copy_in(address, &mut bytes);
     let path = CStr::from_bytes_until_nul(&bytes[..got]).ok()?.to_bytes();

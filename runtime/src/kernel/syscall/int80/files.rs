@@ -1,0 +1,144 @@
+//! 32-bit calls about files that the translator has a view of its own on: the guest's executable
+//! and mappings in `/proc`, files that hold translated code, and memory as a file.
+//!
+//! No data; the functions run on the guest's thread without locks. Every call that does not concern
+//! such a file goes to the kernel unchanged.
+//!
+//! Example: `stat("/proc/self/exe")` opens the guest's executable with O_PATH, makes `fstat` with
+//! the guest's buffer and closes the descriptor.
+
+use dynasour_guest::ThreadContext;
+use dynasour_guest::space::USER_END;
+
+use super::super::paths::{Own, own_file_at};
+use super::{Done, Engine, System};
+use crate::kernel::entry::{self, Call};
+
+/// 32-bit numbers.
+const OLDFSTAT: u64 = 28;
+const FSTAT: u64 = 108;
+const FSTAT64: u64 = 197;
+
+impl System {
+    /// Opens a path: as the 64-bit call `same` if the file is one of the translator's views.
+    fn open_32(
+        &mut self,
+        context: &mut ThreadContext,
+        engine: &mut dyn Engine,
+        call: &Call,
+        same: i64,
+        (path, flags): (usize, i32),
+    ) -> Done {
+        let directory = if path == 0 { libc::AT_FDCWD } else { call.args[0] as i32 };
+        if own_file_at(directory, call.args[path], false).is_some() {
+            return self.perform_64(context, engine, same, &call.args);
+        }
+        let done = self.pass_32(engine, call);
+        self.opened_file(engine, done, flags)
+    }
+
+    /// The call, or `fstat` with the number `fstat` if the path leads to the guest's executable.
+    fn stat_32(
+        &mut self,
+        engine: &mut dyn Engine,
+        call: &Call,
+        fstat: u64,
+        (directory, path, buffer): (i32, u64, u64),
+    ) -> Done {
+        if own_file_at(directory, path, false) != Some(Own::Executable) {
+            return self.pass_32(engine, call);
+        }
+        let executable = self.process.executable().clone();
+        let flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
+        let open = Call::new(libc::SYS_open, &[executable.as_ptr() as u64, flags]);
+        // SAFETY: makes a descriptor, which is closed below.
+        let fd = unsafe { entry::raw(&open) };
+        if fd < 0 {
+            return Done::Value(fd);
+        }
+        let args = [fd as u64, buffer, 0, 0, 0, 0];
+        let done = self.pass_32(engine, &Call { nr: fstat, args });
+        // SAFETY: the descriptor is ours.
+        unsafe { entry::raw(&Call::new(libc::SYS_close, &[fd as u64])) };
+        done
+    }
+
+    /// A write of several buffers. What it changes in a process's memory is not known, so
+    /// everything is forgotten if the guest has such a file.
+    fn write_vectors_32(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let done = self.pass_32(engine, call);
+        if self.process.pages().is_written_as_file() && matches!(done, Done::Value(1..)) {
+            self.process.pages().changed(engine, std::iter::once(0..USER_END));
+        }
+        done
+    }
+}
+
+/// A handler of [`super::table`].
+macro_rules! handlers {
+    ($($name:ident: |$system:ident, $context:ident, $engine:ident, $call:ident| $body:expr;)*) => {
+        $(
+            pub(super) fn $name(
+                $system: &mut System,
+                $context: &mut ThreadContext,
+                $engine: &mut dyn Engine,
+                $call: &Call,
+            ) -> Done {
+                $body
+            }
+        )*
+    };
+}
+pub(super) use handlers;
+
+handlers! {
+    open: |system, context, engine, call| {
+        let place = (0, call.args[1] as i32);
+        system.open_32(context, engine, call, libc::SYS_open, place)
+    };
+    openat: |system, context, engine, call| {
+        let place = (1, call.args[2] as i32);
+        system.open_32(context, engine, call, libc::SYS_openat, place)
+    };
+    openat2: |system, context, engine, call| {
+        // The flags are in a structure: they may say anything.
+        system.open_32(context, engine, call, libc::SYS_openat2, (1, libc::O_RDWR))
+    };
+    oldstat: |system, _context, engine, call| {
+        let [path, buffer, ..] = call.args;
+        system.stat_32(engine, call, OLDFSTAT, (libc::AT_FDCWD, path, buffer))
+    };
+    stat: |system, _context, engine, call| {
+        let [path, buffer, ..] = call.args;
+        system.stat_32(engine, call, FSTAT, (libc::AT_FDCWD, path, buffer))
+    };
+    stat64: |system, _context, engine, call| {
+        let [path, buffer, ..] = call.args;
+        system.stat_32(engine, call, FSTAT64, (libc::AT_FDCWD, path, buffer))
+    };
+    fstatat64: |system, _context, engine, call| {
+        let [directory, path, buffer, flags, ..] = call.args;
+        if flags as i32 & libc::AT_SYMLINK_NOFOLLOW != 0 {
+            return system.pass_32(engine, call);
+        }
+        system.stat_32(engine, call, FSTAT64, (directory as i32, path, buffer))
+    };
+    pwrite64: |system, context, engine, call| {
+        let [fd, buffer, count, low, high, _] = call.args;
+        let at = low | high << 32;
+        system.perform_64(context, engine, libc::SYS_pwrite64, &[fd, buffer, count, at])
+    };
+    writev: |system, _context, engine, call| system.write_vectors_32(engine, call);
+    pwritev: |system, _context, engine, call| system.write_vectors_32(engine, call);
+    pwritev2: |system, _context, engine, call| system.write_vectors_32(engine, call);
+    io_setup: |system, _context, engine, call| {
+        let done = system.pass_32(engine, call);
+        engine.private_memory_lost();
+        done
+    };
+    io_uring_setup: |system, _context, engine, call| {
+        let done = system.pass_32(engine, call);
+        engine.private_memory_lost();
+        done
+    };
+}

@@ -1,0 +1,197 @@
+//! `int 0x80`: system calls by their numbers in the kernel's i386 table, which 64-bit programs may
+//! make, too.
+//!
+//! The guest's arguments are the lower halves of rbx, rcx, rdx, rsi, rdi and rbp. The result is in
+//! rax, all 64 bits of it; no other register changes.
+//!
+//! * Most calls are made as they are, by an `int 0x80` of the host's in a window
+//!   ([`entry::windowed_32`]). Guest and host share the address space, so the kernel itself converts
+//!   the structures and finds the errors of the guest's pointers (`Treatment::Kernel`).
+//! * Calls about state that the translator emulates (signals, mappings, threads, programs, its own
+//!   files in `/proc`) become the 64-bit calls that [`System`] emulates: with the same arguments
+//!   (`Treatment::Same`), or by a conversion in [`files`], [`memory`], [`processes`] or [`signals`]
+//!   (`Treatment::Own`).
+//! * The few others fail with ENOSYS, and a message on stderr says why once per call
+//!   (`Treatment::Refused`).
+//!
+//! Data: the constant [`table`], and the set of refused calls that have been reported.
+//!
+//! Invariant: no address of the host's is ever an argument of a call that the kernel makes by its
+//! 32-bit number, which would lose the upper half. Conversions make 64-bit calls.
+//!
+//! The dispatcher calls [`System::syscall_32`] on the guest's thread, without locks.
+//!
+//! Example: `stat64` (195) is made as it is, and the kernel writes the i386 layout into the guest's
+//! buffer; if the path is `/proc/self/exe`, `files::stat64` opens the guest's executable and makes
+//! `fstat64` (197) instead.
+
+mod files;
+mod memory;
+mod outputs;
+mod processes;
+mod signals;
+mod table;
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dynasour_guest::ThreadContext;
+
+use super::seccomp::ARCHITECTURE_32;
+use super::{Done, Engine, Outcome, System, guest_read, guest_write};
+use crate::kernel::entry::{self, Call};
+use crate::kernel::process::complain;
+use crate::kernel::signal::GuestFault;
+use table::Treatment;
+
+/// The instruction.
+const INT_80: [u8; 2] = [0xcd, 0x80];
+
+/// Whether the instruction at `pc` is a 32-bit system call.
+pub(crate) fn is_at(pc: u64) -> bool {
+    guest_read(pc) == Ok(INT_80)
+}
+
+/// A 32-bit word of the guest's; the error is an errno.
+fn word(address: u64) -> Result<u32, i32> {
+    guest_read(address).map(u32::from_le_bytes)
+}
+
+/// `N` adjacent 32-bit words of the guest's; the error is an errno.
+fn words<const N: usize>(address: u64) -> Result<[u32; N], i32> {
+    let mut words = [0; N];
+    for (n, place) in words.iter_mut().enumerate() {
+        *place = word(address.wrapping_add(4 * n as u64))?;
+    }
+    Ok(words)
+}
+
+/// Writes adjacent 32-bit words; the error is an errno.
+fn write_words(address: u64, words: &[u32]) -> Result<(), i32> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    guest_write(address, &bytes)
+}
+
+/// The result of a handler whose errors are errnos.
+fn done(result: Result<Done, i32>) -> Done {
+    result.unwrap_or_else(Done::error)
+}
+
+/// Prints why the call `nr` is refused, the first time.
+fn report_refused(nr: u32, name: &str, reason: &str) {
+    /// Numbers that have a bit each: more than the table has.
+    const NUMBERS: usize = 512;
+    static REPORTED: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
+    let bit = 1 << (nr % 64);
+    let before =
+        REPORTED.get(nr as usize / 64).map_or(0, |bits| bits.fetch_or(bit, Ordering::Relaxed));
+    if before & bit == 0 {
+        complain(&format!("32-bit system call {name} ({nr}, int 0x80): not supported: {reason}"));
+    }
+}
+
+/// Whether the kernel has 32-bit calls at all; `None` if a signal comes first.
+fn is_available() -> Option<bool> {
+    const GETPID: u64 = 20;
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    if let Some(&available) = AVAILABLE.get() {
+        return Some(available);
+    }
+    // SAFETY: asks only.
+    match unsafe { entry::windowed_32(&Call { nr: GETPID, args: [0; 6] }) } {
+        entry::NOT_ENTERED => None,
+        result => Some(*AVAILABLE.get_or_init(|| result != entry::NO_CALLS_32)),
+    }
+}
+
+impl System {
+    /// Performs the 32-bit system call at `pc`, as [`System::syscall`] performs others.
+    pub(crate) fn syscall_32(
+        &mut self,
+        context: &mut ThreadContext,
+        engine: &mut dyn Engine,
+        pc: u64,
+    ) -> Outcome {
+        let done = match is_available() {
+            Some(true) => {
+                let g = &context.gpr;
+                let args = [g[3], g[1], g[2], g[6], g[7], g[5]].map(|r| u64::from(r as u32));
+                let call = Call { nr: u64::from(g[0] as u32), args };
+                let kept = (g[1], g[11]);
+                context.rip = pc + INT_80.len() as u64;
+                let done = match self.screen(context, &call, ARCHITECTURE_32) {
+                    Some(done) => done,
+                    None => self.perform_32(context, engine, &call),
+                };
+                if done == Done::Registers {
+                    (context.gpr[1], context.gpr[11]) = kept;
+                }
+                done
+            }
+            Some(false) => {
+                context.rip = pc;
+                return self.raise(context, GuestFault::protection(entry::MISSING_GATE_ERROR));
+            }
+            None => Done::Restart,
+        };
+        match done {
+            Done::Value(value) => context.gpr[0] = value as u64,
+            Done::Restart => context.rip = pc,
+            Done::Registers | Done::Outcome(Outcome::Continue) => {}
+            Done::Outcome(outcome) => return outcome,
+        }
+        self.after_call(context)
+    }
+
+    fn perform_32(
+        &mut self,
+        context: &mut ThreadContext,
+        engine: &mut dyn Engine,
+        call: &Call,
+    ) -> Done {
+        let nr = call.nr as u32;
+        let (name, treatment) = table::treatment(nr);
+        match treatment {
+            Treatment::Kernel => self.pass_32(engine, call),
+            Treatment::Same(same) => {
+                let call = Call { nr: same as u64, args: call.args };
+                self.perform_writing(context, engine, &call)
+            }
+            Treatment::Own(handler) => handler(self, context, engine, call),
+            Treatment::Refused(reason) => refuse(nr, name, reason),
+        }
+    }
+
+    /// Has the kernel perform a 32-bit call as it stands. Pages of code that it may write to are
+    /// open meanwhile.
+    fn pass_32(&self, engine: &mut dyn Engine, call: &Call) -> Done {
+        let pages = self.process.pages();
+        let _outputs = pages
+            .announces_outputs()
+            .then(|| pages.announce_written(engine, outputs::outputs(call.nr as u32, &call.args)));
+        // Each 32-bit call may read a signalfd, as far as this has to know.
+        let like = libc::SYS_read as u64;
+        // SAFETY: the guest's own call; what would touch the translator has been sorted out.
+        match self.with_held_pending(like, self.mask, || unsafe { entry::windowed_32(call) }) {
+            entry::NOT_ENTERED => Done::Restart,
+            value => Done::Value(value),
+        }
+    }
+
+    /// Performs the 64-bit call `nr` for a 32-bit one.
+    fn perform_64(
+        &mut self,
+        context: &mut ThreadContext,
+        engine: &mut dyn Engine,
+        nr: i64,
+        args: &[u64],
+    ) -> Done {
+        self.perform_writing(context, engine, &Call::new(nr, args))
+    }
+}
+
+/// Fails with ENOSYS and, the first time, a message.
+fn refuse(nr: u32, name: &str, reason: &str) -> Done {
+    report_refused(nr, name, reason);
+    Done::error(libc::ENOSYS)
+}
