@@ -40,7 +40,7 @@ use super::Dispatcher;
 use super::fragments::{Arrival, Arrived, Came, Fragments, Side, Way};
 use super::select::{COPIED_BLOCK, NO_FRAGMENT, is_warm};
 use super::traces::FROM_OUTSIDE;
-use crate::interp::{NoPolicy, Stop, astray};
+use crate::interp::{NoPolicy, Stop, noncanonical};
 use crate::kernel::process;
 use crate::kernel::signal;
 use crate::kernel::syscall::{Outcome, System};
@@ -229,7 +229,9 @@ impl Dispatcher {
         }
         match came {
             Came::On(_) => None,
-            Came::Astray(pc) => Some(Ended::Stopped(Stop::Trap { pc, trap: Trap::Protection })),
+            Came::NonCanonical(pc) => {
+                Some(Ended::Stopped(Stop::Trap { pc, trap: Trap::Protection }))
+            }
             Came::Fault | Came::Interpret => {
                 let ended = self.interpret_one(context);
                 self.arrival = Arrival::Anyhow;
@@ -290,7 +292,7 @@ fn make_exact(
         Came::Fault if !fragments.copy_state(context, code) => {
             broken("a copied block faulted whose code has changed unnoticed");
         }
-        Came::Astray(from) => astray::undo(context, from, code),
+        Came::NonCanonical(from) => noncanonical::undo_transfer(context, from, code),
         _ => {}
     }
 }

@@ -15,13 +15,13 @@
 //! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its
 //! direct edges led; *native*, an original instruction run by a generated thunk ([`native`]).
 
-pub mod astray;
 mod cache;
 mod code;
 mod executable;
 mod flags;
 mod lower;
 mod native;
+pub mod noncanonical;
 mod pool;
 mod select;
 mod xstate;
@@ -288,7 +288,7 @@ impl Interp {
                     return Stop::Trap { pc, trap };
                 }
             };
-            if link.is_none() && astray::is_astray(target) {
+            if link.is_none() && noncanonical::is_noncanonical(target) {
                 return self.refuse(context, from.lowered.last_pc);
             }
             let kind = edge_kind(from, target, exit);
@@ -315,7 +315,7 @@ impl Interp {
     #[cold]
     fn refuse<P>(&self, context: &mut ThreadContext, pc: u64) -> Stop<P> {
         close(context, pc);
-        astray::undo(context, pc, &*self.cache.code());
+        noncanonical::undo_transfer(context, pc, &*self.cache.code());
         Stop::Trap { pc, trap: Trap::Protection }
     }
 
@@ -352,7 +352,7 @@ impl Interp {
         }
         let exit = context.scratch[(EXIT - RECORD) as usize];
         if matches!(block.lowered.end, End::CallIndirect | End::Ret | End::Indirect)
-            && astray::is_astray(exit)
+            && noncanonical::is_noncanonical(exit)
         {
             return Some(self.refuse(context, block.lowered.last_pc));
         }

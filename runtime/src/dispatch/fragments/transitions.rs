@@ -22,7 +22,7 @@
 
 use super::chaos::Forced;
 use super::{FragmentError, Fragments, Side, perform};
-use crate::interp::astray;
+use crate::interp::noncanonical;
 use crate::observe::stats::DeoptReason;
 use dynasour_emitter::blocks::{Copied, Counted, CounterId};
 use dynasour_emitter::{EmitError, EntryPoint, ExitId, FragmentId, Left, SiteKind, Via};
@@ -86,8 +86,8 @@ pub enum Came {
     Side(Side),
     /// The cache is full.
     Full,
-    /// `rip` is no address. The transfer at this pc led there, and is refused.
-    Astray(u64),
+    /// `rip` is not canonical. The transfer at this pc led there; the processor would refuse it.
+    NonCanonical(u64),
 }
 
 impl Fragments {
@@ -224,8 +224,8 @@ impl Fragments {
             Left::Indirect(via) => {
                 context.rip = context.next_pc;
                 self.stats.indirect.missed += 1;
-                match astray::origin(context, self.emitter.transfer(context)) {
-                    Some(from) => Ok(Came::Astray(from)),
+                match noncanonical::refused_transfer(context, self.emitter.transfer(context)) {
+                    Some(from) => Ok(Came::NonCanonical(from)),
                     None => Ok(Came::On(Arrival::Indirect(via))),
                 }
             }
@@ -268,8 +268,8 @@ impl Fragments {
         self.note_left(exit);
         let deopt = self.emitter.deopt(exit, context)?;
         deopt.stores.iter().try_for_each(perform)?;
-        if let Some(from) = astray::origin(context, deopt.after) {
-            return Ok(Came::Astray(from));
+        if let Some(from) = noncanonical::refused_transfer(context, deopt.after) {
+            return Ok(Came::NonCanonical(from));
         }
         if self.logs.exits {
             eprintln!("dynasour: left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
