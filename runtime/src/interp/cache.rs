@@ -1,8 +1,23 @@
-//! Blocks by pc: a hash map behind a small direct-mapped table, and links from block to block.
+//! The interpreter's blocks by pc: a hash map behind a small direct-mapped table, and links from
+//! block to block.
 //!
-//! Blocks are owned here and referred to by pointer; a pointer is good until the next invalidation.
-//! A block that is dropped is taken out of the table and of all links, which each block knows in
-//! both directions, so none ever dangles.
+//! Data: a [`Cache`] owns the blocks, the thunks of their natives, and the table ([`Front`]). Others
+//! refer to blocks by pointer.
+//!
+//! Invariants:
+//! * A pointer to a block is valid until the next invalidation, which needs `&mut Cache`.
+//! * No link dangles. A block knows the blocks that it links to and those that link to it, so a
+//!   block that is dropped is first removed from the table and from both kinds of lists.
+//! * A block was made either from bytes that cannot change without an invalidation
+//!   ([`Fetch::watch`]), or from a copy that it compares with memory at each entry
+//!   ([`BlockEntry::is_checked`]).
+//!
+//! Only the [`Interp`](super::Interp) that owns the cache calls it, on one thread, without a lock.
+//!
+//! Example: block A at 0x1000 ends with `jmp 0x2000`. The first time, [`Cache::successor`] makes
+//! block B, sets `A.links[0]` to B and adds A to B's `linked_from`. `invalidate(0x2000, 0x2001)`
+//! sets `A.links[0]` to null again and drops B; its `user` word waits in `marks` for the next block
+//! at 0x2000.
 
 use super::BlockRef;
 use super::code::{Code, CodeBytes};
@@ -25,29 +40,29 @@ use std::sync::Arc;
 pub struct BlockEntry {
     /// Guest pc of the first instruction.
     pub pc: u64,
-    /// First guest byte behind the block.
+    /// First guest byte after the block.
     pub end: u64,
-    /// How many guest instructions it has.
+    /// Number of guest instructions.
     pub count: u32,
-    /// What it was made from, if plain stores may change that: the interpreter then looks at each
-    /// entry.
+    /// The bytes that the block was made from, if plain stores may change them. The interpreter
+    /// compares them with memory at each entry.
     checked: Option<Arc<[u8]>>,
-    /// Free for the policy: initially 0 (the dynamo mode keeps a trace head's counter here).
+    /// For the policy; initially 0. The dynamo mode keeps a trace head's counter here.
     pub counter: u32,
-    /// Free for the policy: initially 0 (the dynamo mode keeps a fragment's number here).
+    /// For the policy; initially 0. The dynamo mode keeps a fragment's number here.
     pub user: u32,
     code: Rc<dyn Fetch>,
     lifted: OnceCell<Rc<LiftedBlock>>,
 }
 
 impl BlockEntry {
-    /// Plain stores may change what it was made from.
+    /// May plain stores change the bytes that the block was made from?
     pub fn is_checked(&self) -> bool {
         self.checked.is_some()
     }
 
-    /// The block's IR. It is not kept when the block is made, since few blocks are ever recorded,
-    /// but lifted again from guest memory at the first request.
+    /// The block's IR, lifted again from guest memory at the first request. It is not kept when the
+    /// block is made because few blocks are ever recorded.
     pub fn lifted(&self) -> Rc<LiftedBlock> {
         let lift = || match &self.checked {
             None => lift_block(self.pc, &*self.code, self.count as usize),
@@ -63,59 +78,61 @@ impl BlockEntry {
 
 /// A cached block.
 pub struct Block {
-    /// Its public face.
+    /// What a policy sees.
     pub entry: BlockEntry,
-    /// Its first operation.
+    /// The first operation.
     pub start: *const Code,
-    /// Where its direct edges led (the branch taken first); null if not known.
+    /// The blocks that the direct edges lead to; the first is that of a branch taken. Null until the
+    /// edge is passed.
     pub links: [*const Block; 2],
-    /// The blocks that link to it.
+    /// The blocks that link to this one.
     linked_from: SmallVec<[BlockRef; 2]>,
-    /// Its operations.
+    /// The operations.
     pub lowered: Lowered,
-    /// First guest byte behind those that made it what it is: [`BlockEntry::end`], unless it ends
-    /// in a trap, which other bytes behind could make an instruction.
+    /// See [`depends_to`].
     depends_to: u64,
 }
 
-/// The small table in front of the map: one block for each value of some bits of a hash of the pc.
+/// The direct-mapped table in front of the map, indexed by the upper bits of a hash of the pc.
 pub struct Front {
     entries: [(u64, *const Block); FRONT_SIZE],
 }
 
-// SAFETY: the only one that threads share is `EMPTY`, which nobody changes.
+// SAFETY: the only table that threads share is `EMPTY`, which is never changed.
 unsafe impl Sync for Front {}
 
-/// Where nothing is found; takes no memory.
+/// The table of a cache without blocks. It is all zeros and so costs no memory.
 static EMPTY: Front = Front { entries: [(0, std::ptr::null()); FRONT_SIZE] };
 
+/// Binary logarithm of the entries of [`Front`] (guess: 128 KiB for each thread; if it is too low,
+/// indirect transfers miss the table and return to [`Interp::run`](super::Interp::run)).
 const FRONT_BITS: u32 = 13;
 const FRONT_SIZE: usize = 1 << FRONT_BITS;
 
 impl Front {
     fn new() -> Box<Front> {
-        // SAFETY: zeros are pcs and null pointers.
+        // SAFETY: an entry of zeros is a pc and a null pointer.
         unsafe { Box::new_zeroed().assume_init() }
     }
 
     #[inline(always)]
-    fn slot(pc: u64) -> usize {
+    fn index(pc: u64) -> usize {
         (pc.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - FRONT_BITS)) as usize
     }
 
     /// The block at `pc`, null if it is not in the table.
     #[inline(always)]
     pub fn find(&self, pc: u64) -> *const Block {
-        let (at, block) = self.entries[Front::slot(pc)];
-        if at == pc { block } else { std::ptr::null() }
+        let (known, block) = self.entries[Front::index(pc)];
+        if known == pc { block } else { std::ptr::null() }
     }
 
     fn put(&mut self, pc: u64, block: BlockRef) {
-        self.entries[Front::slot(pc)] = (pc, block.as_ptr());
+        self.entries[Front::index(pc)] = (pc, block.as_ptr());
     }
 
     fn remove(&mut self, pc: u64) {
-        let entry = &mut self.entries[Front::slot(pc)];
+        let entry = &mut self.entries[Front::index(pc)];
         if entry.0 == pc {
             *entry = (0, std::ptr::null());
         }
@@ -126,10 +143,13 @@ impl Front {
     }
 }
 
+/// Binary logarithm of the bytes of a page.
 const PAGE_SHIFT: u32 = 12;
-/// More `user` words of dropped blocks are not kept.
+/// Greatest number of `user` words kept for dropped blocks (guess: it bounds the memory of a guest
+/// that changes its code all the time; a word that is not kept makes the policy find its fragment
+/// again).
 const MOST_MARKS: usize = 1 << 14;
-/// [`MAX_LENGTH`]
+/// [`MAX_LENGTH`] as a distance between addresses.
 const LENGTH: u64 = MAX_LENGTH as u64;
 const UNLINKED: [*const Block; 2] = [std::ptr::null(); 2];
 
@@ -143,11 +163,11 @@ pub struct Cache {
     singles: FxHashMap<u64, BlockRef>,
     /// Made for the first block that is not a single instruction.
     front: Option<Box<Front>>,
-    /// pcs of the blocks with bytes on each page.
+    /// For each page, the pcs of the blocks that depend on bytes of it.
     pages: FxHashMap<u64, Vec<u64>>,
-    /// Counts the times when blocks were dropped.
+    /// Incremented whenever blocks are dropped.
     generation: u64,
-    /// The `user` words of blocks that were dropped, for those that take their place.
+    /// The `user` words of dropped blocks, by pc, for the blocks that are made there later.
     marks: FxHashMap<u64, u32>,
 }
 
@@ -167,25 +187,25 @@ impl Cache {
         }
     }
 
-    /// Gets all memory that is not allocated from the heap.
+    /// See [`Interp::reserve`](super::Interp::reserve).
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn reserve(&mut self) -> std::io::Result<()> {
         self.natives.reserve()
     }
 
-    /// That memory.
+    /// The memory that [`Cache::reserve`] mapped.
     pub fn reserved(&self) -> Vec<std::ops::Range<u64>> {
         self.natives.reserved()
     }
 
-    /// How many blocks there are, those for stepping not counted.
+    /// Number of blocks, not counting those for stepping.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// How code is read.
+    /// The reader of guest code.
     pub fn code(&self) -> Rc<dyn Fetch> {
         self.code.clone()
     }
@@ -195,7 +215,8 @@ impl Cache {
         self.front.as_deref().unwrap_or(&EMPTY)
     }
 
-    /// The block at `pc`.
+    /// The block at `pc`, made if it does not exist. Making it may drop all other blocks, if the
+    /// pool of thunks is full.
     pub fn block(&mut self, pc: u64) -> Result<BlockRef, LowerError> {
         let front = self.front.get_or_insert_with(Front::new);
         if let Some(block) = NonNull::new(front.find(pc).cast_mut()) {
@@ -215,7 +236,7 @@ impl Cache {
         Ok(block)
     }
 
-    /// The block of the one instruction at `pc`.
+    /// The block of only the instruction at `pc`, made if it does not exist.
     pub fn single(&mut self, pc: u64) -> Result<BlockRef, LowerError> {
         if let Some(block) = self.singles.get(&pc) {
             return Ok(*block);
@@ -225,8 +246,8 @@ impl Cache {
         Ok(block)
     }
 
-    /// The block at `target`, to which `block` goes by its direct edge number `link`, if it is a
-    /// direct one. `block` may be dropped by this.
+    /// The block at `target`, which follows `block`. `link` is the number of the direct edge that
+    /// leads there; it is `None` for an indirect edge. This may drop `block`.
     pub fn successor(
         &mut self,
         mut block: BlockRef,
@@ -238,7 +259,7 @@ impl Cache {
         if let Some(link) = link
             && generation == self.generation
         {
-            // SAFETY: nothing was dropped meanwhile, and no other reference to the block exists.
+            // SAFETY: no block was dropped meanwhile, and no other reference to this one exists.
             let known =
                 unsafe { std::mem::replace(&mut block.as_mut().links[link], next.as_ptr()) };
             if known.is_null() {
@@ -249,8 +270,7 @@ impl Cache {
         Ok(next)
     }
 
-    /// The first byte from `pc` on that cannot be fetched, of the at most [`MAX_LENGTH`] bytes of
-    /// an instruction.
+    /// The first byte that cannot be fetched of the [`MAX_LENGTH`] bytes from `pc` on.
     pub fn first_unfetchable(&self, pc: u64) -> u64 {
         let mut bytes = [0; MAX_LENGTH];
         pc.wrapping_add(self.code.fetch(pc, &mut bytes) as u64)
@@ -266,7 +286,8 @@ impl Cache {
             Purpose::Single => 1,
         };
         let (lifted, lowered, checked) = loop {
-            // It may be the very instruction that writes to its page.
+            // A single instruction is not protected against stores like the bytes of other blocks:
+            // it may be the one that stores to its own page, which would then fault for ever.
             let may_change =
                 purpose == Purpose::Single && self.code.is_writable(pc..pc.saturating_add(LENGTH));
             let since = self.code.moment();
@@ -285,7 +306,8 @@ impl Cache {
             };
             let mut bytes = None;
             if writable {
-                // What is compared is what is lifted, whatever happens to memory meanwhile.
+                // Lift the same copy that the block will compare with memory, since memory may
+                // change at any time.
                 recycle(lifted);
                 let mut code = self.bytes(pc..source.end.saturating_add(LENGTH));
                 lifted = lift_block(pc, &Bytes { start: pc, bytes: &code }, max);
@@ -297,7 +319,7 @@ impl Cache {
                 code.truncate((end - pc) as usize);
                 let until_store = count_until_store(&lifted);
                 if until_store < lifted.count {
-                    // The store may change what follows.
+                    // The store may change the instructions after it, so the block ends there.
                     max = until_store as usize;
                     recycle(lifted);
                     continue;
@@ -344,7 +366,7 @@ impl Cache {
         }))))
     }
 
-    /// Those of `source` that can be fetched.
+    /// The bytes of `source` up to the first that cannot be fetched.
     fn bytes(&self, source: Range<u64>) -> Vec<u8> {
         let mut bytes = vec![0; (source.end - source.start) as usize];
         let len = self.code.fetch(source.start, &mut bytes);
@@ -356,7 +378,7 @@ impl Cache {
         self.blocks.is_empty() && self.singles.is_empty()
     }
 
-    /// Calls `f` on every entry, after which nothing is known of blocks that were dropped.
+    /// Calls `f` on every entry, and forgets the `user` words of dropped blocks.
     pub fn for_each_entry(&mut self, mut f: impl FnMut(&mut BlockEntry)) {
         self.marks.clear();
         for block in self.blocks.values_mut() {
@@ -365,7 +387,7 @@ impl Cache {
         }
     }
 
-    /// Drops the blocks with bytes in `start..end`; returns whether there were any.
+    /// Drops the blocks that depend on bytes in `start..end`; returns whether there were any.
     pub fn invalidate(&mut self, start: u64, end: u64) -> bool {
         if start >= end {
             return false;
@@ -420,7 +442,8 @@ impl Cache {
                 self.marks.insert(pc, user);
             }
             for mut other in linked_from {
-                // SAFETY: who links to a living block is alive: see below.
+                // SAFETY: a block that links to a living block is alive, because the loop below
+                // removes each dropped block from `linked_from`.
                 let other = unsafe { other.as_mut() };
                 other
                     .links
@@ -429,11 +452,11 @@ impl Cache {
                     .for_each(|link| *link = std::ptr::null());
             }
             for mut other in links.into_iter().filter_map(|link| NonNull::new(link.cast_mut())) {
-                // SAFETY: links lead to living blocks: the loop above.
+                // SAFETY: links lead to living blocks, because the loop above clears the links to
+                // each dropped block.
                 unsafe { other.as_mut() }.linked_from.retain(|from| *from != block);
             }
-            // SAFETY: it came from a box, is in no map or table any more, and no link leads to it
-            // or names it.
+            // SAFETY: the block came from a box. No map, table, link or list refers to it any more.
             drop(unsafe { Box::from_raw(block.as_ptr()) });
         }
         true
@@ -447,33 +470,33 @@ impl Cache {
         }
         self.pages.clear();
         for (_, block) in self.blocks.drain().chain(self.singles.drain()) {
-            // SAFETY: it came from a box, and everything that referred to it is dropped too.
+            // SAFETY: the block came from a box, and everything that referred to it is dropped too.
             drop(unsafe { Box::from_raw(block.as_ptr()) });
         }
-        // Without memory for a fresh pool the thunks stay where they are, and their space is lost.
+        // If there is no memory for a fresh pool, the old thunks keep their space in it for good.
         let _ = self.natives.clear();
     }
 
-    /// In a forked child: takes the blocks over from the parent.
+    /// In a forked child: keeps the blocks and copies the thunks.
     ///
     /// # Errors
-    /// What the kernel said; no block must be run then.
+    /// The kernel's error; no block must be run then.
     pub fn unshare_after_fork(&mut self) -> io::Result<()> {
         self.natives.unshare_after_fork()
     }
 }
 
-/// What a block is made for.
+/// The purpose that a block is made for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// To be run again and again.
+    /// Interpretation: as many instructions as a block may have.
     Block,
-    /// To be run once: one instruction.
+    /// Stepping: one instruction.
     Single,
 }
 
-/// One past the last byte that made a block what it is: its end, unless it ends in a trap, which
-/// other bytes behind could make an instruction.
+/// One past the last byte that decides what the block is. That is its end, with one exception: bytes
+/// that are no instruction (a trap) could become one if the bytes after them changed.
 fn depends_to(lifted: &LiftedBlock) -> u64 {
     match lifted.version.blocks.first().map(|block| &block.term) {
         Some(Term::Guest(GuestTerm::Trap { pc, .. })) => pc.saturating_add(LENGTH).max(lifted.end),
@@ -481,8 +504,7 @@ fn depends_to(lifted: &LiftedBlock) -> u64 {
     }
 }
 
-/// How many instructions of a block there are up to the first that writes memory, that one
-/// included.
+/// Number of the block's guest instructions up to and including the first that writes memory.
 fn count_until_store(lifted: &LiftedBlock) -> u32 {
     let version = &lifted.version;
     let writes = |inst: &Inst| match inst.op {

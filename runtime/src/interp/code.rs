@@ -1,21 +1,33 @@
 //! Interpreter operations: 24 bytes each, threaded through handler pointers.
 //!
-//! Words: a *slot* is an index into the thread context seen as an array of 64-bit words, so the
-//! guest's general registers (slots 0 to 15) and temporaries (in `scratch`) are addressed alike. A
-//! handler does one operation and calls the next one's handler in its tail: a jump, where the
-//! compiler makes it one, else a call that a block's length bounds. What it returns is the next
-//! operation to run: null at the end of the block, or [`FAULTED`] when a guest access faulted. A
-//! handler that ends a block returns the first operation of the next one if it is linked and nobody
-//! [`Watch`](super::Watch)es the edge: see `follow`.
+//! Words: a *slot* is an index into the thread context seen as an array of 64-bit words. The
+//! guest's general registers (slots 0 to 15) and the temporaries (in `scratch`) are addressed alike.
+//! A *handler* is the function that executes one kind of operation.
 //!
-//! Every handler cuts its operands to its type, so a slot's upper bits never matter to a narrower
-//! reader; every result is written zero-extended. What the operations compute is
-//! [`dynasour_ir::semantics`]; a test holds the handlers to it.
+//! A handler executes its operation and then calls the next operation's handler. The compiler turns
+//! that call into a jump where it can; elsewhere the length of a block bounds the depth. The last
+//! handler of a block returns the first operation of the next block if that is linked and the edge
+//! is not watched ([`Watch`](super::Watch), see `follow`). Else it returns null. A handler whose
+//! guest access faults returns [`FAULTED`].
 //!
-//! Invariant (kept by `lower`): slots lie inside the thread context, `imm` pointers point into the
-//! block that owns the operation, and each list ends in an operation that ends the block. While
-//! operations run (kept by [`Interp`](super::Interp)), the words [`CURRENT`], [`WATCH`] and
-//! [`FRONT`] are what they say.
+//! The module owns no data: operations belong to their block, slots to the thread context.
+//!
+//! Invariants kept by `lower`:
+//! * Slots lie inside the thread context.
+//! * A pointer in `imm` points into the block that owns the operation.
+//! * Each list ends with an operation that ends the block.
+//!
+//! Invariants kept by the handlers:
+//! * A handler cuts its operands to its type, so the upper bits of a slot do not matter to a
+//!   narrower reader. It writes its result zero-extended.
+//! * The result is the one that [`dynasour_ir::semantics`] defines; a test compares them.
+//!
+//! Invariant kept by [`Interp`](super::Interp), the only caller, while operations run: the words
+//! [`CURRENT`], [`WATCH`], [`FRONT`] and [`ZERO`] hold what their comments say.
+//!
+//! Example: `add eax, 5; jmp l` becomes two operations. `binary::<Add, u32, true>` has a = d = 0
+//! (eax) and imm = 5. `end` sets [`EXIT`] to 1 and follows link 0. The description of the add's
+//! flags is written to [`RECORD`] between the two by `record`, from the result in slot 0.
 
 use super::cache::{Block, Front};
 use super::flags::Kind;
@@ -50,14 +62,14 @@ pub struct Code {
 const SCRATCH: u16 = (offset::SCRATCH / 8) as u16;
 /// Kind, a, b, c of the flags record.
 pub const RECORD: u16 = SCRATCH;
-/// Which way a block was left: 1 and 0 for a branch, the target of an indirect transfer, the
-/// operation that faulted.
+/// How the block was left: 1 for a branch taken and 0 for one not taken, or the target of an
+/// indirect transfer, or the address of the operation that faulted.
 pub const EXIT: u16 = SCRATCH + 4;
 /// Always zero while the interpreter runs.
 pub const ZERO: u16 = SCRATCH + 5;
 /// Address of the block being executed.
 pub const CURRENT: u16 = SCRATCH + 6;
-/// Which edges are to be left to the interpreter: `Watch`, see `follow`.
+/// The edges at which operations return to the interpreter ([`Watch`](super::Watch), see `follow`).
 pub const WATCH: u16 = SCRATCH + 7;
 /// Address of the cache's [`Front`].
 pub const FRONT: u16 = SCRATCH + 8;
@@ -79,20 +91,20 @@ pub const FAULTED: *const Code = std::ptr::without_provenance(1);
 /// Returned instead of the next operation when the block's bytes are not what it was made from.
 pub const STALE: *const Code = std::ptr::without_provenance(2);
 
-/// Has a handler ended the block (by null, [`FAULTED`] or [`STALE`])?
+/// Is `next` null, [`FAULTED`] or [`STALE`], and not an operation?
 #[inline(always)]
 pub fn ended(next: *const Code) -> bool {
     next.addr() <= 2
 }
 
-/// A bit of [`WATCH`] and of the flags of an edge: calls and jumps backward.
+/// A bit of [`WATCH`] and of an edge's flags: the edge is a call or a jump backward.
 pub const HEAD_EDGE: u16 = 1;
-/// A bit of [`WATCH`] and of the flags of an edge: all of them.
+/// A bit of [`WATCH`] and of an edge's flags: every edge has it.
 pub const ANY_EDGE: u16 = 2;
 /// Bits of [`WATCH`]: edges to blocks whose `user` word is not 0.
 pub const USER_MASK: u64 = !0 << 32;
 
-/// Where the words of flags come from.
+/// Where an operand's word comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// A slot.
@@ -105,7 +117,7 @@ impl Source {
     /// The word.
     ///
     /// # Safety
-    /// `words` are those of a thread context, and a slot lies inside.
+    /// `words` points to a thread context, and the slot lies inside it.
     #[inline]
     pub unsafe fn get(self, words: *const u64) -> u64 {
         match self {
@@ -116,12 +128,12 @@ impl Source {
     }
 }
 
-/// A description of the guest's flags at one place of a block.
+/// A description of the guest's flags at one point of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlagState {
     /// They are in the record.
     Record,
-    /// They follow from these.
+    /// They follow from these words, as the kind says.
     Known(Kind, [Source; 3]),
 }
 
@@ -129,7 +141,7 @@ impl FlagState {
     /// The six flags.
     ///
     /// # Safety
-    /// `words` are those of a thread context whose record was opened by the interpreter.
+    /// `words` points to a thread context whose record the interpreter has opened.
     pub unsafe fn bits(&self, words: *const u64) -> u64 {
         // SAFETY: the caller's promise.
         unsafe {
@@ -146,16 +158,16 @@ impl FlagState {
     }
 }
 
-/// What a block was made from, if stores may change it.
+/// The guest bytes that a block was made from, if plain stores may change them.
 pub struct CodeBytes {
-    /// Where.
+    /// The address of the first.
     pub start: u64,
-    /// What was there.
+    /// The bytes when the block was made.
     pub bytes: Arc<[u8]>,
 }
 
 impl CodeBytes {
-    /// Is it still there?
+    /// Does guest memory still hold these bytes?
     #[inline(never)]
     fn unchanged(&self) -> bool {
         let mut now = [0; 64];
@@ -351,14 +363,15 @@ handlers! {
         let (a, b) = (T::cut(get(w, op.a)), T::cut(second::<IMM>(w, op)));
         set(w, op.d, T::cut(B::apply::<T>(a, b)));
     }
-    /// The first operation of a block that stores may change.
+    /// The first operation of a block whose bytes stores may change: compares them.
     fn check_bytes(_w, op) {
         if !(*(op.imm as *const CodeBytes)).unchanged() {
             return STALE;
         }
     }
-    /// Branch on a op b; c is the kind to record of (a, b). An immediate is i32, the recorded b its
-    /// upper half. d are the flags of the edge if taken.
+    /// Branch on a op b, and record flags of kind c over the words a and b. d has the flags of the
+    /// edge that is taken. With a constant, the low half of imm is compared with a and its high half
+    /// is recorded as b, both sign-extended.
     fn branch_compare<B: Binary, T: Int; const IMM: bool>(w, op) {
         let a = get(w, op.a);
         let (b, recorded) = if IMM {
@@ -372,11 +385,11 @@ handlers! {
         set(w, RECORD + 2, recorded);
         return leave(w, B::apply::<T>(T::cut(a), T::cut(b)), op.d);
     }
-    /// Branch on an i1; d are the flags of the edge if taken.
+    /// Branch on the i1 in a; d has the flags of the edge that is taken.
     fn branch(w, op) {
         return leave(w, get(w, op.a) & 1, op.d);
     }
-    /// End the block; a direct successor; d are the flags of the edge.
+    /// End the block with one direct successor; d has the flags of the edge.
     fn end(w, op) {
         return leave(w, 1, op.d);
     }
@@ -384,7 +397,7 @@ handlers! {
     fn end_stop(_w, _op) {
         return std::ptr::null();
     }
-    /// End the block; the target is in a; d are the flags of the edge.
+    /// End the block with the target in a; d has the flags of the edge.
     fn end_indirect(w, op) {
         let target = get(w, op.a);
         set(w, EXIT, target);
@@ -479,7 +492,7 @@ handlers! {
         set(w, RECORD + 1, get(w, op.a));
         set(w, RECORD + 2, second::<IMM>(w, op));
     }
-    /// Record any description of flags.
+    /// Record the description of flags that imm points to.
     fn record_state(w, op) {
         if let FlagState::Known(kind, sources) = &*(op.imm as *const FlagState) {
             let words = sources.map(|s| s.get(w));
@@ -489,20 +502,21 @@ handlers! {
             }
         }
     }
-    /// d = the bits of flags.
+    /// d = the bits of the flags that imm describes.
     fn flag_bits(w, op) {
         set(w, op.d, (*(op.imm as *const FlagState)).bits(w));
     }
-    /// d = does condition c hold of flags?
+    /// d = 1 if condition c holds of the flags that imm describes, else 0.
     fn condition(w, op) {
         let bits = (*(op.imm as *const FlagState)).bits(w);
         set(w, op.d, u64::from(semantics::cond_holds(Cond::ALL[(op.c & 15) as usize], bits)));
     }
-    /// d = any pure operation.
+    /// d = the value of the pure operation that imm points to.
     fn pure(w, op) {
         set(w, op.d, (*(op.imm as *const PureOp)).value(w));
     }
-    /// An original instruction; the address of its memory operand is in a.
+    /// Execute the original instruction that imm points to; the address of its memory operand is in
+    /// a.
     fn native(w, op) {
         if (*(op.imm as *const NativeOp)).run(w.cast(), get(w, op.a)) {
             return faulted(w, op);
@@ -510,11 +524,13 @@ handlers! {
     }
 }
 
-/// Satisfied by everything: lets a handler with only a constant parameter use the common pattern.
+/// Every type has this trait. It lets a handler that has only a constant parameter use the pattern
+/// of the macro, which wants a type parameter first.
 pub trait Never {}
 impl<T> Never for T {}
 
-/// Ends a block with direct successors: the first if `exit` is not 0.
+/// Ends a block with direct successors: goes to the first if `exit` is not 0, else to the second.
+/// `taken` has the flags of the first edge.
 #[inline(always)]
 unsafe fn leave(w: *mut u64, exit: u64, taken: u16) -> *const Code {
     // SAFETY: module invariant.
@@ -526,8 +542,8 @@ unsafe fn leave(w: *mut u64, exit: u64, taken: u16) -> *const Code {
     }
 }
 
-/// The first operation of `next`, which becomes the current block; null if there is none, if
-/// control is wanted elsewhere, or if somebody watches the edge.
+/// Makes `next` the current block and returns its first operation. Returns null, and changes
+/// nothing, if `next` is null, if the context's `pending` is set, or if the policy watches the edge.
 #[inline(always)]
 unsafe fn follow(w: *mut u64, next: *const Block, flags: u16) -> *const Code {
     if next.is_null() {

@@ -1,19 +1,36 @@
 //! The interpreter: runs version `base` of every region (docs/design.md, "One semantics").
 //!
 //! A guest block is lifted once, lowered once to a list of operations ([`code`], [`lower`]) and
-//! cached by pc ([`cache`]). [`Interp::run`] executes blocks until something needs the dispatcher;
-//! on every [`Stop`] the [`ThreadContext`] holds the exact guest state. Between stops registers and
-//! memory are exact too, but the arithmetic flags live in a record ([`flags`]) and rip is not kept.
+//! cached by pc ([`cache`]). [`Interp::run`] executes blocks until something needs the dispatcher.
 //!
-//! A [`Policy`] watches the edges between blocks: the dynamo mode counts trace heads, enters
-//! fragments and records there. It says which edges it wants to see ([`Watch`]); all others are
-//! followed from block to block without coming back to [`Interp::run`].
+//! Words: *edge*, the passage from one block to the next; *link*, the pointer by which a block
+//! remembers where one of its direct edges led; *native*, an original instruction that a generated
+//! thunk executes ([`native`]).
 //!
-//! Blocks from pages that stores may change ([`Fetch::is_writable`]) compare their bytes at each
-//! entry and end behind the first store; what is stale is dropped and made again.
+//! A [`Policy`] is asked about the edges: the dynamo mode counts trace heads, enters fragments and
+//! records there. The policy says which edges it wants to see ([`Watch`]). All others are followed
+//! from block to block without coming back to [`Interp::run`].
 //!
-//! Words: *edge*, the passage from one block to the next; *link*, a block's memory of where its
-//! direct edges led; *native*, an original instruction run by a generated thunk ([`native`]).
+//! Data: an [`Interp`] owns its [`Cache`], which owns the blocks and the thunks. The guest's state
+//! is the caller's [`ThreadContext`]; `scratch` in it belongs to the interpreter during a run.
+//!
+//! Invariants:
+//! * At every [`Stop`] the context holds the exact guest state.
+//! * Between stops registers and memory are exact too. The arithmetic flags are in a record
+//!   ([`flags`]), and rip is not kept.
+//! * A block whose bytes plain stores may change ([`Fetch::is_writable`]) compares them at each
+//!   entry and ends after its first store. A block whose bytes have changed is dropped and made
+//!   again.
+//!
+//! Each guest thread has an `Interp` of its own and calls it without a lock. Only [`fixup`] may be
+//! called in a signal handler.
+//!
+//! Example: `l: add eax, ecx; sub ecx, 1; jne l; syscall` with rip at `l`. The first run of the
+//! loop's block ends with its edge to itself. Its link is still null, so `run` finds the block in
+//! the cache, sets the link and asks the policy. From then on the block's last operation follows the
+//! link by itself, unless the policy watches jumps backward or `pending` is set. When ecx is 0, the
+//! fall-through edge leads to the block of the `syscall`, and `run` returns [`Stop::Syscall`] with
+//! rip after it and the flags computed from the record.
 
 mod cache;
 mod code;
@@ -48,9 +65,9 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use xstate::GuestMxcsr;
 
-/// Where to continue after a fault of the host instruction at `host_rip`, if it is a guest access
-/// of this crate: in [`memory`] or in a native. The handler of SIGSEGV, SIGBUS, SIGFPE and SIGILL
-/// sets rip to it, after [`memory::note_fault`].
+/// Where to continue after a fault of the host instruction at `host_rip`, if that is a guest access
+/// in [`memory`] or a native in its thunk. The handler of SIGSEGV, SIGBUS, SIGFPE and SIGILL calls
+/// [`memory::note_fault`] and then sets rip to this address.
 pub fn fixup(host_rip: u64) -> Option<u64> {
     memory::fixup(host_rip).or_else(|| thunk_fixup(host_rip))
 }
@@ -58,14 +75,14 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
 /// Why the interpreter returned. The thread context holds the exact guest state.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Stop<P> {
-    /// `syscall`; rip is behind it.
+    /// `syscall`; rip is after it.
     Syscall,
     /// An instruction for the runtime; rip is at it.
     Special {
         /// The instruction.
         pc: u64,
     },
-    /// An instruction that raises a signal whatever its operands; rip is at it.
+    /// An instruction that raises a signal whatever its operands are; rip is at it.
     Trap {
         /// The instruction.
         pc: u64,
@@ -76,19 +93,19 @@ pub enum Stop<P> {
     Fault {
         /// The instruction.
         pc: u64,
-        /// What the kernel said.
+        /// The kernel's report.
         info: FaultInfo,
     },
     /// `pending` became nonzero; rip is at the next block.
     Pending,
-    /// The policy stopped at an edge; rip is at the block that was to be entered.
+    /// The policy stopped at an edge; rip is at the block that the edge leads to.
     Policy(P),
     /// The block at rip cannot be interpreted: a broken invariant of dynasour.
     Broken(LowerError),
 }
 
 impl Stop<Infallible> {
-    /// The same for any policy.
+    /// The same stop in the type for any policy.
     pub fn without_policy<P>(self) -> Stop<P> {
         match self {
             Stop::Syscall => Stop::Syscall,
@@ -102,14 +119,14 @@ impl Stop<Infallible> {
     }
 }
 
-/// What kind of edge is passed.
+/// The kind of an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EdgeKind {
-    /// A branch not taken, or a block that ended for its length.
+    /// A branch not taken, or the end of a block that reached its greatest length.
     FallThrough,
     /// A direct jump or a branch taken.
     Taken {
-        /// Not behind the branch itself.
+        /// The target is not after the branch.
         backward: bool,
     },
     /// A call, direct or not.
@@ -123,7 +140,7 @@ pub enum EdgeKind {
 /// Which edges a [`Policy`] wants to see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Watch {
-    /// None: the interpreter follows them by itself.
+    /// None. The policy still sees an edge that is passed for the first time.
     None,
     /// Calls, jumps backward, and edges to blocks whose [`BlockEntry::user`] is not 0.
     Heads,
@@ -141,16 +158,18 @@ impl Watch {
     }
 }
 
-/// Watches edges.
+/// Decides at edges between blocks whether the interpreter goes on.
 pub trait Policy {
-    /// What it stops with.
+    /// What [`Stop::Policy`] carries.
     type Stop;
 
-    /// Which edges it wants to see; asked when a run starts and after each [`Policy::edge`].
+    /// Which edges the policy wants to see. Asked when a run starts and after each
+    /// [`Policy::edge`].
     fn watch(&self) -> Watch;
 
-    /// The block at `from` is left for `to`. With `Some`, [`Interp::run`] returns before executing
-    /// `to`. Edges that are passed for the first time come here whether they are watched or not.
+    /// Control goes from the block at `from` to the block `to`. If this returns `Some`,
+    /// [`Interp::run`] returns before it executes `to`. An edge that is passed for the first time
+    /// comes here whether it is watched or not.
     ///
     /// `context` has the exact registers, but neither rip nor the arithmetic flags.
     fn edge(
@@ -162,7 +181,7 @@ pub trait Policy {
     ) -> Option<Self::Stop>;
 }
 
-/// The policy that lets everything pass.
+/// The policy that never stops.
 pub struct NoPolicy;
 
 impl Policy for NoPolicy {
@@ -183,7 +202,7 @@ impl Policy for NoPolicy {
     }
 }
 
-/// Code as it stands in guest memory.
+/// All of guest memory, read as code.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestCode;
 
@@ -199,7 +218,7 @@ pub struct Interp {
 }
 
 impl Interp {
-    /// An interpreter that takes all guest memory for code.
+    /// An interpreter that may execute all of guest memory.
     pub fn new() -> Interp {
         Interp::with_code(Box::new(GuestCode))
     }
@@ -209,16 +228,16 @@ impl Interp {
         Interp { cache: Cache::new(code.into()) }
     }
 
-    /// Gets all memory that is not allocated from the heap, so that it is there before the guest
-    /// is.
+    /// Maps the memory for thunks now instead of at the first native. Called before the guest's
+    /// first instruction, so that a failure is reported before the guest runs.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn reserve(&mut self) -> std::io::Result<()> {
         self.cache.reserve()
     }
 
-    /// The memory that [`Interp::reserve`] got.
+    /// The memory that [`Interp::reserve`] mapped.
     pub fn reserved(&self) -> Vec<std::ops::Range<u64>> {
         self.cache.reserved()
     }
@@ -311,7 +330,7 @@ impl Interp {
         }
     }
 
-    /// Stops before the jump, call or return at `pc`, which was executed, but must not be.
+    /// Undoes the indirect transfer at `pc`, whose target is not canonical, and stops before it.
     #[cold]
     fn refuse<P>(&self, context: &mut ThreadContext, pc: u64) -> Stop<P> {
         close(context, pc);
@@ -319,9 +338,9 @@ impl Interp {
         Stop::Trap { pc, trap: Trap::Protection }
     }
 
-    /// Executes exactly one guest instruction. `None` if it completed: rip is at the next one. The
-    /// instruction before a stop other than [`Stop::Syscall`] has not been executed. Does not look
-    /// at `pending`.
+    /// Executes one guest instruction. Returns `None` if it completed; rip is then at the next one.
+    /// At a stop other than [`Stop::Syscall`] the instruction has not been executed. `pending` is
+    /// ignored.
     pub fn run_one(&mut self, context: &mut ThreadContext) -> Option<Stop<Infallible>> {
         let mxcsr = GuestMxcsr::load(context);
         let stop = self.run_single(context);
@@ -330,7 +349,7 @@ impl Interp {
     }
 
     fn run_single(&mut self, context: &mut ThreadContext) -> Option<Stop<Infallible>> {
-        // With all edges watched none is followed.
+        // With all edges watched no operation follows a link.
         open(context, self.cache.front(), Watch::All);
         let (block, end) = loop {
             let block = match self.cache.single(context.rip) {
@@ -368,13 +387,13 @@ impl Interp {
         stop
     }
 
-    /// How this interpreter reads code.
+    /// The reader of guest code that this interpreter was made with.
     pub fn code(&self) -> Rc<dyn Fetch> {
         self.cache.code()
     }
 
-    /// The cache's entry for the block at `pc`, made if need be: for the dispatcher, which enters
-    /// blocks without an edge.
+    /// The entry of the block at `pc`; the block is made if it does not exist. For the dispatcher,
+    /// which enters blocks without an edge.
     ///
     /// # Errors
     /// See [`LowerError`].
@@ -385,7 +404,7 @@ impl Interp {
         Ok(unsafe { &mut block.as_mut().entry })
     }
 
-    /// All entries, in no order: for policies that keep something in them.
+    /// Calls `f` on the entries of all blocks, in no order. For policies that keep data in them.
     pub fn for_each_entry(&mut self, f: impl FnMut(&mut BlockEntry)) {
         self.cache.for_each_entry(f);
     }
@@ -400,16 +419,17 @@ impl Interp {
         self.cache.clear();
     }
 
-    /// In a forked child: takes the blocks over, and copies the memory that is shared with the
-    /// parent.
+    /// In a forked child: keeps the blocks, and copies the memory of the thunks, which is shared
+    /// with the parent.
     ///
     /// # Errors
-    /// If the kernel has no memory for natives; nothing must be run then.
+    /// The kernel has no memory for the copy. The interpreter must not be used then.
     pub fn unshare_after_fork(&mut self) -> io::Result<()> {
         self.cache.unshare_after_fork()
     }
 
-    /// The byte at which fetching the instruction at `pc` fails, after a [`Trap::Fetch`] there.
+    /// The first byte of the instruction at `pc` that cannot be fetched, after a [`Trap::Fetch`]
+    /// there.
     pub fn first_unfetchable(&self, pc: u64) -> u64 {
         self.cache.first_unfetchable(pc)
     }
@@ -426,8 +446,8 @@ impl Default for Interp {
     }
 }
 
-/// Puts the arithmetic flags of the context into the record, and fills in the words that operations
-/// rely on.
+/// Puts the context's arithmetic flags into the record, and sets the words of `scratch` that
+/// operations rely on.
 fn open(context: &mut ThreadContext, front: *const Front, watch: Watch) {
     let bits = context.rflags & ARITH_FLAGS;
     let mut set = |slot: u16, word: u64| context.scratch[(slot - RECORD) as usize] = word;
@@ -455,9 +475,9 @@ fn close(context: &mut ThreadContext, rip: u64) {
     context.rip = rip;
 }
 
-/// Executes the operations of `block`, and of the blocks that follow over links. Afterwards
-/// [`current`] is the last one. Returns null, [`FAULTED`] or [`STALE`]; what is stale has done
-/// nothing.
+/// Executes the operations of `block`, and of the blocks that it reaches over links. Afterwards
+/// [`current`] is the block that was executed last. Returns null at its end, or [`FAULTED`], or
+/// [`STALE`] if its bytes have changed; then none of its operations was executed.
 #[inline(always)]
 fn execute(context: &mut ThreadContext, block: BlockRef) -> *const code::Code {
     context.scratch[(code::CURRENT - RECORD) as usize] = block.as_ptr() as u64;
