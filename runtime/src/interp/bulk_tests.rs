@@ -1,11 +1,11 @@
-//! In-process comparison of blocks in bulk (docs/design.md, "Correctness"): runs of instructions
-//! taken from real code are executed once natively and once interpreted, from the same state, and
-//! *all* state is compared.
+//! In-process comparison of the interpreter with the processor (docs/design.md, "Correctness").
+//! Sequences of instructions taken from real code are executed once natively and once interpreted,
+//! from the same state. Then *all* state is compared, also after a fault.
 //!
-//! The instructions come from the executable mappings of this process (the test itself, libc, libm,
-//! …). Control transfers are left out; memory operands are redirected to `[r14 + r13*scale + disp]`
-//! in scratch memory; rsp points into it. Both runs use the same bytes at the same address, faults
-//! included. `DYNASOUR_SEED` replays a run, `DYNASOUR_CASES` makes it longer.
+//! The instructions come from the executable mappings of this process: the test itself, libc, libm
+//! and others. Control transfers are left out. Memory operands are redirected to
+//! `[r14 + r13*scale + disp]` in scratch memory, into which rsp points too. Both executions use the
+//! same bytes at the same address. `DYNASOUR_SEED` replays a run, `DYNASOUR_CASES` makes it longer.
 
 use super::pool::Pool;
 use super::xstate::Layout;
@@ -33,7 +33,8 @@ fn redirect(inst: &mut Instruction, random: &mut Random) {
         matches!(inst.op_register(i), Register::AH | Register::BH | Register::CH | Register::DH)
     });
     if high_byte {
-        // No REX prefix, so no r14: an absolute address cannot reach, but the stack can.
+        // AH to DH exclude a REX prefix and so r14. An absolute address does not reach the scratch
+        // memory, but rsp points into it.
         inst.set_memory_base(Register::RSP);
         inst.set_memory_index(Register::None);
     } else {
@@ -50,7 +51,7 @@ fn redirect(inst: &mut Instruction, random: &mut Random) {
     inst.set_segment_prefix(Register::None);
 }
 
-/// A function that runs `code` on the state in `context`: address, and where its parts lie.
+/// A generated function that runs `code` on the state in `context`, and the addresses of its parts.
 struct Native {
     entry: u64,
     body: u64,
@@ -112,7 +113,7 @@ fn native_copy(pool: &mut Pool, code: &[Instruction], context: &ThreadContext) -
     pool.append(&code).map(|entry| Native { entry, body, end })
 }
 
-/// Guest code that ends, for the interpreter, in a `syscall` where the native copy leaves.
+/// The guest code as the interpreter reads it: with a `syscall` where the native copy leaves.
 struct UntilEnd(std::rc::Rc<std::cell::Cell<u64>>);
 
 impl Fetch for UntilEnd {
@@ -156,7 +157,7 @@ fn copy(from: &ThreadContext, to: &mut ThreadContext) {
     to.xstate.0 = from.xstate.0;
 }
 
-/// What differs between two contexts.
+/// The differences between two contexts, as text.
 fn differences(native: &mut ThreadContext, ours: &mut ThreadContext) -> Vec<String> {
     let mut out = Vec::new();
     for n in 0..16 {
@@ -207,7 +208,8 @@ fn real_code_interpreted_equals_native() {
     let mut instructions = harvest();
     assert!(instructions.len() > 10_000, "{}", instructions.len());
     instructions.extend(synthesise(&mut Random(first_seed), 400_000));
-    // Rare instructions shall be met as often as mov.
+    // Choose each instruction with the same probability, so that rare ones are tested as often as
+    // mov.
     let mut by_code: std::collections::BTreeMap<u32, Vec<&Instruction>> = Default::default();
     for inst in &instructions {
         by_code.entry(inst.code() as u32).or_default().push(inst);

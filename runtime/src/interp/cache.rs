@@ -145,9 +145,9 @@ impl Front {
 
 /// Binary logarithm of the bytes of a page.
 const PAGE_SHIFT: u32 = 12;
-/// Greatest number of `user` words kept for dropped blocks (guess: it bounds the memory of a guest
-/// that changes its code all the time; a word that is not kept makes the policy find its fragment
-/// again).
+/// Greatest number of `user` words kept for dropped blocks (guess: it bounds the memory for a guest
+/// that changes its code all the time; a block whose word is not kept starts with 0, so edges to it
+/// are not watched for its sake).
 const MOST_MARKS: usize = 1 << 14;
 /// [`MAX_LENGTH`] as a distance between addresses.
 const LENGTH: u64 = MAX_LENGTH as u64;
@@ -286,8 +286,8 @@ impl Cache {
             Purpose::Single => 1,
         };
         let (lifted, lowered, checked) = loop {
-            // A single instruction is not protected against stores like the bytes of other blocks:
-            // it may be the one that stores to its own page, which would then fault for ever.
+            // The page of a stepped instruction is not write-protected: the instruction may be the
+            // one that stores to that page.
             let may_change =
                 purpose == Purpose::Single && self.code.is_writable(pc..pc.saturating_add(LENGTH));
             let since = self.code.moment();

@@ -1,5 +1,12 @@
-//! Guest memory as the processor's instruction fetch sees it: pages without the right to be
-//! executed are refused, so the lifter must refuse them too.
+//! Guest memory as the processor's instruction fetch sees it, for the lifter. The processor fetches
+//! nothing from a page without the right to be executed, so the lifter must not either.
+//!
+//! An [`ExecutableCode`] owns no data: which pages are executable, and which may change, is the
+//! guest's [`CodePages`], which has its own lock (rank 10 in [`crate::sync`]). Any guest thread may
+//! call it that does not hold that lock.
+//!
+//! Example: 0x1000..0x2000 is executable and the page after it is not. `fetch(0x1ffc, buf)` with
+//! 15 bytes returns 4, so an instruction that needs more becomes a fetch trap.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +23,7 @@ pub struct ExecutableCode {
 }
 
 impl ExecutableCode {
-    /// What `pages` says is executable.
+    /// A reader of the pages that are executable according to `pages`.
     pub fn new(pages: Arc<CodePages>) -> ExecutableCode {
         ExecutableCode { pages }
     }

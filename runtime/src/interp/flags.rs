@@ -1,13 +1,20 @@
-//! Arithmetic flags as the interpreter keeps them: not as bits but as "which operation on which
-//! operands".
+//! Arithmetic flags as the interpreter keeps them: as the operation that set them and its operands.
+//! The bits are computed only when they are needed: for a condition, at a fault, at the end of a
+//! run.
 //!
-//! Words: a *form* says how the six flags follow from up to three words; a *kind* is a form with
-//! its operand width, packed in 16 bits. The *record* is four words in the thread context that hold
-//! the kind and the words of the last operation whose flags anybody may still see. Bits are
-//! computed only where somebody looks: a condition, a fault, the end of a run.
+//! Words: a *form* says how the six flags follow from up to three words. A *kind* is a form with its
+//! operand width, packed in 16 bits. The *record* is four words in the thread context: a kind and
+//! three words, from which the guest's flags follow at the end of each block.
 //!
-//! The cheap forms are computed here in a few host instructions; all others execute the real
+//! The frequent forms are computed here in a few host instructions. All others execute the real
 //! instruction through [`ir::hostflags`](dynasour_ir::hostflags). A test compares the two.
+//!
+//! The functions are pure, except that [`shift_ignores_old`] caches what it learnt of the processor
+//! in atomics. Any thread may call them without a lock.
+//!
+//! Example: `cmp eax, ecx` with eax = 5 and ecx = 7 records the kind of ([`Form::Sub`], i32) and the
+//! words 5, 7 and 0. [`Kind::bits`] makes CF, SF and AF of them: 5 < 7, 5 - 7 is negative, and bit 4
+//! borrows.
 
 use dynasour_ir::semantics::{AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use dynasour_ir::{FlagOp, Ty, hostflags};
@@ -38,6 +45,7 @@ pub enum Form {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kind(pub u16);
 
+/// The number of the first form that the host executes, after those of the forms before it.
 const FIRST_HOST: u16 = 7;
 
 impl Kind {
@@ -151,11 +159,14 @@ fn sub(ty: Ty, a: u64, b: u64) -> u64 {
     carry(a < b) | af(a, b, r) | result(ty, r) | overflow(ty, (a ^ b) & (a ^ r))
 }
 
-/// Does a shift by the constant `count` leave nothing of the old flags on this processor?
+/// Are the flags after a shift by the constant `count` independent of the old flags on this
+/// processor?
 ///
-/// The architecture leaves AF (and OF for counts above 1) undefined; whether they are old bits is
-/// asked of the processor once for each operation, width and count.
+/// The architecture leaves AF undefined (and OF for counts above 1): a processor may keep the old
+/// bits. The shift is therefore tried once for each operation, width and count, with 64 operands,
+/// with all old flags clear and with all set.
 pub fn shift_ignores_old(op: FlagOp, ty: Ty, count: u64) -> bool {
+    /// By operation and width, then by count: 0 not tried, 1 independent, 2 not.
     static KNOWN: [[AtomicU8; 64]; 12] = [const { [const { AtomicU8::new(0) }; 64] }; 12];
     let row = match op {
         FlagOp::Shl => 0,

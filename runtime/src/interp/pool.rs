@@ -1,24 +1,36 @@
-//! Executable memory of the interpreter's own, seen through two views: writable and executable,
-//! never both.
+//! The interpreter's own executable memory, for the thunks of natives.
 //!
-//! Code is appended and never changed. A forked child shares the memory at first:
-//! [`Pool::unshare_after_fork`] copies it to memory of its own at the same addresses. So that the
-//! parent, which may run on meanwhile, does not pull the code away, emptying a pool takes fresh
-//! memory too.
+//! Data: a [`Pool`] owns memory with two views, one writable and one executable. A global list holds
+//! the addresses of the executable views, for [`contains`].
+//!
+//! Invariants:
+//! * No view is both writable and executable.
+//! * Code is appended and never changed.
+//! * A forked child shares the memory with its parent until [`Pool::unshare_after_fork`] has copied
+//!   it, at the same addresses. [`Pool::clear`] takes fresh memory too, so that a parent that clears
+//!   its pool meanwhile does not overwrite the child's code.
+//!
+//! A pool belongs to one guest thread, which calls it without a lock. [`contains`] may be called by
+//! any thread, also in a signal handler.
+//!
+//! Example: `append(&[0xc3])` returns the executable address A of a `ret`. The next code goes to
+//! A + 16. After `clear` the first code is at A again.
 
 use dynasour_guest::space::Views;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of code the pool can hold.
+/// Bytes of code that a pool can hold (guess: memory that is not used costs only addresses; a full
+/// pool makes the interpreter drop all its blocks).
 pub const POOL_SIZE: usize = 32 << 20;
 
-/// The most pools: one for each thread that there is at a time.
+/// Greatest number of pools, one for each guest thread that exists at a time (guess: a guest gets no
+/// further thread beyond it).
 const MOST: usize = 4096;
 
-/// Where executable views lie, for the signal handler: start addresses of live pools (0: none).
+/// Start addresses of the executable views of live pools, for the signal handler; 0 is a free entry.
 static VIEWS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
-/// One past the highest of them that was ever used.
+/// One past the highest entry of [`VIEWS`] that was ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Is `addr` inside the executable view of a pool? May be called in a signal handler.
@@ -29,7 +41,7 @@ pub fn contains(addr: u64) -> bool {
     })
 }
 
-/// The two views and how much is used.
+/// Two views of one memory, filled from its start.
 pub struct Pool {
     views: Views,
     used: usize,
@@ -39,8 +51,7 @@ impl Pool {
     /// An empty pool.
     ///
     /// # Errors
-    /// What the kernel said, or [`io::ErrorKind::QuotaExceeded`] if there are too many pools
-    /// already.
+    /// The kernel's error, or [`io::ErrorKind::QuotaExceeded`] if there are [`MOST`] pools already.
     pub fn new() -> io::Result<Pool> {
         let views = Views::new(POOL_SIZE, [])?;
         let pool = Pool { views, used: 0 };
@@ -57,7 +68,7 @@ impl Pool {
         }
     }
 
-    /// Both views.
+    /// The addresses of both views.
     pub fn ranges(&self) -> [std::ops::Range<u64>; 2] {
         [self.views.writable(), self.views.executable()]
             .map(|view| view as u64..view as u64 + POOL_SIZE as u64)
@@ -68,7 +79,7 @@ impl Pool {
         self.views.executable() as u64 + self.used as u64
     }
 
-    /// Appends `code`; returns its address, or none if the pool is full.
+    /// Appends `code` and returns its address, or `None` if the pool is full.
     pub fn append(&mut self, code: &[u8]) -> Option<u64> {
         let address = self.next_address();
         let end = self.used.checked_add(code.len())?;
@@ -87,15 +98,15 @@ impl Pool {
         Some(address)
     }
 
-    /// Forgets all code. The caller must not run any of it again.
+    /// Removes all code. The caller must not run any of it again.
     ///
     /// # Errors
-    /// As [`Pool::new`]; the pool is then as it was.
+    /// As [`Pool::new`]; the pool is then unchanged.
     pub fn clear(&mut self) -> io::Result<()> {
         self.renew(0)
     }
 
-    /// In a forked child: memory of its own under both views, with the same code.
+    /// In a forked child: puts private memory with the same code under both views.
     ///
     /// # Errors
     /// As [`Pool::new`]; the pool then still shares the parent's memory and must not be used.
@@ -103,7 +114,7 @@ impl Pool {
         self.renew(self.used)
     }
 
-    /// Fresh memory at the same addresses, with the first `keep` bytes of the old.
+    /// Puts fresh memory under both views, with the first `keep` bytes of the old.
     fn renew(&mut self, keep: usize) -> io::Result<()> {
         self.views.renew(keep)?;
         self.used = keep;
@@ -146,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_goes_on_in_memory_of_its_own() {
+    fn a_forked_child_runs_in_memory_of_its_own() {
         let mut pool = Pool::new().unwrap();
         let five = pool.append(&mov(5)).unwrap();
         let six = pool.next_address();

@@ -1,9 +1,14 @@
-//! Which handler does an IR operation at a type: generic handlers of [`super::code`], instantiated.
+//! The table from IR operations to handlers: for an operation, a type and a form of operands it
+//! instantiates one of the generic handlers of [`super::code`].
+//!
+//! The functions are pure and own no data; the lowering calls them. Example: `binary(Op::Add,
+//! Ty::I32, true)` is the handler `code::binary::<Add, u32, true>`, which adds the constant `imm`.
 
 use super::code::{self, Binary, Handler, Int};
 use dynasour_ir::{Op, Ty};
 
-/// Calls `$f::<…, T, …>` for the type `$ty`; the fallback is i64.
+/// Evaluates `$e` with `$t` as the Rust integer type for the IR type `$ty`: u8 for i1, and u64 for
+/// all types wider than i32.
 macro_rules! at_type {
     ($ty:expr, $t:ident => $e:expr) => {
         match $ty {
@@ -35,7 +40,8 @@ fn two_branch<B: Binary>(ty: Ty, imm: bool) -> Handler {
     at_type!(ty, T => if imm { code::branch_compare::<B, T, true> } else { code::branch_compare::<B, T, false> })
 }
 
-/// The handler of a two-operand operation, if it has one.
+/// The handler of a two-operand operation, if there is one. With `imm` the second operand is a
+/// constant.
 pub fn binary(op: Op, ty: Ty, imm: bool) -> Option<Handler> {
     Some(match op {
         Op::Add => two::<code::Add>(ty, imm),
@@ -58,7 +64,7 @@ pub fn binary(op: Op, ty: Ty, imm: bool) -> Option<Handler> {
     })
 }
 
-/// Shifts at every type but i1.
+/// The handlers of shifts take every type but i1.
 fn shifts_fit(ty: Ty) -> bool {
     ty != Ty::I1
 }
@@ -104,7 +110,7 @@ fn sext_from<F: Int>(to: Ty) -> Handler {
     at_type!(to, T => code::sext::<F, T>)
 }
 
-/// The handler of a one-operand operation, if it has one. `ty` is the result's type.
+/// The handler of a one-operand operation, if there is one. `ty` is the result's type.
 pub fn unary(op: Op, ty: Ty) -> Option<Handler> {
     Some(match op {
         Op::Not => at_type!(ty, T => code::not::<T>),
@@ -125,7 +131,7 @@ pub fn load(ty: Ty, indexed: bool) -> Option<Handler> {
     Some(at_type!(ty, T => if indexed { code::load_indexed::<T> } else { code::load::<T> }))
 }
 
-/// The handler of a load that extends its sign.
+/// The handler of a load at `from` that is sign-extended to `to`.
 pub fn load_sext(from: Ty, to: Ty) -> Option<Handler> {
     match from {
         Ty::I8 => Some(at_type!(to, T => code::load_sext::<u8, T>)),
