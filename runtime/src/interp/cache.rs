@@ -1,8 +1,8 @@
 //! The interpreter's blocks by pc: a hash map behind a small direct-mapped table, and links from
 //! block to block.
 //!
-//! Data: a [`Cache`] owns the blocks, the thunks of their natives, and the table ([`Front`]). Others
-//! refer to blocks by pointer.
+//! Data: a [`Cache`] owns the blocks, the thunks of their natives, and the table ([`Front`]).
+//! Others refer to blocks by pointer.
 //!
 //! Invariants:
 //! * A pointer to a block is valid until the next invalidation, which needs `&mut Cache`.
@@ -82,8 +82,8 @@ pub struct Block {
     pub entry: BlockEntry,
     /// The first operation.
     pub start: *const Code,
-    /// The blocks that the direct edges lead to; the first is that of a branch taken. Null until the
-    /// edge is passed.
+    /// The blocks that the direct edges lead to; the first is that of a branch taken. Null until
+    /// the edge is passed.
     pub links: [*const Block; 2],
     /// The blocks that link to this one.
     linked_from: SmallVec<[BlockRef; 2]>,
@@ -495,8 +495,8 @@ enum Purpose {
     Single,
 }
 
-/// One past the last byte that decides what the block is. That is its end, with one exception: bytes
-/// that are no instruction (a trap) could become one if the bytes after them changed.
+/// One past the last byte that decides what the block is. That is its end, with one exception:
+/// bytes that are no instruction (a trap) could become one if the bytes after them changed.
 fn depends_to(lifted: &LiftedBlock) -> u64 {
     match lifted.version.blocks.first().map(|block| &block.term) {
         Some(Term::Guest(GuestTerm::Trap { pc, .. })) => pc.saturating_add(LENGTH).max(lifted.end),

@@ -1,8 +1,8 @@
 //! Interpreter operations: 24 bytes each, threaded through handler pointers.
 //!
 //! Words: a *slot* is an index into the thread context seen as an array of 64-bit words. The
-//! guest's general registers (slots 0 to 15) and the temporaries (in `scratch`) are addressed alike.
-//! A *handler* is the function that executes one kind of operation.
+//! guest's general registers (slots 0 to 15) and the temporaries (in `scratch`) are addressed
+//! alike. A *handler* is the function that executes one kind of operation.
 //!
 //! A handler executes its operation and then calls the next operation's handler. The compiler turns
 //! that call into a jump where it can; elsewhere the length of a block bounds the depth. The last
@@ -370,8 +370,8 @@ handlers! {
         }
     }
     /// Branch on a op b, and record flags of kind c over the words a and b. d has the flags of the
-    /// edge that is taken. With a constant, the low half of imm is compared with a and its high half
-    /// is recorded as b, both sign-extended.
+    /// edge that is taken. With a constant, the low half of imm is compared with a and its high
+    /// half is recorded as b, both sign-extended.
     fn branch_compare<B: Binary, T: Int; const IMM: bool>(w, op) {
         let a = get(w, op.a);
         let (b, recorded) = if IMM {
@@ -543,7 +543,8 @@ unsafe fn leave(w: *mut u64, exit: u64, taken: u16) -> *const Code {
 }
 
 /// Makes `next` the current block and returns its first operation. Returns null, and changes
-/// nothing, if `next` is null, if the context's `pending` is set, or if the policy watches the edge.
+/// nothing, if `next` is null, if the context's `pending` is set, or if the policy watches the
+/// edge.
 #[inline(always)]
 unsafe fn follow(w: *mut u64, next: *const Block, flags: u16) -> *const Code {
     if next.is_null() {

@@ -2,9 +2,9 @@
 //! The bits are computed only when they are needed: for a condition, at a fault, at the end of a
 //! run.
 //!
-//! Words: a *form* says how the six flags follow from up to three words. A *kind* is a form with its
-//! operand width, packed in 16 bits. The *record* is four words in the thread context: a kind and
-//! three words, from which the guest's flags follow at the end of each block.
+//! Words: a *form* says how the six flags follow from up to three words. A *kind* is a form with
+//! its operand width, packed in 16 bits. The *record* is four words in the thread context: a kind
+//! and three words, from which the guest's flags follow at the end of each block.
 //!
 //! The frequent forms are computed here in a few host instructions. All others execute the real
 //! instruction through [`ir::hostflags`](dynasour_ir::hostflags). A test compares the two.
@@ -12,9 +12,9 @@
 //! The functions are pure, except that [`shift_ignores_old`] caches what it learnt of the processor
 //! in atomics. Any thread may call them without a lock.
 //!
-//! Example: `cmp eax, ecx` with eax = 5 and ecx = 7 records the kind of ([`Form::Sub`], i32) and the
-//! words 5, 7 and 0. [`Kind::bits`] makes CF, SF and AF of them: 5 < 7, 5 - 7 is negative, and bit 4
-//! borrows.
+//! Example: `cmp eax, ecx` with eax = 5 and ecx = 7 records the kind of ([`Form::Sub`], i32) and
+//! the words 5, 7 and 0. [`Kind::bits`] makes CF, SF and AF of them: 5 < 7, 5 - 7 is negative, and
+//! bit 4 borrows.
 
 use dynasour_ir::semantics::{AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use dynasour_ir::{FlagOp, Ty, hostflags};

@@ -27,10 +27,10 @@
 //!
 //! Example: `l: add eax, ecx; sub ecx, 1; jne l; syscall` with rip at `l`. The first run of the
 //! loop's block ends with its edge to itself. Its link is still null, so `run` finds the block in
-//! the cache, sets the link and asks the policy. From then on the block's last operation follows the
-//! link by itself, unless the policy watches jumps backward or `pending` is set. When ecx is 0, the
-//! fall-through edge leads to the block of the `syscall`, and `run` returns [`Stop::Syscall`] with
-//! rip after it and the flags computed from the record.
+//! the cache, sets the link and asks the policy. From then on the block's last operation follows
+//! the link by itself, unless the policy watches jumps backward or `pending` is set. When ecx is 0,
+//! the fall-through edge leads to the block of the `syscall`, and `run` returns [`Stop::Syscall`]
+//! with rip after it and the flags computed from the record.
 
 mod cache;
 mod code;

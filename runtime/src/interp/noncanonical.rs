@@ -5,8 +5,8 @@
 //! Dynasour has taken the transfer already when it notices, so it must go back:
 //!
 //! * The interpreter knows which instruction it has just executed, and undoes that one.
-//! * Native code leaves for the runtime with rip at the target. The runtime learns which instruction
-//!   led there only once the guest has a handler that could see the difference
+//! * Native code leaves for the runtime with rip at the target. The runtime learns which
+//!   instruction led there only once the guest has a handler that could see the difference
 //!   ([`dynasour_emitter::Emitter::name_transfers`]); it then undoes that instruction.
 //!
 //! The transfer is undone ([`undo_transfer`]) and not executed again, because a call may have
@@ -14,9 +14,9 @@
 //!
 //! The module owns no data. The guest thread that took the transfer calls it, without a lock.
 //!
-//! Example: `ret` at 0x1000 with 1 << 63 on the stack, rsp = 0x8000. After the transfer rip is
-//! 1 << 63 and rsp 0x8008. [`undo_transfer`] sets rip to 0x1000 and rsp to 0x8000, and the guest
-//! gets SIGSEGV there.
+//! Example: `ret` at 0x1000 with 1 << 63 on the stack, rsp = 0x8000. After the transfer rip is 1 <<
+//! 63 and rsp 0x8008. [`undo_transfer`] sets rip to 0x1000 and rsp to 0x8000, and the guest gets
+//! SIGSEGV there.
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};

@@ -1,20 +1,20 @@
 //! The interpreter's own executable memory, for the thunks of natives.
 //!
-//! Data: a [`Pool`] owns memory with two views, one writable and one executable. A global list holds
-//! the addresses of the executable views, for [`contains`].
+//! Data: a [`Pool`] owns memory with two views, one writable and one executable. A global list
+//! holds the addresses of the executable views, for [`contains`].
 //!
 //! Invariants:
 //! * No view is both writable and executable.
 //! * Code is appended and never changed.
 //! * A forked child shares the memory with its parent until [`Pool::unshare_after_fork`] has copied
-//!   it, at the same addresses. [`Pool::clear`] takes fresh memory too, so that a parent that clears
-//!   its pool meanwhile does not overwrite the child's code.
+//!   it, at the same addresses. [`Pool::clear`] takes fresh memory too, so that a parent that
+//!   clears its pool meanwhile does not overwrite the child's code.
 //!
 //! A pool belongs to one guest thread, which calls it without a lock. [`contains`] may be called by
 //! any thread, also in a signal handler.
 //!
-//! Example: `append(&[0xc3])` returns the executable address A of a `ret`. The next code goes to
-//! A + 16. After `clear` the first code is at A again.
+//! Example: `append(&[0xc3])` returns the executable address A of a `ret`. The next code goes to A
+//! + 16. After `clear` the first code is at A again.
 
 use dynasour_guest::space::Views;
 use std::io;
@@ -24,11 +24,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// pool makes the interpreter drop all its blocks).
 pub const POOL_SIZE: usize = 32 << 20;
 
-/// Greatest number of pools, one for each guest thread that exists at a time (guess: a guest gets no
-/// further thread beyond it).
+/// Greatest number of pools, one for each guest thread that exists at a time (guess: a guest gets
+/// no further thread beyond it).
 const MOST: usize = 4096;
 
-/// Start addresses of the executable views of live pools, for the signal handler; 0 is a free entry.
+/// Start addresses of the executable views of live pools, for the signal handler; 0 is a free
+/// entry.
 static VIEWS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
 /// One past the highest entry of [`VIEWS`] that was ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
