@@ -28,9 +28,9 @@
 
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
-use crate::opt::rename;
-use crate::opt::side_conditions::{SideCondition, holds};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
+use crate::version::rename;
 use crate::version::{Effects, Inst, Mem, Segment, Version};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -12,10 +12,24 @@
 //! ```
 
 use crate::op::FlagOp;
-use crate::semantics::{ARITH_FLAGS, CF, OF};
 use crate::types::Ty;
 use std::arch::asm;
 use std::sync::LazyLock;
+
+/// Carry flag.
+pub const CF: u64 = 1;
+/// Parity flag.
+pub const PF: u64 = 1 << 2;
+/// Auxiliary carry flag.
+pub const AF: u64 = 1 << 4;
+/// Zero flag.
+pub const ZF: u64 = 1 << 6;
+/// Sign flag.
+pub const SF: u64 = 1 << 7;
+/// Overflow flag.
+pub const OF: u64 = 1 << 11;
+/// The six arithmetic flags.
+pub const ARITH_FLAGS: u64 = CF | PF | AF | ZF | SF | OF;
 
 /// Runs one instruction on a (rax), b (rdx) and a count (cl) with the arithmetic flags preset to
 /// `old`.
@@ -137,7 +151,6 @@ pub fn immediate_rotations_keep_overflow() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::semantics::{PF, SF, ZF};
 
     #[test]
     fn well_known_flags() {

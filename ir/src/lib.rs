@@ -31,6 +31,7 @@ pub mod reach;
 pub mod region;
 pub mod semantics;
 pub mod setup;
+mod side_conditions;
 pub mod text;
 pub mod types;
 pub mod verify;

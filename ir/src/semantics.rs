@@ -13,23 +13,9 @@
 //! ```
 
 use crate::hostflags;
+pub use crate::hostflags::{AF, ARITH_FLAGS, CF, OF, PF, SF, ZF};
 use crate::op::{Cond, Op};
 use crate::types::Ty;
-
-/// Carry flag.
-pub const CF: u64 = 1;
-/// Parity flag.
-pub const PF: u64 = 1 << 2;
-/// Auxiliary carry flag.
-pub const AF: u64 = 1 << 4;
-/// Zero flag.
-pub const ZF: u64 = 1 << 6;
-/// Sign flag.
-pub const SF: u64 = 1 << 7;
-/// Overflow flag.
-pub const OF: u64 = 1 << 11;
-/// The six arithmetic flags.
-pub const ARITH_FLAGS: u64 = CF | PF | AF | ZF | SF | OF;
 
 /// Does `cond` hold of these flag bits? (Intel SDM vol. 1, appendix B.)
 pub const fn cond_holds(cond: Cond, flags: u64) -> bool {

@@ -550,3 +550,18 @@ impl Anchor {
             .chain(self.via.iter().flat_map(|via| &via.values).map(|(_, o)| *o))
     }
 }
+
+/// Renames operands by a table from value to operand; values beyond the table stay.
+pub(crate) fn rename(table: &[Option<Operand>], o: Operand) -> Operand {
+    match o {
+        Operand::Value(v) => table.get(v.index()).copied().flatten().unwrap_or(o),
+        Operand::Const(_) => o,
+    }
+}
+
+/// May `name` stand unquoted in the text form?
+pub(crate) fn is_identifier(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+        && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
+}

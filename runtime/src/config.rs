@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-pub use crate::kernel::syscall::limits::Limit;
+pub use crate::kernel::process::limits::Limit;
 pub use dynasour_emitter::{EntryCheck, Returns};
 pub use dynasour_tracer::HEAD_THRESHOLD;
 pub use dynasour_tracer::placement::{self, Placement};

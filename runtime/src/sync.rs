@@ -21,7 +21,7 @@
 //!
 //! A fork in a process with threads holds them all, so that the child finds them free. A new lock
 //! has a place here and in [`crate::kernel::process::Process::with_locks`] or
-//! [`crate::kernel::syscall::Engine::with_locks`].
+//! [`crate::kernel::process::Engine::with_locks`].
 //!
 //! A signal handler takes the fragments' lock and the lock of the code pages, and only if the
 //! interrupted instruction is in the code cache: a thread never holds a lock there.

@@ -6,10 +6,10 @@ use dynasour_guest::space::Brk;
 use std::ops::Range;
 
 use crate::changes::Code;
+use crate::kernel::process::Registers;
+use crate::kernel::process::{Config, Engine, Inherited, Outcome, System};
 use crate::kernel::process::{Ending, ThreadBody};
 use crate::kernel::signal::{FaultHooks, sa};
-use crate::kernel::syscall::tracing::Registers;
-use crate::kernel::syscall::{Config, Engine, Inherited, Outcome, System};
 
 /// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
 pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {

@@ -21,8 +21,8 @@ use dynasour_guest::space::{self, Brk};
 use dynasour_ir::Trap;
 use dynasour_runtime::interp::{self, GuestCode, Interp, Stop};
 use dynasour_runtime::kernel::process::ThreadBody;
+use dynasour_runtime::kernel::process::{Config, Engine, Inherited, Outcome, System};
 use dynasour_runtime::kernel::signal::{FaultHooks, GuestFault};
-use dynasour_runtime::kernel::syscall::{Config, Engine, Inherited, Outcome, System};
 use dynasour_runtime::memory;
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
 
@@ -113,10 +113,7 @@ impl Engine for NoEngine {
     }
     fn vfork_child_gone(&mut self) {}
     fn call_threads(&mut self) {}
-    fn registers_of(
-        &self,
-        _: i32,
-    ) -> Option<dynasour_runtime::kernel::syscall::tracing::Registers> {
+    fn registers_of(&self, _: i32) -> Option<dynasour_runtime::kernel::process::Registers> {
         None
     }
     fn new_thread(&mut self, _: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {

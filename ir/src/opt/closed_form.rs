@@ -16,10 +16,10 @@
 //! b1: print v0; exit a0 [rax = v0]            b1(v1): print v1; exit a1 [rax = v1]
 //! ```
 
-use super::shape::rename;
 use crate::live::Live;
 use crate::reach::{Cfg, Place};
 use crate::types::{AnchorId, BlockId, Operand, Value};
+use crate::version::rename;
 use crate::version::{Block, Term, Version};
 
 /// Brings a version into closed form. Returns, for each block, the values for which its new

@@ -20,9 +20,9 @@
 //! between runs, no lock.
 
 use super::OptOptions;
-use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty};
 use crate::version::{Inst, Version};
 

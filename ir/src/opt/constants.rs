@@ -22,8 +22,8 @@
 
 use super::OptOptions;
 use super::facts::{Env, Facts};
-use super::side_conditions::{SideCondition, holds};
 use crate::reach::{Cfg, Place, Reach};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, Operand};
 use crate::version::Version;
 

@@ -33,11 +33,11 @@
 
 use super::OptOptions;
 use super::closed_form::close;
-use super::side_conditions::{SideCondition, holds};
 use super::speculation::Assumption;
 use super::unreachable;
 use crate::op::Op;
 use crate::reach::{Cfg, Def, Reach, definitions};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty, Value};
 use crate::version::{Anchor, Block, Fact, Inst, Term, Version};
 use rustc_hash::FxHashMap;

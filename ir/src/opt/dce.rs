@@ -18,9 +18,9 @@
 use super::OptOptions;
 use super::params::drop_params;
 use super::shape::normalise;
-use super::side_conditions::{SideCondition, holds};
 use crate::op::Op;
 use crate::reach::{Def, definitions};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, NativeId, Operand};
 use crate::version::{Effects, Inst, Term, Version};
 

@@ -28,10 +28,10 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, access};
 use crate::op::Op;
 use crate::reach::{Cfg, ends_reach, may_fault};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::BlockId;
 use crate::version::{Inst, Term, Version};
 

@@ -22,10 +22,10 @@
 
 use super::bounds::Bounds;
 use super::known::Known;
-use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Cond, FlagOp, Op};
 use crate::reach::{Cfg, Place};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Fact, Inst, Term, Version};
 use smallvec::SmallVec;

@@ -20,9 +20,9 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::{ArgTy, Op};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Term, Version};
 

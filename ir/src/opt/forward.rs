@@ -28,12 +28,13 @@
 //! The table lives for one run; the caller owns the version, no lock.
 
 use super::OptOptions;
-use super::shape::{BODY, ENTRY, Shape, normalise, rename};
-use super::side_conditions::{SideCondition, holds};
+use super::shape::{BODY, ENTRY, Shape, normalise};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
+use crate::version::rename;
 use crate::version::{Inst, Term, Version};
 
 /// Most slots in the table (guess). The oldest slot is dropped for a new one; fewer lose loads,

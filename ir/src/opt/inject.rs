@@ -23,9 +23,9 @@
 //! `hoist`, `licm`, `slots` and [`super::speculation`] call this module on a version that they own;
 //! no data, no lock.
 
-use super::side_conditions::{SideCondition, holds};
 use crate::op::Op;
 use crate::reach::{Cfg, Place, Reach, ends_reach};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, BlockId, Loc, Operand, Ty};
 use crate::version::{Anchor, Inst, Term, Version};
 

@@ -33,13 +33,13 @@
 //!
 //! The caller of [`inline`] owns both versions; no lock.
 
-use super::shape::rename;
-use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::reach::{Cfg, ends_reach};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, BlockId, Loc, NativeId, Operand, Ty, Value};
+use crate::version::rename;
 use crate::version::{Anchor, Context, DeferredStore, Fact, Inst, Term, Version};
 
 /// Why a version is not inlined.

@@ -21,11 +21,11 @@
 use super::OptOptions;
 use super::inject::anchor_for;
 use super::loops::{Loop, is_steady, loops, make_preheaders};
-use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::reach::Cfg;
+use crate::side_conditions::{SideCondition, holds};
 use crate::version::Version;
 
 /// Runs the pass; returns the number of instructions moved.

@@ -11,8 +11,8 @@
 //!                                        b1(v4): … jump b1(v5)
 //! ```
 
-use super::side_conditions::{SideCondition, holds};
 use crate::reach::{Cfg, Place, definitions};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{BlockId, Operand, Ty, Value};
 use crate::version::{Block, Term, Version};
 

@@ -29,9 +29,9 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty, Value};
 use crate::version::{Inst, Version};
 use rustc_hash::FxHashMap;

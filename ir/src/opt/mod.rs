@@ -85,7 +85,6 @@ mod peel;
 mod redundant;
 mod rules;
 mod shape;
-pub(crate) mod side_conditions;
 mod simplify;
 mod sink;
 mod slot_promotion;
@@ -95,7 +94,6 @@ mod unreachable;
 pub use continuation::{ContinuationError, continuation};
 pub use inject::{anchor_for, inject};
 pub use inline::{InlineError, inline};
-pub(crate) use shape::rename;
 pub use shape::{Shape, normalise};
 pub use speculation::{Assumption, resume, specialise};
 

@@ -22,12 +22,12 @@
 //! no data between runs, no lock.
 
 use super::OptOptions;
-use super::shape::rename;
-use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Overlap, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{Operand, Ty};
+use crate::version::rename;
 use crate::version::{Fact, Inst, Version};
 
 /// Most facts about memory in one context (guess: each makes entry dearer and protects a page).

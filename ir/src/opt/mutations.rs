@@ -1,7 +1,7 @@
 //! Mutation tests: every side condition of the passes is needed, and a pass that ignores it is
 //! caught.
 //!
-//! A test switches each side condition off in turn ([`super::side_conditions`]) and runs programs
+//! A test switches each side condition off in turn ([`crate::side_conditions`]) and runs programs
 //! through the passes until the verifier or the checker complains. Most are caught in random
 //! programs ([`super::mutations_random`]). The others have a witness, `tests/mutations/NAME.ir`.
 //! Its first line names the passes to run. If the file has the guest's `base` blocks, the version
@@ -17,11 +17,11 @@
 //! ```
 
 use super::mutations_random::{by_continuation, by_inlining, by_passes};
-use super::side_conditions::SideCondition;
-use super::side_conditions::tests::without;
 use super::{OptOptions, inline, pass};
 use crate::eval::check::{Limits, check, same_result};
 use crate::random::cases::Wrong;
+use crate::side_conditions::SideCondition;
+use crate::side_conditions::tests::without;
 use crate::text::{File, file};
 use crate::types::BlockId;
 use crate::verify::{assert_valid, verify};

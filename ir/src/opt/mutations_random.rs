@@ -9,8 +9,6 @@
 //! by_passes(SideCondition::ForwardKill, 17)  Err(Checker("base passes 0x1040 …"))
 //! ```
 
-use super::side_conditions::SideCondition;
-use super::side_conditions::tests::without;
 use super::{OptOptions, continuation, inline, optimise_with};
 use crate::eval::check::{Limits, check, run_base};
 use crate::eval::{Hooks, Leave, Machine, State};
@@ -18,6 +16,8 @@ use crate::random::cases::{Wrong, agrees, case, optimised, passes};
 use crate::random::program::Program;
 use crate::random::trace::{Options, build_all};
 use crate::random::{Rng, generate, whole};
+use crate::side_conditions::SideCondition;
+use crate::side_conditions::tests::without;
 use crate::types::{AnchorId, BlockId};
 use crate::verify::verify;
 use crate::version::Term;

@@ -18,9 +18,10 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::shape::{BODY, ENTRY, Shape, normalise, rename};
-use super::side_conditions::{SideCondition, holds};
+use super::shape::{BODY, ENTRY, Shape, normalise};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::Operand;
+use crate::version::rename;
 use crate::version::{Term, Version};
 use rustc_hash::FxHashMap;
 

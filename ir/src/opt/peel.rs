@@ -14,9 +14,10 @@
 //! The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::shape::{BODY, ENTRY, Shape, normalise, rename};
+use super::shape::{BODY, ENTRY, Shape, normalise};
 use crate::op::Op;
 use crate::types::{AnchorId, Operand};
+use crate::version::rename;
 use crate::version::{Term, Version};
 
 /// Runs the pass on a loop of at most `options.peel_limit` instructions; returns the number of

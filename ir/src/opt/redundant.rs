@@ -15,10 +15,10 @@
 
 use super::OptOptions;
 use super::facts::Facts;
-use super::side_conditions::{SideCondition, holds};
 use crate::defs::{Defs, Expr};
 use crate::op::Op;
 use crate::reach::Cfg;
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{BlockId, Operand};
 use crate::version::Version;
 use rustc_hash::FxHashSet;

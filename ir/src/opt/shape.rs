@@ -16,6 +16,7 @@
 //! [`crate::reach::Cfg`]. The module has no data; the caller owns the version, no lock.
 
 use crate::types::{BlockId, Operand, Value};
+use crate::version::rename;
 use crate::version::{Block, Term, Version};
 
 /// One of the two shapes a normalised trace has.
@@ -31,14 +32,6 @@ pub enum Shape {
 pub(super) const ENTRY: usize = 0;
 /// The loop block of a [`Shape::Loop`].
 pub(super) const BODY: usize = 1;
-
-/// Renames operands by a table from value to operand; values beyond the table stay.
-pub(crate) fn rename(table: &[Option<Operand>], o: Operand) -> Operand {
-    match o {
-        Operand::Value(v) => table.get(v.index()).copied().flatten().unwrap_or(o),
-        Operand::Const(_) => o,
-    }
-}
 
 /// Merges the blocks of `version` into one of the two shapes. Returns `None` and changes nothing
 /// for a `base` version, for a version with branches, and for one whose jumps have no valid target.

@@ -24,11 +24,11 @@
 use super::OptOptions;
 use super::bounds::Bounds;
 use super::shape::normalise;
-use super::side_conditions::{SideCondition, holds};
 use super::{address, rules};
 use crate::defs::{Defs, Expr};
 use crate::op::{Op, ResultTy};
 use crate::semantics;
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, Operand, Ty, Value};
 use crate::version::{Anchor, Inst, Term, Version};
 use rustc_hash::FxHashMap;
@@ -355,7 +355,7 @@ impl Numbering<'_> {
     fn apply_equivalences(&mut self) {
         let Numbering { version, replaced, .. } = self;
         for anchor in &mut version.anchors {
-            Version::for_each_anchor_operand(anchor, |o| *o = super::shape::rename(replaced, *o));
+            Version::for_each_anchor_operand(anchor, |o| *o = crate::version::rename(replaced, *o));
         }
     }
 }

@@ -34,10 +34,10 @@
 
 use super::OptOptions;
 use super::shape::{BODY, ENTRY, Shape, normalise};
-use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{AnchorId, Operand, Value};
 use crate::version::{DeferredStore, Inst, Term, Version};
 

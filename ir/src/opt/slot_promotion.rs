@@ -31,13 +31,13 @@
 
 use super::OptOptions;
 use super::inject::anchor_for;
-use super::shape::rename;
-use super::side_conditions::{SideCondition, holds};
 use crate::alias::{Access, Addresses, Location, Values, access};
 use crate::defs::Defs;
 use crate::op::Op;
 use crate::reach::{Cfg, Place};
+use crate::side_conditions::{SideCondition, holds};
 use crate::types::{BlockId, Operand, Ty, Value};
+use crate::version::rename;
 use crate::version::{Inst, Version};
 
 /// Most slots of a version that are promoted in one run (guess: each adds a parameter to every

@@ -14,10 +14,10 @@
 //! their last use here. The caller owns the version; no data between runs, no lock.
 
 use super::OptOptions;
-use super::shape::rename;
 use crate::op::Op;
 use crate::reach::Cfg;
 use crate::types::{BlockId, Operand};
+use crate::version::rename;
 use crate::version::{Block, Term, Version};
 
 /// Runs the pass; returns the number of terminators changed and of blocks removed.

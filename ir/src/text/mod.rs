@@ -21,7 +21,6 @@ mod print;
 pub use file::{File, Spots, file, settings};
 pub use lex::Position;
 pub use parse::{regions, version};
-pub(crate) use print::is_identifier;
 
 pub use crate::region::Region;
 

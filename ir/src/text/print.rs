@@ -333,13 +333,6 @@ pub(super) fn effect_of(name: &str) -> Option<Effects> {
         .map(|(_, effect)| effect)
 }
 
-/// May `name` stand unquoted in the text form?
-pub(crate) fn is_identifier(name: &str) -> bool {
-    let mut chars = name.chars();
-    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
-        && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
-}
-
 impl Version {
     /// Values that nothing defines, in order.
     fn dead_values(&self) -> Vec<Value> {

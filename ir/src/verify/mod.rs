@@ -244,7 +244,7 @@ impl Checker<'_> {
 
     fn shape(&mut self) {
         let version = self.version;
-        if !crate::text::is_identifier(&version.name) {
+        if !crate::version::is_identifier(&version.name) {
             self.error(
                 Rule::Shape,
                 Where::Version,

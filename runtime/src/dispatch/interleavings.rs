@@ -19,7 +19,7 @@ use crate::changes::scheduler::{Scheduler, explore, when_performing};
 use crate::changes::{Code, CodePages};
 use crate::config::{RunConfig, Tier};
 use crate::interp::NoPolicy;
-use crate::kernel::syscall::{Config, Inherited, Outcome, System};
+use crate::kernel::process::{Config, Inherited, Outcome, System};
 use crate::memory;
 use crate::sync::lock;
 use crate::testing::{AFTER_SYSCALL, in_child, start};

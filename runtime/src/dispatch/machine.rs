@@ -9,7 +9,7 @@ use super::peers::{Peer, Peers};
 use super::{Dispatcher, Resting};
 use crate::changes::CodePages;
 use crate::config::{RunConfig, Stage, Tier};
-use crate::kernel::syscall::memory::Moved;
+use crate::kernel::process::Moved;
 use crate::observe::census::{self, Census};
 use crate::observe::profile::{self, Phase};
 use crate::observe::stats::Stats;

@@ -21,8 +21,8 @@
 
 use crate::changes::schedule::{Step, step};
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::Registers;
 use crate::kernel::signal;
-use crate::kernel::syscall::tracing::Registers;
 use crate::observe::profile::sampling::Samples;
 use crate::observe::profile::{self, Clock};
 use crate::sync::lock;

@@ -2,7 +2,7 @@
 
 use super::Dispatcher;
 use crate::kernel::process;
-use crate::kernel::syscall::System;
+use crate::kernel::process::System;
 use crate::observe::perf_map;
 use std::sync::atomic::Ordering;
 

@@ -3,8 +3,8 @@
 use super::Dispatcher;
 use super::fragments::FragmentError;
 use super::peers::Peer;
+use crate::kernel::process::System;
 use crate::kernel::process::{Ending, ThreadBody};
-use crate::kernel::syscall::System;
 use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
 use std::sync::Arc;

@@ -1,14 +1,20 @@
-//! What the kernel and the processor's privileged side do for a program, done for a guest.
+//! The kernel's and the processor's privileged functions, as the guest sees them.
+//!
+//! A folder imports only those above it in this table (`tests/layers.rs`). All of them are called by
+//! the guest's own thread, except the signal handler, which runs wherever a signal interrupts.
 //!
 //! | folder | what it does |
 //! | --- | --- |
-//! | [`entry`] | transfers control from the host to native code and back |
-//! | [`syscall`] | system calls, and instructions that the kernel emulates or the processor traps |
-//! | [`signal`] | signals: the handlers of the host, delivery to the guest, frames |
-//! | [`process`] | threads, fork, execve, exit |
+//! | [`release`] | which behaviour the running kernel's version has |
+//! | [`xstate`] | the extended state (x87, SSE, AVX, PKRU) in signal frames and in a new process |
+//! | [`entry`] | makes system calls for the guest, in windows that a signal can interrupt |
+//! | [`signal`] | the host's signal handler, what it accepts and holds, the frames of the guest |
+//! | [`process`] | the state of a guest process and its threads; delivery of signals; fork, execve, exit |
+//! | [`syscall`] | the guest's system calls, and instructions that the kernel emulates |
 
 pub mod entry;
 pub mod process;
 mod release;
 pub mod signal;
 pub mod syscall;
+pub(crate) mod xstate;

@@ -4,7 +4,7 @@
 //! takes the general forms if it is not low any more.
 
 use super::{FragmentError, Fragments};
-use crate::kernel::syscall::memory::Moved;
+use crate::kernel::process::Moved;
 use dynasour_emitter::{Config, EmitError, Emitter};
 use dynasour_guest::space::{self, Reservation, USER_END};
 use std::ops::Range;

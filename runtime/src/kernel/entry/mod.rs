@@ -1,5 +1,4 @@
-//! The assembly through which the host enters the kernel for the guest, and the kernel enters the
-//! host.
+//! The assembly through which the host enters the kernel for the guest.
 //!
 //! * [`windowed`]: a system call on behalf of the guest, inside a *window*: the instructions from
 //!   the check of `ThreadContext::pending` up to, not including, the one after `syscall`. A signal
@@ -8,8 +7,6 @@
 //!   kernel restarts an interrupted call by moving rip back onto `syscall`: that, too, is inside.
 //! * [`windowed_32`]: the same by `int 0x80`, in a window of its own.
 //! * [`spawn`]: `clone` of a child that shares our memory and runs on a host stack of its own.
-//! * `dynasour_signal_entry`: what the kernel calls for each host handler: it makes Rust runnable
-//!   (host FS base, AC clear) and puts everything back afterwards.
 //!
 //! The GS base points to the thread's `ThreadContext` in all of this.
 
@@ -116,46 +113,15 @@ dynasour_spawn:
     mov rdi, rbx
     call [rbx + 8]
     ud2
-
-    .p2align 4
-    .hidden dynasour_signal_entry
-    .globl dynasour_signal_entry
-dynasour_signal_entry:
-    push rbx
-    pushfq
-    and qword ptr [rsp], ~0x40100
-    popfq
-    rdfsbase rbx
-    mov rcx, gs:[{host_fs_base}]
-    wrfsbase rcx
-    mov rcx, gs:[{this}]
-    call {on_signal}
-    wrfsbase rbx
-    pop rbx
-    ret
-
-    .p2align 4
-    .hidden dynasour_restorer
-    .globl dynasour_restorer
-dynasour_restorer:
-    mov eax, {rt_sigreturn}
-    syscall
-    ud2
     "#,
     pending = const offset::PENDING,
     not_entered = const NOT_ENTERED,
     no_calls_32 = const NO_CALLS_32,
-    host_fs_base = const offset::HOST_FS_BASE,
-    this = const offset::THIS,
-    on_signal = sym crate::kernel::signal::on_signal,
-    rt_sigreturn = const libc::SYS_rt_sigreturn,
 );
 
 unsafe extern "C" {
     fn dynasour_windowed(call: *const Call) -> i64;
     fn dynasour_spawn(call: *const Call, start: *const SpawnStart) -> i64;
-    fn dynasour_signal_entry();
-    fn dynasour_restorer();
     fn dynasour_window_start();
     fn dynasour_window_call();
     fn dynasour_window_end();
@@ -217,16 +183,6 @@ pub unsafe fn windowed_32(call: &Call) -> i64 {
 pub unsafe fn spawn(call: &Call, start: *const SpawnStart) -> i64 {
     // SAFETY: the parent's side keeps the C calling convention; the child's never returns.
     unsafe { dynasour_spawn(call, start) }
-}
-
-/// The address the kernel calls for each signal with a host handler.
-pub fn signal_entry() -> u64 {
-    dynasour_signal_entry as *const () as u64
-}
-
-/// The address of our own signal restorer.
-pub fn restorer() -> u64 {
-    dynasour_restorer as *const () as u64
 }
 
 /// Where a host instruction pointer stands relative to the windows of [`windowed`] and

@@ -28,7 +28,7 @@
 
 use dynasour_guest::ThreadContext;
 
-use crate::kernel::signal::xstate;
+use crate::kernel::xstate;
 use crate::protection_keys::{exist, read, write};
 
 /// The two bits of key 0.

@@ -16,9 +16,10 @@ use std::sync::atomic::Ordering;
 use dynasour_guest::ThreadContext;
 
 use crate::kernel::entry::{self, Call, SpawnStart};
+use crate::kernel::process::guest_access::guest_write;
+use crate::kernel::process::report::Report;
+use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::{self, FIVE};
-use crate::kernel::syscall::report::Report;
-use crate::kernel::syscall::{Done, Engine, System, guest_write};
 
 use super::shared::InCommon;
 use super::thread::Identity;

@@ -15,7 +15,7 @@
 //! The kernel clears [`Place::occupied`] when the donor or the companion ends, however that
 //! happens, and when the companion executes another program (`set_tid_address(2)`). Only then the
 //! place is free. What the word cannot do for the guest any more (`CLONE_CHILD_CLEARTID`) is done
-//! by [`System::clear_tid`](crate::kernel::syscall::System).
+//! by [`System::clear_tid`](crate::kernel::process::System).
 //!
 //! Invariant: a process leaves shared memory only while it holds no lock of the translator's. So
 //! signals that would end it are caught by the host
@@ -30,8 +30,8 @@ use dynasour_guest::ThreadContext;
 
 use super::thread::{Ending, GUARD, STACK, STACKS, ThreadBody, map_stacks};
 use crate::kernel::entry::{self, Call, SpawnStart};
+use crate::kernel::process::{Done, System};
 use crate::kernel::signal;
-use crate::kernel::syscall::{Done, System};
 use crate::sync::lock;
 
 /// The alignment of the stack pointer with which a companion starts (the C calling convention wants

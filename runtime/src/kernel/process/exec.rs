@@ -19,10 +19,11 @@ use std::path::Path;
 use dynasour_guest::{image, space};
 
 use crate::kernel::entry::Call;
+use crate::kernel::process::guest_access::{guest_read, guest_string};
+use crate::kernel::process::limits::Limit;
+use crate::kernel::process::own_files::is_own_executable;
+use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::{self, FIVE_SIGNALS, SIG_IGN};
-use crate::kernel::syscall::limits::Limit;
-use crate::kernel::syscall::paths::is_own_executable;
-use crate::kernel::syscall::{Done, Engine, System, guest_read, guest_string};
 
 /// The kernel's limits on one string and on a path.
 const LONGEST_STRING: usize = 32 * 4096;

@@ -1,11 +1,31 @@
-//! Processes: making them, turning them into other programs, ending them (docs/design.md, "Running
-//! a guest").
+//! Guest processes and threads: their state, making them, turning them into other programs, ending
+//! them, and delivering their signals (docs/design.md, "Running a guest").
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | [`system`] | [`System`]: the kernel's view of one guest thread |
+//! | `shared` | `Process`: what the threads of a process share |
+//! | `memory`, [`limits`] | the host's ranges, the program break, RLIMIT_AS |
+//! | `seccomp` | filters, and calls that become signals |
+//! | `report`, `own_files` | the descriptor for the final report; files of `/proc/self` that differ |
+//! | `delivery` | signal frames: handlers begin and return |
+//! | `clone`, `thread`, `companion`, `identity`, [`exec`] | new threads and processes, execve, ends |
+//!
+//! A guest thread calls its own [`System`] without a lock; `Process` locks each of its parts.
 
 mod clone;
 mod companion;
+mod delivery;
 pub mod exec;
+pub(crate) mod guest_access;
 mod identity;
+pub mod limits;
+pub(crate) mod memory;
+pub(crate) mod own_files;
+pub(crate) mod report;
+pub(crate) mod seccomp;
 mod shared;
+pub mod system;
 #[cfg(test)]
 mod tests;
 pub(crate) mod thread;
@@ -13,6 +33,8 @@ pub(crate) mod thread;
 pub(crate) use companion::Place;
 pub(crate) use identity::assume as assume_identity;
 pub(crate) use shared::{InCommon, Process};
+pub(crate) use system::Done;
+pub use system::{Config, Engine, Inherited, Moved, Outcome, Registers, Segments, System};
 use thread::exit_first;
 pub use thread::{Ending, ThreadBody};
 

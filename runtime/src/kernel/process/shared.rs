@@ -8,11 +8,11 @@ use super::companion::Places;
 use super::exec::Follow;
 use super::thread::Threads;
 use crate::changes::CodePages;
+use crate::kernel::process::limits::Limit;
+use crate::kernel::process::memory::Memory;
+use crate::kernel::process::report::Report;
+use crate::kernel::process::seccomp;
 use crate::kernel::signal::{MAX_SIGNAL, SigAction};
-use crate::kernel::syscall::limits::Limit;
-use crate::kernel::syscall::memory::Memory;
-use crate::kernel::syscall::report::Report;
-use crate::kernel::syscall::seccomp;
 use crate::sync::lock;
 
 /// The guest's dispositions, by signal number.

@@ -7,8 +7,8 @@ use dynasour_guest::ThreadContext;
 use super::exec::Follow;
 use super::{Ending, Process};
 use crate::kernel::entry::Call;
+use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::{self, set_of};
-use crate::kernel::syscall::{Outcome, System};
 use crate::testing::{AFTER_SYSCALL, HANDLER, Machine, Notes, in_child};
 
 const CLONE_VM_VFORK: u64 = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
@@ -115,7 +115,7 @@ fn a_spawned_child_borrows_memory_and_nothing_else() {
             assert_eq!((m.system.mask, signal::kernel_mask()), (0, 0));
             assert_eq!(
                 signal::kernel_action(libc::SIGUSR1).handler,
-                crate::kernel::entry::signal_entry()
+                signal::host_entry::signal_entry()
             );
             assert_eq!(m.result(libc::SYS_brk, &[0]), brk + 4096 * (round + 1));
             assert_eq!(crate::kernel::entry::gs_base(), m.context.this);
@@ -130,8 +130,8 @@ fn clear_sighand_keeps_the_five_ours() {
     with_machine(|m| {
         m.engine.child = Some(|_, system| {
             let cleared = !system.process.action(libc::SIGUSR1).is_caught();
-            let ours = signal::kernel_action(libc::SIGSEGV).handler
-                == crate::kernel::entry::signal_entry();
+            let ours =
+                signal::kernel_action(libc::SIGSEGV).handler == signal::host_entry::signal_entry();
             // A fault that has to be fixed up.
             let fixed = crate::memory::copy_in(8, &mut [0; 4]) == 0;
             i32::from(!(cleared && ours && fixed))

@@ -175,7 +175,7 @@ impl Returned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::signal::xstate;
+    use crate::kernel::xstate;
 
     /// The kernel's own frame is the reference: a handler copies it, and ours of the same registers
     /// must be the same.

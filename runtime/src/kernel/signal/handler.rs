@@ -33,8 +33,9 @@ use dynasour_guest::ThreadContext;
 
 use dynasour_emitter::Diversion;
 
-use super::calls;
-use super::{FIVE, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of};
+use super::{
+    FIVE, SigInfo, SignalState, UNBLOCKABLE, held, native_store, precise, set_of, waiting,
+};
 use crate::changes::host;
 use crate::kernel::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
@@ -337,7 +338,7 @@ fn asynchronous(
     state: &SignalState,
 ) {
     let is_held = FIVE & state.effective_mask() & !state.waiting() & set_of(signo) != 0;
-    if is_held && held::is_for_process(info) && calls::hold_for_process(signo, info) {
+    if is_held && held::is_for_process(info) && waiting::hold_for_process(signo, info) {
         return;
     }
     state.accept(signo, info);

@@ -24,16 +24,13 @@
 //!   [`SignalState`], the context and the frame.
 
 pub mod altstack;
-pub mod calls;
-pub mod deliver;
-#[cfg(test)]
-mod end_to_end;
 pub mod frame;
 mod handler;
-mod held;
+pub(crate) mod held;
+pub(crate) mod host_entry;
 mod native_store;
 mod precise;
-pub mod xstate;
+pub(crate) mod waiting;
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -290,13 +287,13 @@ pub fn set_kernel_mask(mask: SigSet) {
 }
 
 /// This process, as the kernel numbers it now (a fork's child is another one).
-fn own_pid() -> i32 {
+pub(crate) fn own_pid() -> i32 {
     // SAFETY: asks only.
     unsafe { entry::raw(&Call::new(libc::SYS_getpid, &[])) as i32 }
 }
 
 /// This thread.
-fn own_tid() -> i32 {
+pub(crate) fn own_tid() -> i32 {
     // SAFETY: asks only.
     unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) as i32 }
 }
@@ -345,13 +342,13 @@ pub fn ours(guest: &SigAction) -> SigAction {
     // A signal that the guest does not catch interrupts nothing of the guest's.
     let restart = if guest.is_caught() { guest.flags & sa::RESTART } else { sa::RESTART };
     SigAction {
-        handler: entry::signal_entry(),
+        handler: host_entry::signal_entry(),
         flags: guest.flags & (sa::NOCLDSTOP | sa::NOCLDWAIT | sa::EXPOSE_TAGBITS)
             | restart
             | sa::SIGINFO
             | sa::ONSTACK
             | sa::RESTORER,
-        restorer: entry::restorer(),
+        restorer: host_entry::restorer(),
         mask: !0,
     }
 }
@@ -397,14 +394,14 @@ mod tests {
         assert_eq!(mirror(libc::SIGCHLD, &default), default);
         let ignored = SigAction { handler: SIG_IGN, ..SigAction::default() };
         assert_eq!(mirror(libc::SIGINT, &ignored), ignored);
-        assert_eq!(mirror(libc::SIGSEGV, &ignored).handler, entry::signal_entry());
+        assert_eq!(mirror(libc::SIGSEGV, &ignored).handler, host_entry::signal_entry());
         let caught = SigAction {
             handler: 0x1234,
             flags: sa::RESTART | sa::NOCLDSTOP | sa::RESETHAND,
             ..default
         };
         let host = mirror(libc::SIGCHLD, &caught);
-        assert_eq!(host.handler, entry::signal_entry());
+        assert_eq!(host.handler, host_entry::signal_entry());
         assert_eq!(
             host.flags,
             sa::RESTART | sa::NOCLDSTOP | sa::SIGINFO | sa::ONSTACK | sa::RESTORER

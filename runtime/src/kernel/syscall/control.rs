@@ -4,8 +4,9 @@
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::USER_END;
 
-use super::{Done, guest_write};
 use crate::kernel::entry::Call;
+use crate::kernel::process::Done;
+use crate::kernel::process::guest_access::guest_write;
 
 /// Codes of `arch_prctl` (`asm/prctl.h`).
 mod arch {

@@ -13,12 +13,12 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use dynasour_guest::space::{self, Brk, Mapping, PAGE, USER_END, page_down, page_up};
+use dynasour_guest::space::{self, Mapping, PAGE, USER_END, page_down, page_up};
 use nix::sys::mman::{MapFlags, ProtFlags};
 
-use super::{Done, Engine, System};
 use crate::changes::News;
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::{Done, Engine, System};
 
 /// Room above the host's heap that stays the host's: all that it allocates comes from there (see
 /// [`crate::start`]).
@@ -26,144 +26,6 @@ const HEAP_ROOM: u64 = 4 << 30;
 
 /// Room below the host's stack, which grows.
 const STACK_ROOM: u64 = 16 << 20;
-
-/// `PROT_GROWSDOWN` and `PROT_GROWSUP`.
-const GROWS_DOWN: u64 = 0x0100_0000;
-/// See [`GROWS_DOWN`].
-const GROWS_UP: u64 = 0x0200_0000;
-
-/// Memory of the host's that has gone elsewhere.
-#[derive(Debug)]
-pub struct Moved {
-    /// The ranges that it left: they are free.
-    pub from: Vec<Range<u64>>,
-    /// The ranges that it took instead.
-    pub to: Vec<Range<u64>>,
-}
-
-/// The guest's view of the address space.
-pub(crate) struct Memory {
-    brk: Brk,
-    /// The first thread's stack: to the guest a mapping that grows downwards.
-    stack: Range<u64>,
-    /// Sorted, disjoint.
-    protected: Vec<Range<u64>>,
-}
-
-impl Memory {
-    pub(crate) fn new(brk: Brk, stack: Range<u64>) -> Memory {
-        Memory { brk, stack, protected: Vec::new() }
-    }
-
-    /// A call of mprotect that, as `PROT_GROWSDOWN` asks, means all of the stack below its range,
-    /// in words that the kernel understands: it does not know that the mapping is one that grows.
-    fn growing_down(&self, call: &Call, range: &Range<u64>) -> Option<Call> {
-        let is_meant = call.args[2] & (GROWS_DOWN | GROWS_UP) == GROWS_DOWN;
-        if !is_meant
-            || call.args[0] != range.start
-            || range.is_empty()
-            || !self.stack.contains(&range.start)
-        {
-            return None;
-        }
-        let mut call = *call;
-        call.args[0] = self.stack.start;
-        call.args[1] = range.end - self.stack.start;
-        call.args[2] &= !GROWS_DOWN;
-        Some(call)
-    }
-
-    fn protect(&mut self, range: Range<u64>) {
-        if range.is_empty() {
-            return;
-        }
-        self.protected.push(range);
-        self.protected.sort_by_key(|range| range.start);
-        let mut merged: Vec<Range<u64>> = Vec::with_capacity(self.protected.len());
-        for range in self.protected.drain(..) {
-            match merged.last_mut() {
-                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-                _ => merged.push(range),
-            }
-        }
-        self.protected = merged;
-    }
-
-    fn unprotect(&mut self, range: &Range<u64>) {
-        let outside = |own: Range<u64>| {
-            let parts = [own.start..own.end.min(range.start), own.start.max(range.end)..own.end];
-            parts.into_iter().filter(|part| part.start < part.end)
-        };
-        self.protected = self.protected.drain(..).flat_map(outside).collect();
-    }
-
-    fn is_protected(&self, range: &Range<u64>) -> bool {
-        self.protected.iter().any(|own| own.start < range.end && range.start < own.end)
-    }
-
-    /// `/proc/self/maps` as the guest should see it: without the host, and with its break by the
-    /// usual name.
-    pub(super) fn guest_maps(&self, text: &[u8]) -> Vec<u8> {
-        const NAME_COLUMN: usize = 73;
-        let mut out = Vec::with_capacity(text.len());
-        for line in text.split_inclusive(|&byte| byte == b'\n') {
-            let line = line.trim_ascii_end();
-            let Some(entry) = space::parse_line(line) else { continue };
-            let Some(space) = line.iter().position(|&byte| byte == b' ') else { continue };
-            let name = entry.path.as_deref().map_or(b"".as_slice(), |path| path.as_encoded_bytes());
-            // What the kernel gives every process is the guest's as well. It joins anonymous
-            // neighbours, so that a line may be in part the guest's.
-            let whole = name.starts_with(b"[v") || !self.is_protected(&entry.range);
-            let parts = if whole {
-                vec![entry.range.clone()]
-            } else {
-                self.guest_parts(entry.range.clone())
-            };
-            for part in parts {
-                let start = out.len();
-                out.extend_from_slice(format!("{:08x}-{:08x}", part.start, part.end).as_bytes());
-                out.extend_from_slice(&line[space..]);
-                if name.is_empty() && (self.brk.start()..self.brk.current()).contains(&part.start) {
-                    out.resize((start + NAME_COLUMN).max(out.len() + 1), b' ');
-                    out.extend_from_slice(b"[heap]");
-                } else if name.is_empty() {
-                    // The kernel pads where the name would be.
-                    out.push(b' ');
-                }
-                out.push(b'\n');
-            }
-        }
-        out
-    }
-
-    /// How much the guest has mapped outside `besides`, in bytes.
-    pub(super) fn guest_size(&self, besides: &Range<u64>) -> u64 {
-        let outside = |part: Range<u64>| {
-            let common = part.end.min(besides.end).saturating_sub(part.start.max(besides.start));
-            part.end - part.start - common
-        };
-        let maps = space::maps().unwrap_or_default();
-        maps.into_iter().flat_map(|entry| self.guest_parts(entry.range)).map(outside).sum()
-    }
-
-    /// The parts of `range` that are not protected.
-    fn guest_parts(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut parts = Vec::new();
-        let mut start = range.start;
-        for own in
-            self.protected.iter().filter(|own| own.start < range.end && range.start < own.end)
-        {
-            if start < own.start {
-                parts.push(start..own.start);
-            }
-            start = start.max(own.end);
-        }
-        if start < range.end {
-            parts.push(start..range.end);
-        }
-        parts
-    }
-}
 
 /// The pages of `len` bytes at `address`, as the kernel rounds them; empty if that is no range.
 pub(super) fn pages(address: u64, len: u64) -> Range<u64> {

@@ -8,8 +8,8 @@
 use std::ops::Range;
 
 use super::memory::inode_of;
-use super::{Done, Engine, System};
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::{Done, Engine, System};
 
 /// `statfs::f_type` of /proc.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;

@@ -7,9 +7,9 @@
 //! 0x10000..0x12000, so what was made from code there is dropped, and the call is made.
 
 use super::memory::{is_error, pages};
-use super::{Done, Engine, System};
 use crate::changes::News;
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::{Done, Engine, System};
 use dynasour_guest::space::{USER_END, page_down};
 
 impl System {

@@ -5,21 +5,9 @@
 //! registers of a thread of the same memory that is not in native code, it gets the guest's, which
 //! the thread keeps in its context. Everything else is the kernel's answer.
 
-use super::{Done, Engine, System, guest_read, guest_write};
 use crate::kernel::entry::Call;
-
-/// The general registers of a guest thread.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Registers {
-    /// In the order of their numbers.
-    pub gpr: [u64; 16],
-    /// The next instruction, behind a system call that is being made.
-    pub rip: u64,
-    /// The flags.
-    pub rflags: u64,
-    /// The FS base and the GS base.
-    pub bases: [u64; 2],
-}
+use crate::kernel::process::guest_access::{guest_read, guest_write};
+use crate::kernel::process::{Done, Engine, Registers, System};
 
 /// Words of the kernel's `struct user_regs_struct` that have a number in `Registers::gpr`: r15 …
 /// r8, rax, rcx, rdx, rsi, rdi.

@@ -7,8 +7,9 @@ use std::sync::OnceLock;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::{self, page_down};
 
-use super::{Outcome, System, guest_read};
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::guest_access::guest_read;
+use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::frame::RESUME_FLAG;
 
 /// The three entries, and the calls that they stand for.

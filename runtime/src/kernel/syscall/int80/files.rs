@@ -10,9 +10,9 @@
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::USER_END;
 
-use super::super::paths::{Own, own_file_at};
-use super::{Done, Engine, System};
 use crate::kernel::entry::{self, Call};
+use crate::kernel::process::own_files::{Own, own_file_at};
+use crate::kernel::process::{Done, Engine, System};
 
 /// 32-bit numbers.
 const OLDFSTAT: u64 = 28;

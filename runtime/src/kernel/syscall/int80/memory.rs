@@ -13,8 +13,9 @@ use dynasour_guest::ThreadContext;
 
 use super::super::segments::segment_size;
 use super::files::handlers;
-use super::{Done, Engine, System, done, word, words, write_words};
+use super::{done, word, words, write_words};
 use crate::kernel::entry::Call;
+use crate::kernel::process::{Done, Engine, System};
 
 /// The end of what MAP_32BIT reaches (mmap(2)).
 const LOW_END: u64 = 1 << 31;

@@ -37,10 +37,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dynasour_guest::ThreadContext;
 
-use super::seccomp::ARCHITECTURE_32;
-use super::{Done, Engine, Outcome, System, guest_read, guest_write};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::complain;
+use crate::kernel::process::guest_access::{guest_read, guest_write};
+use crate::kernel::process::seccomp::ARCHITECTURE_32;
+use crate::kernel::process::{Done, Engine, Outcome, System};
 use crate::kernel::signal::GuestFault;
 use table::Treatment;
 

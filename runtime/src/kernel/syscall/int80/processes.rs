@@ -9,8 +9,10 @@
 use dynasour_guest::ThreadContext;
 
 use super::files::handlers;
-use super::{Done, Engine, System, done, guest_read, refuse, word};
+use super::{done, refuse, word};
 use crate::kernel::entry::Call;
+use crate::kernel::process::guest_access::guest_read;
+use crate::kernel::process::{Done, Engine, System};
 
 /// The flag of `clone` that gives the child a thread area.
 const CLONE_SETTLS: u64 = 0x0008_0000;

@@ -17,10 +17,10 @@
 use dynasour_guest::ThreadContext;
 
 use super::files::handlers;
-use super::{
-    Done, Engine, System, done, guest_read, guest_write, refuse, word, words, write_words,
-};
+use super::{done, refuse, word, words, write_words};
 use crate::kernel::entry::Call;
+use crate::kernel::process::guest_access::{guest_read, guest_write};
+use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::{MAX_SIGNAL, SIG_IGN, SigSet};
 
 /// Bytes of a signal set.

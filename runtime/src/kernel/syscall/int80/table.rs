@@ -4,9 +4,9 @@
 //! 6.18's i386 table that Debian's `asm/unistd_32.h` names; a test compares it with that header if
 //! the machine has one. A number that is not here goes to the kernel.
 
-use super::{Done, Engine, System};
 use super::{files, memory, processes, signals};
 use crate::kernel::entry::Call;
+use crate::kernel::process::{Done, Engine, System};
 use dynasour_guest::ThreadContext;
 
 /// Performs one call, whose arguments are the lower halves of the registers.

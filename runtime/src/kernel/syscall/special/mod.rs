@@ -13,10 +13,8 @@ use dynasour_guest::decode::{Decoded, Fetch, Reader};
 use dynasour_guest::space::page_down;
 use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
 
-pub use segment::Segments;
-
-use super::{Outcome, System};
 use crate::changes::host;
+use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::GuestFault;
 use crate::memory::{self, Fault};
 

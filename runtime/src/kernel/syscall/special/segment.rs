@@ -7,16 +7,8 @@ use super::{
     Refused, address, load, peek, protection, push, read_operand, read_register, store,
     write_register,
 };
+use crate::kernel::process::Segments;
 use crate::kernel::signal::frame::{USER_CS, USER_DS};
-
-/// The selectors that a 64-bit process can load: ES, DS, FS, GS. CS and SS never change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Segments {
-    es: u16,
-    ds: u16,
-    fs: u16,
-    gs: u16,
-}
 
 /// Whether a data segment register may hold `selector`: null, or one of the kernel's user segments
 /// (32-bit code, data, 64-bit code, the processor number).

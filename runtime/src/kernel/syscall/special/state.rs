@@ -5,7 +5,8 @@ use iced_x86::{Instruction, Mnemonic as M};
 
 use super::{Refused, address, protection};
 use crate::kernel::entry::{self, XsaveForm, rights};
-use crate::kernel::signal::{GuestFault, xstate};
+use crate::kernel::signal::GuestFault;
+use crate::kernel::xstate;
 
 /// Executes a save or a restore on the guest's state and memory.
 pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {

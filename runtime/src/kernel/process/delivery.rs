@@ -17,17 +17,17 @@ use std::sync::atomic::Ordering;
 
 use dynasour_guest::ThreadContext;
 
-use super::frame::{self, Contents, RESUME_FLAG, Returned};
-use super::held;
-use super::xstate::{self, BadState};
-use super::{
+use super::{Done, Outcome, System};
+use crate::changes::host;
+use crate::kernel::entry::{self, Call, rights};
+use crate::kernel::signal::frame::{self, Contents, RESUME_FLAG, Returned};
+use crate::kernel::signal::held;
+use crate::kernel::signal::{
     DEADLY, FIVE, GuestFault, SigAction, SigInfo, SigSet, UNBLOCKABLE, host_mask, sa,
     set_kernel_mask, set_of,
 };
-use crate::changes::host;
-use crate::kernel::entry::{self, Call, rights};
-use crate::kernel::release;
-use crate::kernel::syscall::{Done, Outcome, System};
+use crate::kernel::xstate::{self, BadState};
+use crate::kernel::{release, signal};
 use crate::memory;
 use crate::protection_keys;
 
@@ -123,7 +123,7 @@ impl System {
         // returns to ours.
         let during = self.delivery_mask.take().unwrap_or(saved);
         if action.flags & sa::RESETHAND != 0 {
-            self.set_action(signo, SigAction { handler: super::SIG_DFL, ..action });
+            self.set_action(signo, SigAction { handler: signal::SIG_DFL, ..action });
         }
         if self.push_frame(context, signo, &action, info, saved, rflags).is_err() {
             return match signo {
@@ -139,7 +139,7 @@ impl System {
 
     /// An accepted signal that the guest does not catch (any more).
     fn default_action(&mut self, signo: i32, action: &SigAction) -> Outcome {
-        if action.handler == super::SIG_IGN {
+        if action.handler == signal::SIG_IGN {
             return Outcome::Continue;
         }
         if DEADLY & set_of(signo) != 0 {
@@ -305,7 +305,7 @@ impl System {
     /// Sets the guest's action and what the kernel has to know of it.
     pub(crate) fn set_action(&self, signo: i32, action: SigAction) {
         let mut actions = self.process.actions();
-        super::set_kernel_action(signo, &self.mirror(signo, &action));
+        signal::set_kernel_action(signo, &self.mirror(signo, &action));
         actions[signo as usize] = action;
     }
 }

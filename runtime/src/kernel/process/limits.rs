@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use dynasour_guest::space::page_up;
 
-use super::{Done, System, guest_read, guest_write};
+use super::guest_access::{guest_read, guest_write};
+use super::{Done, System};
 use crate::kernel::entry::Call;
 
 /// What is the translator's.
@@ -73,7 +74,7 @@ impl std::str::FromStr for Limit {
 impl System {
     /// `getrlimit`, `setrlimit` and `prlimit64` where they are about this process's address space;
     /// None otherwise.
-    pub(super) fn limit_call(&self, nr: i64, call: &Call) -> Option<Done> {
+    pub(crate) fn limit_call(&self, nr: i64, call: &Call) -> Option<Done> {
         let [first, second, third, fourth, ..] = call.args;
         let (pid, resource, new, old) = match nr {
             libc::SYS_getrlimit => (0, first, 0, second),
@@ -116,7 +117,7 @@ impl System {
     }
 
     /// Whether the guest may map `len` bytes more, instead of what is in a range.
-    pub(super) fn may_map(&self, len: u64, instead: Range<u64>) -> bool {
+    pub(crate) fn may_map(&self, len: u64, instead: Range<u64>) -> bool {
         let soft = match *self.process.address_space() {
             Some(limit) if limit.soft != libc::RLIM_INFINITY => limit.soft,
             _ => return true,

@@ -3,8 +3,11 @@
 //! frame on the stack.
 
 use super::*;
+use crate::kernel::process::Outcome;
 use crate::kernel::signal::frame::{self, Returned};
-use crate::kernel::syscall::Outcome;
+use crate::kernel::signal::{
+    GuestFault, die, kernel_action, kernel_mask, own_tid, set_kernel_mask,
+};
 use crate::testing::{AFTER_SYSCALL, Machine, RESTORER, in_child};
 
 const USR1: i32 = libc::SIGUSR1;
@@ -365,7 +368,10 @@ fn what_is_inherited_is_recorded() {
         assert_eq!(kernel_mask(), set_of(USR1));
         assert_eq!(m.system.process.action(libc::SIGPIPE).handler, SIG_IGN);
         assert_eq!(m.system.process.action(libc::SIGFPE).handler, SIG_IGN);
-        assert_eq!(kernel_action(libc::SIGFPE).handler, entry::signal_entry());
+        assert_eq!(
+            kernel_action(libc::SIGFPE).handler,
+            crate::kernel::signal::host_entry::signal_entry()
+        );
         assert_eq!(kernel_action(libc::SIGPIPE).handler, SIG_IGN);
         0
     });

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex};
 
 use dynasour_guest::ThreadContext;
 
-use super::{Done, Outcome, System, guest_read};
+use super::guest_access::guest_read;
+use super::{Done, Outcome, System};
 use crate::kernel::entry::{self, Call};
 use crate::kernel::signal::SigInfo;
 use crate::sync::lock;
@@ -22,8 +23,8 @@ use bpf::{Data, INSTRUCTION_SIZE, LONGEST, Program};
 /// Bytes of a `struct seccomp_data`: number, architecture, address, six arguments.
 const DATA_SIZE: usize = 64;
 /// By which numbers a call is made, as audit(8) names it: x86-64 and i386.
-pub(super) const ARCHITECTURE: u32 = 0xc000_003e;
-pub(super) const ARCHITECTURE_32: u32 = 0x4000_0003;
+pub(crate) const ARCHITECTURE: u32 = 0xc000_003e;
+pub(crate) const ARCHITECTURE_32: u32 = 0x4000_0003;
 /// Instructions of all filters of a thread together, each counting for four more.
 const MOST_INSTRUCTIONS: usize = 1 << 15;
 
@@ -150,7 +151,7 @@ impl Seccomp {
 
 impl System {
     /// What becomes of a call that the guest is about to make, if it is not made.
-    pub(super) fn screen(
+    pub(crate) fn screen(
         &mut self,
         context: &mut ThreadContext,
         call: &Call,
@@ -261,7 +262,7 @@ impl System {
     }
 
     /// `seccomp`
-    pub(super) fn seccomp_call(&mut self, call: &Call) -> Done {
+    pub(crate) fn seccomp_call(&mut self, call: &Call) -> Done {
         const SET_MODE_STRICT: u64 = 0;
         const SET_MODE_FILTER: u64 = 1;
         const GET_ACTION_AVAIL: u64 = 2;
@@ -282,7 +283,7 @@ impl System {
     }
 
     /// The switches of `prctl` that are looked after here.
-    pub(super) fn seccomp_switch(&mut self, call: &Call) -> Option<Done> {
+    pub(crate) fn seccomp_switch(&mut self, call: &Call) -> Option<Done> {
         const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
         const STRICT: u64 = 1;
         const FILTER: u64 = 2;

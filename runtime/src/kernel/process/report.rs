@@ -64,7 +64,7 @@ fn close(fd: i32) {
 
 impl System {
     /// `close`, `close_range`, `dup2`, `dup3`.
-    pub(super) fn descriptor_call(&self, nr: i64, call: &Call) -> Done {
+    pub(crate) fn descriptor_call(&self, nr: i64, call: &Call) -> Done {
         let [first, second, flags, ..] = call.args;
         // The call itself is made without the lock.
         let fd = match &mut *self.process.report() {
@@ -107,7 +107,7 @@ impl System {
 
     /// Whether the call kills this very process beyond all handlers, and there is something to do
     /// first: a report to make, or locks to be left free in memory that others use.
-    pub(super) fn is_own_end(&self, nr: i64, call: &Call) -> bool {
+    pub(crate) fn is_own_end(&self, nr: i64, call: &Call) -> bool {
         if !self.process.reports() && !self.process.shares_memory() {
             return false;
         }

@@ -1,26 +1,31 @@
 //! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
 //!
-//! The guest's actions and mask are in [`System`]; [`WAITING`] lists the threads that may take a
-//! blocked signal of the five. Each call runs on the guest's own thread, outside native code, and
-//! holds no lock but that of the actions (while an action changes). Only [`hold_for_process`] runs
-//! in the signal handler; it takes no lock.
+//! The guest's actions and mask are in [`System`]. Each call runs on the guest's own thread, outside
+//! native code, and holds no lock but that of the actions (while an action changes). A call that may
+//! take a blocked signal of the five tells the handlers of the other threads so, by
+//! [`Waiting`].
 //!
 //! Example: a guest that blocks SIGSEGV polls a signalfd. [`System::with_held_pending`] blocks
 //! SIGSEGV in the kernel, sends this thread those that were held, makes the call, and unblocks
 //! SIGSEGV again, so that the handler records what the guest has not read.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dynasour_guest::ThreadContext;
 
-use super::altstack::StackT;
-use super::held::{self, Mark};
-use super::{
+use crate::kernel::entry::{self, Call};
+use crate::kernel::process::guest_access::{guest_read, guest_write};
+use crate::kernel::process::{Done, Engine, System};
+use crate::kernel::signal::altstack::StackT;
+use crate::kernel::signal::held::{self, Mark};
+use crate::kernel::signal::waiting::{Waiting, send_to};
+use crate::kernel::signal::{
     DEADLY, FIVE, FIVE_SIGNALS, MAX_SIGNAL, SIG_DFL, SIG_IGN, SigAction, SigInfo, SigSet,
     UNBLOCKABLE, action_call, host_mask, mirror, ours, sa, set_of,
 };
-use crate::kernel::entry::{self, Call};
-use crate::kernel::syscall::{Done, Engine, System, guest_read, guest_write};
 
 /// Bytes of the kernel's signal set.
 const SET_SIZE: u64 = 8;
@@ -41,72 +46,6 @@ fn read_mask(address: u64, size: u64) -> Option<SigSet> {
 
 /// Has the guest made, or may it have inherited, a signalfd of one of the five?
 static READ_FROM_FILE: AtomicBool = AtomicBool::new(false);
-
-/// Threads in a call that may take some of the five although their guest blocks these: the thread
-/// in the upper half, the set in the lower; 0 for none. If more threads than this (guess) wait at
-/// once, the rest do not get signals that are sent to the process while they wait.
-static WAITING: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
-
-/// An entry in [`WAITING`] while it lives.
-struct Waiting(Option<&'static AtomicU64>);
-
-impl Waiting {
-    /// This thread may take `signals` of the five from now on. After this call it must look for
-    /// those that were [held] before.
-    fn begin(signals: SigSet) -> Waiting {
-        let entry = (super::own_tid() as u64) << 32 | signals & FIVE;
-        Waiting(WAITING.iter().find(|place| {
-            place.compare_exchange(0, entry, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        }))
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.into_iter().for_each(|place| place.store(0, Ordering::SeqCst));
-    }
-}
-
-/// Makes a signal pending for thread `tid` of this process, as it was sent. A thread may claim any
-/// sender for itself, and for others only codes of `sigqueue` and its like (rt_sigqueueinfo(2)), so
-/// that a signal sent by `kill` gets a [mark](Mark::ByKill). Async-signal-safe.
-fn send_to(tid: i32, signo: i32, info: &SigInfo) -> bool {
-    let mut info = *info;
-    let own = super::own_tid();
-    if tid != own && info.code() == libc::SI_USER {
-        info.0[8..12].copy_from_slice(&libc::SI_QUEUE.to_le_bytes());
-        Mark::ByKill.put(&mut info);
-    } else if tid == own && Mark::of(&info) == Some(Mark::ByKill) {
-        info = held::unmarked(&info);
-    }
-    let info = std::ptr::from_ref(&info) as u64;
-    let args = [super::own_pid() as u64, tid as u64, signo as u64, info];
-    // SAFETY: sends a signal, and reads `info`.
-    unsafe {
-        entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
-            // The limit on queued signals is reached: `tgkill` sends without a siginfo.
-            || entry::raw(&Call::new(libc::SYS_tgkill, &args[..3])) == 0
-    }
-}
-
-/// One of the five was sent to the process and came to this thread, whose guest blocks it: another
-/// thread that waits for it gets it, else it is held for the process. `false`: it cannot be held.
-/// Async-signal-safe.
-pub(super) fn hold_for_process(signo: i32, info: &SigInfo) -> bool {
-    if !held::hold(signo, info) {
-        return false;
-    }
-    // A thread that begins to wait after this has seen the signal in its slot.
-    let own = super::own_tid();
-    let waits = |entry: &u64| (entry >> 32) as i32 != own && entry & set_of(signo) != 0;
-    if let Some(entry) = WAITING.iter().map(|p| p.load(Ordering::SeqCst)).find(waits)
-        && let Some((_, info)) = held::take(set_of(signo))
-        && !send_to((entry >> 32) as i32, signo, &info)
-    {
-        held::hold(signo, &info);
-    }
-    true
-}
 
 /// Calls by which a guest may read from a signalfd or learn that it can be read.
 fn may_read_signals(nr: u64) -> bool {
@@ -375,18 +314,18 @@ impl System {
     /// where they are blocked now.
     pub(crate) fn send_held_again(&self, held: SigSet) {
         while let Some((signo, info)) = self.take_held(held) {
-            send_to(super::own_tid(), signo, &info);
+            send_to(crate::kernel::signal::own_tid(), signo, &info);
         }
     }
 
     /// Takes a signal out of `signals` that was accepted by this thread, or that is held for the
     /// process.
-    pub(super) fn take_held(&self, signals: SigSet) -> Option<(i32, SigInfo)> {
+    pub(crate) fn take_held(&self, signals: SigSet) -> Option<(i32, SigInfo)> {
         self.signals.take(!signals).or_else(|| held::take(signals))
     }
 
     /// The signals that [`System::take_held`] finds.
-    pub(super) fn held(&self) -> SigSet {
+    pub(crate) fn held(&self) -> SigSet {
         self.signals.accepted() | held::pending()
     }
 
@@ -402,7 +341,7 @@ impl System {
     pub(crate) fn rt_tgsigqueueinfo(&self, call: &Call) -> Done {
         let [pid, _, signo, address, ..] = call.args;
         let is_of_five = FIVE_SIGNALS.contains(&(signo as i32));
-        if !is_of_five || pid as i32 != super::own_pid() {
+        if !is_of_five || pid as i32 != crate::kernel::signal::own_pid() {
             return self.pass(call);
         }
         let Ok(bytes) = guest_read::<128>(address) else { return self.pass(call) };
@@ -510,7 +449,7 @@ impl System {
         for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & !FIVE & set_of(signo) != 0) {
             let action = self.process.action(signo);
             if action.handler == SIG_DFL {
-                super::set_kernel_action(signo, &action);
+                crate::kernel::signal::set_kernel_action(signo, &action);
             }
         }
     }
@@ -527,7 +466,10 @@ impl System {
         if !self.process.share_memory() {
             let actions = self.process.actions();
             for signo in (1..=MAX_SIGNAL).filter(|&signo| DEADLY & set_of(signo) != 0) {
-                super::set_kernel_action(signo, &self.mirror(signo, &actions[signo as usize]));
+                crate::kernel::signal::set_kernel_action(
+                    signo,
+                    &self.mirror(signo, &actions[signo as usize]),
+                );
             }
         }
     }
@@ -537,7 +479,7 @@ impl System {
         for signo in (1..=MAX_SIGNAL).filter(|&signo| UNBLOCKABLE & set_of(signo) == 0) {
             let action = self.mirror(signo, &self.process.action(signo));
             if action.is_caught() {
-                super::set_kernel_action(signo, &action);
+                crate::kernel::signal::set_kernel_action(signo, &action);
             }
         }
     }

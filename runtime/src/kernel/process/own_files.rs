@@ -1,0 +1,159 @@
+//! Which paths name files of `/proc/self` that speak of the translator.
+
+use std::ffi::{CStr, CString};
+
+use crate::kernel::entry::{self, Call};
+
+/// Longer paths cannot be one of ours.
+const LONGEST: usize = 64;
+
+/// A file that shows something else to the guest than to the translator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Own {
+    Executable,
+    Maps,
+}
+
+/// Which file of the process `pid`, whose only thread is `tid`, this is.
+fn own_file(path: &[u8], pid: u32, tid: u32) -> Option<Own> {
+    let rest = path.strip_prefix(b"/proc/")?;
+    let name_at = rest.iter().rposition(|&byte| byte == b'/')?;
+    let file = match &rest[name_at + 1..] {
+        b"exe" => Own::Executable,
+        b"maps" => Own::Maps,
+        _ => return None,
+    };
+    let rest = &rest[..name_at];
+    let is = |text: &[u8], id: u32| text == id.to_string().as_bytes();
+    let own = match rest.iter().position(|&byte| byte == b'/') {
+        None => rest == b"self" || rest == b"thread-self" || is(rest, pid),
+        Some(slash) => {
+            let (process, task) = (&rest[..slash], &rest[slash..]);
+            (process == b"self" || is(process, pid))
+                && task.strip_prefix(b"/task/").is_some_and(|t| is(t, tid))
+        }
+    };
+    own.then_some(file)
+}
+
+/// The path without empty components, `.` and `..`. In `/proc` the parent of a link's target is the
+/// link's.
+fn normalised(path: &[u8]) -> Vec<u8> {
+    let mut components: Vec<&[u8]> = Vec::new();
+    for component in path.split(|&byte| byte == b'/') {
+        match component {
+            b"" | b"." => {}
+            b".." => drop(components.pop()),
+            name => components.push(name),
+        }
+    }
+    components.iter().flat_map(|name| [b"/", *name]).flatten().copied().collect()
+}
+
+/// Where a link of `/proc` leads that says what a relative path starts from: the working directory
+/// or a descriptor.
+fn start_of_path(descriptor: i32) -> Option<Vec<u8>> {
+    let link = match descriptor {
+        libc::AT_FDCWD => c"/proc/self/cwd".to_owned(),
+        fd => CString::new(format!("/proc/self/fd/{fd}")).ok()?,
+    };
+    let mut target = [0; LONGEST];
+    let call = Call::new(
+        libc::SYS_readlink,
+        &[link.as_ptr() as u64, target.as_mut_ptr() as u64, LONGEST as u64],
+    );
+    // SAFETY: writes `target`.
+    let length = usize::try_from(unsafe { entry::raw(&call) }).ok()?;
+    Some(target[..length].to_vec())
+}
+
+/// Which of this process's own files the string at `address` names, seen from the directory
+/// `descriptor`. An empty string means the descriptor itself where `empty` says so.
+pub(crate) fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<Own> {
+    let mut bytes = [0; LONGEST];
+    let got = crate::memory::copy_in(address, &mut bytes);
+    let path = CStr::from_bytes_until_nul(&bytes[..got]).ok()?.to_bytes();
+    let could_be = path.ends_with(b"exe") || path.ends_with(b"maps") || empty && path.is_empty();
+    if !could_be || path.first() == Some(&b'/') && !path.starts_with(b"/proc/") {
+        return None;
+    }
+    let path = match path.first() {
+        Some(b'/') => path.to_vec(),
+        _ => [start_of_path(descriptor)?, b"/".to_vec(), path.to_vec()].concat(),
+    };
+    // SAFETY: neither call has effects.
+    let (pid, tid) = unsafe {
+        (
+            entry::raw(&Call::new(libc::SYS_getpid, &[])) as u32,
+            entry::raw(&Call::new(libc::SYS_gettid, &[])) as u32,
+        )
+    };
+    own_file(&normalised(&path), pid, tid)
+}
+
+/// Whether the string at `address` names this process's executable link.
+pub(crate) fn is_own_executable(address: u64) -> bool {
+    own_file_at(libc::AT_FDCWD, address, false) == Some(Own::Executable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_own_files_count() {
+        for own in ["self", "thread-self", "42", "self/task/43", "42/task/43"] {
+            assert_eq!(
+                own_file(format!("/proc/{own}/exe").as_bytes(), 42, 43),
+                Some(Own::Executable),
+                "{own}"
+            );
+            assert_eq!(
+                own_file(format!("/proc/{own}/maps").as_bytes(), 42, 43),
+                Some(Own::Maps),
+                "{own}"
+            );
+        }
+        for other in ["43", "self/task/42", "4", "", "self/", "self/fd", "self/task/"] {
+            assert_eq!(own_file(format!("/proc/{other}/exe").as_bytes(), 42, 43), None, "{other}");
+        }
+        assert_eq!(own_file(b"/proc/self/mem", 42, 43), None);
+        assert_eq!(own_file(b"/proc/exe", 42, 43), None);
+    }
+
+    #[test]
+    fn paths_are_made_absolute() {
+        assert_eq!(normalised(b"/proc//self/./fd/../exe"), b"/proc/self/exe");
+        assert_eq!(normalised(b"/../x/"), b"/x");
+        let seen_from = |directory: &CStr, path: &CStr| {
+            // SAFETY: opens and closes a directory.
+            let fd = unsafe { libc::open(directory.as_ptr(), libc::O_PATH | libc::O_NOFOLLOW) };
+            let own = own_file_at(fd, path.as_ptr() as u64, true);
+            // SAFETY: as above.
+            unsafe { libc::close(fd) };
+            own
+        };
+        let process = CString::new(format!("/proc/{}", std::process::id())).expect("no NUL");
+        assert_eq!(seen_from(&process, c"exe"), Some(Own::Executable));
+        assert_eq!(seen_from(&process, c"maps"), Some(Own::Maps));
+        assert_eq!(seen_from(&process, c"fd"), None);
+        assert_eq!(seen_from(c"/proc", c"self/../self/exe"), Some(Own::Executable));
+        assert_eq!(
+            seen_from(c"/proc/self/exe", c""),
+            Some(Own::Executable),
+            "the link itself, opened"
+        );
+        assert_eq!(seen_from(c"/tmp", c"exe"), None);
+        assert_eq!(seen_from(c"/proc/1", c"exe"), None);
+        assert_eq!(own_file_at(-1, c"exe".as_ptr() as u64, false), None);
+    }
+
+    #[test]
+    fn strings_are_compared_whole() {
+        assert!(is_own_executable(c"/proc/self/exe".as_ptr() as u64));
+        assert!(!is_own_executable(c"/proc/self/exe2".as_ptr() as u64));
+        assert!(!is_own_executable(c"/etc/passwd".as_ptr() as u64));
+        let own = format!("/proc/{}/exe\0", std::process::id());
+        assert!(is_own_executable(own.as_ptr() as u64));
+    }
+}

@@ -1,0 +1,58 @@
+//! The code that the kernel calls for each signal with a host handler, and the host's restorer.
+//!
+//! `dynasour_signal_entry` makes Rust runnable: it sets the host's FS base and clears AC and TF,
+//! calls [`on_signal`](super::on_signal) with the thread's context, and restores the interrupted
+//! FS base. The GS base points to the thread's `ThreadContext`.
+
+use std::arch::global_asm;
+
+use dynasour_guest::context::offset;
+
+global_asm!(
+    r#"
+    .text
+    .p2align 4
+    .hidden dynasour_signal_entry
+    .globl dynasour_signal_entry
+dynasour_signal_entry:
+    push rbx
+    pushfq
+    and qword ptr [rsp], ~0x40100
+    popfq
+    rdfsbase rbx
+    mov rcx, gs:[{host_fs_base}]
+    wrfsbase rcx
+    mov rcx, gs:[{this}]
+    call {on_signal}
+    wrfsbase rbx
+    pop rbx
+    ret
+
+    .p2align 4
+    .hidden dynasour_restorer
+    .globl dynasour_restorer
+dynasour_restorer:
+    mov eax, {rt_sigreturn}
+    syscall
+    ud2
+    "#,
+    host_fs_base = const offset::HOST_FS_BASE,
+    this = const offset::THIS,
+    on_signal = sym super::on_signal,
+    rt_sigreturn = const libc::SYS_rt_sigreturn,
+);
+
+unsafe extern "C" {
+    fn dynasour_signal_entry();
+    fn dynasour_restorer();
+}
+
+/// The address the kernel calls for each signal with a host handler.
+pub fn signal_entry() -> u64 {
+    dynasour_signal_entry as *const () as u64
+}
+
+/// The address of our own signal restorer.
+pub fn restorer() -> u64 {
+    dynasour_restorer as *const () as u64
+}
