@@ -93,6 +93,16 @@ pub struct ThreadContext {
     pub signals: u64,
     /// Address in the code cache of the instruction that faulted, as the signal handler found it.
     pub fault_rip: u64,
+    /// The guest pc of the last x87 instruction that is not a control instruction: what FIP would be
+    /// on the processor. The register itself, and `xstate`, may hold the address of a copy of that
+    /// instruction instead. 0 after `fninit`; else what the guest loaded last.
+    pub x87_pc: u64,
+    /// The memory operand of the last x87 instruction that had one and that the interpreter
+    /// executed. It is known as long as `x87_pc` is `x87_data_after`: no other code has executed an
+    /// x87 instruction since.
+    pub x87_data: u64,
+    /// The x87 instruction that the interpreter executed last.
+    pub x87_data_after: u64,
     /// The generation of the return stubs for which [`ThreadContext::landings`] is filled in; 0 if
     /// it is not filled in.
     pub landings_of: u64,
@@ -135,6 +145,8 @@ pub mod offset {
     pub const TRANSFER: usize = offset_of!(ThreadContext, transfer);
     /// `one`
     pub const ONE: usize = offset_of!(ThreadContext, one);
+    /// `x87_pc`
+    pub const X87_PC: usize = offset_of!(ThreadContext, x87_pc);
     /// `pending`
     pub const PENDING: usize = offset_of!(ThreadContext, pending);
     /// `extended_away`
@@ -152,6 +164,15 @@ pub mod offset {
 }
 
 impl ThreadContext {
+    /// Puts the x87 data pointer, if it is known, into the extended state, if it is not there: AMD's
+    /// processors save it only while an exception is pending.
+    pub fn put_x87_data(&mut self) {
+        const DATA: std::ops::Range<usize> = 16..24;
+        if self.x87_data_after == self.x87_pc && self.xstate.0[DATA] == [0; 8] {
+            self.xstate.0[DATA].copy_from_slice(&self.x87_data.to_le_bytes());
+        }
+    }
+
     /// A context with all registers zero, rflags 0x202, and the extended state in its initial
     /// configuration (MXCSR 0x1f80, x87 control word 0x37f), which is what a new process has.
     pub fn new() -> Box<ThreadContext> {

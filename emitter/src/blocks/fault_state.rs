@@ -89,7 +89,7 @@ impl Blocks {
             return true;
         }
         let marks = &translator.out.marks;
-        let Some(Mark { pc, saved, pushed, .. }) =
+        let Some(Mark { pc, saved, pushed, x87_pc, .. }) =
             marks[..marks.partition_point(|m| m.at <= at)].last().copied()
         else {
             return false;
@@ -98,6 +98,7 @@ impl Blocks {
         if let Some((register, word)) = saved {
             ctx.gpr[usize::from(register)] = ctx.stub_save[word];
         }
+        ctx.x87_pc = x87_pc.unwrap_or(ctx.x87_pc);
         if pushed {
             let rsp = &mut ctx.gpr[Gpr::RSP.number()];
             *rsp = rsp.wrapping_add(8);

@@ -99,6 +99,7 @@ impl Translator {
         self.encode(&moved)?;
         self.mark(inst.ip(), None);
         self.restore(number, BORROWED);
+        self.note_x87(inst);
         Ok(Step::Next)
     }
 }

@@ -35,6 +35,7 @@ mod transfer;
 mod translate;
 mod translation;
 mod word_jumps;
+mod x87_pointer;
 
 use crate::asm::Assembler;
 use crate::cache::{Cache, CacheError};

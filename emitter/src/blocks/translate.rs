@@ -26,6 +26,7 @@ use super::gs_operands;
 use super::self_checking::{self, Check};
 use super::stack_returns;
 pub(super) use super::translation::{ExitJump, Leads, Mark, Referent, Relative, Translation};
+use super::x87_pointer;
 use crate::asm::{self, Assembler};
 use crate::transfers::indirect::{Indirect, Via};
 use dynasour_guest::context::offset;
@@ -62,6 +63,9 @@ pub(super) struct Translator {
     pub misses: SmallVec<[usize; 2]>,
     /// Jumps through a word that led to the dynamic linker when they were first seen.
     pub unbound: FxHashSet<u64>,
+    /// The last x87 instruction that set the x87 pointer, if its pc has not been stored in the
+    /// context yet.
+    pub x87_pc: Option<u64>,
     /// Addresses that every displacement in the cache reaches.
     reach: Range<i64>,
     /// Made at its first use, because its tables take half a millisecond.
@@ -116,6 +120,7 @@ impl Translator {
             marking: false,
             misses: SmallVec::new(),
             unbound: FxHashSet::default(),
+            x87_pc: None,
             reach: cache.end as i64 - REACH..cache.start as i64 + REACH,
             encoder: None,
             info: InstructionInfoFactory::new(),
@@ -140,6 +145,7 @@ impl Translator {
         own: Option<(&[u8], u64)>,
     ) -> Result<bool, IcedError> {
         self.misses.clear();
+        self.x87_pc = None;
         let out = &mut self.out;
         out.bytes.clear();
         out.marks.clear();
@@ -183,6 +189,9 @@ impl Translator {
         let mut basic = pc;
         loop {
             self.reach_misses(indirect, stack_returns::STEP);
+            if !x87_pointer::may_continue(reader.ahead(here)) {
+                self.store_x87_pc();
+            }
             if self.plain(&mut here, &mut reader) {
                 continue;
             }
@@ -230,6 +239,7 @@ impl Translator {
                         self.out.basic_blocks -= 1;
                     }
                     // The instruction that is refused may have a mark already.
+                    self.store_x87_pc();
                     self.exit(Leads::To(here));
                     break;
                 }
@@ -281,7 +291,7 @@ impl Translator {
     pub(super) fn mark(&mut self, pc: u64, saved: Option<(u8, usize)>) {
         if self.marking {
             let at = self.out.bytes.len() as u32;
-            self.out.marks.push(Mark { at, pc, saved, pushed: false });
+            self.out.marks.push(Mark { at, pc, saved, pushed: false, x87_pc: self.x87_pc });
         }
     }
 
@@ -297,7 +307,7 @@ impl Translator {
     fn mark_at(&mut self, ahead: usize, pc: u64) {
         if self.marking {
             let at = (self.out.bytes.len() + ahead) as u32;
-            self.out.marks.push(Mark { at, pc, saved: None, pushed: false });
+            self.out.marks.push(Mark { at, pc, saved: None, pushed: false, x87_pc: self.x87_pc });
         }
     }
 
@@ -355,6 +365,9 @@ impl Translator {
         let modelled = match classify(inst) {
             Class::Modelled => true,
             Class::Native => false,
+            Class::Special if inst.code() == Code::Fnstenv_m28byte => {
+                return self.x87_environment(inst, reader);
+            }
             Class::Special | Class::Unlisted | Class::Trap(_) => return Ok(Step::Refused),
         };
         if gs_operands::is_relative_to_gs(inst) {
@@ -388,6 +401,7 @@ impl Translator {
         } else {
             self.out.bytes.extend_from_slice(reader.raw());
         }
+        self.note_x87(inst);
         Ok(Step::Next)
     }
 

@@ -25,6 +25,8 @@ pub(super) struct Mark {
     pub saved: Option<(u8, usize)>,
     /// Has the instruction pushed eight bytes already?
     pub pushed: bool,
+    /// The last instruction before it that set the x87 pointer, if that is not in the context yet.
+    pub x87_pc: Option<u64>,
 }
 
 /// Where an exit leads.

@@ -24,6 +24,7 @@ use crate::codegen::mach::{End, EndRsp, Kind, MFunc, MInst, Site};
 use crate::codegen::piece::Piece;
 use crate::record::Place;
 use dynasour_guest::context::offset;
+use dynasour_guest::lift::class::sets_x87_pointer;
 use iced_x86::IcedError;
 use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output};
 use std::ops::Range;
@@ -273,6 +274,9 @@ impl Emit<'_> {
                 let inst = rebuild(original, address.as_ref(), allocs);
                 self.fault_here(m);
                 self.code().instruction(&inst)?;
+                if sets_x87_pointer(original.code()) {
+                    self.code().store_word(offset::X87_PC, original.ip());
+                }
             }
             Kind::Const(c) => {
                 if let Place::Reg(r) = location(allocs[0], self.first_slot) {

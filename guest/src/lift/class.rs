@@ -159,6 +159,24 @@ pub fn classify(code: Code) -> Class {
     Class::Unlisted
 }
 
+/// Does `code` set the x87 instruction pointer to its own address? All x87 instructions do but the
+/// control instructions (Intel SDM vol. 1, 8.1.8). Of these `fnstenv`, `fnsave`, `fldenv`, `frstor`
+/// and `fninit`, which show or load the pointer, are [`Class::Special`].
+pub fn sets_x87_pointer(code: Code) -> bool {
+    let mnemonic = code.mnemonic();
+    let is_control = matches!(
+        mnemonic,
+        M::Wait | M::Fnclex | M::Fldcw | M::Fnstcw | M::Fnstsw | M::Fneni | M::Fndisi | M::Fnsetpm
+    );
+    let is_x87 = mnemonic == M::Fisttp
+        || code.cpuid_features().iter().any(|f| matches!(f, F::FPU | F::FPU287 | F::FPU387));
+    is_x87 && !is_control && !shows_or_loads_x87_pointer(mnemonic)
+}
+
+fn shows_or_loads_x87_pointer(mnemonic: M) -> bool {
+    matches!(mnemonic, M::Fnstenv | M::Fnsave | M::Fldenv | M::Frstor | M::Fninit)
+}
+
 /// Has no effect that a program can observe: hints, prefetches, landing pads (`endbr64`).
 pub fn is_nop(mnemonic: M) -> bool {
     matches!(
@@ -258,6 +276,9 @@ fn is_modelled(code: Code) -> bool {
 /// Emulated by the runtime: the instruction touches segments, privileged or hidden state, or state
 /// that the translator itself uses.
 fn is_special(code: Code) -> bool {
+    if shows_or_loads_x87_pointer(code.mnemonic()) {
+        return true;
+    }
     if code.cpuid_features().iter().any(|f| {
         matches!(f, F::AMX_TILE | F::AMX_BF16 | F::AMX_INT8 | F::AMX_FP16 | F::AMX_COMPLEX | F::LWP)
             || matches!(

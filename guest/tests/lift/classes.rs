@@ -1,8 +1,8 @@
 //! The allow-lists against iced's tables: every instruction that user mode can execute is on one.
 
-use dynasour_guest::lift::class::{Class, classify};
+use dynasour_guest::lift::class::{Class, classify, sets_x87_pointer};
 use dynasour_ir::Trap;
-use iced_x86::{Code, DecoderOptions, OpCodeOperandKind as Kind};
+use iced_x86::{Code, DecoderOptions, EncodingKind, OpCodeOperandKind as Kind, OpCodeTableKind};
 
 /// Instructions of processors that cannot run dynasour, decoded only on request.
 pub fn is_foreign(code: Code) -> bool {
@@ -94,4 +94,34 @@ fn the_lists_agree_with_the_tables_they_do_without() {
             assert_eq!(class, Class::Special, "{code:?}");
         }
     }
+}
+
+#[test]
+fn the_escape_opcodes_set_the_x87_pointer() {
+    let mut others = Vec::new();
+    for code in Code::values().filter(|code| is_executable(*code)) {
+        let op_code = code.op_code();
+        let opcode = match op_code.op_code() {
+            opcode @ 0..=0xff => opcode,
+            with_second_byte => with_second_byte >> 8,
+        };
+        let is_escape = op_code.encoding() == EncodingKind::Legacy
+            && op_code.table() == OpCodeTableKind::Normal
+            && (0xd8..=0xdf).contains(&opcode);
+        let sets = sets_x87_pointer(code);
+        assert!(is_escape || !sets, "{code:?}");
+        if is_escape && !sets {
+            others.push(format!("{:?}", code.mnemonic()));
+        }
+    }
+    others.sort();
+    others.dedup();
+    assert_eq!(
+        others,
+        [
+            "Fldcw", "Fldenv", "Fnclex", "Fndisi", "Fneni", "Fninit", "Fnsave", "Fnsetpm",
+            "Fnstcw", "Fnstenv", "Fnstsw", "Frstor"
+        ],
+        "the control instructions"
+    );
 }

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`release`] | which behaviour the running kernel's version has |
 //! | [`xstate`] | the extended state (x87, SSE, AVX, PKRU) in signal frames and in a new process |
+//! | `x87_pointer` | the x87 instruction pointer that the guest sees in its extended state |
 //! | [`entry`] | makes system calls for the guest, in windows that a signal can interrupt |
 //! | [`signal`] | the host's signal handler, what it accepts and holds, the frames of the guest |
 //! | [`process`] | the state of a guest process and its threads; delivery of signals; fork, execve, exit |
@@ -17,4 +18,5 @@ pub mod process;
 mod release;
 pub mod signal;
 pub mod syscall;
+mod x87_pointer;
 pub(crate) mod xstate;

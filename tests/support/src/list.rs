@@ -107,6 +107,7 @@ macro_rules! for_each_guest {
             avx: "avx.c" .flags(&["-mno-red-zone"]),
             avx512: "avx512.c" .flags(&["-mno-red-zone"]),
             x87: "x87.c" .flags(&["-mno-red-zone"]),
+            x87_pointer: "x87_pointer.c",
             mmx: "mmx.c",
             mxcsr: "mxcsr.c",
             floating: "floating.c" .flags(&["-lm"]),

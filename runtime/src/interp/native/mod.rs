@@ -22,6 +22,7 @@ mod thunk;
 use super::pool::{self, Pool};
 use super::xstate;
 use dynasour_guest::ThreadContext;
+use dynasour_guest::lift::class::sets_x87_pointer;
 use dynasour_ir::Native;
 use iced_x86::{IcedError, Instruction, Mnemonic, Register, RflagsBits};
 use plan::Plan;
@@ -84,8 +85,29 @@ pub struct NativeOp {
     action: Action,
     /// Components of the extended state whose bytes must be valid.
     components: u64,
-    /// For x87: the instruction's address in the thunk and in the guest.
-    x87: Option<(u64, u64)>,
+    /// Set if the instruction sets the x87 pointers.
+    x87: Option<X87>,
+}
+
+/// An instruction that sets the x87 pointers.
+#[derive(Clone, Copy)]
+struct X87 {
+    pc: u64,
+    has_memory: bool,
+}
+
+impl X87 {
+    /// Behind the instruction, whose memory operand is at `address`. In the state the processor has
+    /// noted the address of the copy in the thunk.
+    fn behind(self, context: &mut ThreadContext, address: u64) {
+        if self.has_memory {
+            context.x87_data = address;
+        } else if context.x87_data_after != context.x87_pc {
+            context.x87_data = 0;
+        }
+        context.x87_pc = self.pc;
+        context.x87_data_after = self.pc;
+    }
 }
 
 /// Where to continue after a fault of the host instruction at `host_rip`, if it is a native in a
@@ -119,8 +141,8 @@ struct Key {
 /// Thunks by what they do.
 pub struct NativePool {
     pool: Option<Pool>,
-    /// Address of the thunk and of the instruction in it.
-    thunks: FxHashMap<Key, (u64, u64)>,
+    /// Addresses of the thunks.
+    thunks: FxHashMap<Key, u64>,
 }
 
 impl NativePool {
@@ -197,22 +219,23 @@ impl NativeOp {
             flags_in,
             flags_out,
         };
-        let (thunk, instruction) = match natives.thunks.get(&key) {
+        let thunk = match natives.thunks.get(&key) {
             Some(found) => *found,
             None => {
                 let pool = match &mut natives.pool {
                     Some(pool) => pool,
                     none => none.insert(Pool::new()?),
                 };
-                let (code, at) = plan.generate(pool.next_address())?;
+                let code = plan.generate(pool.next_address())?;
                 let thunk = pool.append(&code).ok_or(NativeError::Full)?;
-                natives.thunks.insert(key, (thunk, at));
-                (thunk, at)
+                natives.thunks.insert(key, thunk);
+                thunk
             }
         };
         // SAFETY: the address is that of a complete thunk, which has this signature.
         let thunk = unsafe { std::mem::transmute::<u64, Thunk>(thunk) };
-        let x87 = plan.x87.then_some((instruction, native.inst.ip()));
+        let (pc, has_memory) = (native.inst.ip(), native.mem_size.is_some());
+        let x87 = sets_x87_pointer(native.inst.code()).then_some(X87 { pc, has_memory });
         Ok(NativeOp { action: Action::Thunk(thunk), components: plan.components, x87 })
     }
 
@@ -231,13 +254,13 @@ impl NativeOp {
                     if self.components & !have != 0 {
                         xstate::initialise(&mut *context, self.components);
                     }
+                    if self.x87.is_some() {
+                        // The instruction may raise an exception, which makes the pointers visible.
+                        (&mut *context).put_x87_data();
+                    }
                     let faulted = thunk(context, addr) != 0;
-                    if let Some((host, guest)) = self.x87 {
-                        // The processor noted where the last x87 instruction stood: in the thunk.
-                        let ip = &mut (&mut *context).xstate.0[8..16];
-                        if ip == host.to_le_bytes() {
-                            ip.copy_from_slice(&guest.to_le_bytes());
-                        }
+                    if let (Some(x87), false) = (self.x87, faulted) {
+                        x87.behind(&mut *context, addr);
                     }
                     faulted
                 }

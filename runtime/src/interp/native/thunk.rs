@@ -13,7 +13,7 @@ const DIRECTION_BIT: i32 = 1 << 10;
 
 impl Plan<'_> {
     /// The thunk's code for the address `base`, and the address of the instruction in it.
-    pub fn generate(&self, base: u64) -> Result<(Vec<u8>, u64), NativeError> {
+    pub fn generate(&self, base: u64) -> Result<Vec<u8>, NativeError> {
         let mut asm = Asm { encoder: Encoder::new(64), base, len: 0 };
         let saved = self.saved();
         for reg in &saved {
@@ -50,7 +50,7 @@ impl Plan<'_> {
         let mut code = asm.encoder.take_buffer();
         let distance = (landing - instruction) as i32;
         code[mark..mark + 4].copy_from_slice(&distance.to_le_bytes());
-        Ok((code, instruction))
+        Ok(code)
     }
 
     /// Host registers that the thunk must restore.

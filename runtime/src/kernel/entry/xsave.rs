@@ -1,5 +1,5 @@
-//! The XSAVE family, executed for the guest by the processor itself on the guest's state and the
-//! guest's memory.
+//! The XSAVE family and the x87 environment, saved and loaded for the guest by the processor itself
+//! on the guest's state and the guest's memory.
 //!
 //! Each routine loads the guest's extended state, executes the very instruction on the guest's
 //! address, stores the state back when the instruction changed it, and returns to the host's
@@ -44,6 +44,24 @@ pub enum XsaveForm {
     Fxrstor,
     /// `fxrstor64`
     Fxrstor64,
+    /// `fnstenv` of 28 bytes
+    Fnstenv,
+    /// `fnstenv` of 14 bytes
+    Fnstenv16,
+    /// `fnsave` of 108 bytes
+    Fnsave,
+    /// `fnsave` of 94 bytes
+    Fnsave16,
+    /// `fldenv` of 28 bytes
+    Fldenv,
+    /// `fldenv` of 14 bytes
+    Fldenv16,
+    /// `frstor` of 108 bytes
+    Frstor,
+    /// `frstor` of 94 bytes
+    Frstor16,
+    /// `fninit`
+    Fninit,
 }
 
 // rdi = guest's extended state, rsi = guest address, edx:ecx = requested components, r8 = mask of
@@ -87,13 +105,25 @@ dynasour_do_\form:
     \form [rsi]
     jmp 7f
     .endr
-    .irp form, xrstor, xrstor64, fxrstor, fxrstor64
+    .irp form, xrstor, xrstor64, fxrstor, fxrstor64, fnstenv, fnsave, fldenv, frstor
     .hidden dynasour_do_\form
     .globl dynasour_do_\form
 dynasour_do_\form:
     \form [rsi]
     jmp 6f
     .endr
+    .irp form, fnstenv, fnsave, fldenv, frstor
+    .hidden dynasour_do_\form\()16
+    .globl dynasour_do_\form\()16
+dynasour_do_\form\()16:
+    .byte 0x66
+    \form [rsi]
+    jmp 6f
+    .endr
+    .hidden dynasour_do_fninit
+    .globl dynasour_do_fninit
+dynasour_do_fninit:
+    fninit
 6:  mov r10d, 2
     jmp 8f
 7:  xor r10d, r10d
@@ -127,7 +157,7 @@ dynasour_xsave_faulted:
     ret
     .p2align 2
 9:
-    .irp form, xsave, xsave64, xsaveopt, xsaveopt64, xsavec, xsavec64, xrstor, xrstor64, fxsave, fxsave64, fxrstor, fxrstor64
+    .irp form, xsave, xsave64, xsaveopt, xsaveopt64, xsavec, xsavec64, xrstor, xrstor64, fxsave, fxsave64, fxrstor, fxrstor64, fnstenv, fnstenv16, fnsave, fnsave16, fldenv, fldenv16, frstor, frstor16, fninit
     .long dynasour_do_\form - 9b
     .endr
 
@@ -160,8 +190,8 @@ unsafe extern "C" {
 macro_rules! instructions {
     ($($name:ident)*) => {
         unsafe extern "C" { $(fn $name();)* }
-        /// The addresses of the twelve instructions.
-        fn instructions() -> [u64; 12] {
+        /// The addresses of the instructions.
+        fn instructions() -> [u64; 21] {
             [$($name as *const () as u64),*]
         }
     };
@@ -169,7 +199,9 @@ macro_rules! instructions {
 
 instructions!(dynasour_do_xsave dynasour_do_xsave64 dynasour_do_xsaveopt dynasour_do_xsaveopt64 dynasour_do_xsavec
     dynasour_do_xsavec64 dynasour_do_xrstor dynasour_do_xrstor64 dynasour_do_fxsave dynasour_do_fxsave64
-    dynasour_do_fxrstor dynasour_do_fxrstor64);
+    dynasour_do_fxrstor dynasour_do_fxrstor64 dynasour_do_fnstenv dynasour_do_fnstenv16 dynasour_do_fnsave
+    dynasour_do_fnsave16 dynasour_do_fldenv dynasour_do_fldenv16 dynasour_do_frstor dynasour_do_frstor16
+    dynasour_do_fninit);
 
 /// Where to continue after a fault at `host_rip`, if it is one of this module's. May be called in a
 /// signal handler.

@@ -27,7 +27,7 @@ use crate::kernel::signal::{
     set_kernel_mask, set_of,
 };
 use crate::kernel::xstate::{self, BadState};
-use crate::kernel::{release, signal};
+use crate::kernel::{release, signal, x87_pointer};
 use crate::memory;
 use crate::protection_keys;
 
@@ -179,6 +179,7 @@ impl System {
             on_alternate = true;
         }
         rights::to_state(context);
+        x87_pointer::show(context);
         let state = xstate::save(&context.xstate);
         let fpstate = sp.wrapping_sub(state.bytes.len() as u64) & !63;
         let bottom = (fpstate.wrapping_sub(frame::SIZE as u64) & !15).wrapping_sub(8);
@@ -217,6 +218,7 @@ impl System {
         context.rip = action.handler;
         context.rflags &= !CLEARED_FLAGS;
         xstate::reset(&mut context.xstate);
+        x87_pointer::loaded(context);
         rights::from_state(context);
         Ok(())
     }
@@ -243,6 +245,7 @@ impl System {
             if copied == out.len() { Ok(()) } else { Err(BadState) }
         };
         let restored = xstate::restore(&mut context.xstate, returned.fpstate, read);
+        x87_pointer::loaded(context);
         rights::from_state(context);
         if restored.is_err() {
             return self.bad_frame(context);

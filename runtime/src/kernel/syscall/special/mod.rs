@@ -100,6 +100,9 @@ impl System {
             | M::Fxsave64
             | M::Fxrstor
             | M::Fxrstor64 => state::xsave_family(context, inst)?,
+            M::Fnstenv | M::Fnsave | M::Fldenv | M::Frstor | M::Fninit => {
+                state::x87_environment(context, inst)?;
+            }
             M::Wrpkru => state::wrpkru(context)?,
             M::Rdpkru => state::rdpkru(context)?,
 

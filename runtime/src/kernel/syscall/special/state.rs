@@ -1,14 +1,16 @@
-//! The XSAVE family and protection keys.
+//! The XSAVE family, the x87 environment, and protection keys.
 
 use dynasour_guest::ThreadContext;
-use iced_x86::{Instruction, Mnemonic as M};
+use iced_x86::{Code, Instruction, Mnemonic as M};
 
-use super::{Refused, address, protection};
+use super::{Refused, address, load, protection, store};
+use crate::changes::host;
 use crate::kernel::entry::{self, XsaveForm, rights};
 use crate::kernel::signal::GuestFault;
-use crate::kernel::xstate;
+use crate::kernel::{x87_pointer, xstate};
+use crate::memory;
 
-/// Executes a save or a restore on the guest's state and memory.
+/// Executes a save or a restore of extended state on the guest's state and memory.
 pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
     let form = match inst.mnemonic() {
         M::Xsave => XsaveForm::Xsave,
@@ -26,17 +28,83 @@ pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> R
     };
     let place = address(context, inst, 0)?;
     let components = context.gpr[2] << 32 | context.gpr[0] & 0xffff_ffff;
-    let held = xstate::layout().xcr0 & !xstate::PKRU;
-    let mut rights = rights::of(context);
-    // SAFETY: the guest computed the address; a form that the processor does not know faults like
-    // any other failure; there are rights where there are keys.
-    let done = unsafe {
-        entry::run_xsave(form, &mut context.xstate, place, components, held, rights.as_mut())
-    };
-    if let Some(rights) = rights {
-        rights::set(context, rights);
+    run(context, form, place, components)?;
+    const X87: u64 = 1;
+    let is_restore = matches!(
+        form,
+        XsaveForm::Xrstor | XsaveForm::Xrstor64 | XsaveForm::Fxrstor | XsaveForm::Fxrstor64
+    );
+    let is_fx = matches!(form, XsaveForm::Fxrstor | XsaveForm::Fxrstor64);
+    if is_restore && (is_fx || components & X87 != 0) {
+        x87_pointer::loaded(context);
     }
-    Ok(done?)
+    Ok(())
+}
+
+/// Executes an instruction that shows or loads the x87 instruction pointer in the x87 environment.
+pub(super) fn x87_environment(
+    context: &mut ThreadContext,
+    inst: &Instruction,
+) -> Result<(), Refused> {
+    /// Where the pointer is in an environment, by its width (Intel SDM vol. 1, figures 8-9, 8-12).
+    const POINTER_32: u64 = 12;
+    const POINTER_16: u64 = 6;
+    let (form, at, width) = match inst.code() {
+        Code::Fnstenv_m28byte => (XsaveForm::Fnstenv, POINTER_32, 4),
+        Code::Fnstenv_m14byte => (XsaveForm::Fnstenv16, POINTER_16, 2),
+        Code::Fnsave_m108byte => (XsaveForm::Fnsave, POINTER_32, 4),
+        Code::Fnsave_m94byte => (XsaveForm::Fnsave16, POINTER_16, 2),
+        Code::Fldenv_m28byte => (XsaveForm::Fldenv, POINTER_32, 4),
+        Code::Fldenv_m14byte => (XsaveForm::Fldenv16, POINTER_16, 2),
+        Code::Frstor_m108byte => (XsaveForm::Frstor, POINTER_32, 4),
+        Code::Frstor_m94byte => (XsaveForm::Frstor16, POINTER_16, 2),
+        _ => {
+            run(context, XsaveForm::Fninit, 0, 0)?;
+            context.x87_pc = 0;
+            return Ok(());
+        }
+    };
+    let place = address(context, inst, 0)?;
+    let pc = context.x87_pc;
+    context.put_x87_data();
+    run(context, form, place, 0)?;
+    let pointer = place.wrapping_add(at);
+    match inst.mnemonic() {
+        M::Fnstenv => store(pointer, width, pc)?,
+        M::Fnsave => {
+            store(pointer, width, pc)?;
+            context.x87_pc = 0;
+        }
+        _ => context.x87_pc = load(pointer, width)?,
+    }
+    Ok(())
+}
+
+/// Runs one instruction on the guest's state, in which the x87 pointer is the guest's.
+fn run(
+    context: &mut ThreadContext,
+    form: XsaveForm,
+    place: u64,
+    components: u64,
+) -> Result<(), Refused> {
+    x87_pointer::show(context);
+    let held = xstate::layout().xcr0 & !xstate::PKRU;
+    loop {
+        let mut rights = rights::of(context);
+        // SAFETY: the guest computed the address; a form that the processor does not know faults
+        // like any other failure; there are rights where there are keys.
+        let done = unsafe {
+            entry::run_xsave(form, &mut context.xstate, place, components, held, rights.as_mut())
+        };
+        if let Some(rights) = rights {
+            rights::set(context, rights);
+        }
+        match done {
+            // The page was guarded because code was read from it; it can be written now.
+            Err(_) if host::opened_for_host(&memory::last_fault()) => {}
+            done => return Ok(done?),
+        }
+    }
 }
 
 /// `wrpkru`
