@@ -64,8 +64,8 @@ impl Engine for Dispatcher {
     }
 
     fn after_fork_child(&mut self) {
-        if !self.copies() {
-            self.selector.rest();
+        if !self.copies_blocks() {
+            self.selector.leave_heads_uncounted();
         }
         self.peer.attach();
         self.selector.traces.dispatch.clear();
@@ -86,9 +86,9 @@ impl Engine for Dispatcher {
             let outcome = if self.peer.enter(context) {
                 let stop = self.interp.run(context, &mut NoPolicy);
                 self.peer.leave();
-                self.stopped(context, system, stop)
+                self.handle_stop(context, system, stop)
             } else {
-                self.attend();
+                self.forget_posted();
                 Outcome::Continue
             };
             match outcome {
@@ -108,13 +108,13 @@ impl Engine for Dispatcher {
     }
 
     fn vfork_child_gone(&mut self) {
-        self.peer.take_back();
+        self.peer.reset_after_vfork();
     }
 
     fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
-        let resting = self.machine.wake().ok()?;
-        resting.dispatcher.interp.reserved().into_iter().for_each(protect);
-        Some(Box::new(resting))
+        let idle = self.machine.dispatcher_for_thread().ok()?;
+        idle.dispatcher.interp.reserved().into_iter().for_each(protect);
+        Some(Box::new(idle))
     }
 
     fn with_locks(&mut self, f: &mut dyn FnMut()) {

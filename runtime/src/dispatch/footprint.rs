@@ -26,7 +26,7 @@ pub struct Footprint {
 
 impl Footprint {
     /// Calls `f` while nobody notes anything.
-    pub fn held(&self, f: impl FnOnce()) {
+    pub fn while_locked(&self, f: impl FnOnce()) {
         let _pages = lock(&self.pages);
         f();
     }
@@ -57,17 +57,17 @@ impl Footprint {
 
 /// Guest code for one thread's translators, noted as it is read.
 #[derive(Debug)]
-pub struct Noted {
+pub struct NotedCode {
     code: ExecutableCode,
     footprint: &'static Footprint,
     /// The page that was noted last, and [`Footprint::forgotten`] then.
     last: Cell<(u64, u64)>,
 }
 
-impl Noted {
+impl NotedCode {
     /// All executable memory.
-    pub fn new(footprint: &'static Footprint, pages: Arc<CodePages>) -> Noted {
-        Noted { code: ExecutableCode::new(pages), footprint, last: Cell::new((u64::MAX, 0)) }
+    pub fn new(footprint: &'static Footprint, pages: Arc<CodePages>) -> NotedCode {
+        NotedCode { code: ExecutableCode::new(pages), footprint, last: Cell::new((u64::MAX, 0)) }
     }
 
     fn note(&self, range: Range<u64>) {
@@ -82,7 +82,7 @@ impl Noted {
     }
 }
 
-impl Fetch for Noted {
+impl Fetch for NotedCode {
     fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
         self.note(addr..addr.saturating_add(buf.len() as u64));
         self.code.fetch(addr, buf)
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn what_was_read_is_noted_until_it_is_forgotten() {
         let footprint: &'static Footprint = Box::leak(Box::default());
-        let code = Noted::new(footprint, Arc::default());
+        let code = NotedCode::new(footprint, Arc::default());
         let function = what_was_read_is_noted_until_it_is_forgotten as *const () as u64;
         let page = function >> PAGE_SHIFT << PAGE_SHIFT;
         for _ in 0..2 {

@@ -87,7 +87,7 @@ fn number(page: u64) -> Option<u32> {
 }
 
 impl World {
-    fn look(&self) {
+    fn record_page(&self) {
         lock(&self.held).push(number(self.page));
     }
 
@@ -155,7 +155,7 @@ impl Guest {
             self.context.rip = self.world.page;
             self.context.gpr[0] = 0;
             if !self.dispatcher.peer.enter(&mut self.context) {
-                self.dispatcher.attend();
+                self.dispatcher.forget_posted();
                 continue;
             }
             let stop = self.dispatcher.interp.run(&mut self.context, &mut NoPolicy);
@@ -196,7 +196,7 @@ impl Guest {
             Interpret => {
                 let needed = *lock(&world.completed);
                 let seen = self.interpret();
-                world.look();
+                world.record_page();
                 let held = lock(&world.held);
                 if seen.is_none() && !world.may_fault {
                     world.report("code cannot be fetched".into());
@@ -301,7 +301,7 @@ fn config() -> RunConfig {
 
 /// Runs every schedule of the programs in a child process; what it printed is on stdout. Each
 /// program: what the page allows at first, and what the threads do.
-fn hold(programs: &[(i32, &[&[Op]])], preemptions: usize) {
+fn check_programs(programs: &[(i32, &[&[Op]])], preemptions: usize) {
     let status = in_child(|| {
         // SAFETY: the alarm of `in_child` is for tests that take no time.
         unsafe { libc::alarm(600) };
@@ -366,7 +366,7 @@ fn explore_program(
                 .send((new.clone(), scheduler.clone(), ops.to_vec()))
                 .expect("the worker waits");
         }
-        (scheduler, Box::new(move || new.look()) as Box<dyn FnMut()>)
+        (scheduler, Box::new(move || new.record_page()) as Box<dyn FnMut()>)
     };
     let end = || {
         workers
@@ -408,21 +408,21 @@ fn numbers() -> i32 {
 }
 
 /// Notes what is dropped: nothing is, since no thread runs.
-struct Nobody(&'static Machine);
+struct NoThread(&'static Machine);
 
-impl Code for Nobody {
+impl Code for NoThread {
     fn drop_code(&mut self, range: std::ops::Range<u64>) {
         self.0.footprint.forget(&range);
         // All of them forget.
-        self.0.peers.tell(&super::peers::Peer::default(), &range).await_interpreters();
+        self.0.peers.post_to_others(&super::peers::Peer::default(), &range).await_interpreters();
     }
 }
 
 /// The page as it is at first.
 fn reset(machine: &'static Machine, page: u64, prot: i32) {
-    let mut nobody = Nobody(machine);
+    let mut no_thread = NoThread(machine);
     let range = page..page + PAGE;
-    let change = machine.pages.announce([range.clone()]).quiesce(&mut nobody);
+    let change = machine.pages.announce([range.clone()]).quiesce(&mut no_thread);
     let (performed, ()) = change.perform(|| {
         // SAFETY: the test's own page.
         unsafe {
@@ -435,7 +435,7 @@ fn reset(machine: &'static Machine, page: u64, prot: i32) {
             assert_eq!(libc::mprotect(page as *mut libc::c_void, PAGE as usize, prot), 0);
         }
     });
-    performed.publish(&mut nobody, [crate::changes::News::Mapped(range, None)]);
+    performed.publish(&mut no_thread, [crate::changes::News::Mapped(range, None)]);
 }
 
 /// Each operation against the calls and stores of another thread.
@@ -462,7 +462,7 @@ fn the_real_code_keeps_the_invariant() {
         .collect();
     let programs: Vec<(i32, &[&[Op]])> =
         threads.iter().flat_map(|threads| [(RWX, &threads[..]), (RX, &threads[..])]).collect();
-    hold(&programs, 2);
+    check_programs(&programs, 2);
 }
 
 #[test]
@@ -473,5 +473,5 @@ fn the_real_code_keeps_the_invariant_with_three_threads() {
         (RWX, &[&[Unmap], &[Map(RW), Protect(RX), Interpret], &[Interpret]]),
         (RWX, &[&[Output], &[Store], &[Interpret, Store, Interpret]]),
     ];
-    hold(programs, 1);
+    check_programs(programs, 1);
 }

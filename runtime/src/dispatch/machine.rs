@@ -6,7 +6,7 @@
 use super::footprint::Footprint;
 use super::fragments::{FragmentError, Fragments, Touched};
 use super::peers::{Peer, Peers};
-use super::{Dispatcher, Resting};
+use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
 use crate::config::{RunConfig, Stage, Tier};
 use crate::kernel::syscall::memory::Moved;
@@ -37,7 +37,7 @@ pub struct Machine {
     /// Guest code that somebody has read.
     pub footprint: Footprint,
     /// Dispatchers of threads that have ended.
-    resting: Mutex<Vec<Resting>>,
+    idle: Mutex<Vec<IdleDispatcher>>,
     /// The fragment side; none when everything is interpreted.
     fragments: Option<Mutex<Fragments>>,
     /// The addresses of the code cache; see [`packed`].
@@ -64,7 +64,7 @@ impl Machine {
             pages,
             peers: Peers::default(),
             footprint: Footprint::default(),
-            resting: Mutex::new(Vec::new()),
+            idle: Mutex::new(Vec::new()),
             cache: AtomicU64::new(fragments.as_ref().map_or(0, |f| packed(&f.cache()))),
             fragments: fragments.map(Mutex::new),
         }));
@@ -138,7 +138,7 @@ impl Machine {
         // If somebody is at it already, that is enough: fragments are made again only when it has
         // been done.
         if self.fragments().is_some_and(|mut f| f.retire()) {
-            self.peers.settle(own);
+            self.peers.await_out_of_cache(own);
             if let Some(mut fragments) = self.fragments() {
                 fragments.clear();
             }
@@ -150,17 +150,17 @@ impl Machine {
     /// own affair.
     pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
         // Who plans a fragment sees either this or, when it is made, that the plan is spoilt.
-        let told = self.peers.tell(own, range);
+        let posted = self.peers.post_to_others(own, range);
         let touched = self.fragments().and_then(|mut f| f.touch(range));
-        told.await_interpreters();
+        posted.await_interpreters();
         let Some(touched) = touched else { return };
         match touched {
             // Nobody enters anything before this is done.
-            Touched::All => self.peers.settle(own),
+            Touched::All => self.peers.await_out_of_cache(own),
             // If somebody else is at it, others may still run what this change was about.
-            Touched::Some(_) | Touched::Others if self.peers.call_out(own).is_ok() => {}
+            Touched::Some(_) | Touched::AlreadyRetired if self.peers.call_out(own).is_ok() => {}
             // Who cannot be told comes out when everything goes.
-            Touched::Some(_) | Touched::Others => return self.drop_all(own),
+            Touched::Some(_) | Touched::AlreadyRetired => return self.drop_all(own),
         }
         if let Some(mut fragments) = self.fragments() {
             fragments.finish(touched);
@@ -173,7 +173,7 @@ impl Machine {
             // Somebody who drops everything is soon done.
             std::thread::yield_now();
         }
-        self.peers.settle(own);
+        self.peers.await_out_of_cache(own);
         if let Some(mut fragments) = self.fragments() {
             fragments.clear();
         }
@@ -183,16 +183,16 @@ impl Machine {
     /// elsewhere. The caller is outside and holds no lock.
     pub fn make_room(&self, own: &Peer, range: &Range<u64>) -> Option<Moved> {
         let _exclusive = self.pages.exclusive();
-        if !self.fragments()?.could_leave(range) {
+        if !self.fragments()?.can_move_out_of(range) {
             return None;
         }
         // Somebody who drops everything is soon done.
         while !self.fragments()?.retire() {
             std::thread::yield_now();
         }
-        self.peers.settle(own);
+        self.peers.await_out_of_cache(own);
         let mut fragments = self.fragments()?;
-        let moved = fragments.leave_room(range).ok()?;
+        let moved = fragments.move_out_of(range).ok()?;
         self.cache.store(packed(&fragments.cache()), Ordering::Release);
         Some(moved)
     }
@@ -204,10 +204,10 @@ impl Machine {
 
     /// In a forked child: the forking thread is the only one.
     pub fn after_fork_child(&self, own: &std::sync::Arc<Peer>) -> Result<(), FragmentError> {
-        let mut resting = lock(&self.resting);
-        resting.iter_mut().for_each(Resting::belong_to_parent);
-        self.peers.keep_only(resting.iter().map(Resting::peer).chain([own]));
-        drop(resting);
+        let mut idle = lock(&self.idle);
+        idle.iter_mut().for_each(IdleDispatcher::mark_shared_with_parent);
+        self.peers.keep_only(idle.iter().map(IdleDispatcher::peer).chain([own]));
+        drop(idle);
         self.pages.after_fork_child();
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }
@@ -216,25 +216,25 @@ impl Machine {
     ///
     /// # Errors
     /// No memory.
-    pub fn wake(&'static self) -> Result<Resting, FragmentError> {
-        let resting = lock(&self.resting).pop();
-        match resting {
-            Some(mut resting) => resting.become_own().map(|()| resting),
-            None => Dispatcher::new(self).map(Resting::new),
+    pub fn dispatcher_for_thread(&'static self) -> Result<IdleDispatcher, FragmentError> {
+        let idle = lock(&self.idle).pop();
+        match idle {
+            Some(mut idle) => idle.unshare().map(|()| idle),
+            None => Dispatcher::new(self).map(IdleDispatcher::new),
         }
     }
 
     /// Keeps the dispatcher of a thread that has ended.
-    pub fn rest(&self, resting: Resting) {
-        lock(&self.resting).push(resting);
+    pub fn keep_idle(&self, idle: IdleDispatcher) {
+        lock(&self.idle).push(idle);
     }
 
     /// Calls `f` with every lock held.
     pub fn with_locks(&self, f: &mut dyn FnMut()) {
         let _exclusive = self.pages.exclusive();
-        let _resting = lock(&self.resting);
+        let _resting = lock(&self.idle);
         let _fragments = self.fragments();
-        self.footprint.held(|| self.peers.held(&mut || self.pages.held(&mut *f)));
+        self.footprint.while_locked(|| self.peers.while_locked(&mut || self.pages.held(&mut *f)));
     }
 
     /// Writes a line about a stage that the user wants to see.

@@ -40,10 +40,10 @@ use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_tracer::{AbortReason, Budget, Effort};
-use footprint::Noted;
-use fragments::{Arrival, FragmentError, Side};
+use footprint::NotedCode;
+use fragments::{Arrival, FragmentError, SideRequest};
 use peers::Peer;
-use resting::Resting;
+use resting::IdleDispatcher;
 use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,7 @@ pub struct Dispatcher {
     interp: Interp,
     selector: Selector,
     /// The exit for which a side trace is being recorded.
-    side: Option<Side>,
+    side: Option<SideRequest>,
     /// What finding and making traces has cost.
     effort: Effort,
     /// Memory for compiling them.
@@ -76,7 +76,7 @@ impl Dispatcher {
     /// No memory.
     pub fn new(machine: &'static Machine) -> Result<Self, FragmentError> {
         let mut interp =
-            Interp::with_code(Box::new(Noted::new(&machine.footprint, machine.pages.clone())));
+            Interp::with_code(Box::new(NotedCode::new(&machine.footprint, machine.pages.clone())));
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
@@ -96,7 +96,7 @@ impl Dispatcher {
     }
 
     /// Does native code run that is not traces?
-    fn copies(&self) -> bool {
+    fn copies_blocks(&self) -> bool {
         self.machine.config.copies_blocks()
     }
 
@@ -112,7 +112,7 @@ impl Dispatcher {
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
         let _attention = profile::attend(&self.peer.clock);
         self.peer.attach();
-        if self.copies() {
+        if self.copies_blocks() {
             self.peer.sample();
         }
         // A new thread's id is written for it before it comes here.
@@ -122,14 +122,14 @@ impl Dispatcher {
                 system.process.threads().stand_still(|| ());
             }
             let outcome = if !self.peer.enter(context) {
-                self.attend();
+                self.forget_posted();
                 Outcome::Continue
             } else if context.rflags & TRAP_FLAG != 0 {
-                self.stepped(context, system)
+                self.single_step(context, system)
             } else {
                 self.stretch(context, system)
             };
-            if let Some(ended) = self.settle(outcome, system) {
+            if let Some(ended) = self.ending(outcome, system) {
                 self.abandon(AbortReason::Signal);
                 return ended;
             }
@@ -139,7 +139,7 @@ impl Dispatcher {
 
     /// The guest steps through itself: one instruction, and the trap behind it. None comes behind a
     /// system call, whose way back loads the flag anew.
-    fn stepped(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+    fn single_step(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         self.abandon(AbortReason::Signal);
         let pending = context.pending.load(Ordering::Relaxed) != 0;
         let stop = if pending { None } else { self.interp.run_one(context) };
@@ -148,7 +148,7 @@ impl Dispatcher {
             None if pending => system.deliver_pending(context),
             None => system.raise(context, GuestFault::single_step(context.rip)),
             Some(stop @ Stop::Special { pc }) => {
-                let outcome = self.stopped(context, system, stop);
+                let outcome = self.handle_stop(context, system, stop);
                 // Not if it has raised a signal of its own.
                 let is_behind = (1..=MAX_LENGTH as u64).contains(&context.rip.wrapping_sub(pc));
                 match outcome {
@@ -158,12 +158,12 @@ impl Dispatcher {
                     outcome => outcome,
                 }
             }
-            Some(stop) => self.stopped(context, system, stop),
+            Some(stop) => self.handle_stop(context, system, stop),
         }
     }
 
     /// Forgets what other threads found out to be stale.
-    fn attend(&mut self) {
+    fn forget_posted(&mut self) {
         for range in self.peer.take_stale() {
             self.forget_blocks(&range);
         }
@@ -183,7 +183,7 @@ impl Dispatcher {
     }
 
     /// Says whether the thread or the process ends, and does what comes before that.
-    fn settle(&mut self, outcome: Outcome, system: &mut System) -> Option<Ending> {
+    fn ending(&mut self, outcome: Outcome, system: &mut System) -> Option<Ending> {
         let ending = match outcome {
             Outcome::Continue => return None,
             Outcome::ThreadExit(status) if !system.end_thread() => {

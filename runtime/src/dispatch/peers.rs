@@ -33,25 +33,25 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// More ranges than this are not remembered one by one.
-const MOST_RANGES: usize = 64;
+const MAX_STALE_RANGES: usize = 64;
 
 /// Where a thread is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum ThreadState {
     Outside,
     Interpreting,
     Cache,
 }
 
-impl Place {
+impl ThreadState {
     /// The low bits of [`Peer::moves`] that say so.
     const BITS: u64 = 3;
 
-    fn of(moves: u64) -> Place {
-        match moves & Place::BITS {
-            0 => Place::Outside,
-            1 => Place::Interpreting,
-            _ => Place::Cache,
+    fn of(moves: u64) -> ThreadState {
+        match moves & ThreadState::BITS {
+            0 => ThreadState::Outside,
+            1 => ThreadState::Interpreting,
+            _ => ThreadState::Cache,
         }
     }
 }
@@ -86,7 +86,7 @@ pub struct Peer {
 
 /// A thread cannot be called.
 #[derive(Debug)]
-pub struct Deaf;
+pub struct CallFailed;
 
 /// In [`Peer::calls`].
 const CALLED: u32 = 1;
@@ -104,10 +104,10 @@ impl Peer {
 
     /// Makes it come out of the cache, if it is there, by a signal: then how it has moved so far.
     /// An error: that cannot be sent.
-    fn call(&self) -> Result<Option<u64>, Deaf> {
+    fn call(&self) -> Result<Option<u64>, CallFailed> {
         self.calls.fetch_add(CALLING, Ordering::SeqCst);
         let moves = self.moves.load(Ordering::SeqCst);
-        let there = Place::of(moves) == Place::Cache;
+        let there = ThreadState::of(moves) == ThreadState::Cache;
         if there {
             // Before the signal, so that it does not come while there is nothing to leave yet.
             self.interrupt();
@@ -116,17 +116,17 @@ impl Peer {
         let sent = !there
             || signal::call_out(self.pid.load(Ordering::SeqCst), self.tid.load(Ordering::SeqCst));
         self.calls.fetch_sub(CALLING, Ordering::SeqCst);
-        if sent { Ok(there.then_some(moves)) } else { Err(Deaf) }
+        if sent { Ok(there.then_some(moves)) } else { Err(CallFailed) }
     }
 
     /// It has left the cache: calls arrive here, and not in what it does next.
-    fn answer(&self) {
+    fn accept_calls(&self) {
         if self.calls.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while self.calls.load(Ordering::SeqCst) >= CALLING {
-            patience.wait();
+            backoff.wait();
         }
         self.calls.fetch_and(!CALLED, Ordering::SeqCst);
         // A signal that was sent is delivered at the end of any call.
@@ -146,13 +146,13 @@ impl Peer {
         lock(&self.samples).iter().for_each(|samples| samples.for_each(&mut f));
     }
 
-    fn place(&self) -> Place {
-        Place::of(self.moves.load(Ordering::Relaxed))
+    fn state(&self) -> ThreadState {
+        ThreadState::of(self.moves.load(Ordering::Relaxed))
     }
 
-    fn moved(&self, to: Place) -> u64 {
+    fn moved(&self, to: ThreadState) -> u64 {
         let before = self.moves.load(Ordering::Relaxed);
-        (before & !Place::BITS) + (Place::BITS + 1) + to as u64
+        (before & !ThreadState::BITS) + (ThreadState::BITS + 1) + to as u64
     }
 
     /// The thread is about to interpret with `context`, from outside or from the cache. If not
@@ -160,9 +160,9 @@ impl Peer {
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
         step(Step::Enter);
-        let before = self.moves.swap(self.moved(Place::Interpreting), Ordering::SeqCst);
-        if Place::of(before) == Place::Cache {
-            self.answer();
+        let before = self.moves.swap(self.moved(ThreadState::Interpreting), Ordering::SeqCst);
+        if ThreadState::of(before) == ThreadState::Cache {
+            self.accept_calls();
         }
         step(Step::Enter);
         let free = !self.posted.load(Ordering::SeqCst);
@@ -174,24 +174,24 @@ impl Peer {
 
     /// The thread is about to run fragments. It has the fragments' lock, and so finds none that
     /// somebody has taken away.
-    pub fn visit(&self) {
-        debug_assert_eq!(self.place(), Place::Interpreting);
-        self.moves.store(self.moved(Place::Cache), Ordering::Release);
+    pub fn enter_cache(&self) {
+        debug_assert_eq!(self.state(), ThreadState::Interpreting);
+        self.moves.store(self.moved(ThreadState::Cache), Ordering::Release);
     }
 
     /// The thread has finished with guest code for now.
     pub fn leave(&self) {
-        debug_assert_ne!(self.place(), Place::Outside);
+        debug_assert_ne!(self.state(), ThreadState::Outside);
         step(Step::Leave);
-        let before = self.moves.swap(self.moved(Place::Outside), Ordering::SeqCst);
-        if Place::of(before) == Place::Cache {
-            self.answer();
+        let before = self.moves.swap(self.moved(ThreadState::Outside), Ordering::SeqCst);
+        if ThreadState::of(before) == ThreadState::Cache {
+            self.accept_calls();
         }
     }
 
     /// A child that borrowed this thread's place is gone, wherever it was.
-    pub fn take_back(&self) {
-        if self.place() != Place::Outside {
+    pub fn reset_after_vfork(&self) {
+        if self.state() != ThreadState::Outside {
             self.leave();
         }
         self.context.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl Peer {
 
     fn post(&self, range: &Range<u64>) {
         let mut stale = lock(&self.stale);
-        if stale.len() == MOST_RANGES {
+        if stale.len() == MAX_STALE_RANGES {
             let (start, end) =
                 stale.drain(..).fold((u64::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
             stale.push(start..end);
@@ -222,9 +222,9 @@ impl Peer {
 
     /// Waits until it has moved.
     fn await_move(&self, moves: u64) {
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while self.moves.load(Ordering::Acquire) == moves {
-            patience.wait();
+            backoff.wait();
         }
     }
 
@@ -257,13 +257,13 @@ impl Peers {
 
     /// Waits until every thread but `own` has left the cache, if it was there: fragments were made
     /// unreachable.
-    pub fn settle(&self, own: &Peer) {
-        wait(&self.others(own), Place::Cache);
+    pub fn await_out_of_cache(&self, own: &Peer) {
+        wait(&self.others(own), ThreadState::Cache);
     }
 
     /// Makes every thread but `own` leave the cache, if it is there, and waits until it has: some
     /// fragments were made unreachable. Who comes back meanwhile does not find them.
-    pub fn call_out(&self, own: &Peer) -> Result<(), Deaf> {
+    pub fn call_out(&self, own: &Peer) -> Result<(), CallFailed> {
         let others = self.others(own);
         let called: Vec<_> = others
             .iter()
@@ -281,7 +281,7 @@ impl Peers {
     pub fn registers_of(&self, tid: i32) -> Option<Registers> {
         let all = lock(&self.all);
         let peer = all.iter().find(|peer| peer.tid.load(Ordering::SeqCst) == tid)?;
-        if peer.place() == Place::Cache {
+        if peer.state() == ThreadState::Cache {
             return None;
         }
         // SAFETY: contexts of threads are never unmapped; their thread, which does not run, may be
@@ -312,11 +312,11 @@ impl Peers {
 
     /// Makes every thread but `own` forget its blocks made from `range` before it interprets or
     /// compiles anything else.
-    pub fn tell(&self, own: &Peer, range: &Range<u64>) -> Told {
+    pub fn post_to_others(&self, own: &Peer, range: &Range<u64>) -> Posted {
         let others = self.others(own);
         step(Step::DropCode);
         others.iter().for_each(|peer| peer.post(range));
-        Told(others)
+        Posted(others)
     }
 
     fn others(&self, own: &Peer) -> Vec<Arc<Peer>> {
@@ -329,7 +329,7 @@ impl Peers {
     }
 
     /// Calls `f` while no thread comes or goes, or posts anything.
-    pub fn held(&self, f: &mut dyn FnMut()) {
+    pub fn while_locked(&self, f: &mut dyn FnMut()) {
         let all = lock(&self.all);
         let _posted: Vec<_> = all.iter().map(|peer| lock(&peer.stale)).collect();
         f();
@@ -338,21 +338,21 @@ impl Peers {
 
 /// Threads that have been told to forget something.
 #[must_use]
-pub struct Told(Vec<Arc<Peer>>);
+pub struct Posted(Vec<Arc<Peer>>);
 
-impl Told {
+impl Posted {
     /// Waits until those that were interpreting have stopped. The caller is outside and holds no
     /// lock.
     pub fn await_interpreters(self) {
-        wait(&self.0, Place::Interpreting);
+        wait(&self.0, ThreadState::Interpreting);
     }
 }
 
 /// Waits until each of these threads that is at `place` has moved. The caller is outside and holds
 /// no lock.
-fn wait(peers: &[Arc<Peer>], place: Place) {
+fn wait(peers: &[Arc<Peer>], state: ThreadState) {
     let there = |peer: &Arc<Peer>| {
-        Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| Place::of(*moves) == place)
+        Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| ThreadState::of(*moves) == state)
     };
     let there: Vec<_> =
         peers.iter().filter_map(|peer| there(peer).map(|moves| (peer, moves))).collect();
@@ -362,11 +362,11 @@ fn wait(peers: &[Arc<Peer>], place: Place) {
 
 /// Waits a little longer each time.
 #[derive(Default)]
-struct Patience {
+struct Backoff {
     rounds: u32,
 }
 
-impl Patience {
+impl Backoff {
     fn wait(&mut self) {
         const SPINS: u32 = 100;
         const YIELDS: u32 = 200;
@@ -398,7 +398,7 @@ mod tests {
         let mut context = ThreadContext::new();
         assert!(other.enter(&mut context));
         other.leave();
-        peers.tell(&own, &(0x1000..0x2000)).await_interpreters();
+        peers.post_to_others(&own, &(0x1000..0x2000)).await_interpreters();
         assert!(!other.enter(&mut context));
         assert!(other.take_stale().iter().eq([&(0x1000..0x2000)]));
         assert!(other.enter(&mut context) && !own.is_posted());
@@ -409,14 +409,14 @@ mod tests {
         let (peers, own, other) = two();
         let mut context = ThreadContext::new();
         assert!(other.enter(&mut context));
-        other.visit();
-        peers.tell(&own, &(0x1000..0x2000)).await_interpreters();
+        other.enter_cache();
+        peers.post_to_others(&own, &(0x1000..0x2000)).await_interpreters();
         // It sees what was posted when it goes on to interpret.
         assert!(!other.enter(&mut context));
         other.take_stale();
         assert!(other.enter(&mut context));
         // Nor does who interprets keep fragments.
-        peers.settle(&own);
+        peers.await_out_of_cache(&own);
         assert_eq!(context.pending.load(Ordering::SeqCst), 0);
     }
 
@@ -427,7 +427,7 @@ mod tests {
             peer.post(&(page << 12..(page + 1) << 12));
         }
         let stale = peer.take_stale();
-        assert!(stale.len() <= MOST_RANGES);
+        assert!(stale.len() <= MAX_STALE_RANGES);
         assert!((0..1000u64).all(|page| stale.iter().any(|r| r.contains(&(page << 12)))));
     }
 
@@ -442,7 +442,7 @@ mod tests {
                 let mut context = ThreadContext::new();
                 assert!(other.enter(&mut context));
                 if in_cache {
-                    other.visit();
+                    other.enter_cache();
                 }
                 ready.send(()).expect("the test waits");
                 while context.pending.load(Ordering::SeqCst) == 0 {
@@ -455,9 +455,9 @@ mod tests {
             });
             is_ready.recv().expect("the thread started");
             if in_cache {
-                peers.settle(&own)
+                peers.await_out_of_cache(&own)
             } else {
-                peers.tell(&own, &(0..1)).await_interpreters()
+                peers.post_to_others(&own, &(0..1)).await_interpreters()
             }
             assert!(left.load(Ordering::SeqCst));
             drop(thread.join().expect("no panic"));

@@ -10,7 +10,7 @@ impl Dispatcher {
     /// The table and the file of statistics, for the process that the user started.
     pub(super) fn write_report(&mut self, system: &System) {
         let Some(to) = system.report_to() else { return };
-        self.publish();
+        self.publish_counts();
         let mut stats = self.machine.stats();
         stats.signals = system.delivered();
         let config = &self.machine.config;
@@ -48,7 +48,7 @@ impl Dispatcher {
     }
 
     /// Says what this thread counted by other means.
-    pub(super) fn publish(&self) {
+    pub(super) fn publish_counts(&self) {
         self.peer.blocks.store(self.interp.block_count() as u64, Ordering::Relaxed);
         let given_up = self.selector.traces.heads.blacklisted(&self.selector.traces.policy);
         self.peer.blacklisted.store(given_up as u64, Ordering::Relaxed);

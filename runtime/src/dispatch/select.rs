@@ -50,7 +50,7 @@ pub struct Selector {
     /// Code in this range is never traced (the vDSO).
     untraced: std::ops::Range<u64>,
     /// Blocks are copied, and native heads are counted there.
-    native: bool,
+    copies_blocks: bool,
     /// A block is copied only when it is warm.
     interprets_first: bool,
 }
@@ -63,7 +63,7 @@ impl Selector {
         let weighs = config.watches_paths().then_some(memory::fetch_code as _);
         Selector {
             traces: TraceSelector::new(policy, weighs),
-            native: config.copies_blocks(),
+            copies_blocks: config.copies_blocks(),
             interprets_first: config.interprets_first(),
             uncounted: 0,
             untraced,
@@ -79,7 +79,7 @@ impl Selector {
     fn refuses(&self, block: &BlockEntry) -> Option<AbortReason> {
         if self.untraced.contains(&block.pc) {
             Some(AbortReason::Vdso)
-        } else if self.native && block.is_checked() {
+        } else if self.copies_blocks && block.is_checked() {
             // Native code goes on in blocks where a trace leaves, and blocks do not compare their
             // own code.
             Some(AbortReason::WritableCode)
@@ -89,7 +89,7 @@ impl Selector {
     }
 
     /// Leaves the first executions of heads uncounted, in a forked child.
-    pub fn rest(&mut self) {
+    pub fn leave_heads_uncounted(&mut self) {
         self.uncounted = self.traces.policy.head_threshold.saturating_mul(UNCOUNTED_HEADS);
     }
 
@@ -158,7 +158,7 @@ impl Policy for Selector {
     type Stop = Selected;
 
     fn watch(&self) -> Watch {
-        let all = self.traces.is_recording() || self.native && !self.interprets_first;
+        let all = self.traces.is_recording() || self.copies_blocks && !self.interprets_first;
         if all { Watch::All } else { Watch::Heads }
     }
 
@@ -176,7 +176,7 @@ impl Policy for Selector {
             self.traces.start(to.lifted(), HeadKind::Other, Vec::new());
             return None;
         }
-        if self.native {
+        if self.copies_blocks {
             let native = !to.is_checked()
                 && (!self.interprets_first
                     || to.user != NO_FRAGMENT

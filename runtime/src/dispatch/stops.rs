@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 
 impl Dispatcher {
     /// Does what the interpreter stopped for, other than the selector's wishes.
-    pub(super) fn stopped<P>(
+    pub(super) fn handle_stop<P>(
         &mut self,
         context: &mut ThreadContext,
         system: &mut System,
@@ -101,12 +101,12 @@ impl Dispatcher {
     fn repeat(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         if !self.peer.enter(context) {
             // It faults again, or does not, when it is tried next.
-            self.attend();
+            self.forget_posted();
             return Outcome::Continue;
         }
         let stop = self.interp.run_one(context);
         self.peer.leave();
-        stop.map_or(Outcome::Continue, |stop| self.stopped(context, system, stop))
+        stop.map_or(Outcome::Continue, |stop| self.handle_stop(context, system, stop))
     }
 }
 

@@ -12,7 +12,7 @@
 //!                    Ended: what is to be done outside
 //! ```
 //!
-//! The loop is the same for all tiers; a tier decides what [`Dispatcher::destination`] finds:
+//! The loop is the same for all tiers; a tier decides what [`Dispatcher::next_execution`] finds:
 //!
 //! | tier | at rip there is |
 //! | --- | --- |
@@ -37,7 +37,7 @@
 //! 0x1080, which runs into a system call: the stretch has ended.
 
 use super::Dispatcher;
-use super::fragments::{Arrival, Arrived, Came, Fragments, Side, Way};
+use super::fragments::{AfterNative, Arrival, FoundCode, Fragments, NativeEntry, SideRequest};
 use super::select::{COPIED_BLOCK, NO_FRAGMENT, is_warm};
 use super::traces::FROM_OUTSIDE;
 use crate::interp::{NoPolicy, Stop, noncanonical};
@@ -55,9 +55,9 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 /// How guest code is executed from rip on.
-enum Destination {
+enum Execution {
     /// As native code, which this thread may enter: it counts as in the cache.
-    Native(Way),
+    Native(NativeEntry),
     /// One instruction by the interpreter.
     Instruction,
     /// By the interpreter, until it comes to native code.
@@ -73,7 +73,7 @@ enum Ended {
     /// A head's counter ran out after this many executions.
     Hot(CounterId, u64),
     /// An exit is hot.
-    Side(Side),
+    HotExit(SideRequest),
     /// The cache is full.
     Full,
     /// The thread is outside already, and has to attend to something.
@@ -87,7 +87,7 @@ impl Dispatcher {
         if !matches!(ended, Ended::Outside) {
             self.peer.leave();
         }
-        let outcome = self.ended(context, system, ended);
+        let outcome = self.handle_end(context, system, ended);
         if !self.selector.traces.is_recording() {
             self.effort.end();
         }
@@ -100,20 +100,20 @@ impl Dispatcher {
             if context.pending.load(Ordering::Relaxed) != 0 {
                 return Ended::Stopped(Stop::Pending);
             }
-            let ended = match self.destination(context, &*code) {
-                Destination::Native(way) => {
-                    let entry = way.entry;
+            let ended = match self.next_execution(context, &*code) {
+                Execution::Native(entry) => {
+                    let point = entry.point;
                     // SAFETY: `context` is this thread's, and GS points to it; the code is not
                     // dropped while this thread is in the cache.
-                    let left = during(Phase::Native, || unsafe { entry.run(context) });
-                    self.came(way, left, context, &*code)
+                    let left = during(Phase::Native, || unsafe { point.run(context) });
+                    self.after_native(entry, left, context, &*code)
                 }
-                Destination::Instruction => self.interpret_one(context),
-                Destination::Interpret => match self.interpret(context) {
+                Execution::Instruction => self.interpret_one(context),
+                Execution::Interpret => match self.interpret(context) {
                     Stop::Policy(Selected::Native) => None,
                     stop => Some(Ended::Stopped(stop)),
                 },
-                Destination::Ended(ended) => Some(ended),
+                Execution::Ended(ended) => Some(ended),
             };
             if let Some(ended) = ended {
                 return ended;
@@ -122,12 +122,12 @@ impl Dispatcher {
     }
 
     /// What there is to execute at rip.
-    fn destination(&mut self, context: &ThreadContext, code: &dyn Fetch) -> Destination {
+    fn next_execution(&mut self, context: &ThreadContext, code: &dyn Fetch) -> Execution {
         let machine = self.machine;
         if self.selector.traces.is_recording() {
-            return Destination::Interpret;
+            return Execution::Interpret;
         }
-        let Some(mut fragments) = machine.fragments() else { return Destination::Interpret };
+        let Some(mut fragments) = machine.fragments() else { return Execution::Interpret };
         fragments.end_pauses();
         let (pc, arrival) = (context.rip, std::mem::take(&mut self.arrival));
         if machine.config.interprets_first()
@@ -135,21 +135,21 @@ impl Dispatcher {
             && !fragments.has_code(pc)
             && self.is_cold(pc)
         {
-            return Destination::Interpret;
+            return Execution::Interpret;
         }
-        match during(Phase::Translate, || fragments.arrive(pc, code, arrival)) {
-            Ok(Arrived::Native(way)) => {
-                self.peer.visit();
-                Destination::Native(way)
+        match during(Phase::Translate, || fragments.find_code(pc, code, arrival)) {
+            Ok(FoundCode::Native(entry)) => {
+                self.peer.enter_cache();
+                Execution::Native(entry)
             }
-            Ok(Arrived::Instruction) => Destination::Instruction,
-            Ok(Arrived::Nothing) => {
+            Ok(FoundCode::Instruction) => Execution::Instruction,
+            Ok(FoundCode::Nothing) => {
                 drop(fragments);
                 self.nothing_native(context, arrival)
             }
-            Err(error) if error.is_full() => Destination::Ended(Ended::Full),
+            Err(error) if error.is_full() => Execution::Ended(Ended::Full),
             // Whatever cannot be copied can be interpreted.
-            Err(_) => Destination::Instruction,
+            Err(_) => Execution::Instruction,
         }
     }
 
@@ -165,11 +165,11 @@ impl Dispatcher {
 
     /// Nothing native starts at rip. Beside the interpreter the end of a trace leads to a head,
     /// which is counted; and the interpreter is told if it thought that a fragment starts there.
-    fn nothing_native(&mut self, context: &ThreadContext, arrival: Arrival) -> Destination {
-        if self.copies() {
-            return Destination::Interpret;
+    fn nothing_native(&mut self, context: &ThreadContext, arrival: Arrival) -> Execution {
+        if self.copies_blocks() {
+            return Execution::Interpret;
         }
-        let Ok(entry) = self.interp.entry(context.rip) else { return Destination::Interpret };
+        let Ok(entry) = self.interp.entry(context.rip) else { return Execution::Interpret };
         if entry.user != NO_FRAGMENT {
             if arrival != Arrival::WithoutProgress {
                 self.mark(context.rip);
@@ -177,9 +177,9 @@ impl Dispatcher {
         } else if arrival.is_by_end()
             && let Some(selected) = self.selector.count(context, entry, HeadKind::Other)
         {
-            return Destination::Ended(Ended::Stopped(Stop::Policy(selected)));
+            return Execution::Ended(Ended::Stopped(Stop::Policy(selected)));
         }
-        Destination::Interpret
+        Execution::Interpret
     }
 
     /// Interprets until something has to be done.
@@ -200,24 +200,24 @@ impl Dispatcher {
 
     /// Native code has left: makes the state exact, comes out of the cache, and does what can be
     /// done while interpreting.
-    fn came(
+    fn after_native(
         &mut self,
-        way: Way,
+        entry: NativeEntry,
         left: Left,
         context: &mut ThreadContext,
         code: &dyn Fetch,
     ) -> Option<Ended> {
         let mut fragments = self.machine.fragments()?;
-        fragments.out(way, context);
-        let came = match fragments.came(left, context, &self.selector.traces.policy) {
-            Ok(came) => came,
+        fragments.out(entry, context);
+        let after = match fragments.after_native(left, context, &self.selector.traces.policy) {
+            Ok(after) => after,
             Err(error) => broken(&format!("leaving native code: {error}")),
         };
-        make_exact(came, &mut fragments, context, code);
+        make_exact(after, &mut fragments, context, code);
         let dispatch = fragments.take_new_dispatch();
         drop(fragments);
-        self.arrival = match came {
-            Came::On(arrival) => arrival,
+        self.arrival = match after {
+            AfterNative::Continue(arrival) => arrival,
             // A fragment is not entered again before an instruction was executed.
             _ => Arrival::WithoutProgress,
         };
@@ -227,32 +227,37 @@ impl Dispatcher {
         if let Some(head) = dispatch {
             self.mark(head);
         }
-        match came {
-            Came::On(_) => None,
-            Came::NonCanonical(pc) => {
+        match after {
+            AfterNative::Continue(_) => None,
+            AfterNative::NonCanonical(pc) => {
                 Some(Ended::Stopped(Stop::Trap { pc, trap: Trap::Protection }))
             }
-            Came::Fault | Came::Interpret => {
+            AfterNative::Fault | AfterNative::Interpret => {
                 let ended = self.interpret_one(context);
-                self.arrival = Arrival::Anyhow;
+                self.arrival = Arrival::Ordinary;
                 ended
             }
-            Came::Hot(counter, executions) => Some(Ended::Hot(counter, executions)),
-            Came::Side(side) => Some(Ended::Side(side)),
-            Came::Full => Some(Ended::Full),
+            AfterNative::Hot(counter, executions) => Some(Ended::Hot(counter, executions)),
+            AfterNative::HotExit(side) => Some(Ended::HotExit(side)),
+            AfterNative::Full => Some(Ended::Full),
         }
     }
 
     /// Does what a stretch ended for. The thread is outside.
-    fn ended(&mut self, context: &mut ThreadContext, system: &mut System, ended: Ended) -> Outcome {
+    fn handle_end(
+        &mut self,
+        context: &mut ThreadContext,
+        system: &mut System,
+        ended: Ended,
+    ) -> Outcome {
         let stop = match ended {
             Ended::Stopped(stop) => stop,
             Ended::Hot(counter, executions) => {
-                self.hot(context, counter, executions);
+                self.record_head(context, counter, executions);
                 return Outcome::Continue;
             }
-            Ended::Side(side) => {
-                self.hot_side(context, side);
+            Ended::HotExit(side) => {
+                self.record_side_trace(context, side);
                 return Outcome::Continue;
             }
             Ended::Full => {
@@ -277,22 +282,22 @@ impl Dispatcher {
             }
             Stop::Pending => self.abandon(AbortReason::Signal),
         }
-        self.stopped(context, system, stop)
+        self.handle_stop(context, system, stop)
     }
 }
 
 /// Native code has left in the middle of an instruction: goes back to before it.
 fn make_exact(
-    came: Came,
+    after: AfterNative,
     fragments: &mut MutexGuard<'_, Fragments>,
     context: &mut ThreadContext,
     code: &dyn Fetch,
 ) {
-    match came {
-        Came::Fault if !fragments.copy_state(context, code) => {
+    match after {
+        AfterNative::Fault if !fragments.copy_state(context, code) => {
             broken("a copied block faulted whose code has changed unnoticed");
         }
-        Came::NonCanonical(from) => noncanonical::undo_transfer(context, from, code),
+        AfterNative::NonCanonical(from) => noncanonical::undo_transfer(context, from, code),
         _ => {}
     }
 }

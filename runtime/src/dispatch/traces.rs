@@ -20,7 +20,7 @@
 //! interpreter that one starts there.
 
 use super::Dispatcher;
-use super::fragments::{Arrival, Failure, Side};
+use super::fragments::{Arrival, Failure, SideRequest};
 use super::select::{
     COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
     NO_FRAGMENT,
@@ -128,7 +128,7 @@ impl Dispatcher {
     /// Makes the interpreter's block at `pc` say what fragment starts there.
     pub(super) fn mark(&mut self, pc: u64) {
         let copied = self.machine.config.interprets_first();
-        let user = match self.machine.fragments().and_then(|f| f.at(pc)) {
+        let user = match self.machine.fragments().and_then(|f| f.kind_at(pc)) {
             None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => {
                 COPIED_BLOCK
             }
@@ -180,7 +180,12 @@ impl Dispatcher {
     }
 
     /// The counter of the head at rip has left after so many executions, and leaves at each now.
-    pub(super) fn hot(&mut self, context: &ThreadContext, counter: CounterId, executions: u64) {
+    pub(super) fn record_head(
+        &mut self,
+        context: &ThreadContext,
+        counter: CounterId,
+        executions: u64,
+    ) {
         let pc = context.rip;
         // Whatever comes of it, the block is executed before the head is counted again.
         self.arrival = Arrival::WithoutProgress;
@@ -188,7 +193,7 @@ impl Dispatcher {
         if fragments.first(pc).is_some() {
             // Somebody else has made it since; or, under chaos, it is only entered from here.
             if self.machine.config.chaos.is_some() {
-                self.arrival = Arrival::Anyhow;
+                self.arrival = Arrival::Ordinary;
             }
             fragments.lead_to_first(pc);
             drop(fragments);
@@ -238,7 +243,7 @@ impl Dispatcher {
     }
 
     /// The exit to rip is hot: its trace is recorded, if it may have one.
-    pub(super) fn hot_side(&mut self, context: &ThreadContext, side: Side) {
+    pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
         if !self.effort.is_affordable() {
             return;
@@ -270,7 +275,7 @@ impl Dispatcher {
     /// Which heads blocks count, and how far, before the runtime does.
     pub(super) fn native_heads(&self) -> HeadCounts {
         let threshold = match self.machine.config.tier {
-            Tier::Full | Tier::Dynamo if self.copies() => {
+            Tier::Full | Tier::Dynamo if self.copies_blocks() => {
                 self.selector.traces.heads.due(u64::MAX, &self.selector.traces.policy).unwrap_or(1)
             }
             _ => 0,
