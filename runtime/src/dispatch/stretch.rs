@@ -1,40 +1,41 @@
-//! The dispatcher's loop: one *stretch* of guest code, in whatever form it is executed.
+//! The dispatcher's loop: executes one *stretch* of guest code, up to the next event that has to be
+//! handled outside guest code.
 //!
 //! ```text
-//!        ┌────────────────────────────────────────────────────────────┐
-//!        ▼                                                            │
-//!   destination ──► Native       run fragments and blocks ──► came ───┤
-//!   (what is there  Instruction  interpret one instruction ───────────┤
-//!    at rip?)       Interpret    interpret until the selector says  ──┤
-//!                                that native code starts there        │
+//!             ┌───────────────────────────────────────────────────────┐
+//!             ▼                                                       │
+//!   next_execution ──► Native       run native code ──► after_native ─┤
+//!   (what is there     Instruction  interpret one instruction ────────┤
+//!    at rip?)          Interpret    interpret until native code ──────┤
+//!                                   starts at an edge                 │
 //!                      │ a system call, a fault, a signal, a hot head,
 //!                      ▼ a finished recording, a full cache
-//!                    Ended: what is to be done outside
+//!                    Ended: handle_end
 //! ```
 //!
-//! The loop is the same for all tiers; a tier decides what [`Dispatcher::next_execution`] finds:
+//! The loop is the same for all tiers; the tier decides what [`Dispatcher::next_execution`] finds:
 //!
 //! | tier | at rip there is |
 //! | --- | --- |
-//! | `interp` | nothing native: all is interpreted |
+//! | `interp` | nothing native: everything is interpreted |
 //! | `copy` | a block, copied at its first execution |
 //! | `full` | a fragment, a head's counter, or a block |
 //! | `dynamo` | the same, but a block is copied when the guest has come to it a few times |
 //! | `dynamo` in a study | a fragment or nothing |
 //!
-//! While a recording is under way, all tiers interpret. An instruction that blocks leave out is
-//! interpreted by itself; code that keeps changing, other than by stores that are noticed, is
-//! interpreted until the guest leaves it.
+//! During a recording, all tiers interpret. An instruction that cannot be copied is interpreted by
+//! itself. Code on pages whose changes cannot be noticed is interpreted too, until the guest leaves
+//! it.
 //!
 //! Data: [`Dispatcher::arrival`], how the guest came to rip. Invariants: in the loop the thread's
-//! context holds the exact guest state; a guest that may not have made progress does not enter a
-//! fragment ([`Arrival::WithoutProgress`]). The thread is interpreting ([`super::peers`]) between
-//! steps and in the cache while native code runs; the lock of the fragments is held by
-//! `destination` and `came` only.
+//! context holds the exact guest state. A guest that may not have made progress does not enter a
+//! fragment ([`Arrival::WithoutProgress`]). The thread is *in the cache* ([`super::peers`]) while
+//! native code runs, and *interpreting* otherwise; after `run_stretch` it is *outside*. The lock of
+//! the fragments is not held while guest code runs.
 //!
-//! Example: rip is 0x1000, where a fragment starts. `destination` gives the way into it; it runs,
-//! and leaves by a guard to 0x1080; `came` rebuilds the registers; `destination` copies the block at
-//! 0x1080, which runs into a system call: the stretch has ended.
+//! Example: rip is 0x1000, where a fragment starts. `next_execution` returns its entry; it runs, and
+//! leaves by a guard to 0x1080; `after_native` rebuilds the registers; `next_execution` copies the
+//! block at 0x1080, which runs into a system call: the stretch has ended.
 
 use super::Dispatcher;
 use super::fragments::{AfterNative, Arrival, FoundCode, Fragments, NativeEntry, SideRequest};
@@ -54,15 +55,15 @@ use dynasour_tracer::{AbortReason, HeadKind, Selected};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
-/// How guest code is executed from rip on.
+/// How guest code is to be executed from rip on.
 enum Execution {
-    /// As native code, which this thread may enter: it counts as in the cache.
+    /// As native code. The thread counts as in the cache already, so the code is not dropped.
     Native(NativeEntry),
     /// One instruction by the interpreter.
     Instruction,
-    /// By the interpreter, until it comes to native code.
+    /// By the interpreter, until the selector stops it.
     Interpret,
-    /// Not before this has been done.
+    /// Not at all: the stretch ends for this reason.
     Ended(Ended),
 }
 
@@ -70,18 +71,18 @@ enum Execution {
 enum Ended {
     /// The interpreter stopped.
     Stopped(Stop<Selected>),
-    /// A head's counter ran out after this many executions.
+    /// A head's counter ran out after this many executions of the head.
     Hot(CounterId, u64),
-    /// An exit is hot.
+    /// An exit is hot: a side trace is wanted.
     HotExit(SideRequest),
-    /// The cache is full.
+    /// The code cache is full.
     Full,
-    /// The thread is outside already, and has to attend to something.
+    /// The thread is outside already, and other threads have posted ranges to it.
     Outside,
 }
 
 impl Dispatcher {
-    /// One stretch of guest code, and then what the runtime has to do outside.
+    /// Executes one stretch of guest code, leaves guest code, and handles the stretch's end.
     pub(super) fn stretch(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let ended = self.run_stretch(context);
         if !matches!(ended, Ended::Outside) {
@@ -94,6 +95,7 @@ impl Dispatcher {
         outcome
     }
 
+    /// Executes guest code until something has to be handled outside.
     fn run_stretch(&mut self, context: &mut ThreadContext) -> Ended {
         let code = self.interp.code();
         loop {
@@ -121,7 +123,7 @@ impl Dispatcher {
         }
     }
 
-    /// What there is to execute at rip.
+    /// How to execute the guest code at rip; makes native code if need be.
     fn next_execution(&mut self, context: &ThreadContext, code: &dyn Fetch) -> Execution {
         let machine = self.machine;
         if self.selector.traces.is_recording() {
@@ -148,12 +150,12 @@ impl Dispatcher {
                 self.nothing_native(context, arrival)
             }
             Err(error) if error.is_full() => Execution::Ended(Ended::Full),
-            // Whatever cannot be copied can be interpreted.
+            // An instruction that cannot be copied is interpreted.
             Err(_) => Execution::Instruction,
         }
     }
 
-    /// Has the guest seldom come to `pc`, where there is no code?
+    /// Counts an arrival at `pc`, where there is no native code. Is it still too cold to be copied?
     fn is_cold(&mut self, pc: u64) -> bool {
         let Ok(entry) = self.interp.entry(pc) else { return false };
         let is_warm = is_warm(entry, FROM_OUTSIDE);
@@ -163,8 +165,9 @@ impl Dispatcher {
         !is_warm
     }
 
-    /// Nothing native starts at rip. Beside the interpreter the end of a trace leads to a head,
-    /// which is counted; and the interpreter is told if it thought that a fragment starts there.
+    /// Nothing native starts at rip, so it is interpreted. Without copied blocks, two things are
+    /// done before. If the block's `user` word says that a fragment starts here, it is corrected.
+    /// If the guest came by the end of a trace, rip is a head and is counted.
     fn nothing_native(&mut self, context: &ThreadContext, arrival: Arrival) -> Execution {
         if self.copies_blocks() {
             return Execution::Interpret;
@@ -182,7 +185,7 @@ impl Dispatcher {
         Execution::Interpret
     }
 
-    /// Interprets until something has to be done.
+    /// Interprets until the interpreter or the selector stops.
     fn interpret(&mut self, context: &mut ThreadContext) -> Stop<Selected> {
         let is_recording = self.selector.traces.is_recording();
         let phase = if is_recording { Phase::Record } else { Phase::Interpret };
@@ -192,14 +195,15 @@ impl Dispatcher {
         })
     }
 
-    /// Interprets one instruction.
+    /// Interprets one instruction. None if it completed.
     fn interpret_one(&mut self, context: &mut ThreadContext) -> Option<Ended> {
         let stop = during(Phase::Interpret, || self.interp.run_one(context));
         stop.map(|stop| Ended::Stopped(stop.without_policy()))
     }
 
-    /// Native code has left: makes the state exact, comes out of the cache, and does what can be
-    /// done while interpreting.
+    /// Native code has left: makes the guest's state exact, comes out of the cache, and interprets
+    /// the next instruction if it may not be executed natively. Returns why the stretch ends; none
+    /// if it continues.
     fn after_native(
         &mut self,
         entry: NativeEntry,
@@ -218,7 +222,7 @@ impl Dispatcher {
         drop(fragments);
         self.arrival = match after {
             AfterNative::Continue(arrival) => arrival,
-            // A fragment is not entered again before an instruction was executed.
+            // At least one instruction is executed before a fragment is entered again.
             _ => Arrival::WithoutProgress,
         };
         if !self.peer.enter(context) {
@@ -243,7 +247,7 @@ impl Dispatcher {
         }
     }
 
-    /// Does what a stretch ended for. The thread is outside.
+    /// Handles the end of a stretch. The thread is outside.
     fn handle_end(
         &mut self,
         context: &mut ThreadContext,
@@ -273,7 +277,8 @@ impl Dispatcher {
             }
             Stop::Syscall | Stop::Special { .. } => {
                 if let Some(selected) = self.selector.traces.runtime_instruction() {
-                    // The trace ends before this instruction; the fragment is for the next time.
+                    // The recording ends before this instruction, and is compiled now. The
+                    // instruction is then performed as usual.
                     self.selected(context, selected);
                 }
             }
@@ -286,7 +291,8 @@ impl Dispatcher {
     }
 }
 
-/// Native code has left in the middle of an instruction: goes back to before it.
+/// If native code has left in the middle of a guest instruction, makes `context` the state before
+/// that instruction.
 fn make_exact(
     after: AfterNative,
     fragments: &mut MutexGuard<'_, Fragments>,
@@ -302,7 +308,7 @@ fn make_exact(
     }
 }
 
-/// A broken invariant of ours.
+/// Ends the process: an invariant of dynasour's own is broken.
 fn broken(what: &str) -> ! {
     process::complain(&format!("internal error: {what}"));
     signal::die(libc::SIGABRT);
