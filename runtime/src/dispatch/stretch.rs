@@ -24,8 +24,8 @@
 //! | `dynamo` in a study | a fragment or nothing |
 //!
 //! During a recording, all tiers interpret. An instruction that cannot be copied is interpreted by
-//! itself. Code on pages whose changes cannot be noticed is interpreted too, until the guest leaves
-//! it.
+//! itself. Code that changes often, on pages whose changes cannot be noticed, is interpreted too,
+//! until the guest leaves it.
 //!
 //! Data: [`Dispatcher::arrival`], how the guest came to rip. Invariants: in the loop the thread's
 //! context holds the exact guest state. A guest that may not have made progress does not enter a
