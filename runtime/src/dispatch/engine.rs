@@ -1,4 +1,12 @@
-//! What system calls ask of the dispatcher of the thread that makes them.
+//! What a system call asks of the dispatcher of the thread that makes it: the traits [`Code`] and
+//! [`Engine`].
+//!
+//! Data: none of its own. The thread is outside guest code, so that it may wait for other threads;
+//! it holds no lock of the dispatcher's. (A child made by vfork runs here as well, with the
+//! dispatcher of its suspended parent: [`Engine::run_vfork_child`].)
+//!
+//! Example: munmap removes a page of code. [`Code::drop_code`] finds that the page was read, and has
+//! every thread drop what was made from it.
 
 use super::Dispatcher;
 use super::select::NO_FRAGMENT;
@@ -37,7 +45,8 @@ impl Engine for Dispatcher {
         if let Some(fragments) = self.machine.fragments() {
             fragments.verify_all_links();
         }
-        // A reader that has gone or a limit on files must not change how the guest ends.
+        // Writing the report may raise SIGPIPE or SIGXFSZ. Neither may change how the guest ends,
+        // so all signals are blocked meanwhile.
         let mask = signal::kernel_mask();
         signal::set_kernel_mask(!0);
         self.write_report(system);
@@ -45,8 +54,9 @@ impl Engine for Dispatcher {
     }
 
     fn private_memory_lost(&mut self) {
-        // If that is for a thread, it must not find code that is to be dropped before this one goes
-        // on. And it may guard pages while this one is in a system call.
+        // The reason may be a second thread, which is about to start. Code that is to be dropped
+        // goes first, since the new thread must not find it. From then on the new thread may guard
+        // pages while this one is in a system call.
         self.drop_written();
         self.machine.pages.set_threaded();
         if self.machine.fragments().is_some_and(|mut f| f.lose_private_memory()) {
@@ -57,15 +67,16 @@ impl Engine for Dispatcher {
     fn faults_are_handled(&mut self) {
         if self.machine.fragments().is_some_and(|mut f| f.name_transfers()) {
             self.abandon(AbortReason::Flushed);
-            // Whoever else drops everything may have begun before this.
+            // Another thread's flush, if one is under way, may have begun before this request, so
+            // it is not enough to wait for that one.
             self.machine.drop_all(&self.peer);
             self.forget_fragments();
         }
     }
 
     fn after_fork_child(&mut self) {
-        if !self.copies() {
-            self.selector.rest();
+        if !self.copies_blocks() {
+            self.selector.leave_heads_uncounted();
         }
         self.peer.attach();
         self.selector.traces.dispatch.clear();
@@ -80,15 +91,15 @@ impl Engine for Dispatcher {
     }
 
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> ! {
-        // All memory is the suspended parent's, this dispatcher included: make nothing, report
-        // nothing.
+        // All memory, this dispatcher's included, belongs to the suspended parent: the child only
+        // interprets, makes no fragments, and writes no report.
         loop {
             let outcome = if self.peer.enter(context) {
                 let stop = self.interp.run(context, &mut NoPolicy);
                 self.peer.leave();
-                self.stopped(context, system, stop)
+                self.handle_stop(context, system, stop)
             } else {
-                self.attend();
+                self.forget_posted();
                 Outcome::Continue
             };
             match outcome {
@@ -108,13 +119,13 @@ impl Engine for Dispatcher {
     }
 
     fn vfork_child_gone(&mut self) {
-        self.peer.take_back();
+        self.peer.reset_after_vfork();
     }
 
     fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>> {
-        let resting = self.machine.wake().ok()?;
-        resting.dispatcher.interp.reserved().into_iter().for_each(protect);
-        Some(Box::new(resting))
+        let idle = self.machine.dispatcher_for_thread().ok()?;
+        idle.dispatcher.interp.reserved().into_iter().for_each(protect);
+        Some(Box::new(idle))
     }
 
     fn with_locks(&mut self, f: &mut dyn FnMut()) {

@@ -1,8 +1,18 @@
-//! Which pages of guest code anybody has read, so that a change elsewhere concerns no other thread.
+//! Which pages of guest code any thread has read, so that a change of other pages disturbs no
+//! thread.
 //!
-//! A page is noted before it is read. So when a page has changed and then [`Footprint::forget`] is
-//! called, whoever read it before the change is found out; whoever reads it afterwards notes it
-//! again.
+//! Data: [`Footprint`], one for the process, a set of page numbers behind its own lock;
+//! [`NotedCode`], one for each thread, through which that thread's translators read guest code.
+//!
+//! Invariant: a page is noted before it is read. So when a page changes and [`Footprint::forget`]
+//! is called afterwards, a read before the change has been noted and `forget` reports it. A read
+//! after the change sees the new bytes, and notes the page again.
+//!
+//! Any thread may call this. Its lock is number 8 in the order of `crate::sync`.
+//!
+//! Example: a thread copies a block at 0x1000, which notes page 1. The guest stores to page 2,
+//! which holds data only: `forget(0x2000..0x3000)` returns false, so no thread is told. After a
+//! store to page 1 `forget` returns true, and the other threads drop their blocks made from it.
 
 use crate::changes::CodePages;
 use crate::interp::ExecutableCode;
@@ -14,25 +24,26 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// Bits of an address below its page number (manual: SDM volume 3A, pages of 4 KiB).
 const PAGE_SHIFT: u32 = 12;
 
-/// The pages.
+/// The pages that were read. They are named by their numbers.
 #[derive(Debug, Default)]
 pub struct Footprint {
     pages: Mutex<FxHashSet<u64>>,
-    /// Counts the times when pages were forgotten.
+    /// The number of calls of [`Footprint::forget`] that have removed a page.
     forgotten: AtomicU64,
 }
 
 impl Footprint {
-    /// Calls `f` while nobody notes anything.
-    pub fn held(&self, f: impl FnOnce()) {
+    /// Calls `f` with the lock held: no page is noted or forgotten meanwhile.
+    pub fn while_locked(&self, f: impl FnOnce()) {
         let _pages = lock(&self.pages);
         f();
     }
 
-    /// The bytes of `range` have changed: forgets its pages, and says whether anybody had read one
-    /// of them.
+    /// The bytes of `range` have changed: forgets its pages, and returns whether any thread had read
+    /// one of them.
     pub fn forget(&self, range: &Range<u64>) -> bool {
         if range.is_empty() {
             return false;
@@ -55,19 +66,20 @@ impl Footprint {
     }
 }
 
-/// Guest code for one thread's translators, noted as it is read.
+/// Guest code as one thread's translators read it. Each page is noted before it is read.
 #[derive(Debug)]
-pub struct Noted {
+pub struct NotedCode {
     code: ExecutableCode,
     footprint: &'static Footprint,
-    /// The page that was noted last, and [`Footprint::forgotten`] then.
+    /// The page that was noted last, and the value of [`Footprint::forgotten`] at that time. Reading
+    /// the same page again then needs no lock.
     last: Cell<(u64, u64)>,
 }
 
-impl Noted {
-    /// All executable memory.
-    pub fn new(footprint: &'static Footprint, pages: Arc<CodePages>) -> Noted {
-        Noted { code: ExecutableCode::new(pages), footprint, last: Cell::new((u64::MAX, 0)) }
+impl NotedCode {
+    /// All executable memory of the guest.
+    pub fn new(footprint: &'static Footprint, pages: Arc<CodePages>) -> NotedCode {
+        NotedCode { code: ExecutableCode::new(pages), footprint, last: Cell::new((u64::MAX, 0)) }
     }
 
     fn note(&self, range: Range<u64>) {
@@ -82,7 +94,7 @@ impl Noted {
     }
 }
 
-impl Fetch for Noted {
+impl Fetch for NotedCode {
     fn fetch(&self, addr: u64, buf: &mut [u8]) -> usize {
         self.note(addr..addr.saturating_add(buf.len() as u64));
         self.code.fetch(addr, buf)
@@ -117,7 +129,7 @@ mod tests {
     #[test]
     fn what_was_read_is_noted_until_it_is_forgotten() {
         let footprint: &'static Footprint = Box::leak(Box::default());
-        let code = Noted::new(footprint, Arc::default());
+        let code = NotedCode::new(footprint, Arc::default());
         let function = what_was_read_is_noted_until_it_is_forgotten as *const () as u64;
         let page = function >> PAGE_SHIFT << PAGE_SHIFT;
         for _ in 0..2 {

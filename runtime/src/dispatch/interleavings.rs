@@ -1,10 +1,16 @@
-//! The real code under the interleavings that the model of [`crate::changes`] explores: dispatchers
-//! with real interpreters, real pages and system calls, on threads that a scheduler lets go on one
-//! at a time.
+//! Tests of the real code under the interleavings that the model of [`crate::changes`] explores:
+//! dispatchers with real interpreters, real pages and real system calls. A scheduler runs their
+//! threads one at a time and tries every schedule with few preemptions.
 //!
-//! One page holds `mov eax, N; ud2`. An operation that changes it writes an N of its own. What a
-//! call of the code returns must be what the page held at some time since the last operation on it
-//! that had completed when the call began.
+//! One page holds the code `mov eax, N; ud2`. Each operation that changes the page writes an N of
+//! its own. The property: what a call of the code returns must be what the page held at some time
+//! since the last operation on it that had completed when the call began.
+//!
+//! Data: [`World`], what the threads of one schedule share; [`Guest`], one thread of it. The worker
+//! threads are kept from schedule to schedule, as making a dispatcher takes long.
+//!
+//! Example: thread 1 makes the page writable (`Protect(RWX)`) and then calls it; thread 2 calls it,
+//! stores a new N, and calls it again. In every schedule the last call of thread 2 returns that N.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -30,10 +36,10 @@ const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
 /// The opcode of `mov eax, N`.
 const MOV_EAX: u8 = 0xb8;
-/// Where N stands.
+/// The offset of N in the page.
 const VALUE: u64 = 1;
 
-/// See `changes/model/state.rs`.
+/// An operation of a thread on the page; see the operations of `changes/model/state.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Op {
     Store,
@@ -50,30 +56,35 @@ enum Op {
 use Op::{HostStore, Interpret, Map, Output, Protect, Refused, Remap, Store, Unmap};
 
 impl Op {
-    /// May a store or call at the same time fault?
+    /// May a store to the page, or a call of it, fault because of this operation?
     fn may_forbid(self) -> bool {
         matches!(self, Unmap | Map(_)) || matches!(self, Protect(prot) if prot != RWX)
     }
 }
 
-/// What all threads see.
+/// What all threads of one schedule share.
 struct World {
+    /// The page's address.
     page: u64,
-    /// A file of numbers, the n-th of which is n.
+    /// A file of 32-bit numbers, the n-th of which is n, for system calls that write to memory.
     numbers: i32,
+    /// The N of the next operation.
     next: AtomicU32,
-    /// What the page held whenever all threads stood still.
+    /// What the page held at each time when all threads stood still.
     held: Mutex<Vec<Option<u32>>>,
-    /// The place in `held` from which on the last completed change is seen.
+    /// The index into `held` from which on the effect of the last completed operation is seen.
     completed: Mutex<usize>,
+    /// The first violation of the property.
     wrong: Mutex<Option<String>>,
+    /// Does some operation make stores and calls fault, or does the page's first protection?
     may_fault: bool,
 }
 
-/// What a page without code returns: it is mapped anew, and its first instruction faults.
+/// The result of a call of a page without code: it was mapped anew, holds zeros, and its first
+/// instruction faults.
 const BLANK: u32 = u32::MAX;
 
-/// What a call of the page would return, if that is mapped.
+/// What a call of the page would return now; none if the page cannot be read.
 fn number(page: u64) -> Option<u32> {
     let before = memory::last_fault();
     // SAFETY: the test's own page.
@@ -87,7 +98,7 @@ fn number(page: u64) -> Option<u32> {
 }
 
 impl World {
-    fn look(&self) {
+    fn record_page(&self) {
         lock(&self.held).push(number(self.page));
     }
 
@@ -136,6 +147,7 @@ impl Guest {
         }
     }
 
+    /// Stores `value` to N; false if that faults.
     fn store(&mut self, value: u32) -> bool {
         loop {
             // SAFETY: the test's own page.
@@ -155,7 +167,7 @@ impl Guest {
             self.context.rip = self.world.page;
             self.context.gpr[0] = 0;
             if !self.dispatcher.peer.enter(&mut self.context) {
-                self.dispatcher.attend();
+                self.dispatcher.forget_posted();
                 continue;
             }
             let stop = self.dispatcher.interp.run(&mut self.context, &mut NoPolicy);
@@ -196,7 +208,7 @@ impl Guest {
             Interpret => {
                 let needed = *lock(&world.completed);
                 let seen = self.interpret();
-                world.look();
+                world.record_page();
                 let held = lock(&world.held);
                 if seen.is_none() && !world.may_fault {
                     world.report("code cannot be fetched".into());
@@ -238,7 +250,7 @@ impl Guest {
     }
 }
 
-/// A thread that runs what it is sent.
+/// A host thread that performs the operations it is sent.
 struct Worker {
     jobs: Sender<(Arc<World>, Arc<Scheduler>, Vec<Op>)>,
     done: Receiver<()>,
@@ -299,11 +311,12 @@ fn config() -> RunConfig {
     }
 }
 
-/// Runs every schedule of the programs in a child process; what it printed is on stdout. Each
-/// program: what the page allows at first, and what the threads do.
-fn hold(programs: &[(i32, &[&[Op]])], preemptions: usize) {
+/// Runs every schedule of the programs in a child process, which prints the first violation to
+/// stdout and fails. A program is the page's first protection, and the operations of each thread.
+fn check_programs(programs: &[(i32, &[&[Op]])], preemptions: usize) {
     let status = in_child(|| {
-        // SAFETY: the alarm of `in_child` is for tests that take no time.
+        // The alarm that `in_child` has set is for short tests.
+        // SAFETY: alarm has no effect on memory.
         unsafe { libc::alarm(600) };
         let pages = Arc::new(CodePages::default());
         let machine = Machine::new(&config(), 0..0, pages.clone()).expect("memory");
@@ -366,7 +379,7 @@ fn explore_program(
                 .send((new.clone(), scheduler.clone(), ops.to_vec()))
                 .expect("the worker waits");
         }
-        (scheduler, Box::new(move || new.look()) as Box<dyn FnMut()>)
+        (scheduler, Box::new(move || new.record_page()) as Box<dyn FnMut()>)
     };
     let end = || {
         workers
@@ -380,7 +393,7 @@ fn explore_program(
     explore(preemptions, begin, end)
 }
 
-/// An address for a page.
+/// The address of a new page.
 fn fresh_page() -> u64 {
     // SAFETY: a new mapping where the kernel likes.
     let page = unsafe {
@@ -407,22 +420,22 @@ fn numbers() -> i32 {
     }
 }
 
-/// Notes what is dropped: nothing is, since no thread runs.
-struct Nobody(&'static Machine);
+/// The [`Code`] of a change that no guest thread makes: all threads drop their code.
+struct NoThread(&'static Machine);
 
-impl Code for Nobody {
+impl Code for NoThread {
     fn drop_code(&mut self, range: std::ops::Range<u64>) {
         self.0.footprint.forget(&range);
-        // All of them forget.
-        self.0.peers.tell(&super::peers::Peer::default(), &range).await_interpreters();
+        // No thread has this peer, so the range is posted to all of them.
+        self.0.peers.post_to_others(&super::peers::Peer::default(), &range).await_interpreters();
     }
 }
 
-/// The page as it is at first.
+/// Makes the page what it is before each schedule.
 fn reset(machine: &'static Machine, page: u64, prot: i32) {
-    let mut nobody = Nobody(machine);
+    let mut no_thread = NoThread(machine);
     let range = page..page + PAGE;
-    let change = machine.pages.announce([range.clone()]).quiesce(&mut nobody);
+    let change = machine.pages.announce([range.clone()]).quiesce(&mut no_thread);
     let (performed, ()) = change.perform(|| {
         // SAFETY: the test's own page.
         unsafe {
@@ -435,10 +448,10 @@ fn reset(machine: &'static Machine, page: u64, prot: i32) {
             assert_eq!(libc::mprotect(page as *mut libc::c_void, PAGE as usize, prot), 0);
         }
     });
-    performed.publish(&mut nobody, [crate::changes::News::Mapped(range, None)]);
+    performed.publish(&mut no_thread, [crate::changes::News::Mapped(range, None)]);
 }
 
-/// Each operation against the calls and stores of another thread.
+/// Each operation against calls and stores of another thread.
 #[test]
 fn the_real_code_keeps_the_invariant() {
     let others = [
@@ -462,7 +475,7 @@ fn the_real_code_keeps_the_invariant() {
         .collect();
     let programs: Vec<(i32, &[&[Op]])> =
         threads.iter().flat_map(|threads| [(RWX, &threads[..]), (RX, &threads[..])]).collect();
-    hold(&programs, 2);
+    check_programs(&programs, 2);
 }
 
 #[test]
@@ -473,5 +486,5 @@ fn the_real_code_keeps_the_invariant_with_three_threads() {
         (RWX, &[&[Unmap], &[Map(RW), Protect(RX), Interpret], &[Interpret]]),
         (RWX, &[&[Output], &[Store], &[Interpret, Store, Interpret]]),
     ];
-    hold(programs, 1);
+    check_programs(programs, 1);
 }

@@ -1,12 +1,28 @@
-//! What all guest threads of a process share on the side of the translator: configuration,
-//! fragments, each other.
+//! What all guest threads of a process share on the translator's side: configuration, fragments,
+//! the list of threads, the code cache's addresses.
 //!
-//! There is one machine; it lives as long as the process, so that signal handlers can use it.
+//! Data: one [`Machine`] for the process. It is never freed, so that signal handlers can use it.
+//! Each part has its own lock, in the order of `crate::sync`; [`Machine::with_locks`] takes them
+//! all for a fork.
+//!
+//! Invariant: code is taken away in three steps. First it is made unreachable, under the lock of
+//! the fragments. Then the caller waits, without a lock, until every other thread has come out of
+//! it ([`super::peers`]). Then its memory is used again, under the lock. So the functions that take
+//! code away ([`Machine::flush`], [`Machine::invalidate`], [`Machine::drop_all`],
+//! [`Machine::make_room`]) are called by a thread that is outside and holds no lock that another
+//! thread needs to come out.
+//!
+//! The functions for signal handlers ([`fragment_fault`], [`signal_accepted`]) take the lock of the
+//! fragments only if the interrupted instruction is in the code cache: there no thread holds it.
+//!
+//! Example: a store changes page 1. `invalidate(0x1000..0x2000)` posts the range to all other
+//! threads, makes the fragments of the page rest and removes its blocks, waits until the other
+//! threads have left the cache, and gives the blocks' memory back.
 
 use super::footprint::Footprint;
 use super::fragments::{FragmentError, Fragments, Touched};
 use super::peers::{Peer, Peers};
-use super::{Dispatcher, Resting};
+use super::{Dispatcher, IdleDispatcher};
 use crate::changes::CodePages;
 use crate::config::{RunConfig, Stage, Tier};
 use crate::kernel::process::Moved;
@@ -21,26 +37,26 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The machine, for signal handlers.
+/// The machine, for signal handlers; null before [`Machine::new`].
 static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(std::ptr::null_mut());
 
-/// See the module.
+/// What all guest threads of a process share; see the module.
 pub struct Machine {
     /// What the user asked for.
     pub config: RunConfig,
     /// Code that is only interpreted (the vDSO).
     pub untraced: Range<u64>,
-    /// The guest's code.
+    /// What is known of the pages of guest code.
     pub pages: Arc<CodePages>,
-    /// The guest's threads.
+    /// The guest's threads, and those of idle dispatchers.
     pub peers: Peers,
-    /// Guest code that somebody has read.
+    /// The pages of guest code that a thread has read.
     pub footprint: Footprint,
     /// Dispatchers of threads that have ended.
-    resting: Mutex<Vec<Resting>>,
-    /// The fragment side; none when everything is interpreted.
+    idle: Mutex<Vec<IdleDispatcher>>,
+    /// All native code; none when everything is interpreted.
     fragments: Option<Mutex<Fragments>>,
-    /// The addresses of the code cache; see [`packed`].
+    /// The addresses of the code cache, [`packed`], for handlers that may not take a lock.
     cache: AtomicU64,
 }
 
@@ -64,7 +80,7 @@ impl Machine {
             pages,
             peers: Peers::default(),
             footprint: Footprint::default(),
-            resting: Mutex::new(Vec::new()),
+            idle: Mutex::new(Vec::new()),
             cache: AtomicU64::new(fragments.as_ref().map_or(0, |f| packed(&f.cache()))),
             fragments: fragments.map(Mutex::new),
         }));
@@ -104,7 +120,7 @@ impl Machine {
         stats
     }
 
-    /// What a counting run has counted so far; none if it does not count.
+    /// What a counting run (`run --count`) has counted so far; none in other runs.
     pub fn census(&self) -> Option<Census> {
         self.config.count.as_ref()?;
         let (fragments, complete) = match self.fragments() {
@@ -133,108 +149,117 @@ impl Machine {
         })
     }
 
-    /// Drops all fragments. The caller is outside and holds no lock.
+    /// Drops all native code. The caller is outside and holds no lock. If another thread is doing
+    /// that already, this returns at once.
     pub fn flush(&self, own: &Peer) {
-        // If somebody is at it already, that is enough: fragments are made again only when it has
-        // been done.
+        // One flush is enough: no fragment is made between its beginning and its end, so what this
+        // caller wants dropped is dropped by the other thread's flush, too.
         if self.fragments().is_some_and(|mut f| f.retire()) {
-            self.peers.settle(own);
+            self.peers.await_out_of_cache(own);
             if let Some(mut fragments) = self.fragments() {
                 fragments.clear();
             }
         }
     }
 
-    /// Code in `range` has changed: the other threads forget their blocks made from it, and
-    /// fragments made from it go. The caller is outside and holds no lock; its own blocks are its
-    /// own affair.
+    /// Code in `range` has changed: the other threads drop their interpreted blocks made from it;
+    /// fragments made from it rest, and copied blocks made from it are removed. The caller is
+    /// outside and holds no lock. It drops its own interpreted blocks by itself.
     pub fn invalidate(&self, own: &Peer, range: &Range<u64>) {
-        // Who plans a fragment sees either this or, when it is made, that the plan is spoilt.
-        let told = self.peers.tell(own, range);
+        // A thread that is compiling a trace notices this change in one of two ways: it finds the
+        // range posted after it has made its plan, or `touch` makes the plan stale.
+        let posted = self.peers.post_to_others(own, range);
         let touched = self.fragments().and_then(|mut f| f.touch(range));
-        told.await_interpreters();
+        posted.await_interpreters();
         let Some(touched) = touched else { return };
         match touched {
-            // Nobody enters anything before this is done.
-            Touched::All => self.peers.settle(own),
-            // If somebody else is at it, others may still run what this change was about.
-            Touched::Some(_) | Touched::Others if self.peers.call_out(own).is_ok() => {}
-            // Who cannot be told comes out when everything goes.
-            Touched::Some(_) | Touched::Others => return self.drop_all(own),
+            // No thread enters native code before `finish`.
+            Touched::All => self.peers.await_out_of_cache(own),
+            // Even if another thread is dropping everything, a third one may still be executing code
+            // that was made from the range.
+            Touched::Some(_) | Touched::AlreadyRetired if self.peers.call_out(own).is_ok() => {}
+            // A thread cannot be signalled. It comes out by itself when everything is dropped.
+            Touched::Some(_) | Touched::AlreadyRetired => return self.drop_all(own),
         }
         if let Some(mut fragments) = self.fragments() {
             fragments.finish(touched);
         }
     }
 
-    /// As [`Machine::flush`], but after whoever is at it already.
+    /// As [`Machine::flush`], but if another thread is dropping everything, waits for that and then
+    /// drops everything once more.
     pub fn drop_all(&self, own: &Peer) {
         while self.fragments().is_some_and(|mut f| !f.retire()) {
-            // Somebody who drops everything is soon done.
+            // The other thread waits only for threads to leave the cache, which is soon.
             std::thread::yield_now();
         }
-        self.peers.settle(own);
+        self.peers.await_out_of_cache(own);
         if let Some(mut fragments) = self.fragments() {
             fragments.clear();
         }
     }
 
-    /// The guest wants `range` to itself: if something of the emitter's is there, it goes
-    /// elsewhere. The caller is outside and holds no lock.
+    /// The guest wants to map `range`: if the emitter's memory is there, all native code is dropped
+    /// and the emitter gets other memory. Returns the old and the new ranges, if it moved. The
+    /// caller is outside and holds no lock.
     pub fn make_room(&self, own: &Peer, range: &Range<u64>) -> Option<Moved> {
         let _exclusive = self.pages.exclusive();
-        if !self.fragments()?.could_leave(range) {
+        if !self.fragments()?.can_move_out_of(range) {
             return None;
         }
-        // Somebody who drops everything is soon done.
+        // As in `drop_all`.
         while !self.fragments()?.retire() {
             std::thread::yield_now();
         }
-        self.peers.settle(own);
+        self.peers.await_out_of_cache(own);
         let mut fragments = self.fragments()?;
-        let moved = fragments.leave_room(range).ok()?;
+        let moved = fragments.move_out_of(range).ok()?;
         self.cache.store(packed(&fragments.cache()), Ordering::Release);
         Some(moved)
     }
 
-    /// Is anything but the interpreter used?
+    /// Is guest code executed by anything other than the interpreter?
     pub fn has_fragments(&self) -> bool {
         self.fragments.is_some()
     }
 
-    /// In a forked child: the forking thread is the only one.
+    /// In a forked child, where the thread of `own` is the only one: forgets the other threads, and
+    /// makes a new code cache.
+    ///
+    /// # Errors
+    /// There is no memory for the code cache.
     pub fn after_fork_child(&self, own: &std::sync::Arc<Peer>) -> Result<(), FragmentError> {
-        let mut resting = lock(&self.resting);
-        resting.iter_mut().for_each(Resting::belong_to_parent);
-        self.peers.keep_only(resting.iter().map(Resting::peer).chain([own]));
-        drop(resting);
+        let mut idle = lock(&self.idle);
+        idle.iter_mut().for_each(IdleDispatcher::mark_shared_with_parent);
+        self.peers.keep_only(idle.iter().map(IdleDispatcher::peer).chain([own]));
+        drop(idle);
         self.pages.after_fork_child();
         self.fragments().map_or(Ok(()), |mut f| f.reset_after_fork())
     }
 
-    /// A dispatcher for another thread.
+    /// A dispatcher for a new thread: an idle one, or a new one.
     ///
     /// # Errors
-    /// No memory.
-    pub fn wake(&'static self) -> Result<Resting, FragmentError> {
-        let resting = lock(&self.resting).pop();
-        match resting {
-            Some(mut resting) => resting.become_own().map(|()| resting),
-            None => Dispatcher::new(self).map(Resting::new),
+    /// There is no memory for it.
+    pub fn dispatcher_for_thread(&'static self) -> Result<IdleDispatcher, FragmentError> {
+        let idle = lock(&self.idle).pop();
+        match idle {
+            Some(mut idle) => idle.unshare().map(|()| idle),
+            None => Dispatcher::new(self).map(IdleDispatcher::new),
         }
     }
 
     /// Keeps the dispatcher of a thread that has ended.
-    pub fn rest(&self, resting: Resting) {
-        lock(&self.resting).push(resting);
+    pub fn keep_idle(&self, idle: IdleDispatcher) {
+        lock(&self.idle).push(idle);
     }
 
-    /// Calls `f` with every lock held.
+    /// Calls `f` with every lock of the translator held, for a fork.
     pub fn with_locks(&self, f: &mut dyn FnMut()) {
         let _exclusive = self.pages.exclusive();
-        let _resting = lock(&self.resting);
+        let _resting = lock(&self.idle);
         let _fragments = self.fragments();
-        self.footprint.held(|| self.peers.held(&mut || self.pages.held(&mut *f)));
+        self.footprint.while_locked(|| self.peers.while_locked(&mut || self.pages.held(&mut *f)));
     }
 
     /// Writes a line about a stage that the user wants to see.
@@ -245,6 +270,8 @@ impl Machine {
     }
 }
 
+/// Bits of [`packed`] that hold the number of pages: for caches below 4 GiB, which leaves 44 bits
+/// for the number of the first page (an address has 48).
 const CACHE_PAGES: u32 = 20;
 
 /// The addresses of a code cache in one word: its first page above the number of its pages.
@@ -252,12 +279,13 @@ fn packed(cache: &Range<u64>) -> u64 {
     ((cache.start / PAGE) << CACHE_PAGES) | ((cache.end - cache.start) / PAGE)
 }
 
+/// The range that [`packed`] has packed.
 fn unpacked(cache: u64) -> Range<u64> {
     let start = (cache >> CACHE_PAGES) * PAGE;
     start..start + (cache & ((1 << CACHE_PAGES) - 1)) * PAGE
 }
 
-/// The end of the code cache, if `host_rip` is in it: no thread holds a lock there.
+/// The end of the code cache, if `host_rip` is in it. Code in the cache never holds a lock.
 /// Async-signal-safe.
 pub fn cache_end(host_rip: u64) -> Option<u64> {
     // SAFETY: null or the machine, which lives as long as the process.
@@ -266,21 +294,23 @@ pub fn cache_end(host_rip: u64) -> Option<u64> {
     cache.contains(&host_rip).then_some(cache.end)
 }
 
-/// The fragments, for a handler that interrupted `host_rip`: if that is in the code cache, where no
-/// thread holds a lock.
+/// The fragments, locked, for a signal handler that interrupted `host_rip`; none if that is not in
+/// the code cache. In the cache the interrupted thread holds no lock, so it cannot wait for itself.
 fn in_handler(host_rip: u64) -> Option<MutexGuard<'static, Fragments>> {
     cache_end(host_rip)?;
     // SAFETY: null or the machine, which lives as long as the process.
     unsafe { MACHINE.load(Ordering::Acquire).as_ref() }?.fragments()
 }
 
-/// Where a fault of a fragment's own continues. Async-signal-safe.
+/// The host address at which a thread continues whose native code faulted at `host_rip`; none if
+/// that is no instruction of native code that may fault. Async-signal-safe.
 pub fn fragment_fault(host_rip: u64) -> Option<u64> {
     in_handler(host_rip)?.fault_exit(host_rip)
 }
 
-/// This thread accepted an asynchronous signal at `host_rip`: if that is in a fragment, it leaves
-/// at its next safe point. Async-signal-safe.
+/// This thread accepted an asynchronous signal at `host_rip`. If that is in the code cache, makes
+/// the thread leave native code at its next safe point: by unlinking its fragment or block, or by
+/// the returned diversion, at which the handler lets it continue. Async-signal-safe.
 pub fn signal_accepted(host_rip: u64, context: &ThreadContext) -> Option<Diversion> {
     in_handler(host_rip)?.divert(host_rip, context)
 }

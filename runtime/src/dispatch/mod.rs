@@ -1,4 +1,5 @@
-//! The dispatcher: the hub between interpreter, recorder, fragments and the kernel.
+//! The dispatcher: runs a guest thread by turns in the interpreter, in native code and in the
+//! runtime, and starts recordings of traces.
 //!
 //! ```text
 //!            ┌────────────── interpret ◄─────────────┐
@@ -9,11 +10,31 @@
 //!            └──► build ──► optimise ──► emit ───────┘
 //! ```
 //!
-//! One dispatcher runs one guest thread; what they share is the [`Machine`].
+//! | file | |
+//! | --- | --- |
+//! | [`stretch`] | the loop that executes guest code in whatever form there is of it |
+//! | [`stops`] | what the runtime does when the interpreter stops |
+//! | [`select`] | what happens at each edge between interpreted blocks |
+//! | [`traces`] | recording and compiling traces |
+//! | [`fragments`] | the fragments of the process, and the links between them |
+//! | [`machine`], [`peers`] | what threads share, and how they wait for each other |
+//! | [`footprint`] | which pages of guest code were read |
+//! | [`engine`], [`resting`], [`report`] | system calls' requests, idle dispatchers, statistics |
 //!
-//! Invariant: between any two of these the [`ThreadContext`] holds the exact guest state. After a
-//! deoptimisation the interpreter executes at least one guest instruction before a fragment is
-//! entered again, so progress is certain.
+//! Data: a [`Dispatcher`] for each guest thread, and one [`Machine`], which they share.
+//!
+//! Invariants: whenever a thread goes from one of the boxes above to another, its
+//! [`ThreadContext`] holds the exact guest state. After a deoptimisation at least one guest
+//! instruction is executed (by the interpreter or in a copied block) before a fragment is entered
+//! again, so that the guest makes progress.
+//!
+//! A dispatcher is used by its own thread only and needs no lock; the [`Machine`] has its own locks
+//! (in the order of `crate::sync`).
+//!
+//! Example: the guest executes a loop at 0x1000. The interpreter executes it until its head is
+//! hot; `traces` records one iteration and compiles it; `stretch` enters the fragment, which leaves
+//! by a guard to 0x1080; the interpreter goes on there, and stops at a system call, which `stops`
+//! performs.
 
 mod engine;
 mod footprint;
@@ -40,17 +61,17 @@ use dynasour_emitter::codegen::Allocator;
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_tracer::{AbortReason, Budget, Effort};
-use footprint::Noted;
-use fragments::{Arrival, FragmentError, Side};
+use footprint::NotedCode;
+use fragments::{Arrival, FragmentError, SideRequest};
 use peers::Peer;
-use resting::Resting;
+use resting::IdleDispatcher;
 use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use machine::{Machine, cache_end, fragment_fault, signal_accepted};
 
-/// TF: a trap behind each instruction.
+/// The trap flag of rflags (manual: SDM volume 1, 3.4.3.3): a trap after each instruction.
 const TRAP_FLAG: u64 = 0x100;
 
 /// Runs one guest thread.
@@ -60,12 +81,12 @@ pub struct Dispatcher {
     interp: Interp,
     selector: Selector,
     /// The exit for which a side trace is being recorded.
-    side: Option<Side>,
-    /// What finding and making traces has cost.
+    side: Option<SideRequest>,
+    /// The processor time that recording and compiling traces has taken, and its limit.
     effort: Effort,
-    /// Memory for compiling them.
+    /// Memory that compilations use again.
     allocator: Allocator,
-    /// How the guest came to where native code goes on.
+    /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
 }
 
@@ -73,10 +94,10 @@ impl Dispatcher {
     /// A dispatcher for a new thread of the machine's guest.
     ///
     /// # Errors
-    /// No memory.
+    /// There is no memory for the interpreter's native functions.
     pub fn new(machine: &'static Machine) -> Result<Self, FragmentError> {
         let mut interp =
-            Interp::with_code(Box::new(Noted::new(&machine.footprint, machine.pages.clone())));
+            Interp::with_code(Box::new(NotedCode::new(&machine.footprint, machine.pages.clone())));
         interp.reserve()?;
         let peer = Arc::new(Peer::default());
         machine.peers.add(peer.clone());
@@ -95,12 +116,12 @@ impl Dispatcher {
         Ok(dispatcher)
     }
 
-    /// Does native code run that is not traces?
-    fn copies(&self) -> bool {
+    /// Are guest blocks copied, so that native code other than traces runs?
+    fn copies_blocks(&self) -> bool {
         self.machine.config.copies_blocks()
     }
 
-    /// Tells native code when heads are hot.
+    /// Tells the emitter which heads copied blocks count, and up to which threshold.
     fn count_heads(&self) {
         let heads = self.native_heads();
         if let Some(mut fragments) = self.machine.fragments() {
@@ -112,24 +133,24 @@ impl Dispatcher {
     pub fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
         let _attention = profile::attend(&self.peer.clock);
         self.peer.attach();
-        if self.copies() {
+        if self.copies_blocks() {
             self.peer.sample();
         }
-        // A new thread's id is written for it before it comes here.
+        // `clone` has written the new thread's id to guest memory, perhaps to a page of code.
         self.drop_written();
         loop {
             if system.process.threads().is_stopping() {
                 system.process.threads().stand_still(|| ());
             }
             let outcome = if !self.peer.enter(context) {
-                self.attend();
+                self.forget_posted();
                 Outcome::Continue
             } else if context.rflags & TRAP_FLAG != 0 {
-                self.stepped(context, system)
+                self.single_step(context, system)
             } else {
                 self.stretch(context, system)
             };
-            if let Some(ended) = self.settle(outcome, system) {
+            if let Some(ended) = self.ending(outcome, system) {
                 self.abandon(AbortReason::Signal);
                 return ended;
             }
@@ -137,9 +158,9 @@ impl Dispatcher {
         }
     }
 
-    /// The guest steps through itself: one instruction, and the trap behind it. None comes behind a
-    /// system call, whose way back loads the flag anew.
-    fn stepped(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
+    /// The guest has set the trap flag: executes one instruction, then raises the trap. No trap
+    /// follows a system call, because the return from the kernel loads the flag anew.
+    fn single_step(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         self.abandon(AbortReason::Signal);
         let pending = context.pending.load(Ordering::Relaxed) != 0;
         let stop = if pending { None } else { self.interp.run_one(context) };
@@ -148,8 +169,8 @@ impl Dispatcher {
             None if pending => system.deliver_pending(context),
             None => system.raise(context, GuestFault::single_step(context.rip)),
             Some(stop @ Stop::Special { pc }) => {
-                let outcome = self.stopped(context, system, stop);
-                // Not if it has raised a signal of its own.
+                let outcome = self.handle_stop(context, system, stop);
+                // If the instruction raised a signal, rip is in the handler and no trap follows.
                 let is_behind = (1..=MAX_LENGTH as u64).contains(&context.rip.wrapping_sub(pc));
                 match outcome {
                     Outcome::Continue if is_behind => {
@@ -158,23 +179,24 @@ impl Dispatcher {
                     outcome => outcome,
                 }
             }
-            Some(stop) => self.stopped(context, system, stop),
+            Some(stop) => self.handle_stop(context, system, stop),
         }
     }
 
-    /// Forgets what other threads found out to be stale.
-    fn attend(&mut self) {
+    /// Drops this thread's blocks made from the ranges that other threads have posted.
+    fn forget_posted(&mut self) {
         for range in self.peer.take_stale() {
             self.forget_blocks(&range);
         }
     }
 
-    /// Drops what was made from pages that the host has written to.
+    /// Drops all code made from pages that the host has written to.
     fn drop_written(&mut self) {
         if !self.machine.pages.is_written() {
             return;
         }
-        // If another thread is at it already, this one must not go on before that is done.
+        // Another thread may be dropping it already. This thread must not execute guest code before
+        // that is done, and the lock makes it wait.
         let _exclusive = self.machine.pages.exclusive();
         for range in self.machine.pages.take_written() {
             self.drop_code(range);
@@ -182,8 +204,10 @@ impl Dispatcher {
         self.machine.pages.dropped_written();
     }
 
-    /// Says whether the thread or the process ends, and does what comes before that.
-    fn settle(&mut self, outcome: Outcome, system: &mut System) -> Option<Ending> {
+    /// How the thread or the process ends after `outcome`; none if the guest continues. Before the
+    /// process ends, its report is written. If another process runs in the same memory, the other
+    /// threads of this one are stopped too.
+    fn ending(&mut self, outcome: Outcome, system: &mut System) -> Option<Ending> {
         let ending = match outcome {
             Outcome::Continue => return None,
             Outcome::ThreadExit(status) if !system.end_thread() => {
@@ -202,7 +226,7 @@ impl Dispatcher {
     }
 }
 
-/// What finding and making traces may cost a thread.
+/// The limit on the time that a thread may spend on recording and compiling traces.
 fn effort(config: &RunConfig) -> Effort {
     let budget = if config.interprets_first() { Budget::EARLY } else { Budget::LATE };
     Effort::new(config.weighs_traces().then_some(budget), thread_time)
@@ -211,7 +235,7 @@ fn effort(config: &RunConfig) -> Effort {
 /// The calling thread's processor time in nanoseconds.
 fn thread_time() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes to `time`, which is one.
+    // SAFETY: the kernel writes a timespec to `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

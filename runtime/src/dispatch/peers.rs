@@ -1,23 +1,39 @@
-//! Guest threads as the others see them: who is where, and how one thread makes the others notice
-//! something.
+//! Guest threads as the other threads see them: what each is doing, and how one thread makes the
+//! others drop code.
 //!
-//! A thread is at one of three *places*: *interpreting*; *in the cache* while it runs fragments, or
-//! has just left one and still needs what is known of it; or *outside*, where it performs system
-//! calls and compiles.
+//! A thread is in one of three states. It is *interpreting*. It is *in the cache* while it runs
+//! native code, or has just left native code and still needs the record of the exit. It is
+//! *outside* while it performs system calls and compiles.
 //!
-//! **Handshake.** Whoever takes something away first makes it unreachable, and then waits
-//! ([`Peers::settle`]): for fragments, until each thread that was in the cache has come out, which
-//! it does since fragments that go away lead nowhere else; for guest code, until each thread that
-//! was interpreting has stopped, which it does since its `pending` is set. What has to be forgotten
-//! is posted before that. A thread looks at what was posted after it has said that it interprets,
-//! and if there is anything goes outside again to attend to it: so either the poster sees it
-//! interpret and waits, or it sees what was posted. Who waits is outside and holds no lock: two
-//! that wait do not wait for each other.
+//! **Handshake.** A thread that takes something away (the *poster*) first makes it unreachable. Then
+//! it waits for the other threads, outside and holding no lock, so that two posters do not wait for
+//! each other.
+//! * For native code it waits until each thread that was in the cache has left it
+//!   ([`Peers::await_out_of_cache`]). That happens soon, since native code that is taken away leads
+//!   only to the runtime.
+//! * For guest code it first posts the range to each thread ([`Peers::post_to_others`]), then waits
+//!   until each thread that was interpreting has stopped. That happens soon, since the poster sets
+//!   `pending` in that thread's context.
 //!
-//! **Calls.** Where only some fragments go, a thread in others would never come out: it is called
-//! by a signal ([`signal::call_out`]), whose handler treats it as an asynchronous one. It must
-//! never interrupt a system call of the guest's: nobody is called who is seen not to be in the
-//! cache, and who leaves the cache while a call is being made waits until it has arrived.
+//! A thread first enters the state *interpreting*, then looks at what was posted ([`Peer::enter`]).
+//! If there is anything, it goes outside and drops its blocks. So of poster and thread at least one
+//! notices the other: either the poster sees the thread interpreting and waits, or the thread sees
+//! what was posted.
+//!
+//! **Calls.** If only some fragments go, a thread that runs others would never come out. So it is
+//! *called*: sent a signal ([`signal::call_out`]), whose handler treats it as an asynchronous signal
+//! of the guest's. Such a signal must never interrupt a system call of the guest's. So only a thread
+//! that is seen in the cache is called, and a thread that leaves the cache while a call is under way
+//! waits until the signal has arrived.
+//!
+//! Data: [`Peer`], one for each thread, of atomics but for `stale` and `samples`; [`Peers`], the list
+//! of them. Invariant: only the thread itself changes its state (and, while a vfork child runs in its
+//! place, that child). The list's lock and those of the `stale` ranges are number 9 in the order of
+//! `crate::sync`.
+//!
+//! Example: thread A changes code at 0x1000 while B interprets. A posts the range to B, sees B
+//! interpreting, sets B's `pending` and waits. B's interpreter stops and B leaves, which ends A's
+//! wait. When B enters again, it finds the range and drops its blocks first.
 
 use crate::changes::schedule::{Step, step};
 use crate::kernel::entry::{self, Call};
@@ -32,26 +48,27 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// More ranges than this are not remembered one by one.
-const MOST_RANGES: usize = 64;
+/// The most ranges that are posted to a thread one by one (guess). When there are more, one range
+/// replaces them all that covers them; too low drops blocks that have not changed.
+const MAX_STALE_RANGES: usize = 64;
 
-/// Where a thread is.
+/// What a thread is doing; see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum ThreadState {
     Outside,
     Interpreting,
     Cache,
 }
 
-impl Place {
-    /// The low bits of [`Peer::moves`] that say so.
+impl ThreadState {
+    /// The low bits of [`Peer::moves`] that hold the state.
     const BITS: u64 = 3;
 
-    fn of(moves: u64) -> Place {
-        match moves & Place::BITS {
-            0 => Place::Outside,
-            1 => Place::Interpreting,
-            _ => Place::Cache,
+    fn of(moves: u64) -> ThreadState {
+        match moves & ThreadState::BITS {
+            0 => ThreadState::Outside,
+            1 => ThreadState::Interpreting,
+            _ => ThreadState::Cache,
         }
     }
 }
@@ -59,42 +76,43 @@ impl Place {
 /// One guest thread, as the others see it.
 #[derive(Default)]
 pub struct Peer {
-    /// Counts the thread's moves from place to place, above two bits that say where it is.
+    /// The number of the thread's changes of state, above two bits that hold its [`ThreadState`].
     moves: AtomicU64,
     /// The context with which it runs guest code.
     context: AtomicPtr<ThreadContext>,
-    /// Whether there is anything in `stale`.
+    /// Is there anything in `stale`?
     posted: AtomicBool,
-    /// Guest code that may have changed.
+    /// Ranges of guest code that have changed. The thread drops its blocks made from them.
     stale: Mutex<Vec<Range<u64>>>,
-    /// The thread's number, and its process's.
+    /// The kernel's id of the thread.
     tid: AtomicI32,
-    /// See [`Peer::tid`].
+    /// The kernel's id of the thread's process.
     pid: AtomicI32,
-    /// How many are about to call it, above a bit that says that somebody has.
+    /// The number of threads that are about to call this one, in units of [`CALLING`], and the bit
+    /// [`CALLED`].
     calls: AtomicU32,
-    /// System calls it made.
+    /// The number of the guest's system calls that it has made.
     pub syscalls: AtomicU64,
-    /// Blocks it interpreted, and heads it gave up, when it last said so.
+    /// The number of blocks that it has interpreted, at the last `Dispatcher::publish_counts`.
     pub blocks: AtomicU64,
-    /// See [`Peer::blocks`].
+    /// The number of heads that it has given up, at the last `Dispatcher::publish_counts`.
     pub blacklisted: AtomicU64,
-    /// Where its time goes.
+    /// The time that it has spent in each phase.
     pub clock: Arc<Clock>,
     samples: Mutex<Vec<Samples>>,
 }
 
-/// A thread cannot be called.
+/// A thread cannot be called: the signal could not be sent.
 #[derive(Debug)]
-pub struct Deaf;
+pub struct CallFailed;
 
-/// In [`Peer::calls`].
+/// In [`Peer::calls`]: a thread has sent the signal, and the called thread has not taken note yet.
 const CALLED: u32 = 1;
-/// One who is about to call.
+/// In [`Peer::calls`], added by each thread that is about to send the signal.
 const CALLING: u32 = 2;
 
 impl Peer {
-    /// It is this thread that runs from now on.
+    /// The calling host thread is the one that this describes, from now on.
     pub fn attach(&self) {
         // SAFETY: gettid has no arguments and cannot fail.
         let tid = unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) };
@@ -102,67 +120,70 @@ impl Peer {
         self.pid.store(std::process::id() as i32, Ordering::SeqCst);
     }
 
-    /// Makes it come out of the cache, if it is there, by a signal: then how it has moved so far.
-    /// An error: that cannot be sent.
-    fn call(&self) -> Result<Option<u64>, Deaf> {
+    /// Makes the thread come out of the cache by a signal, if it is there. Returns its `moves` in
+    /// that case, for [`Peer::await_move`].
+    fn call(&self) -> Result<Option<u64>, CallFailed> {
         self.calls.fetch_add(CALLING, Ordering::SeqCst);
         let moves = self.moves.load(Ordering::SeqCst);
-        let there = Place::of(moves) == Place::Cache;
+        let there = ThreadState::of(moves) == ThreadState::Cache;
         if there {
-            // Before the signal, so that it does not come while there is nothing to leave yet.
+            // `pending` is set first, so that the thread leaves native code even if the signal
+            // arrives before it has entered any.
             self.interrupt();
             self.calls.fetch_or(CALLED, Ordering::SeqCst);
         }
         let sent = !there
             || signal::call_out(self.pid.load(Ordering::SeqCst), self.tid.load(Ordering::SeqCst));
         self.calls.fetch_sub(CALLING, Ordering::SeqCst);
-        if sent { Ok(there.then_some(moves)) } else { Err(Deaf) }
+        if sent { Ok(there.then_some(moves)) } else { Err(CallFailed) }
     }
 
-    /// It has left the cache: calls arrive here, and not in what it does next.
-    fn answer(&self) {
+    /// The thread has left the cache: waits until all calls under way have arrived, so that their
+    /// signals do not interrupt what it does next.
+    fn accept_calls(&self) {
         if self.calls.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while self.calls.load(Ordering::SeqCst) >= CALLING {
-            patience.wait();
+            backoff.wait();
         }
         self.calls.fetch_and(!CALLED, Ordering::SeqCst);
-        // A signal that was sent is delivered at the end of any call.
+        // The kernel delivers a pending signal at the end of any system call.
         // SAFETY: getpid has no arguments and no effect.
         unsafe { entry::raw(&Call::new(libc::SYS_getpid, &[])) };
     }
 
-    /// This thread is sampled from now on, if runs are timed.
+    /// Samples this thread's host rip from now on, if phases are timed.
     pub fn sample(&self) {
         if profile::is_enabled() {
             lock(&self.samples).extend(Samples::start());
         }
     }
 
-    /// Calls `f` with each sample.
+    /// Calls `f` with the host rip of each sample.
     pub fn for_each_sample(&self, mut f: impl FnMut(u64)) {
         lock(&self.samples).iter().for_each(|samples| samples.for_each(&mut f));
     }
 
-    fn place(&self) -> Place {
-        Place::of(self.moves.load(Ordering::Relaxed))
+    fn state(&self) -> ThreadState {
+        ThreadState::of(self.moves.load(Ordering::Relaxed))
     }
 
-    fn moved(&self, to: Place) -> u64 {
+    /// The value of `moves` after a change to the state `to`.
+    fn moved(&self, to: ThreadState) -> u64 {
         let before = self.moves.load(Ordering::Relaxed);
-        (before & !Place::BITS) + (Place::BITS + 1) + to as u64
+        (before & !ThreadState::BITS) + (ThreadState::BITS + 1) + to as u64
     }
 
-    /// The thread is about to interpret with `context`, from outside or from the cache. If not
-    /// `true`, it is outside and must first [`Peer::take_stale`].
+    /// The thread is about to interpret with `context`, from outside or from the cache. On `false`
+    /// ranges were posted: the thread is outside and has to [`Peer::take_stale`] first.
     pub fn enter(&self, context: &mut ThreadContext) -> bool {
         self.context.store(context, Ordering::Relaxed);
         step(Step::Enter);
-        let before = self.moves.swap(self.moved(Place::Interpreting), Ordering::SeqCst);
-        if Place::of(before) == Place::Cache {
-            self.answer();
+        let before = self.moves.swap(self.moved(ThreadState::Interpreting), Ordering::SeqCst);
+        if ThreadState::of(before) == ThreadState::Cache {
+            self.accept_calls();
         }
         step(Step::Enter);
         let free = !self.posted.load(Ordering::SeqCst);
@@ -172,46 +193,48 @@ impl Peer {
         free
     }
 
-    /// The thread is about to run fragments. It has the fragments' lock, and so finds none that
-    /// somebody has taken away.
-    pub fn visit(&self) {
-        debug_assert_eq!(self.place(), Place::Interpreting);
-        self.moves.store(self.moved(Place::Cache), Ordering::Release);
+    /// The thread is about to run native code. It holds the lock of the fragments, under which code
+    /// is made unreachable, so the code that it has found is still there.
+    pub fn enter_cache(&self) {
+        debug_assert_eq!(self.state(), ThreadState::Interpreting);
+        self.moves.store(self.moved(ThreadState::Cache), Ordering::Release);
     }
 
-    /// The thread has finished with guest code for now.
+    /// The thread executes no guest code from now on: it is outside.
     pub fn leave(&self) {
-        debug_assert_ne!(self.place(), Place::Outside);
+        debug_assert_ne!(self.state(), ThreadState::Outside);
         step(Step::Leave);
-        let before = self.moves.swap(self.moved(Place::Outside), Ordering::SeqCst);
-        if Place::of(before) == Place::Cache {
-            self.answer();
+        let before = self.moves.swap(self.moved(ThreadState::Outside), Ordering::SeqCst);
+        if ThreadState::of(before) == ThreadState::Cache {
+            self.accept_calls();
         }
     }
 
-    /// A child that borrowed this thread's place is gone, wherever it was.
-    pub fn take_back(&self) {
-        if self.place() != Place::Outside {
+    /// A vfork child that used this while its parent slept is gone. It may have ended in any state;
+    /// the parent is outside.
+    pub fn reset_after_vfork(&self) {
+        if self.state() != ThreadState::Outside {
             self.leave();
         }
         self.context.store(std::ptr::null_mut(), Ordering::Relaxed);
     }
 
-    /// The ranges of guest code that this thread has to forget.
+    /// Takes the ranges of guest code that were posted. The thread drops its blocks made from them.
     pub fn take_stale(&self) -> Vec<Range<u64>> {
         let mut stale = lock(&self.stale);
         self.posted.store(false, Ordering::SeqCst);
         std::mem::take(&mut stale)
     }
 
-    /// Has something been posted that the thread has not attended to?
+    /// Has something been posted that the thread has not taken yet?
     pub fn is_posted(&self) -> bool {
         self.posted.load(Ordering::SeqCst)
     }
 
+    /// Tells the thread that the code in `range` has changed.
     fn post(&self, range: &Range<u64>) {
         let mut stale = lock(&self.stale);
-        if stale.len() == MOST_RANGES {
+        if stale.len() == MAX_STALE_RANGES {
             let (start, end) =
                 stale.drain(..).fold((u64::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
             stale.push(start..end);
@@ -220,32 +243,32 @@ impl Peer {
         self.posted.store(true, Ordering::SeqCst);
     }
 
-    /// Waits until it has moved.
+    /// Waits until the thread's state has changed since [`Peer::moves`] was `moves`.
     fn await_move(&self, moves: u64) {
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while self.moves.load(Ordering::Acquire) == moves {
-            patience.wait();
+            backoff.wait();
         }
     }
 
-    /// Makes the interpreter come back, if it runs.
+    /// Makes the thread stop interpreting, and leave native code at its next poll.
     fn interrupt(&self) {
-        // SAFETY: contexts of threads are never unmapped, and those of vfork children not before
-        // `take_back`.
+        // SAFETY: contexts of threads are never unmapped, and a vfork child's is not unmapped before
+        // `reset_after_vfork`.
         if let Some(context) = unsafe { self.context.load(Ordering::Relaxed).as_ref() } {
             context.pending.store(1, Ordering::SeqCst);
         }
     }
 }
 
-/// All guest threads of a process, and those that rest.
+/// All guest threads of a process, and those of idle dispatchers.
 #[derive(Default)]
 pub struct Peers {
     all: Mutex<Vec<Arc<Peer>>>,
 }
 
 impl Peers {
-    /// Adds a thread.
+    /// Adds a new thread.
     pub fn add(&self, peer: Arc<Peer>) {
         lock(&self.all).push(peer);
     }
@@ -255,15 +278,16 @@ impl Peers {
         lock(&self.all).iter().map(|peer| &**peer).for_each(f);
     }
 
-    /// Waits until every thread but `own` has left the cache, if it was there: fragments were made
-    /// unreachable.
-    pub fn settle(&self, own: &Peer) {
-        wait(&self.others(own), Place::Cache);
+    /// Waits until every thread but `own` that was in the cache has left it. The caller has made all
+    /// native code lead to the runtime, so this happens soon.
+    pub fn await_out_of_cache(&self, own: &Peer) {
+        wait(&self.others(own), ThreadState::Cache);
     }
 
-    /// Makes every thread but `own` leave the cache, if it is there, and waits until it has: some
-    /// fragments were made unreachable. Who comes back meanwhile does not find them.
-    pub fn call_out(&self, own: &Peer) -> Result<(), Deaf> {
+    /// Makes every thread but `own` leave the cache, if it is there, by a signal, and waits until it
+    /// has. The caller has made some code unreachable. A thread that enters the cache again
+    /// meanwhile does not find that code.
+    pub fn call_out(&self, own: &Peer) -> Result<(), CallFailed> {
         let others = self.others(own);
         let called: Vec<_> = others
             .iter()
@@ -277,15 +301,17 @@ impl Peers {
         Ok(())
     }
 
-    /// The registers of the thread with this number, which does not run, unless it is in the cache.
+    /// The registers of the thread with this kernel id; none if there is no such thread, if it has
+    /// not run yet, or if it is in the cache, where its context does not hold them. The thread does
+    /// not run at the moment.
     pub fn registers_of(&self, tid: i32) -> Option<Registers> {
         let all = lock(&self.all);
         let peer = all.iter().find(|peer| peer.tid.load(Ordering::SeqCst) == tid)?;
-        if peer.place() == Place::Cache {
+        if peer.state() == ThreadState::Cache {
             return None;
         }
-        // SAFETY: contexts of threads are never unmapped; their thread, which does not run, may be
-        // about to write to this one, so it is read without a reference.
+        // SAFETY: contexts of threads are never unmapped. The thread does not run, but may be about
+        // to write to its context, so the context is read without making a reference.
         unsafe {
             let context = peer.context.load(Ordering::SeqCst);
             (!context.is_null()).then(|| Registers {
@@ -305,54 +331,55 @@ impl Peers {
         let pid = own.pid.load(Ordering::SeqCst);
         for peer in self.others(own).iter().filter(|peer| peer.pid.load(Ordering::SeqCst) == pid) {
             peer.interrupt();
-            // One that has gone cannot be called, and need not be.
+            // A thread that has ended cannot be called, and need not be, so errors do not matter.
             signal::call_out(pid, peer.tid.load(Ordering::SeqCst));
         }
     }
 
-    /// Makes every thread but `own` forget its blocks made from `range` before it interprets or
-    /// compiles anything else.
-    pub fn tell(&self, own: &Peer, range: &Range<u64>) -> Told {
+    /// Posts `range` to every thread but `own`: each drops its blocks made from `range` before it
+    /// interprets or compiles anything else.
+    pub fn post_to_others(&self, own: &Peer, range: &Range<u64>) -> Posted {
         let others = self.others(own);
         step(Step::DropCode);
         others.iter().for_each(|peer| peer.post(range));
-        Told(others)
+        Posted(others)
     }
 
+    /// All threads but `own`. The list's lock is free again, so the caller may wait.
     fn others(&self, own: &Peer) -> Vec<Arc<Peer>> {
         lock(&self.all).iter().filter(|peer| !std::ptr::eq(&***peer, own)).cloned().collect()
     }
 
-    /// In a forked child: these are left.
+    /// In a forked child: only these threads exist.
     pub fn keep_only<'a>(&self, left: impl Iterator<Item = &'a Arc<Peer>>) {
         *lock(&self.all) = left.cloned().collect();
     }
 
-    /// Calls `f` while no thread comes or goes, or posts anything.
-    pub fn held(&self, f: &mut dyn FnMut()) {
+    /// Calls `f` with the locks held: no thread is added or removed, and no range is posted.
+    pub fn while_locked(&self, f: &mut dyn FnMut()) {
         let all = lock(&self.all);
         let _posted: Vec<_> = all.iter().map(|peer| lock(&peer.stale)).collect();
         f();
     }
 }
 
-/// Threads that have been told to forget something.
+/// Threads to which a range was posted.
 #[must_use]
-pub struct Told(Vec<Arc<Peer>>);
+pub struct Posted(Vec<Arc<Peer>>);
 
-impl Told {
-    /// Waits until those that were interpreting have stopped. The caller is outside and holds no
-    /// lock.
+impl Posted {
+    /// Waits until those threads that were interpreting have stopped. The caller is outside and
+    /// holds no lock.
     pub fn await_interpreters(self) {
-        wait(&self.0, Place::Interpreting);
+        wait(&self.0, ThreadState::Interpreting);
     }
 }
 
-/// Waits until each of these threads that is at `place` has moved. The caller is outside and holds
-/// no lock.
-fn wait(peers: &[Arc<Peer>], place: Place) {
+/// Interrupts those of `peers` that are in `state`, and waits until each has changed its state. The
+/// caller is outside and holds no lock.
+fn wait(peers: &[Arc<Peer>], state: ThreadState) {
     let there = |peer: &Arc<Peer>| {
-        Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| Place::of(*moves) == place)
+        Some(peer.moves.load(Ordering::SeqCst)).filter(|moves| ThreadState::of(*moves) == state)
     };
     let there: Vec<_> =
         peers.iter().filter_map(|peer| there(peer).map(|moves| (peer, moves))).collect();
@@ -360,22 +387,26 @@ fn wait(peers: &[Arc<Peer>], place: Place) {
     there.into_iter().for_each(|(peer, moves)| peer.await_move(moves));
 }
 
-/// Waits a little longer each time.
+/// A wait loop's pauses: it spins, then yields, then sleeps.
 #[derive(Default)]
-struct Patience {
+struct Backoff {
     rounds: u32,
 }
 
-impl Patience {
+impl Backoff {
     fn wait(&mut self) {
+        /// Rounds that spin, and rounds up to which the thread yields (guesses). Too high wastes the
+        /// processor time that the awaited thread may need; too low makes short waits sleep.
         const SPINS: u32 = 100;
         const YIELDS: u32 = 200;
+        /// The sleep of later rounds (guess).
+        const SLEEP: Duration = Duration::from_micros(50);
         step(Step::Wait);
         self.rounds += 1;
         match self.rounds {
             rounds if rounds <= SPINS => std::hint::spin_loop(),
             rounds if rounds <= YIELDS => std::thread::yield_now(),
-            _ => std::thread::sleep(Duration::from_micros(50)),
+            _ => std::thread::sleep(SLEEP),
         }
     }
 }
@@ -398,25 +429,25 @@ mod tests {
         let mut context = ThreadContext::new();
         assert!(other.enter(&mut context));
         other.leave();
-        peers.tell(&own, &(0x1000..0x2000)).await_interpreters();
+        peers.post_to_others(&own, &(0x1000..0x2000)).await_interpreters();
         assert!(!other.enter(&mut context));
         assert!(other.take_stale().iter().eq([&(0x1000..0x2000)]));
         assert!(other.enter(&mut context) && !own.is_posted());
     }
 
     #[test]
-    fn who_is_in_the_cache_is_not_kept_there_by_changes_of_code() {
+    fn a_change_of_code_does_not_wait_for_threads_in_the_cache() {
         let (peers, own, other) = two();
         let mut context = ThreadContext::new();
         assert!(other.enter(&mut context));
-        other.visit();
-        peers.tell(&own, &(0x1000..0x2000)).await_interpreters();
-        // It sees what was posted when it goes on to interpret.
+        other.enter_cache();
+        peers.post_to_others(&own, &(0x1000..0x2000)).await_interpreters();
+        // The thread sees what was posted when it begins to interpret.
         assert!(!other.enter(&mut context));
         other.take_stale();
         assert!(other.enter(&mut context));
-        // Nor does who interprets keep fragments.
-        peers.settle(&own);
+        // Dropping native code does not wait for threads that interpret.
+        peers.await_out_of_cache(&own);
         assert_eq!(context.pending.load(Ordering::SeqCst), 0);
     }
 
@@ -427,12 +458,12 @@ mod tests {
             peer.post(&(page << 12..(page + 1) << 12));
         }
         let stale = peer.take_stale();
-        assert!(stale.len() <= MOST_RANGES);
+        assert!(stale.len() <= MAX_STALE_RANGES);
         assert!((0..1000u64).all(|page| stale.iter().any(|r| r.contains(&(page << 12)))));
     }
 
     #[test]
-    fn waits_end_when_everybody_has_moved() {
+    fn waits_end_when_every_thread_has_moved() {
         for in_cache in [false, true] {
             let (peers, own, other) = two();
             let (ready, is_ready) = std::sync::mpsc::channel();
@@ -442,7 +473,7 @@ mod tests {
                 let mut context = ThreadContext::new();
                 assert!(other.enter(&mut context));
                 if in_cache {
-                    other.visit();
+                    other.enter_cache();
                 }
                 ready.send(()).expect("the test waits");
                 while context.pending.load(Ordering::SeqCst) == 0 {
@@ -455,9 +486,9 @@ mod tests {
             });
             is_ready.recv().expect("the thread started");
             if in_cache {
-                peers.settle(&own)
+                peers.await_out_of_cache(&own)
             } else {
-                peers.tell(&own, &(0..1)).await_interpreters()
+                peers.post_to_others(&own, &(0..1)).await_interpreters()
             }
             assert!(left.load(Ordering::SeqCst));
             drop(thread.join().expect("no panic"));

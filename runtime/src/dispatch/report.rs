@@ -1,4 +1,12 @@
-//! What a process says at its end: statistics, a census, a map for `perf`.
+//! The report of a process at its end, or before it executes a program that is not
+//! translated: statistics, the census of a counting run, a map for `perf`.
+//!
+//! Data: none of its own; it reads the [`Machine`](super::Machine) and takes its locks one after
+//! another. Only the process that the user started reports
+//! ([`System::report_to`](crate::kernel::syscall::System)). Called with all signals blocked, since
+//! a failing write must not change how the guest ends.
+//!
+//! Example: `run --stats` prints the table of statistics to the descriptor for the report.
 
 use super::Dispatcher;
 use crate::kernel::process;
@@ -7,10 +15,10 @@ use crate::observe::perf_map;
 use std::sync::atomic::Ordering;
 
 impl Dispatcher {
-    /// The table and the file of statistics, for the process that the user started.
+    /// Writes whatever the user asked for, if this is the process that the user started.
     pub(super) fn write_report(&mut self, system: &System) {
         let Some(to) = system.report_to() else { return };
-        self.publish();
+        self.publish_counts();
         let mut stats = self.machine.stats();
         stats.signals = system.delivered();
         let config = &self.machine.config;
@@ -47,8 +55,8 @@ impl Dispatcher {
         process::write_all(to, text.as_bytes());
     }
 
-    /// Says what this thread counted by other means.
-    pub(super) fn publish(&self) {
+    /// Copies the thread's own counts to its [`Peer`](super::peers::Peer), where all can read them.
+    pub(super) fn publish_counts(&self) {
         self.peer.blocks.store(self.interp.block_count() as u64, Ordering::Relaxed);
         let given_up = self.selector.traces.heads.blacklisted(&self.selector.traces.policy);
         self.peer.blacklisted.store(given_up as u64, Ordering::Relaxed);

@@ -1,4 +1,12 @@
-//! Dispatchers of threads that have ended, for the next threads.
+//! Dispatchers of threads that have ended, kept for the next threads.
+//!
+//! A dispatcher holds interpreted blocks and memory for native code, which are expensive to make.
+//! Data: [`IdleDispatcher`], in the list of the [`Machine`](super::Machine), behind that list's
+//! lock. A dispatcher that a thread runs is in no list.
+//!
+//! Example: a thread ends: [`ThreadBody::rest`] puts its dispatcher into the list. The guest makes
+//! another thread: [`Machine::dispatcher_for_thread`](super::Machine::dispatcher_for_thread) takes
+//! it out again.
 
 use super::Dispatcher;
 use super::fragments::FragmentError;
@@ -9,49 +17,50 @@ use dynasour_guest::ThreadContext;
 use dynasour_tracer::AbortReason;
 use std::sync::Arc;
 
-/// A dispatcher that no thread uses.
-pub struct Resting {
+/// The dispatcher of a thread that has ended, or of a new thread before and while it runs.
+pub struct IdleDispatcher {
     pub dispatcher: Box<Dispatcher>,
-    /// Its native code is in memory that is shared with the process that this one was forked from.
-    is_parents: bool,
+    /// The native code of its interpreter is in memory that is shared with the parent process, which
+    /// this process was forked from.
+    is_shared_with_parent: bool,
 }
 
-// SAFETY: what a dispatcher counts references to without atomics is its own: blocks, their IR, and
-// the view of code through which they were made. They go from thread to thread together, and no
-// thread keeps any of them.
-unsafe impl Send for Resting {}
+// SAFETY: a dispatcher owns every `Rc` that it holds (to blocks, to their IR, and to the view of
+// code through which they were made). All clones of these move from thread to thread together with
+// it, and no thread keeps one.
+unsafe impl Send for IdleDispatcher {}
 
-impl Resting {
-    pub fn new(dispatcher: Dispatcher) -> Resting {
-        Resting { dispatcher: Box::new(dispatcher), is_parents: false }
+impl IdleDispatcher {
+    pub fn new(dispatcher: Dispatcher) -> IdleDispatcher {
+        IdleDispatcher { dispatcher: Box::new(dispatcher), is_shared_with_parent: false }
     }
 
     pub fn peer(&self) -> &Arc<Peer> {
         &self.dispatcher.peer
     }
 
-    pub fn belong_to_parent(&mut self) {
-        self.is_parents = true;
+    pub fn mark_shared_with_parent(&mut self) {
+        self.is_shared_with_parent = true;
     }
 
-    pub fn become_own(&mut self) -> Result<(), FragmentError> {
-        if std::mem::take(&mut self.is_parents) {
+    pub fn unshare(&mut self) -> Result<(), FragmentError> {
+        if std::mem::take(&mut self.is_shared_with_parent) {
             self.dispatcher.interp.unshare_after_fork()?;
         }
         Ok(())
     }
 }
 
-impl ThreadBody for Resting {
+impl ThreadBody for IdleDispatcher {
     fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending {
         let ended = self.dispatcher.run(context, system);
-        self.dispatcher.publish();
+        self.dispatcher.publish_counts();
         ended
     }
 
     fn rest(mut self: Box<Self>) {
         self.dispatcher.abandon(AbortReason::Signal);
         let machine = self.dispatcher.machine;
-        machine.rest(*self);
+        machine.keep_idle(*self);
     }
 }

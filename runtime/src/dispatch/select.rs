@@ -1,12 +1,14 @@
-//! The edges between interpreted blocks: where the interpreter stops because native code starts, a
-//! head is hot, or a recording is complete.
+//! What happens at each edge between interpreted blocks: the interpreter continues, or it stops
+//! because native code starts there, because a head is hot, or because a recording is complete.
 //!
-//! A block's `user` word says what is known of its pc: nothing native, a copied block, or one of
-//! four kinds of fragments. While a recording is under way, native code is not entered: the path
-//! goes through it. What is hot and what is recorded decides the tracer
+//! The `user` word of a block says what is known of its pc: [`NO_FRAGMENT`], [`COPIED_BLOCK`], or
+//! one of four kinds of fragments. During a recording, native code is not entered, because the path
+//! has to be recorded through it. The tracer decides what is hot and what is recorded
 //! ([`dynasour_tracer::TraceSelector`]).
 //!
-//! Data: [`Selector`], one for each thread, which alone uses it.
+//! Data: [`Selector`], one for each thread, which alone uses it; so it needs no lock. The fragments
+//! may change at any time, so a `user` word may be out of date: the dispatcher asks
+//! [`super::fragments`] before it enters anything, and corrects the word.
 //!
 //! Example: the interpreter passes a backward branch to 0x1000, whose `user` word is
 //! [`NO_FRAGMENT`]: the head is counted. When it is hot, `edge` returns [`Selected::Hot`], and the
@@ -20,50 +22,51 @@ use dynasour_tracer::{
     AbortReason, DefaultPolicy, HeadKind, Landing, NextBlock, Selected, Surroundings, TraceSelector,
 };
 
-/// Nothing native starts at this block.
+/// `user` word: no native code is known to start at this block.
 pub const NO_FRAGMENT: u32 = 0;
-/// Its copy runs natively.
+/// `user` word: the block is copied, or will be at its next execution.
 pub const COPIED_BLOCK: u32 = 1;
-/// A linear fragment starts at this block.
+/// `user` word: a linear fragment starts at this block.
 pub const LINEAR_FRAGMENT: u32 = 2;
-/// A loop fragment starts at this block.
+/// `user` word: a loop's fragment starts at this block.
 pub const LOOP_FRAGMENT: u32 = 3;
-/// A loop fragment starts at this block, and its indirect jump keeps going elsewhere.
+/// `user` word: a loop's fragment starts at this block, and its indirect jump has changing targets.
 pub const DISPATCH_FRAGMENT: u32 = 4;
-/// A linear fragment starts at this block, and its indirect jump keeps going elsewhere.
+/// `user` word: a linear fragment starts at this block, and its indirect jump has changing targets.
 pub const LINEAR_DISPATCH_FRAGMENT: u32 = 5;
 
-/// The number of heads whose executions up to the threshold are not counted in a forked child
-/// (guess: most children execute another program or end before a trace would have paid).
+/// In a forked child this many thresholds of executions of heads are not counted (guess: most
+/// children execute another program or end before a trace would have paid; too high delays the
+/// traces of a child that runs long).
 const UNCOUNTED_HEADS: u32 = 64;
 
-/// Arrivals at a pc before its block is copied, where cold code is interpreted (guess; copying takes
-/// about as long as interpreting a block eight times).
+/// Arrivals at a pc after which its block is copied, in runs that interpret first (guess: copying
+/// takes about as long as interpreting a block eight times; too low copies code that runs once).
 const WARM: u32 = 8;
 
-/// What the interpreter asks at edges between blocks.
+/// The [`Policy`] that the interpreter asks at each edge between blocks.
 pub struct Selector {
-    /// What is hot, and the recording under way.
+    /// The counts of heads, and the recording under way.
     pub traces: TraceSelector,
-    /// Executions of heads that are still to go by uncounted.
+    /// The next executions of heads, this many, are not counted.
     uncounted: u32,
     /// Code in this range is never traced (the vDSO).
     untraced: std::ops::Range<u64>,
-    /// Blocks are copied, and native heads are counted there.
-    native: bool,
-    /// A block is copied only when it is warm.
+    /// Guest blocks are copied, and heads are counted in the copies.
+    copies_blocks: bool,
+    /// A block is interpreted until it is warm (see [`is_warm`]), and copied then.
     interprets_first: bool,
 }
 
 impl Selector {
-    /// A selector that records heads as `config` says, and nothing in `untraced`.
+    /// A selector with the thresholds of `config`, which records no code in `untraced`.
     pub fn new(config: &RunConfig, untraced: std::ops::Range<u64>) -> Selector {
         let policy =
             DefaultPolicy { head_threshold: config.threshold(), placement: config.placement };
         let weighs = config.watches_paths().then_some(memory::fetch_code as _);
         Selector {
             traces: TraceSelector::new(policy, weighs),
-            native: config.copies_blocks(),
+            copies_blocks: config.copies_blocks(),
             interprets_first: config.interprets_first(),
             uncounted: 0,
             untraced,
@@ -79,21 +82,21 @@ impl Selector {
     fn refuses(&self, block: &BlockEntry) -> Option<AbortReason> {
         if self.untraced.contains(&block.pc) {
             Some(AbortReason::Vdso)
-        } else if self.native && block.is_checked() {
-            // Native code goes on in blocks where a trace leaves, and blocks do not compare their
-            // own code.
+        } else if self.copies_blocks && block.is_checked() {
+            // Among copied blocks an exit of a trace leads to a block, and blocks do not compare
+            // the guest bytes that they were made from.
             Some(AbortReason::WritableCode)
         } else {
             None
         }
     }
 
-    /// Leaves the first executions of heads uncounted, in a forked child.
-    pub fn rest(&mut self) {
+    /// In a forked child: the next executions of heads are not counted; see [`UNCOUNTED_HEADS`].
+    pub fn leave_heads_uncounted(&mut self) {
         self.uncounted = self.traces.policy.head_threshold.saturating_mul(UNCOUNTED_HEADS);
     }
 
-    /// Counts an execution of the trace head `to`, before which the guest stands.
+    /// Counts an execution of the trace head `to`, which the guest is about to execute.
     pub fn count(
         &mut self,
         context: &ThreadContext,
@@ -110,7 +113,7 @@ impl Selector {
         self.traces.count(to.pc, &context.gpr, kind)
     }
 
-    /// While a recording is under way: the block `to` is executed next.
+    /// Tells the recording under way that the block `to` is executed next.
     fn executes(&mut self, context: &ThreadContext, to: &BlockEntry) -> Option<Selected> {
         let landing = match to.user {
             NO_FRAGMENT | COPIED_BLOCK if self.traces.heads.is_postponed(to.pc) => Landing::Short,
@@ -125,25 +128,26 @@ impl Selector {
     }
 }
 
-/// Does an edge lead to a trace head?
+/// Does an edge of this kind from `from` to `to` lead to a trace head?
 fn is_head(kind: EdgeKind, from: u64, to: u64) -> bool {
     match kind {
         EdgeKind::Taken { backward } => backward,
         EdgeKind::Call => true,
-        // The handlers of an interpreter that each end with their own dispatch.
+        // In a guest that is an interpreter, each handler may end with its own indirect jump to the
+        // next handler. There is no backward branch then, so a backward indirect jump counts.
         EdgeKind::Indirect => to <= from,
         EdgeKind::FallThrough | EdgeKind::Ret => false,
     }
 }
 
-/// The guest has come to a block; the arrival counts `counts` times. Is the block warm now, so that
-/// it is copied?
+/// Counts an arrival at a block, with the weight `counts`. Returns whether the block is *warm* now:
+/// then it is copied.
 pub fn is_warm(block: &mut BlockEntry, counts: u32) -> bool {
     block.counter = block.counter.saturating_add(counts);
     block.counter >= WARM
 }
 
-/// The state that a recording may read.
+/// The guest state that a recording may read.
 fn surroundings(context: &ThreadContext) -> Surroundings<'_> {
     let read = &|address: u64, size: u32| {
         let mut bytes = [0; 8];
@@ -158,7 +162,7 @@ impl Policy for Selector {
     type Stop = Selected;
 
     fn watch(&self) -> Watch {
-        let all = self.traces.is_recording() || self.native && !self.interprets_first;
+        let all = self.traces.is_recording() || self.copies_blocks && !self.interprets_first;
         if all { Watch::All } else { Watch::Heads }
     }
 
@@ -176,7 +180,7 @@ impl Policy for Selector {
             self.traces.start(to.lifted(), HeadKind::Other, Vec::new());
             return None;
         }
-        if self.native {
+        if self.copies_blocks {
             let native = !to.is_checked()
                 && (!self.interprets_first
                     || to.user != NO_FRAGMENT

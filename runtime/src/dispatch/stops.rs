@@ -1,11 +1,12 @@
 //! What the runtime does when the interpreter stops: system calls, instructions of the runtime,
 //! traps and faults.
 //!
-//! The thread is outside guest code, and its context holds the exact state. No lock is held.
+//! Data: none of its own. The thread is outside guest code and holds no lock, and its context holds
+//! the exact guest state.
 //!
 //! Example: the interpreter stops with a fault at a store to a page of code that dynasour has
-//! guarded. The page is opened and what was made from it dropped, in a transaction of
-//! [`crate::changes`]; then the store is executed again, by itself.
+//! guarded. A transaction of [`crate::changes`] opens the page and drops the code made from it.
+//! Then the store is executed again, by itself.
 
 use super::{Dispatcher, count};
 use crate::changes::Store;
@@ -22,8 +23,9 @@ use dynasour_ir::Trap;
 use std::sync::atomic::Ordering;
 
 impl Dispatcher {
-    /// Does what the interpreter stopped for, other than the selector's wishes.
-    pub(super) fn stopped<P>(
+    /// Handles a stop of the interpreter. Stops that the selector asked for are handled by
+    /// [`Dispatcher::selected`] instead.
+    pub(super) fn handle_stop<P>(
         &mut self,
         context: &mut ThreadContext,
         system: &mut System,
@@ -32,7 +34,7 @@ impl Dispatcher {
         if let Stop::Special { pc } | Stop::Trap { pc, .. } | Stop::Fault { pc, .. } = stop
             && context.pending.load(Ordering::Relaxed) != 0
         {
-            // The signal came first: the instruction is for later.
+            // A signal is pending: it is delivered before the instruction, which is tried later.
             context.rip = pc;
             return system.deliver_pending(context);
         }
@@ -84,7 +86,8 @@ impl Dispatcher {
         }
     }
 
-    /// Was this fault only ours? Then its page is open now, and whatever was made from it is gone.
+    /// Did this fault happen only because dynasour guards the page? Then the page is open now, and
+    /// all code made from it has been dropped.
     pub(super) fn opened_by_fault(&mut self, fault: &FaultInfo) -> bool {
         let machine = self.machine;
         match machine.pages.announce_store(fault) {
@@ -97,25 +100,26 @@ impl Dispatcher {
         }
     }
 
-    /// The instruction at rip wrote to a page of code that is open now: runs it again, by itself,
-    /// since it may have changed the next one.
+    /// The instruction at rip wrote to a page of code that is open now. Executes it again, by
+    /// itself, since its store may change the next instruction.
     fn repeat(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         if !self.peer.enter(context) {
-            // It faults again, or does not, when it is tried next.
-            self.attend();
+            // Other threads have posted ranges. The instruction is executed by the next stretch;
+            // if the page is guarded again by then, it faults again.
+            self.forget_posted();
             return Outcome::Continue;
         }
         let stop = self.interp.run_one(context);
         self.peer.leave();
-        stop.map_or(Outcome::Continue, |stop| self.stopped(context, system, stop))
+        stop.map_or(Outcome::Continue, |stop| self.handle_stop(context, system, stop))
     }
 }
 
-/// What fetching an instruction at `addr`, where that is not possible, raises.
+/// The fault that an instruction fetch at `addr` raises, which cannot be fetched.
 fn fetch_fault(addr: u64) -> GuestFault {
     match memory::fetch_code(addr, &mut [0]) {
         0 => GuestFault::fetch(addr, &memory::last_fault()),
-        // It is there: what is missing is the right to execute it.
+        // The byte can be read, so it is mapped without the right to execute it.
         _ => GuestFault::not_executable(addr),
     }
 }

@@ -1,43 +1,44 @@
-//! The dispatcher's loop: one *stretch* of guest code, in whatever form it is executed.
+//! The dispatcher's loop: executes one *stretch* of guest code, up to the next event that has to be
+//! handled outside guest code.
 //!
 //! ```text
-//!        ┌────────────────────────────────────────────────────────────┐
-//!        ▼                                                            │
-//!   destination ──► Native       run fragments and blocks ──► came ───┤
-//!   (what is there  Instruction  interpret one instruction ───────────┤
-//!    at rip?)       Interpret    interpret until the selector says  ──┤
-//!                                that native code starts there        │
+//!             ┌───────────────────────────────────────────────────────┐
+//!             ▼                                                       │
+//!   next_execution ──► Native       run native code ──► after_native ─┤
+//!   (what is there     Instruction  interpret one instruction ────────┤
+//!    at rip?)          Interpret    interpret until native code ──────┤
+//!                                   starts at an edge                 │
 //!                      │ a system call, a fault, a signal, a hot head,
 //!                      ▼ a finished recording, a full cache
-//!                    Ended: what is to be done outside
+//!                    Ended: handle_end
 //! ```
 //!
-//! The loop is the same for all tiers; a tier decides what [`Dispatcher::destination`] finds:
+//! The loop is the same for all tiers; the tier decides what [`Dispatcher::next_execution`] finds:
 //!
 //! | tier | at rip there is |
 //! | --- | --- |
-//! | `interp` | nothing native: all is interpreted |
+//! | `interp` | nothing native: everything is interpreted |
 //! | `copy` | a block, copied at its first execution |
 //! | `full` | a fragment, a head's counter, or a block |
 //! | `dynamo` | the same, but a block is copied when the guest has come to it a few times |
 //! | `dynamo` in a study | a fragment or nothing |
 //!
-//! While a recording is under way, all tiers interpret. An instruction that blocks leave out is
-//! interpreted by itself; code that keeps changing, other than by stores that are noticed, is
-//! interpreted until the guest leaves it.
+//! During a recording, all tiers interpret. An instruction that cannot be copied is interpreted by
+//! itself. Code that changes often, on pages whose changes cannot be noticed, is interpreted too,
+//! until the guest leaves it.
 //!
 //! Data: [`Dispatcher::arrival`], how the guest came to rip. Invariants: in the loop the thread's
-//! context holds the exact guest state; a guest that may not have made progress does not enter a
-//! fragment ([`Arrival::WithoutProgress`]). The thread is interpreting ([`super::peers`]) between
-//! steps and in the cache while native code runs; the lock of the fragments is held by
-//! `destination` and `came` only.
+//! context holds the exact guest state. A guest that may not have made progress does not enter a
+//! fragment ([`Arrival::WithoutProgress`]). The thread is *in the cache* ([`super::peers`]) while
+//! native code runs, and *interpreting* otherwise; after `run_stretch` it is *outside*. The lock of
+//! the fragments is not held while guest code runs.
 //!
-//! Example: rip is 0x1000, where a fragment starts. `destination` gives the way into it; it runs,
-//! and leaves by a guard to 0x1080; `came` rebuilds the registers; `destination` copies the block at
-//! 0x1080, which runs into a system call: the stretch has ended.
+//! Example: rip is 0x1000, where a fragment starts. `next_execution` returns its entry; it runs, and
+//! leaves by a guard to 0x1080; `after_native` rebuilds the registers; `next_execution` copies the
+//! block at 0x1080, which runs into a system call: the stretch has ended.
 
 use super::Dispatcher;
-use super::fragments::{Arrival, Arrived, Came, Fragments, Side, Way};
+use super::fragments::{AfterNative, Arrival, FoundCode, Fragments, NativeEntry, SideRequest};
 use super::select::{COPIED_BLOCK, NO_FRAGMENT, is_warm};
 use super::traces::FROM_OUTSIDE;
 use crate::interp::{NoPolicy, Stop, noncanonical};
@@ -54,15 +55,15 @@ use dynasour_tracer::{AbortReason, HeadKind, Selected};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
-/// How guest code is executed from rip on.
-enum Destination {
-    /// As native code, which this thread may enter: it counts as in the cache.
-    Native(Way),
+/// How guest code is to be executed from rip on.
+enum Execution {
+    /// As native code. The thread counts as in the cache already, so the code is not dropped.
+    Native(NativeEntry),
     /// One instruction by the interpreter.
     Instruction,
-    /// By the interpreter, until it comes to native code.
+    /// By the interpreter, until the selector stops it.
     Interpret,
-    /// Not before this has been done.
+    /// Not at all: the stretch ends for this reason.
     Ended(Ended),
 }
 
@@ -70,50 +71,51 @@ enum Destination {
 enum Ended {
     /// The interpreter stopped.
     Stopped(Stop<Selected>),
-    /// A head's counter ran out after this many executions.
+    /// A head's counter ran out after this many executions of the head.
     Hot(CounterId, u64),
-    /// An exit is hot.
-    Side(Side),
-    /// The cache is full.
+    /// An exit is hot: a side trace is wanted.
+    HotExit(SideRequest),
+    /// The code cache is full.
     Full,
-    /// The thread is outside already, and has to attend to something.
+    /// The thread is outside already, and other threads have posted ranges to it.
     Outside,
 }
 
 impl Dispatcher {
-    /// One stretch of guest code, and then what the runtime has to do outside.
+    /// Executes one stretch of guest code, leaves guest code, and handles the stretch's end.
     pub(super) fn stretch(&mut self, context: &mut ThreadContext, system: &mut System) -> Outcome {
         let ended = self.run_stretch(context);
         if !matches!(ended, Ended::Outside) {
             self.peer.leave();
         }
-        let outcome = self.ended(context, system, ended);
+        let outcome = self.handle_end(context, system, ended);
         if !self.selector.traces.is_recording() {
             self.effort.end();
         }
         outcome
     }
 
+    /// Executes guest code until something has to be handled outside.
     fn run_stretch(&mut self, context: &mut ThreadContext) -> Ended {
         let code = self.interp.code();
         loop {
             if context.pending.load(Ordering::Relaxed) != 0 {
                 return Ended::Stopped(Stop::Pending);
             }
-            let ended = match self.destination(context, &*code) {
-                Destination::Native(way) => {
-                    let entry = way.entry;
+            let ended = match self.next_execution(context, &*code) {
+                Execution::Native(entry) => {
+                    let point = entry.point;
                     // SAFETY: `context` is this thread's, and GS points to it; the code is not
                     // dropped while this thread is in the cache.
-                    let left = during(Phase::Native, || unsafe { entry.run(context) });
-                    self.came(way, left, context, &*code)
+                    let left = during(Phase::Native, || unsafe { point.run(context) });
+                    self.after_native(entry, left, context, &*code)
                 }
-                Destination::Instruction => self.interpret_one(context),
-                Destination::Interpret => match self.interpret(context) {
+                Execution::Instruction => self.interpret_one(context),
+                Execution::Interpret => match self.interpret(context) {
                     Stop::Policy(Selected::Native) => None,
                     stop => Some(Ended::Stopped(stop)),
                 },
-                Destination::Ended(ended) => Some(ended),
+                Execution::Ended(ended) => Some(ended),
             };
             if let Some(ended) = ended {
                 return ended;
@@ -121,13 +123,13 @@ impl Dispatcher {
         }
     }
 
-    /// What there is to execute at rip.
-    fn destination(&mut self, context: &ThreadContext, code: &dyn Fetch) -> Destination {
+    /// How to execute the guest code at rip; makes native code if need be.
+    fn next_execution(&mut self, context: &ThreadContext, code: &dyn Fetch) -> Execution {
         let machine = self.machine;
         if self.selector.traces.is_recording() {
-            return Destination::Interpret;
+            return Execution::Interpret;
         }
-        let Some(mut fragments) = machine.fragments() else { return Destination::Interpret };
+        let Some(mut fragments) = machine.fragments() else { return Execution::Interpret };
         fragments.end_pauses();
         let (pc, arrival) = (context.rip, std::mem::take(&mut self.arrival));
         if machine.config.interprets_first()
@@ -135,25 +137,25 @@ impl Dispatcher {
             && !fragments.has_code(pc)
             && self.is_cold(pc)
         {
-            return Destination::Interpret;
+            return Execution::Interpret;
         }
-        match during(Phase::Translate, || fragments.arrive(pc, code, arrival)) {
-            Ok(Arrived::Native(way)) => {
-                self.peer.visit();
-                Destination::Native(way)
+        match during(Phase::Translate, || fragments.find_code(pc, code, arrival)) {
+            Ok(FoundCode::Native(entry)) => {
+                self.peer.enter_cache();
+                Execution::Native(entry)
             }
-            Ok(Arrived::Instruction) => Destination::Instruction,
-            Ok(Arrived::Nothing) => {
+            Ok(FoundCode::Instruction) => Execution::Instruction,
+            Ok(FoundCode::Nothing) => {
                 drop(fragments);
                 self.nothing_native(context, arrival)
             }
-            Err(error) if error.is_full() => Destination::Ended(Ended::Full),
-            // Whatever cannot be copied can be interpreted.
-            Err(_) => Destination::Instruction,
+            Err(error) if error.is_full() => Execution::Ended(Ended::Full),
+            // An instruction that cannot be copied is interpreted.
+            Err(_) => Execution::Instruction,
         }
     }
 
-    /// Has the guest seldom come to `pc`, where there is no code?
+    /// Counts an arrival at `pc`, where there is no native code. Is it still too cold to be copied?
     fn is_cold(&mut self, pc: u64) -> bool {
         let Ok(entry) = self.interp.entry(pc) else { return false };
         let is_warm = is_warm(entry, FROM_OUTSIDE);
@@ -163,13 +165,14 @@ impl Dispatcher {
         !is_warm
     }
 
-    /// Nothing native starts at rip. Beside the interpreter the end of a trace leads to a head,
-    /// which is counted; and the interpreter is told if it thought that a fragment starts there.
-    fn nothing_native(&mut self, context: &ThreadContext, arrival: Arrival) -> Destination {
-        if self.copies() {
-            return Destination::Interpret;
+    /// Nothing native starts at rip, so it is interpreted. Without copied blocks, two things are
+    /// done before. If the block's `user` word says that a fragment starts here, it is corrected.
+    /// If the guest came by the end of a trace, rip is a head and is counted.
+    fn nothing_native(&mut self, context: &ThreadContext, arrival: Arrival) -> Execution {
+        if self.copies_blocks() {
+            return Execution::Interpret;
         }
-        let Ok(entry) = self.interp.entry(context.rip) else { return Destination::Interpret };
+        let Ok(entry) = self.interp.entry(context.rip) else { return Execution::Interpret };
         if entry.user != NO_FRAGMENT {
             if arrival != Arrival::WithoutProgress {
                 self.mark(context.rip);
@@ -177,12 +180,12 @@ impl Dispatcher {
         } else if arrival.is_by_end()
             && let Some(selected) = self.selector.count(context, entry, HeadKind::Other)
         {
-            return Destination::Ended(Ended::Stopped(Stop::Policy(selected)));
+            return Execution::Ended(Ended::Stopped(Stop::Policy(selected)));
         }
-        Destination::Interpret
+        Execution::Interpret
     }
 
-    /// Interprets until something has to be done.
+    /// Interprets until the interpreter or the selector stops.
     fn interpret(&mut self, context: &mut ThreadContext) -> Stop<Selected> {
         let is_recording = self.selector.traces.is_recording();
         let phase = if is_recording { Phase::Record } else { Phase::Interpret };
@@ -192,33 +195,34 @@ impl Dispatcher {
         })
     }
 
-    /// Interprets one instruction.
+    /// Interprets one instruction. None if it completed.
     fn interpret_one(&mut self, context: &mut ThreadContext) -> Option<Ended> {
         let stop = during(Phase::Interpret, || self.interp.run_one(context));
         stop.map(|stop| Ended::Stopped(stop.without_policy()))
     }
 
-    /// Native code has left: makes the state exact, comes out of the cache, and does what can be
-    /// done while interpreting.
-    fn came(
+    /// Native code has left: makes the guest's state exact, comes out of the cache, and interprets
+    /// the next instruction if it may not be executed natively. Returns why the stretch ends; none
+    /// if it continues.
+    fn after_native(
         &mut self,
-        way: Way,
+        entry: NativeEntry,
         left: Left,
         context: &mut ThreadContext,
         code: &dyn Fetch,
     ) -> Option<Ended> {
         let mut fragments = self.machine.fragments()?;
-        fragments.out(way, context);
-        let came = match fragments.came(left, context, &self.selector.traces.policy) {
-            Ok(came) => came,
+        fragments.out(entry, context);
+        let after = match fragments.after_native(left, context, &self.selector.traces.policy) {
+            Ok(after) => after,
             Err(error) => broken(&format!("leaving native code: {error}")),
         };
-        make_exact(came, &mut fragments, context, code);
+        make_exact(after, &mut fragments, context, code);
         let dispatch = fragments.take_new_dispatch();
         drop(fragments);
-        self.arrival = match came {
-            Came::On(arrival) => arrival,
-            // A fragment is not entered again before an instruction was executed.
+        self.arrival = match after {
+            AfterNative::Continue(arrival) => arrival,
+            // At least one instruction is executed before a fragment is entered again.
             _ => Arrival::WithoutProgress,
         };
         if !self.peer.enter(context) {
@@ -227,32 +231,37 @@ impl Dispatcher {
         if let Some(head) = dispatch {
             self.mark(head);
         }
-        match came {
-            Came::On(_) => None,
-            Came::NonCanonical(pc) => {
+        match after {
+            AfterNative::Continue(_) => None,
+            AfterNative::NonCanonical(pc) => {
                 Some(Ended::Stopped(Stop::Trap { pc, trap: Trap::Protection }))
             }
-            Came::Fault | Came::Interpret => {
+            AfterNative::Fault | AfterNative::Interpret => {
                 let ended = self.interpret_one(context);
-                self.arrival = Arrival::Anyhow;
+                self.arrival = Arrival::Ordinary;
                 ended
             }
-            Came::Hot(counter, executions) => Some(Ended::Hot(counter, executions)),
-            Came::Side(side) => Some(Ended::Side(side)),
-            Came::Full => Some(Ended::Full),
+            AfterNative::Hot(counter, executions) => Some(Ended::Hot(counter, executions)),
+            AfterNative::HotExit(side) => Some(Ended::HotExit(side)),
+            AfterNative::Full => Some(Ended::Full),
         }
     }
 
-    /// Does what a stretch ended for. The thread is outside.
-    fn ended(&mut self, context: &mut ThreadContext, system: &mut System, ended: Ended) -> Outcome {
+    /// Handles the end of a stretch. The thread is outside.
+    fn handle_end(
+        &mut self,
+        context: &mut ThreadContext,
+        system: &mut System,
+        ended: Ended,
+    ) -> Outcome {
         let stop = match ended {
             Ended::Stopped(stop) => stop,
             Ended::Hot(counter, executions) => {
-                self.hot(context, counter, executions);
+                self.record_head(context, counter, executions);
                 return Outcome::Continue;
             }
-            Ended::Side(side) => {
-                self.hot_side(context, side);
+            Ended::HotExit(side) => {
+                self.record_side_trace(context, side);
                 return Outcome::Continue;
             }
             Ended::Full => {
@@ -268,7 +277,8 @@ impl Dispatcher {
             }
             Stop::Syscall | Stop::Special { .. } => {
                 if let Some(selected) = self.selector.traces.runtime_instruction() {
-                    // The trace ends before this instruction; the fragment is for the next time.
+                    // The recording ends before this instruction, and is compiled now. The
+                    // instruction is then performed as usual.
                     self.selected(context, selected);
                 }
             }
@@ -277,27 +287,28 @@ impl Dispatcher {
             }
             Stop::Pending => self.abandon(AbortReason::Signal),
         }
-        self.stopped(context, system, stop)
+        self.handle_stop(context, system, stop)
     }
 }
 
-/// Native code has left in the middle of an instruction: goes back to before it.
+/// If native code has left in the middle of a guest instruction, makes `context` the state before
+/// that instruction.
 fn make_exact(
-    came: Came,
+    after: AfterNative,
     fragments: &mut MutexGuard<'_, Fragments>,
     context: &mut ThreadContext,
     code: &dyn Fetch,
 ) {
-    match came {
-        Came::Fault if !fragments.copy_state(context, code) => {
+    match after {
+        AfterNative::Fault if !fragments.copy_state(context, code) => {
             broken("a copied block faulted whose code has changed unnoticed");
         }
-        Came::NonCanonical(from) => noncanonical::undo_transfer(context, from, code),
+        AfterNative::NonCanonical(from) => noncanonical::undo_transfer(context, from, code),
         _ => {}
     }
 }
 
-/// A broken invariant of ours.
+/// Ends the process: an invariant of dynasour's own is broken.
 fn broken(what: &str) -> ! {
     process::complain(&format!("internal error: {what}"));
     signal::die(libc::SIGABRT);

@@ -1,26 +1,26 @@
-//! Making traces: what the dispatcher does when a head or an exit is hot, and with what was
-//! recorded.
+//! Making traces: starts a recording when a head or an exit is hot, and compiles what was recorded.
 //!
 //! ```text
-//!   counter or selector        exit
-//!     ran out: `hot`,         is hot:
-//!     `Selected::Hot`        `hot_side`
+//!   counter or selector          exit
+//!    ran out: `record_head`,    is hot:
+//!    `Selected::Hot`           `record_side_trace`
 //!            │                   │
 //!            └────► record ◄─────┘        the interpreter, which tells the selector each block
 //!                     │
-//!          `Selected::Recorded` ──► `compile`: plan (lock), version and code (no lock), install (lock)
+//!          `Selected::Recorded` ──► `compile`: plan and install (lock), version and code (no lock)
 //!          `Selected::Aborted`  ──► `failed`: the head is penalised or given up
 //! ```
 //!
-//! All of it runs outside guest code, on the thread that found the head. Data: the selector, the
-//! effort and the allocator of the thread's [`Dispatcher`].
+//! Data: the selector, the effort and the allocator of the thread's [`Dispatcher`]. All of it runs
+//! outside guest code, on the thread that found the head, which holds no lock but while it plans and
+//! installs. Several threads may record the same head; the first to install it wins.
 //!
 //! Example: the head 0x1000 is hot. `selected` starts a recording; the interpreter comes back to
 //! 0x1000, so the selector stops it with the path; `compile` makes a fragment, and `mark` tells the
 //! interpreter that one starts there.
 
 use super::Dispatcher;
-use super::fragments::{Arrival, Failure, Side};
+use super::fragments::{Arrival, Failure, SideRequest};
 use super::select::{
     COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
     NO_FRAGMENT,
@@ -33,18 +33,20 @@ use dynasour_guest::ThreadContext;
 use dynasour_tracer::{AbortReason, HeadKind, Landing, Path, Selected, SpeculationPolicy, worth};
 use std::ops::Range;
 
-/// How much an arrival from native code, which is warm itself, or from outside, counts towards a
-/// copy, compared with an arrival by interpreting (guess: too high copies code that runs once).
+/// The weight of an arrival at a block from native code or from outside; an arrival in the
+/// interpreter has the weight 1 (guess: native code is warm, so what it leads to is probably warm,
+/// too; too high copies code that runs once).
 pub(super) const FROM_OUTSIDE: u32 = 4;
 
 impl Dispatcher {
-    /// Does what the selector stopped for, except running fragments.
+    /// Handles a stop that the selector asked for: starts a recording, compiles a recorded path, or
+    /// notes that a recording failed. Native code is entered by the next stretch.
     pub(super) fn selected(&mut self, context: &ThreadContext, selected: Selected) {
         match selected {
             Selected::Native => {}
             Selected::Hot { kind, stable } => {
                 let pc = context.rip;
-                // Another thread may have been faster.
+                // Another thread may have made the fragment already.
                 if self.machine.fragments().is_some_and(|mut f| f.find(pc).is_some()) {
                     self.mark(pc);
                 } else if let Ok(entry) = self.interp.entry(pc) {
@@ -75,8 +77,8 @@ impl Dispatcher {
         }
     }
 
-    /// Compiles a recorded path into a fragment. Only the plan and the placing of the code need the
-    /// lock.
+    /// Compiles a recorded path into a fragment. Only planning and installing it take the lock of
+    /// the fragments.
     fn compile(&mut self, path: &Path) -> Result<(), Failure> {
         let (config, policy, side) =
             (&self.machine.config, &self.selector.traces.policy, self.side.take());
@@ -85,8 +87,8 @@ impl Dispatcher {
         plan.times.record = self.selector.traces.recording_nanoseconds();
         drop(fragments);
         if self.peer.is_posted() {
-            // The path may be made from what has changed. (What changes from now on spoils the
-            // plan.)
+            // Guest code has changed, perhaps that of the path. (A change from now on makes the
+            // plan stale, so that `install` fails.)
             return Err(Failure::Stale);
         }
         let version = plan.version(path, config, policy)?;
@@ -95,6 +97,8 @@ impl Dispatcher {
         during(Phase::Emit, || fragments.install(plan, &version, code, path, config))
     }
 
+    /// No trace was made for `head`: counts the reason, and penalises the head if that is due to the
+    /// path.
     fn failed(&mut self, head: u64, failure: Failure) {
         let reason = match failure {
             Failure::Full | Failure::Stale => AbortReason::Flushed,
@@ -109,7 +113,7 @@ impl Dispatcher {
         self.count_abort(reason);
         match failure {
             Failure::Full => self.overflowed(),
-            // There may be a fragment of somebody else's by now.
+            // Another thread may have made a fragment there.
             Failure::Stale => self.mark(head),
             Failure::Refused(AbortReason::NoGain) => {
                 self.selector.traces.heads.give_up(head, &self.selector.traces.policy)
@@ -118,17 +122,17 @@ impl Dispatcher {
         }
     }
 
-    /// The code cache is full.
+    /// The code cache is full: drops everything.
     pub(super) fn overflowed(&mut self) {
         self.selector.traces.policy.cache_overflowed();
         self.flush();
         self.count_heads();
     }
 
-    /// Makes the interpreter's block at `pc` say what fragment starts there.
+    /// Sets the `user` word of the interpreter's block at `pc` to what starts there.
     pub(super) fn mark(&mut self, pc: u64) {
         let copied = self.machine.config.interprets_first();
-        let user = match self.machine.fragments().and_then(|f| f.at(pc)) {
+        let user = match self.machine.fragments().and_then(|f| f.kind_at(pc)) {
             None if copied && self.machine.fragments().is_some_and(|mut f| f.has_code(pc)) => {
                 COPIED_BLOCK
             }
@@ -146,26 +150,29 @@ impl Dispatcher {
         }
     }
 
-    /// Drops all fragments, and a recording that may have been made from old code.
+    /// Drops all native code, and the recording under way, which may hold blocks of old code.
     pub(super) fn flush(&mut self) {
         self.abandon(AbortReason::Flushed);
         self.machine.flush(&self.peer);
         self.forget_fragments();
     }
 
-    /// All fragments are gone. Other threads find out when they enter one.
+    /// All fragments are gone: corrects the `user` words of this thread's blocks. Other threads
+    /// correct theirs when they find no fragment to enter.
     pub(super) fn forget_fragments(&mut self) {
         self.selector.traces.dispatch.clear();
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
     }
 
-    /// Drops this thread's blocks made from `range`, and a recording that may hold what they were.
+    /// Drops this thread's interpreted blocks made from `range`, and the recording under way if there
+    /// were any, since it may hold them.
     pub(super) fn forget_blocks(&mut self, range: &Range<u64>) {
         if self.interp.invalidate(range.start, range.end) {
             self.abandon(AbortReason::Flushed);
         }
     }
 
+    /// Gives up the recording under way, if there is one.
     pub(super) fn abandon(&mut self, reason: AbortReason) {
         self.side = None;
         if self.selector.traces.abandon().is_some() {
@@ -179,16 +186,23 @@ impl Dispatcher {
         }
     }
 
-    /// The counter of the head at rip has left after so many executions, and leaves at each now.
-    pub(super) fn hot(&mut self, context: &ThreadContext, counter: CounterId, executions: u64) {
+    /// The counter of the head at rip has left, after `executions` of the head. It leaves at each
+    /// execution from now on, until it is set again. Starts a recording, or sets the counter.
+    pub(super) fn record_head(
+        &mut self,
+        context: &ThreadContext,
+        counter: CounterId,
+        executions: u64,
+    ) {
         let pc = context.rip;
-        // Whatever comes of it, the block is executed before the head is counted again.
+        // In any case the head's block is executed next, not its counter or a fragment.
         self.arrival = Arrival::WithoutProgress;
         let Some(mut fragments) = self.machine.fragments() else { return };
         if fragments.first(pc).is_some() {
-            // Somebody else has made it since; or, under chaos, it is only entered from here.
+            // Another thread has made the fragment meanwhile. Or guards are forced (`--chaos`): then
+            // fragments are only entered from the runtime.
             if self.machine.config.chaos.is_some() {
-                self.arrival = Arrival::Anyhow;
+                self.arrival = Arrival::Ordinary;
             }
             fragments.lead_to_first(pc);
             drop(fragments);
@@ -196,7 +210,7 @@ impl Dispatcher {
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
         if !self.effort.is_affordable() {
-            // Later, when the guest has had more time.
+            // The thread has used up the time for traces: when the guest has run longer.
             return fragments.put_off(pc, counter, executions);
         }
         drop(fragments);
@@ -219,7 +233,7 @@ impl Dispatcher {
         self.set_counter(pc, counter);
     }
 
-    /// Lets a head's counter leave when it has to be counted next.
+    /// Sets a head's counter so that it leaves when the selector has to count the head again.
     fn set_counter(&mut self, pc: u64, counter: CounterId) {
         match self.selector.traces.heads.due(pc, &self.selector.traces.policy) {
             Some(due) => {
@@ -231,14 +245,16 @@ impl Dispatcher {
         }
     }
 
+    /// The head at `pc` is not counted any more.
     fn give_up_head(&self, pc: u64) {
         if let Some(mut fragments) = self.machine.fragments() {
             fragments.stop_counting(pc);
         }
     }
 
-    /// The exit to rip is hot: its trace is recorded, if it may have one.
-    pub(super) fn hot_side(&mut self, context: &ThreadContext, side: Side) {
+    /// The exit that led to rip is hot: starts recording a side trace, unless code at rip may not be
+    /// traced.
+    pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
         if !self.effort.is_affordable() {
             return;
@@ -247,7 +263,8 @@ impl Dispatcher {
             self.selector.traces.heads.is_blacklisted(context.rip, &self.selector.traces.policy);
         match self.interp.entry(context.rip) {
             Ok(entry) if !given_up && self.selector.may_trace(entry) => {
-                // Beside the interpreter a path through other traces costs nothing more.
+                // A recording of kind `Exit` continues past a backward branch. Without copied
+                // blocks a side trace ends there, as any other trace does.
                 let kind = if self.machine.config.copies_blocks() {
                     HeadKind::Exit
                 } else {
@@ -267,10 +284,10 @@ impl Dispatcher {
         }
     }
 
-    /// Which heads blocks count, and how far, before the runtime does.
+    /// Which heads copied blocks count, and up to which threshold.
     pub(super) fn native_heads(&self) -> HeadCounts {
         let threshold = match self.machine.config.tier {
-            Tier::Full | Tier::Dynamo if self.copies() => {
+            Tier::Full | Tier::Dynamo if self.copies_blocks() => {
                 self.selector.traces.heads.due(u64::MAX, &self.selector.traces.policy).unwrap_or(1)
             }
             _ => 0,

@@ -5,7 +5,7 @@
 //! is the *sentinel*: it continues to be counted, for as many executions as its pause is estimated
 //! to have, until another head's pause is to begin.
 //!
-//! Data: [`Counting`], part of [`Fragments`]. Invariant: the head of each pause in the queue has its
+//! Data: [`HeadCounting`], part of [`Fragments`]. Invariant: the head of each pause in the queue has its
 //! links past its counter, unless its block is gone. The caller holds the lock of the fragments.
 //!
 //! Example: A's interval ends and it is not hot soon: A is the sentinel. Then B's interval ends: B
@@ -30,7 +30,7 @@ struct Sentinel {
 
 /// The heads that are counted with pauses.
 #[derive(Default)]
-pub struct Counting {
+pub struct HeadCounting {
     /// Executions that make a head hot of which nothing else is known; none if heads are counted
     /// without pauses.
     wanted: Option<u64>,
@@ -40,7 +40,7 @@ pub struct Counting {
     sentinel: Option<Sentinel>,
 }
 
-impl Counting {
+impl HeadCounting {
     /// Forgets all heads.
     pub fn clear(&mut self) {
         self.heads.clear();

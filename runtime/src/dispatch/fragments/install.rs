@@ -13,7 +13,7 @@
 //! places it, notes from which bytes it was made, and leads links there.
 
 use super::links::exits::Event;
-use super::{Fragments, Role, Side};
+use super::{Fragments, Role, SideRequest};
 use crate::config::{RunConfig, Stage};
 use crate::memory;
 use crate::observe::census::CompileTimes;
@@ -63,7 +63,7 @@ impl Fragments {
     pub fn plan(
         &mut self,
         path: &Path,
-        side: Option<Side>,
+        side: Option<SideRequest>,
         config: &RunConfig,
         policy: &dyn SpeculationPolicy,
     ) -> Result<Plan, Failure> {
@@ -147,7 +147,7 @@ impl Fragments {
             .emitter
             .fragment(id)
             .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
-        self.lives.add(id, side.map_or(Role::Region(path.head), Role::Side), path, size);
+        self.lives.add(id, side.map_or(Role::Region(path.head), Role::SideTrace), path, size);
         match side {
             None => self.add_version(path.head, id),
             Some(exit) => {

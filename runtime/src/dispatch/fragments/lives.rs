@@ -31,7 +31,7 @@ use std::ops::Range;
 
 /// The most fragments that rest in one role (guess: each is compared when the role is wanted). The
 /// oldest is dropped when there are more.
-const MOST_RESTING: usize = 4;
+const MAX_RESTING_PER_ROLE: usize = 4;
 
 /// From where a fragment is entered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -39,7 +39,7 @@ pub enum Role {
     /// From everything that leads to this pc: it is a version of the region there.
     Region(u64),
     /// From one exit of another fragment: it is that exit's side trace.
-    Side(ExitId),
+    SideTrace(ExitId),
 }
 
 /// What kind of path a fragment was made from.
@@ -68,13 +68,13 @@ struct Life {
     shape: Shape,
     state: State,
     /// The guest bytes it was made from.
-    pieces: Vec<Piece>,
+    guest_bytes: Vec<GuestBytes>,
     /// Bytes of its code.
     size: u64,
 }
 
 /// Guest bytes that a fragment was made from.
-struct Piece {
+struct GuestBytes {
     start: u64,
     bytes: Box<[u8]>,
     /// The fragment itself compares them at each entry.
@@ -84,7 +84,7 @@ struct Piece {
 /// The lives of all fragments.
 #[derive(Default)]
 pub struct Lives {
-    of: FxHashMap<FragmentId, Life>,
+    by_fragment: FxHashMap<FragmentId, Life>,
     /// The fragments made from each page.
     by_page: FxHashMap<u64, Vec<FragmentId>>,
     /// The resting fragments of each role, the oldest first.
@@ -113,12 +113,12 @@ impl Lives {
             joins
         });
         let mut pages = FxHashSet::default();
-        let pieces = ranges.into_iter().map(|(checked, range)| {
+        let guest_bytes = ranges.into_iter().map(|(checked, range)| {
             pages.extend((range.start / PAGE)..=((range.end - 1) / PAGE));
             let mut bytes = vec![0; (range.end - range.start) as usize];
             let len = memory::fetch_code(range.start, &mut bytes);
             bytes.truncate(len.max(1));
-            Piece { start: range.start, bytes: bytes.into_boxed_slice(), checked }
+            GuestBytes { start: range.start, bytes: bytes.into_boxed_slice(), checked }
         });
         let in_region = matches!(role, Role::Region(_));
         let shape = Shape {
@@ -126,8 +126,9 @@ impl Lives {
             jumps_indirectly: in_region && path.jumps_indirectly(),
             is_guest_loop: in_region && path.guest.is_some(),
         };
-        let life = Life { role, shape, state: State::Live, pieces: pieces.collect(), size };
-        self.of.insert(fragment, life);
+        let life =
+            Life { role, shape, state: State::Live, guest_bytes: guest_bytes.collect(), size };
+        self.by_fragment.insert(fragment, life);
         for page in pages {
             self.by_page.entry(page).or_default().push(fragment);
         }
@@ -159,14 +160,14 @@ impl Lives {
     pub fn touch(&mut self, range: &Range<u64>) -> Vec<(FragmentId, Role)> {
         let mut touched = Vec::new();
         for fragment in self.made_from(range) {
-            let Some(life) = self.of.get_mut(&fragment) else { continue };
+            let Some(life) = self.by_fragment.get_mut(&fragment) else { continue };
             if std::mem::replace(&mut life.state, State::Resting) == State::Resting {
                 continue;
             }
             let role = life.role;
             let resting = self.resting.entry(role).or_default();
             resting.push(fragment);
-            let oldest = (resting.len() > MOST_RESTING).then(|| resting.remove(0));
+            let oldest = (resting.len() > MAX_RESTING_PER_ROLE).then(|| resting.remove(0));
             if let Some(oldest) = oldest {
                 self.drop(oldest);
             }
@@ -181,10 +182,10 @@ impl Lives {
         let Some(resting) = self.resting.remove(&role) else { return Vec::new() };
         let (same, changed): (Vec<_>, Vec<_>) = resting
             .into_iter()
-            .partition(|id| self.of.get(id).is_some_and(|life| life.is_unchanged(pages)));
+            .partition(|id| self.by_fragment.get(id).is_some_and(|life| life.is_unchanged(pages)));
         changed.into_iter().for_each(|id| self.drop(id));
         for id in &same {
-            self.of.entry(*id).and_modify(|life| life.state = State::Live);
+            self.by_fragment.entry(*id).and_modify(|life| life.state = State::Live);
         }
         same
     }
@@ -196,22 +197,24 @@ impl Lives {
 
     /// Does this fragment compare its guest code itself?
     pub fn is_checked(&self, fragment: FragmentId) -> bool {
-        self.of.get(&fragment).is_some_and(|life| life.pieces.iter().any(|piece| piece.checked))
+        self.by_fragment
+            .get(&fragment)
+            .is_some_and(|life| life.guest_bytes.iter().any(|part| part.checked))
     }
 
     /// From where this fragment is entered; none if it is a stub or was dropped.
     pub fn role(&self, fragment: FragmentId) -> Option<Role> {
-        self.of.get(&fragment).map(|life| life.role)
+        self.by_fragment.get(&fragment).map(|life| life.role)
     }
 
     /// The shape of this fragment.
     pub fn shape(&self, fragment: FragmentId) -> Shape {
-        self.of.get(&fragment).map_or(Shape::default(), |life| life.shape)
+        self.by_fragment.get(&fragment).map_or(Shape::default(), |life| life.shape)
     }
 
     /// Are there neither live nor resting fragments?
     pub fn is_empty(&self) -> bool {
-        self.of.is_empty()
+        self.by_fragment.is_empty()
     }
 
     /// Bytes of code of dropped fragments.
@@ -226,10 +229,10 @@ impl Lives {
 
     /// Drops a fragment. If it rests, the caller has taken it off its role's list.
     pub fn drop(&mut self, fragment: FragmentId) {
-        let Some(life) = self.of.remove(&fragment) else { return };
+        let Some(life) = self.by_fragment.remove(&fragment) else { return };
         self.garbage += life.size;
-        for piece in &life.pieces {
-            for page in piece.start / PAGE..=(piece.end() - 1) / PAGE {
+        for part in &life.guest_bytes {
+            for page in part.start / PAGE..=(part.end() - 1) / PAGE {
                 if let Some(ids) = self.by_page.get_mut(&page) {
                     ids.retain(|id| *id != fragment);
                     if ids.is_empty() {
@@ -241,7 +244,7 @@ impl Lives {
     }
 }
 
-impl Piece {
+impl GuestBytes {
     fn end(&self) -> u64 {
         self.start + self.bytes.len() as u64
     }
@@ -250,15 +253,15 @@ impl Piece {
 impl Life {
     /// Are its guest bytes in memory as they were, executable, and watched for changes from now on?
     fn is_unchanged(&self, pages: &CodePages) -> bool {
-        self.pieces.iter().all(|piece| {
-            let len = piece.bytes.len();
+        self.guest_bytes.iter().all(|part| {
+            let len = part.bytes.len();
             let mut now = vec![0; len];
-            !pages.is_changing(&(piece.start..piece.end()))
-                && pages.fetchable(piece.start, len) == len
-                && (piece.checked
-                    || pages.watch(piece.start..piece.end(), pages.moment()) != Watched::Impossible)
-                && memory::fetch_code(piece.start, &mut now) == len
-                && now[..] == piece.bytes[..]
+            !pages.is_changing(&(part.start..part.end()))
+                && pages.fetchable(part.start, len) == len
+                && (part.checked
+                    || pages.watch(part.start..part.end(), pages.moment()) != Watched::Impossible)
+                && memory::fetch_code(part.start, &mut now) == len
+                && now[..] == part.bytes[..]
         })
     }
 }

@@ -43,7 +43,7 @@ use chaos::Forcing;
 use dynasour_emitter::blocks::{BlockId, HeadCounts};
 use dynasour_emitter::{Config, Diversion, EmitError, Emitter, ExitId, FragmentId, PendingStore};
 use dynasour_guest::ThreadContext;
-use head_counting::Counting;
+use head_counting::HeadCounting;
 use links::exits::Exits;
 use links::regions::Region;
 use lives::{Lives, Role};
@@ -56,7 +56,7 @@ use thiserror::Error;
 
 pub use install::Failure;
 pub use removal::Touched;
-pub use transitions::{Arrival, Arrived, Came, Way};
+pub use transitions::{AfterNative, Arrival, FoundCode, NativeEntry};
 
 /// In [`ThreadContext::unlinked`]: it is a copied block, not a fragment.
 const BLOCK: u32 = 1 << 31;
@@ -80,7 +80,7 @@ pub enum FragmentError {
 
 /// An exit for which a side trace is being recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Side {
+pub struct SideRequest {
     exit: ExitId,
     pc: u64,
     generation: u64,
@@ -131,7 +131,7 @@ pub struct Fragments {
     retired: bool,
     /// See [`Fragments::count_heads`].
     heads: HeadCounts,
-    counting: Counting,
+    counting: HeadCounting,
     notes: Notes,
     /// Changes of links since they were verified; see `fragments/links/verify.rs`.
     unverified: usize,
@@ -177,7 +177,7 @@ impl Fragments {
             generation: 0,
             retired: false,
             heads: HeadCounts::default(),
-            counting: Counting::default(),
+            counting: HeadCounting::default(),
             notes: Notes::new(config),
             unverified: 0,
             stats: Stats::default(),
@@ -217,7 +217,7 @@ impl Fragments {
     }
 
     /// A thread is out: undoes what its signal handler did.
-    fn link_again(&self, context: &ThreadContext) {
+    fn relink_after_signal(&self, context: &ThreadContext) {
         self.relink(context.unlinked.swap(0, Ordering::Relaxed));
     }
 
@@ -253,7 +253,7 @@ impl Fragments {
         }
         self.stats.flushes += 1;
         self.emitter.retire_all();
-        self.forget();
+        self.forget_fragments();
         self.links_changed();
         true
     }
@@ -270,13 +270,13 @@ impl Fragments {
     /// Fresh memory and no fragments, in a forked child.
     pub fn reset_after_fork(&mut self) -> Result<(), FragmentError> {
         self.close_ledger();
-        self.forget();
+        self.forget_fragments();
         self.retired = false;
         self.chaos.iter_mut().for_each(Forcing::after_fork_child);
         Ok(self.emitter.reset_after_fork()?)
     }
 
-    fn forget(&mut self) {
+    fn forget_fragments(&mut self) {
         self.generation += 1;
         self.regions.clear();
         self.side_traces.clear();
@@ -295,7 +295,7 @@ impl Fragments {
 
 /// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot
 /// fault unless another thread has taken it away since, or an invariant of ours is broken.
-fn perform(store: &PendingStore) -> Result<(), FragmentError> {
+fn perform_store(store: &PendingStore) -> Result<(), FragmentError> {
     let bytes = store.value.to_le_bytes();
     let size = store.size as usize;
     // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the

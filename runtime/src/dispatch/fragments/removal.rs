@@ -15,9 +15,9 @@ use dynasour_emitter::blocks::Doomed;
 use std::ops::Range;
 
 /// Bytes of code that is never entered again, at which everything is dropped to get them back.
-const MOST_GARBAGE: u64 = 4 << 20;
+const MAX_GARBAGE: u64 = 4 << 20;
 /// The same, of blocks that are gone and for whose memory there is no use yet.
-const MOST_FREE: usize = 8 << 20;
+const MAX_UNUSED: usize = 8 << 20;
 
 /// What a change has taken away. The caller waits until every thread has been outside, and then
 /// says [`Fragments::finish`].
@@ -28,7 +28,7 @@ pub enum Touched {
     /// What was made from what has changed; threads must be told to come out.
     Some(Doomed),
     /// Somebody else is at dropping everything.
-    Others,
+    AlreadyRetired,
 }
 
 impl Fragments {
@@ -37,19 +37,19 @@ impl Fragments {
         // What is being compiled now may be made from it.
         self.generation += 1;
         if self.retired {
-            return Some(Touched::Others);
+            return Some(Touched::AlreadyRetired);
         }
         if !self.is_made_from(range) {
             return None;
         }
-        if self.lives.garbage() > MOST_GARBAGE || self.emitter.copied_garbage() > MOST_FREE {
-            return Some(if self.retire() { Touched::All } else { Touched::Others });
+        if self.lives.garbage() > MAX_GARBAGE || self.emitter.copied_garbage() > MAX_UNUSED {
+            return Some(if self.retire() { Touched::All } else { Touched::AlreadyRetired });
         }
         let touched = self.lives.touch(range);
         for &(id, role) in &touched {
             match role {
                 Role::Region(pc) => self.leave_region(pc, id),
-                Role::Side(exit) => {
+                Role::SideTrace(exit) => {
                     self.exits.change(exit, Event::Rest);
                 }
             }
@@ -70,7 +70,7 @@ impl Fragments {
         match touched {
             Touched::All => self.clear(),
             Touched::Some(doomed) => self.emitter.reclaim(doomed),
-            Touched::Others => {}
+            Touched::AlreadyRetired => {}
         }
         self.links_changed();
     }

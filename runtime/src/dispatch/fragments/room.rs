@@ -29,7 +29,7 @@ pub fn emitter(mut config: Config) -> Result<Emitter, EmitError> {
 impl Fragments {
     /// Is something of the emitter's in `range` that can be elsewhere? Not where counts would be
     /// lost.
-    pub fn could_leave(&self, range: &Range<u64>) -> bool {
+    pub fn can_move_out_of(&self, range: &Range<u64>) -> bool {
         !self.emitter.is_counting()
             && self
                 .emitter
@@ -43,7 +43,7 @@ impl Fragments {
     ///
     /// # Errors
     /// There is no memory; then everything is as after [`Fragments::clear`].
-    pub fn leave_room(&mut self, range: &Range<u64>) -> Result<Moved, FragmentError> {
+    pub fn move_out_of(&mut self, range: &Range<u64>) -> Result<Moved, FragmentError> {
         let cache = self.cache();
         let cache_size = (cache.end - cache.start) as usize;
         let indirect = self.emitter.indirect();

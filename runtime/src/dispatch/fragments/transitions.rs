@@ -21,7 +21,7 @@
 //! `arrive(0x1080)` copies the block there, unless it has one, and returns the way into it.
 
 use super::chaos::Forced;
-use super::{FragmentError, Fragments, Side, perform};
+use super::{FragmentError, Fragments, SideRequest, perform_store};
 use crate::interp::noncanonical;
 use crate::observe::stats::DeoptReason;
 use dynasour_emitter::blocks::{Copied, Counted, CounterId};
@@ -35,7 +35,7 @@ use dynasour_tracer::SpeculationPolicy;
 pub enum Arrival {
     /// From the runtime, or from code whose link leads there by itself.
     #[default]
-    Anyhow,
+    Ordinary,
     /// By an indirect transfer that did not find it.
     Indirect(Via),
     /// By the end of a trace.
@@ -53,9 +53,9 @@ impl Arrival {
 
 /// What there is to execute at a pc.
 #[derive(Debug)]
-pub enum Arrived {
+pub enum FoundCode {
     /// Native code.
-    Native(Way),
+    Native(NativeEntry),
     /// An instruction that is not copied: it is interpreted, and then native code goes on.
     Instruction,
     /// Nothing native: guest code is interpreted until it comes to native code.
@@ -64,18 +64,18 @@ pub enum Arrived {
 
 /// A thread's way into native code.
 #[derive(Debug)]
-pub struct Way {
+pub struct NativeEntry {
     /// Where to enter it.
-    pub entry: EntryPoint,
+    pub point: EntryPoint,
     /// Guards that were forced to fail, under chaos.
     forced: Option<Forced>,
 }
 
 /// What happens where native code has left, with the guest's state exact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Came {
+pub enum AfterNative {
     /// It goes on natively.
-    On(Arrival),
+    Continue(Arrival),
     /// One instruction is interpreted, then it goes on.
     Interpret,
     /// An instruction of a block faulted: see [`Fragments::copy_state`].
@@ -83,7 +83,7 @@ pub enum Came {
     /// The head at rip was executed this many times.
     Hot(CounterId, u64),
     /// The exit is hot: record a side trace from rip.
-    Side(Side),
+    HotExit(SideRequest),
     /// The cache is full.
     Full,
     /// `rip` is not canonical. The transfer at this pc led there; the processor would refuse it.
@@ -101,19 +101,19 @@ impl Fragments {
     ///
     /// # Errors
     /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
-    pub fn arrive(
+    pub fn find_code(
         &mut self,
         pc: u64,
         code: &dyn Fetch,
         arrival: Arrival,
-    ) -> Result<Arrived, EmitError> {
+    ) -> Result<FoundCode, EmitError> {
         let has_moved = arrival != Arrival::WithoutProgress;
         if !self.retired && has_moved {
             self.wake(pc);
             if (self.chaos.is_some() || !self.copies)
                 && let Some(fragment) = self.first(pc)
             {
-                let way = self.way_into(fragment)?;
+                let entry = self.entry_into(fragment)?;
                 if let Arrival::End(exit) = arrival
                     && self.chaos.is_none()
                 {
@@ -121,8 +121,8 @@ impl Fragments {
                     self.stats.links += 1;
                     self.links_changed();
                 }
-                return match way {
-                    Some(way) => Ok(Arrived::Native(way)),
+                return match entry {
+                    Some(entry) => Ok(FoundCode::Native(entry)),
                     None => self.block(pc, code, Arrival::WithoutProgress),
                 };
             }
@@ -131,7 +131,7 @@ impl Fragments {
     }
 
     /// The way into a fragment; none if other guards are forced at the moment.
-    fn way_into(&mut self, fragment: FragmentId) -> Result<Option<Way>, EmitError> {
+    fn entry_into(&mut self, fragment: FragmentId) -> Result<Option<NativeEntry>, EmitError> {
         let forced = self.force(fragment);
         if self.chaos.is_some() && forced.is_none() {
             return Ok(None);
@@ -145,16 +145,21 @@ impl Fragments {
         } else {
             self.emitter.entry_point(fragment)?
         };
-        Ok(Some(Way { entry, forced }))
+        Ok(Some(NativeEntry { point: entry, forced }))
     }
 
     /// The block at `pc`, or what links to its place lead to.
-    fn block(&mut self, pc: u64, code: &dyn Fetch, arrival: Arrival) -> Result<Arrived, EmitError> {
+    fn block(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        arrival: Arrival,
+    ) -> Result<FoundCode, EmitError> {
         if !self.copies {
-            return Ok(Arrived::Nothing);
+            return Ok(FoundCode::Nothing);
         }
         if self.retired {
-            return Ok(Arrived::Instruction);
+            return Ok(FoundCode::Instruction);
         }
         let copied = match arrival {
             Arrival::WithoutProgress => self.emitter.copy_block(pc, code)?,
@@ -162,15 +167,15 @@ impl Fragments {
                 self.emitter.expect_indirect(pc, via);
                 self.emitter.copy(pc, code)?
             }
-            Arrival::Anyhow | Arrival::End(_) => self.emitter.copy(pc, code)?,
+            Arrival::Ordinary | Arrival::End(_) => self.emitter.copy(pc, code)?,
         };
         let entry = match copied {
             Copied::Entry(entry) => entry,
-            Copied::Instruction => return Ok(Arrived::Instruction),
-            Copied::Writable => return Ok(Arrived::Nothing),
+            Copied::Instruction => return Ok(FoundCode::Instruction),
+            Copied::Writable => return Ok(FoundCode::Nothing),
         };
         match arrival {
-            Arrival::WithoutProgress | Arrival::Anyhow => {}
+            Arrival::WithoutProgress | Arrival::Ordinary => {}
             Arrival::Indirect(via) => self.emitter.register_copy(pc, via)?,
             Arrival::End(_) if self.chaos.is_some() => {}
             Arrival::End(exit) => {
@@ -182,16 +187,19 @@ impl Fragments {
             self.links_changed();
         }
         self.stats.native_entries += 1;
-        Ok(Arrived::Native(Way { entry: self.emitter.copy_entry_point(entry), forced: None }))
+        Ok(FoundCode::Native(NativeEntry {
+            point: self.emitter.copy_entry_point(entry),
+            forced: None,
+        }))
     }
 
     /// A thread that was in native code is out: undoes what was done for its way in, and what its
     /// signal handler did.
-    pub fn out(&mut self, way: Way, context: &ThreadContext) {
-        if let Some(forced) = way.forced {
+    pub fn out(&mut self, entry: NativeEntry, context: &ThreadContext) {
+        if let Some(forced) = entry.forced {
             self.restore(forced);
         }
-        self.link_again(context);
+        self.relink_after_signal(context);
     }
 
     /// A thread has come out of native code ([`Fragments::out`]): makes its state exact, links, says
@@ -199,38 +207,38 @@ impl Fragments {
     ///
     /// # Errors
     /// A broken invariant of ours.
-    pub fn came(
+    pub fn after_native(
         &mut self,
         left: Left,
         context: &mut ThreadContext,
         policy: &dyn SpeculationPolicy,
-    ) -> Result<Came, FragmentError> {
+    ) -> Result<AfterNative, FragmentError> {
         match left {
-            Left::Aborted => Ok(Came::On(Arrival::Anyhow)),
-            Left::Fault => Ok(Came::Fault),
+            Left::Aborted => Ok(AfterNative::Continue(Arrival::Ordinary)),
+            Left::Fault => Ok(AfterNative::Fault),
             Left::Stale => {
                 context.rip = context.next_pc;
                 self.emitter.copied_stale(context.rip);
-                Ok(Came::On(Arrival::WithoutProgress))
+                Ok(AfterNative::Continue(Arrival::WithoutProgress))
             }
             Left::Block(link) => {
                 let (pc, past_fragments) =
                     self.emitter.copy_exit(link).ok_or(EmitError::Unknown)?;
                 context.rip = pc;
                 let arrival =
-                    if past_fragments { Arrival::WithoutProgress } else { Arrival::Anyhow };
-                Ok(Came::On(arrival))
+                    if past_fragments { Arrival::WithoutProgress } else { Arrival::Ordinary };
+                Ok(AfterNative::Continue(arrival))
             }
             Left::Indirect(via) => {
                 context.rip = context.next_pc;
                 self.stats.indirect.missed += 1;
                 match noncanonical::refused_transfer(context, self.emitter.transfer(context)) {
-                    Some(from) => Ok(Came::NonCanonical(from)),
-                    None => Ok(Came::On(Arrival::Indirect(via))),
+                    Some(from) => Ok(AfterNative::NonCanonical(from)),
+                    None => Ok(AfterNative::Continue(Arrival::Indirect(via))),
                 }
             }
             Left::Hot(counter) => self.counter_ran_out(counter, context, policy),
-            Left::Exit(exit) => self.came_by_exit(exit, context, policy),
+            Left::Exit(exit) => self.left_by_exit(exit, context, policy),
         }
     }
 
@@ -240,14 +248,14 @@ impl Fragments {
         counter: CounterId,
         context: &mut ThreadContext,
         policy: &dyn SpeculationPolicy,
-    ) -> Result<Came, FragmentError> {
+    ) -> Result<AfterNative, FragmentError> {
         let count = self.emitter.counted(counter).ok_or(EmitError::Unknown)?;
         match count.counts {
             Counted::Head(pc) => {
                 context.rip = pc;
                 Ok(match self.is_hot(pc, counter, count.executions, count.ticks) {
-                    Some(executions) => Came::Hot(counter, executions),
-                    None => Came::On(Arrival::WithoutProgress),
+                    Some(executions) => AfterNative::Hot(counter, executions),
+                    None => AfterNative::Continue(Arrival::WithoutProgress),
                 })
             }
             Counted::Exit(exit, pc) => {
@@ -259,17 +267,17 @@ impl Fragments {
     }
 
     /// A trace has left through an exit: deoptimises, links.
-    fn came_by_exit(
+    fn left_by_exit(
         &mut self,
         exit: ExitId,
         context: &mut ThreadContext,
         policy: &dyn SpeculationPolicy,
-    ) -> Result<Came, FragmentError> {
+    ) -> Result<AfterNative, FragmentError> {
         self.note_left(exit);
         let deopt = self.emitter.deopt(exit, context)?;
-        deopt.stores.iter().try_for_each(perform)?;
+        deopt.stores.iter().try_for_each(perform_store)?;
         if let Some(from) = noncanonical::refused_transfer(context, deopt.after) {
-            return Ok(Came::NonCanonical(from));
+            return Ok(AfterNative::NonCanonical(from));
         }
         if self.logs.exits {
             eprintln!("dynasour: left through {exit:?} ({:?}) to {:#x}", deopt.kind, context.rip);
@@ -279,7 +287,7 @@ impl Fragments {
                 Some(stub) => self.left_stub(exit, stub, context.rip)?,
                 None => {
                     self.stats.fragment_ends += 1;
-                    Came::On(Arrival::End(exit))
+                    AfterNative::Continue(Arrival::End(exit))
                 }
             },
             SiteKind::EndIndirect => {
@@ -287,7 +295,7 @@ impl Fragments {
                 if self.chaos.is_none() {
                     self.emitter.make_head(context.rip);
                 }
-                Came::On(Arrival::Indirect(Via::Memory))
+                AfterNative::Continue(Arrival::Indirect(Via::Memory))
             }
             SiteKind::Guard => {
                 let chaos = self.chaos.is_some();
@@ -296,11 +304,11 @@ impl Fragments {
             }
             SiteKind::Fault => {
                 self.stats.deopt(DeoptReason::Fault);
-                Came::Interpret
+                AfterNative::Interpret
             }
             SiteKind::Poll => {
                 self.stats.deopt(DeoptReason::Poll);
-                Came::On(self.after_exit(exit, context.rip))
+                AfterNative::Continue(self.after_exit(exit, context.rip))
             }
         })
     }

@@ -4,7 +4,7 @@
 //! The lookup that all targets share costs more than a comparison, and it needs canonical state. So
 //! when most of an exit's failures go to one pc, and a fragment starts there, its stub compares the
 //! target with that pc and leads there directly; what goes elsewhere leaves by the stub's own
-//! guard, which is an exit like others and may get such a stub, too. After [`DEEPEST`] of them
+//! guard, which is an exit like others and may get such a stub, too. After [`MAX_COMPARING_STUBS`] of them
 //! comes the lookup.
 //!
 //! Whether one pc has most is found by a vote in constant space (Boyer and Moore): a failure that
@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 
 /// The most stubs in a row that compare with a pc (guess: the lookup costs about as much as three
 /// comparisons).
-const DEEPEST: usize = 2;
+const MAX_COMPARING_STUBS: usize = 2;
 
 /// The candidate of an exit, and how many votes it is ahead.
 #[derive(Clone, Copy, Default)]
@@ -39,7 +39,7 @@ pub struct Votes(FxHashMap<ExitId, Candidate>);
 
 impl Votes {
     /// An exit has gone to `pc`.
-    pub fn went(&mut self, exit: ExitId, pc: u64) {
+    pub fn vote(&mut self, exit: ExitId, pc: u64) {
         let candidate = self.0.entry(exit).or_default();
         match candidate.ahead {
             0 => *candidate = Candidate { pc, ahead: 1 },
@@ -67,7 +67,7 @@ impl Fragments {
         let pc = self.exits.votes.take(exit, times);
         let stubs =
             std::iter::successors(Some(exit), |exit| Some(self.stub_of(*exit)?.origin)).count();
-        if let Some(pc) = pc.filter(|_| stubs <= DEEPEST) {
+        if let Some(pc) = pc.filter(|_| stubs <= MAX_COMPARING_STUBS) {
             self.wake(pc);
             if let Some(next) = self.successor(origin, pc) {
                 let to = Destination::Fragment(pc, self.rank(next));
@@ -86,10 +86,10 @@ mod tests {
     #[test]
     fn a_pc_is_found_if_most_go_there() {
         let (mut votes, exit) = (Votes::default(), ExitId(3));
-        (0..100).for_each(|n| votes.went(exit, if n % 5 == 0 { n } else { 0x1000 }));
+        (0..100).for_each(|n| votes.vote(exit, if n % 5 == 0 { n } else { 0x1000 }));
         assert_eq!(votes.take(exit, 100), Some(0x1000));
         assert_eq!(votes.take(exit, 100), None, "a new count");
-        (0..100).for_each(|n| votes.went(exit, n % 2));
+        (0..100).for_each(|n| votes.vote(exit, n % 2));
         assert_eq!(votes.take(exit, 100), None);
     }
 }

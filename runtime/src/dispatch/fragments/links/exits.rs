@@ -137,7 +137,7 @@ impl Exits {
     }
 
     /// Can this happen to an exit now?
-    pub fn may(&self, exit: ExitId, event: Event) -> bool {
+    pub fn can(&self, exit: ExitId, event: Event) -> bool {
         self.state(exit).after(event).is_some()
     }
 
@@ -152,7 +152,7 @@ impl Exits {
     }
 
     /// An exit came to the runtime. How often it has, since it was linked or began to be counted.
-    pub fn left(&mut self, exit: ExitId) -> u32 {
+    pub fn count_left(&mut self, exit: ExitId) -> u32 {
         self.change(exit, Event::Left);
         match self.state(exit) {
             ExitState::Counting(taken) => taken,
@@ -161,7 +161,7 @@ impl Exits {
     }
 
     /// The last time does not count: what the exit waits for is not there yet.
-    pub fn take_back(&mut self, exit: ExitId) {
+    pub fn uncount(&mut self, exit: ExitId) {
         if let Some(ExitState::Counting(taken)) = self.states.get_mut(&exit) {
             *taken = taken.saturating_sub(1);
         }
@@ -219,14 +219,14 @@ mod tests {
     #[test]
     fn an_exit_is_counted_until_it_is_linked() {
         let (mut exits, exit) = (Exits::default(), ExitId(3));
-        assert_eq!((1..=5).map(|_| exits.left(exit)).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+        assert_eq!((1..=5).map(|_| exits.count_left(exit)).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
         assert!(
             exits.change(exit, CounterMade)
                 && exits.change(exit, Record)
                 && exits.change(exit, Attach)
         );
         assert_eq!(exits.state(exit), Attached);
-        assert_eq!(exits.left(exit), 1, "it came although it is linked");
+        assert_eq!(exits.count_left(exit), 1, "it came although it is linked");
         assert_eq!(exits.state(ExitId(4)), Counting(0));
     }
 }

@@ -10,7 +10,7 @@
 //! of its target, where blocks' links lead, too; beside the interpreter to the first version of the
 //! region.
 //!
-//! **Guards.** Among blocks a guard's exit comes to the runtime [`RESOLVE`] times. Then it gets a
+//! **Guards.** Among blocks a guard's exit comes to the runtime [`EXITS_BEFORE_STUB`] times. Then it gets a
 //! resolved stub to where links lead if a fragment starts there, else to a counter of its own and
 //! on to the block. When the counter runs out, a side trace is recorded; the exit leads to that, or
 //! to the place if there will be none. Beside the interpreter there are no counters: the runtime
@@ -30,7 +30,7 @@ pub mod policy;
 pub mod regions;
 mod verify;
 
-use super::{Arrival, Came, FragmentError, Fragments, Role, Side};
+use super::{AfterNative, Arrival, FragmentError, Fragments, Role, SideRequest};
 use dynasour_emitter::{EmitError, Emitter, ExitId, FragmentId};
 use dynasour_tracer::SpeculationPolicy;
 use exits::{Event, Stub};
@@ -38,7 +38,7 @@ use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
 
 /// A guard's exit comes to the runtime this many times before it is linked to a counter (guess: a
 /// stub costs as much as some ten exits; larger values leave more exits without one).
-const RESOLVE: u32 = 16;
+const EXITS_BEFORE_STUB: u32 = 16;
 
 impl Fragments {
     /// What links may lead to in this run.
@@ -160,11 +160,11 @@ impl Fragments {
 
     /// How the guest goes on that left through `exit` to `pc`.
     pub(super) fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
-        let Some(e) = self.emitter.exit(exit) else { return Arrival::Anyhow };
-        let Some(own) = self.emitter.fragment(e.fragment) else { return Arrival::Anyhow };
+        let Some(e) = self.emitter.exit(exit) else { return Arrival::Ordinary };
+        let Some(own) = self.emitter.fragment(e.fragment) else { return Arrival::Ordinary };
         let origin =
             ExitOrigin { pc: own.pc, version: None, target: e.target, progress: e.progress };
-        if origin.has_moved(pc) { Arrival::Anyhow } else { Arrival::WithoutProgress }
+        if origin.has_moved(pc) { Arrival::Ordinary } else { Arrival::WithoutProgress }
     }
 }
 
@@ -179,22 +179,22 @@ impl Fragments {
         exit: ExitId,
         stub: Stub,
         pc: u64,
-    ) -> Result<Came, FragmentError> {
+    ) -> Result<AfterNative, FragmentError> {
         let arrival = self.after_exit(stub.origin, pc);
         if self.copies && arrival != Arrival::WithoutProgress {
             self.stats.fragment_ends += 1;
-            return Ok(Came::On(Arrival::End(exit)));
+            return Ok(AfterNative::Continue(Arrival::End(exit)));
         }
         if stub.to_body || self.retired {
-            return Ok(Came::On(arrival));
+            return Ok(AfterNative::Continue(arrival));
         }
         self.wake(pc);
         match self.origin(stub.origin).and_then(|origin| self.successor(origin, pc)) {
-            Some(next) if self.link(exit, next)? => return Ok(Came::Full),
+            Some(next) if self.link(exit, next)? => return Ok(AfterNative::Full),
             Some(_) => {}
             None => self.unlink(stub.origin)?,
         }
-        Ok(Came::On(arrival))
+        Ok(AfterNative::Continue(arrival))
     }
 
     /// A guard's exit has come to the runtime.
@@ -203,54 +203,66 @@ impl Fragments {
         exit: ExitId,
         pc: u64,
         policy: &dyn SpeculationPolicy,
-    ) -> Came {
-        let came = Came::On(self.after_exit(exit, pc));
+    ) -> AfterNative {
+        let after = AfterNative::Continue(self.after_exit(exit, pc));
         if self.retired || self.chaos.is_some() || self.wake_side(exit) {
-            return came;
+            return after;
         }
         let threshold = policy.exit_threshold();
         let is_computed = self.emitter.exit(exit).is_some_and(|e| e.target.is_none());
         if is_computed {
             if !self.has_places() {
-                self.exits.votes.went(exit, pc);
+                self.exits.votes.vote(exit, pc);
             }
             // A trace may begin where others leave to. Exits that are linked do not tell.
             self.emitter.make_head(pc);
         }
-        let taken = self.exits.left(exit);
-        let may_count = self.has_places() && taken == RESOLVE;
+        let taken = self.exits.count_left(exit);
+        let may_count = self.has_places() && taken == EXITS_BEFORE_STUB;
         if taken >= threshold || may_count && (is_computed || self.first(pc).is_some()) {
             return self.hot_exit(exit, taken, policy);
         }
         if !may_count {
-            return came;
+            return after;
         }
         if self.emitter.block_entry(pc).is_none() {
             // It will have been copied when the exit is taken next.
-            self.exits.take_back(exit);
-            return came;
+            self.exits.uncount(exit);
+            return after;
         }
-        let counted = Some(u64::from(threshold - RESOLVE));
+        let counted = Some(u64::from(threshold - EXITS_BEFORE_STUB));
         let to = Destination::Body(pc);
         let is_full = self
             .resolve(exit, Event::CounterMade, to, |e| e.link_exit_to_copy(exit, true, counted));
-        if is_full { Came::Full } else { came }
+        if is_full { AfterNative::Full } else { after }
     }
 
     /// The counter of an exit has run out.
-    pub(super) fn counter_left(&mut self, exit: ExitId, policy: &dyn SpeculationPolicy) -> Came {
-        let taken = self.exits.left(exit);
+    pub(super) fn counter_left(
+        &mut self,
+        exit: ExitId,
+        policy: &dyn SpeculationPolicy,
+    ) -> AfterNative {
+        let taken = self.exits.count_left(exit);
         self.hot_exit(exit, taken, policy)
     }
 
     /// An exit that came to the runtime `taken` times is worth a trace, or a link to one.
-    fn hot_exit(&mut self, exit: ExitId, taken: u32, policy: &dyn SpeculationPolicy) -> Came {
-        let Some(origin) = self.origin(exit) else { return Came::On(Arrival::Anyhow) };
+    fn hot_exit(
+        &mut self,
+        exit: ExitId,
+        taken: u32,
+        policy: &dyn SpeculationPolicy,
+    ) -> AfterNative {
+        let Some(origin) = self.origin(exit) else {
+            return AfterNative::Continue(Arrival::Ordinary);
+        };
         self.note_dispatch(exit, origin);
         let moved = origin.target.is_none_or(|target| origin.has_moved(target));
-        let came = Came::On(if moved { Arrival::Anyhow } else { Arrival::WithoutProgress });
+        let after =
+            AfterNative::Continue(if moved { Arrival::Ordinary } else { Arrival::WithoutProgress });
         if self.retired {
-            return came;
+            return after;
         }
         let Some(pc) = origin.target else {
             // Among blocks each table word predicts its own site well, so nothing is compared first.
@@ -259,7 +271,7 @@ impl Fragments {
             } else {
                 self.link_computed(exit, origin, taken)
             };
-            return if is_full { Came::Full } else { came };
+            return if is_full { AfterNative::Full } else { after };
         };
         self.wake(pc);
         let is_full = match self.successor(origin, pc) {
@@ -276,10 +288,10 @@ impl Fragments {
             }
             None => {
                 self.exits.change(exit, Event::Record);
-                return Came::Side(Side { exit, pc, generation: self.generation });
+                return AfterNative::HotExit(SideRequest { exit, pc, generation: self.generation });
             }
         };
-        if is_full { Came::Full } else { came }
+        if is_full { AfterNative::Full } else { after }
     }
 
     /// No trace will be made for an exit: from now on it leads to where links to its target lead,
@@ -295,10 +307,10 @@ impl Fragments {
     }
 
     /// The dispatcher has given up the side trace of an exit. True if the cache is full.
-    pub fn give_up(&mut self, side: Side) -> bool {
+    pub fn give_up(&mut self, side: SideRequest) -> bool {
         let current = !self.retired && side.generation == self.generation;
         // Another thread may have linked it meanwhile.
-        current && self.exits.may(side.exit, Event::Settle) && self.settle_exit(side.exit)
+        current && self.exits.can(side.exit, Event::Settle) && self.settle_exit(side.exit)
     }
 
     /// Lets links lead to the fragment at `pc`.

@@ -21,7 +21,7 @@ use dynasour_tracer::{Landing, SpeculationPolicy};
 
 /// The most exits that may have a trace of their own from one pc (guess: the next one makes a
 /// version of the region there).
-const OWN_TRACES: u32 = 3;
+const MAX_SIDE_TRACES_PER_PC: u32 = 3;
 
 /// The fragments of a region that do not rest, in the order in which they are tried.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl Fragments {
     /// May another exit to `pc` have a trace of its own?
     pub(in crate::dispatch::fragments) fn wants_own_trace(&self, pc: u64) -> bool {
         let has_region = self.regions.contains_key(&pc) || self.lives.rests(Role::Region(pc));
-        !has_region && self.side_traces.get(&pc).is_none_or(|n| *n < OWN_TRACES)
+        !has_region && self.side_traces.get(&pc).is_none_or(|n| *n < MAX_SIDE_TRACES_PER_PC)
     }
 
     /// Has the region as many versions as it may have?
@@ -72,7 +72,7 @@ impl Fragments {
     }
 
     /// Does a fragment start at `pc`, and if so, what kind?
-    pub fn at(&self, pc: u64) -> Option<Landing> {
+    pub fn kind_at(&self, pc: u64) -> Option<Landing> {
         let is_loop = self.lives.shape(self.first(pc)?).is_loop;
         Some(match (is_loop, self.dispatching.contains(&pc)) {
             (true, true) => Landing::Dispatch,
@@ -186,10 +186,10 @@ impl Fragments {
 
     /// The fragment that an exit had of its own, if it rests and can come back, is attached again.
     pub(super) fn wake_side(&mut self, exit: ExitId) -> bool {
-        if !self.lives.rests(Role::Side(exit)) {
+        if !self.lives.rests(Role::SideTrace(exit)) {
             return false;
         }
-        let awake = self.lives.wake(Role::Side(exit), &self.pages);
+        let awake = self.lives.wake(Role::SideTrace(exit), &self.pages);
         self.stats.woken += awake.len() as u64;
         // An exit has one at a time.
         let Some(&id) = awake.last() else { return false };
