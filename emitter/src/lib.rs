@@ -45,7 +45,9 @@ pub use codegen::silence_allocator;
 pub use codegen::{CodegenError, CompiledCode};
 pub use cpu::ticks;
 pub use emitter::links;
-pub use emitter::{Config, Deopt, Emitter, EntryPoint, EntryState, Left};
+pub use emitter::{
+    CompiledStub, Config, Deopt, Emitter, EntryPoint, EntryState, Left, StubRequest, StubTarget,
+};
 pub use error::EmitError;
 pub use fragment::counting;
 pub use fragment::{Exit, ExitId, Fragment, FragmentId};

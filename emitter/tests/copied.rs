@@ -3,7 +3,7 @@
 mod harness;
 
 use dynasour_emitter::blocks::{Copied, Counted, HeadCounts};
-use dynasour_emitter::{Emitter, Left, set_gs};
+use dynasour_emitter::{Emitter, Left, StubTarget, set_gs};
 use dynasour_guest::decode::Bytes;
 use dynasour_ir::Version;
 use dynasour_ir::eval::State;
@@ -79,7 +79,7 @@ fn an_exit_without_progress_never_leads_back() {
     (state.gpr[0], state.gpr[2]) = (40, 6);
     let left = bench.run(fragment, &state);
     assert_eq!((left.pc, left.state.gpr[0]), (START, 40));
-    bench.emitter.link_exit_to_copy(left.deopt.exit, true, None).expect("a stub");
+    bench.emitter.resolve_exit(left.deopt.exit, StubTarget::Block).expect("a stub");
     bench.emitter.lead_to(fragment);
     (bench.ctx.gpr, bench.ctx.rflags) = (state.gpr, 0x202);
     // SAFETY: the code only computes in registers.

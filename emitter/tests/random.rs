@@ -6,7 +6,7 @@ mod harness;
 #[path = "../../ir/tests/support/mod.rs"]
 mod support;
 
-use dynasour_emitter::{EntryState, ExitId, SiteKind};
+use dynasour_emitter::{EntryState, ExitId, SiteKind, StubTarget};
 use dynasour_ir::eval::check::run_base;
 use dynasour_ir::eval::{Hooks, Leave, ModelMachine, NoHooks, State, run};
 use dynasour_ir::opt::{OptOptions, PASSES, optimise_with};
@@ -173,7 +173,7 @@ fn link_all(world: &mut World, guards: &[ExitId]) {
         catcher.blocks.push(Block { params, insts: Vec::new(), term: Term::Exit(AnchorId(0)) });
         if n % 3 == 0 {
             let target = world.bench.compile(&catcher);
-            world.bench.emitter.link_exit(*guard, target).unwrap();
+            world.bench.emitter.resolve_exit(*guard, StubTarget::Fragment(target)).unwrap();
         } else {
             let side = world.bench.emitter.compile(&catcher, EntryState::FromExit(*guard)).unwrap();
             world.bench.emitter.attach(*guard, side).unwrap();

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use dynasour_emitter::{EntryState, FragmentId, SiteKind};
+use dynasour_emitter::{EntryState, FragmentId, SiteKind, StubTarget};
 use dynasour_ir::Gpr;
 use dynasour_ir::eval::State;
 use dynasour_ir::text::version;
@@ -129,7 +129,7 @@ fn warm_exits_get_resolved_stubs() {
     let before = state(&[(Gpr::RCX, 5), (Gpr::RSP, stack.start + 2048)], 0x8d5);
     let cold = bench.run(looping, &before);
     assert_eq!((cold.pc, cold.deopt.stores.len()), (0x2000, 1));
-    let stub = bench.emitter.link_exit(cold.deopt.exit, next).unwrap();
+    let stub = bench.emitter.resolve_exit(cold.deopt.exit, StubTarget::Fragment(next)).unwrap();
     let out = bench.run(looping, &before);
     assert_eq!(out.pc, 0x3000);
     let mut expected = cold.state.clone();
@@ -145,7 +145,7 @@ fn warm_exits_get_resolved_stubs() {
     // And back to the runtime.
     bench.emitter.unlink(cold.deopt.exit).unwrap();
     assert_eq!(bench.run(looping, &before), cold);
-    bench.emitter.link_exit(cold.deopt.exit, next).unwrap();
+    bench.emitter.resolve_exit(cold.deopt.exit, StubTarget::Fragment(next)).unwrap();
     bench.emitter.invalidate(next).unwrap();
     let out = bench.run(looping, &before);
     assert_eq!((out.pc, out.state), (0x2000, cold.state));
@@ -289,7 +289,7 @@ fn computed_targets_are_told_apart_by_stubs() {
             assert_eq!((out.pc, out.deopt.exit, out.deopt.stores.len()), (*pc, exit, 1));
             assert_eq!((stands.pc, stands.state), (0x4000, elsewhere.state.clone()));
         }
-        bench.emitter.link_exit_if(exit, behind[n]).unwrap();
+        bench.emitter.resolve_exit(exit, StubTarget::FragmentIf(behind[n])).unwrap();
         exit = bench.run(first, &at(0x4000)).deopt.exit;
         assert!(
             bench

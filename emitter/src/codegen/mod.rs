@@ -157,6 +157,22 @@ pub fn compile(
     }
 }
 
+/// Compiles the resolved stub of an exit, in the region `pc`: see [`exit_entry::stub`].
+///
+/// # Errors
+/// The stub cannot be compiled; see [`CodegenError`].
+pub(crate) fn compile_stub(
+    pc: u64,
+    only: Option<u64>,
+    exit: &ExitState,
+    host: &Host,
+    allocator: &mut Allocator,
+) -> Result<CompiledCode, CodegenError> {
+    let (version, places) =
+        exit_entry::stub(pc, &exit.record, only, exit.touched, exit.end_of_slots);
+    generate(&version, &places, exit.extended_live, host, allocator)
+}
+
 /// Compiles for a state at entry; `live` says that the extended state is loaded then.
 pub(crate) fn generate(
     version: &Version,

@@ -1,8 +1,8 @@
 //! The emitter's side of code generation: requests, which tell [`codegen`] about the emitter.
 //!
 //! A thread that compiles a trace asks for a [`Request`] under the lock, compiles without it, and
-//! comes back with the code ([`Emitter::place`]). Resolved stubs, which are a few moves, are
-//! compiled and placed at once by [`Emitter::compile_at`].
+//! comes back with the code ([`Emitter::place`]). For a resolved stub it is a [`StubRequest`], and
+//! [`Emitter::lead_exit`].
 //!
 //! Data: none of its own. Invariant: a request is a copy, so code generation reads nothing of the
 //! emitter. It is good for one epoch. The caller holds the emitter.
@@ -11,14 +11,66 @@
 //! of spill slots in use, and the processor's features. The fragment of exit 7 may be dropped while
 //! the thread compiles; [`Emitter::place`] then answers [`EmitError::Stale`].
 
-use crate::codegen::exit_entry::EntryPlaces;
 use crate::codegen::mach::SiteKind;
-use crate::codegen::{self, Entry, ExitState, Host, Request};
+use crate::codegen::{
+    self, Allocator, CodegenError, CompiledCode, Entry, ExitState, Host, Request,
+};
 use crate::emitter::{EmitError, Emitter, EntryState};
 use crate::fragment::{ExitId, Fragment, FragmentId};
 use crate::record::Record;
 use crate::transfers::indirect::{Source, Via};
 use dynasour_ir::Version;
+
+/// Where a resolved stub leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StubTarget {
+    /// To this fragment, the canonical one of the exit's target.
+    Fragment(FragmentId),
+    /// To this fragment if the exit's target, which is computed, is its pc. Otherwise the stub leaves
+    /// by a guard of its own, in the exit's state.
+    FragmentIf(FragmentId),
+    /// To the tables of indirect transfers: the target is computed.
+    Tables,
+    /// Where links to the exit's target lead, now and later.
+    Place,
+    /// To the block of the exit's target, which has been copied.
+    Block,
+    /// As `Block`, after a counter that comes to the runtime at the so many-th execution.
+    CountedBlock(u64),
+}
+
+/// What code generation needs for a resolved stub; made by [`Emitter::stub_request`].
+#[derive(Debug)]
+pub struct StubRequest {
+    exit: ExitId,
+    to: StubTarget,
+    /// The pc that the stub is named by, and the one that its target is compared with.
+    pc: u64,
+    only: Option<u64>,
+    state: ExitState,
+    host: Host,
+    epoch: u64,
+}
+
+/// A resolved stub that has been compiled and not placed; see [`Emitter::lead_exit`].
+pub struct CompiledStub {
+    pub(crate) exit: ExitId,
+    pub(crate) to: StubTarget,
+    pub(crate) epoch: u64,
+    pub(crate) code: CompiledCode,
+}
+
+impl StubRequest {
+    /// Compiles the stub. Needs nothing of the emitter.
+    ///
+    /// # Errors
+    /// Its stores may need a register too many.
+    pub fn compile(&self, allocator: &mut Allocator) -> Result<CompiledStub, CodegenError> {
+        let &StubRequest { exit, to, pc, only, ref state, ref host, epoch } = self;
+        let code = codegen::compile_stub(pc, only, state, host, allocator)?;
+        Ok(CompiledStub { exit, to, epoch, code })
+    }
+}
 
 impl Emitter {
     /// The request with which code generation compiles a version of the region at `region`. Good
@@ -29,17 +81,20 @@ impl Emitter {
     pub fn request(&self, region: u64, entry: EntryState) -> Result<Request, EmitError> {
         let entry = match entry {
             EntryState::Canonical => Entry::Canonical,
-            EntryState::FromExit(exit) => {
-                let (fragment, record) = self.warm_record(exit)?;
-                Entry::FromExit(Box::new(ExitState {
-                    record: record.clone(),
-                    touched: fragment.touched,
-                    end_of_slots: fragment.end_of_slots,
-                    extended_live: fragment.extended_live,
-                }))
-            }
+            EntryState::FromExit(exit) => Entry::FromExit(Box::new(self.exit_state(exit)?)),
         };
         Ok(Request { host: self.host(region), entry, epoch: self.epoch })
+    }
+
+    /// A copy of what is known of the state that a guard's exit leaves in.
+    fn exit_state(&self, exit: ExitId) -> Result<ExitState, EmitError> {
+        let (fragment, record) = self.warm_record(exit)?;
+        Ok(ExitState {
+            record: record.clone(),
+            touched: fragment.touched,
+            end_of_slots: fragment.end_of_slots,
+            extended_live: fragment.extended_live,
+        })
     }
 
     fn host(&self, region: u64) -> Host {
@@ -67,6 +122,37 @@ impl Emitter {
         self.place(&request, code)
     }
 
+    /// The request for a resolved stub that leads a guard's exit to `to`. Good until everything is
+    /// dropped.
+    ///
+    /// # Errors
+    /// There is no such exit of a guard, or its target is computed where `to` wants a pc, or the other
+    /// way round, or there is no such fragment.
+    pub fn stub_request(&self, exit: ExitId, to: StubTarget) -> Result<StubRequest, EmitError> {
+        let e = self.exit(exit).ok_or(EmitError::Unknown)?;
+        let pc_of = |fragment| self.fragment(fragment).map(|f| f.pc).ok_or(EmitError::Unknown);
+        let (pc, only) = match (to, e.target) {
+            (StubTarget::FragmentIf(target), None) => (pc_of(target)?, Some(pc_of(target)?)),
+            (StubTarget::Tables, None) => (pc_of(e.fragment)?, None),
+            (StubTarget::Fragment(target), Some(pc)) if pc_of(target)? == pc => (pc, None),
+            (StubTarget::Place | StubTarget::Block | StubTarget::CountedBlock(_), Some(pc)) => {
+                (pc, None)
+            }
+            _ => return Err(EmitError::Unknown),
+        };
+        let (state, host) = (self.exit_state(exit)?, self.host(pc));
+        Ok(StubRequest { exit, to, pc, only, state, host, epoch: self.epoch })
+    }
+
+    /// Compiles a resolved stub and leads the exit through it at once.
+    ///
+    /// # Errors
+    /// As [`Emitter::stub_request`], [`StubRequest::compile`] and [`Emitter::lead_exit`].
+    pub fn resolve_exit(&mut self, exit: ExitId, to: StubTarget) -> Result<FragmentId, EmitError> {
+        let stub = self.stub_request(exit, to)?.compile(&mut self.allocator)?;
+        self.lead_exit(stub)
+    }
+
     /// The fragment and record of a guard's exit.
     pub(crate) fn warm_record(&self, exit: ExitId) -> Result<(&Fragment, &Record), EmitError> {
         let e = self.exit(exit).filter(|e| e.kind == SiteKind::Guard).ok_or(EmitError::Unknown)?;
@@ -74,18 +160,5 @@ impl Emitter {
         let record =
             e.record.and_then(|r| fragment.records.get(r as usize)).ok_or(EmitError::Unknown)?;
         Ok((fragment, record))
-    }
-
-    /// Compiles and places a version that is entered in the state `entry`; `live` says that the
-    /// extended state is loaded then.
-    pub(crate) fn compile_at(
-        &mut self,
-        version: &Version,
-        entry: &EntryPlaces,
-        live: bool,
-    ) -> Result<FragmentId, EmitError> {
-        let host = self.host(version.region);
-        let code = codegen::generate(version, entry, live, &host, &mut self.allocator)?;
-        self.publish(code)
     }
 }

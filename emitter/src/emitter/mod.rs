@@ -43,6 +43,7 @@ use crate::stubs::{self, ABORTED, Stubs};
 use crate::transfers::entry_check::EntryCheck;
 use crate::transfers::indirect::{Displaced, Diversion, Indirect, MISSED, Via};
 use crate::transfers::stack_returns::{Kept, Returns};
+pub use compile::{CompiledStub, StubRequest, StubTarget};
 use dynasour_guest::context::ThreadContext;
 use links::passages::Way;
 use rustc_hash::FxHashMap;
@@ -186,7 +187,7 @@ pub struct Emitter {
     pub(crate) passages: FxHashMap<Way, FragmentId>,
     pub(crate) indirect: Indirect,
     pub(crate) blocks: Blocks,
-    /// For resolved stubs, which are compiled under the lock.
+    /// For what is compiled and placed at once.
     pub(crate) allocator: Allocator,
     pub(crate) counting: Option<Counting>,
     /// Do indirect transfers name themselves from the next flush on?

@@ -38,7 +38,9 @@
 //! block at 0x1080, which runs into a system call: the stretch has ended.
 
 use super::Dispatcher;
-use super::fragments::{AfterNative, Arrival, FoundCode, Fragments, NativeEntry, SideRequest};
+use super::fragments::{
+    AfterNative, Arrival, FoundCode, Fragments, NativeEntry, SideRequest, StubWork,
+};
 use super::select::{COPIED_BLOCK, NO_FRAGMENT, is_warm};
 use super::traces::FROM_OUTSIDE;
 use crate::interp::{NoPolicy, Stop, noncanonical};
@@ -75,6 +77,8 @@ enum Ended {
     Hot(CounterId, u64),
     /// An exit is hot: a side trace is wanted.
     HotExit(SideRequest),
+    /// A resolved stub is wanted for an exit.
+    Stub(Box<StubWork>),
     /// The code cache is full.
     Full,
     /// The thread is outside already, and other threads have posted ranges to it.
@@ -218,7 +222,7 @@ impl Dispatcher {
             Err(error) => broken(&format!("leaving native code: {error}")),
         };
         make_exact(after, &mut fragments, context, code);
-        let dispatch = fragments.take_new_dispatch();
+        let (dispatch, stub) = (fragments.take_new_dispatch(), fragments.take_wanted_stub());
         drop(fragments);
         self.arrival = match after {
             AfterNative::Continue(arrival) => arrival,
@@ -232,7 +236,7 @@ impl Dispatcher {
             self.mark(head);
         }
         match after {
-            AfterNative::Continue(_) => None,
+            AfterNative::Continue(_) => stub.map(|stub| Ended::Stub(Box::new(stub))),
             AfterNative::NonCanonical(pc) => {
                 Some(Ended::Stopped(Stop::Trap { pc, trap: Trap::Protection }))
             }
@@ -262,6 +266,10 @@ impl Dispatcher {
             }
             Ended::HotExit(side) => {
                 self.record_side_trace(context, side);
+                return Outcome::Continue;
+            }
+            Ended::Stub(work) => {
+                self.make_stub(&work);
                 return Outcome::Continue;
             }
             Ended::Full => {

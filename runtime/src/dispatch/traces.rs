@@ -20,7 +20,7 @@
 //! interpreter that one starts there.
 
 use super::Dispatcher;
-use super::fragments::{Arrival, Failure, SideRequest};
+use super::fragments::{Arrival, Failure, SideRequest, StubWork};
 use super::select::{
     COPIED_BLOCK, DISPATCH_FRAGMENT, LINEAR_DISPATCH_FRAGMENT, LINEAR_FRAGMENT, LOOP_FRAGMENT,
     NO_FRAGMENT,
@@ -119,6 +119,15 @@ impl Dispatcher {
                 self.selector.traces.heads.give_up(head, &self.selector.traces.policy)
             }
             Failure::Refused(_) => self.selector.traces.heads.penalise(head),
+        }
+    }
+
+    /// Compiles the resolved stub of an exit, without the lock, and installs it.
+    pub(super) fn make_stub(&mut self, work: &StubWork) {
+        let compiled = during(Phase::Emit, || work.compile(&mut self.allocator));
+        let full = self.machine.fragments().is_some_and(|mut f| f.install_stub(work, compiled));
+        if full {
+            self.overflowed();
         }
     }
 
@@ -276,9 +285,12 @@ impl Dispatcher {
                 self.side = Some(side);
             }
             _ => {
-                let full = self.machine.fragments().is_some_and(|mut f| f.give_up(side));
-                if full {
-                    self.failed(context.rip, Failure::Full);
+                let stub = self.machine.fragments().and_then(|mut fragments| {
+                    fragments.give_up(side);
+                    fragments.take_wanted_stub()
+                });
+                if let Some(work) = stub {
+                    self.make_stub(&work);
                 }
             }
         }

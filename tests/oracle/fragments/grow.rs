@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use dynasour_emitter::{EntryState, ExitId, FragmentId, SiteKind};
+use dynasour_emitter::{EntryState, ExitId, FragmentId, SiteKind, StubTarget};
 use dynasour_ir::opt::PIPELINE;
 use dynasour_testkit::code::Random;
 
@@ -130,12 +130,12 @@ impl Grown<'_> {
                 format!("end {id:?} linked to {next:?}")
             }
             (SiteKind::Guard, _) if e.target.is_none() => {
-                let linked = self.world.emitter.link_indirect_exit(id);
+                let linked = self.world.emitter.resolve_exit(id, StubTarget::Tables);
                 tally.links += u32::from(linked.is_ok());
                 format!("{id:?} looks up: {linked:?}")
             }
             (SiteKind::Guard, Some(next)) => {
-                let linked = self.world.emitter.link_exit(id, next);
+                let linked = self.world.emitter.resolve_exit(id, StubTarget::Fragment(next));
                 tally.links += u32::from(linked.is_ok());
                 format!("{id:?} linked to {next:?}: {linked:?}")
             }

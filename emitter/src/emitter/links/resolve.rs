@@ -5,16 +5,16 @@
 //! fragment without guest instructions ([`crate::codegen::exit_entry`]), performs the exit's
 //! deferred stores, moves the values home, and ends in canonical state at the exit's target. Its
 //! end is linked like that of a trace:
-//! * to a version of the region at the target ([`Emitter::link_exit`]); if the target is computed,
-//!   after a comparison with the region's pc ([`Emitter::link_exit_if`]);
-//! * to the tables of indirect transfers ([`Emitter::link_indirect_exit`]);
-//! * to a place, the body of a block, or a counter before that ([`Emitter::link_exit_to_copy`]).
+//! * to a version of the region at the target; if the target is computed, after a comparison with
+//!   the region's pc;
+//! * to the tables of indirect transfers;
+//! * to a place, the body of a block, or a counter before that.
 //!
 //! The stub is linked first and [attached](Emitter::attach) last, so that no thread finds it half
 //! made. All guards that share an anchor share the link.
 //!
-//! A stub is compiled while the caller holds the emitter, unlike a trace: it has no guest
-//! instruction, only moves, stores and a comparison.
+//! A stub is compiled without the lock, like a trace: [`StubRequest`](crate::emitter::StubRequest) says what is needed, and
+//! [`Emitter::lead_exit`] places the code, links it and lets the exit lead there.
 //!
 //! Data: none of its own. Invariant: an end in the list of a place has the target that the place
 //! says. The caller holds the emitter, and sees to progress (`policy.rs` of the runtime).
@@ -24,48 +24,70 @@
 
 use crate::blocks::Counted;
 use crate::blocks::places::{BODY, FOREIGN, Link};
-use crate::codegen::exit_entry;
 use crate::codegen::mach::SiteKind;
+use crate::emitter::compile::{CompiledStub, StubTarget};
 use crate::emitter::{EmitError, Emitter};
 use crate::fragment::{ExitId, FragmentId, FragmentRole, set_target};
 
 impl Emitter {
-    /// Lets a guard's exit continue in `target`, the canonical fragment of the exit's target pc, by
-    /// a resolved stub. Returns the stub, a fragment of its own. Deferred stores are performed
-    /// there.
-    pub fn link_exit(&mut self, exit: ExitId, target: FragmentId) -> Result<FragmentId, EmitError> {
+    /// Places a resolved stub, links its end, and lets its exit continue in it. Returns the stub, a
+    /// fragment of its own.
+    ///
+    /// # Errors
+    /// There is no room, everything was dropped since the request was made, or what the stub leads
+    /// to is gone. The exit stays as it is.
+    pub fn lead_exit(&mut self, stub: CompiledStub) -> Result<FragmentId, EmitError> {
+        let CompiledStub { exit, to, epoch, code } = stub;
+        if epoch != self.epoch {
+            return Err(EmitError::Stale);
+        }
+        let place = match (to, self.exit(exit).and_then(|e| e.target)) {
+            (StubTarget::Place | StubTarget::Block | StubTarget::CountedBlock(_), Some(pc)) => {
+                self.blocks.place(pc)
+            }
+            _ => 0,
+        };
+        let is_copied = self.blocks.places.get(place as usize).is_some_and(|p| p.block != 0);
+        if matches!(to, StubTarget::Block | StubTarget::CountedBlock(_)) && !is_copied {
+            return Err(EmitError::Unknown);
+        }
+        let stub = self.publish(code)?;
+        self.fragments[stub.0 as usize].role = FragmentRole::Stub;
+        match to {
+            StubTarget::Fragment(target) | StubTarget::FragmentIf(target) => {
+                let end = self.end_of(stub)?;
+                self.link(end, target)?;
+            }
+            StubTarget::Tables => {}
+            StubTarget::Place => self.link_to(self.end_of(stub)?, place | FOREIGN)?,
+            StubTarget::Block => self.link_to(self.end_of(stub)?, place | FOREIGN | BODY)?,
+            StubTarget::CountedBlock(threshold) => {
+                let end = self.end_of(stub)?;
+                self.link_to_counter(end, exit, place, threshold)?;
+            }
+        }
+        self.attach(exit, stub)?;
+        Ok(stub)
+    }
+
+    /// Lets the end of a stub lead to a counter and then to the block of its place; to the block if
+    /// there is no room for a counter.
+    fn link_to_counter(
+        &mut self,
+        end: ExitId,
+        exit: ExitId,
+        place: u32,
+        threshold: u64,
+    ) -> Result<(), EmitError> {
         let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
-        self.fragment(target).filter(|f| f.pc == pc).ok_or(EmitError::Unknown)?;
-        let (stub, end) = self.resolved(exit, pc)?;
-        self.link(end, target)?;
-        self.attach(exit, stub)?;
-        Ok(stub)
-    }
-
-    /// As [`Emitter::link_exit`], for an exit whose target is computed: when it is not where
-    /// `target` starts, the stub leaves by a guard of its own, in the exit's state.
-    pub fn link_exit_if(
-        &mut self,
-        exit: ExitId,
-        target: FragmentId,
-    ) -> Result<FragmentId, EmitError> {
-        self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
-        let pc = self.fragment(target).ok_or(EmitError::Unknown)?.pc;
-        let stub = self.resolve(exit, pc, Some(pc))?;
-        let end = self.end_of(stub)?;
-        self.link(end, target)?;
-        self.attach(exit, stub)?;
-        Ok(stub)
-    }
-
-    /// Compiles the resolved stub of an exit to `pc`. Returns the stub and its end.
-    pub(crate) fn resolved(
-        &mut self,
-        exit: ExitId,
-        pc: u64,
-    ) -> Result<(FragmentId, ExitId), EmitError> {
-        let stub = self.resolve(exit, pc, None)?;
-        Ok((stub, self.end_of(stub)?))
+        let counted = Counted::Exit(exit, pc);
+        let Some(entry) = self.blocks.counter(place, counted, threshold, &mut self.cache)? else {
+            return self.link_to(end, place | FOREIGN | BODY);
+        };
+        let field = self.link_of(end).ok_or(EmitError::Unknown)?.field;
+        let target = self.blocks.base + u64::from(entry);
+        set_target(&self.fragments, field, target, &self.cache);
+        Ok(())
     }
 
     /// The direct end of a stub.
@@ -75,32 +97,6 @@ impl Emitter {
             .map(ExitId)
             .find(|e| self.exits[e.0 as usize].kind == SiteKind::End)
             .ok_or(EmitError::Unknown)
-    }
-
-    /// Lets a guard's exit whose target is computed look it up like an indirect trace end, in a
-    /// resolved stub.
-    pub fn link_indirect_exit(&mut self, exit: ExitId) -> Result<FragmentId, EmitError> {
-        let e = self.exit(exit).filter(|e| e.target.is_none()).ok_or(EmitError::Unknown)?;
-        let pc = self.fragment(e.fragment).ok_or(EmitError::Unknown)?.pc;
-        let stub = self.resolve(exit, pc, None)?;
-        self.attach(exit, stub)?;
-        Ok(stub)
-    }
-
-    /// Compiles the resolved stub of an exit; see [`exit_entry::stub`].
-    pub(crate) fn resolve(
-        &mut self,
-        exit: ExitId,
-        pc: u64,
-        only: Option<u64>,
-    ) -> Result<FragmentId, EmitError> {
-        let (fragment, record) = self.warm_record(exit)?;
-        let live = fragment.extended_live;
-        let (version, places) =
-            exit_entry::stub(pc, record, only, fragment.touched, fragment.end_of_slots);
-        let stub = self.compile_at(&version, &places, live)?;
-        self.fragments[stub.0 as usize].role = FragmentRole::Stub;
-        Ok(stub)
     }
 
     /// Lets a trace's direct end continue where links to its target lead, now and later. That makes
@@ -149,39 +145,5 @@ impl Emitter {
         if self.link_borrowed(end, fragment).is_err() {
             self.unlink_borrowed(end);
         }
-    }
-
-    /// Lets a guard's exit continue in a resolved stub, and from there where links to its target
-    /// lead. If `block` is set it continues in the target's block, which must have been copied.
-    /// With a threshold it is counted, and continues in the block, too. Returns the stub.
-    pub fn link_exit_to_copy(
-        &mut self,
-        exit: ExitId,
-        block: bool,
-        threshold: Option<u64>,
-    ) -> Result<FragmentId, EmitError> {
-        let pc = self.exit(exit).and_then(|e| e.target).ok_or(EmitError::Unknown)?;
-        let place = self.blocks.place(pc);
-        if (block || threshold.is_some()) && self.blocks.places[place as usize].block == 0 {
-            return Err(EmitError::Unknown);
-        }
-        let (stub, end) = self.resolved(exit, pc)?;
-        let counter = match threshold {
-            Some(n) => self.blocks.counter(place, Counted::Exit(exit, pc), n, &mut self.cache)?,
-            None => None,
-        };
-        match counter {
-            Some(entry) => {
-                let link = self.link_of(end).ok_or(EmitError::Unknown)?;
-                let (field, target) = (link.field, self.blocks.base + u64::from(entry));
-                set_target(&self.fragments, field, target, &self.cache);
-            }
-            None => {
-                let body = if block || threshold.is_some() { BODY } else { 0 };
-                self.link_to(end, place | FOREIGN | body)?;
-            }
-        }
-        self.attach(exit, stub)?;
-        Ok(stub)
     }
 }

@@ -44,6 +44,7 @@ use dynasour_emitter::blocks::{BlockId, HeadCounts};
 use dynasour_emitter::{Config, Diversion, EmitError, Emitter, ExitId, FragmentId, PendingStore};
 use dynasour_guest::ThreadContext;
 use head_counting::HeadCounting;
+pub use links::StubWork;
 use links::exits::Exits;
 use links::regions::Region;
 use lives::{Lives, Role};
@@ -133,6 +134,8 @@ pub struct Fragments {
     heads: HeadCounts,
     counting: HeadCounting,
     notes: Notes,
+    /// A resolved stub that the dispatcher is to compile.
+    wanted_stub: Option<StubWork>,
     /// Changes of links since they were verified; see `fragments/links/verify.rs`.
     unverified: usize,
     /// What happened to fragments.
@@ -179,6 +182,7 @@ impl Fragments {
             heads: HeadCounts::default(),
             counting: HeadCounting::default(),
             notes: Notes::new(config),
+            wanted_stub: None,
             unverified: 0,
             stats: Stats::default(),
         })

@@ -59,9 +59,9 @@ pub const FIVE: SigSet = set_of(libc::SIGSEGV)
     | set_of(libc::SIGILL)
     | set_of(libc::SIGTRAP);
 
-/// The five as numbers.
+/// The five as numbers, in the order in which the kernel delivers them.
 pub const FIVE_SIGNALS: [i32; 5] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+    [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
 
 /// Signals that cannot be blocked or caught.
 pub const UNBLOCKABLE: SigSet = set_of(libc::SIGKILL) | set_of(libc::SIGSTOP);
@@ -224,8 +224,8 @@ impl SignalState {
         self.accepted.load(Ordering::Acquire)
     }
 
-    /// Takes the signal that the kernel would deliver first among those not in `mask`.
-    pub fn take(&self, mask: SigSet) -> Option<(i32, SigInfo)> {
+    /// The signal that the kernel would deliver first among those not in `mask`.
+    pub fn first(&self, mask: SigSet) -> Option<(i32, SigInfo)> {
         let ready = self.accepted() & !mask;
         if ready == 0 {
             return None;
@@ -234,6 +234,12 @@ impl SignalState {
         let signo = first.trailing_zeros() as i32 + 1;
         // SAFETY: while the bit is set no handler writes the slot.
         let info = unsafe { (&raw const (*self.infos.get())[signo as usize - 1]).read() };
+        Some((signo, info))
+    }
+
+    /// Takes the signal that [`SignalState::first`] says.
+    pub fn take(&self, mask: SigSet) -> Option<(i32, SigInfo)> {
+        let (signo, info) = self.first(mask)?;
         self.accepted.fetch_and(!set_of(signo), Ordering::AcqRel);
         Some((signo, info))
     }

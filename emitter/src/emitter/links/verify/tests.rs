@@ -4,7 +4,7 @@ use super::Rule;
 use crate::blocks::places::{self, FOREIGN, PLACE};
 use crate::cache::writer;
 use crate::codegen::mach::SiteKind;
-use crate::emitter::{Config, Emitter, EntryState};
+use crate::emitter::{Config, Emitter, EntryState, StubTarget};
 use crate::fragment::{ExitId, FragmentId, Link, set_target};
 use crate::transfers::indirect::{Via, WAY_OUT};
 use crate::transfers::stack_returns::Returns;
@@ -229,15 +229,15 @@ fn cycles_without_progress() {
     let mut emitter = emitter(Returns::Table);
     let versions = [0, 1].map(|_| trace(&mut emitter, 0x1000, 0x2000));
     let guards = versions.map(|version| exit(&emitter, version, SiteKind::Guard));
-    emitter.link_exit(guards[0], versions[1]).expect("room");
+    emitter.resolve_exit(guards[0], StubTarget::Fragment(versions[1])).expect("room");
     assert_eq!(emitter.verify_links(), Ok(()), "a later version has no way back");
-    emitter.link_exit(guards[1], versions[0]).expect("room");
+    emitter.resolve_exit(guards[1], StubTarget::Fragment(versions[0])).expect("room");
     assert_eq!(broken(&emitter), Rule::Progress);
     emitter.unlink(guards[1]).expect("it is there");
     assert_eq!(emitter.verify_links(), Ok(()));
     // Through the place that other links lead to: there the first version is entered again.
     emitter.lead_to(versions[0]);
-    emitter.link_exit_to_copy(guards[1], false, None).expect("room");
+    emitter.resolve_exit(guards[1], StubTarget::Place).expect("room");
     assert_eq!(broken(&emitter), Rule::Progress);
 }
 

@@ -19,7 +19,7 @@
 use super::exits::Event;
 use super::policy::{Destination, ExitOrigin};
 use crate::dispatch::fragments::Fragments;
-use dynasour_emitter::ExitId;
+use dynasour_emitter::{ExitId, StubTarget};
 use rustc_hash::FxHashMap;
 
 /// The most stubs in a row that compare with a pc (guess: the lookup costs about as much as three
@@ -61,9 +61,8 @@ impl Votes {
 }
 
 impl Fragments {
-    /// Links an exit with a computed target that came to the runtime so many times. True if the
-    /// cache is full.
-    pub(super) fn link_computed(&mut self, exit: ExitId, origin: ExitOrigin, times: u32) -> bool {
+    /// Links an exit with a computed target that came to the runtime so many times.
+    pub(super) fn link_computed(&mut self, exit: ExitId, origin: ExitOrigin, times: u32) {
         let pc = self.exits.votes.take(exit, times);
         let stubs =
             std::iter::successors(Some(exit), |exit| Some(self.stub_of(*exit)?.origin)).count();
@@ -71,11 +70,10 @@ impl Fragments {
             self.wake(pc);
             if let Some(next) = self.successor(origin, pc) {
                 let to = Destination::Fragment(pc, self.rank(next));
-                return self
-                    .resolve(exit, Event::Link, to, |emitter| emitter.link_exit_if(exit, next));
+                return self.want_stub(exit, Event::Link, to, StubTarget::FragmentIf(next));
             }
         }
-        self.link_to_tables(exit)
+        self.link_to_tables(exit);
     }
 }
 

@@ -28,10 +28,13 @@ pub mod computed;
 pub mod exits;
 pub mod policy;
 pub mod regions;
+mod stubs;
 mod verify;
 
+pub use stubs::StubWork;
+
 use super::{AfterNative, Arrival, FragmentError, Fragments, Role, SideRequest};
-use dynasour_emitter::{EmitError, Emitter, ExitId, FragmentId};
+use dynasour_emitter::{ExitId, FragmentId, StubTarget};
 use dynasour_tracer::SpeculationPolicy;
 use exits::{Event, Stub};
 use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
@@ -72,58 +75,6 @@ impl Fragments {
     /// The stub that leaves by `exit`.
     pub(super) fn stub_of(&self, exit: ExitId) -> Option<Stub> {
         self.exits.stub(self.emitter.exit(exit)?.fragment)
-    }
-
-    /// Lets an exit lead to `to` by the resolved stub that `make` makes, if that is allowed; the
-    /// exit's state changes by `event`. True if the cache is full.
-    fn resolve(
-        &mut self,
-        exit: ExitId,
-        event: Event,
-        to: Destination,
-        make: impl FnOnce(&mut Emitter) -> Result<FragmentId, EmitError>,
-    ) -> bool {
-        let is_allowed = self.origin(exit).is_some_and(|origin| self.may_lead(origin, to));
-        if !is_allowed || !self.exits.change(exit, event) {
-            return false;
-        }
-        match make(&mut self.emitter) {
-            Ok(stub) => {
-                self.stats.stubs += 1;
-                self.note_stub(stub, exit);
-                self.exits.add_stub(
-                    stub,
-                    Stub { origin: exit, to_body: matches!(to, Destination::Body(_)) },
-                );
-                self.links_changed();
-                if self.logs.code {
-                    eprintln!(
-                        "dynasour: stub of {exit:?}\n{}",
-                        self.emitter.listing(stub).unwrap_or_default()
-                    );
-                }
-                false
-            }
-            // Without a stub (its stores may need a register too many) the exit goes on to come
-            // here.
-            Err(error) => {
-                self.exits.change(exit, Event::Unlinked);
-                error.is_full()
-            }
-        }
-    }
-
-    /// Lets an exit to `pc` lead to a version of the region there. True if the cache is full.
-    fn link_to_version(&mut self, exit: ExitId, pc: u64, next: FragmentId) -> bool {
-        let to = Destination::Fragment(pc, self.rank(next));
-        self.resolve(exit, Event::Link, to, |emitter| emitter.link_exit(exit, next))
-    }
-
-    /// Lets an exit with a computed target look it up. True if the cache is full.
-    fn link_to_tables(&mut self, exit: ExitId) -> bool {
-        self.resolve(exit, Event::Link, Destination::Tables, |emitter| {
-            emitter.link_indirect_exit(exit)
-        })
     }
 
     /// The end `exit`, of a trace or of a stub, leads to `next` from now on. True if the cache is
@@ -230,11 +181,10 @@ impl Fragments {
             self.exits.uncount(exit);
             return after;
         }
-        let counted = Some(u64::from(threshold - EXITS_BEFORE_STUB));
+        let counted = u64::from(threshold - EXITS_BEFORE_STUB);
         let to = Destination::Body(pc);
-        let is_full = self
-            .resolve(exit, Event::CounterMade, to, |e| e.link_exit_to_copy(exit, true, counted));
-        if is_full { AfterNative::Full } else { after }
+        self.want_stub(exit, Event::CounterMade, to, StubTarget::CountedBlock(counted));
+        after
     }
 
     /// The counter of an exit has run out.
@@ -266,51 +216,50 @@ impl Fragments {
         }
         let Some(pc) = origin.target else {
             // Among blocks each table word predicts its own site well, so nothing is compared first.
-            let is_full = if self.has_places() {
-                self.link_to_tables(exit)
+            if self.has_places() {
+                self.link_to_tables(exit);
             } else {
-                self.link_computed(exit, origin, taken)
-            };
-            return if is_full { AfterNative::Full } else { after };
+                self.link_computed(exit, origin, taken);
+            }
+            return after;
         };
         self.wake(pc);
-        let is_full = match self.successor(origin, pc) {
+        match self.successor(origin, pc) {
             Some(_) if self.may_lead(origin, Destination::Place(pc)) => {
-                let make = |emitter: &mut Emitter| emitter.link_exit_to_copy(exit, false, None);
-                self.resolve(exit, Event::Link, Destination::Place(pc), make)
+                self.want_stub(exit, Event::Link, Destination::Place(pc), StubTarget::Place);
             }
             Some(next) => self.link_to_version(exit, pc, next),
             None if self.is_full(pc, policy) && self.has_places() => self.settle_exit(exit),
             None if self.is_full(pc, policy) => {
                 self.exits.change(exit, Event::Unlinked);
                 self.drop_changed(pc);
-                false
             }
             None => {
                 self.exits.change(exit, Event::Record);
                 return AfterNative::HotExit(SideRequest { exit, pc, generation: self.generation });
             }
-        };
-        if is_full { AfterNative::Full } else { after }
+        }
+        after
     }
 
     /// No trace will be made for an exit: from now on it leads to where links to its target lead,
-    /// or to the block there. True if the cache is full.
-    fn settle_exit(&mut self, exit: ExitId) -> bool {
-        let Some(origin) = self.origin(exit) else { return false };
-        let Some(pc) = origin.target else { return false };
-        let to_place = self.may_lead(origin, Destination::Place(pc));
-        let to = if to_place { Destination::Place(pc) } else { Destination::Body(pc) };
-        self.resolve(exit, Event::Settle, to, |emitter| {
-            emitter.link_exit_to_copy(exit, !to_place, None)
-        })
+    /// or to the block there.
+    fn settle_exit(&mut self, exit: ExitId) {
+        let Some(origin) = self.origin(exit) else { return };
+        let Some(pc) = origin.target else { return };
+        let (to, target) = if self.may_lead(origin, Destination::Place(pc)) {
+            (Destination::Place(pc), StubTarget::Place)
+        } else {
+            (Destination::Body(pc), StubTarget::Block)
+        };
+        self.want_stub(exit, Event::Settle, to, target);
     }
 
-    /// The dispatcher has given up the side trace of an exit. True if the cache is full.
-    pub fn give_up(&mut self, side: SideRequest) -> bool {
-        let current = !self.retired && side.generation == self.generation;
-        // Another thread may have linked it meanwhile.
-        current && self.exits.can(side.exit, Event::Settle) && self.settle_exit(side.exit)
+    /// The dispatcher has given up the side trace of an exit.
+    pub fn give_up(&mut self, side: SideRequest) {
+        if !self.retired && side.generation == self.generation {
+            self.settle_exit(side.exit);
+        }
     }
 
     /// Lets links lead to the fragment at `pc`.

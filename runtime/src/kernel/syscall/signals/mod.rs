@@ -319,9 +319,16 @@ impl System {
     }
 
     /// Takes a signal out of `signals` that was accepted by this thread, or that is held for the
-    /// process.
+    /// process. The kernel delivers what was sent to the thread before what was sent to the process,
+    /// and of each the five first.
     pub(crate) fn take_held(&self, signals: SigSet) -> Option<(i32, SigInfo)> {
-        self.signals.take(!signals).or_else(|| held::take(signals))
+        let is_for_thread = |(signo, info): (i32, SigInfo)| {
+            set_of(signo) & FIVE != 0 || info.code() == libc::SI_TKILL
+        };
+        match self.signals.first(!signals) {
+            Some(first) if is_for_thread(first) => self.signals.take(!signals),
+            _ => held::take(signals).or_else(|| self.signals.take(!signals)),
+        }
     }
 
     /// The signals that [`System::take_held`] finds.
