@@ -42,8 +42,8 @@ impl Footprint {
         f();
     }
 
-    /// The bytes of `range` have changed: forgets its pages, and returns whether any thread had read
-    /// one of them.
+    /// The bytes of `range` have changed: forgets its pages, and returns whether any thread had
+    /// read one of them.
     pub fn forget(&self, range: &Range<u64>) -> bool {
         if range.is_empty() {
             return false;
@@ -71,8 +71,8 @@ impl Footprint {
 pub struct NotedCode {
     code: ExecutableCode,
     footprint: &'static Footprint,
-    /// The page that was noted last, and the value of [`Footprint::forgotten`] at that time. Reading
-    /// the same page again then needs no lock.
+    /// The page that was noted last, and the value of [`Footprint::forgotten`] at that time.
+    /// Reading the same page again then needs no lock.
     last: Cell<(u64, u64)>,
 }
 

@@ -12,7 +12,7 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | [`stretch`] | the loop that executes guest code in whatever form there is of it |
+//! | [`stretch`] | the loop that executes guest code, interpreted or native |
 //! | [`stops`] | what the runtime does when the interpreter stops |
 //! | [`select`] | what happens at each edge between interpreted blocks |
 //! | [`traces`] | recording and compiling traces |
@@ -33,8 +33,8 @@
 //!
 //! Example: the guest executes a loop at 0x1000. The interpreter executes it until its head is
 //! hot; `traces` records one iteration and compiles it; `stretch` enters the fragment, which leaves
-//! by a guard to 0x1080; the interpreter goes on there, and stops at a system call, which `stops`
-//! performs.
+//! by a guard to 0x1080. The guest continues there in the interpreter, which stops at a system
+//! call, and `stops` has the kernel perform it.
 
 mod engine;
 mod footprint;

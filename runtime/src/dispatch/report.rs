@@ -15,7 +15,7 @@ use crate::observe::perf_map;
 use std::sync::atomic::Ordering;
 
 impl Dispatcher {
-    /// Writes whatever the user asked for, if this is the process that the user started.
+    /// Writes the reports that the user asked for, if this is the process that the user started.
     pub(super) fn write_report(&mut self, system: &System) {
         let Some(to) = system.report_to() else { return };
         self.publish_counts();

@@ -33,9 +33,9 @@
 //! native code runs, and *interpreting* otherwise; after `run_stretch` it is *outside*. The lock of
 //! the fragments is not held while guest code runs.
 //!
-//! Example: rip is 0x1000, where a fragment starts. `next_execution` returns its entry; it runs, and
-//! leaves by a guard to 0x1080; `after_native` rebuilds the registers; `next_execution` copies the
-//! block at 0x1080, which runs into a system call: the stretch has ended.
+//! Example: rip is 0x1000, where a fragment starts. `next_execution` returns its entry; it runs,
+//! and leaves by a guard to 0x1080; `after_native` rebuilds the registers; `next_execution` copies
+//! the block at 0x1080, which runs into a system call: the stretch has ended.
 
 use super::Dispatcher;
 use super::fragments::{AfterNative, Arrival, FoundCode, Fragments, NativeEntry, SideRequest};

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Data: the selector, the effort and the allocator of the thread's [`Dispatcher`]. All of it runs
-//! outside guest code, on the thread that found the head, which holds no lock but while it plans and
-//! installs. Several threads may record the same head; the first to install it wins.
+//! outside guest code, on the thread that found the head, which holds no lock but while it plans
+//! and installs. Several threads may record the same head; the first to install it wins.
 //!
 //! Example: the head 0x1000 is hot. `selected` starts a recording; the interpreter comes back to
 //! 0x1000, so the selector stops it with the path; `compile` makes a fragment, and `mark` tells the
@@ -97,8 +97,8 @@ impl Dispatcher {
         during(Phase::Emit, || fragments.install(plan, &version, code, path, config))
     }
 
-    /// No trace was made for `head`: counts the reason, and penalises the head if that is due to the
-    /// path.
+    /// No trace was made for `head`: counts the reason, and penalises the head if that is due to
+    /// the path.
     fn failed(&mut self, head: u64, failure: Failure) {
         let reason = match failure {
             Failure::Full | Failure::Stale => AbortReason::Flushed,
@@ -164,8 +164,8 @@ impl Dispatcher {
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
     }
 
-    /// Drops this thread's interpreted blocks made from `range`, and the recording under way if there
-    /// were any, since it may hold them.
+    /// Drops this thread's interpreted blocks made from `range`, and the recording under way if
+    /// there were any, since it may hold them.
     pub(super) fn forget_blocks(&mut self, range: &Range<u64>) {
         if self.interp.invalidate(range.start, range.end) {
             self.abandon(AbortReason::Flushed);
@@ -199,8 +199,8 @@ impl Dispatcher {
         self.arrival = Arrival::WithoutProgress;
         let Some(mut fragments) = self.machine.fragments() else { return };
         if fragments.first(pc).is_some() {
-            // Another thread has made the fragment meanwhile. Or guards are forced (`--chaos`): then
-            // fragments are only entered from the runtime.
+            // Another thread has made the fragment meanwhile. Or guards are forced (`--chaos`):
+            // then fragments are only entered from the runtime.
             if self.machine.config.chaos.is_some() {
                 self.arrival = Arrival::Ordinary;
             }
@@ -252,8 +252,8 @@ impl Dispatcher {
         }
     }
 
-    /// The exit that led to rip is hot: starts recording a side trace, unless code at rip may not be
-    /// traced.
+    /// The exit that led to rip is hot: starts recording a side trace, unless code at rip may not
+    /// be traced.
     pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
         if !self.effort.is_affordable() {

@@ -1,10 +1,10 @@
-//! Forced failures of guards (`--chaos`): drawn at random before a fragment is entered, undone after
-//! native code has left.
+//! Forced failures of guards (`--chaos`): drawn at random before a fragment is entered, undone
+//! after native code has left.
 //!
-//! Under `--chaos` no link leads to a fragment (scope `Forced` of [`super::links::policy`]), so each
-//! is entered from the runtime. A forced guard fails for every thread that executes it. So only one
-//! thread at a time is in a fragment with forced guards; the others continue as if no fragment
-//! started at their pc.
+//! Under `--chaos` no link leads to a fragment (scope `Forced` of [`super::links::policy`]), so
+//! each is entered from the runtime. A forced guard fails for every thread that executes it. So
+//! only one thread at a time is in a fragment with forced guards; the others continue as if no
+//! fragment started at their pc.
 //!
 //! Data: [`Forcing`], part of [`Fragments`]. The caller holds the lock of the fragments.
 //!
@@ -70,7 +70,8 @@ impl Fragments {
         Some(Forced(forced.collect()))
     }
 
-    /// Makes forced guards test their predicates again: the thread that they were forced for has left.
+    /// Makes forced guards test their predicates again: the thread that they were forced for has
+    /// left.
     pub(super) fn restore(&mut self, forced: Forced) {
         for exit in forced.0 {
             self.emitter.force_guard(exit, false).expect("it was forced a moment ago");

@@ -2,18 +2,18 @@
 //! ([`dynasour_tracer::head_pauses`]).
 //!
 //! No timer ends a pause, since a guest could notice a timer. Pauses end when a thread comes to the
-//! runtime for another reason. To make sure that one does, the head whose pause was to begin last is
-//! the *sentinel*: instead of pausing, it continues to be counted, for about as many executions as
-//! its pause would last. When another head's pause is to begin, that head becomes the sentinel, and
-//! the pause of the former one begins.
+//! runtime for another reason. To make sure that one does, the head whose pause was to begin last
+//! is the *sentinel*: instead of pausing, it continues to be counted, for about as many executions
+//! as its pause would last. When another head's pause is to begin, that head becomes the sentinel,
+//! and the pause of the former one begins.
 //!
 //! Data: [`HeadCounting`], part of [`Fragments`]. Invariant: links to a head in the queue of pauses
 //! lead to its block, past its counter, unless the block is gone. The caller holds the lock of the
 //! fragments.
 //!
-//! Example: A's interval ends and A will not be hot soon: A is the sentinel. Then B's interval ends:
-//! B is the sentinel, and links to A lead past its counter. B's counter runs out three seconds
-//! later. A's pause is over by then, and links to A lead to its counter again.
+//! Example: A's interval ends and A will not be hot soon: A is the sentinel. Then B's interval
+//! ends: B is the sentinel, and links to A lead past its counter. B's counter runs out three
+//! seconds later. A's pause is over by then, and links to A lead to its counter again.
 
 use super::Fragments;
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
@@ -39,8 +39,8 @@ pub struct HeadCounting {
     wanted: Option<u64>,
     /// The count of each head, by its pc.
     heads: FxHashMap<u64, HeadCount>,
-    /// The pauses: the time stamp of the end, in ticks, and the head's pc. The pause that ends first
-    /// is on top.
+    /// The pauses: the time stamp of the end, in ticks, and the head's pc. The pause that ends
+    /// first is on top.
     pauses: BinaryHeap<Reverse<(u64, u64)>>,
     sentinel: Option<Sentinel>,
 }
@@ -106,8 +106,8 @@ impl Fragments {
         self.emitter.set_counter(counter, interval);
     }
 
-    /// The head at `pc` is hot, after `executions` executions, but no time may be spent on traces now.
-    /// It will be hot again after a pause, or without pauses after twice as many executions.
+    /// The head at `pc` is hot, after `executions` executions, but no time may be spent on traces
+    /// now. It will be hot again after a pause, or without pauses after twice as many executions.
     pub fn put_off(&mut self, pc: u64, counter: CounterId, executions: u64) {
         match self.counting.heads.get_mut(&pc) {
             Some(head) => {

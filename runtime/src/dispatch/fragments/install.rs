@@ -52,16 +52,17 @@ pub struct Plan {
 pub enum Failure {
     /// The code cache is full.
     Full,
-    /// Its guest code may have changed, its exit is gone, or another thread has made a fragment first.
+    /// Its guest code may have changed, its exit is gone, or another thread has made a fragment
+    /// first.
     Stale,
     /// The trace cannot be compiled or is not worth it.
     Refused(AbortReason),
 }
 
 impl Fragments {
-    /// Plans the compilation of a recorded path; `side` is the exit for which it was recorded. After
-    /// this the caller checks that no changed code was posted to it: earlier changes do not make the
-    /// plan stale.
+    /// Plans the compilation of a recorded path; `side` is the exit for which it was recorded.
+    /// After this the caller checks that no changed code was posted to it: earlier changes do not
+    /// make the plan stale.
     ///
     /// # Errors
     /// The path is not to be compiled.
@@ -182,8 +183,8 @@ impl Fragments {
 
     /// Is code of this cost, compiled from `path`, worth having?
     fn pays(&self, cost: u32, path: &Path, side: bool) -> bool {
-        // A path to a dispatching head leads from one loop of an interpreted program to the next. It
-        // is not judged, and neither are such loops.
+        // A path to a dispatching head leads from one loop of an interpreted program to the next.
+        // It is not judged, and neither are such loops.
         let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
         if !self.weighs || path.guest.is_some() || between {
             return true;

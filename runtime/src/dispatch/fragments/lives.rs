@@ -1,14 +1,14 @@
 //! The record of each fragment: its role, its shape, the guest bytes it was made from, its state.
 //!
 //! ```text
-//!   placed ──► LIVE ──── a page was touched ───► RESTING ──── bytes differ, or too many ──► dropped
-//!               ▲                                  │          rest in its role
-//!               └── wanted again, same bytes ◄─────┘
+//!   placed ──► LIVE ─── a page was touched ───► RESTING ─── bytes differ, or too many ──► dropped
+//!               ▲                                 │         rest in its role
+//!               └── wanted again, same bytes ◄────┘
 //! ```
 //!
 //! A page of code is *touched* when something is done to it that may change the code: a store to
-//! data on the same page, a just-in-time compiler that writes a neighbouring function, mprotect that
-//! makes the page writable and back. Most of these do not change a given fragment's code. So a
+//! data on the same page, a just-in-time compiler that writes a neighbouring function, mprotect
+//! that makes the page writable and back. Most of these do not change a given fragment's code. So a
 //! fragment whose page was touched is not dropped but *rests*: nothing leads to it. When its pc is
 //! wanted again, its guest bytes are compared with those it was made from. If they are the same, it
 //! is live again.
@@ -176,8 +176,8 @@ impl Lives {
         touched
     }
 
-    /// Makes the fragments live again that rest in this role and whose guest bytes have not changed;
-    /// returns them. The others that rest in this role are dropped.
+    /// Makes the fragments live again that rest in this role and whose guest bytes have not
+    /// changed; returns them. The others that rest in this role are dropped.
     pub fn wake(&mut self, role: Role, pages: &CodePages) -> Vec<FragmentId> {
         let Some(resting) = self.resting.remove(&role) else { return Vec::new() };
         let (same, changed): (Vec<_>, Vec<_>) = resting

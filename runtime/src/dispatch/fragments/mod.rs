@@ -32,8 +32,9 @@
 //! two steps, [`Fragments::retire`] and [`Fragments::clear`], and so does dropping some fragments
 //! ([`removal`]).
 //!
-//! Invariant: while everything is *retired*, no fragment or block is made and none is entered. Under
-//! `--chaos` no link leads to a fragment: each is entered from the runtime, which forces its guards.
+//! Invariant: while everything is *retired*, no fragment or block is made and none is entered.
+//! Under `--chaos` no link leads to a fragment: each is entered from the runtime, which forces its
+//! guards.
 //!
 //! Example: the loop at 0x1000 is found by [`Fragments::find_code`] and entered. It leaves by its
 //! end to 0x2000; [`Fragments::after_native`] returns [`Arrival::End`], and the next `find_code`
@@ -99,7 +100,8 @@ pub struct SideRequest {
     exit: ExitId,
     /// The exit's target.
     pc: u64,
-    /// [`Fragments::generation`] when the trace was wanted. If it has changed, the exit may be gone.
+    /// [`Fragments::generation`] when the trace was wanted. If it has changed, the exit may be
+    /// gone.
     generation: u64,
 }
 
@@ -146,8 +148,8 @@ pub struct Fragments {
     logs: Logs,
     /// Incremented whenever something goes away that a compilation under way may rely on.
     generation: u64,
-    /// Set from [`Fragments::retire`] to [`Fragments::clear`]: some threads may still be in the code
-    /// that is to be dropped.
+    /// Set from [`Fragments::retire`] to [`Fragments::clear`]: some threads may still be in the
+    /// code that is to be dropped.
     retired: bool,
     /// See [`Fragments::count_heads`].
     heads: HeadCounts,
@@ -318,15 +320,15 @@ impl Fragments {
         self.counting.clear();
     }
 
-    /// A pc for which [`Fragments::kind_at`] has changed to one with changing targets since the last
-    /// call.
+    /// A pc for which [`Fragments::kind_at`] has changed to one with changing targets since the
+    /// last call.
     pub fn take_new_dispatch(&mut self) -> Option<u64> {
         self.new_dispatch.take()
     }
 }
 
-/// Performs a deferred store. Its bytes were written before in the same entry of the fragment, so it
-/// cannot fault unless another thread has unmapped the page since, or an invariant is broken.
+/// Performs a deferred store. Its bytes were written before in the same entry of the fragment, so
+/// it cannot fault unless another thread has unmapped the page since, or an invariant is broken.
 ///
 /// # Errors
 /// The memory cannot be written.

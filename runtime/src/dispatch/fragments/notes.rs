@@ -1,7 +1,7 @@
 //! What the statistics, the ledger of a counting run and the perf map are told about fragments.
 //!
-//! Data: [`Notes`], part of [`Fragments`]; the ledger's own is [`crate::observe::ledger`]. Invariant:
-//! the ledger and the perf map are told before the emitter gives the ids of fragments up
+//! Data: [`Notes`], part of [`Fragments`]; the ledger's own is [`crate::observe::ledger`].
+//! Invariant: the ledger and the perf map are told before the emitter gives the ids of fragments up
 //! ([`Fragments::close_ledger`]). The caller holds the lock of the fragments.
 //!
 //! Example: a trace is made in a counting run: `note_made` tells the ledger the fragment's version

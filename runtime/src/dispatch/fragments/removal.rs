@@ -9,8 +9,8 @@
 //! Data: none of its own. The caller holds the lock of the fragments in [`Fragments::touch`] and
 //! [`Fragments::finish`], and waits for the other threads between them, without the lock.
 //!
-//! Invariant: nothing that rests is woken while its code is about to change, although another thread
-//! may want its pc then. A page about to be opened for stores is announced as changing
+//! Invariant: nothing that rests is woken while its code is about to change, although another
+//! thread may want its pc then. A page about to be opened for stores is announced as changing
 //! ([`crate::changes`]), which [`super::lives`] checks. System calls that change mappings drop the
 //! code of their ranges once more when they are done.
 //!
@@ -43,8 +43,8 @@ pub enum Touched {
 }
 
 impl Fragments {
-    /// Code in `range` has changed or was unmapped: takes away what was made from it; none if nothing
-    /// was.
+    /// Code in `range` has changed or was unmapped: takes away what was made from it; none if
+    /// nothing was.
     pub fn touch(&mut self, range: &Range<u64>) -> Option<Touched> {
         // A trace that is being compiled may be made from this code: its plan becomes stale.
         self.generation += 1;

@@ -3,10 +3,10 @@
 //! The code cache and its tables lie at low addresses, which some programs ask for at fixed
 //! addresses (docs/design.md, "Running a guest"). Then all native code is dropped as for a flush,
 //! and a new emitter is made, with memory elsewhere. If that is not at low addresses, its code uses
-//! instruction forms with longer addresses.
+//! the instruction forms that work at any address.
 //!
-//! Data: none of its own; it replaces the emitter of [`Fragments`]. The caller holds the lock of the
-//! fragments. Invariant: every thread is outside the cache when the emitter is replaced.
+//! Data: none of its own; it replaces the emitter of [`Fragments`]. The caller holds the lock of
+//! the fragments. Invariant: every thread is outside the cache when the emitter is replaced.
 //!
 //! Example: the guest maps 16 MiB at 0x2000_0000, where the code cache lies. `can_move_out_of` says
 //! yes; the caller retires everything and waits; `move_out_of` returns the old and the new ranges,
@@ -47,8 +47,8 @@ impl Fragments {
                 .any(|own| own.start < range.end && range.start < own.end)
     }
 
-    /// Replaces the emitter by a new one with no memory in `range`. The caller calls this instead of
-    /// [`Fragments::clear`], after [`Fragments::retire`], when every thread has been outside the
+    /// Replaces the emitter by a new one with no memory in `range`. The caller calls this instead
+    /// of [`Fragments::clear`], after [`Fragments::retire`], when every thread has been outside the
     /// cache.
     ///
     /// # Errors

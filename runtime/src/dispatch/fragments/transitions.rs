@@ -1,6 +1,6 @@
-//! Between the runtime and native code: [`Fragments::find_code`] returns what there is to execute at
-//! a pc, and [`Fragments::after_native`] makes the guest's state exact after native code has left,
-//! and returns what happens next.
+//! Between the runtime and native code: [`Fragments::find_code`] returns what there is to execute
+//! at a pc, and [`Fragments::after_native`] makes the guest's state exact after native code has
+//! left, and returns what happens next.
 //!
 //! What there is at a pc depends on how the program is run:
 //!
@@ -14,9 +14,9 @@
 //! native code to the next.
 //!
 //! Data: none of its own. Invariant: a guest that may not have made progress
-//! ([`Arrival::WithoutProgress`]) does not enter a fragment. It continues in the block at its pc, or
-//! in the interpreter. The caller holds the lock of the fragments; guest code is executed without
-//! it.
+//! ([`Arrival::WithoutProgress`]) does not enter a fragment. It continues in the block at its pc,
+//! or in the interpreter. The caller holds the lock of the fragments; guest code is executed
+//! without it.
 //!
 //! Example: a guard leaves to 0x1080. `after_native` rebuilds the registers and returns
 //! `Continue(Ordinary)`; `find_code(0x1080)` copies the block there, unless there is one, and
@@ -102,8 +102,8 @@ impl Fragments {
         self.emitter.block_entry(pc).is_some() || self.first(pc).is_some()
     }
 
-    /// What there is to execute at `pc`, to which the guest came by `arrival`. If it came by a link or
-    /// an indirect transfer, that leads there from now on.
+    /// What there is to execute at `pc`, to which the guest came by `arrival`. If it came by a link
+    /// or an indirect transfer, that leads there from now on.
     ///
     /// # Errors
     /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
@@ -210,8 +210,8 @@ impl Fragments {
         self.relink_after_signal(context);
     }
 
-    /// After [`Fragments::out`]: makes the guest's state exact, changes links if the exit is hot, and
-    /// returns what happens next.
+    /// After [`Fragments::out`]: makes the guest's state exact, changes links if the exit is hot,
+    /// and returns what happens next.
     ///
     /// # Errors
     /// An invariant is broken.
@@ -250,7 +250,8 @@ impl Fragments {
         }
     }
 
-    /// The counter of a head or an exit has left, and leaves at each execution until it is set again.
+    /// The counter of a head or an exit has left, and leaves at each execution until it is set
+    /// again.
     fn counter_ran_out(
         &mut self,
         counter: CounterId,

@@ -1,5 +1,5 @@
-//! Exits with computed targets (of returns and indirect jumps that did not go where the trace goes),
-//! in runs without copied blocks: to which fragment they are linked.
+//! Exits with computed targets (of returns and indirect jumps that did not go where the trace
+//! goes), in runs without copied blocks: to which fragment they are linked.
 //!
 //! A lookup in the tables costs more than a comparison, and needs canonical state. So if most of an
 //! exit's failures go to one pc and a fragment starts there, the exit's stub compares the target
@@ -8,8 +8,8 @@
 //! them comes the lookup.
 //!
 //! Whether most failures go to one pc is found by a vote in constant space (Boyer and Moore). A
-//! failure that goes to the candidate counts for it; another one counts against it. At zero the next
-//! pc becomes the candidate.
+//! failure that goes to the candidate counts for it; another one counts against it. At zero the
+//! next pc becomes the candidate.
 //!
 //! Data: [`Votes`], part of [`super::exits::Exits`]. The caller holds the lock of the fragments.
 //!
@@ -62,8 +62,8 @@ impl Votes {
 }
 
 impl Fragments {
-    /// Links an exit with a computed target that came to the runtime `times` times. True if the cache
-    /// is full.
+    /// Links an exit with a computed target that came to the runtime `times` times. True if the
+    /// cache is full.
     pub(super) fn link_computed(&mut self, exit: ExitId, origin: ExitOrigin, times: u32) -> bool {
         let pc = self.exits.votes.take(exit, times);
         let stubs =

@@ -22,9 +22,9 @@
 //! votes on computed targets. Fragments and exits are numbered anew after a flush, so all of it is
 //! cleared then.
 //!
-//! Invariant: the state is changed first, then the link in memory. If writing code fails for lack of
-//! memory, [`Event::Unlinked`] undoes the change. The caller holds the lock of the fragments over
-//! both.
+//! Invariant: the state is changed first, then the link in memory. If writing code fails for lack
+//! of memory, [`Event::Unlinked`] undoes the change. The caller holds the lock of the fragments
+//! over both.
 //!
 //! An exit may come to the runtime although its state says that it is linked: its fragment was
 //! unlinked for a signal, or another guard with the same anchor, and so with the same link, was
@@ -49,8 +49,8 @@ pub enum ExitState {
     Recording,
     /// It leads by a resolved stub to a fragment, a place or the tables.
     Linked,
-    /// No side trace will be made for it: it leads by a resolved stub to the place or the block at its
-    /// target.
+    /// No side trace will be made for it: it leads by a resolved stub to the place or the block at
+    /// its target.
     Settled,
     /// It leads to a side trace of its own.
     Attached,
@@ -146,8 +146,8 @@ impl Exits {
         self.state(exit).after(event).is_some()
     }
 
-    /// Changes the state of an exit by an event. The caller changes the link after this. False if the
-    /// event cannot happen: then the caller changes nothing.
+    /// Changes the state of an exit by an event. The caller changes the link after this. False if
+    /// the event cannot happen: then the caller changes nothing.
     pub fn change(&mut self, exit: ExitId, event: Event) -> bool {
         let state = self.states.entry(exit).or_insert(ExitState::Counting(0));
         let next = state.after(event);
@@ -165,8 +165,8 @@ impl Exits {
         }
     }
 
-    /// Takes back the last [`Exits::count_left`]: the block that the exit is to lead to is not copied
-    /// yet.
+    /// Takes back the last [`Exits::count_left`]: the block that the exit is to lead to is not
+    /// copied yet.
     pub fn uncount(&mut self, exit: ExitId) {
         if let Some(ExitState::Counting(taken)) = self.states.get_mut(&exit) {
             *taken = taken.saturating_sub(1);

@@ -4,8 +4,8 @@
 //! seldom. One function says what may be linked to what ([`policy`]). Each exit has a state, which
 //! says what has been decided about it ([`exits`], with a diagram). The versions of a region, and
 //! which of them is entered, are in [`regions`]; the targets of exits with computed targets are in
-//! [`computed`]. The emitter writes the jumps ([`dynasour_emitter::links`]), and its verifier checks
-//! the result ([`verify`]).
+//! [`computed`]. The emitter writes the jumps ([`dynasour_emitter::links`]), and its verifier
+//! checks the result ([`verify`]).
 //!
 //! **Ends.** The direct end of a trace is linked when it is first left. With copied blocks it is
 //! linked to the *place* of its target, to which the links of blocks lead, too. Without them it is
@@ -217,8 +217,8 @@ impl Fragments {
             if !self.has_places() {
                 self.exits.votes.vote(exit, pc);
             }
-            // The target of an exit is a trace head. It is noted here, since once the exit is linked
-            // its targets are not seen any more.
+            // The target of an exit is a trace head. It is noted here, since once the exit is
+            // linked its targets are not seen any more.
             self.emitter.make_head(pc);
         }
         let taken = self.exits.count_left(exit);

@@ -8,14 +8,14 @@
 //! * to a *later version* of its region. The versions of a region are in a strict order ([`Rank`]),
 //!   and none may lead to an earlier one without progress, so a chain of such exits ends.
 //!
-//! Such an exit leads neither to a place nor through the tables, since both enter the region's first
-//! version. A side trace is no version of a region. Its exits may lead to any version, since no
-//! version leads to a side trace without progress: an exit gets a side trace of its own only while
-//! there is no region at its target.
+//! Such an exit leads neither to a place nor through the tables, since both enter the region's
+//! first version. A side trace is no version of a region. Its exits may lead to any version, since
+//! no version leads to a side trace without progress: an exit gets a side trace of its own only
+//! while there is no region at its target.
 //!
-//! An exit that has made progress may lead to anything at its target. An exit with a computed target
-//! has made progress, since the transfer that computed the target was executed. Only such an exit
-//! may use the tables.
+//! An exit that has made progress may lead to anything at its target. An exit with a computed
+//! target has made progress, since the transfer that computed the target was executed. Only such an
+//! exit may use the tables.
 //!
 //! **Scope.** Which destinations there are depends on how the program is run: [`Scope`].
 //!
@@ -87,7 +87,8 @@ pub enum Destination {
     Runtime,
     /// The block at this pc itself, never a counter or a fragment there.
     Body(u64),
-    /// The place of this pc: the fragment, counter or block to which links to this pc lead at a time.
+    /// The place of this pc: the fragment, counter or block to which links to this pc lead at a
+    /// time.
     Place(u64),
     /// A version of the region at this pc.
     Fragment(u64, Rank),
@@ -108,12 +109,14 @@ pub fn allowed(scope: Scope, origin: Origin, destination: Destination) -> bool {
     exists
         && match origin {
             Origin::Exit(exit) => exit.may_lead_to(destination),
-            Origin::Place(pc) => {
-                matches!(destination, Destination::Body(to) | Destination::Fragment(to, _) if to == pc)
-            }
-            Origin::Tables(pc) => {
-                matches!(destination, Destination::Place(to) | Destination::Fragment(to, _) if to == pc)
-            }
+            Origin::Place(pc) => match destination {
+                Destination::Body(to) | Destination::Fragment(to, _) => to == pc,
+                Destination::Runtime | Destination::Place(_) | Destination::Tables => false,
+            },
+            Origin::Tables(pc) => match destination {
+                Destination::Place(to) | Destination::Fragment(to, _) => to == pc,
+                Destination::Runtime | Destination::Body(_) | Destination::Tables => false,
+            },
         }
 }
 
@@ -189,8 +192,8 @@ mod tests {
     #[test]
     fn the_whole_table() {
         let second = Some(ranks()[1]);
-        // Runtime, body, place, the three versions, tables; forced, beside the interpreter, among
-        // blocks.
+        // The letters of a row: runtime, body, place, the three versions, tables. The rows: guards
+        // forced, without copied blocks, with copied blocks.
         let table: [(&str, Origin, u64, [&str; 3]); 12] = [
             (
                 "progress, to elsewhere",

@@ -1,18 +1,18 @@
 //! The versions of a region: which fragments there are at a pc, which of them is entered, and which
 //! come back from resting.
 //!
-//! A region may have several versions, in the order of [`Rank`]. The interpreter, links to the place
-//! and the tables of indirect jumps enter the first one. A fragment whose code was touched leaves
-//! its region and *rests*: nothing leads to it. When its pc is wanted again and its guest bytes have
-//! not changed, it is *woken*: it is a version again.
+//! A region may have several versions, in the order of [`Rank`]. The interpreter, links to the
+//! place and the tables of indirect jumps enter the first one. A fragment whose code was touched
+//! leaves its region and *rests*: nothing leads to it. When its pc is wanted again and its guest
+//! bytes have not changed, it is *woken*: it is a version again.
 //!
 //! Data: [`Region`], one for each pc with a fragment that does not rest. Invariants, checked by the
-//! link verifier: the place and the tables lead to the first version, and nothing leads to a resting
-//! fragment. The caller holds the lock of the fragments.
+//! link verifier: the place and the tables lead to the first version, and nothing leads to a
+//! resting fragment. The caller holds the lock of the fragments.
 //!
 //! Example: the versions of 0x1000 are A and B, and links to the place lead to A. A store touches
-//! A's page: A leaves the region, and links lead to B. The next indirect jump to 0x1000 that comes to
-//! the runtime finds A's bytes unchanged: links lead to A again.
+//! A's page: A leaves the region, and links lead to B. The next indirect jump to 0x1000 that comes
+//! to the runtime finds A's bytes unchanged: links lead to A again.
 
 use super::exits::Event;
 use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
@@ -133,7 +133,8 @@ impl Fragments {
         }
     }
 
-    /// With copied blocks: makes links to `pc` lead to the fragment, or if there is none to the block.
+    /// With copied blocks: makes links to `pc` lead to the fragment, or if there is none to the
+    /// block.
     pub(super) fn lead_links(&mut self, pc: u64, fragment: Option<FragmentId>) {
         if !self.has_places() {
             return;
@@ -196,7 +197,7 @@ impl Fragments {
         }
         let awake = self.lives.wake(Role::SideTrace(exit), &self.pages);
         self.stats.woken += awake.len() as u64;
-        // An exit has one side trace at a time, so at most one can be live.
+        // The exit is attached to one of them, the one that has begun to rest last.
         let Some(&id) = awake.last() else { return false };
         self.exits.change(exit, Event::Woke);
         if self.emitter.wake_attached(exit, id).is_err() {
