@@ -127,10 +127,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_noted_until_it_is_forgotten() {
+    fn a_read_page_is_noted_until_it_is_forgotten() {
         let footprint: &'static Footprint = Box::leak(Box::default());
         let code = NotedCode::new(footprint, Arc::default());
-        let function = what_was_read_is_noted_until_it_is_forgotten as *const () as u64;
+        let function = a_read_page_is_noted_until_it_is_forgotten as *const () as u64;
         let page = function >> PAGE_SHIFT << PAGE_SHIFT;
         for _ in 0..2 {
             assert!(!footprint.forget(&(page..page + 4096)));

@@ -44,7 +44,7 @@ static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(std::ptr::null_mut());
 pub struct Machine {
     /// What the user asked for.
     pub config: RunConfig,
-    /// Code that is only interpreted (the vDSO).
+    /// Code that is never traced (the vDSO).
     pub untraced: Range<u64>,
     /// What is known of the pages of guest code.
     pub pages: Arc<CodePages>,

@@ -81,10 +81,10 @@ pub struct Dispatcher {
     interp: Interp,
     selector: Selector,
     /// The exit for which a side trace is being recorded.
-    side: Option<SideRequest>,
+    side_request: Option<SideRequest>,
     /// The processor time that recording and compiling traces has taken, and its limit.
     effort: Effort,
-    /// Memory that compilations use again.
+    /// The code generator's working memory, kept from compilation to compilation.
     allocator: Allocator,
     /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
@@ -107,7 +107,7 @@ impl Dispatcher {
             peer,
             interp,
             selector,
-            side: None,
+            side_request: None,
             effort: effort(&machine.config),
             allocator: Allocator::default(),
             arrival: Arrival::default(),

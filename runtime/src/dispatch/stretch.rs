@@ -212,7 +212,7 @@ impl Dispatcher {
         code: &dyn Fetch,
     ) -> Option<Ended> {
         let mut fragments = self.machine.fragments()?;
-        fragments.out(entry, context);
+        fragments.leave_native(entry, context);
         let after = match fragments.after_native(left, context, &self.selector.traces.policy) {
             Ok(after) => after,
             Err(error) => broken(&format!("leaving native code: {error}")),

@@ -47,7 +47,7 @@ impl Dispatcher {
             Selected::Hot { kind, stable } => {
                 let pc = context.rip;
                 // Another thread may have made the fragment already.
-                if self.machine.fragments().is_some_and(|mut f| f.find(pc).is_some()) {
+                if self.machine.fragments().is_some_and(|mut f| f.find_version(pc).is_some()) {
                     self.mark(pc);
                 } else if let Ok(entry) = self.interp.entry(pc) {
                     self.selector.traces.start(entry.lifted(), kind, stable);
@@ -81,7 +81,7 @@ impl Dispatcher {
     /// the fragments.
     fn compile(&mut self, path: &Path) -> Result<(), Failure> {
         let (config, policy, side) =
-            (&self.machine.config, &self.selector.traces.policy, self.side.take());
+            (&self.machine.config, &self.selector.traces.policy, self.side_request.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
         let mut plan = fragments.plan(path, side, config, policy)?;
         plan.times.record = self.selector.traces.recording_nanoseconds();
@@ -174,7 +174,7 @@ impl Dispatcher {
 
     /// Gives up the recording under way, if there is one.
     pub(super) fn abandon(&mut self, reason: AbortReason) {
-        self.side = None;
+        self.side_request = None;
         if self.selector.traces.abandon().is_some() {
             self.count_abort(reason);
         }
@@ -198,7 +198,7 @@ impl Dispatcher {
         // In any case the head's block is executed next, not its counter or a fragment.
         self.arrival = Arrival::WithoutProgress;
         let Some(mut fragments) = self.machine.fragments() else { return };
-        if fragments.first(pc).is_some() {
+        if fragments.first_version(pc).is_some() {
             // Another thread has made the fragment meanwhile. Or guards are forced (`--chaos`):
             // then fragments are only entered from the runtime.
             if self.machine.config.chaos.is_some() {
@@ -210,7 +210,8 @@ impl Dispatcher {
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
         if !self.effort.is_affordable() {
-            // The thread has used up the time for traces: when the guest has run longer.
+            // The thread has used up its time for traces. The head is tried again later, when the
+            // guest has run longer.
             return fragments.put_off(pc, counter, executions);
         }
         drop(fragments);
@@ -273,7 +274,7 @@ impl Dispatcher {
                 self.selector.traces.start(entry.lifted(), kind, Vec::new());
                 self.selector.traces.believe();
                 self.effort.begin();
-                self.side = Some(side);
+                self.side_request = Some(side);
             }
             _ => {
                 let full = self.machine.fragments().is_some_and(|mut f| f.give_up(side));

@@ -28,6 +28,7 @@ pub struct Forcing {
 
 impl Forcing {
     pub fn new(chaos: Chaos) -> Forcing {
+        // 2^64 divided by the golden ratio spreads small seeds over all bits.
         let random = chaos.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Forcing { one_in: u64::from(chaos.one_in), random, is_busy: false }
     }

@@ -81,7 +81,7 @@ impl Fragments {
         took: u64,
     ) -> Option<u64> {
         let Some(wanted) =
-            self.counting.wanted.filter(|_| !self.retired && self.first(pc).is_none())
+            self.counting.wanted.filter(|_| !self.retired && self.first_version(pc).is_none())
         else {
             return Some(executions);
         };

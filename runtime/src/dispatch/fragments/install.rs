@@ -35,7 +35,7 @@ pub struct Plan {
     /// The region of its head had no fragment when the plan was made.
     first: bool,
     /// The exit whose side trace it becomes; none if it becomes a version of the region.
-    side: Option<ExitId>,
+    side_exit: Option<ExitId>,
     /// The facts that code generation needs from the emitter, as they were when the plan was made.
     request: Request,
     /// [`Fragments::generation`] when the plan was made.
@@ -93,7 +93,7 @@ impl Fragments {
         let own = side.and_then(|s| {
             Some((s.exit, self.emitter.request(s.pc, EntryState::FromExit(s.exit)).ok()?))
         });
-        let (side, request) = match own {
+        let (side_exit, request) = match own {
             Some((exit, request)) => (Some(exit), request),
             None => (
                 None,
@@ -106,7 +106,7 @@ impl Fragments {
             name: format!("t{number}"),
             facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
             first: !self.regions.contains_key(&path.head),
-            side,
+            side_exit,
             request,
             generation: self.generation,
             start: Instant::now(),
@@ -131,7 +131,7 @@ impl Fragments {
         if plan.generation != self.generation || plan.first != first {
             return Err(Failure::Stale);
         }
-        if !self.pays(code.cost(), path, plan.side.is_some()) {
+        if !self.pays(code.cost(), path, plan.side_exit.is_some()) {
             return Err(Failure::Refused(AbortReason::NoGain));
         }
         let placing = Instant::now();
@@ -141,8 +141,8 @@ impl Fragments {
             e => refused(config, version, &e),
         })?;
         plan.times.emit += nanoseconds(placing);
-        let side = plan.side;
-        let (from, alias_guards) = (side, plan.first || path.guest.is_some());
+        let side_exit = plan.side_exit;
+        let (from, alias_guards) = (side_exit, plan.first || path.guest.is_some());
         self.note_made(
             id,
             Made { version, path, from, times: plan.times, built: plan.built, alias_guards },
@@ -153,8 +153,8 @@ impl Fragments {
             .emitter
             .fragment(id)
             .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
-        self.lives.add(id, side.map_or(Role::Region(path.head), Role::SideTrace), path, size);
-        match side {
+        self.lives.add(id, side_exit.map_or(Role::Region(path.head), Role::SideTrace), path, size);
+        match side_exit {
             None => self.add_version(path.head, id),
             Some(exit) => {
                 self.exits.change(exit, Event::Attach);
@@ -182,14 +182,14 @@ impl Fragments {
     }
 
     /// Is code of this cost, compiled from `path`, worth having?
-    fn pays(&self, cost: u32, path: &Path, side: bool) -> bool {
+    fn pays(&self, cost: u32, path: &Path, is_side_trace: bool) -> bool {
         // A path to a dispatching head leads from one loop of an interpreted program to the next.
         // It is not judged, and neither are such loops.
         let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
         if !self.weighs || path.guest.is_some() || between {
             return true;
         }
-        let pays = worth::pays(path, cost, side, memory::fetch_code);
+        let pays = worth::pays(path, cost, is_side_trace, memory::fetch_code);
         if self.logs.worth {
             eprintln!(
                 "dynasour: {:#x}, {:?} {}: {pays}",
@@ -244,7 +244,7 @@ impl Plan {
     ) -> Result<CompiledCode, Failure> {
         let emitting = Instant::now();
         let mut compiled = codegen::compile(version, &self.request, allocator);
-        if compiled.is_err() && self.side.take().is_some() {
+        if compiled.is_err() && self.side_exit.take().is_some() {
             // Perhaps too many values were live at once. A version of the region does not hold the
             // exit's values besides its own.
             self.request = self.request.canonical();

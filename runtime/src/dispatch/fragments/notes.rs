@@ -19,7 +19,7 @@ use dynasour_emitter::{ExitId, FragmentId};
 pub struct Notes {
     /// The ledger of a counting run.
     ledger: Option<Box<Ledger>>,
-    /// The native code up to the last flush, if a perf map is wanted.
+    /// The native code noted so far, if a perf map is wanted.
     pieces: Option<Vec<Piece>>,
 }
 

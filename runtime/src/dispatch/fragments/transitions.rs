@@ -99,7 +99,7 @@ impl Fragments {
     /// Is there native code for the guest code at `pc`? Wakes resting fragments there.
     pub fn has_code(&mut self, pc: u64) -> bool {
         self.wake(pc);
-        self.emitter.block_entry(pc).is_some() || self.first(pc).is_some()
+        self.emitter.block_entry(pc).is_some() || self.first_version(pc).is_some()
     }
 
     /// What there is to execute at `pc`, to which the guest came by `arrival`. If it came by a link
@@ -117,7 +117,7 @@ impl Fragments {
         if !self.retired && has_moved {
             self.wake(pc);
             if (self.chaos.is_some() || !self.copies)
-                && let Some(fragment) = self.first(pc)
+                && let Some(fragment) = self.first_version(pc)
             {
                 let entry = self.entry_into(fragment)?;
                 if let Arrival::End(exit) = arrival
@@ -203,15 +203,15 @@ impl Fragments {
 
     /// The thread of `context` has left native code: restores the guards that were forced for its
     /// entry, and links again what its signal handler has unlinked.
-    pub fn out(&mut self, entry: NativeEntry, context: &ThreadContext) {
+    pub fn leave_native(&mut self, entry: NativeEntry, context: &ThreadContext) {
         if let Some(forced) = entry.forced {
             self.restore(forced);
         }
         self.relink_after_signal(context);
     }
 
-    /// After [`Fragments::out`]: makes the guest's state exact, changes links if the exit is hot,
-    /// and returns what happens next.
+    /// After [`Fragments::leave_native`]: makes the guest's state exact, changes links if the exit
+    /// is hot, and returns what happens next.
     ///
     /// # Errors
     /// An invariant is broken.

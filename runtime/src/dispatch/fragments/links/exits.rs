@@ -89,8 +89,8 @@ impl ExitState {
             (Event::Left, Counting(taken)) => Some(Counting(taken.saturating_add(1))),
             (Event::Left, _) => Some(Counting(1)),
             (Event::Unlinked, _) => Some(Counting(0)),
-            // An exit gets one counter. When that runs out, the exit is recorded, linked or
-            // settled, never counted again.
+            // An exit that has a counter gets no second one: when the counter runs out, the exit is
+            // recorded, linked or settled.
             (Event::CounterMade, Counting(_)) => Some(Counted),
             (Event::CounterMade, _) => None,
             // A hot exit has been counted, by the runtime or by its counter. Another thread may be

@@ -223,7 +223,7 @@ impl Fragments {
         }
         let taken = self.exits.count_left(exit);
         let may_count = self.has_places() && taken == EXITS_BEFORE_STUB;
-        if taken >= threshold || may_count && (is_computed || self.first(pc).is_some()) {
+        if taken >= threshold || may_count && (is_computed || self.first_version(pc).is_some()) {
             return self.hot_exit(exit, taken, policy);
         }
         if !may_count {
@@ -322,7 +322,7 @@ impl Fragments {
 
     /// Makes links to `pc` lead to the first version there, if there is one.
     pub fn lead_to_first(&mut self, pc: u64) {
-        if let Some(first) = self.first(pc)
+        if let Some(first) = self.first_version(pc)
             && !self.retired
         {
             self.lead_links(pc, Some(first));

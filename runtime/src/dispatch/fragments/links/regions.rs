@@ -63,19 +63,19 @@ impl Fragments {
     }
 
     /// The fragment that is entered at `pc`, after resting ones were woken.
-    pub fn find(&mut self, pc: u64) -> Option<FragmentId> {
+    pub fn find_version(&mut self, pc: u64) -> Option<FragmentId> {
         self.wake(pc);
-        self.first(pc)
+        self.first_version(pc)
     }
 
     /// The fragment that is entered at `pc`.
-    pub fn first(&self, pc: u64) -> Option<FragmentId> {
+    pub fn first_version(&self, pc: u64) -> Option<FragmentId> {
         self.regions.get(&pc)?.fragments.first().copied()
     }
 
     /// Does a fragment start at `pc`, and if so, what kind?
     pub fn kind_at(&self, pc: u64) -> Option<Landing> {
-        let is_loop = self.lives.shape(self.first(pc)?).is_loop;
+        let is_loop = self.lives.shape(self.first_version(pc)?).is_loop;
         Some(match (is_loop, self.dispatching.contains(&pc)) {
             (true, true) => Landing::Dispatch,
             (true, false) => Landing::Loop,
