@@ -26,10 +26,9 @@
 //! a thread that is seen in the cache is called, and a thread that leaves the cache while a call is
 //! under way waits until the signal has arrived.
 //!
-//! Data: [`Peer`], one for each thread; [`Peers`], the list
-//! of them. Invariant: only the thread itself changes its state (and, while a vfork child runs in
-//! its place, that child). The list's lock and those of the `stale` ranges are number 9 in the
-//! order of `crate::sync`.
+//! Data: [`Peer`], one for each thread; [`Peers`], the list of them. Invariant: only the thread
+//! itself changes its state (or a vfork child that runs while the thread sleeps). The list's lock
+//! and those of the `stale` ranges are number 9 in the order of `crate::sync`.
 //!
 //! Example: thread A changes code at 0x1000 while B interprets. A posts the range to B, sees B
 //! interpreting, sets B's `pending` and waits. B's interpreter stops and B leaves, which ends A's

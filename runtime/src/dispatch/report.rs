@@ -1,5 +1,5 @@
-//! The report of a process at its end, or before it executes a program that is not
-//! translated: statistics, the census of a counting run, a map for `perf`.
+//! The report of a process at its end, or before it executes a program that is not translated:
+//! statistics, the census of a counting run, a map for `perf`.
 //!
 //! Data: none of its own; it reads the [`Machine`](super::Machine) and takes its locks one after
 //! another. Only the process that the user started reports

@@ -30,8 +30,8 @@
 //! Data: [`Dispatcher::arrival`], how the guest came to rip. Invariants: in the loop the thread's
 //! context holds the exact guest state. A guest that may not have made progress does not enter a
 //! fragment ([`Arrival::WithoutProgress`]). The thread is *in the cache* ([`super::peers`]) while
-//! native code runs, and *interpreting* otherwise; after `run_stretch` it is *outside*. The lock of
-//! the fragments is not held while guest code runs.
+//! native code runs, *outside* in `handle_end`, and *interpreting* otherwise. The lock of the
+//! fragments is not held while guest code runs.
 //!
 //! Example: rip is 0x1000, where a fragment starts. `next_execution` returns its entry; it runs,
 //! and leaves by a guard to 0x1080; `after_native` rebuilds the registers; `next_execution` copies

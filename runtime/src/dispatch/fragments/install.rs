@@ -33,7 +33,7 @@ pub struct Plan {
     name: String,
     facts: Vec<Fact>,
     /// The region of its head had no fragment when the plan was made.
-    first: bool,
+    is_first_version: bool,
     /// The exit whose side trace it becomes; none if it becomes a version of the region.
     side_exit: Option<ExitId>,
     /// The facts that code generation needs from the emitter, as they were when the plan was made.
@@ -105,7 +105,7 @@ impl Fragments {
         Ok(Plan {
             name: format!("t{number}"),
             facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
-            first: !self.regions.contains_key(&path.head),
+            is_first_version: !self.regions.contains_key(&path.head),
             side_exit,
             request,
             generation: self.generation,
@@ -127,8 +127,8 @@ impl Fragments {
         path: &Path,
         config: &RunConfig,
     ) -> Result<(), Failure> {
-        let first = !self.regions.contains_key(&path.head);
-        if plan.generation != self.generation || plan.first != first {
+        let is_first_version = !self.regions.contains_key(&path.head);
+        if plan.generation != self.generation || plan.is_first_version != is_first_version {
             return Err(Failure::Stale);
         }
         if !self.pays(code.cost(), path, plan.side_exit.is_some()) {
@@ -142,7 +142,7 @@ impl Fragments {
         })?;
         plan.times.emit += nanoseconds(placing);
         let side_exit = plan.side_exit;
-        let (from, alias_guards) = (side_exit, plan.first || path.guest.is_some());
+        let (from, alias_guards) = (side_exit, plan.is_first_version || path.guest.is_some());
         self.note_made(
             id,
             Made { version, path, from, times: plan.times, built: plan.built, alias_guards },
@@ -221,7 +221,7 @@ impl Plan {
         self.built =
             config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
-        let alias_guards = self.first || path.guest.is_some();
+        let alias_guards = self.is_first_version || path.guest.is_some();
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let options = OptOptions { passes, skip, alias_guards, ..OptOptions::default() };
         let optimising = Instant::now();
