@@ -5,8 +5,8 @@
 //! it holds no lock of the dispatcher's. (A child made by vfork runs here as well, with the
 //! dispatcher of its suspended parent: [`Engine::run_vfork_child`].)
 //!
-//! Example: munmap removes a page of code. [`Code::drop_code`] finds that the page was read, and has
-//! every thread drop what was made from it.
+//! Example: munmap removes a page of code. [`Code::drop_code`] finds that the page was read, and
+//! has every thread drop what was made from it.
 
 use super::Dispatcher;
 use super::select::NO_FRAGMENT;

@@ -42,8 +42,8 @@ impl Footprint {
         f();
     }
 
-    /// The bytes of `range` have changed: forgets its pages, and returns whether any thread had read
-    /// one of them.
+    /// The bytes of `range` have changed: forgets its pages, and returns whether any thread had
+    /// read one of them.
     pub fn forget(&self, range: &Range<u64>) -> bool {
         if range.is_empty() {
             return false;
@@ -71,8 +71,8 @@ impl Footprint {
 pub struct NotedCode {
     code: ExecutableCode,
     footprint: &'static Footprint,
-    /// The page that was noted last, and the value of [`Footprint::forgotten`] at that time. Reading
-    /// the same page again then needs no lock.
+    /// The page that was noted last, and the value of [`Footprint::forgotten`] at that time.
+    /// Reading the same page again then needs no lock.
     last: Cell<(u64, u64)>,
 }
 
@@ -127,10 +127,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_noted_until_it_is_forgotten() {
+    fn a_read_page_is_noted_until_it_is_forgotten() {
         let footprint: &'static Footprint = Box::leak(Box::default());
         let code = NotedCode::new(footprint, Arc::default());
-        let function = what_was_read_is_noted_until_it_is_forgotten as *const () as u64;
+        let function = a_read_page_is_noted_until_it_is_forgotten as *const () as u64;
         let page = function >> PAGE_SHIFT << PAGE_SHIFT;
         for _ in 0..2 {
             assert!(!footprint.forget(&(page..page + 4096)));

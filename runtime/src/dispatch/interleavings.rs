@@ -395,7 +395,7 @@ fn explore_program(
 
 /// The address of a new page.
 fn fresh_page() -> u64 {
-    // SAFETY: a new mapping where the kernel likes.
+    // SAFETY: a new mapping, at an address that the kernel chooses.
     let page = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -412,7 +412,7 @@ fn fresh_page() -> u64 {
 
 fn numbers() -> i32 {
     let bytes: Vec<u8> = (0..256u32).flat_map(u32::to_le_bytes).collect();
-    // SAFETY: a new file, and bytes of ours.
+    // SAFETY: a new file, into which `bytes` are written as they are.
     unsafe {
         let file = libc::memfd_create(c"numbers".as_ptr(), 0);
         assert_eq!(libc::write(file, bytes.as_ptr().cast(), bytes.len()), bytes.len() as isize);

@@ -44,7 +44,7 @@ static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(std::ptr::null_mut());
 pub struct Machine {
     /// What the user asked for.
     pub config: RunConfig,
-    /// Code that is only interpreted (the vDSO).
+    /// Code that is never traced (the vDSO).
     pub untraced: Range<u64>,
     /// What is known of the pages of guest code.
     pub pages: Arc<CodePages>,
@@ -175,8 +175,8 @@ impl Machine {
         match touched {
             // No thread enters native code before `finish`.
             Touched::All => self.peers.await_out_of_cache(own),
-            // Even if another thread is dropping everything, a third one may still be executing code
-            // that was made from the range.
+            // Even if another thread is dropping everything, a third one may still be executing
+            // code that was made from the range.
             Touched::Some(_) | Touched::AlreadyRetired if self.peers.call_out(own).is_ok() => {}
             // A thread cannot be signalled. It comes out by itself when everything is dropped.
             Touched::Some(_) | Touched::AlreadyRetired => return self.drop_all(own),

@@ -12,7 +12,7 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | [`stretch`] | the loop that executes guest code in whatever form there is of it |
+//! | [`stretch`] | the loop that executes guest code, interpreted or native |
 //! | [`stops`] | what the runtime does when the interpreter stops |
 //! | [`select`] | what happens at each edge between interpreted blocks |
 //! | [`traces`] | recording and compiling traces |
@@ -33,8 +33,8 @@
 //!
 //! Example: the guest executes a loop at 0x1000. The interpreter executes it until its head is
 //! hot; `traces` records one iteration and compiles it; `stretch` enters the fragment, which leaves
-//! by a guard to 0x1080; the interpreter goes on there, and stops at a system call, which `stops`
-//! performs.
+//! by a guard to 0x1080. The guest continues there in the interpreter, which stops at a system
+//! call, and `stops` has the kernel perform it.
 
 mod engine;
 mod footprint;
@@ -81,10 +81,10 @@ pub struct Dispatcher {
     interp: Interp,
     selector: Selector,
     /// The exit for which a side trace is being recorded.
-    side: Option<SideRequest>,
+    side_request: Option<SideRequest>,
     /// The processor time that recording and compiling traces has taken, and its limit.
     effort: Effort,
-    /// Memory that compilations use again.
+    /// The code generator's working memory, kept from compilation to compilation.
     allocator: Allocator,
     /// How the guest came to the pc at which native code is to be entered next.
     arrival: Arrival,
@@ -107,7 +107,7 @@ impl Dispatcher {
             peer,
             interp,
             selector,
-            side: None,
+            side_request: None,
             effort: effort(&machine.config),
             allocator: Allocator::default(),
             arrival: Arrival::default(),

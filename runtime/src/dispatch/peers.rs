@@ -5,9 +5,9 @@
 //! native code, or has just left native code and still needs the record of the exit. It is
 //! *outside* while it performs system calls and compiles.
 //!
-//! **Handshake.** A thread that takes something away (the *poster*) first makes it unreachable. Then
-//! it waits for the other threads, outside and holding no lock, so that two posters do not wait for
-//! each other.
+//! **Handshake.** A thread that takes something away (the *poster*) first makes it unreachable.
+//! Then it waits for the other threads, outside and holding no lock, so that two posters do not
+//! wait for each other.
 //! * For native code it waits until each thread that was in the cache has left it
 //!   ([`Peers::await_out_of_cache`]). That happens soon, since native code that is taken away leads
 //!   only to the runtime.
@@ -21,15 +21,14 @@
 //! what was posted.
 //!
 //! **Calls.** If only some fragments go, a thread that runs others would never come out. So it is
-//! *called*: sent a signal ([`signal::call_out`]), whose handler treats it as an asynchronous signal
-//! of the guest's. Such a signal must never interrupt a system call of the guest's. So only a thread
-//! that is seen in the cache is called, and a thread that leaves the cache while a call is under way
-//! waits until the signal has arrived.
+//! *called*: sent a signal ([`signal::call_out`]), whose handler treats it as an asynchronous
+//! signal of the guest's. Such a signal must never interrupt a system call of the guest's. So only
+//! a thread that is seen in the cache is called, and a thread that leaves the cache while a call is
+//! under way waits until the signal has arrived.
 //!
-//! Data: [`Peer`], one for each thread, of atomics but for `stale` and `samples`; [`Peers`], the list
-//! of them. Invariant: only the thread itself changes its state (and, while a vfork child runs in its
-//! place, that child). The list's lock and those of the `stale` ranges are number 9 in the order of
-//! `crate::sync`.
+//! Data: [`Peer`], one for each thread; [`Peers`], the list of them. Invariant: only the thread
+//! itself changes its state (or a vfork child that runs while the thread sleeps). The list's lock
+//! and those of the `stale` ranges are number 9 in the order of `crate::sync`.
 //!
 //! Example: thread A changes code at 0x1000 while B interprets. A posts the range to B, sees B
 //! interpreting, sets B's `pending` and waits. B's interpreter stops and B leaves, which ends A's
@@ -95,7 +94,7 @@ pub struct Peer {
     pub syscalls: AtomicU64,
     /// The number of blocks that it has interpreted, at the last `Dispatcher::publish_counts`.
     pub blocks: AtomicU64,
-    /// The number of heads that it has given up, at the last `Dispatcher::publish_counts`.
+    /// The number of heads that it has given up, at the last call of the same.
     pub blacklisted: AtomicU64,
     /// The time that it has spent in each phase.
     pub clock: Arc<Clock>,
@@ -106,7 +105,7 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct CallFailed;
 
-/// In [`Peer::calls`]: a thread has sent the signal, and the called thread has not taken note yet.
+/// In [`Peer::calls`]: a signal was sent, or is being sent, that the thread has not accepted yet.
 const CALLED: u32 = 1;
 /// In [`Peer::calls`], added by each thread that is about to send the signal.
 const CALLING: u32 = 2;
@@ -253,8 +252,8 @@ impl Peer {
 
     /// Makes the thread stop interpreting, and leave native code at its next poll.
     fn interrupt(&self) {
-        // SAFETY: contexts of threads are never unmapped, and a vfork child's is not unmapped before
-        // `reset_after_vfork`.
+        // SAFETY: contexts of threads are never unmapped, and a vfork child's is not unmapped
+        // before `reset_after_vfork`.
         if let Some(context) = unsafe { self.context.load(Ordering::Relaxed).as_ref() } {
             context.pending.store(1, Ordering::SeqCst);
         }
@@ -278,14 +277,14 @@ impl Peers {
         lock(&self.all).iter().map(|peer| &**peer).for_each(f);
     }
 
-    /// Waits until every thread but `own` that was in the cache has left it. The caller has made all
-    /// native code lead to the runtime, so this happens soon.
+    /// Waits until every thread but `own` that was in the cache has left it. The caller has made
+    /// all native code lead to the runtime, so this happens soon.
     pub fn await_out_of_cache(&self, own: &Peer) {
         wait(&self.others(own), ThreadState::Cache);
     }
 
-    /// Makes every thread but `own` leave the cache, if it is there, by a signal, and waits until it
-    /// has. The caller has made some code unreachable. A thread that enters the cache again
+    /// Makes every thread but `own` leave the cache, if it is there, by a signal, and waits until
+    /// it has. The caller has made some code unreachable. A thread that enters the cache again
     /// meanwhile does not find that code.
     pub fn call_out(&self, own: &Peer) -> Result<(), CallFailed> {
         let others = self.others(own);
@@ -395,8 +394,8 @@ struct Backoff {
 
 impl Backoff {
     fn wait(&mut self) {
-        /// Rounds that spin, and rounds up to which the thread yields (guesses). Too high wastes the
-        /// processor time that the awaited thread may need; too low makes short waits sleep.
+        /// Rounds that spin, and rounds up to which the thread yields (guesses). Too high wastes
+        /// the processor time that the awaited thread may need; too low makes short waits sleep.
         const SPINS: u32 = 100;
         const YIELDS: u32 = 200;
         /// The sleep of later rounds (guess).

@@ -1,5 +1,5 @@
-//! The report of a process at its end, or before it executes a program that is not
-//! translated: statistics, the census of a counting run, a map for `perf`.
+//! The report of a process at its end, or before it executes a program that is not translated:
+//! statistics, the census of a counting run, a map for `perf`.
 //!
 //! Data: none of its own; it reads the [`Machine`](super::Machine) and takes its locks one after
 //! another. Only the process that the user started reports
@@ -15,7 +15,7 @@ use crate::observe::perf_map;
 use std::sync::atomic::Ordering;
 
 impl Dispatcher {
-    /// Writes whatever the user asked for, if this is the process that the user started.
+    /// Writes the reports that the user asked for, if this is the process that the user started.
     pub(super) fn write_report(&mut self, system: &System) {
         let Some(to) = system.report_to() else { return };
         self.publish_counts();

@@ -20,8 +20,8 @@ use std::sync::Arc;
 /// The dispatcher of a thread that has ended, or of a new thread before and while it runs.
 pub struct IdleDispatcher {
     pub dispatcher: Box<Dispatcher>,
-    /// The native code of its interpreter is in memory that is shared with the parent process, which
-    /// this process was forked from.
+    /// The native code of its interpreter is in memory that is shared with the parent process,
+    /// which this process was forked from.
     is_shared_with_parent: bool,
 }
 

@@ -83,8 +83,8 @@ impl Selector {
         if self.untraced.contains(&block.pc) {
             Some(AbortReason::Vdso)
         } else if self.copies_blocks && block.is_checked() {
-            // Among copied blocks an exit of a trace leads to a block, and blocks do not compare
-            // the guest bytes that they were made from.
+            // Plain stores may change this code unnoticed. Its copied block compares its guest
+            // bytes at each entry; it is not traced.
             Some(AbortReason::WritableCode)
         } else {
             None

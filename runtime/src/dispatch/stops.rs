@@ -115,7 +115,7 @@ impl Dispatcher {
     }
 }
 
-/// The fault that an instruction fetch at `addr` raises, which cannot be fetched.
+/// The fault of fetching an instruction at `addr`, where none can be fetched.
 fn fetch_fault(addr: u64) -> GuestFault {
     match memory::fetch_code(addr, &mut [0]) {
         0 => GuestFault::fetch(addr, &memory::last_fault()),

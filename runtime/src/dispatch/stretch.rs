@@ -30,12 +30,12 @@
 //! Data: [`Dispatcher::arrival`], how the guest came to rip. Invariants: in the loop the thread's
 //! context holds the exact guest state. A guest that may not have made progress does not enter a
 //! fragment ([`Arrival::WithoutProgress`]). The thread is *in the cache* ([`super::peers`]) while
-//! native code runs, and *interpreting* otherwise; after `run_stretch` it is *outside*. The lock of
-//! the fragments is not held while guest code runs.
+//! native code runs, *outside* in `handle_end`, and *interpreting* otherwise. The lock of the
+//! fragments is not held while guest code runs.
 //!
-//! Example: rip is 0x1000, where a fragment starts. `next_execution` returns its entry; it runs, and
-//! leaves by a guard to 0x1080; `after_native` rebuilds the registers; `next_execution` copies the
-//! block at 0x1080, which runs into a system call: the stretch has ended.
+//! Example: rip is 0x1000, where a fragment starts. `next_execution` returns its entry; it runs,
+//! and leaves by a guard to 0x1080; `after_native` rebuilds the registers; `next_execution` copies
+//! the block at 0x1080, which runs into a system call: the stretch has ended.
 
 use super::Dispatcher;
 use super::fragments::{
@@ -216,7 +216,7 @@ impl Dispatcher {
         code: &dyn Fetch,
     ) -> Option<Ended> {
         let mut fragments = self.machine.fragments()?;
-        fragments.out(entry, context);
+        fragments.leave_native(entry, context);
         let after = match fragments.after_native(left, context, &self.selector.traces.policy) {
             Ok(after) => after,
             Err(error) => broken(&format!("leaving native code: {error}")),

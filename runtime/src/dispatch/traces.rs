@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Data: the selector, the effort and the allocator of the thread's [`Dispatcher`]. All of it runs
-//! outside guest code, on the thread that found the head, which holds no lock but while it plans and
-//! installs. Several threads may record the same head; the first to install it wins.
+//! outside guest code, on the thread that found the head, which holds no lock but while it plans
+//! and installs. Several threads may record the same head; the first to install it wins.
 //!
 //! Example: the head 0x1000 is hot. `selected` starts a recording; the interpreter comes back to
 //! 0x1000, so the selector stops it with the path; `compile` makes a fragment, and `mark` tells the
@@ -47,7 +47,7 @@ impl Dispatcher {
             Selected::Hot { kind, stable } => {
                 let pc = context.rip;
                 // Another thread may have made the fragment already.
-                if self.machine.fragments().is_some_and(|mut f| f.find(pc).is_some()) {
+                if self.machine.fragments().is_some_and(|mut f| f.find_version(pc).is_some()) {
                     self.mark(pc);
                 } else if let Ok(entry) = self.interp.entry(pc) {
                     self.selector.traces.start(entry.lifted(), kind, stable);
@@ -81,7 +81,7 @@ impl Dispatcher {
     /// the fragments.
     fn compile(&mut self, path: &Path) -> Result<(), Failure> {
         let (config, policy, side) =
-            (&self.machine.config, &self.selector.traces.policy, self.side.take());
+            (&self.machine.config, &self.selector.traces.policy, self.side_request.take());
         let Some(mut fragments) = self.machine.fragments() else { return Err(Failure::Stale) };
         let mut plan = fragments.plan(path, side, config, policy)?;
         plan.times.record = self.selector.traces.recording_nanoseconds();
@@ -97,8 +97,8 @@ impl Dispatcher {
         during(Phase::Emit, || fragments.install(plan, &version, code, path, config))
     }
 
-    /// No trace was made for `head`: counts the reason, and penalises the head if that is due to the
-    /// path.
+    /// No trace was made for `head`: counts the reason, and penalises the head if that is due to
+    /// the path.
     fn failed(&mut self, head: u64, failure: Failure) {
         let reason = match failure {
             Failure::Full | Failure::Stale => AbortReason::Flushed,
@@ -173,8 +173,8 @@ impl Dispatcher {
         self.interp.for_each_entry(|entry| entry.user = NO_FRAGMENT);
     }
 
-    /// Drops this thread's interpreted blocks made from `range`, and the recording under way if there
-    /// were any, since it may hold them.
+    /// Drops this thread's interpreted blocks made from `range`, and the recording under way if
+    /// there were any, since it may hold them.
     pub(super) fn forget_blocks(&mut self, range: &Range<u64>) {
         if self.interp.invalidate(range.start, range.end) {
             self.abandon(AbortReason::Flushed);
@@ -183,7 +183,7 @@ impl Dispatcher {
 
     /// Gives up the recording under way, if there is one.
     pub(super) fn abandon(&mut self, reason: AbortReason) {
-        self.side = None;
+        self.side_request = None;
         if self.selector.traces.abandon().is_some() {
             self.count_abort(reason);
         }
@@ -207,9 +207,9 @@ impl Dispatcher {
         // In any case the head's block is executed next, not its counter or a fragment.
         self.arrival = Arrival::WithoutProgress;
         let Some(mut fragments) = self.machine.fragments() else { return };
-        if fragments.first(pc).is_some() {
-            // Another thread has made the fragment meanwhile. Or guards are forced (`--chaos`): then
-            // fragments are only entered from the runtime.
+        if fragments.first_version(pc).is_some() {
+            // Another thread has made the fragment meanwhile. Or guards are forced (`--chaos`):
+            // then fragments are only entered from the runtime.
             if self.machine.config.chaos.is_some() {
                 self.arrival = Arrival::Ordinary;
             }
@@ -219,7 +219,8 @@ impl Dispatcher {
         }
         let kind = if fragments.is_function(pc) { HeadKind::Function } else { HeadKind::Other };
         if !self.effort.is_affordable() {
-            // The thread has used up the time for traces: when the guest has run longer.
+            // The thread has used up its time for traces. The head is tried again later, when the
+            // guest has run longer.
             return fragments.put_off(pc, counter, executions);
         }
         drop(fragments);
@@ -261,8 +262,8 @@ impl Dispatcher {
         }
     }
 
-    /// The exit that led to rip is hot: starts recording a side trace, unless code at rip may not be
-    /// traced.
+    /// The exit that led to rip is hot: starts recording a side trace, unless code at rip may not
+    /// be traced.
     pub(super) fn record_side_trace(&mut self, context: &ThreadContext, side: SideRequest) {
         self.arrival = Arrival::WithoutProgress;
         if !self.effort.is_affordable() {
@@ -282,7 +283,7 @@ impl Dispatcher {
                 self.selector.traces.start(entry.lifted(), kind, Vec::new());
                 self.selector.traces.believe();
                 self.effort.begin();
-                self.side = Some(side);
+                self.side_request = Some(side);
             }
             _ => {
                 let stub = self.machine.fragments().and_then(|mut fragments| {

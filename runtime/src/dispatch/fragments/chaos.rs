@@ -1,24 +1,26 @@
-//! Forced failures of guards (`--chaos`): drawn at random before a fragment is entered, undone after
-//! native code has left.
+//! Forced failures of guards (`--chaos`): drawn at random before a fragment is entered, undone
+//! after native code has left.
 //!
-//! Nothing leads to fragments under chaos (scope `Forced` of [`super::links::policy`]), so each is
-//! entered from the runtime. A forced guard fails for every thread; so only one thread at a time is
-//! in a fragment with forced guards, and the others go on as if no fragment started at their pc.
+//! Under `--chaos` no link leads to a fragment (scope `Forced` of [`super::links::policy`]), so
+//! each is entered from the runtime. A forced guard fails for every thread that executes it. So
+//! only one thread at a time is in a fragment with forced guards; the others continue as if no
+//! fragment started at their pc.
 //!
 //! Data: [`Forcing`], part of [`Fragments`]. The caller holds the lock of the fragments.
 //!
 //! Example: `--chaos 1/3` forces every third guard on average. A fragment with three guards is
-//! entered; its second is forced, and leaves; [`Fragments::restore`] makes it test again.
+//! entered. Its second guard is forced, so the guest leaves there. [`Fragments::restore`] makes the
+//! guard test its predicate again.
 
 use super::Fragments;
 use crate::config::Chaos;
 use dynasour_emitter::{ExitId, FragmentId, SiteKind};
 
-/// Which guards are forced.
+/// The random choice of guards that are forced.
 pub struct Forcing {
     /// One guard in this many, on average.
     one_in: u64,
-    /// The state of the random numbers, never 0.
+    /// The state of the random number generator, never 0.
     random: u64,
     /// A thread is in a fragment with forced guards.
     is_busy: bool,
@@ -26,11 +28,12 @@ pub struct Forcing {
 
 impl Forcing {
     pub fn new(chaos: Chaos) -> Forcing {
+        // 2^64 divided by the golden ratio spreads small seeds over all bits.
         let random = chaos.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Forcing { one_in: u64::from(chaos.one_in), random, is_busy: false }
     }
 
-    /// Is the next guard forced? (xorshift64*)
+    /// Is the next guard forced? The generator is xorshift64*.
     fn draw(&mut self) -> bool {
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;
@@ -68,7 +71,8 @@ impl Fragments {
         Some(Forced(forced.collect()))
     }
 
-    /// Makes forced guards test again: their thread has left.
+    /// Makes forced guards test their predicates again: the thread that they were forced for has
+    /// left.
     pub(super) fn restore(&mut self, forced: Forced) {
         for exit in forced.0 {
             self.emitter.force_guard(exit, false).expect("it was forced a moment ago");

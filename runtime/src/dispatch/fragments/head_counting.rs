@@ -1,16 +1,19 @@
-//! Heads among copied blocks are counted, with pauses ([`dynasour_tracer::head_pauses`]).
+//! Counts the executions of heads among copied blocks, with pauses
+//! ([`dynasour_tracer::head_pauses`]).
 //!
-//! No clock ends a pause, since a guest could notice a timer: pauses end when a thread comes to the
+//! No timer ends a pause, since a guest could notice a timer. Pauses end when a thread comes to the
 //! runtime for another reason. To make sure that one does, the head whose pause was to begin last
-//! is the *sentinel*: it continues to be counted, for as many executions as its pause is estimated
-//! to have, until another head's pause is to begin.
+//! is the *sentinel*: instead of pausing, it continues to be counted, for about as many executions
+//! as its pause would last. When another head's pause is to begin, that head becomes the sentinel,
+//! and the pause of the former one begins.
 //!
-//! Data: [`HeadCounting`], part of [`Fragments`]. Invariant: the head of each pause in the queue has its
-//! links past its counter, unless its block is gone. The caller holds the lock of the fragments.
+//! Data: [`HeadCounting`], part of [`Fragments`]. Invariant: links to a head in the queue of pauses
+//! lead to its block, past its counter, unless the block is gone. The caller holds the lock of the
+//! fragments.
 //!
-//! Example: A's interval ends and it is not hot soon: A is the sentinel. Then B's interval ends: B
-//! becomes the sentinel, links to A lead past its counter. B's counter runs out three seconds later;
-//! A's pause is over, and links to A lead to its counter again.
+//! Example: A's interval ends and A will not be hot soon: A is the sentinel. Then B's interval
+//! ends: B is the sentinel, and links to A lead past its counter. B's counter runs out three
+//! seconds later. A's pause is over by then, and links to A lead to its counter again.
 
 use super::Fragments;
 use dynasour_emitter::blocks::{CounterId, HeadCounts};
@@ -24,18 +27,20 @@ use std::collections::BinaryHeap;
 #[derive(Clone, Copy)]
 struct Sentinel {
     pc: u64,
-    /// Ticks of its pause.
+    /// The length of its pause in ticks of the time stamp counter.
     time: u64,
 }
 
 /// The heads that are counted with pauses.
 #[derive(Default)]
 pub struct HeadCounting {
-    /// Executions that make a head hot of which nothing else is known; none if heads are counted
-    /// without pauses.
+    /// The number of executions that makes a new head hot; none if heads are counted without
+    /// pauses.
     wanted: Option<u64>,
+    /// The count of each head, by its pc.
     heads: FxHashMap<u64, HeadCount>,
-    /// For each pause the time stamp of its end and its head's pc.
+    /// The pauses: the time stamp of the end, in ticks, and the head's pc. The pause that ends
+    /// first is on top.
     pauses: BinaryHeap<Reverse<(u64, u64)>>,
     sentinel: Option<Sentinel>,
 }
@@ -50,7 +55,7 @@ impl HeadCounting {
 }
 
 impl Fragments {
-    /// Which heads are counted from now on, and whether with pauses.
+    /// Makes copied blocks count the heads that `heads` names, with pauses or without.
     pub fn count_heads(&mut self, mut heads: HeadCounts, with_pauses: bool) {
         if with_pauses {
             self.counting.wanted = Some(heads.threshold);
@@ -60,13 +65,14 @@ impl Fragments {
         self.emitter.count_heads(heads);
     }
 
-    /// Is the head at `pc` one because it is called?
+    /// Is the head at `pc` a head because it is called?
     pub fn is_function(&self, pc: u64) -> bool {
         self.emitter.is_called(pc)
     }
 
-    /// The counter of the head at `pc` has left after `executions`, which took `took` ticks. How
-    /// often the head has been executed, if it is hot.
+    /// The counter of the head at `pc` has left after `executions` of the head, in `took` ticks. If
+    /// the head is hot, returns how often it has been executed. Otherwise sets the counter again or
+    /// begins a pause.
     pub fn is_hot(
         &mut self,
         pc: u64,
@@ -75,7 +81,7 @@ impl Fragments {
         took: u64,
     ) -> Option<u64> {
         let Some(wanted) =
-            self.counting.wanted.filter(|_| !self.retired && self.first(pc).is_none())
+            self.counting.wanted.filter(|_| !self.retired && self.first_version(pc).is_none())
         else {
             return Some(executions);
         };
@@ -88,7 +94,7 @@ impl Fragments {
         None
     }
 
-    /// The head at `pc` is hot again after `n` executions.
+    /// Sets the counter of the head at `pc`, which is hot again after `n` more executions.
     pub fn set_counter(&mut self, pc: u64, counter: CounterId, n: u64) {
         let interval = match self.counting.wanted {
             Some(_) if !self.retired => {
@@ -100,8 +106,8 @@ impl Fragments {
         self.emitter.set_counter(counter, interval);
     }
 
-    /// There is no time now for the hot head at `pc`, which was executed `executions` times: it is
-    /// hot again after a pause, or after as many executions more.
+    /// The head at `pc` is hot, after `executions` executions, but no time may be spent on traces
+    /// now. It will be hot again after a pause, or without pauses after twice as many executions.
     pub fn put_off(&mut self, pc: u64, counter: CounterId, executions: u64) {
         match self.counting.heads.get_mut(&pc) {
             Some(head) => {
@@ -112,8 +118,8 @@ impl Fragments {
         }
     }
 
-    /// The head at `pc` becomes the sentinel, for `executions`; its pause of `time` ticks begins when
-    /// another head becomes the sentinel.
+    /// Makes the head at `pc` the sentinel, for `executions` executions. Its pause of `time` ticks
+    /// begins when another head becomes the sentinel.
     fn pause(&mut self, pc: u64, counter: CounterId, time: u64, executions: u64) {
         if self.retired {
             return;
@@ -127,7 +133,7 @@ impl Fragments {
         }
     }
 
-    /// Counts heads again whose pauses are over.
+    /// Counts those heads again whose pauses are over.
     pub fn end_pauses(&mut self) {
         if self.retired || self.counting.pauses.is_empty() {
             return;

@@ -1,16 +1,18 @@
-//! Traces become fragments: what is to be compiled, compiling it, and publishing the fragment.
+//! A recorded path becomes a fragment: plans what is to be compiled, compiles it, and publishes the
+//! fragment.
 //!
-//! [`Fragments::plan`] and [`Fragments::install`] take the lock of the fragments. Building and
-//! optimising the version between them ([`Plan::version`]), and generating its code
-//! ([`Plan::code`]), need none. A plan is stale when code
-//! was touched, everything dropped, or a fragment made for its pc meanwhile (`generation`).
+//! Data: [`Plan`], which belongs to the thread that compiles. The caller holds the lock of the
+//! fragments in [`Fragments::plan`] and [`Fragments::install`]. Between them it holds no lock:
+//! [`Plan::version`] builds and optimises the version, and [`Plan::code`] generates its code.
 //!
-//! Invariant: a fragment is known to invalidation (its [`Sources`](super::Sources) are noted)
-//! before anything leads to it; after that nothing fails.
+//! Invariants: a plan is *stale* if meanwhile code was touched or everything was dropped
+//! (`generation` has changed), or another thread has made the region's first fragment; a stale plan
+//! is not installed. A fragment has its record in [`super::lives`], so that invalidation finds it,
+//! before anything leads to it. After that nothing fails.
 //!
-//! Example: the path of a loop at 0x1000 was recorded. `plan` says that the region has no fragment
-//! yet and what may be assumed; `version` builds and optimises; `code` generates code; `install`
-//! places it, notes from which bytes it was made, and leads links there.
+//! Example: the path of a loop at 0x1000 was recorded. `plan` notes that the region has no fragment
+//! yet, and what may be assumed. `version` builds and optimises; `code` generates code. `install`
+//! places the code, notes from which bytes it was made, and makes links lead there.
 
 use super::links::exits::Event;
 use super::{Fragments, Role, SideRequest};
@@ -26,40 +28,44 @@ use dynasour_ir::{Context, Fact, Version};
 use dynasour_tracer::{AbortReason, Path, SpeculationPolicy, TraceShape, build, worth};
 use std::time::Instant;
 
-/// What a trace is compiled for.
+/// What a trace is compiled for, and under which assumptions.
 pub struct Plan {
     name: String,
     facts: Vec<Fact>,
-    /// Whether its head has no fragment yet.
-    first: bool,
-    side: Option<ExitId>,
-    /// What the emitter was when the plan was made.
+    /// The region of its head had no fragment when the plan was made.
+    is_first_version: bool,
+    /// The exit whose side trace it becomes; none if it becomes a version of the region.
+    side_exit: Option<ExitId>,
+    /// The facts that code generation needs from the emitter, as they were when the plan was made.
     request: Request,
+    /// [`Fragments::generation`] when the plan was made.
     generation: u64,
     start: Instant,
-    /// How long its parts have taken.
+    /// The time that each part of the compilation has taken.
     pub times: CompileTimes,
-    /// The version as built, if the book of a counting run wants it.
+    /// The text of the version as built, if the ledger of a counting run wants it.
     built: Option<String>,
 }
 
-/// Why a trace came to nothing.
+/// Why a recorded path did not become a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// The cache is full.
+    /// The code cache is full.
     Full,
-    /// What it was made from or for is gone, or somebody else was faster.
+    /// Its guest code may have changed, its exit is gone, or another thread has made a fragment
+    /// first.
     Stale,
-    /// Something about the trace.
+    /// The trace cannot be compiled or is not worth it.
     Refused(AbortReason),
 }
 
 impl Fragments {
-    /// What a recorded path is to be compiled for; `side` is the exit for which it was recorded.
-    /// Whether the path is still good, the caller finds out after this.
+    /// Plans the compilation of a recorded path; `side` is the exit for which it was recorded.
+    /// After this the caller checks that no changed code was posted to it: earlier changes do not
+    /// make the plan stale.
     ///
     /// # Errors
-    /// Nothing is to be compiled.
+    /// The path is not to be compiled.
     pub fn plan(
         &mut self,
         path: &Path,
@@ -70,7 +76,7 @@ impl Fragments {
         if self.retired {
             return Err(Failure::Stale);
         }
-        // Loops of an interpreted program are counted by the recorder.
+        // The recorder limits the number of loops of an interpreted program.
         if path.guest.is_none() && self.is_full(path.head, policy) {
             return Err(Failure::Refused(AbortReason::TooManyVersions));
         }
@@ -82,12 +88,12 @@ impl Fragments {
         if config.only_traces.as_ref().is_some_and(|only| !only.contains(&number)) {
             return Err(Failure::Refused(AbortReason::NotSelected));
         }
-        // An exit that no code can be made for has no trace of its own; the path may still be one
-        // of the region.
+        // If no code can be made for the exit's state, the exit gets no side trace of its own. The
+        // path may still become a version of the region.
         let own = side.and_then(|s| {
             Some((s.exit, self.emitter.request(s.pc, EntryState::FromExit(s.exit)).ok()?))
         });
-        let (side, request) = match own {
+        let (side_exit, request) = match own {
             Some((exit, request)) => (Some(exit), request),
             None => (
                 None,
@@ -99,8 +105,8 @@ impl Fragments {
         Ok(Plan {
             name: format!("t{number}"),
             facts: if self.private_memory { vec![Fact::PrivateMemory] } else { Vec::new() },
-            first: !self.regions.contains_key(&path.head),
-            side,
+            is_first_version: !self.regions.contains_key(&path.head),
+            side_exit,
             request,
             generation: self.generation,
             start: Instant::now(),
@@ -109,10 +115,10 @@ impl Fragments {
         })
     }
 
-    /// Makes a fragment of the code of a recorded path's optimised version.
+    /// Places the code of a recorded path's optimised version, and publishes the fragment.
     ///
     /// # Errors
-    /// It came to nothing.
+    /// The plan is stale, the code is not worth having, or the cache is full.
     pub fn install(
         &mut self,
         mut plan: Plan,
@@ -121,11 +127,11 @@ impl Fragments {
         path: &Path,
         config: &RunConfig,
     ) -> Result<(), Failure> {
-        let first = !self.regions.contains_key(&path.head);
-        if plan.generation != self.generation || plan.first != first {
+        let is_first_version = !self.regions.contains_key(&path.head);
+        if plan.generation != self.generation || plan.is_first_version != is_first_version {
             return Err(Failure::Stale);
         }
-        if !self.pays(code.cost(), path, plan.side.is_some()) {
+        if !self.pays(code.cost(), path, plan.side_exit.is_some()) {
             return Err(Failure::Refused(AbortReason::NoGain));
         }
         let placing = Instant::now();
@@ -135,8 +141,8 @@ impl Fragments {
             e => refused(config, version, &e),
         })?;
         plan.times.emit += nanoseconds(placing);
-        let side = plan.side;
-        let (from, alias_guards) = (side, plan.first || path.guest.is_some());
+        let side_exit = plan.side_exit;
+        let (from, alias_guards) = (side_exit, plan.is_first_version || path.guest.is_some());
         self.note_made(
             id,
             Made { version, path, from, times: plan.times, built: plan.built, alias_guards },
@@ -147,8 +153,8 @@ impl Fragments {
             .emitter
             .fragment(id)
             .map_or(0, |f| (f.hot.end - f.hot.start) + (f.cold.end - f.cold.start));
-        self.lives.add(id, side.map_or(Role::Region(path.head), Role::SideTrace), path, size);
-        match side {
+        self.lives.add(id, side_exit.map_or(Role::Region(path.head), Role::SideTrace), path, size);
+        match side_exit {
             None => self.add_version(path.head, id),
             Some(exit) => {
                 self.exits.change(exit, Event::Attach);
@@ -160,7 +166,7 @@ impl Fragments {
             && path.shape == TraceShape::Linear
             && let Some(last) = path.steps.last()
         {
-            // Where it came to is where it goes on.
+            // The end of the trace leads to its last target, which is a head from now on.
             self.emitter.make_head(last.next);
         }
         if path.shape == TraceShape::Loop {
@@ -175,14 +181,15 @@ impl Fragments {
         Ok(())
     }
 
-    /// Is code of a path at this cost worth having?
-    fn pays(&self, cost: u32, path: &Path, side: bool) -> bool {
-        // What is between loops of an interpreted program goes with them.
+    /// Is code of this cost, compiled from `path`, worth having?
+    fn pays(&self, cost: u32, path: &Path, is_side_trace: bool) -> bool {
+        // A path to a dispatching head leads from one loop of an interpreted program to the next.
+        // It is not judged, and neither are such loops.
         let between = path.steps.last().is_some_and(|last| self.dispatching.contains(&last.next));
         if !self.weighs || path.guest.is_some() || between {
             return true;
         }
-        let pays = worth::pays(path, cost, side, memory::fetch_code);
+        let pays = worth::pays(path, cost, is_side_trace, memory::fetch_code);
         if self.logs.worth {
             eprintln!(
                 "dynasour: {:#x}, {:?} {}: {pays}",
@@ -196,10 +203,10 @@ impl Fragments {
 }
 
 impl Plan {
-    /// Builds the path's version and optimises it: what takes time and needs no lock.
+    /// Builds the path's version and optimises it. It needs no lock.
     ///
     /// # Errors
-    /// Why that cannot be done.
+    /// The path cannot be built.
     pub fn version(
         &mut self,
         path: &Path,
@@ -214,7 +221,7 @@ impl Plan {
         self.built =
             config.count.as_ref().filter(|count| count.detail).map(|_| version.to_string());
         log(config, Stage::Trace, || version.to_string());
-        let alias_guards = self.first || path.guest.is_some();
+        let alias_guards = self.is_first_version || path.guest.is_some();
         let (passes, skip) = (config.passes.clone(), config.skip_passes.clone());
         let options = OptOptions { passes, skip, alias_guards, ..OptOptions::default() };
         let optimising = Instant::now();
@@ -224,8 +231,8 @@ impl Plan {
         Ok(version)
     }
 
-    /// Generates the version's code: for the state of the plan's exit, or, if that cannot be done,
-    /// for a fragment of the region. It needs no lock.
+    /// Generates the version's code for the state of the plan's exit. If that cannot be done, or if
+    /// there is no such exit, generates it for a version of the region. It needs no lock.
     ///
     /// # Errors
     /// The version cannot be compiled.
@@ -237,9 +244,9 @@ impl Plan {
     ) -> Result<CompiledCode, Failure> {
         let emitting = Instant::now();
         let mut compiled = codegen::compile(version, &self.request, allocator);
-        if compiled.is_err() && self.side.take().is_some() {
-            // Perhaps too many values were live at once. A fragment of the region does not hold
-            // the exit's.
+        if compiled.is_err() && self.side_exit.take().is_some() {
+            // Perhaps too many values were live at once. A version of the region does not hold the
+            // exit's values besides its own.
             self.request = self.request.canonical();
             compiled = codegen::compile(version, &self.request, allocator);
         }
@@ -248,16 +255,18 @@ impl Plan {
     }
 }
 
-/// The emitter refuses the version.
+/// The failure of a version that the emitter refuses.
 fn refused(config: &RunConfig, version: &Version, error: &dyn std::error::Error) -> Failure {
     log(config, Stage::Record, || format!("{}: {error}", version.name));
     Failure::Refused(AbortReason::Emitter)
 }
 
+/// Nanoseconds since then.
 fn nanoseconds(since: Instant) -> u64 {
     since.elapsed().as_nanos() as u64
 }
 
+/// Writes a line about a stage that the user wants to see.
 fn log(config: &RunConfig, stage: Stage, text: impl FnOnce() -> String) {
     if config.log.contains(&stage) {
         eprintln!("dynasour: {}", text());

@@ -1,21 +1,21 @@
-//! The life of each fragment: one record with its role, its shape, the guest bytes it was made from,
-//! and its state.
+//! The record of each fragment: its role, its shape, the guest bytes it was made from, its state.
 //!
 //! ```text
-//!   placed ──► LIVE ──── a page was touched ───► RESTING ──── bytes differ, or too many ──► dropped
-//!               ▲                                  │          rest in its role
-//!               └── wanted again, same bytes ◄─────┘
+//!   placed ──► LIVE ─── a page was touched ───► RESTING ─── bytes differ, or too many ──► dropped
+//!               ▲                                 │         rest in its role
+//!               └── wanted again, same bytes ◄────┘
 //! ```
 //!
-//! A page of code is touched for many reasons that do not change a given fragment's code: data on
-//! the same page is written, a neighbour is compiled, a just-in-time compiler takes a protection
-//! away and gives it back. So a fragment whose page was touched is not dropped but *rests*: nothing
-//! leads to it. When its pc is wanted again, its guest bytes are compared with those it was made
-//! from; if they are the same, it is live again.
+//! A page of code is *touched* when something is done to it that may change the code: a store to
+//! data on the same page, a just-in-time compiler that writes a neighbouring function, mprotect
+//! that makes the page writable and back. Most of these do not change a given fragment's code. So a
+//! fragment whose page was touched is not dropped but *rests*: nothing leads to it. When its pc is
+//! wanted again, its guest bytes are compared with those it was made from. If they are the same, it
+//! is live again.
 //!
-//! Data: [`Lives`]. A fragment that was dropped has no record. Invariant: the list of a role holds
-//! exactly the fragments of that role whose state is [`State::Resting`]. The caller holds the lock
-//! of the fragments.
+//! Data: [`Lives`]. A dropped fragment has no record. Invariant: the list of a role holds exactly
+//! the fragments of that role whose state is [`State::Resting`]. The caller holds the lock of the
+//! fragments.
 //!
 //! Example: the region 0x1000 has the fragment 7. A store touches its page: 7 rests. Then an exit
 //! leads to 0x1000: `wake(Role::Region(0x1000))` compares the bytes and returns 7.
@@ -29,8 +29,8 @@ use dynasour_tracer::{Path, TraceShape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 
-/// The most fragments that rest in one role (guess: each is compared when the role is wanted). The
-/// oldest is dropped when there are more.
+/// The most fragments that rest in one role (guess: each is compared when the role is wanted; too
+/// low compiles traces again that could be woken). When there are more, the oldest is dropped.
 const MAX_RESTING_PER_ROLE: usize = 4;
 
 /// From where a fragment is entered.
@@ -49,7 +49,7 @@ pub struct Shape {
     pub is_loop: bool,
     /// The path goes through an indirect jump or call.
     pub jumps_indirectly: bool,
-    /// It is a loop of an interpreted program.
+    /// The guest is an interpreter, and the path is a loop of the program that it interprets.
     pub is_guest_loop: bool,
 }
 
@@ -69,7 +69,7 @@ struct Life {
     state: State,
     /// The guest bytes it was made from.
     guest_bytes: Vec<GuestBytes>,
-    /// Bytes of its code.
+    /// Bytes of its native code.
     size: u64,
 }
 
@@ -77,7 +77,7 @@ struct Life {
 struct GuestBytes {
     start: u64,
     bytes: Box<[u8]>,
-    /// The fragment itself compares them at each entry.
+    /// The fragment itself compares them with memory at each entry.
     checked: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct Lives {
     by_page: FxHashMap<u64, Vec<FragmentId>>,
     /// The resting fragments of each role, the oldest first.
     resting: FxHashMap<Role, Vec<FragmentId>>,
-    /// Bytes of code of dropped fragments.
+    /// Bytes of native code of dropped fragments, whose memory is not used again before a flush.
     garbage: u64,
 }
 
@@ -156,7 +156,7 @@ impl Lives {
         found
     }
 
-    /// The live fragments made from pages with bytes in `range`: they rest from now on.
+    /// Makes the live fragments rest that were made from pages with bytes in `range`; returns them.
     pub fn touch(&mut self, range: &Range<u64>) -> Vec<(FragmentId, Role)> {
         let mut touched = Vec::new();
         for fragment in self.made_from(range) {
@@ -176,8 +176,8 @@ impl Lives {
         touched
     }
 
-    /// The resting fragments in this role whose bytes are what they were: they are live again. The
-    /// others in this role are dropped.
+    /// Makes the fragments live again that rest in this role and whose guest bytes have not
+    /// changed; returns them. The others that rest in this role are dropped.
     pub fn wake(&mut self, role: Role, pages: &CodePages) -> Vec<FragmentId> {
         let Some(resting) = self.resting.remove(&role) else { return Vec::new() };
         let (same, changed): (Vec<_>, Vec<_>) = resting
@@ -195,14 +195,14 @@ impl Lives {
         self.resting.contains_key(&role)
     }
 
-    /// Does this fragment compare its guest code itself?
+    /// Does this fragment compare its guest bytes itself?
     pub fn is_checked(&self, fragment: FragmentId) -> bool {
         self.by_fragment
             .get(&fragment)
             .is_some_and(|life| life.guest_bytes.iter().any(|part| part.checked))
     }
 
-    /// From where this fragment is entered; none if it is a stub or was dropped.
+    /// The role of this fragment; none if it is a stub or was dropped.
     pub fn role(&self, fragment: FragmentId) -> Option<Role> {
         self.by_fragment.get(&fragment).map(|life| life.role)
     }
@@ -227,7 +227,7 @@ impl Lives {
         *self = Lives::default();
     }
 
-    /// Drops a fragment. If it rests, the caller has taken it off its role's list.
+    /// Drops a fragment's record. If it rests, the caller has taken it off its role's list.
     pub fn drop(&mut self, fragment: FragmentId) {
         let Some(life) = self.by_fragment.remove(&fragment) else { return };
         self.garbage += life.size;

@@ -1,29 +1,45 @@
-//! The fragment side of the dispatcher: which fragments exist, entering and leaving them.
+//! The fragments of a process: which exist, where they start, and what is done about their exits.
 //!
-//! A region may have several fragments, its *versions* ([`links::regions`]); the first is entered,
-//! by the interpreter, by links and by the tables of indirect jumps. Ends and hot exits are linked
-//! ([`links`]), so that a steady guest never comes back here; a hot exit to where no fragment
-//! starts begins a recording there. What is recorded is compiled for the state that this exit
-//! leaves ([`EntryState::FromExit`](dynasour_emitter::EntryState)) and belongs to it alone; when
-//! several exits have wanted traces from one pc, the next one makes a version of the region, which
-//! all others share ([`install`]).
+//! | file | |
+//! | --- | --- |
+//! | [`transitions`] | into native code and out of it |
+//! | [`links`] | which exit leads where; the versions of a region |
+//! | [`install`] | a recorded path becomes a fragment |
+//! | [`lives`] | the record of each fragment |
+//! | [`removal`] | guest code has changed |
+//! | [`room`] | the code cache moves elsewhere |
+//! | [`head_counting`] | counters of heads, and pauses of counting |
+//! | [`chaos`] | guards that are forced to fail |
+//! | [`notes`] | what statistics, the ledger and the perf map are told |
 //!
-//! **Signals.** The handler unlinks the fragment that it interrupts; lookups and the way in are
-//! beyond a fragment's links, so a thread that is there is diverted. Whatever is linked to
-//! whatever, it comes out before it enters another fragment. The thread that was interrupted links
-//! the fragment again when it is out; others that come out of it meanwhile just enter again.
+//! A region may have several fragments, its *versions* ([`links::regions`]). The first version is
+//! the one that the interpreter, links and the tables of indirect jumps enter. Ends and hot exits
+//! are linked ([`links`]), so that a guest in a steady state does not come to the runtime. A hot
+//! exit begins a recording if no fragment starts at its target. The side trace is compiled for the
+//! state that this exit leaves ([`EntryState::FromExit`](dynasour_emitter::EntryState)), and only
+//! this exit leads to it. When several exits have wanted traces from one pc, the next recording
+//! makes a version of the region, which all others share ([`install`]).
 //!
-//! **Threads.** All of this is behind one lock, which no thread holds while guest code runs. A
-//! thread that is in fragments, or comes from one, is *in the cache* ([`super::peers`]), and what
-//! it may need is kept until it is not: dropping all is done in two steps, [`Fragments::retire`]
-//! and [`Fragments::clear`], and so is dropping some ([`removal`]).
+//! **Signals.** The handler of an asynchronous signal unlinks the fragment or block that it has
+//! interrupted. Where that does not suffice (in lookups, and on the way into native code), the
+//! handler diverts the thread. So the thread comes to the runtime before it enters another
+//! fragment, and then links the fragment again. Other threads that came out of the unlinked
+//! fragment meanwhile just enter it again.
 //!
-//! Under `--chaos` no fragment is linked to: each must be entered from here, where its guards are
-//! forced.
+//! **Threads.** Data: [`Fragments`], one for the process, behind one lock, which no thread holds
+//! while it executes guest code. A thread that runs native code, or has just left it, is *in the
+//! cache* ([`super::peers`]), and nothing that it may need is freed. So dropping everything takes
+//! two steps, [`Fragments::retire`] and [`Fragments::clear`], and so does dropping some fragments
+//! ([`removal`]).
 //!
-//! Example: the loop at 0x1000 is entered by [`Fragments::prepare`], leaves by its end to 0x2000,
-//! and [`Fragments::left`] finds a fragment there: the end is linked, and the next time the guest
-//! goes from one to the other without the runtime.
+//! Invariant: while everything is *retired*, no fragment or block is made and none is entered.
+//! Under `--chaos` no link leads to a fragment: each is entered from the runtime, which forces its
+//! guards.
+//!
+//! Example: the loop at 0x1000 is found by [`Fragments::find_code`] and entered. It leaves by its
+//! end to 0x2000; [`Fragments::after_native`] returns [`Arrival::End`], and the next `find_code`
+//! links the end to the fragment at 0x2000. From then on the guest goes from one to the other
+//! without the runtime.
 
 mod chaos;
 mod head_counting;
@@ -59,10 +75,10 @@ pub use install::Failure;
 pub use removal::Touched;
 pub use transitions::{AfterNative, Arrival, FoundCode, NativeEntry};
 
-/// In [`ThreadContext::unlinked`]: it is a copied block, not a fragment.
+/// In [`ThreadContext::unlinked`]: the number is that of a copied block, not of a fragment.
 const BLOCK: u32 = 1 << 31;
 
-/// The fragment side cannot be set up or has broken an invariant.
+/// Native code cannot be set up, or has broken an invariant.
 #[derive(Debug, Error)]
 pub enum FragmentError {
     /// From the emitter.
@@ -79,15 +95,18 @@ pub enum FragmentError {
     Memory(#[from] std::io::Error),
 }
 
-/// An exit for which a side trace is being recorded.
+/// An exit for which a side trace is wanted or being recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SideRequest {
     exit: ExitId,
+    /// The exit's target.
     pc: u64,
+    /// [`Fragments::generation`] when the trace was wanted. If it has changed, the exit may be
+    /// gone.
     generation: u64,
 }
 
-/// Which stages the user wants to see.
+/// Which log lines the user wants to see.
 struct Logs {
     exits: bool,
     worth: bool,
@@ -101,34 +120,37 @@ impl Logs {
     }
 }
 
-/// Emitter, fragment tables, and what happened at exits.
+/// All fragments and blocks of a process, and what is known of their exits; see the module.
 pub struct Fragments {
     emitter: Box<Emitter>,
+    /// The versions of each region, by its pc.
     regions: FxHashMap<u64, Region>,
-    /// How many exits have a trace of their own from this pc.
+    /// The number of exits that have a side trace of their own from this pc.
     side_traces: FxHashMap<u64, u32>,
-    /// What is done about each exit.
+    /// The state of each exit.
     exits: Exits,
-    /// The life of each fragment.
+    /// The record of each fragment.
     lives: Lives,
     pages: Arc<CodePages>,
-    /// Heads of loops whose indirect jump keeps going elsewhere.
+    /// The pcs of fragments whose indirect jump has changing targets.
     dispatching: FxHashSet<u64>,
-    /// The last of these that no dispatcher has been told of yet.
+    /// The pc added last to `dispatching`, if no dispatcher has been told of it yet.
     new_dispatch: Option<u64>,
+    /// May traces assume `private_memory`?
     private_memory: bool,
-    /// Under chaos.
+    /// The guards forced under `--chaos`; none in other runs.
     chaos: Option<Forcing>,
-    /// Are guest blocks copied? Else fragments run beside the interpreter.
+    /// Are guest blocks copied? Otherwise all code without a fragment is interpreted.
     copies: bool,
     /// Are traces refused that cost more than they save?
     weighs: bool,
     /// Traces built so far, for naming and `--only-trace`.
     traces: u32,
     logs: Logs,
-    /// Counts the times when something that a compilation may rely on went away.
+    /// Incremented whenever something goes away that a compilation under way may rely on.
     generation: u64,
-    /// Between [`Fragments::retire`] and [`Fragments::clear`].
+    /// Set from [`Fragments::retire`] to [`Fragments::clear`]: some threads may still be in the
+    /// code that is to be dropped.
     retired: bool,
     /// See [`Fragments::count_heads`].
     heads: HeadCounts,
@@ -136,9 +158,9 @@ pub struct Fragments {
     notes: Notes,
     /// A resolved stub that the dispatcher is to compile.
     wanted_stub: Option<StubWork>,
-    /// Changes of links since they were verified; see `fragments/links/verify.rs`.
+    /// The number of changes of links since they were verified; see `fragments/links/verify.rs`.
     unverified: usize,
-    /// What happened to fragments.
+    /// Counts of what happened to fragments.
     pub stats: Stats,
 }
 
@@ -146,7 +168,7 @@ impl Fragments {
     /// An empty cache of the configured size.
     ///
     /// # Errors
-    /// This machine lacks something, or there is no memory.
+    /// The processor lacks a feature, or there is no memory.
     pub fn new(config: &RunConfig, pages: Arc<CodePages>) -> Result<Fragments, FragmentError> {
         let count = config.count.is_some();
         let rates = count || config.stats;
@@ -193,12 +215,15 @@ impl Fragments {
         self.emitter.cache().range()
     }
 
-    /// Where a fault of a fragment's own continues. Async-signal-safe.
+    /// Where a thread continues whose native code faulted at `host_rip`; none if that instruction
+    /// may not fault. Async-signal-safe.
     pub fn fault_exit(&self, host_rip: u64) -> Option<u64> {
         self.emitter.fault_exit(host_rip)
     }
 
-    /// The thread of `context` was interrupted at `host_rip` and is to come out. Async-signal-safe.
+    /// The thread of `context` was interrupted by a signal at `host_rip`: unlinks its fragment or
+    /// block, so that it comes to the runtime. Returns where it must continue if unlinking does not
+    /// suffice. Async-signal-safe.
     pub fn divert(&self, host_rip: u64, context: &ThreadContext) -> Option<Diversion> {
         let code = match self.emitter.fragment_at(host_rip) {
             Some(fragment) => {
@@ -214,17 +239,20 @@ impl Fragments {
             },
         };
         if code != 0 {
-            // After a second signal the thread is not in the first one's code any more.
+            // A signal before may have unlinked other code, which the thread has left since.
             self.relink(context.unlinked.swap(code, Ordering::Relaxed));
         }
         self.emitter.diversion(host_rip)
     }
 
-    /// A thread is out: undoes what its signal handler did.
+    /// The thread of `context` has come to the runtime: links again what its signal handler has
+    /// unlinked.
     fn relink_after_signal(&self, context: &ThreadContext) {
         self.relink(context.unlinked.swap(0, Ordering::Relaxed));
     }
 
+    /// Links the fragment or block again that `unlinked` names, a value of
+    /// [`ThreadContext::unlinked`]; 0 names none.
     fn relink(&self, unlinked: u32) {
         match unlinked & !BLOCK {
             0 => {}
@@ -233,24 +261,25 @@ impl Fragments {
         }
     }
 
-    /// From now on traces may not assume `private_memory`. Must existing fragments go?
+    /// From now on traces may not assume `private_memory`. Must existing fragments be dropped?
     pub fn lose_private_memory(&mut self) -> bool {
         if !std::mem::replace(&mut self.private_memory, false) {
             return false;
         }
         self.generation += 1;
-        // Those that rest assume it, too, and could be woken.
+        // Resting fragments assume it, too, and could be woken.
         !self.lives.is_empty()
     }
 
-    /// From the next [`Fragments::clear`] on transfers name themselves: see
+    /// From the next [`Fragments::clear`] on indirect transfers store their pc: see
     /// [`Emitter::name_transfers`]. False if they do already.
     pub fn name_transfers(&mut self) -> bool {
         self.emitter.name_transfers()
     }
 
-    /// Makes nothing lead into any fragment any more, and whoever is in one come out. When all are,
-    /// somebody must [`Fragments::clear`]. `false` if another thread is about to do that already.
+    /// Makes all native code lead to the runtime, so that every thread in it comes out. When they
+    /// are out, the caller must [`Fragments::clear`]. `false` if another thread is doing that
+    /// already.
     pub fn retire(&mut self) -> bool {
         if std::mem::replace(&mut self.retired, true) {
             return false;
@@ -262,7 +291,7 @@ impl Fragments {
         true
     }
 
-    /// Drops all fragments after [`Fragments::retire`]: every thread has been outside since.
+    /// Drops all native code. Every thread has been outside the cache since [`Fragments::retire`].
     pub fn clear(&mut self) {
         self.close_ledger();
         self.emitter.flush_all();
@@ -271,7 +300,10 @@ impl Fragments {
         self.links_changed();
     }
 
-    /// Fresh memory and no fragments, in a forked child.
+    /// In a forked child: drops everything, and takes fresh memory for the code cache.
+    ///
+    /// # Errors
+    /// There is no memory.
     pub fn reset_after_fork(&mut self) -> Result<(), FragmentError> {
         self.close_ledger();
         self.forget_fragments();
@@ -280,6 +312,7 @@ impl Fragments {
         Ok(self.emitter.reset_after_fork()?)
     }
 
+    /// Forgets all fragments, whose code is about to be dropped.
     fn forget_fragments(&mut self) {
         self.generation += 1;
         self.regions.clear();
@@ -291,19 +324,23 @@ impl Fragments {
         self.counting.clear();
     }
 
-    /// A loop's head that [`Fragments::at`] says something new about since the last call.
+    /// A pc for which [`Fragments::kind_at`] has changed to one with changing targets since the
+    /// last call.
     pub fn take_new_dispatch(&mut self) -> Option<u64> {
         self.new_dispatch.take()
     }
 }
 
-/// Performs a deferred store. Its page was accessed in the same entry of the fragment, so it cannot
-/// fault unless another thread has taken it away since, or an invariant of ours is broken.
+/// Performs a deferred store. Its bytes were written before in the same entry of the fragment, so
+/// it cannot fault unless another thread has unmapped the page since, or an invariant is broken.
+///
+/// # Errors
+/// The memory cannot be written.
 fn perform_store(store: &PendingStore) -> Result<(), FragmentError> {
     let bytes = store.value.to_le_bytes();
     let size = store.size as usize;
-    // SAFETY: the guest's own store, of which the trace's anchor says that it happens before the
-    // exit.
+    // SAFETY: the guest performs this store before it comes to the exit; the trace's anchor has
+    // deferred it.
     let done = unsafe { host::copy_out(store.address, &bytes[..size]) };
     if done == size { Ok(()) } else { Err(FragmentError::Store(store.address)) }
 }

@@ -1,4 +1,11 @@
-//! What the ledger of a counting run and the perf map are told about changes of fragments.
+//! What the statistics, the ledger of a counting run and the perf map are told about fragments.
+//!
+//! Data: [`Notes`], part of [`Fragments`]; the ledger's own is [`crate::observe::ledger`].
+//! Invariant: the ledger and the perf map are told before the emitter gives the ids of fragments up
+//! ([`Fragments::close_ledger`]). The caller holds the lock of the fragments.
+//!
+//! Example: a trace is made in a counting run: `note_made` tells the ledger the fragment's version
+//! and path. At a flush `close_ledger` reads its counters, before the emitter drops them.
 
 use super::Fragments;
 use crate::config::RunConfig;
@@ -10,9 +17,9 @@ use dynasour_emitter::{ExitId, FragmentId};
 
 /// What is kept for a report at the end of the run.
 pub struct Notes {
-    /// Of a counting run.
+    /// The ledger of a counting run.
     ledger: Option<Box<Ledger>>,
-    /// Code that is gone, if the perf map is to name it.
+    /// The native code noted so far, if a perf map is wanted.
     pieces: Option<Vec<Piece>>,
 }
 
@@ -40,21 +47,21 @@ impl Fragments {
         }
     }
 
-    /// An exit leads to its fragment again.
+    /// An exit leads to its own side trace again, which was resting.
     pub(super) fn note_attached(&mut self, exit: ExitId, fragment: FragmentId) {
         if let Some(ledger) = &mut self.notes.ledger {
             ledger.attached(&self.emitter, exit, fragment);
         }
     }
 
-    /// A trace was made.
+    /// A trace was compiled to a fragment.
     pub(super) fn note_made(&mut self, id: FragmentId, made: Made<'_>) {
         if let Some(ledger) = &mut self.notes.ledger {
             ledger.made(&self.emitter, id, made);
         }
     }
 
-    /// All ids are about to be given up.
+    /// The emitter is about to give up all ids of fragments and exits.
     pub(super) fn close_ledger(&mut self) {
         self.note_pieces();
         if let Some(ledger) = &mut self.notes.ledger {
@@ -62,12 +69,13 @@ impl Fragments {
         }
     }
 
-    /// All code there is, and was before the last flush, if anybody wants to know.
+    /// All native code, also that dropped by flushes; none if no perf map is wanted.
     pub fn pieces(&mut self) -> Option<&[Piece]> {
         self.note_pieces();
         self.notes.pieces.as_deref()
     }
 
+    /// Notes all native code there is for the perf map.
     fn note_pieces(&mut self) {
         let Some(pieces) = &mut self.notes.pieces else { return };
         for f in self.emitter.fragments() {
@@ -88,12 +96,12 @@ impl Fragments {
         }));
     }
 
-    /// The fragments of a counting run, and whether none is missing.
+    /// The fragments of a counting run, and whether the list is complete; none in other runs.
     pub fn counted(&mut self) -> Option<(Vec<Fragment>, bool)> {
         self.notes.ledger.as_mut().map(|ledger| ledger.report(&self.emitter))
     }
 
-    /// Which part of native code a host address is in, if in any.
+    /// The name for the statistics of the native code that a host address is in; none outside it.
     pub fn part_of(&self, host_rip: u64) -> Option<&'static str> {
         if !self.cache().contains(&host_rip) {
             return None;
@@ -105,7 +113,7 @@ impl Fragments {
         })
     }
 
-    /// What happened to fragments and blocks.
+    /// The counts of what happened to fragments and blocks, with those of the emitter.
     pub fn statistics(&self) -> Stats {
         let copied = self.emitter.copy_figures();
         Stats {

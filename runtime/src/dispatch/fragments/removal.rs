@@ -1,40 +1,52 @@
-//! Code that has changed or gone, and what was made from it.
+//! Guest code has changed: takes away the fragments and blocks that were made from it.
 //!
-//! Fragments rest ([`super::lives`]), blocks are removed: nothing leads there any more,
-//! and whoever is inside comes out. When every thread has been outside since, what the blocks took
-//! is used again. A thread that runs something else natively is told to come out, too
-//! ([`super::super::peers`]), since where it is nobody knows.
+//! Fragments *rest* ([`super::lives`]) and blocks are removed. In both cases nothing leads to them
+//! any more, and links out of them lead to the runtime, so that threads inside come out. When every
+//! thread has been outside the cache since, the memory of the blocks is used again. A thread that
+//! runs other native code is made to come out, too ([`super::super::peers`]), since the others
+//! cannot tell which code it is in.
 //!
-//! What rests may be woken by one thread while another is still about to make the change that it
-//! rests for: a page that is about to be opened is known not to be watched ([`crate::changes`]),
-//! and calls that change mappings say so once more when they are done.
+//! Data: none of its own. The caller holds the lock of the fragments in [`Fragments::touch`] and
+//! [`Fragments::finish`], and waits for the other threads between them, without the lock.
+//!
+//! Invariant: nothing that rests is woken while its code is about to change, although another
+//! thread may want its pc then. A page about to be opened for stores is announced as changing
+//! ([`crate::changes`]), which [`super::lives`] checks. System calls that change mappings drop the
+//! code of their ranges once more when they are done.
+//!
+//! Example: the guest stores to a page with the fragment 7 and the block at 0x1080. `touch` takes 7
+//! out of its region and removes the block. The caller waits for the other threads; `finish` gives
+//! the block's memory back. 7 keeps its memory, since it may be woken.
 
 use super::links::exits::Event;
 use super::{FragmentId, Fragments, Role};
 use dynasour_emitter::blocks::Doomed;
 use std::ops::Range;
 
-/// Bytes of code that is never entered again, at which everything is dropped to get them back.
+/// Bytes of code of dropped fragments at which everything is dropped, which gets the memory back
+/// (guess: too low flushes often, too high leaves less of the cache for code that is used).
 const MAX_GARBAGE: u64 = 4 << 20;
-/// The same, of blocks that are gone and for whose memory there is no use yet.
+/// Bytes of removed blocks that no new block has taken, at which everything is dropped (guess, as
+/// for [`MAX_GARBAGE`]).
 const MAX_UNUSED: usize = 8 << 20;
 
-/// What a change has taken away. The caller waits until every thread has been outside, and then
-/// says [`Fragments::finish`].
+/// What [`Fragments::touch`] has taken away. The caller waits until every thread has been outside
+/// the cache, and then calls [`Fragments::finish`].
 #[derive(Debug)]
 pub enum Touched {
     /// Everything.
     All,
-    /// What was made from what has changed; threads must be told to come out.
+    /// The fragments and blocks that were made from the changed code. Threads must be called out.
     Some(Doomed),
-    /// Somebody else is at dropping everything.
+    /// Nothing: another thread is dropping everything already.
     AlreadyRetired,
 }
 
 impl Fragments {
-    /// Code in `range` has changed or gone. None: nothing was made from it.
+    /// Code in `range` has changed or was unmapped: takes away what was made from it; none if
+    /// nothing was.
     pub fn touch(&mut self, range: &Range<u64>) -> Option<Touched> {
-        // What is being compiled now may be made from it.
+        // A trace that is being compiled may be made from this code: its plan becomes stale.
         self.generation += 1;
         if self.retired {
             return Some(Touched::AlreadyRetired);
@@ -65,7 +77,7 @@ impl Fragments {
         Some(Touched::Some(doomed))
     }
 
-    /// Every thread has been outside since.
+    /// Frees what was taken away: every thread has been outside the cache since.
     pub fn finish(&mut self, touched: Touched) {
         match touched {
             Touched::All => self.clear(),

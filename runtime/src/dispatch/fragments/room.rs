@@ -1,7 +1,16 @@
-//! Making room: the code cache and its tables lie at low addresses, which programs with a layout of
-//! their own ask for. Then everything of the emitter's goes elsewhere (docs/design.md, "Running a
-//! guest"): all native code is dropped as for a flush, and an emitter is made anew, whose code
-//! takes the general forms if it is not low any more.
+//! Moves the emitter's memory out of a range that the guest wants to map.
+//!
+//! The code cache and its tables lie at low addresses, which some programs ask for at fixed
+//! addresses (docs/design.md, "Running a guest"). Then all native code is dropped as for a flush,
+//! and a new emitter is made, with memory elsewhere. If that is not at low addresses, its code uses
+//! the instruction forms that work at any address.
+//!
+//! Data: none of its own; it replaces the emitter of [`Fragments`]. The caller holds the lock of
+//! the fragments. Invariant: every thread is outside the cache when the emitter is replaced.
+//!
+//! Example: the guest maps 16 MiB at 0x2000_0000, where the code cache lies. `can_move_out_of` says
+//! yes; the caller retires everything and waits; `move_out_of` returns the old and the new ranges,
+//! and the guest's mapping takes the old one.
 
 use super::{FragmentError, Fragments};
 use crate::kernel::process::Moved;
@@ -9,14 +18,14 @@ use dynasour_emitter::{Config, EmitError, Emitter};
 use dynasour_guest::space::{self, Reservation, USER_END};
 use std::ops::Range;
 
-/// A code cache is not made smaller than this for want of memory.
+/// Bytes below which a code cache is not made smaller when there is little memory (guess: a smaller
+/// one is full too often).
 const SMALLEST_CACHE: usize = 1 << 20;
 
-/// An emitter of this kind, or one with a smaller cache if the process may not have so much memory
-/// (`ulimit -v`).
+/// An emitter as `config` says. If there is not enough memory (`ulimit -v`), its cache is smaller.
 ///
 /// # Errors
-/// There is not even memory for a small one, or the processor lacks something.
+/// There is no memory for a cache of [`SMALLEST_CACHE`], or the processor lacks a feature.
 pub fn emitter(mut config: Config) -> Result<Emitter, EmitError> {
     loop {
         match Emitter::new(config) {
@@ -27,8 +36,8 @@ pub fn emitter(mut config: Config) -> Result<Emitter, EmitError> {
 }
 
 impl Fragments {
-    /// Is something of the emitter's in `range` that can be elsewhere? Not where counts would be
-    /// lost.
+    /// Is memory of the emitter's in `range`, and may it move? In a counting run it may not, since
+    /// the counts would be lost.
     pub fn can_move_out_of(&self, range: &Range<u64>) -> bool {
         !self.emitter.is_counting()
             && self
@@ -38,11 +47,12 @@ impl Fragments {
                 .any(|own| own.start < range.end && range.start < own.end)
     }
 
-    /// Goes out of `range`, in place of [`Fragments::clear`]: every thread has been outside since
-    /// [`Fragments::retire`].
+    /// Replaces the emitter by a new one with no memory in `range`. The caller calls this instead
+    /// of [`Fragments::clear`], after [`Fragments::retire`], when every thread has been outside the
+    /// cache.
     ///
     /// # Errors
-    /// There is no memory; then everything is as after [`Fragments::clear`].
+    /// There is no memory. Then everything is as after [`Fragments::clear`].
     pub fn move_out_of(&mut self, range: &Range<u64>) -> Result<Moved, FragmentError> {
         let cache = self.cache();
         let cache_size = (cache.end - cache.start) as usize;
@@ -51,7 +61,7 @@ impl Fragments {
         let returns = self.emitter.wanted_returns();
         let names_transfers = self.emitter.will_name_transfers();
         let fresh = {
-            // The new one must not go where the guest wants to go.
+            // The new emitter must not take memory in `range`.
             let _kept_free = free_parts(range);
             emitter(Config {
                 cache_size,
@@ -79,13 +89,13 @@ impl Fragments {
     }
 }
 
-/// Holds what nobody has mapped in `range`.
+/// Reserves all memory in `range` that is not mapped, until the result is dropped.
 fn free_parts(range: &Range<u64>) -> Vec<Reservation> {
     let mut parts = Vec::new();
     let mut start = range.start;
     let end = range.end.min(USER_END);
-    // Where /proc cannot be read nothing is held, and the place that is found may be in the way
-    // again.
+    // If /proc cannot be read, everything looks unmapped. Then the new emitter may get memory in
+    // `range` again.
     let entries = space::maps().unwrap_or_default();
     for entry in
         entries.iter().filter(|entry| entry.range.end > range.start && entry.range.start < end)

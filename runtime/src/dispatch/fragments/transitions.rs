@@ -1,24 +1,26 @@
-//! Between the runtime and native code: [`Fragments::arrive`] says what there is to execute at a
-//! pc, and [`Fragments::came`] makes the guest's state exact after native code has left and says
-//! what happens next.
+//! Between the runtime and native code: [`Fragments::find_code`] returns what there is to execute
+//! at a pc, and [`Fragments::after_native`] makes the guest's state exact after native code has
+//! left, and returns what happens next.
 //!
-//! How a program is run decides what there is at a pc:
+//! What there is at a pc depends on how the program is run:
 //!
 //! | run with | at a pc there is |
 //! | --- | --- |
 //! | copied blocks | a fragment, the counter of a head, or a block, which is copied if need be |
-//! | fragments beside the interpreter | a fragment, or nothing |
-//! | forced guards (`--chaos`) | the same; but links do not lead to fragments, so each is entered here |
+//! | no copied blocks | a fragment, or nothing |
+//! | forced guards (`--chaos`) | the same, but no link leads to a fragment |
 //!
-//! In steady state the runtime is not entered: links ([`super::links`]) lead from one piece of
+//! In a steady state the runtime is not entered: links ([`super::links`]) lead from one piece of
 //! native code to the next.
 //!
 //! Data: none of its own. Invariant: a guest that may not have made progress
-//! ([`Arrival::WithoutProgress`]) does not enter a fragment: it goes on in the block at its pc, or
-//! in the interpreter. The caller holds the lock of the fragments; guest code runs without it.
+//! ([`Arrival::WithoutProgress`]) does not enter a fragment. It continues in the block at its pc,
+//! or in the interpreter. The caller holds the lock of the fragments; guest code is executed
+//! without it.
 //!
-//! Example: a guard leaves to 0x1080. `came` rebuilds the registers and returns `On(Anyhow)`;
-//! `arrive(0x1080)` copies the block there, unless it has one, and returns the way into it.
+//! Example: a guard leaves to 0x1080. `after_native` rebuilds the registers and returns
+//! `Continue(Ordinary)`; `find_code(0x1080)` copies the block there, unless there is one, and
+//! returns its entry.
 
 use super::chaos::Forced;
 use super::{FragmentError, Fragments, SideRequest, perform_store};
@@ -33,19 +35,19 @@ use dynasour_tracer::SpeculationPolicy;
 /// How the guest came to its pc.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arrival {
-    /// From the runtime, or from code whose link leads there by itself.
+    /// In a way that needs no link: from the runtime, or by a link that will lead there by itself.
     #[default]
     Ordinary,
-    /// By an indirect transfer that did not find it.
+    /// By an indirect transfer that did not find its target in the tables.
     Indirect(Via),
-    /// By the end of a trace.
+    /// By the direct end of a trace or of a resolved stub.
     End(ExitId),
     /// Perhaps without having executed an instruction: it must not enter a fragment or a counter.
     WithoutProgress,
 }
 
 impl Arrival {
-    /// Did the guest leave a trace that ends?
+    /// Did the guest leave a trace by its end, direct or indirect?
     pub fn is_by_end(self) -> bool {
         matches!(self, Arrival::Indirect(_) | Arrival::End(_))
     }
@@ -56,48 +58,52 @@ impl Arrival {
 pub enum FoundCode {
     /// Native code.
     Native(NativeEntry),
-    /// An instruction that is not copied: it is interpreted, and then native code goes on.
+    /// An instruction that cannot be copied. It is interpreted; after it there may be native code.
     Instruction,
-    /// Nothing native: guest code is interpreted until it comes to native code.
+    /// Nothing native: guest code is interpreted until native code starts at an edge.
     Nothing,
 }
 
-/// A thread's way into native code.
+/// An entry into native code, for one thread and one time.
 #[derive(Debug)]
 pub struct NativeEntry {
-    /// Where to enter it.
+    /// Where to enter the code.
     pub point: EntryPoint,
-    /// Guards that were forced to fail, under chaos.
+    /// The guards that were forced to fail for this entry, under `--chaos`.
     forced: Option<Forced>,
 }
 
-/// What happens where native code has left, with the guest's state exact.
+/// What happens after native code has left. The guest's state is exact, but for
+/// [`AfterNative::Fault`] and [`AfterNative::NonCanonical`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterNative {
-    /// It goes on natively.
+    /// The guest continues at rip, if possible natively.
     Continue(Arrival),
-    /// One instruction is interpreted, then it goes on.
+    /// The instruction at rip is interpreted, then the guest continues.
     Interpret,
-    /// An instruction of a block faulted: see [`Fragments::copy_state`].
+    /// An instruction of a block faulted: [`Fragments::copy_state`] makes the state exact, and the
+    /// instruction is interpreted.
     Fault,
-    /// The head at rip was executed this many times.
+    /// The counter of the head at rip ran out, after this many executions of the head.
     Hot(CounterId, u64),
-    /// The exit is hot: record a side trace from rip.
+    /// An exit is hot: a side trace from rip is wanted.
     HotExit(SideRequest),
-    /// The cache is full.
+    /// The code cache is full.
     Full,
-    /// `rip` is not canonical. The transfer at this pc led there; the processor would refuse it.
+    /// The transfer at this pc led to a non-canonical address, which is in rip. The processor would
+    /// refuse the transfer.
     NonCanonical(u64),
 }
 
 impl Fragments {
-    /// Is there native code for the guest code at `pc`?
+    /// Is there native code for the guest code at `pc`? Wakes resting fragments there.
     pub fn has_code(&mut self, pc: u64) -> bool {
         self.wake(pc);
-        self.emitter.block_entry(pc).is_some() || self.first(pc).is_some()
+        self.emitter.block_entry(pc).is_some() || self.first_version(pc).is_some()
     }
 
-    /// What there is to execute at `pc`; a link of what the guest came by leads there from now on.
+    /// What there is to execute at `pc`, to which the guest came by `arrival`. If it came by a link
+    /// or an indirect transfer, that leads there from now on.
     ///
     /// # Errors
     /// See [`Emitter::copy`](dynasour_emitter::Emitter::copy).
@@ -111,7 +117,7 @@ impl Fragments {
         if !self.retired && has_moved {
             self.wake(pc);
             if (self.chaos.is_some() || !self.copies)
-                && let Some(fragment) = self.first(pc)
+                && let Some(fragment) = self.first_version(pc)
             {
                 let entry = self.entry_into(fragment)?;
                 if let Arrival::End(exit) = arrival
@@ -130,7 +136,7 @@ impl Fragments {
         self.block(pc, code, arrival)
     }
 
-    /// The way into a fragment; none if other guards are forced at the moment.
+    /// An entry into a fragment; none if another thread is in a fragment with forced guards.
     fn entry_into(&mut self, fragment: FragmentId) -> Result<Option<NativeEntry>, EmitError> {
         let forced = self.force(fragment);
         if self.chaos.is_some() && forced.is_none() {
@@ -139,7 +145,8 @@ impl Fragments {
         self.stats.fragment_entries += 1;
         self.stats.native_entries += 1;
         let entry = if self.copies {
-            // Blocks, to which it may lead, expect the vector state in the registers.
+            // The fragment may lead to blocks, which expect the guest's vector state in the
+            // registers.
             let code = self.emitter.fragment(fragment).ok_or(EmitError::Unknown)?.entry;
             self.emitter.copy_entry_point(code)
         } else {
@@ -148,7 +155,8 @@ impl Fragments {
         Ok(Some(NativeEntry { point: entry, forced }))
     }
 
-    /// The block at `pc`, or what links to its place lead to.
+    /// What links to the place at `pc` lead to, or without progress the block itself; copies the
+    /// block if need be.
     fn block(
         &mut self,
         pc: u64,
@@ -193,20 +201,20 @@ impl Fragments {
         }))
     }
 
-    /// A thread that was in native code is out: undoes what was done for its way in, and what its
-    /// signal handler did.
-    pub fn out(&mut self, entry: NativeEntry, context: &ThreadContext) {
+    /// The thread of `context` has left native code: restores the guards that were forced for its
+    /// entry, and links again what its signal handler has unlinked.
+    pub fn leave_native(&mut self, entry: NativeEntry, context: &ThreadContext) {
         if let Some(forced) = entry.forced {
             self.restore(forced);
         }
         self.relink_after_signal(context);
     }
 
-    /// A thread has come out of native code ([`Fragments::out`]): makes its state exact, links, says
-    /// what next.
+    /// After [`Fragments::leave_native`]: makes the guest's state exact, changes links if the exit
+    /// is hot, and returns what happens next.
     ///
     /// # Errors
-    /// A broken invariant of ours.
+    /// An invariant is broken.
     pub fn after_native(
         &mut self,
         left: Left,
@@ -242,7 +250,8 @@ impl Fragments {
         }
     }
 
-    /// A counter has left. Until it is set again it does so each time.
+    /// The counter of a head or an exit has left, and leaves at each execution until it is set
+    /// again.
     fn counter_ran_out(
         &mut self,
         counter: CounterId,
@@ -266,7 +275,7 @@ impl Fragments {
         }
     }
 
-    /// A trace has left through an exit: deoptimises, links.
+    /// A trace has left through an exit: rebuilds the guest's state, and counts or links the exit.
     fn left_by_exit(
         &mut self,
         exit: ExitId,
@@ -313,7 +322,8 @@ impl Fragments {
         })
     }
 
-    /// The guest's state after a fault in a block; see [`Emitter::copy_state`].
+    /// Makes `context` the guest's state before the instruction of a block that has faulted; see
+    /// [`Emitter::copy_state`].
     ///
     /// [`Emitter::copy_state`]: dynasour_emitter::Emitter::copy_state
     pub fn copy_state(&mut self, context: &mut ThreadContext, code: &dyn Fetch) -> bool {

@@ -1,17 +1,17 @@
-//! Where exits with computed targets go: returns and indirect jumps that did not go where the trace
-//! went.
+//! Exits with computed targets (of returns and indirect jumps that did not go where the trace
+//! goes), in runs without copied blocks: to which fragment they are linked.
 //!
-//! The lookup that all targets share costs more than a comparison, and it needs canonical state. So
-//! when most of an exit's failures go to one pc, and a fragment starts there, its stub compares the
-//! target with that pc and leads there directly; what goes elsewhere leaves by the stub's own
-//! guard, which is an exit like others and may get such a stub, too. After [`MAX_COMPARING_STUBS`] of them
-//! comes the lookup.
+//! A lookup in the tables costs more than a comparison, and needs canonical state. So if most of an
+//! exit's failures go to one pc and a fragment starts there, the exit's stub compares the target
+//! with that pc and leads to the fragment directly. Other targets leave by the stub's own guard.
+//! That guard is an exit like others and may get such a stub, too. After [`MAX_COMPARING_STUBS`] of
+//! them comes the lookup.
 //!
-//! Whether one pc has most is found by a vote in constant space (Boyer and Moore): a failure that
-//! goes to the candidate counts for it, another one against it, and at zero the next pc becomes the
-//! candidate.
+//! Whether most failures go to one pc is found by a vote in constant space (Boyer and Moore). A
+//! failure that goes to the candidate counts for it; another one counts against it. At zero the
+//! next pc becomes the candidate.
 //!
-//! The votes belong to [`super::exits::Exits`]. The caller holds the lock of the fragments.
+//! Data: [`Votes`], part of [`super::exits::Exits`]. The caller holds the lock of the fragments.
 //!
 //! Example: of 50 failures 45 went to 0x2000. Its votes are at least 40 ahead, which is more than
 //! half of 50, so the stub compares with 0x2000.
@@ -23,10 +23,10 @@ use dynasour_emitter::{ExitId, StubTarget};
 use rustc_hash::FxHashMap;
 
 /// The most stubs in a row that compare with a pc (guess: the lookup costs about as much as three
-/// comparisons).
+/// comparisons; higher makes targets that none of them expects slower).
 const MAX_COMPARING_STUBS: usize = 2;
 
-/// The candidate of an exit, and how many votes it is ahead.
+/// The candidate of an exit, and by how many votes it is ahead.
 #[derive(Clone, Copy, Default)]
 struct Candidate {
     pc: u64,
@@ -38,7 +38,7 @@ struct Candidate {
 pub struct Votes(FxHashMap<ExitId, Candidate>);
 
 impl Votes {
-    /// An exit has gone to `pc`.
+    /// Counts that an exit went to `pc`.
     pub fn vote(&mut self, exit: ExitId, pc: u64) {
         let candidate = self.0.entry(exit).or_default();
         match candidate.ahead {
@@ -48,7 +48,8 @@ impl Votes {
         }
     }
 
-    /// Where most of the last `times` failures went, if three of four did; a new count begins.
+    /// The pc to which at least three of four of the last `times` failures went, if there is one. A
+    /// new count begins.
     fn take(&mut self, exit: ExitId, times: u32) -> Option<u64> {
         let candidate = self.0.remove(&exit)?;
         (candidate.ahead >= times / 2).then_some(candidate.pc)
@@ -61,7 +62,7 @@ impl Votes {
 }
 
 impl Fragments {
-    /// Links an exit with a computed target that came to the runtime so many times.
+    /// Links an exit with a computed target that came to the runtime `times` times.
     pub(super) fn link_computed(&mut self, exit: ExitId, origin: ExitOrigin, times: u32) {
         let pc = self.exits.votes.take(exit, times);
         let stubs =

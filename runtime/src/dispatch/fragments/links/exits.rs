@@ -1,4 +1,4 @@
-//! The state of each exit, and how it changes.
+//! The state of each exit: what the runtime has decided about it, and how that changes.
 //!
 //! ```text
 //!                  left: n + 1
@@ -18,40 +18,43 @@
 //!               Resting
 //! ```
 //!
-//! A state says what the runtime has decided; the link in memory follows. It is changed first, then
-//! code is written, all under the lock of the fragments, and a change that then fails for want of
-//! memory is undone by [`Event::Unlinked`]. An exit that comes to the runtime although it is linked
-//! counts anew: its fragment was unlinked for a signal, or a guard with the same anchor, and so
-//! with the same link, was unlinked.
+//! Data: [`Exits`]: the states, the resolved stubs with the exits that they were made for, and the
+//! votes on computed targets. Fragments and exits are numbered anew after a flush, so all of it is
+//! cleared then.
 //!
-//! The module owns the states, the resolved stubs with the exits that they were made for, and the
-//! votes on computed targets. Fragments and exits are numbered anew after a flush: then all is
-//! cleared.
+//! Invariant: the state is changed first, then the link in memory. If writing code fails for lack
+//! of memory, [`Event::Unlinked`] undoes the change. The caller holds the lock of the fragments
+//! over both.
 //!
-//! Example: a guard fails 16 times and gets a counter (`Counted`); the counter runs out, nothing
-//! starts at its target, so a trace is recorded (`Recording`) and attached (`Attached`); the page
-//! it was made from is written to (`Resting`).
+//! An exit may come to the runtime although its state says that it is linked: its fragment was
+//! unlinked for a signal, or another guard with the same anchor, and so with the same link, was
+//! unlinked. Such an exit is counted anew.
+//!
+//! Example: a guard fails 16 times and gets a stub with a counter (`Counted`). The counter runs out
+//! and no fragment starts at the target, so a side trace is recorded (`Recording`) and attached
+//! (`Attached`). The page that the trace was made from is written to (`Resting`).
 
 use super::computed::Votes;
 use dynasour_emitter::{ExitId, FragmentId};
 use rustc_hash::FxHashMap;
 
-/// What is done about an exit.
+/// What the runtime has decided about an exit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExitState {
-    /// It comes to the runtime, so many times so far.
+    /// It leads to the runtime, to which it has come this many times.
     Counting(u32),
-    /// It leads to a counter.
+    /// It leads to a resolved stub that counts it and leads to the block at its target.
     Counted,
-    /// It is hot; a trace is being made for it.
+    /// It is hot; a side trace is being recorded for it.
     Recording,
-    /// It leads where [`allowed`](super::policy::allowed) says.
+    /// It leads by a resolved stub to a fragment, a place or the tables.
     Linked,
-    /// No trace will be made for it: it leads to what is at its target.
+    /// No side trace will be made for it: it leads by a resolved stub to the place or the block at
+    /// its target.
     Settled,
-    /// It leads to a trace of its own.
+    /// It leads to a side trace of its own.
     Attached,
-    /// Its own trace rests; it comes to the runtime.
+    /// Its own side trace rests; the exit leads to the runtime.
     Resting,
 }
 
@@ -60,62 +63,64 @@ pub enum ExitState {
 pub enum Event {
     /// It came to the runtime.
     Left,
-    /// A counter is made for it.
+    /// A resolved stub with a counter is made for it.
     CounterMade,
-    /// A trace from its target is wanted.
+    /// A side trace from its target is wanted.
     Record,
-    /// It is linked.
+    /// A resolved stub is made for it that leads to native code.
     Link,
-    /// It is given up.
+    /// It is decided that no side trace will be made for it.
     Settle,
-    /// A trace of its own was made.
+    /// A side trace was made for it.
     Attach,
-    /// The code of its own trace was touched.
+    /// Its own side trace begins to rest, since its code was touched.
     Rest,
-    /// That trace can be entered again.
+    /// Its own side trace is live again.
     Woke,
-    /// What it led to is gone, or could not be made.
+    /// The code that it led to is gone, or could not be made.
     Unlinked,
 }
 
 impl ExitState {
-    /// The state after an event; none if that cannot happen in this state.
+    /// The state after an event; none if the event cannot happen in this state.
     pub fn after(self, event: Event) -> Option<ExitState> {
         use ExitState::*;
         match (event, self) {
             (Event::Left, Counting(taken)) => Some(Counting(taken.saturating_add(1))),
             (Event::Left, _) => Some(Counting(1)),
             (Event::Unlinked, _) => Some(Counting(0)),
-            // One counter: the trace that it asks for comes instead of another.
+            // An exit that has a counter gets no second one: when the counter runs out, the exit is
+            // recorded, linked or settled.
             (Event::CounterMade, Counting(_)) => Some(Counted),
             (Event::CounterMade, _) => None,
-            // What is hot has been counted, by the runtime or by a counter; another thread may be
-            // recording.
+            // A hot exit has been counted, by the runtime or by its counter. Another thread may be
+            // recording a trace for it.
             (Event::Record, Counting(_) | Counted | Recording) => Some(Recording),
             (Event::Record, _) => None,
-            // Of what is linked, its stub may be led elsewhere.
+            // The stub of a linked exit may be made to lead elsewhere.
             (Event::Link, Counting(_) | Counted | Recording | Linked) => Some(Linked),
             (Event::Link, _) => None,
             (Event::Settle, Counting(_) | Counted | Recording) => Some(Settled),
             (Event::Settle, _) => None,
             (Event::Rest, Attached) => Some(Resting),
             (Event::Rest, state) => Some(state),
-            // Whatever it was led to since: the trace that was made for it is better.
+            // The exit may have been linked meanwhile. Its own side trace replaces that link, since
+            // it needs no moves.
             (Event::Attach | Event::Woke, _) => Some(Attached),
         }
     }
 }
 
-/// A resolved stub.
+/// What is known of a resolved stub.
 #[derive(Clone, Copy)]
 pub struct Stub {
-    /// The exit it was made for.
+    /// The exit that it was made for.
     pub origin: ExitId,
-    /// It leads to the body of the block at its target.
+    /// It leads to the block at its target, not to the place.
     pub to_body: bool,
 }
 
-/// The states of all exits. One that is not named has never come to the runtime.
+/// The states of all exits. An exit without an entry has never come to the runtime.
 #[derive(Default)]
 pub struct Exits {
     states: FxHashMap<ExitId, ExitState>,
@@ -124,7 +129,7 @@ pub struct Exits {
 }
 
 impl Exits {
-    /// Forgets everything: all fragments go.
+    /// Forgets everything, since all fragments are dropped.
     pub fn clear(&mut self) {
         self.states.clear();
         self.stubs.clear();
@@ -136,13 +141,13 @@ impl Exits {
         self.states.get(&exit).copied().unwrap_or(ExitState::Counting(0))
     }
 
-    /// Can this happen to an exit now?
+    /// Can this event happen to an exit in its present state?
     pub fn can(&self, exit: ExitId, event: Event) -> bool {
         self.state(exit).after(event).is_some()
     }
 
-    /// Something happens to an exit, whose code is written after this. False if it cannot: then
-    /// nothing is to be written.
+    /// Changes the state of an exit by an event. The caller changes the link after this. False if
+    /// the event cannot happen: then the caller changes nothing.
     pub fn change(&mut self, exit: ExitId, event: Event) -> bool {
         let state = self.states.entry(exit).or_insert(ExitState::Counting(0));
         let next = state.after(event);
@@ -151,7 +156,7 @@ impl Exits {
         next.is_some()
     }
 
-    /// An exit came to the runtime. How often it has, since it was linked or began to be counted.
+    /// Counts that an exit came to the runtime. Returns how often it has, since it was linked last.
     pub fn count_left(&mut self, exit: ExitId) -> u32 {
         self.change(exit, Event::Left);
         match self.state(exit) {
@@ -160,19 +165,20 @@ impl Exits {
         }
     }
 
-    /// The last time does not count: what the exit waits for is not there yet.
+    /// Takes back the last [`Exits::count_left`]: the block that the exit is to lead to is not
+    /// copied yet.
     pub fn uncount(&mut self, exit: ExitId) {
         if let Some(ExitState::Counting(taken)) = self.states.get_mut(&exit) {
             *taken = taken.saturating_sub(1);
         }
     }
 
-    /// A stub was made.
+    /// Notes a new resolved stub.
     pub fn add_stub(&mut self, fragment: FragmentId, stub: Stub) {
         self.stubs.insert(fragment, stub);
     }
 
-    /// What is known of a fragment that is a resolved stub.
+    /// What is known of a resolved stub; none if the fragment is not one.
     pub fn stub(&self, fragment: FragmentId) -> Option<Stub> {
         self.stubs.get(&fragment).copied()
     }

@@ -1,28 +1,30 @@
 //! Links as the runtime decides them: which exit leads where, and when.
 //!
-//! A guest thread that leaves native code comes here; links are made so that it comes seldom. What
-//! may be linked to what is said by one function ([`policy`]); what is done about each exit is its
-//! state ([`exits`], with a diagram); which fragment is entered at a pc is the region's affair
-//! ([`regions`]); [`computed`] says where exits with computed targets go. The emitter writes the
-//! jumps ([`dynasour_emitter::links`]), and its verifier checks the result ([`verify`]).
+//! A guest thread that leaves native code comes to the runtime. Links are made so that this happens
+//! seldom. One function says what may be linked to what ([`policy`]). Each exit has a state, which
+//! says what has been decided about it ([`exits`], with a diagram). The versions of a region, and
+//! which of them is entered, are in [`regions`]; the targets of exits with computed targets are in
+//! [`computed`]. The emitter writes the jumps ([`dynasour_emitter::links`]), and its verifier
+//! checks the result ([`verify`]).
 //!
-//! **Ends.** The direct end of a trace is linked when it is left first: among blocks to the *place*
-//! of its target, where blocks' links lead, too; beside the interpreter to the first version of the
-//! region.
+//! **Ends.** The direct end of a trace is linked when it is first left. With copied blocks it is
+//! linked to the *place* of its target, to which the links of blocks lead, too. Without them it is
+//! linked to the first version of the region.
 //!
-//! **Guards.** Among blocks a guard's exit comes to the runtime [`EXITS_BEFORE_STUB`] times. Then it gets a
-//! resolved stub to where links lead if a fragment starts there, else to a counter of its own and
-//! on to the block. When the counter runs out, a side trace is recorded; the exit leads to that, or
-//! to the place if there will be none. Beside the interpreter there are no counters: the runtime
-//! counts to the policy's threshold.
+//! **Guards.** With copied blocks a guard's exit comes to the runtime [`EXITS_BEFORE_STUB`] times.
+//! Then it gets a resolved stub. If a fragment starts at its target, the stub leads to the place.
+//! Otherwise the stub counts, and leads to the block. When the counter runs out, a side trace is
+//! recorded. The exit leads to that, or to the place if there will be no side trace. Without copied
+//! blocks there are no counters in stubs: the runtime counts to the policy's threshold.
 //!
 //! Data: that of the submodules, in [`Fragments`]. Invariants: a link is only made if
-//! [`policy::allowed`] says so; an exit's state is changed before its code is written. The caller
+//! [`policy::allowed`] allows it. An exit's state is changed before its code is written. The caller
 //! holds the lock of the fragments; no guest code runs under it.
 //!
-//! Example: the loop at 0x1000 has a guard that leaves to 0x1080. It is left 16 times (interpreted,
-//! then run as a block); its stub counts 34 more executions; a trace of 0x1080 is recorded in the
-//! interpreter and attached to the exit, and from then on the loop runs without the runtime.
+//! Example: the loop at 0x1000 has a guard that leaves to 0x1080. The exit is left 16 times through
+//! the runtime. Its stub counts the next executions, up to the policy's threshold. Then a trace of
+//! 0x1080 is recorded by the interpreter and attached to the exit, and from then on the loop runs
+//! without the runtime.
 
 pub mod computed;
 pub mod exits;
@@ -39,8 +41,8 @@ use dynasour_tracer::SpeculationPolicy;
 use exits::{Event, Stub};
 use policy::{Destination, ExitOrigin, Origin, Scope, allowed};
 
-/// A guard's exit comes to the runtime this many times before it is linked to a counter (guess: a
-/// stub costs as much as some ten exits; larger values leave more exits without one).
+/// A guard's exit comes to the runtime this many times before it gets a resolved stub (guess: to
+/// make a stub costs as much as some ten exits; larger values leave more exits without one).
 const EXITS_BEFORE_STUB: u32 = 16;
 
 impl Fragments {
@@ -53,12 +55,12 @@ impl Fragments {
         }
     }
 
-    /// Do fragments run among copied blocks?
+    /// Do fragments run among copied blocks, so that links lead to places?
     pub(super) fn has_places(&self) -> bool {
         self.heads.threshold != 0
     }
 
-    /// An exit as the policy sees it.
+    /// What [`policy::allowed`] needs to know of an exit.
     fn origin(&self, exit: ExitId) -> Option<ExitOrigin> {
         let e = self.emitter.exit(exit)?;
         let pc = self.emitter.fragment(e.fragment)?.pc;
@@ -67,12 +69,12 @@ impl Fragments {
         Some(ExitOrigin { pc, version, target: e.target, progress: e.progress })
     }
 
-    /// May an exit lead there?
+    /// May an exit lead to `to`?
     fn may_lead(&self, origin: ExitOrigin, to: Destination) -> bool {
         allowed(self.scope(), Origin::Exit(origin), to)
     }
 
-    /// The stub that leaves by `exit`.
+    /// The resolved stub to which `exit` belongs; none if it is an exit of a trace.
     pub(super) fn stub_of(&self, exit: ExitId) -> Option<Stub> {
         self.exits.stub(self.emitter.exit(exit)?.fragment)
     }
@@ -82,7 +84,7 @@ impl Fragments {
     fn link(&mut self, exit: ExitId, next: FragmentId) -> Result<bool, FragmentError> {
         match self.emitter.link(exit, next) {
             Ok(()) => self.stats.links += 1,
-            // No room for a passage.
+            // There is no room for the code that moves values between the two.
             Err(error) if error.is_full() => return Ok(true),
             Err(error) => return Err(error.into()),
         }
@@ -90,7 +92,7 @@ impl Fragments {
         Ok(false)
     }
 
-    /// An exit that its stub cannot lead on comes to the runtime again.
+    /// Makes an exit lead to the runtime again, since its stub has nothing to lead to.
     fn unlink(&mut self, exit: ExitId) -> Result<(), FragmentError> {
         self.exits.change(exit, Event::Unlinked);
         self.emitter.unlink(exit)?;
@@ -98,8 +100,8 @@ impl Fragments {
         Ok(())
     }
 
-    /// The loop of an exit with a computed target goes through an indirect jump: it is one that
-    /// dispatches.
+    /// An exit is hot. If its target is computed, and its fragment's path goes through an indirect
+    /// jump, that jump has changing targets: this is noted for the fragment's pc.
     fn note_dispatch(&mut self, exit: ExitId, origin: ExitOrigin) {
         let fragment = self.emitter.exit(exit).map(|e| e.fragment);
         if origin.target.is_none()
@@ -109,7 +111,7 @@ impl Fragments {
         }
     }
 
-    /// How the guest goes on that left through `exit` to `pc`.
+    /// How the guest arrives at `pc` after it has left through `exit`: with progress or without.
     pub(super) fn after_exit(&self, exit: ExitId, pc: u64) -> Arrival {
         let Some(e) = self.emitter.exit(exit) else { return Arrival::Ordinary };
         let Some(own) = self.emitter.fragment(e.fragment) else { return Arrival::Ordinary };
@@ -121,10 +123,11 @@ impl Fragments {
 
 /// Where exits lead when they have come to the runtime.
 impl Fragments {
-    /// The resolved stub of an exit has left by its own end `exit`, because the thread is wanted in
-    /// the runtime, or because what it led to rests. If the exit had made progress, its stub is
-    /// linked as an end is. Else it leads to another version, or to the runtime. A stub that leads
-    /// to a block is linked again when the block is copied.
+    /// A resolved stub has left by its own end `exit`, since a signal has unlinked it, or since the
+    /// fragment that it led to rests. With copied blocks, if the stub's exit had made progress, the
+    /// stub is linked as an end of a trace is. Otherwise it is linked to another version, or its
+    /// exit leads to the runtime again. A stub that leads to a block is left alone: copying the
+    /// block links it again.
     pub(super) fn left_stub(
         &mut self,
         exit: ExitId,
@@ -165,19 +168,21 @@ impl Fragments {
             if !self.has_places() {
                 self.exits.votes.vote(exit, pc);
             }
-            // A trace may begin where others leave to. Exits that are linked do not tell.
+            // The target of an exit is a trace head. It is noted here, since once the exit is
+            // linked its targets are not seen any more.
             self.emitter.make_head(pc);
         }
         let taken = self.exits.count_left(exit);
         let may_count = self.has_places() && taken == EXITS_BEFORE_STUB;
-        if taken >= threshold || may_count && (is_computed || self.first(pc).is_some()) {
+        if taken >= threshold || may_count && (is_computed || self.first_version(pc).is_some()) {
             return self.hot_exit(exit, taken, policy);
         }
         if !may_count {
             return after;
         }
         if self.emitter.block_entry(pc).is_none() {
-            // It will have been copied when the exit is taken next.
+            // The target is not copied yet. It will be when the exit is left next, so this time
+            // does not count.
             self.exits.uncount(exit);
             return after;
         }
@@ -197,7 +202,8 @@ impl Fragments {
         self.hot_exit(exit, taken, policy)
     }
 
-    /// An exit that came to the runtime `taken` times is worth a trace, or a link to one.
+    /// An exit is hot, having come to the runtime `taken` times: links it to a fragment at its
+    /// target, or asks for a side trace, or leads it to the block there.
     fn hot_exit(
         &mut self,
         exit: ExitId,
@@ -215,7 +221,8 @@ impl Fragments {
             return after;
         }
         let Some(pc) = origin.target else {
-            // Among blocks each table word predicts its own site well, so nothing is compared first.
+            // With copied blocks the stub jumps through the tables by a jump of its own, which the
+            // processor predicts well, so comparing the target first would gain nothing.
             if self.has_places() {
                 self.link_to_tables(exit);
             } else {
@@ -242,8 +249,8 @@ impl Fragments {
         after
     }
 
-    /// No trace will be made for an exit: from now on it leads to where links to its target lead,
-    /// or to the block there.
+    /// No side trace will be made for an exit. From now on it leads to the place of its target if
+    /// that is allowed, otherwise to the block there.
     fn settle_exit(&mut self, exit: ExitId) {
         let Some(origin) = self.origin(exit) else { return };
         let Some(pc) = origin.target else { return };
@@ -262,9 +269,9 @@ impl Fragments {
         }
     }
 
-    /// Lets links lead to the fragment at `pc`.
+    /// Makes links to `pc` lead to the first version there, if there is one.
     pub fn lead_to_first(&mut self, pc: u64) {
-        if let Some(first) = self.first(pc)
+        if let Some(first) = self.first_version(pc)
             && !self.retired
         {
             self.lead_links(pc, Some(first));
@@ -272,7 +279,7 @@ impl Fragments {
         }
     }
 
-    /// A head is not worth counting any more.
+    /// The head at `pc` is not counted any more: links to it lead to its block.
     pub fn stop_counting(&mut self, pc: u64) {
         if !self.retired {
             self.emitter.stop_counting(pc);

@@ -1,47 +1,47 @@
 //! Which exit may lead where: one pure function, [`allowed`].
 //!
-//! **Progress.** An exit whose target is its own fragment's pc may leave without a guest
-//! instruction having been executed: a guard at the head that failed at once. If control came back
-//! to the same fragment from there, through whatever links, the guest would stand still for ever.
-//! So such an exit leads
+//! **Progress.** An exit whose target is its own fragment's pc may leave before a guest instruction
+//! was executed: a guard at the head that failed at once. If links then led back to the same
+//! fragment, the guest would loop forever without progress. So such an exit leads
 //! * to the runtime, which has an instruction interpreted or a block executed;
-//! * to the body of the block at its target, which executes an instruction;
+//! * to the block at its target, which executes an instruction;
 //! * to a *later version* of its region. The versions of a region are in a strict order ([`Rank`]),
 //!   and none may lead to an earlier one without progress, so a chain of such exits ends.
 //!
-//! It leads neither to a place nor through the tables: those enter the region's first version. A
-//! side trace is no version of a region. Its exits may lead to any version, since no version leads
-//! to a side trace without progress: an exit gets a trace of its own only while there is no region
-//! at its target.
+//! Such an exit leads neither to a place nor through the tables, since both enter the region's
+//! first version. A side trace is no version of a region. Its exits may lead to any version, since
+//! no version leads to a side trace without progress: an exit gets a side trace of its own only
+//! while there is no region at its target.
 //!
-//! An exit that has made progress may lead to anything at its target. One with a computed target
-//! has: the transfer that computed it was executed. Only such an exit may use the tables.
+//! An exit that has made progress may lead to anything at its target. An exit with a computed
+//! target has made progress, since the transfer that computed the target was executed. Only such an
+//! exit may use the tables.
 //!
-//! **Scope.** What there is to lead to depends on how the program is run: [`Scope`].
+//! **Scope.** Which destinations there are depends on how the program is run: [`Scope`].
 //!
-//! The module owns no data and takes no lock; its callers in `links/` hold that of the fragments.
-//! What they make of its answers is checked by the verifier ([`dynasour_emitter::links::verify`]),
-//! which knows nothing of this table.
+//! No data and no lock. The callers in `links/` hold the lock of the fragments. The verifier
+//! ([`dynasour_emitter::links::verify`]) checks the links that they make, and shares no code with
+//! this table.
 //!
 //! Example: version A of the region 0x1000 has a guard that leaves to 0x1000 without progress, and
 //! version B is later than A. `allowed(Scope::Blocks, exit of A, Fragment(0x1000, rank of B))`
-//! holds; `Place(0x1000)` does not: links to that place lead to A.
+//! holds. `Place(0x1000)` is not allowed: links to that place lead to A.
 
-/// What links may lead to in a run.
+/// How the program is run, which decides what links may lead to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// Guards are forced (`--chaos`): fragments are only entered from the runtime, which forces
-    /// their guards then.
+    /// their guards at each entry.
     Forced,
-    /// Fragments beside the interpreter: there are no blocks.
+    /// Fragments without copied blocks.
     Fragments,
     /// Fragments among copied blocks.
     Blocks,
 }
 
-/// The order in which a region's versions are tried: traces of loops of an interpreted program
-/// first, for their entries test where in that program it is, the newest first; then the others,
-/// the oldest first.
+/// The position of a version in its region. Versions are tried in this order. First come loops of a
+/// program that the guest interprets, the newest first: their entry guards test where the guest is
+/// in that program. Then come the other versions, the oldest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Rank {
     is_other: bool,
@@ -49,49 +49,50 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Of the fragment that was made as number `age`.
+    /// The rank of the fragment with the number `age`; later fragments have higher numbers.
     pub fn new(is_guest_loop: bool, age: u32) -> Rank {
         let age = i64::from(age);
         Rank { is_other: !is_guest_loop, order: if is_guest_loop { -age } else { age } }
     }
 }
 
-/// An exit of a fragment.
+/// What [`allowed`] needs to know of an exit of a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExitOrigin {
     /// The pc of its fragment.
     pub pc: u64,
-    /// Which version of the region there its fragment is; none if it is a side trace.
+    /// The rank of its fragment in the region there; none if its fragment is a side trace.
     pub version: Option<Rank>,
-    /// Where it leads; none if that is computed.
+    /// The pc that it leaves to; none if that is computed.
     pub target: Option<u64>,
     /// Has the guest certainly executed an instruction since the fragment was entered?
     pub progress: bool,
 }
 
-/// What leads somewhere.
+/// The beginning of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
     /// An exit of a fragment, or the stub that was made for it.
     Exit(ExitOrigin),
     /// The links of blocks to this pc.
     Place(u64),
-    /// The tables' words for this pc.
+    /// The words of the tables of indirect jumps for this pc.
     Tables(u64),
 }
 
-/// Where it leads.
+/// The destination of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {
     /// The runtime.
     Runtime,
-    /// The block at this pc, past its counter and past fragments.
+    /// The block at this pc itself, never a counter or a fragment there.
     Body(u64),
-    /// Where links to this pc lead: to a fragment, a counter or a block, now and later.
+    /// The place of this pc: the fragment, counter or block to which links to this pc lead at a
+    /// time.
     Place(u64),
     /// A version of the region at this pc.
     Fragment(u64, Rank),
-    /// Wherever the tables lead for a computed target.
+    /// The tables of indirect jumps, which are searched for a computed target.
     Tables,
 }
 
@@ -100,7 +101,7 @@ pub fn allowed(scope: Scope, origin: Origin, destination: Destination) -> bool {
     let exists = match (scope, destination) {
         (_, Destination::Runtime) => return true,
         (Scope::Forced, Destination::Fragment(..)) => false,
-        // What a forced guard leaves by comes to the runtime.
+        // Exits of fragments with forced guards lead to the runtime.
         (Scope::Forced, _) => !matches!(origin, Origin::Exit(_)),
         (Scope::Fragments, Destination::Body(_) | Destination::Place(_)) => false,
         (Scope::Fragments | Scope::Blocks, _) => true,
@@ -108,16 +109,19 @@ pub fn allowed(scope: Scope, origin: Origin, destination: Destination) -> bool {
     exists
         && match origin {
             Origin::Exit(exit) => exit.may_lead_to(destination),
-            Origin::Place(pc) => {
-                matches!(destination, Destination::Body(to) | Destination::Fragment(to, _) if to == pc)
-            }
-            Origin::Tables(pc) => {
-                matches!(destination, Destination::Place(to) | Destination::Fragment(to, _) if to == pc)
-            }
+            Origin::Place(pc) => match destination {
+                Destination::Body(to) | Destination::Fragment(to, _) => to == pc,
+                Destination::Runtime | Destination::Place(_) | Destination::Tables => false,
+            },
+            Origin::Tables(pc) => match destination {
+                Destination::Place(to) | Destination::Fragment(to, _) => to == pc,
+                Destination::Runtime | Destination::Body(_) | Destination::Tables => false,
+            },
         }
 }
 
 impl ExitOrigin {
+    /// Does the rule of progress let this exit lead to `destination`, and is that at its target?
     fn may_lead_to(&self, destination: Destination) -> bool {
         let (Destination::Body(to) | Destination::Place(to) | Destination::Fragment(to, _)) =
             destination
@@ -134,7 +138,7 @@ impl ExitOrigin {
         self.progress || self.target.is_none() || to != self.pc
     }
 
-    /// May an exit without progress of this version lead there?
+    /// May an exit without progress of the version `own` lead there?
     fn is_later(own: Option<Rank>, destination: Destination) -> bool {
         match destination {
             Destination::Fragment(_, version) => own.is_none_or(|own| version > own),
@@ -188,8 +192,8 @@ mod tests {
     #[test]
     fn the_whole_table() {
         let second = Some(ranks()[1]);
-        // Runtime, body, place, the three versions, tables; forced, beside the interpreter, among
-        // blocks.
+        // The letters of a row: runtime, body, place, the three versions, tables. The rows: guards
+        // forced, without copied blocks, with copied blocks.
         let table: [(&str, Origin, u64, [&str; 3]); 12] = [
             (
                 "progress, to elsewhere",
@@ -263,7 +267,7 @@ mod tests {
 
     #[test]
     fn chains_without_progress_end() {
-        // Whatever versions lead to each other without progress, none leads back.
+        // If one version may lead to another without progress, that one may not lead back.
         let may = |from: Rank, to: Rank| {
             allowed(Scope::Blocks, exit(Some(from), Some(OWN), false), Fragment(OWN, to))
         };

@@ -1,17 +1,18 @@
-//! Which fragments a region has, which of them is entered, and fragments that rest.
+//! The versions of a region: which fragments there are at a pc, which of them is entered, and which
+//! come back from resting.
 //!
-//! A region may have several versions, in the order of [`Rank`]. The *first* is entered: by the
-//! interpreter, by links to the place, and by the tables. A fragment whose code was touched leaves
-//! its region and *rests*: nothing leads to it. When its pc is wanted again and its bytes are what
-//! they were, it comes back.
+//! A region may have several versions, in the order of [`Rank`]. The interpreter, links to the
+//! place and the tables of indirect jumps enter the first one. A fragment whose code was touched
+//! leaves its region and *rests*: nothing leads to it. When its pc is wanted again and its guest
+//! bytes have not changed, it is *woken*: it is a version again.
 //!
 //! Data: [`Region`], one for each pc with a fragment that does not rest. Invariants, checked by the
-//! link verifier: the place and the tables lead to the first version, and nothing leads to one that
-//! rests. The caller holds the lock of the fragments.
+//! link verifier: the place and the tables lead to the first version, and nothing leads to a
+//! resting fragment. The caller holds the lock of the fragments.
 //!
-//! Example: the versions of 0x1000 are A and B, links to the place lead to A. A store touches A's
-//! page: A leaves, links lead to B. The next indirect jump to 0x1000 that comes to the runtime
-//! finds A's bytes unchanged: links lead to A again.
+//! Example: the versions of 0x1000 are A and B, and links to the place lead to A. A store touches
+//! A's page: A leaves the region, and links lead to B. The next indirect jump to 0x1000 that comes
+//! to the runtime finds A's bytes unchanged: links lead to A again.
 
 use super::exits::Event;
 use super::policy::{self, Destination, ExitOrigin, Origin, Rank};
@@ -19,8 +20,9 @@ use crate::dispatch::fragments::{Fragments, Role};
 use dynasour_emitter::{ExitId, FragmentId};
 use dynasour_tracer::{Landing, SpeculationPolicy};
 
-/// The most exits that may have a trace of their own from one pc (guess: the next one makes a
-/// version of the region there).
+/// The most exits that may have a side trace of their own from one pc (guess: the next recording
+/// makes a version of the region instead; too high compiles the same path many times, too low makes
+/// exits move values to canonical state).
 const MAX_SIDE_TRACES_PER_PC: u32 = 3;
 
 /// The fragments of a region that do not rest, in the order in which they are tried.
@@ -30,7 +32,7 @@ pub struct Region {
 }
 
 impl Fragments {
-    /// The first version at `pc` that an exit may lead to.
+    /// The first version at `pc` that an exit may lead to; none if it may lead to none of them.
     pub(super) fn successor(&self, origin: ExitOrigin, pc: u64) -> Option<FragmentId> {
         let (scope, origin) = (self.scope(), Origin::Exit(origin));
         let versions = &self.regions.get(&pc)?.fragments;
@@ -40,18 +42,18 @@ impl Fragments {
         versions.iter().find(may).copied()
     }
 
-    /// Where a version stands in the order of its region.
+    /// The position of a version in its region.
     pub(super) fn rank(&self, id: FragmentId) -> Rank {
         Rank::new(self.lives.shape(id).is_guest_loop, id.0)
     }
 
-    /// May another exit to `pc` have a trace of its own?
+    /// May another exit to `pc` have a side trace of its own?
     pub(in crate::dispatch::fragments) fn wants_own_trace(&self, pc: u64) -> bool {
         let has_region = self.regions.contains_key(&pc) || self.lives.rests(Role::Region(pc));
         !has_region && self.side_traces.get(&pc).is_none_or(|n| *n < MAX_SIDE_TRACES_PER_PC)
     }
 
-    /// Has the region as many versions as it may have?
+    /// Does the region have as many versions as the policy allows?
     pub(in crate::dispatch::fragments) fn is_full(
         &self,
         pc: u64,
@@ -60,20 +62,20 @@ impl Fragments {
         self.regions.get(&pc).is_some_and(|region| region.fragments.len() >= policy.max_versions())
     }
 
-    /// The fragment that is entered at `pc`, woken if it rests.
-    pub fn find(&mut self, pc: u64) -> Option<FragmentId> {
+    /// The fragment that is entered at `pc`, after resting ones were woken.
+    pub fn find_version(&mut self, pc: u64) -> Option<FragmentId> {
         self.wake(pc);
-        self.first(pc)
+        self.first_version(pc)
     }
 
     /// The fragment that is entered at `pc`.
-    pub fn first(&self, pc: u64) -> Option<FragmentId> {
+    pub fn first_version(&self, pc: u64) -> Option<FragmentId> {
         self.regions.get(&pc)?.fragments.first().copied()
     }
 
     /// Does a fragment start at `pc`, and if so, what kind?
     pub fn kind_at(&self, pc: u64) -> Option<Landing> {
-        let is_loop = self.lives.shape(self.first(pc)?).is_loop;
+        let is_loop = self.lives.shape(self.first_version(pc)?).is_loop;
         Some(match (is_loop, self.dispatching.contains(&pc)) {
             (true, true) => Landing::Dispatch,
             (true, false) => Landing::Loop,
@@ -82,8 +84,8 @@ impl Fragments {
         })
     }
 
-    /// A new fragment becomes a version of the region at `pc`; links and tables lead to it if it is
-    /// the first.
+    /// Makes a new fragment a version of the region at `pc`. If it is the first in the order, links
+    /// and tables lead to it.
     pub(in crate::dispatch::fragments) fn add_version(&mut self, pc: u64, id: FragmentId) {
         let mut versions = self.regions.remove(&pc).unwrap_or_default().fragments;
         let before = versions.first().copied();
@@ -101,7 +103,8 @@ impl Fragments {
         self.lead_links(pc, Some(id));
     }
 
-    /// Takes `id` out of its region; what is entered there next is the next one, if any.
+    /// Takes `id` out of its region. If it was the first version, links and tables lead to the next
+    /// one.
     pub(in crate::dispatch::fragments) fn leave_region(&mut self, pc: u64, id: FragmentId) {
         let Some(region) = self.regions.get_mut(&pc) else { return };
         let was_first = region.fragments.first() == Some(&id);
@@ -119,7 +122,7 @@ impl Fragments {
         }
     }
 
-    /// Lets indirect jumps find a fragment.
+    /// Enters a fragment into the tables of indirect jumps, if that is allowed.
     fn register(&mut self, pc: u64, id: FragmentId) {
         if policy::allowed(
             self.scope(),
@@ -130,7 +133,8 @@ impl Fragments {
         }
     }
 
-    /// Among copied blocks: links to `pc` lead to the fragment, or if there is none to the block.
+    /// With copied blocks: makes links to `pc` lead to the fragment, or if there is none to the
+    /// block.
     pub(super) fn lead_links(&mut self, pc: u64, fragment: Option<FragmentId>) {
         if !self.has_places() {
             return;
@@ -149,8 +153,9 @@ impl Fragments {
         }
     }
 
-    /// None of a region's fragments does: if they compare their code themselves, it has changed too
-    /// often.
+    /// An exit found no version of the full region at `pc` that it may lead to. Drops the versions
+    /// that compare their guest bytes themselves: their code may have changed, so that each entry
+    /// fails.
     pub(super) fn drop_changed(&mut self, pc: u64) {
         let all = self.regions.get(&pc).map_or(Vec::new(), |region| region.fragments.clone());
         let changed: Vec<FragmentId> =
@@ -163,7 +168,7 @@ impl Fragments {
         self.links_changed();
     }
 
-    /// The fragments of a region that rest and whose code is what it was come back.
+    /// Makes the resting fragments of a region live again whose guest bytes have not changed.
     pub(in crate::dispatch::fragments) fn wake(&mut self, pc: u64) {
         if !self.lives.rests(Role::Region(pc)) {
             return;
@@ -184,14 +189,15 @@ impl Fragments {
         self.links_changed();
     }
 
-    /// The fragment that an exit had of its own, if it rests and can come back, is attached again.
+    /// Attaches an exit's own side trace again, if that rests and its guest bytes have not changed.
+    /// Returns whether it does.
     pub(super) fn wake_side(&mut self, exit: ExitId) -> bool {
         if !self.lives.rests(Role::SideTrace(exit)) {
             return false;
         }
         let awake = self.lives.wake(Role::SideTrace(exit), &self.pages);
         self.stats.woken += awake.len() as u64;
-        // An exit has one at a time.
+        // The exit is attached to one of them, the one that has begun to rest last.
         let Some(&id) = awake.last() else { return false };
         self.exits.change(exit, Event::Woke);
         if self.emitter.wake_attached(exit, id).is_err() {
