@@ -11,7 +11,7 @@
 //! No data, no lock.
 //!
 //! ```text
-//! path a b c, entered 100 times; the guard at the end of a was executed 100 times and failed 10 times
+//! path a b c, entered 100 times; the guard at the end of a was executed 100 times, failed 10 times
 //! executions: a 100, b 90, c 90
 //! ```
 
