@@ -69,9 +69,9 @@ impl Line {
 }
 
 /// Core cycles per nanosecond under load. They are measured with a chain of multiplications (3
-/// cycles, by the instruction tables of current processors) and exclusive ors (1 cycle), each of which
-/// depends on the one before. The fastest of several measurements counts, because disturbances only
-/// make it slower.
+/// cycles, by the instruction tables of current processors) and exclusive ors (1 cycle), each of
+/// which depends on the one before. The fastest of several measurements counts, because
+/// disturbances only make it slower.
 pub fn cycles_per_nanosecond() -> f64 {
     /// Links of the chain (guess: about a millisecond, shorter than the kernel's time slice).
     const LENGTH: u64 = 1_000_000;

@@ -216,8 +216,8 @@ impl<'a> Session<'a> {
         }
         if let Some(at) = difference(&first.stdout, &second.stdout) {
             bail!(
-                "{program}: two native runs print different things (from byte {at} on): nothing can \
-                 be compared"
+                "{program}: two native runs print different things (from byte {at} on): nothing \
+                 can be compared"
             );
         }
         if first.cpu < START_UP {

@@ -241,8 +241,8 @@ impl Curve {
             self.threshold
         );
         out += &aligned(&lines);
-        out += "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail (slowdowns \
-                are against this)\n";
+        out += "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail \
+                (slowdowns are against this)\n";
         match (self.line, self.deopt_ns, self.deopt_cycles) {
             (Some(line), Some(ns), Some(cycles)) => {
                 let _ = writeln!(
