@@ -402,7 +402,8 @@ impl Recorder {
 
     /// Has the path reached the short loop at `head` no more often than two runs of it would?
     fn may_pass(&self, head: u64) -> bool {
-        self.steps.iter().filter(|s| s.next == head).count() <= 2 * short_loops::MOST_TRIPS as usize
+        self.steps.iter().filter(|s| s.next == head).count()
+            <= 2 * short_loops::MOST_ITERATIONS as usize
     }
 
     /// The path of an exit has taken a backward branch. If the loop that the exit left is near, the

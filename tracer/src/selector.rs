@@ -1,5 +1,5 @@
-//! Selects traces: reacts to hot heads, records, and decides whether a recording is compiled at once
-//! or observed first.
+//! Selects traces: reacts to hot heads, records, and decides whether a recording is compiled at
+//! once or observed first.
 //!
 //! ```text
 //!            count: hot                path complete              short loop: postponed
@@ -15,9 +15,9 @@
 //! Data: [`TraceSelector`], one for each thread, which alone uses it. Invariant: at most one of
 //! recording, probing and observing is under way; nothing of it changes what the guest does.
 //!
-//! Example: the head 0x1000 is hot; `start` begins a recording with the block there. The interpreter
-//! reports each block that comes next to `executes`. When 0x1000 comes again, the path is complete,
-//! and if the loop is not a short one, `executes` returns it.
+//! Example: the head 0x1000 is hot; `start` begins a recording with the block there. The
+//! interpreter reports each block that comes next to `executes`. When 0x1000 comes again, the path
+//! is complete, and if the loop is not a short one, `executes` returns it.
 
 use crate::build::{Path, TraceShape};
 use crate::guests::DispatchHeads;
@@ -174,7 +174,7 @@ impl TraceSelector {
         }
         if let Some(probe) = &mut self.probe {
             return match probe.arrive(to.pc) {
-                Verdict::Watch => None,
+                Verdict::Undecided => None,
                 verdict => self.conclude(verdict),
             };
         }
@@ -263,7 +263,7 @@ impl TraceSelector {
                 self.heads.postpone(probe.head(), trips + 2);
                 None
             }
-            Verdict::Watch | Verdict::Long => {
+            Verdict::Undecided | Verdict::Long => {
                 let (path, end) = probe.into_recording();
                 self.recorded(path, end)
             }
