@@ -7,8 +7,8 @@
 //! that will soon be hot, and the failures of each head. **Invariants.** Two heads may share a
 //! counter and take it from each other (HotpathVM accepts collisions); this delays a trace and
 //! never makes a wrong one. Each failed recording doubles the head's threshold, until the head is
-//! given up. **Callers.** The thread that executes the head, under the lock that protects the
-//! table; the module takes none itself.
+//! given up. **Callers.** Each thread has a table of its own, part of [`crate::TraceSelector`];
+//! no lock.
 //!
 //! ```text
 //! threshold 1000: executions 1 to 995 count; 996 to 1000 also sample; number 1000 is Hot
