@@ -8,7 +8,10 @@
 //! `--target`, because procedural macros are dynamic libraries, and with `--target` the binaries
 //! move to another directory. So the linker is told directly: `-static-pie`, and for each library
 //! that rustc asks for a *linker script* that names the archive. The directory with the scripts
-//! comes first in the search path.
+//! comes first in the search path. Without static libraries, or with `DYNASOUR_DYNAMIC` set, the
+//! command is linked dynamically and a warning says so.
+//!
+//! Example: `libm.a` in `OUT_DIR` contains `INPUT(/usr/lib/x86_64-linux-gnu/libm.a)`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,12 +32,13 @@ fn main() {
         println!("cargo::rustc-link-arg-bin=dynasour=-static-pie");
     } else {
         println!(
-            "cargo::warning=no static C library: dynasour will obey LD_PRELOAD and its like itself (see build.rs)"
+            "cargo::warning=no static C library: dynasour will obey LD_PRELOAD and its like itself \
+             (see build.rs)"
         );
     }
 }
 
-/// Writes one script per library; `None` if an archive is missing.
+/// Writes one script per library; `None` if an archive is missing or a script cannot be written.
 fn write_scripts(directory: &Path) -> Option<()> {
     for name in LIBRARIES {
         write(directory, name, &format!("INPUT({})", archive(name)?))?;
@@ -54,6 +58,6 @@ fn archive(name: &str) -> Option<String> {
     let file = format!("lib{name}.a");
     let output = Command::new("cc").arg(format!("-print-file-name={file}")).output().ok()?;
     let path = String::from_utf8(output.stdout).ok()?.trim().to_owned();
-    // If there is no such file, the compiler prints the name it was asked for.
+    // If the compiler finds no such file, it prints the file's name without a directory.
     (path != file && Path::new(&path).is_absolute()).then_some(path)
 }

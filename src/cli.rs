@@ -1,16 +1,25 @@
 //! The command line: subcommands, options and help texts, and the [`RunConfig`] that `run`'s
 //! options describe.
 //!
-//! *Data.* [`Cli`] is the whole command line as clap parses it. `RunArgs` are the options of `run`;
-//! the other subcommands have theirs in their own modules.
+//! *Data.* [`Cli`] is the whole command line as clap parses it. [`RunArgs`] are the options of
+//! `run`; the other subcommands define theirs in their own modules. Doc comments of options are the
+//! texts that `--help` shows.
 //!
-//! *Invariant.* Words behind the guest's program belong to the guest. Only `explain` and `guards`
-//! also accept their own options there, unless a `--` stands before the program.
+//! *Invariants.* Arguments after the guest's program belong to the guest. Only `explain` and
+//! `guards` also accept their own options there, unless a `--` stands before the program. The
+//! options that a run passes on to the programs that its guest executes (`child_options`, and
+//! `own_options` in the first process only) describe the same configuration.
 //!
-//! *Speed.* A guest that executes a program starts dynasour again, so `run` is parsed by a small
-//! parser first; the full one is built only for other subcommands, for errors and for help.
+//! *Speed.* When the guest executes a program, dynasour is started again for it. So `run` is first
+//! parsed by a small parser. The full parser is built only for other subcommands, for errors and
+//! for help.
 //!
-//! Doc comments of options are the texts that `--help` shows.
+//! `main` is the only caller; the process has one thread then, so there is no lock.
+//!
+//! ```text
+//! dynasour run --tier full -- ls -l     RunConfig { tier: Full, program: "ls", args: ["-l"], … }
+//! dynasour explain ls --top 1           parsed as `dynasour explain --top 1 ls`
+//! ```
 
 use crate::bench::BenchArgs;
 use crate::explain::ExplainArgs;
@@ -36,25 +45,25 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// Parses the words of a command line; the first word is dynasour's own name.
+    /// Parses a command line; the first argument is dynasour's own name.
     ///
     /// # Errors
     /// A usage error, or the text for `--help` or `--version`.
-    pub fn of(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Cli, clap::Error> {
-        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-        if let [own, subcommand, options @ ..] = &words[..]
+    pub fn of(line: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Cli, clap::Error> {
+        let line: Vec<OsString> = line.into_iter().map(Into::into).collect();
+        if let [own, subcommand, options @ ..] = &line[..]
             && subcommand == "run"
             && let Ok(run) = Run::try_parse_from(std::iter::once(own).chain(options))
         {
             return Ok(Cli { command: Command::Run(run.args) });
         }
-        Cli::try_parse_from(options_first(words))
+        Cli::try_parse_from(options_first(line))
     }
 }
 
-/// `dynasour run` alone. Every program that a guest executes is started by it, and building the
-/// parser of all subcommands takes longer than parsing. On an error, or for help, [`Cli`] parses
-/// again and reports.
+/// The parser of `dynasour run` alone. It starts every program that a guest executes, and building
+/// the parser of all subcommands takes longer than parsing. On an error, or for help, [`Cli`]
+/// parses again and reports.
 #[derive(Parser, Debug)]
 struct Run {
     #[command(flatten)]
@@ -62,25 +71,25 @@ struct Run {
 }
 
 /// Reorders `dynasour explain PROG ARGS --top 1` for clap: options of `explain` and `guards` that
-/// stand after the program move before it. Words after `--` are not moved.
-fn options_first(words: Vec<OsString>) -> Vec<OsString> {
-    let subcommand = match words.get(1).and_then(|word| word.to_str()) {
+/// stand after the program move before it. Arguments after `--` are not moved.
+fn options_first(line: Vec<OsString>) -> Vec<OsString> {
+    let subcommand = match line.get(1).and_then(|argument| argument.to_str()) {
         Some(name @ ("explain" | "guards")) => name,
-        _ => return words,
+        _ => return line,
     };
     let cli = Cli::command();
     let arguments = cli.find_subcommand(subcommand).expect("a subcommand").get_arguments();
     let takes_value: BTreeMap<&str, bool> =
         arguments.filter_map(|a| Some((a.get_long()?, a.get_action().takes_values()))).collect();
     let (mut ours, mut program) = (Vec::new(), Vec::new());
-    let mut rest = words.into_iter();
-    ours.extend(rest.by_ref().take(2));
-    while let Some(word) = rest.next() {
-        if word == "--" {
-            program.push(word);
+    let mut remaining = line.into_iter();
+    ours.extend(remaining.by_ref().take(2));
+    while let Some(argument) = remaining.next() {
+        if argument == "--" {
+            program.push(argument);
             break;
         }
-        let text = word.to_str().and_then(|text| text.strip_prefix("--"));
+        let text = argument.to_str().and_then(|text| text.strip_prefix("--"));
         let (name, value) = text.map_or((None, false), |t| match t.split_once('=') {
             Some((name, _)) => (Some(name), true),
             None => (Some(t), false),
@@ -88,13 +97,13 @@ fn options_first(words: Vec<OsString>) -> Vec<OsString> {
         match name.and_then(|name| takes_value.get(name)) {
             Some(takes) => {
                 let separate = *takes && !value;
-                ours.push(word);
-                ours.extend(rest.by_ref().take(usize::from(separate)));
+                ours.push(argument);
+                ours.extend(remaining.by_ref().take(usize::from(separate)));
             }
-            None => program.push(word),
+            None => program.push(argument),
         }
     }
-    ours.into_iter().chain(program).chain(rest).collect()
+    ours.into_iter().chain(program).chain(remaining).collect()
 }
 
 /// The subcommands.
@@ -106,10 +115,12 @@ Examples:
   dynasour run -- /bin/ls -l /
   dynasour run --stats -- python3 -c 'print(sum(range(100000)))'
   dynasour run --tier interp -- ./a.out        interpret everything
-  dynasour run --chaos 1/100,7 -- ./a.out      make guards fail at random: the output must not change
+  dynasour run --chaos 1/100,7 -- ./a.out      make guards fail at random: the output must not \
+change
 
-Exit status: the program's own. 127: the program does not exist. 126: it cannot be run. 2: usage error. \
-If signal N kills the program, dynasour dies of the same signal (a shell reports 128+N).")]
+Exit status: the program's own. 127: the program does not exist. 126: it cannot be run. \
+2: usage error. If signal N kills the program, dynasour dies of the same signal (a shell reports \
+128+N).")]
     Run(RunArgs),
     /// Measure suites of workloads: native, tiers and other launchers side by side
     #[command(after_help = "\
@@ -119,8 +130,8 @@ Examples:
   dynasour bench benches/suites/*.toml --runs 3 --compare before.json
   dynasour bench benches/suites/programs.toml --peer valgrind='valgrind --tool=none -q {}'
 
-A row says DIFFERS if its output or exit status differs from native; the exit status of bench is then 1. \
-Exit status 2: nothing was measured.")]
+A row says DIFFERS if its output or exit status differs from native; the exit status of bench is \
+then 1. Exit status 2: nothing was measured.")]
     Bench(BenchArgs),
     /// Show the hottest regions of a run: guest code, traces, guards and what became of them
     #[command(after_help = "\
@@ -128,15 +139,22 @@ Examples:
   dynasour explain ./a.out                        the three hottest regions in full
   dynasour explain ./a.out 1000000 --at work      the traces through the function work
   dynasour explain --at 0x401136 --show guards,native ./a.out
-  dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | jq '.regions[0].symbol'
+  dynasour explain --json --discard-output -- python3 -c 'sum(range(10**6))' | \
+jq '.regions[0].symbol'
 
-The program runs once, with counters in its traces. Its standard output goes to our standard error. If it executes \
-other programs, the last one is explained; child processes are not. For each version of a region:
-  recorded path   guest instructions as they were recorded, with the number of executions of each block
-  guards          what each guard checks (rcx@loop: rcx at the loop's head; rcx@entry: at the entry), its executions and failures,
-                  and where control went after a failure: to the interpreter, or to a side trace (t13) made for it
-  anchors         the guest state that a failing guard restores, and the stores that are performed only then
-  changed by P    the changes of each optimiser pass to the IR, as a difference; ir/README.md explains the notation
+The program runs once, with counters in its traces. Its standard output goes to our standard \
+error. If it executes other programs, the last one is explained; child processes are not. For \
+each version of a region:
+  recorded path   guest instructions as they were recorded, with the number of executions of each \
+block
+  guards          what each guard checks (rcx@loop: rcx at the loop's head; rcx@entry: at the \
+entry), its executions and failures,
+                  and where control went after a failure: to the interpreter, or to a side trace \
+(t13) made for it
+  anchors         the guest state that a failing guard restores, and the stores that are performed \
+only then
+  changed by P    the changes of each optimiser pass to the IR, as a difference; ir/README.md \
+explains the notation
   native code     the emitted code, with guards, loop heads, spills and exits marked
 
 Options of explain may also stand after the program. After `--`, all options are the program's.
@@ -153,15 +171,17 @@ Examples:
 
 Policies:
   eager         each guard stands where its branch was, and is executed in every iteration
-  anchored      a guard stands at the first use of its value, after the latest anchor that it may fall back to
+  anchored      a guard stands at the first use of its value, after the latest anchor that it may \
+fall back to
   hoisted       predicates that do not change in a loop are checked before the loop
   merged        all guards on one value, then all guards of one anchor, become one guard
   control-only  as default, but without assumptions about values
   default       one iteration is peeled; its checks are not repeated in the loop
   combined      as default, then all guards of one anchor become one guard
 
-The program runs many times and must print the same each time. Counts cover the process that is started, and the last \
-program that it executes. Exit status: 1 if a run differs from native, 2 if nothing was measured.")]
+The program runs many times and must print the same each time. Counts cover the process that is \
+started, and the last program that it executes. Exit status: 1 if a run differs from native, 2 if \
+nothing was measured.")]
     Guards(GuardsArgs),
     /// Check, print, optimise, evaluate and compare programs in the IR's text form
     #[command(after_help = "ir/README.md has the grammar with a worked example.")]
@@ -194,7 +214,8 @@ pub struct RunArgs {
     entry_check: Option<EntryCheck>,
     /// What traces assume and where their guards stand: eager, anchored, hoisted, merged,
     /// control-only, default, combined
-    #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY", value_parser = placement::placement)]
+    #[arg(long, default_value = placement::DEFAULT.name(), value_name = "POLICY",
+          value_parser = placement::placement)]
     policy: &'static dyn Placement,
     /// Make each guard fail with probability 1/N, to test deoptimisation (SEED chooses the random
     /// numbers)
@@ -249,8 +270,11 @@ pub struct RunArgs {
     command: Vec<OsString>,
 }
 
+/// Parses a number of bytes, with a suffix K or M.
 fn parse_size(text: &str) -> Result<usize, String> {
+    /// Bytes of the smallest cache (guess; too few do not hold the stubs and a trace).
     const SMALLEST: usize = 16 << 10;
+    /// Bytes of the largest cache, the emitter's `cache::MAX_SIZE`.
     const LARGEST: usize = 512 << 20;
     let (digits, unit) = match text.trim_end_matches(['K', 'k', 'M', 'm']) {
         digits if digits.len() == text.len() => (digits, 1),
@@ -265,6 +289,7 @@ fn parse_size(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected a size from 16K to 512M".to_string())
 }
 
+/// Parses `N` or `FIRST-LAST`.
 fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
     const FORM: &str = "expected N or FIRST-LAST";
     let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -379,8 +404,8 @@ mod tests {
         assert!(parse_range("9-3").is_err());
     }
 
-    fn run_config(words: impl IntoIterator<Item = impl Into<OsString>>) -> RunConfig {
-        match Cli::of(words).expect("valid").command {
+    fn run_config(line: impl IntoIterator<Item = impl Into<OsString>>) -> RunConfig {
+        match Cli::of(line).expect("valid").command {
             Command::Run(args) => args.into_config(),
             other => panic!("{other:?} is not a run"),
         }
@@ -405,8 +430,8 @@ mod tests {
     #[test]
     fn options_of_explain_and_guards_may_stand_behind_the_program() {
         let order = |text: &str| {
-            let words = options_first(text.split(' ').map(OsString::from).collect());
-            words.join(OsStr::new(" ")).into_string().expect("text")
+            let line = options_first(text.split(' ').map(OsString::from).collect());
+            line.join(OsStr::new(" ")).into_string().expect("text")
         };
         assert_eq!(
             order("d explain p -x --top 2 y --at=f --json"),
@@ -422,9 +447,11 @@ mod tests {
 
     #[test]
     fn options_that_are_passed_on_mean_the_same() {
-        let words = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged --chaos 1/9,3 --log record,exit --only-trace 2-5 \
-                     --passes simplify,licm,dce --skip-pass dce,peel --stats --stats-json /x --perf-map --count /y --count-detail -- p";
-        let first = run_config(words.split(' ').filter(|word| !word.is_empty()));
+        let line = "dynasour run --tier dynamo --threshold 7 --cache-size 1M --policy merged \
+                    --chaos 1/9,3 --log record,exit --only-trace 2-5 --passes simplify,licm,dce \
+                    --skip-pass dce,peel --stats --stats-json /x --perf-map --count /y \
+                    --count-detail -- p";
+        let first = run_config(line.split(' '));
         let mut again = vec![OsString::from("dynasour"), "run".into()];
         again.extend(first.child_options.iter().chain(&first.own_options).cloned());
         again.extend(["--".into(), "p".into()]);

@@ -3,6 +3,16 @@
 //! There is no Rust `main`, because std's start-up would change what the guest inherits: it ignores
 //! SIGPIPE, installs handlers and an alternate stack, and opens descriptors 0 to 2. So the C
 //! runtime calls this file's `main` directly (docs/design.md, "Running a guest").
+//!
+//! | module | subcommand |
+//! | --- | --- |
+//! | [`cli`] | none: options, help texts and the configuration of `run` |
+//! | [`bench`] | `bench`: times of workloads, natively and under each tier |
+//! | [`explain`] | `explain`: what the hot traces of one run are |
+//! | [`guards`] | `guards`: one program under several guard placements |
+//! | [`ir`] | `ir`: tools for the IR's text form |
+//!
+//! `run` itself is [`dynasour_runtime::run`], which returns only if the guest could not be started.
 
 // Unit tests have the test harness's `main`.
 #![cfg_attr(not(test), no_main)]

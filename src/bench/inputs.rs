@@ -1,4 +1,10 @@
 //! Generates the inputs of workloads: the same bytes in every run.
+//!
+//! Data: files in the bench's working directory. Texts, bytes and documents are kept from run to
+//! run, because their names say what is in them; the others are written anew. No lock.
+//!
+//! Example: `inputs.text = { kind = "text", size = "{n}" }` with n = 5000 makes the file
+//! `text-5000`, whose path replaces `{text}` in the command.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -127,11 +133,12 @@ fn output(run: &[String], n: u64, directory: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// A small generator (xorshift64).
+/// A small generator of random numbers (Marsaglia's xorshift64) with a fixed seed.
 struct Random(u64);
 
 impl Random {
     fn new() -> Random {
+        // Any number except 0 would do; this is 2^64 divided by the golden ratio.
         Random(0x9e37_79b9_7f4a_7c15)
     }
 
@@ -146,6 +153,7 @@ impl Random {
         self.next() % bound
     }
 
+    /// Appends a word of one to five letters.
     fn word(&mut self, out: &mut Vec<u8>) {
         let mut word = self.below(4000) * self.below(30) + 1;
         while word > 0 {
@@ -179,7 +187,7 @@ fn bytes(size: usize) -> Vec<u8> {
     out
 }
 
-/// Records between `open` and `close` until there are `size` bytes.
+/// At least one record between `open` and `close`, until there are `size` bytes.
 fn records(
     size: usize,
     open: &str,

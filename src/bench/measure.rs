@@ -6,6 +6,10 @@
 //!
 //! *Invariant.* The process is reaped only after the watchdog has stopped using its id. Otherwise
 //! the watchdog might kill another group that got the same number.
+//!
+//! Example: `Invocation { argv: ["sleep", "9"], stdin: None }` with a limit of 1 s gives a
+//! [`Sample`] with `timed_out`, a wall time of one second and the status of SIGKILL. Any thread may
+//! run invocations; there is no lock.
 
 use anyhow::{Context, Result};
 use std::ffi::OsString;
@@ -21,7 +25,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone)]
 pub struct Invocation {
     /// The program and its arguments.
-    pub words: Vec<OsString>,
+    pub argv: Vec<OsString>,
     /// Standard input; `/dev/null` if none.
     pub stdin: Option<PathBuf>,
 }
@@ -44,16 +48,16 @@ pub struct Sample {
 }
 
 impl Invocation {
-    /// A shell command line that runs it.
+    /// A shell command line that runs the command.
     pub fn line(&self) -> String {
-        let words: Vec<String> =
-            self.words.iter().map(|word| quote(&word.to_string_lossy())).collect();
+        let quoted: Vec<String> =
+            self.argv.iter().map(|word| quote(&word.to_string_lossy())).collect();
         let stdin =
             self.stdin.as_ref().map(|path| format!(" < {}", quote(&path.to_string_lossy())));
-        words.join(" ") + &stdin.unwrap_or_default()
+        quoted.join(" ") + &stdin.unwrap_or_default()
     }
 
-    /// Runs it in `directory` for at most `limit`.
+    /// Runs the command in `directory` for at most `limit`.
     ///
     /// # Errors
     /// The command could not be started, or its output could not be read.
@@ -66,8 +70,8 @@ impl Invocation {
             }
         };
         let start = Instant::now();
-        let child = Command::new(&self.words[0])
-            .args(&self.words[1..])
+        let child = Command::new(&self.argv[0])
+            .args(&self.argv[1..])
             .current_dir(directory)
             .env("LC_ALL", "C")
             .stdin(stdin)
@@ -75,7 +79,7 @@ impl Invocation {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
-            .with_context(|| format!("cannot run {}", self.words[0].to_string_lossy()))?;
+            .with_context(|| format!("cannot run {}", self.argv[0].to_string_lossy()))?;
         let ended = wait(child.id() as i32, limit)?;
         let wall = start.elapsed().as_secs_f64();
         let mut bytes = Vec::new();
@@ -95,6 +99,7 @@ impl Invocation {
     }
 }
 
+/// How a process ended, and what it used.
 struct Ended {
     status: ExitStatus,
     usage: libc::rusage,
@@ -134,6 +139,7 @@ fn wait(pid: i32, limit: Duration) -> Result<Ended> {
     })
 }
 
+/// Waits until the process has ended, and leaves it a zombie.
 fn wait_without_reaping(pid: i32) -> Result<()> {
     loop {
         // SAFETY: all-zero bytes are a valid siginfo.
@@ -152,13 +158,13 @@ fn wait_without_reaping(pid: i32) -> Result<()> {
     }
 }
 
-/// The word as a shell would need it.
-fn quote(word: &str) -> String {
+/// The argument as a shell needs it.
+fn quote(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_string()
+    if !argument.is_empty() && argument.chars().all(plain) {
+        argument.to_string()
     } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
+        format!("'{}'", argument.replace('\'', r"'\''"))
     }
 }
 
@@ -167,8 +173,8 @@ mod tests {
     use super::*;
 
     fn shell(script: &str, limit: u64) -> Sample {
-        let words = ["/bin/sh", "-c", script].map(OsString::from).to_vec();
-        let run = Invocation { words, stdin: None };
+        let argv = ["/bin/sh", "-c", script].map(OsString::from).to_vec();
+        let run = Invocation { argv, stdin: None };
         run.run(Path::new("/"), Duration::from_millis(limit)).expect("sh")
     }
 
@@ -190,8 +196,8 @@ mod tests {
 
     #[test]
     fn lines_are_for_a_shell() {
-        let words = ["a", "b c", "it's", ""].map(OsString::from).to_vec();
-        let run = Invocation { words, stdin: Some("x".into()) };
+        let argv = ["a", "b c", "it's", ""].map(OsString::from).to_vec();
+        let run = Invocation { argv, stdin: Some("x".into()) };
         assert_eq!(run.line(), r"a 'b c' 'it'\''s' '' < x");
     }
 }

@@ -13,6 +13,13 @@
 //! | [`measure`] | runs one command |
 //! | [`summary`] | medians, ratios, intervals |
 //! | [`report`] | the table, the JSON, the comparison with an earlier run |
+//!
+//! One thread runs everything, so there is no lock; nothing else should load the machine meanwhile.
+//!
+//! ```text
+//! dynasour bench kernels.toml --only sieve-O2 --runs 2 --tiers copy,full
+//! sieve-O2: native, copy, full, native, copy, full   one row; ratios are to the native run before
+//! ```
 
 mod inputs;
 pub mod measure;
@@ -45,7 +52,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds; medians are shown
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 5, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Tiers to measure (interp is much slower than the others: use it with --small)
     #[arg(
@@ -107,6 +115,7 @@ impl Launcher {
         }
     }
 
+    /// The command line of the guest under this launcher; `own` is dynasour's file.
     fn launch(&self, guest: &Invocation, own: &Path) -> Invocation {
         match self {
             Launcher::Peer(peer) => peer.launch(guest),
@@ -119,7 +128,7 @@ impl Launcher {
                     "--".into(),
                 ];
                 Invocation {
-                    words: head.into_iter().chain(guest.words.clone()).collect(),
+                    argv: head.into_iter().chain(guest.argv.clone()).collect(),
                     stdin: guest.stdin.clone(),
                 }
             }
@@ -200,6 +209,7 @@ pub fn progress() -> ProgressBar {
     bar
 }
 
+/// The workloads whose names `--only` accepts.
 fn prepare(args: &BenchArgs, suites: &[Suite], directory: &Path) -> Result<Vec<Workload>> {
     let wanted = |name: &str| {
         args.only.is_empty() || args.only.iter().any(|text| name.contains(text.as_str()))
@@ -225,6 +235,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
+    /// Measures one workload in all rounds.
     fn measure(&self, workload: &Workload) -> Result<Row> {
         let mut row = Row {
             name: workload.name.clone(),
@@ -276,6 +287,8 @@ impl Session<'_> {
         }
     }
 
+    /// Runs a workload once and adds the result to `cell`. `expected` is the native run to compare
+    /// with; `None` for the native run itself.
     fn once(
         &self,
         name: &str,
@@ -296,6 +309,7 @@ impl Session<'_> {
         Ok(sample)
     }
 
+    /// What is wrong with a run; `None` if nothing is.
     fn trouble(&self, sample: &Sample, expected: Option<&Sample>) -> Option<String> {
         if sample.timed_out {
             return Some(format!("over {} s", self.args.limit));

@@ -1,5 +1,12 @@
 //! Turns suites into runs: builds kernels, generates inputs, finds programs, writes the command
 //! lines.
+//!
+//! Data: [`Workshop`] names the directory of built kernels and inputs. A kernel is built again only
+//! if its source is newer. Invariant: a workload whose program is not installed is a row with a
+//! reason; a kernel that does not compile is an error. No lock.
+//!
+//! Example: the entry `sieve` with the levels `-O0` and `-O2` becomes the workloads `sieve-O0` and
+//! `sieve-O2`, each with the command `DIRECTORY/sieve-O0 2000`.
 
 use crate::bench::measure::Invocation;
 use crate::bench::suite::{Entry, Suite};
@@ -27,7 +34,7 @@ pub struct Workload {
 pub struct Peer {
     /// Name of its column.
     pub name: String,
-    words: Vec<String>,
+    argv: Vec<String>,
 }
 
 impl std::str::FromStr for Peer {
@@ -36,12 +43,12 @@ impl std::str::FromStr for Peer {
     fn from_str(text: &str) -> Result<Peer, String> {
         const FORM: &str = "expected NAME='COMMAND {}' with the program's place marked by {}";
         let (name, command) = text.split_once('=').ok_or(FORM)?;
-        let words: Vec<String> = command.split_whitespace().map(str::to_string).collect();
-        let places = words.iter().filter(|word| *word == "{}").count();
-        if name.is_empty() || places != 1 || words[0] == "{}" {
+        let argv: Vec<String> = command.split_whitespace().map(str::to_string).collect();
+        let markers = argv.iter().filter(|word| *word == "{}").count();
+        if name.is_empty() || markers != 1 || argv[0] == "{}" {
             return Err(FORM.to_string());
         }
-        Ok(Peer { name: name.to_string(), words })
+        Ok(Peer { name: name.to_string(), argv })
     }
 }
 
@@ -51,16 +58,16 @@ impl Peer {
     /// # Errors
     /// It does not exist.
     pub fn check(&self) -> Result<()> {
-        find(&self.words[0]).map(|_| ()).with_context(|| format!("peer '{}'", self.name))
+        find(&self.argv[0]).map(|_| ()).with_context(|| format!("peer '{}'", self.name))
     }
 
     /// The guest's command under this launcher.
     pub fn launch(&self, guest: &Invocation) -> Invocation {
-        let words = self.words.iter().flat_map(|word| match word.as_str() {
-            "{}" => guest.words.clone(),
+        let argv = self.argv.iter().flat_map(|word| match word.as_str() {
+            "{}" => guest.argv.clone(),
             word => vec![OsString::from(word)],
         });
-        Invocation { words: words.collect(), stdin: guest.stdin.clone() }
+        Invocation { argv: argv.collect(), stdin: guest.stdin.clone() }
     }
 }
 
@@ -103,6 +110,8 @@ impl Workshop<'_> {
         Ok(rows)
     }
 
+    /// The native command line of one row. The outer error means that a kernel or an input could
+    /// not be made, the inner one that the program is not installed.
     fn command(
         &self,
         suite: &Suite,
@@ -135,10 +144,10 @@ impl Workshop<'_> {
         std::fs::create_dir_all(&inputs)
             .with_context(|| format!("cannot create {}", inputs.display()))?;
         for (input, how) in &entry.inputs {
-            let place = how
+            let path = how
                 .make(input, n, &inputs, &suite.directory)
                 .with_context(|| format!("input '{input}'"))?;
-            values.insert(input.clone(), place.into_os_string());
+            values.insert(input.clone(), path.into_os_string());
         }
         let stdin = entry.stdin.as_ref().and_then(|name| values.get(name)).map(PathBuf::from);
         let default = ["{n}".to_string()];
@@ -148,11 +157,12 @@ impl Workshop<'_> {
             (None, _) => &entry.command[1..],
         };
         let program = program.to_str().map_or(program.clone(), |text| fill(text, &values));
-        let words =
+        let argv =
             std::iter::once(program).chain(args.iter().map(|word| fill(word, &values))).collect();
-        Ok(Ok(Invocation { words, stdin }))
+        Ok(Ok(Invocation { argv, stdin }))
     }
 
+    /// Builds a kernel, unless it was built after its source was last changed.
     fn build(&self, source: &Path, level: &str, flags: &[String], name: &str) -> Result<PathBuf> {
         let program = self.directory.join(name);
         let modified = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified());
@@ -187,23 +197,24 @@ pub fn find(program: &str) -> Result<PathBuf> {
 /// Replaces `{name}` by the value of `name`; braces around other text stay.
 fn fill(text: &str, values: &BTreeMap<String, OsString>) -> OsString {
     let mut out = OsString::new();
-    let mut rest = text;
-    while let Some(open) = rest.find('{') {
-        out.push(&rest[..open]);
-        rest = &rest[open..];
-        let value = rest.find('}').and_then(|close| Some((close, values.get(&rest[1..close])?)));
+    let mut remaining = text;
+    while let Some(open) = remaining.find('{') {
+        out.push(&remaining[..open]);
+        remaining = &remaining[open..];
+        let value =
+            remaining.find('}').and_then(|close| Some((close, values.get(&remaining[1..close])?)));
         match value {
             Some((close, value)) => {
                 out.push(OsStr::from_bytes(value.as_bytes()));
-                rest = &rest[close + 1..];
+                remaining = &remaining[close + 1..];
             }
             None => {
                 out.push("{");
-                rest = &rest[1..];
+                remaining = &remaining[1..];
             }
         }
     }
-    out.push(rest);
+    out.push(remaining);
     out
 }
 
@@ -231,8 +242,8 @@ mod tests {
     #[test]
     fn peers_have_one_place_for_the_program() {
         let peer: Peer = "v=valgrind -q {}".parse().expect("valid");
-        let guest = Invocation { words: vec!["ls".into(), "-l".into()], stdin: None };
-        assert_eq!(peer.launch(&guest).words, ["valgrind", "-q", "ls", "-l"]);
+        let guest = Invocation { argv: vec!["ls".into(), "-l".into()], stdin: None };
+        assert_eq!(peer.launch(&guest).argv, ["valgrind", "-q", "ls", "-l"]);
         for bad in ["", "x", "x=valgrind", "x={}", "=a {}", "x=a {} {}"] {
             assert!(bad.parse::<Peer>().is_err(), "{bad}");
         }

@@ -1,4 +1,8 @@
 //! The results of a bench run: as a table, as JSON, and beside an earlier run.
+//!
+//! Data: [`Report`] has a [`Row`] for each workload and a [`Cell`] for each launcher. Invariant:
+//! cells are in the order of the columns; a skipped row has no measurement. No lock. The tests have
+//! an example of a table.
 
 use crate::bench::summary::{Ratio, geometric_mean};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! Suites: TOML files that list workloads.
+//! Suites: TOML files that list workloads. A workload is a kernel that is built here, or a command
+//! of the system.
 //!
 //! ```toml
 //! name = "example"
@@ -8,7 +9,7 @@
 //! class = "integer"
 //! source = "../kernels/sieve.c"
 //! levels = ["-O0", "-O2"]
-//! n = 2000                      # {n} in `args`, `command`, input sizes; under --small it is `small`
+//! n = 2000                      # {n} in `args`, `command`, input sizes; `small` under --small
 //! small = 80
 //!
 //! [[workload]]
@@ -19,6 +20,9 @@
 //! n = 12000000
 //! inputs.text = { kind = "text", size = "{n}" }
 //! ```
+//!
+//! Invariant: each [`Entry`] of a [`Suite`] has either a source with levels or a command, and its
+//! name is unique. No lock.
 
 use crate::bench::inputs::Input;
 use anyhow::{Context, Result, bail};
@@ -117,6 +121,7 @@ impl Suite {
 }
 
 impl Entry {
+    /// Checks what the form of the file does not; the error is for the user.
     fn check(&self) -> Result<(), String> {
         match (&self.source, self.command.is_empty()) {
             (None, true) => return Err("needs 'source' or 'command'".to_string()),

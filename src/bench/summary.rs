@@ -1,4 +1,7 @@
-//! Statistics of repeated runs: medians, ratios, intervals.
+//! Statistics of repeated runs: medians, ratios, intervals. No data, no lock.
+//!
+//! Example: runs of 2, 3 and 4 s beside native runs of 1 s give the ratio 3. Three runs are too few
+//! for an interval of 95 %, so it is the whole range, 2 to 4.
 
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{Binomial, DiscreteCDF};

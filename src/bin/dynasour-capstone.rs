@@ -3,9 +3,17 @@
 //! It is a separate program because capstone's tables would add a millisecond (measured) to every
 //! start of `dynasour`.
 //!
-//! *Protocol.* Each input line is a pc in hexadecimal, a blank, and bytes in hexadecimal. The
-//! answer has one line for each instruction (its length, a tab, its text) and then an empty line.
-//! Bytes that are no instruction end the answer.
+//! *Protocol.* Each line of standard input is a pc in hexadecimal, a blank, and bytes in
+//! hexadecimal. The answer on standard output has one line for each instruction (its length, a tab,
+//! its text) and then an empty line. Disassembly stops before bytes that are no instruction. A line
+//! of another form ends the program with a failure. `src/explain/disassembly.rs` is the other end.
+//!
+//! ```text
+//! > 1000 4889c8c3
+//! < 3    mov rax, rcx
+//! < 1    ret
+//! <
+//! ```
 
 use capstone::arch::x86::{ArchMode, ArchSyntax};
 use capstone::prelude::*;
@@ -38,6 +46,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// The bytes that hexadecimal digits stand for; `None` if another character is among them.
 fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect();
     digits.map(|digits| digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())

@@ -2,6 +2,12 @@
 //!
 //! The guest's standard output goes to our standard error, so that our report can be piped. Its
 //! standard input is ours.
+//!
+//! No data outside [`Plan`] and [`Counted`]; no lock. The census comes in a file of a temporary
+//! directory.
+//!
+//! Example: `Plan { options: ["--tier", "full"], detail: true, command: ["ls"], … }` runs
+//! `dynasour run --tier full --count FILE --count-detail -- ls`.
 
 use anyhow::{Context, Result, bail, ensure};
 use dynasour_runtime::observe::census::{Census, SCHEMA};
@@ -9,7 +15,8 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// Exit statuses of `dynasour run` that mean that no guest ran, unless a census was written.
+/// Exit statuses with which `dynasour run` reports that no guest ran. A guest may end with the same
+/// status, but then there is a census.
 const NOT_RUN: [i32; 3] = [2, 126, 127];
 
 /// The program to run, with options.

@@ -1,19 +1,25 @@
-//! Guest instructions as text: by the separate program `dynasour-capstone` (see there why), or by
-//! iced-x86 where that program is not installed.
+//! Guest instructions as text: by the separate program `dynasour-capstone`, or by iced-x86 where
+//! that program is not installed or fails. `src/bin/dynasour-capstone.rs` says why it is separate,
+//! and describes the protocol.
+//!
+//! Data: [`Disassembler`] owns the child process, and ends it when it is dropped. No lock.
+//!
+//! Example: `48 89 c8 c3` at 0x1000 becomes `(3, "mov rax, rcx"), (1, "ret")`.
 
 use super::guest::hex;
 use iced_x86::{Decoder, DecoderOptions, Formatter, NasmFormatter};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The file name of that program, which is looked for beside this one.
+/// The file name of the program with capstone. It is looked for in the directory of `dynasour`.
 const HELPER: &str = "dynasour-capstone";
 
-/// Disassembles.
+/// Turns guest code into text.
 pub struct Disassembler {
     capstone: Option<Capstone>,
 }
 
+/// The running program, and both ends of the conversation with it.
 struct Capstone {
     child: Child,
     to: ChildStdin,
@@ -57,19 +63,21 @@ impl Disassembler {
 }
 
 impl Capstone {
+    /// Sends one request, and returns the answer. An error means that the program has ended or
+    /// answered what it should not.
     fn ask(&mut self, pc: u64, code: &[u8]) -> std::io::Result<Vec<(usize, String)>> {
         writeln!(self.to, "{pc:x} {}", hex(code))?;
         self.to.flush()?;
-        let (mut out, mut all, mut line) = (Vec::new(), 0, String::new());
+        let (mut out, mut total, mut line) = (Vec::new(), 0, String::new());
         loop {
             line.clear();
             if self.from.read_line(&mut line)? == 0 {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
             }
             let Some((len, text)) = line.trim_end().split_once('\t') else { return Ok(out) };
-            let len = len.parse().ok().filter(|len| (1..=code.len() - all).contains(len));
+            let len = len.parse().ok().filter(|len| (1..=code.len() - total).contains(len));
             let len = len.ok_or(std::io::ErrorKind::InvalidData)?;
-            all += len;
+            total += len;
             out.push((len, text.to_string()));
         }
     }

@@ -7,11 +7,18 @@
 //!
 //! A side trace belongs to the region of the fragment whose exit it was made for. That fragment may
 //! be a side trace itself; the chain ends at a fragment that was made for its own trace head.
+//!
+//! No data, no lock.
+//!
+//! ```text
+//! path a b c, entered 100 times; the guard at the end of a was executed 100 times, failed 10 times
+//! executions: a 100, b 90, c 90
+//! ```
 
 use dynasour_runtime::observe::census::{Fragment, GuardKind};
 use std::collections::HashMap;
 
-/// Executions of each block of a fragment's path.
+/// Executions of each block of a fragment's path, in the order of the path.
 pub fn executions(fragment: &Fragment) -> Vec<u64> {
     let peeled = fragment.guards.iter().any(|g| !g.in_loop && g.kind == GuardKind::Branch);
     let mut running = match fragment.iterations {
@@ -72,7 +79,8 @@ pub fn regions(fragments: &[Fragment]) -> Vec<Region> {
     regions
 }
 
-/// The fragment at the end of the chain from `of` through the exits that fragments were made for.
+/// The fragment at which the chain of exits ends: the first is the one that `of` was made for, the
+/// next the one that the fragment of that exit was made for, and so on.
 fn root<'a>(fragments: &'a [Fragment], of: &'a Fragment) -> &'a Fragment {
     let mut root = of;
     // Each fragment is younger than the one it was made for, so the loop ends.

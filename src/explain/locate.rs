@@ -1,4 +1,8 @@
-//! `--at`: finds the fragments that the user's text means.
+//! `--at`: finds the fragments that the user's text means: a symbol, a symbol and an offset, a
+//! guest pc, or the name of a version. If nothing matches, the error names what is close.
+//!
+//! No data, no lock. Example: `--at main+0x10` finds each fragment whose path has a block with that
+//! address, and `--at t12` the version of that name.
 
 use anyhow::{Result, bail};
 use dynasour_guest::symbols::Symbols;
@@ -6,20 +10,20 @@ use dynasour_runtime::observe::census::{Census, Fragment};
 use std::ops::Range;
 
 /// Number of near matches that an error lists (guess; more would fill the screen).
-const MOST: usize = 6;
+const MOST_SUGGESTIONS: usize = 6;
 
-/// The fragments that `place` means: those whose path contains the pc or the function, or the
-/// version of this name.
+/// The fragments that `asked` means: those whose path contains the pc or a part of the function, or
+/// the version of this name.
 ///
 /// # Errors
 /// No fragment matches; the message lists names that are close.
-pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<u32>> {
+pub fn fragments(asked: &str, census: &Census, symbols: &Symbols) -> Result<Vec<u32>> {
     let (name, offset) =
-        match place.rsplit_once("+0x").map(|(name, hex)| (name, u64::from_str_radix(hex, 16))) {
+        match asked.rsplit_once("+0x").map(|(name, hex)| (name, u64::from_str_radix(hex, 16))) {
             Some((name, Ok(offset))) => (name, Some(offset)),
-            _ => (place, None),
+            _ => (asked, None),
         };
-    let ranges: Vec<Range<u64>> = if let Some(pc) = pc(place) {
+    let ranges: Vec<Range<u64>> = if let Some(pc) = pc(asked) {
         std::iter::once(pc..pc + 1).collect()
     } else {
         let of = |s: &dynasour_guest::symbols::Symbol| match offset {
@@ -29,12 +33,12 @@ pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<
         symbols.named(name).into_iter().map(of).collect()
     };
     if ranges.is_empty() {
-        let version = census.fragments.iter().find(|f| f.name == place && !f.path.is_empty());
+        let version = census.fragments.iter().find(|f| f.name == asked && !f.path.is_empty());
         return match version {
             Some(f) => Ok(vec![f.id]),
             None => bail!(
-                "no function or version is called {place}{}",
-                near_names(place, census, symbols)
+                "no function or version is called {asked}{}",
+                near_names(asked, census, symbols)
             ),
         };
     }
@@ -44,7 +48,7 @@ pub fn fragments(place: &str, census: &Census, symbols: &Symbols) -> Result<Vec<
     let found: Vec<u32> = census.fragments.iter().filter(hits).map(|f| f.id).collect();
     if found.is_empty() {
         let at = ranges[0].start;
-        bail!("no trace passes {place} ({}){}", symbols.name(at), near_traces(at, census, symbols));
+        bail!("no trace passes {asked} ({}){}", symbols.name(at), near_traces(at, census, symbols));
     }
     Ok(found)
 }
@@ -57,6 +61,7 @@ fn pc(text: &str) -> Option<u64> {
     }
 }
 
+/// The part of an error message that names similar symbols, or else functions with traces.
 fn near_names(name: &str, census: &Census, symbols: &Symbols) -> String {
     let near = near(name, symbols);
     if !near.is_empty() {
@@ -70,17 +75,17 @@ fn near_names(name: &str, census: &Census, symbols: &Symbols) -> String {
             hot.push(&symbol.name);
         }
     }
-    hot.truncate(MOST);
+    hot.truncate(MOST_SUGGESTIONS);
     if hot.is_empty() { String::new() } else { format!("; traces were made in {}", hot.join(", ")) }
 }
 
-/// The traces that start closest to a pc.
+/// The part of an error message that names the traces which start closest to a pc.
 fn near_traces(at: u64, census: &Census, symbols: &Symbols) -> String {
     let mut starts: Vec<u64> =
         census.fragments.iter().filter(|f| !f.path.is_empty()).map(|f| f.pc).collect();
     starts.sort_by_key(|pc| pc.abs_diff(at));
     starts.dedup();
-    starts.truncate(MOST);
+    starts.truncate(MOST_SUGGESTIONS);
     let names: Vec<String> =
         starts.iter().map(|pc| format!("{pc:#x} ({})", symbols.name(*pc))).collect();
     if names.is_empty() {
@@ -90,7 +95,8 @@ fn near_traces(at: u64, census: &Census, symbols: &Symbols) -> String {
     }
 }
 
-/// The names that differ least from `name`, best first.
+/// The names that differ least from `name`, best first: at most one edit and another for each four
+/// letters (guess), or names that contain it.
 fn near<'s>(name: &str, symbols: &'s Symbols) -> Vec<&'s str> {
     let lower = name.to_lowercase();
     let distance = |known: &'s str| {
@@ -101,5 +107,5 @@ fn near<'s>(name: &str, symbols: &'s Symbols) -> Vec<&'s str> {
     };
     let mut near: Vec<(usize, &str)> = symbols.names().filter_map(distance).collect();
     near.sort_unstable();
-    near.into_iter().take(MOST).map(|(_, name)| name).collect()
+    near.into_iter().take(MOST_SUGGESTIONS).map(|(_, name)| name).collect()
 }

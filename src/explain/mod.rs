@@ -4,6 +4,21 @@
 //! and the symbols of the mapped files ([`dynasour_guest::symbols`]) give the explanation
 //! ([`model`]), which is printed as text ([`text`]) or as JSON.
 //!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`counting`] | runs the program and reads the census that the run writes |
+//! | [`heat`] | which regions are hot |
+//! | [`locate`] | the fragments that `--at` means |
+//! | [`model`] | puts everything together that the report and its JSON show |
+//! | [`guest`] | the recorded path: guest blocks with symbols and counts |
+//! | [`disassembly`] | guest instructions as text |
+//! | [`passes`] | the IR before and after each pass |
+//! | [`native`] | the native code, with the purpose of each instruction |
+//! | [`text`], [`paint`] | the report, and its colours |
+//!
+//! No module has global state or takes a lock: the command has one thread, and the guest runs in a
+//! process of its own.
+//!
 //! Exit status: 0 if the run was explained, or if no code was hot (the report says so); 2 if there
 //! is nothing to explain, with the reason. The guest's own end is reported, but does not become our
 //! exit status.
@@ -39,11 +54,13 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "SYMBOL|PC")]
     at: Option<String>,
     /// How many regions to show, the hottest first
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "at")]
+    #[arg(long, value_name = "N", default_value_t = 3, conflicts_with = "at",
+          value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
     /// Which parts of a version to show
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...",
-          default_values_t = [Part::Path, Part::Guards, Part::Anchors, Part::Passes, Part::Ir, Part::Native])]
+          default_values_t = [Part::Path, Part::Guards, Part::Anchors, Part::Passes, Part::Ir,
+                              Part::Native])]
     show: Vec<Part>,
     /// Print everything as JSON
     #[arg(long)]
@@ -67,7 +84,8 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
     /// Guard placement, as for `run`; `dynasour guards --help` lists them
-    #[arg(long, value_name = "NAME", value_parser = placement::placement, default_value = "default")]
+    #[arg(long, value_name = "NAME", value_parser = placement::placement,
+          default_value = "default")]
     policy: &'static dyn Placement,
     /// Do not run these optimiser passes
     #[arg(long, value_name = "PASS,...", value_delimiter = ',', value_parser = parse_pass)]
@@ -104,8 +122,8 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
         eprintln!("dynasour: {program} {}", ended(counted.status));
     }
     let wanted = match &args.at {
-        Some(place) if !census.fragments.is_empty() => {
-            Wanted::These(locate::fragments(place, census, &symbols)?)
+        Some(asked) if !census.fragments.is_empty() => {
+            Wanted::These(locate::fragments(asked, census, &symbols)?)
         }
         _ => Wanted::Hottest(args.top as usize),
     };
@@ -113,7 +131,7 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
     let text = if args.json {
         serde_json::to_string_pretty(&explanation).context("an explanation")? + "\n"
     } else if explanation.regions.is_empty() {
-        cold(&explanation)
+        without_traces(&explanation)
     } else {
         let mut parts = args.show.clone();
         parts.sort();
@@ -133,6 +151,7 @@ pub fn run(args: &ExplainArgs) -> Result<c_int> {
     Ok(0)
 }
 
+/// Runs the program with counters, under the tier and the options of this command line.
 fn count(args: &ExplainArgs) -> Result<Counted> {
     let mut options: Vec<OsString> = vec!["--tier".into(), args.tier.to_string().into()];
     options.extend(["--policy".into(), args.policy.name().into()]);
@@ -146,9 +165,11 @@ fn count(args: &ExplainArgs) -> Result<Counted> {
 }
 
 /// The report for a program without hot code.
-fn cold(e: &Explanation) -> String {
+fn without_traces(e: &Explanation) -> String {
     format!(
-        "{} never got hot: no loop or function of it was executed {} times, so no trace was made.\nA lower --threshold makes traces earlier; a program that executes others is explained as the last of them.\n",
+        "{} never got hot: no loop or function of it was executed {} times, so no trace was made.\n\
+         A lower --threshold makes traces earlier; a program that executes others is explained as \
+         the last of them.\n",
         e.program,
         number(e.threshold.into())
     )

@@ -1,4 +1,14 @@
 //! The data of an explanation: everything that the report and its JSON show.
+//!
+//! [`explain`] chooses the regions that were asked for and collects what is known of their versions
+//! from the census of the run. A version that is shown in full has a [`Body`].
+//!
+//! Invariant: shares and sums are over all traces of the run, not only over the shown ones. A field
+//! of [`Explanation`] is a field of the JSON, so a change of one changes [`SCHEMA`]. [`super::run`]
+//! is the only caller; no lock.
+//!
+//! Example: `--top 1` gives one region. Its versions with at least 5 % of its instructions have a
+//! body, the others only their counts.
 
 use super::counting::Counted;
 use super::disassembly::Disassembler;
@@ -13,11 +23,11 @@ use dynasour_runtime::observe::census::{
 use serde::Serialize;
 use std::os::unix::process::ExitStatusExt;
 
-/// Version of the JSON's structure.
+/// Version of the JSON's structure, for programs that read it.
 const SCHEMA: u32 = 1;
 
-/// Least share of its region's instructions for which a version is shown in full by default (guess;
-/// lower makes reports longer).
+/// A version is shown in full by default if it executed at least this share of its region's
+/// instructions (guess; lower makes reports longer).
 const WORTH_SHOWING: f64 = 0.05;
 
 /// A run, explained.
@@ -157,11 +167,11 @@ pub fn explain(counted: &Counted, symbols: &Symbols, wanted: &Wanted) -> Explana
         let mut versions = Vec::new();
         for &(id, n) in &region.versions {
             let share = n as f64 / region.instructions.max(1) as f64;
-            let whole = match wanted {
+            let in_full = match wanted {
                 Wanted::Hottest(_) => share >= WORTH_SHOWING,
                 Wanted::These(ids) => ids.contains(&id),
             };
-            versions.push(maker.version(&census.fragments[id as usize], n, share, whole));
+            versions.push(maker.version(&census.fragments[id as usize], n, share, in_full));
         }
         regions.push(Region {
             pc: region.pc,
@@ -187,6 +197,7 @@ pub fn explain(counted: &Counted, symbols: &Symbols, wanted: &Wanted) -> Explana
     }
 }
 
+/// Collects what is known of versions.
 struct Maker<'a> {
     census: &'a Census,
     symbols: &'a Symbols,
@@ -199,7 +210,7 @@ impl Maker<'_> {
         fragment: &Fragment,
         instructions: u64,
         share: f64,
-        whole: bool,
+        in_full: bool,
     ) -> Version {
         let f = fragment.clone();
         Version {
@@ -224,7 +235,7 @@ impl Maker<'_> {
             faults: f.faults,
             dropped: f.dropped,
             ends: f.ends.into_iter().map(|end| self.end(end)).collect(),
-            body: whole.then(|| self.body(fragment)),
+            body: in_full.then(|| self.body(fragment)),
         }
     }
 
@@ -234,6 +245,7 @@ impl Maker<'_> {
         end
     }
 
+    /// Destinations of exits, with stubs replaced by the destinations behind them.
     fn through_stubs(&self, went: &[Went]) -> Vec<Went> {
         let mut out: Vec<Went> = Vec::new();
         for w in went {

@@ -1,8 +1,16 @@
-//! The native code of a version, with the purpose of each instruction: guards, exits, spills, ways
-//! out.
+//! The native code of a version, with the purpose of each instruction: guards, exits, spills, jumps
+//! that leave the fragment.
 //!
-//! Counters are left out. So the listing is the code that runs without counting (at other
-//! addresses).
+//! Counters are left out. So the listing is the code of a run without counting, which has it at
+//! other addresses.
+//!
+//! Data: the census, which is only read. [`super::model`] is the only caller; no lock.
+//!
+//! ```text
+//! cmp rcx, rdx                          no mark
+//! jae 0x20001234                        Guard { guard: 0 }
+//! mov [gs:0x118], rax                   Spill { slot: 3 }
+//! ```
 
 use super::guest::{hex, unhex};
 use dynasour_guest::context::{SCRATCH_WORDS, offset};
@@ -71,8 +79,8 @@ pub fn lines(census: &Census, fragment: &Fragment) -> Vec<Line> {
     let mut lines = Vec::new();
     let reader = Reader { census, fragment, detail };
     let skipped = detail.entry.saturating_sub(detail.hot.at) as usize;
-    reader.section(&detail.hot, skipped, false, &mut lines);
-    reader.section(&detail.cold, 0, true, &mut lines);
+    reader.disassemble(&detail.hot, skipped, false, &mut lines);
+    reader.disassemble(&detail.cold, 0, true, &mut lines);
     // The targets of back edges are the heads of loops.
     let heads: Vec<u64> = lines.iter().filter_map(|l| back_edge(&l.bytes, l.at)).collect();
     let hot = detail.entry..detail.hot.at + detail.hot.hex.len() as u64 / 2;
@@ -98,6 +106,7 @@ fn back_edge(bytes: &str, at: u64) -> Option<u64> {
     Some(inst.near_branch_target()).filter(|target| jumps && *target < at && *target != 0)
 }
 
+/// Disassembles the code of one fragment.
 struct Reader<'a> {
     census: &'a Census,
     fragment: &'a Fragment,
@@ -105,7 +114,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn section(&self, code: &Code, skip: usize, cold: bool, lines: &mut Vec<Line>) {
+    /// Appends the instructions of `code` behind its first `skip` bytes.
+    fn disassemble(&self, code: &Code, skip: usize, cold: bool, lines: &mut Vec<Line>) {
         let bytes = unhex(&code.hex);
         let mut formatter = NasmFormatter::new();
         let options = formatter.options_mut();
@@ -119,18 +129,18 @@ impl Reader<'_> {
         let mut at = skip;
         // The purposes of a counter that is left out move to the next instruction.
         let mut pending = Vec::new();
-        while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+        while let Some(remaining) = bytes.get(at..).filter(|bytes| !bytes.is_empty()) {
             let address = code.at + at as u64;
             if cold {
                 let exits = self.fragment.guards.iter().filter(|g| g.host.1 == address);
                 pending.extend(exits.map(|g| Mark::Exit { guard: g.index }));
             }
-            if let Some(len) = counter_length(rest) {
+            if let Some(len) = counter_length(remaining) {
                 at += len;
                 continue;
             }
-            let inst = Decoder::with_ip(64, rest, address, DecoderOptions::NONE).decode();
-            let len = inst.len().clamp(1, rest.len());
+            let inst = Decoder::with_ip(64, remaining, address, DecoderOptions::NONE).decode();
+            let len = inst.len().clamp(1, remaining.len());
             at += len;
             // Alignment is filled with no-operations, and the bytes after jumps with breakpoints.
             if matches!(inst.mnemonic(), iced_x86::Mnemonic::Nop | iced_x86::Mnemonic::Int3) {
@@ -143,10 +153,11 @@ impl Reader<'_> {
             marks.extend(guards.map(|g| Mark::Guard { guard: g.index }));
             marks.extend(context(&inst));
             marks.extend(self.leaves(&inst));
-            lines.push(Line { at: address, cold, bytes: hex(&rest[..len]), text, marks });
+            lines.push(Line { at: address, cold, bytes: hex(&remaining[..len]), text, marks });
         }
     }
 
+    /// The mark of a jump out of the fragment; `None` for other instructions.
     fn leaves(&self, inst: &Instruction) -> Option<Mark> {
         let jumps = matches!(
             inst.flow_control(),
@@ -157,7 +168,8 @@ impl Reader<'_> {
         if within(&self.detail.hot) || within(&self.detail.cold) {
             return None;
         }
-        // Several fragments may have stood at one address; the one that is still there is meant.
+        // A live fragment may have the address of one that was dropped before. A live fragment
+        // jumps to live ones; a dropped one is assumed to have jumped to another dropped one.
         let mut others =
             self.census.fragments.iter().filter(|f| f.dropped == self.fragment.dropped);
         let holds = |f: &&Fragment| {

@@ -1,4 +1,4 @@
-//! Colours for terminals (<https://no-color.org>).
+//! Colours for terminals. `NO_COLOR` (<https://no-color.org>) and `TERM=dumb` turn them off.
 
 use clap::ValueEnum;
 use owo_colors::OwoColorize;

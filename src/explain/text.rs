@@ -1,9 +1,9 @@
 //! The report of `dynasour explain` as text.
 //!
-//! [`Reporter`] prints an [`Explanation`], which holds all numbers
-//! already; this module only formats them. A report has a first line about the run, then the
-//! regions, the hottest first, and for each region its versions. A version that is shown in full
-//! has the parts that the user asked for with `--show`.
+//! [`Reporter`] prints an [`Explanation`], which has all numbers already; this module only formats
+//! them. A report has a first line about the run, then the regions, the hottest first, and for each
+//! region its versions. A version that is shown in full has the parts that the user asked for with
+//! `--show`. README.md shows a report. No lock.
 
 use super::guest::Block;
 use super::model::{Body, Explanation, Region, Version};
@@ -15,7 +15,7 @@ use dynasour_runtime::observe::census::{Anchor, Census, Guard, GuardKind, Kind, 
 use std::fmt::Write;
 
 /// Lines of unchanged IR shown around a change (guess).
-const AROUND: usize = 2;
+const CONTEXT_LINES: usize = 2;
 
 /// Which parts of a version are shown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, clap::ValueEnum)]
@@ -34,7 +34,8 @@ pub enum Part {
     Native,
 }
 
-/// Writes reports.
+/// Writes reports. `census` and `symbols` give names to fragments and addresses; `parts` are the
+/// parts of a version to show.
 pub struct Reporter<'a> {
     pub paint: Paint,
     pub census: &'a Census,
@@ -55,6 +56,7 @@ pub fn number(n: u64) -> String {
     out
 }
 
+/// The share of failures in executions; `-` if there were no executions.
 fn percent(part: u64, of: u64) -> String {
     match (part, of) {
         (_, 0) => "-".to_string(),
@@ -96,7 +98,8 @@ impl Reporter<'_> {
             std::iter::once(&e.program).chain(&e.args).map(String::as_str).collect();
         let _ = writeln!(
             out,
-            "{} under --tier {}, heads hot after {} executions: {} in {}, {} guest instructions executed in them{}",
+            "{} under --tier {}, heads hot after {} executions: {} in {}, {} guest instructions \
+             executed in them{}",
             p.text(Style::Title, &command.join(" ")),
             e.tier,
             number(e.threshold.into()),
@@ -138,6 +141,7 @@ impl Reporter<'_> {
         }
     }
 
+    /// The line of a version in its region's list.
     fn brief(&self, v: &Version) -> String {
         let from = v.from.as_ref().map_or(String::new(), |from| {
             let guards: Vec<String> = from.guards.iter().map(|g| format!("g{g}")).collect();
@@ -145,7 +149,8 @@ impl Reporter<'_> {
         });
         let loops = v.iterations.map_or(String::new(), |n| format!(", {} iterations", number(n)));
         format!(
-            "{:<5} {}{from} at {}: {:.1} % of the region, entered {} times{loops}, guards failed {} of {} times",
+            "{:<5} {}{from} at {}: {:.1} % of the region, entered {} times{loops}, guards failed \
+             {} of {} times",
             v.name,
             kind(v.kind),
             v.symbol,
@@ -156,7 +161,7 @@ impl Reporter<'_> {
         )
     }
 
-    /// The name of a fragment.
+    /// The name of a fragment in reports: stubs have a number only.
     fn fragment(&self, id: u32) -> String {
         match self.census.fragments.get(id as usize) {
             Some(f) if f.kind == Kind::Stub => format!("stub {id}"),
@@ -179,7 +184,8 @@ impl Reporter<'_> {
         let t = v.compile_ns;
         let _ = writeln!(
             out,
-            "  {} guest instructions -> {} + {} bytes of code (with counters), {}, {}; recorded in {}, built in {}, optimised in {}, emitted in {}{}",
+            "  {} guest instructions -> {} + {} bytes of code (with counters), {}, {}; recorded in \
+             {}, built in {}, optimised in {}, emitted in {}{}",
             v.guest_instructions,
             v.code_bytes.hot,
             v.code_bytes.cold,
@@ -192,8 +198,9 @@ impl Reporter<'_> {
             if v.dropped { "; dropped before the end of the run" } else { "" }
         );
         for end in &v.ends {
-            let to =
-                end.target.map_or("wherever an indirect jump goes".to_string(), |t| self.place(t));
+            let to = end
+                .target
+                .map_or("wherever an indirect jump goes".to_string(), |t| self.address(t));
             let _ = writeln!(
                 out,
                 "  its path ended {} times, at {to}{}",
@@ -224,10 +231,12 @@ impl Reporter<'_> {
         let _ = writeln!(out, "\n  {}", self.paint.text(Style::Heading, text));
     }
 
-    fn place(&self, pc: u64) -> String {
+    /// A pc with its symbol.
+    fn address(&self, pc: u64) -> String {
         format!("{} {pc:#x}", self.symbols.name(pc))
     }
 
+    /// Where exits went, the most frequent destination first.
     fn went(&self, went: &[Went]) -> String {
         if went.is_empty() {
             return String::new();
@@ -257,7 +266,7 @@ impl Reporter<'_> {
             }
             Kind::Linear | Kind::Side | Kind::Stub => {
                 if let Some(last) = body.path.last() {
-                    let _ = writeln!(out, "      ends, on to {}", self.place(last.next));
+                    let _ = writeln!(out, "      ends, on to {}", self.address(last.next));
                 }
             }
         }
@@ -293,11 +302,13 @@ impl Reporter<'_> {
         }
     }
 
+    /// The line below the instruction that a guard checks.
     fn line_of(&self, g: &Guard) -> String {
-        let place = if g.in_loop { "" } else { ", before the loop" };
-        let place = if g.place.0 == 0 && !g.in_loop && self.is_linear(g) { "" } else { place };
+        let position = if g.in_loop { "" } else { ", before the loop" };
+        let position =
+            if g.place.0 == 0 && !g.in_loop && self.is_linear(g) { "" } else { position };
         format!(
-            "g{} assumes {}: checked {}, failed {} ({}){}{place}",
+            "g{} assumes {}: checked {}, failed {} ({}){}{position}",
             g.index,
             g.words,
             number(g.executed),
@@ -307,6 +318,7 @@ impl Reporter<'_> {
         )
     }
 
+    /// Does the guard belong to a trace without a loop?
     fn is_linear(&self, guard: &Guard) -> bool {
         let of = |f: &&dynasour_runtime::observe::census::Fragment| {
             f.guards.iter().any(|g| g.host == guard.host && g == guard)
@@ -338,13 +350,16 @@ impl Reporter<'_> {
                 g.words
             );
             let _ = writeln!(out, "{}", p.text(style, &row));
-            let about = format!("      {} -> falls back to {}", self.place(g.pc), g.anchor.name);
-            let _ =
-                writeln!(out, "{}", p.text(Style::Note, &format!("{about}{}", self.went_words(g))));
+            let about = format!("      {} -> falls back to {}", self.address(g.pc), g.anchor.name);
+            let _ = writeln!(
+                out,
+                "{}",
+                p.text(Style::Note, &format!("{about}{}", self.failures_went(g)))
+            );
         }
     }
 
-    fn went_words(&self, g: &Guard) -> String {
+    fn failures_went(&self, g: &Guard) -> String {
         if g.went.is_empty() {
             String::new()
         } else {
@@ -364,10 +379,10 @@ impl Reporter<'_> {
             shown.push(&g.anchor.name);
             let of = body.guards.iter().filter(|o| o.anchor.name == g.anchor.name);
             let of: Vec<String> = of.map(|o| format!("g{}", o.index)).collect();
-            let target = g.anchor.target.map_or("a computed pc".to_string(), |t| self.place(t));
+            let target = g.anchor.target.map_or("a computed pc".to_string(), |t| self.address(t));
             let title = format!("    {} of {}: on to {target}", g.anchor.name, of.join(", "));
             let _ = writeln!(out, "{}", self.paint.text(Style::Symbol, &title));
-            for line in in_words(&g.anchor) {
+            for line in varmap_lines(&g.anchor) {
                 let _ = writeln!(out, "      {line}");
             }
         }
@@ -390,8 +405,8 @@ impl Reporter<'_> {
             let mut last = None;
             for (n, edit) in edits.iter().enumerate() {
                 let next = changed.partition_point(|c| *c < n);
-                let near = changed.get(next).is_some_and(|c| c - n <= AROUND)
-                    || next > 0 && n - changed[next - 1] <= AROUND;
+                let near = changed.get(next).is_some_and(|c| c - n <= CONTEXT_LINES)
+                    || next > 0 && n - changed[next - 1] <= CONTEXT_LINES;
                 if !near {
                     continue;
                 }
@@ -473,22 +488,22 @@ fn note(mark: &Mark) -> Option<String> {
 }
 
 /// An anchor's varmap as text; unchanged locations are listed together.
-fn in_words(anchor: &Anchor) -> Vec<String> {
-    let (mut entry, mut head, mut rest) = (Vec::new(), Vec::new(), Vec::new());
-    for word in &anchor.words {
-        match word.split_once(" = ") {
+fn varmap_lines(anchor: &Anchor) -> Vec<String> {
+    let (mut entry, mut head, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+    for line in &anchor.words {
+        match line.split_once(" = ") {
             Some((loc, value)) if value == format!("{loc}@entry") => entry.push(loc),
             Some((loc, value)) if value == format!("{loc}@loop") => head.push(loc),
-            _ => rest.push(word.clone()),
+            _ => lines.push(line.clone()),
         }
     }
     for (same, since) in [(head, "the loop's head"), (entry, "the entry")] {
         if !same.is_empty() {
-            rest.push(format!("as at {since}: {}", same.join(", ")));
+            lines.push(format!("as at {since}: {}", same.join(", ")));
         }
     }
-    rest.push("everything else is in place".to_string());
-    rest
+    lines.push("everything else is in place".to_string());
+    lines
 }
 
 fn plural(n: u64, what: &str) -> String {
@@ -530,9 +545,9 @@ mod tests {
                 .to_vec(),
             stores: 0,
         };
-        let words = in_words(&anchor);
+        let lines = varmap_lines(&anchor);
         assert_eq!(
-            words[..3],
+            lines[..3],
             ["rcx = rcx@loop + 1", "as at the loop's head: rdx", "as at the entry: rax, rbx"]
         );
     }

@@ -3,9 +3,15 @@
 //! Each policy has one counting run. Then rounds follow: a native run, then one run under each
 //! policy. Each round begins with another policy, so that none always runs first.
 //!
-//! The cost of a deoptimisation is measured by a pair of runs: in one of them every tenth guard is
-//! made to fail. The difference in time, divided by the number of forced failures, is the cost.
-//! Both runs have the machinery of `--chaos`, which links no fragments.
+//! The cost of a deoptimisation is measured by pairs of runs. In one of the two, `--chaos` makes
+//! each guard fail with a probability of one in ten. The difference in time, divided by the
+//! difference in deoptimisations, is the cost. The other run also has the machinery of `--chaos`,
+//! which links no fragments, but makes nothing fail.
+//!
+//! No data: results go to the rows of [`Report`]. No lock.
+//!
+//! Example: a pair takes 0.30 s with 200,000 deoptimisations and 0.10 s without. One deoptimisation
+//! costs 1,000 ns.
 
 use crate::bench::measure::Sample;
 use crate::bench::summary::{Ratio, median};
@@ -16,15 +22,16 @@ use anyhow::{Context, Result, bail};
 use dynasour_runtime::config::{Placement, placement};
 use dynasour_runtime::observe::census::Census;
 
-/// The rate of forced failures while the cost of a failure is measured: once in ten executions of a
-/// trace.
-const COSTLY: &str = "1/10";
-/// A rate of forced failures so low that none occurs.
+/// `--chaos` of the run with failures: each guard fails with probability 1/10 at each entry of its
+/// fragment (guess; a lower rate needs longer runs for [`ENOUGH_DEOPTS`]).
+const OFTEN: &str = "1/10";
+/// `--chaos` of the run without failures: the lowest rate that the option accepts. Practically no
+/// guard fails.
 pub const NEVER: &str = "1/4294967295";
 /// Rounds of the cost measurement (guess; fewer give wider intervals).
 const COST_ROUNDS: u32 = 3;
-/// The least number of deoptimisations for which a cost is reported (guess; with fewer the cost is
-/// smaller than the noise of the clock).
+/// The least difference in deoptimisations for which a cost is reported (guess; with fewer their
+/// time is smaller than the noise of the clock).
 const ENOUGH_DEOPTS: u64 = 5_000;
 
 /// Measures; the second result says whether all runs agreed with native.
@@ -52,14 +59,14 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
         session.bar.set_message("native");
         native.push(session.clock(&session.run_once(&session.guest)?));
         for i in 0..rows.len() {
-            let place = (round + i) % rows.len();
-            time(session, expected, &mut rows[place])?;
+            let row = (round + i) % rows.len();
+            time(session, expected, &mut rows[row])?;
         }
     }
     for round in 0..costs as usize {
         for i in 0..rows.len() {
-            let place = (round + i) % rows.len();
-            cost(session, expected, &mut rows[place])?;
+            let row = (round + i) % rows.len();
+            cost(session, expected, &mut rows[row])?;
         }
     }
     let base =
@@ -118,6 +125,7 @@ fn under(
     }
 }
 
+/// The counting run of a policy.
 fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     let file = session.scratch.path().join("census.json");
     let _ = std::fs::remove_file(&file);
@@ -131,6 +139,7 @@ fn count(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     Ok(())
 }
 
+/// One timed run of a policy.
 fn time(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     if let Some(Run { sample, stats }) = under(session, expected, row, &[])? {
         row.times.push(session.clock(&sample));
@@ -140,9 +149,10 @@ fn time(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     Ok(())
 }
 
+/// One pair of runs that measures the cost of a deoptimisation.
 fn cost(session: &Session, expected: &Sample, row: &mut Row) -> Result<()> {
     let Some(without) = under(session, expected, row, &["--chaos", NEVER])? else { return Ok(()) };
-    let Some(with) = under(session, expected, row, &["--chaos", COSTLY])? else { return Ok(()) };
+    let Some(with) = under(session, expected, row, &["--chaos", OFTEN])? else { return Ok(()) };
     let more = with.stats.all_deopts().saturating_sub(without.stats.all_deopts());
     if more >= ENOUGH_DEOPTS {
         let longer = session.clock(&with.sample) - session.clock(&without.sample);

@@ -4,6 +4,16 @@
 //! round runs the program natively and once under each policy, so that a disturbance of the machine
 //! affects all of them. A run whose output or status differs from native is not a measurement; its
 //! row says so.
+//!
+//! [`compare`] measures policies, [`sweep`] rates of failing guards. Both use a [`Session`], which
+//! runs the program and checks its output. [`counts`], [`fit`] and [`report`] make numbers of it.
+//! One thread runs everything; no lock.
+//!
+//! ```text
+//! dynasour guards --policies eager,default --runs 3 -- ./a.out
+//! native, native (must agree), eager counted, default counted,
+//! 3 x (native, eager, default; the next round begins with default), 3 x costs of deoptimisations
+//! ```
 
 mod compare;
 mod counts;
@@ -30,10 +40,12 @@ use std::time::Duration;
 #[derive(Args, Debug)]
 pub struct GuardsArgs {
     /// Policies to compare; all if not given
-    #[arg(long, value_name = "POLICY,...", value_delimiter = ',', value_parser = placement::placement)]
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',',
+          value_parser = placement::placement)]
     policies: Vec<&'static dyn Placement>,
     /// Rounds; medians are shown
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 5, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure instead the slowdown for several rates of failing guards, and the cost of one
     /// deoptimisation
@@ -114,8 +126,8 @@ pub fn run(args: &GuardsArgs) -> Result<i32> {
     Ok(i32::from(!agree))
 }
 
-/// Seconds of a native run below which a program hardly reaches its hot code (guess); the report
-/// then says that it is too short.
+/// Processor seconds of a native run below which the program hardly reaches its hot code (guess).
+/// The command then warns that it measures start-up.
 const START_UP: f64 = 0.02;
 
 /// The fields of `--stats-json` that are used here.
@@ -161,13 +173,13 @@ impl<'a> Session<'a> {
             args,
             own: std::env::current_exe().context("cannot find this program")?,
             scratch: tempfile::tempdir().context("cannot make a temporary directory")?,
-            guest: Invocation { words: args.command.clone(), stdin: args.stdin.clone() },
+            guest: Invocation { argv: args.command.clone(), stdin: args.stdin.clone() },
             bar: progress(),
         })
     }
 
     fn program(&self) -> String {
-        self.guest.words[0].to_string_lossy().into_owned()
+        self.guest.argv[0].to_string_lossy().into_owned()
     }
 
     fn threshold(&self) -> u32 {
@@ -204,13 +216,17 @@ impl<'a> Session<'a> {
         }
         if let Some(at) = difference(&first.stdout, &second.stdout) {
             bail!(
-                "{program}: two native runs print different things (from byte {at} on): nothing can be compared"
+                "{program}: two native runs print different things (from byte {at} on): nothing \
+                 can be compared"
             );
         }
         if first.cpu < START_UP {
             self.bar.suspend(|| {
                 let milliseconds = first.cpu * 1e3;
-                eprintln!("dynasour: {program}: {milliseconds:.0} ms natively: the measurement is mostly start-up");
+                eprintln!(
+                    "dynasour: {program}: {milliseconds:.0} ms natively: the measurement is mostly \
+                     start-up"
+                );
             });
         }
         if !first.status.success() {
@@ -231,18 +247,18 @@ impl<'a> Session<'a> {
         let threshold = self.threshold().to_string();
         let fixed = ["run", "--tier", &self.args.tier.to_string(), "--threshold", &threshold]
             .map(OsString::from);
-        let words = [OsString::from(&self.own)]
+        let argv = [OsString::from(&self.own)]
             .into_iter()
             .chain(fixed)
             .chain(options.iter().map(OsString::from))
             .chain(["--stats-json".into(), stats.clone().into(), "--".into()])
-            .chain(self.guest.words.iter().cloned())
+            .chain(self.guest.argv.iter().cloned())
             .collect();
-        (Invocation { words, stdin: self.guest.stdin.clone() }, stats)
+        (Invocation { argv, stdin: self.guest.stdin.clone() }, stats)
     }
 
-    /// Runs the program with these options of `run`; the inner error says what went wrong with the
-    /// guest.
+    /// Runs the program with these options of `run`. The outer error means that nothing could be
+    /// run; the inner one says what went wrong with the guest.
     fn run_with(&self, options: &[&str], expected: &Sample) -> Result<Result<Run, String>> {
         let (invocation, file) = self.launch(options);
         let _ = std::fs::remove_file(&file);
@@ -259,8 +275,8 @@ impl<'a> Session<'a> {
     /// The message for a program in which nothing is hot.
     fn never_hot(&self, expected: &Sample) -> String {
         format!(
-            "{} never gets hot: no trace was made in a run of {:.3} s natively (--threshold {}), so there are no guards; a \
-             longer input, or a lower --threshold, may help",
+            "{} never gets hot: no trace was made in a run of {:.3} s natively (--threshold {}), \
+             so there are no guards; a longer input, or a lower --threshold, may help",
             self.program(),
             expected.cpu,
             self.threshold()

@@ -2,7 +2,8 @@
 //!
 //! [`Report`] is what `--json` prints: the command, its native time, and one [`Row`] for each
 //! policy. The tables and the CSV show the same numbers, rounded. A row in which a run failed keeps
-//! its counts, and says in `trouble` what went wrong.
+//! its counts, and says in `trouble` what went wrong. The tests have an example of each form. No
+//! lock.
 
 use crate::bench::report::aligned;
 use crate::bench::summary::Ratio;
@@ -91,7 +92,7 @@ impl Report {
             version: env!("CARGO_PKG_VERSION").to_string(),
             command: session
                 .guest
-                .words
+                .argv
                 .iter()
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),
@@ -115,7 +116,8 @@ impl Report {
 
     /// Two tables: counts and times of each policy, and its guards by kind.
     pub fn table(&self) -> String {
-        let head = "policy,traces,guards,/trace,executed,failed,deopts,ns each,code KiB,compile ms,seconds,95 %,/ native,/ default";
+        let head = "policy,traces,guards,/trace,executed,failed,deopts,ns each,code KiB,compile ms,\
+                    seconds,95 %,/ native,/ default";
         let mut lines: Vec<Vec<String>> = vec![head.split(',').map(str::to_string).collect()];
         lines.extend(self.policies.iter().map(Self::line));
         let kinds = self.kinds();
@@ -146,6 +148,7 @@ impl Report {
         out
     }
 
+    /// The cells of a policy in the first table.
     fn line(row: &Row) -> Vec<String> {
         let mut line = vec![row.policy.clone()];
         if let Some(trouble) = &row.trouble {
@@ -178,9 +181,10 @@ impl Report {
     pub fn csv(&self) -> String {
         const KINDS: [&str; 6] = ["branch", "target", "value", "alias", "code", "mixed"];
         let mut out = String::from(
-            "program,policy,trouble,traces,guards,guards_in_loops,guards_per_trace,executed,failed,left,deopts,deopt_ns,\
-             deopt_ns_low,deopt_ns_high,code_bytes,compile_ms,seconds,seconds_low,seconds_high,native_seconds,to_native,\
-             to_native_low,to_native_high,to_default,to_default_low,to_default_high",
+            "program,policy,trouble,traces,guards,guards_in_loops,guards_per_trace,executed,failed,\
+             left,deopts,deopt_ns,deopt_ns_low,deopt_ns_high,code_bytes,compile_ms,seconds,\
+             seconds_low,seconds_high,native_seconds,to_native,to_native_low,to_native_high,\
+             to_default,to_default_low,to_default_high",
         );
         for kind in KINDS {
             let _ = write!(out, ",{kind}_executed,{kind}_failed");

@@ -8,6 +8,15 @@
 //! The cost of a deoptimisation is the slope of a line through all runs: processor seconds against
 //! deoptimisations. It includes everything that follows from one: leaving the fragment, rebuilding
 //! the guest's state, interpreting up to the next fragment, and entering that.
+//!
+//! Data: [`Curve`] has a [`Point`] for each rate. Invariant: a point without trouble has as many
+//! times, deoptimisations and entries as rounds. No lock.
+//!
+//! ```text
+//! rate     deopts   seconds
+//! none          0     0.500    the base of the slowdowns
+//! 1/1000    20.0k     0.520    20 ms for 20,000 deoptimisations: 1,000 ns each
+//! ```
 
 use crate::bench::measure::Sample;
 use crate::bench::report::aligned;
@@ -21,7 +30,8 @@ use dynasour_runtime::config::placement;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// The default rates: one failure in this number of executions.
+/// The default rates: one failure in this number of draws (guess: evenly spread on a logarithmic
+/// scale).
 pub const RATES: [u32; 6] = [10, 100, 1_000, 10_000, 100_000, 1_000_000];
 
 /// The least number of deoptimisations at the highest rate for which a cost is reported (guess;
@@ -54,7 +64,7 @@ struct Curve {
 /// The runs at one rate.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Point {
-    /// One failure in this number of executions; `None` without forced failures.
+    /// One failure in this number of draws; `None` without forced failures.
     one_in: Option<u32>,
     /// Seconds of each run.
     times: Vec<f64>,
@@ -77,10 +87,12 @@ impl Point {
         self.entries.push(run.stats.fragment_entries);
     }
 
+    /// The median count.
     fn typical(counts: &[u64]) -> u64 {
         median(&counts.iter().map(|c| *c as f64).collect::<Vec<_>>()).map_or(0, |m| m as u64)
     }
 
+    /// Computes the medians; `base` are the times that the slowdown is against.
     fn finish(&mut self, base: &[f64]) {
         self.seconds = Ratio::of(&self.times, &vec![1.0; self.times.len()]);
         self.slowdown = Ratio::of(&self.times, base);
@@ -115,8 +127,8 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
             } else {
                 format!("chaos {chaos}")
             });
-            let words = ["--policy", policy.name(), "--chaos", &chaos];
-            match session.run_with(if i == 0 { &words[..2] } else { &words }, expected)? {
+            let options = ["--policy", policy.name(), "--chaos", &chaos];
+            match session.run_with(if i == 0 { &options[..2] } else { &options }, expected)? {
                 Ok(run) => {
                     ensure!(run.stats.fragments > 0, "{}", session.never_hot(expected));
                     point.add(session, &run);
@@ -139,6 +151,7 @@ pub fn run(session: &Session, expected: &Sample) -> Result<(String, bool)> {
     Ok((text, agree))
 }
 
+/// A point without runs.
 fn point(one_in: Option<u32>) -> Point {
     Point { one_in, ..Point::default() }
 }
@@ -167,7 +180,7 @@ impl Curve {
             version: env!("CARGO_PKG_VERSION").to_string(),
             command: session
                 .guest
-                .words
+                .argv
                 .iter()
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),
@@ -228,13 +241,14 @@ impl Curve {
             self.threshold
         );
         out += &aligned(&lines);
-        out += "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail (slowdowns are against this)\n";
+        out += "\nlinked: as without --chaos; none: --chaos, but nothing is made to fail \
+                (slowdowns are against this)\n";
         match (self.line, self.deopt_ns, self.deopt_cycles) {
             (Some(line), Some(ns), Some(cycles)) => {
                 let _ = writeln!(
                     out,
-                    "a deoptimisation costs {:.0} ns ({:.0}-{:.0}), {:.0} cycles ({:.0}-{:.0}) at {:.2} GHz: least squares \
-                     over {} runs, 95 %, r2 = {:.3}",
+                    "a deoptimisation costs {:.0} ns ({:.0}-{:.0}), {:.0} cycles ({:.0}-{:.0}) at \
+                     {:.2} GHz: least squares over {} runs, 95 %, r2 = {:.3}",
                     ns.value,
                     ns.low,
                     ns.high,
@@ -247,7 +261,8 @@ impl Curve {
                 );
             }
             _ => {
-                out += "too few deoptimisations to tell what one costs: a longer run or higher rates may help\n"
+                out += "too few deoptimisations to tell what one costs: a longer run or higher \
+                        rates may help\n"
             }
         }
         out

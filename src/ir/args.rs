@@ -1,4 +1,9 @@
-//! The command line of `dynasour ir`.
+//! The command line of `dynasour ir`: its subcommands, their options and help texts.
+//!
+//! Doc comments of options are the texts that `--help` shows.
+//!
+//! Example: `ir eval loop.ir --set 'rdi = 5'` becomes an [`EvalArgs`] whose `start.set` has one
+//! setting.
 
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -20,7 +25,8 @@ Examples:
   dynasour ir check loop.ir
   dynasour ir check --json *.ir | jq '.errors[] | .message'
 
-Each broken rule is shown at its line; ir/README.md lists the rules. Exit status 1 if a rule is broken.")]
+Each broken rule is shown at its line; ir/README.md lists the rules. Exit status 1 if a rule is \
+broken.")]
     Check(CheckArgs),
     /// Print a file in the printer's canonical form of values, anchors, addresses and comments
     Print(PrintArgs),
@@ -37,25 +43,30 @@ The verifier runs after each pass. `base` versions are left as they are.")]
     /// Run a program in the evaluator: shows its output, where control went, and the final state
     #[command(after_help = "\
 Examples:
-  dynasour ir eval loop.ir                               the first region, from the file's first `state`
+  dynasour ir eval loop.ir                               the first region, from the file's first \
+`state`
   dynasour ir eval loop.ir --set 'rdi = 5' --set 'memory 0x1000: i64 1, 2, 3'
-  dynasour ir eval loop.ir --version t1 --force 3 --trace  force a deoptimisation at the fourth opportunity
+  dynasour ir eval loop.ir --version t1 --force 3 --trace  force a deoptimisation at the fourth \
+opportunity
   dynasour ir eval loop.ir --version base --json
 
-Control goes from region to region of the file until it reaches a pc without code, or an event that only a real guest \
-can handle (a system call, a trap, a fault). `print` and `read` are the program's output and input. Native instructions \
-are not executed: the result of each is a fixed arbitrary function of the inputs that it declares.")]
+Control goes from region to region of the file until it reaches a pc without code, or an event \
+that only a real guest can handle (a system call, a trap, a fault). `print` and `read` are the \
+program's output and input. Native instructions are not executed: the result of each is a fixed \
+arbitrary function of the inputs that it declares.")]
     Eval(EvalArgs),
     /// Run two versions of a region side by side and report the first difference
     #[command(after_help = "\
 Examples:
   dynasour ir diff loop.ir base t1
-  dynasour ir diff loop.ir base t1 --forks 50            also force a deoptimisation at each of 50 places of t1, and run to the end
-  dynasour ir diff loop.ir t1 t2 --random 1000,7         from 1000 random states instead of the file's
+  dynasour ir diff loop.ir base t1 --forks 50            also force a deoptimisation at each of 50 \
+places of t1, and run to the end
+  dynasour ir diff loop.ir t1 t2 --random 1000,7         from 1000 random states instead of the \
+file's
 
-The comparison covers what is printed and read, where the program ends, and registers, flags and memory at the end. A \
-version named here is entered wherever a region has it and its context holds; elsewhere `base` is entered. Exit \
-status 1: the versions differ.")]
+The comparison covers what is printed and read, where the program ends, and registers, flags and \
+memory at the end. A version named here is entered wherever a region has it and its context holds; \
+elsewhere `base` is entered. Exit status 1: the versions differ.")]
     Diff(DiffArgs),
 }
 
@@ -167,7 +178,8 @@ pub struct DiffArgs {
     pub two: String,
     /// Start from N random states, with memory at all addresses [default of N: 100, if the file has
     /// no state]
-    #[arg(long, value_name = "N[,SEED]", value_parser = parse_random, conflicts_with_all = ["state", "set"])]
+    #[arg(long, value_name = "N[,SEED]", value_parser = parse_random,
+          conflicts_with_all = ["state", "set"])]
     pub random: Option<(u64, u64)>,
     /// Also force a deoptimisation at N opportunities of the second version, one in each run
     #[arg(long, value_name = "N", default_value_t = 0)]

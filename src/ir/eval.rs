@@ -1,4 +1,5 @@
-//! `dynasour ir eval`: runs a program in the evaluator.
+//! `dynasour ir eval`: runs a program in the evaluator, and prints its output, the versions that
+//! control passed through, and the final state. No data, no lock. `ir eval --help` has examples.
 
 use super::args::{EvalArgs, StartArgs};
 use super::source::Source;

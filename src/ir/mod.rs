@@ -6,6 +6,9 @@
 //! * 1: the program is wrong (it does not parse or verify), or two versions differ.
 //! * 2: the request could not be carried out (usage, a file that cannot be read, a version that
 //!   does not exist).
+//!
+//! [`source`] reads files and shows errors with the faulty line; [`args`] has the options; [`opt`],
+//! [`eval`] and [`diff`] are the larger subcommands. No global data, no lock.
 
 mod args;
 mod diff;
@@ -77,7 +80,10 @@ fn check(args: &CheckArgs) -> Result<c_int> {
             .iter()
             .map(|(file, p)| {
                 let (line, column) = (p.at.line, p.at.column);
-                json!({ "file": file, "line": line, "column": column, "rule": p.rule, "message": p.message })
+                json!({
+                    "file": file, "line": line, "column": column, "rule": p.rule,
+                    "message": p.message,
+                })
             })
             .collect();
         out(format_args!(

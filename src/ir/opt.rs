@@ -158,7 +158,12 @@ fn show(before: &Version, after: &Version, done: &Done, each: bool) {
 fn report(before: &Version, after: &Version, stats: &[PassStat]) -> serde_json::Value {
     let passes: Vec<_> = stats
         .iter()
-        .map(|s| json!({ "name": s.name, "changes": s.changes, "instructions": s.insts, "us": s.time.as_secs_f64() * 1e6 }))
+        .map(|s| {
+            let micros = s.time.as_secs_f64() * 1e6;
+            json!({
+                "name": s.name, "changes": s.changes, "instructions": s.insts, "us": micros,
+            })
+        })
         .collect();
     json!({
         "region": format!("{:#x}", before.region),

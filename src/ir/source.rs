@@ -1,4 +1,9 @@
 //! Files in the text form, and error messages that quote the faulty line.
+//!
+//! Data: [`Source`] has the text of one file, [`Problem`] one error at a position of it. No lock.
+//!
+//! Example: a text that does not parse gives one problem of the rule `syntax`; one that breaks
+//! rules of the verifier gives a problem for each of them.
 
 use anyhow::{Context, Result};
 use dynasour_ir::region::{RegionRule, verify_region};
@@ -62,17 +67,18 @@ impl Source {
         if problems.is_empty() { Ok(file) } else { Err(problems) }
     }
 
-    /// Byte offset of a position, and the length of the text to underline.
+    /// Byte offset of a position, and the length of the text to underline: up to a comment or the
+    /// end of the line, or only the first word.
     fn span(&self, at: Position, whole_line: bool) -> (usize, usize) {
         let before: usize = self.text.split_inclusive('\n').take(at.line - 1).map(str::len).sum();
         let line = self.text[before..].split('\n').next().unwrap_or("");
         let column = line.char_indices().nth(at.column - 1).map_or(line.len(), |(i, _)| i);
-        let rest = line[column..].split(';').next().unwrap_or("").trim_end();
-        let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let code = line[column..].split(';').next().unwrap_or("").trim_end();
+        let word = code.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(code.len());
         let len = if whole_line {
-            rest.len()
+            code.len()
         } else {
-            word.max(rest.chars().next().map_or(0, char::len_utf8))
+            word.max(code.chars().next().map_or(0, char::len_utf8))
         };
         (before + column, len)
     }
@@ -125,7 +131,9 @@ impl Problem {
             label: "breaks the rules of regions".to_string(),
             rule: "region".to_string(),
             help: Some(
-                "the versions of a region have names of their own, and labels fit the version they name".to_string(),
+                "the versions of a region have names of their own, and labels fit the version they \
+                 name"
+                    .to_string(),
             ),
         }
     }

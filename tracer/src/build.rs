@@ -1,7 +1,7 @@
 //! Turns a recorded path into a trace version.
 //!
 //! The base blocks of the path are concatenated. `get` and `put` disappear into a map from guest
-//! location to SSA operand, and each thing that the recording took for granted becomes an `assume`:
+//! location to SSA operand, and each fact that the path depends on becomes an `assume`:
 //!
 //! ```text
 //! base                                trace
@@ -17,7 +17,7 @@
 //! **Anchors.** A branch is guarded on an anchor at its own pc, so that a failed guard replays one
 //! instruction (unless the [placement](crate::placement) shares anchors). An indirect jump is
 //! guarded on an anchor *behind* it whose target is the computed target. Such an anchor is right
-//! whether or not the guess was, and is possible even if the instruction has pushed a return
+//! even if the predicate holds, and it is possible even if the instruction has pushed a return
 //! address. An instruction that may fault uses the latest anchor still in reach. After an effect (a
 //! store, a native that writes state) the next instruction that needs an anchor makes a new one, at
 //! its own start. Every varmap names every location that the path writes, so it is total.
@@ -30,13 +30,13 @@
 //! which values a dispatch depends on. The second build assumes that these values are the observed
 //! ones as soon as they are computed; from then on they are constants.
 //!
-//! **Shapes.** A path that has returned to its head becomes `b0: jump b1(…)` and the loop `b1`,
+//! **Shapes.** A path that has returned to its head becomes a loop: `b0: jump b1(…)` and `b1`,
 //! whose parameters are the written locations and whose first instruction is the `poll`. Any other
 //! path is one block that ends in `exit`.
 //!
-//! Invariant: the version is equivalent to `base` and transparent, whatever was observed; an
-//! observation decides only what is assumed. The builder owns the version until it returns it. The
-//! thread that compiles a recording calls [`build`]; the module takes no lock.
+//! **Data.** The builder owns the version until it returns it. **Invariant.** The version is
+//! equivalent to `base` and transparent, whatever was observed; an observation decides only what is
+//! assumed. **Callers.** The thread that compiles a recording calls [`build`]; no lock.
 
 mod body;
 
@@ -79,7 +79,7 @@ pub enum TraceShape {
 /// A complete recording.
 #[derive(Clone, Debug)]
 pub struct Path {
-    /// Where it starts.
+    /// The pc where it starts.
     pub head: u64,
     /// How it ends.
     pub shape: TraceShape,
@@ -89,7 +89,7 @@ pub struct Path {
     pub stable: Vec<(Gpr, u64)>,
     /// Set if the path is a loop of the program that the guest interprets.
     pub guest: Option<GuestLoop>,
-    /// How often the guest kept to the path afterwards, if that was observed.
+    /// How often the guest kept to the path after the recording, if that was observed.
     pub runs: Option<Runs>,
 }
 
@@ -105,9 +105,14 @@ impl Path {
 #[error("the path cannot become a trace: {0:?}")]
 pub struct BuildError(pub AbortReason);
 
+/// The operand that each SSA location holds, by the location's SSA index.
 pub(crate) type State = [Operand; Loc::SSA_COUNT];
 
 /// Builds the trace version `name` of `path` under the assumptions of `context`.
+///
+/// # Errors
+/// The path uses a location that traces do not keep, needs an anchor where none is possible, or
+/// contradicts the observed values.
 pub fn build(
     path: &Path,
     name: &str,
@@ -137,7 +142,8 @@ pub fn build(
     Ok(assemble(path, name, context, policy, &origins)?.0)
 }
 
-/// The version of a linear path, with the targets of its indirect jumps and calls.
+/// The version of a linear path, with the targets of its indirect jumps and calls. It serves to
+/// find the greens of a dispatch head and is not executed.
 pub(crate) fn with_targets(
     path: &Path,
     policy: &dyn SpeculationPolicy,
@@ -151,7 +157,7 @@ pub(crate) fn with_targets(
 /// Instructions of a path: index of the step, and index of the instruction in its block.
 type Origins = FxHashSet<(usize, usize)>;
 
-/// Information about a version that assembling it yields.
+/// What the second build of a loop of an interpreted program must know about the first.
 #[derive(Debug, Default)]
 struct Notes {
     /// The parameters of the block that the path became, and their locations.
@@ -162,8 +168,7 @@ struct Notes {
     origins: Vec<(Value, (usize, usize))>,
 }
 
-/// Builds the version, assuming that the results of the `promoted` instructions are what was
-/// observed.
+/// Builds the version. It assumes the observed results of the `promoted` instructions.
 fn assemble(
     path: &Path,
     name: &str,
@@ -191,13 +196,13 @@ fn assemble(
     });
 
     let mut state = entry_state;
-    let entry = speculate_registers(path, &mut version, &mut state, &written, policy);
+    let entry_guards = speculate_registers(path, &mut version, &mut state, &written, policy);
     let mut notes = Notes::default();
     match path.shape {
         TraceShape::Linear => {
             let mut body = Body::new(&mut version, state, &written, promoted);
             body.branch_anchor = policy.placement().branch_anchor();
-            body.builder.insts = entry;
+            body.builder.insts = entry_guards;
             let exit = body.path(path)?.expect("a linear path ends in an exit");
             notes.jumps = body.jumps;
             let insts = body.builder.insts;
@@ -205,7 +210,7 @@ fn assemble(
             version.blocks[0].term = Term::Exit(exit);
         }
         TraceShape::Loop => {
-            version.blocks[0].insts = entry;
+            version.blocks[0].insts = entry_guards;
             let args = written_operands(&written, &state);
             version.blocks[0].term = Term::Jump { to: BlockId(1), args };
             let mut params = Vec::new();
@@ -240,14 +245,17 @@ fn assemble(
     Ok((version, notes))
 }
 
+/// The operands of the written locations, in the order of the loop's parameters.
 fn written_operands(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<Operand> {
     (0..Loc::SSA_COUNT).filter(|&i| written[i]).map(|i| state[i]).collect()
 }
 
+/// The instructions of the step's base block.
 pub(crate) fn base_insts(step: &Step) -> &[Inst] {
     &step.block.version.blocks[0].insts
 }
 
+/// For each SSA location, whether the path writes it.
 fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
     let mut written = [false; Loc::SSA_COUNT];
     for inst in path.steps.iter().flat_map(base_insts) {
@@ -260,6 +268,7 @@ fn written_locations(path: &Path) -> [bool; Loc::SSA_COUNT] {
     written
 }
 
+/// The varmap of an anchor in `state`: it names every location that the path writes.
 pub(crate) fn varmap(written: &[bool; Loc::SSA_COUNT], state: &State) -> Vec<(Loc, Operand)> {
     (0..Loc::SSA_COUNT)
         .filter(|&i| written[i])

@@ -1,17 +1,20 @@
 //! How much of a thread's processor time may go into finding and making traces.
 //!
-//! The heads that are executed most are hot first. So if none of those was worth a trace, the other
-//! heads hardly are: each refused attempt shrinks the budget, each trace that is made restores it.
+//! An *attempt* is everything from the decision to record a head to its trace or its refusal. The
+//! heads that are executed most are hot first. So if none of those was worth a trace, the other
+//! heads hardly are: each refused attempt shrinks the budget, each trace that is made restores a
+//! part of it.
 //!
-//! Data: [`Effort`], one for each thread, which alone uses it.
+//! Data: [`Effort`]. Each thread has one and is the only one that uses it; no lock. Invariant: time
+//! is added to `spent` only while an attempt is under way.
 //!
 //! ```text
 //! attempt at 0x1000: refused     spent 2 ms of 8 ms + 1/25 of the thread's time
 //! … 16 refusals in a row         the budget is half of that
-//! attempt at 0x2000: a trace     a quarter of the refusals remain
+//! attempt at 0x2000: a trace     4 of the 16 refusals count on: 4/5 of the budget
 //! ```
 
-/// How much may be spent.
+/// How much processor time attempts may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Budget {
     /// Nanoseconds of processor time that may be spent before the guest has had any.
@@ -21,27 +24,29 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Where everything else runs as native code (guess; the judgement of cc1's heads, none of which
-    /// pays, then takes 4 % of its time at most).
+    /// For guests whose other code runs as copied blocks (guess; too much slows programs whose
+    /// heads are not worth a trace: judging cc1's heads takes at most 4 % of its time).
     pub const LATE: Budget = Budget { free: 8_000_000, part: 25 };
-    /// Where cold code is interpreted and traces are made early (guess).
+    /// For guests whose code is interpreted until it is executed often, and whose traces are made
+    /// early (guess; too little leaves hot code interpreted).
     pub const EARLY: Budget = Budget { free: 50_000_000, part: 5 };
 }
 
-/// After this many consecutive refused attempts the budget is halved (guess).
+/// After this many consecutive refused attempts the budget is halved (guess; fewer give a program
+/// up whose first loops are not worth a trace).
 const DISCOURAGING: u64 = 16;
-/// More consecutive refusals do not count: otherwise no later phase of the program would get a trace
-/// (guess).
+/// More consecutive refusals do not count (guess): otherwise a later phase of the program would get
+/// no trace.
 const MOST_REFUSED: u64 = 64;
 
 /// What finding and making traces has cost one thread.
 #[derive(Debug)]
 pub struct Effort {
-    /// Nanoseconds.
+    /// Nanoseconds of processor time that attempts have taken.
     spent: u64,
-    /// Refused attempts, roughly in a row.
+    /// Refused attempts since the last trace, and a quarter of those before it.
     refused: u64,
-    /// When the attempt under way began.
+    /// The processor time at which the attempt under way began.
     since: Option<u64>,
     /// None: everything is affordable.
     budget: Option<Budget>,
@@ -63,17 +68,17 @@ impl Effort {
         })
     }
 
-    /// An attempt made a trace, or was refused.
+    /// Notes the result of an attempt: with `trace`, a trace was made; otherwise it was refused.
     pub fn came_to(&mut self, trace: bool) {
         self.refused = if trace { self.refused / 4 } else { MOST_REFUSED.min(self.refused + 1) };
     }
 
-    /// An attempt begins, unless one is under way.
+    /// Notes that an attempt begins, unless one is under way.
     pub fn begin(&mut self) {
         self.since.get_or_insert_with(self.clock);
     }
 
-    /// No attempt is under way any more.
+    /// Notes that no attempt is under way any more, and adds the time of the last one.
     pub fn end(&mut self) {
         if let Some(since) = self.since.take() {
             self.spent += (self.clock)().saturating_sub(since);

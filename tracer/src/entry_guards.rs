@@ -3,11 +3,11 @@
 //! A register is *stable* if it held one value at every sampled execution of the head. The
 //! placement decides which stable registers a trace assumes, from how the path uses them. The
 //! guards come before everything else, on an anchor with the state at entry; behind them the
-//! register is a constant. The greens of an interpreter's loop ([`crate::guests`]) are assumed in
-//! the same way.
+//! register is a constant. The greens of an interpreter's loop ([`crate::guests`] defines the word)
+//! are assumed in the same way.
 //!
-//! [`crate::build`] is the only caller. It owns the version; the module has no data and takes no
-//! lock. Invariant: the map from location to operand changes only for guarded registers.
+//! The module has no data. Invariant: the map from location to operand changes only for guarded
+//! registers. [`crate::build`] is the only caller and owns the version; no lock.
 //!
 //! ```text
 //! stable: rcx = 3, a shift count        v20 = eq.i64 v1, 3; assume v20 else a0; from here rcx is 3
@@ -17,7 +17,7 @@ use crate::build::{Path, State, base_insts, varmap};
 use crate::policy::{RegisterUse, SpeculationPolicy};
 use dynasour_ir::{Anchor, Builder, Gpr, Inst, Loc, Op, Operand, Ty, Version};
 
-/// The registers that the path reads before it writes them, and how it uses them.
+/// The registers that the path's blocks read with `get`, and how they use them.
 fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<RegisterUse>; 16] {
     let mut uses = [None; 16];
     for step in &path.steps {

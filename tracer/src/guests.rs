@@ -20,8 +20,8 @@
 //!
 //! **Data.** [`DispatchHeads`] has, for each dispatch head, its greens, the keys with a trace and
 //! the number of failed searches. **Invariant.** A wrong guess costs a guard that fails, never a
-//! wrong result. **Callers.** The recorder and the runtime, under the lock that protects the
-//! runtime's trace tables; the module takes none itself.
+//! wrong result. **Callers.** Each thread has a table of its own, part of
+//! [`crate::TraceSelector`]; the recorder and the runtime call it on that thread, without a lock.
 
 use crate::build::{self, Path, Step, TraceShape};
 use crate::observe::Surroundings;
@@ -29,19 +29,19 @@ use crate::policy::DefaultPolicy;
 use dynasour_ir::{Gpr, GuestTerm, Inst, Loc, Mem, Op, Operand, Term, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Failed recordings after which a head counts as not being an interpreter's (guess; too high
-/// wastes recordings on ordinary loops).
+/// Failed searches after which a head no longer counts as the dispatch head of an interpreter
+/// (guess; too many waste recordings on ordinary loops).
 const MAX_FAILURES: u32 = 2;
-/// Failed recordings of all heads together that are allowed, and again as many for each loop found
+/// Failed searches of all heads together that are allowed, and again as many for each loop found
 /// (guess: a search costs as much as compiling some traces).
 const FREE_FAILURES: u32 = 8;
 /// Most keys of one head that have a trace (guess, after context dispatch's limit of 15 versions).
 const MAX_KEYS: usize = 14;
-/// Recordings that begin as soon as the interpreter reaches the head (guess; too high records a
-/// program's start-up).
+/// The number of recordings that begin as soon as the guest reaches a known dispatch head, without
+/// counting first (guess; too many record a program's start-up).
 const EAGER: u32 = 4;
-/// Registers with a value less than this many bytes above the stack pointer hold addresses of
-/// frames (guess); they are no greens.
+/// A register whose value is less than this many bytes above the stack pointer holds the address of
+/// a frame, so it is no green (guess; too many miss a program counter that points to the stack).
 const FRAMES: u64 = 1 << 20;
 /// Most greens of a head (guess: an interpreter keeps its program counter in fewer locations; more
 /// mean that the slice is something else).
@@ -61,22 +61,29 @@ pub enum Green {
 /// The values of the greens, in the order of the greens.
 pub type Key = Vec<u64>;
 
-/// The state of one dispatch head.
+/// What is known of one dispatch head.
 #[derive(Debug, Default)]
 struct Head {
+    /// Empty while they are not known.
     greens: Vec<Green>,
     /// Keys that have a trace.
     keys: Vec<Key>,
+    /// Searches that found nothing, and traces that were not published.
     failures: u32,
+    /// How often [`DispatchHeads::wants_now`] was asked.
     eager: u32,
 }
 
-/// The state of all dispatch heads.
+/// What is known of all dispatch heads.
 #[derive(Debug, Default)]
 pub struct DispatchHeads {
+    /// By pc.
     heads: FxHashMap<u64, Head>,
+    /// Failures of all heads.
     failures: u32,
+    /// Loops of interpreted programs that were found.
     found: u32,
+    /// Is no loop ever searched for?
     off: bool,
 }
 
@@ -95,7 +102,7 @@ impl DispatchHeads {
         !self.off && self.failures < FREE_FAILURES * (1 + self.found)
     }
 
-    /// Should a recording begin at `head` now?
+    /// Should a recording begin at `head` now, without counting first?
     pub fn wants_now(&mut self, head: u64) -> bool {
         let may_search = self.may_search();
         let h = self.heads.entry(head).or_default();
@@ -180,7 +187,7 @@ pub struct GuestLoop {
     pub registers: Vec<(Gpr, u64)>,
     /// Registers that had the same value at each passage of the head: bit n is register n.
     pub stable: u16,
-    /// The block whose end dispatches.
+    /// The pc of the block that ends in the dispatch.
     pub dispatch: u64,
 }
 
@@ -242,8 +249,8 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
                 }
                 work.extend_from_slice(&inst.args);
             }
-            // The direction of the choice is guarded; it is not part of the interpreted program's
-            // position.
+            // The condition of a `select` is assumed; it is not part of the position in the
+            // interpreted program.
             (Op::Select, _) => work.extend_from_slice(&inst.args[1..]),
             _ => work.extend_from_slice(&inst.args),
         }
@@ -259,7 +266,9 @@ pub(crate) fn find_greens(steps: &[Step], gpr: &[u64; 16]) -> Vec<Green> {
 /// The definitions of the values of straight-line code.
 pub(crate) struct Definitions<'v> {
     insts: &'v [Inst],
+    /// For each value the index of the instruction that defines it.
     at: FxHashMap<Value, usize>,
+    /// The values that exist at the start, with their locations.
     params: FxHashMap<Value, Loc>,
 }
 
@@ -312,7 +321,8 @@ impl<'v> Definitions<'v> {
     }
 
     /// Does `operand` follow from constants if the values in `found` are assumed? Adds to `found`
-    /// the loads that must be assumed too.
+    /// the loads and conditions that must be assumed too. `stable` are the registers that are the
+    /// same at each passage of the head. Visits at most `budget` values, which it counts down.
     fn follows(
         &self,
         operand: Operand,
@@ -344,14 +354,14 @@ impl<'v> Definitions<'v> {
                 known
             }
             (Op::Select, _) => {
-                // If the condition does not follow, it is itself assumed, and both choices must
-                // follow.
-                let mut own = found.clone();
-                if !self.follows(inst.args[0], stable, &mut own, budget) {
-                    own.clone_from(found);
-                    own.extend(inst.args[0].as_value());
+                // If the condition does not follow from constants, the condition itself is assumed.
+                // Both choices must follow.
+                let mut with_condition = found.clone();
+                if !self.follows(inst.args[0], stable, &mut with_condition, budget) {
+                    with_condition.clone_from(found);
+                    with_condition.extend(inst.args[0].as_value());
                 }
-                *found = own;
+                *found = with_condition;
                 inst.args[1..].iter().all(|a| self.follows(*a, stable, found, budget))
             }
             _ => inst.args.iter().all(|a| self.follows(*a, stable, found, budget)),

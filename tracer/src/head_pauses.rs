@@ -7,35 +7,39 @@
 //! counting continues. Otherwise counting *pauses*, for a multiple of the time that the interval
 //! took. Executions during the pause are estimated from the slower of the rates before and after.
 //!
-//! Data: [`HeadCount`], what is known of one head. The caller owns the counters and the clock, and
-//! holds the lock of both.
+//! Data: [`HeadCount`], what is known of one head. Invariant: a wrong estimate only changes when a
+//! trace is made. The runtime owns the counters and the clock, and calls this module under the lock
+//! of its fragments.
 //!
 //! Example: a head must be executed 25,000 times. Its first 1,000 executions take a second: at that
-//! rate it is hot in 24 s, which is not soon. Counting pauses for three seconds. The next 1,000 take
-//! half a second: the pause is estimated at the slower rate, as 3,000 executions.
+//! rate it is hot in 24 s, which is not soon. Counting pauses for three seconds. The next 1,000
+//! take half a second: the pause is estimated at the slower rate, as 3,000 executions.
 
-/// The most executions that are counted without a pause, unless the head gets hot soon (guess).
+/// The most executions that are counted without a pause, unless the head gets hot soon (guess; more
+/// cost heads that never get hot, fewer estimate rates by chance).
 pub const INTERVAL: u64 = 1000;
-/// Ticks of the time stamp counter, some 50 ms at 2.5 GHz: a head that is hot within this time is
-/// counted without a pause (guess).
+/// Ticks of the time stamp counter, some 50 ms at 2.5 GHz (guess). A head that will be hot within
+/// this time is counted without a pause. Too few delay traces, too many count heads that are not
+/// hot.
 pub const SOON: u64 = 1 << 27;
 /// A pause is this many times as long as the last interval (guess: counting then costs about 1 % of
-/// what it would).
+/// what it would cost without pauses).
 pub const PAUSE: u64 = 100;
-/// Ticks of the longest pause, some three seconds (guess: the delay of a trace that is worth having).
+/// Ticks of the longest pause, some three seconds at 2.5 GHz (guess: by this time the trace of a
+/// head that gets hot later is delayed).
 const LONGEST: u64 = 1 << 33;
-/// The longest pause of a head for which there was no time is [`SOON`] times two to this power
-/// (guess, as for [`LONGEST`]).
-const MOST_PUT_OFF: u32 = 6;
+/// If a hot head cannot be recorded because the budget is spent, its pause is [`SOON`], doubled
+/// each time, but at most this often (guess, as for [`LONGEST`]).
+const MOST_DOUBLINGS: u32 = 6;
 
 /// What is known of one head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeadCount {
     /// Executions since the count began, some of them estimated.
     seen: u64,
-    /// The number of executions that makes it hot.
+    /// The number of executions that makes the head hot.
     wanted: u64,
-    /// How often it was hot and there was no time to record it.
+    /// How often the head was hot, but not recorded because the budget was spent.
     put_off: u32,
     /// The last interval, if counting has paused since.
     paused: Option<Interval>,
@@ -46,7 +50,9 @@ pub struct HeadCount {
 struct Interval {
     /// Time stamp of its end.
     end: u64,
+    /// Executions in it.
     executions: u64,
+    /// Its length.
     ticks: u64,
 }
 
@@ -57,14 +63,14 @@ impl Interval {
     }
 }
 
-/// What is done about a head after an interval.
+/// What the caller does about a head after an interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// It is hot.
+    /// It records the head, which is hot.
     Hot,
-    /// It is counted for this many executions more.
+    /// It counts this many executions more.
     Count(u64),
-    /// Counting pauses for this many ticks.
+    /// It does not count for this many ticks.
     Pause(u64),
 }
 
@@ -84,7 +90,7 @@ impl HeadCount {
         self.wanted.saturating_sub(self.seen)
     }
 
-    /// An interval has ended at the time stamp `end`.
+    /// Notes that an interval has ended at the time stamp `end`, and says what comes next.
     pub fn interval(&mut self, executions: u64, ticks: u64, end: u64) -> Next {
         let this = Interval { end, executions, ticks };
         let during_pause = self.paused.take().map_or(0, |before| {
@@ -104,10 +110,10 @@ impl HeadCount {
         Next::Pause(ticks.saturating_mul(PAUSE).min(LONGEST))
     }
 
-    /// It is hot and there is no time to record it. By which factor the pause of [`SOON`] ticks is
-    /// longer this time.
+    /// Notes that the head is hot but is not recorded, because the budget is spent. Returns the
+    /// factor by which its pause is longer than [`SOON`] ticks this time.
     pub fn put_off(&mut self) -> u64 {
-        let factor = 1 << self.put_off.min(MOST_PUT_OFF);
+        let factor = 1 << self.put_off.min(MOST_DOUBLINGS);
         self.put_off += 1;
         factor
     }

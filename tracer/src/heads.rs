@@ -7,8 +7,8 @@
 //! that will soon be hot, and the failures of each head. **Invariants.** Two heads may share a
 //! counter and take it from each other (HotpathVM accepts collisions); this delays a trace and
 //! never makes a wrong one. Each failed recording doubles the head's threshold, until the head is
-//! given up. **Callers.** The thread that executes the head, under the lock that protects the
-//! table; the module takes none itself.
+//! given up. **Callers.** Each thread has a table of its own, part of [`crate::TraceSelector`];
+//! no lock.
 //!
 //! ```text
 //! threshold 1000: executions 1 to 995 count; 996 to 1000 also sample; number 1000 is Hot
@@ -18,16 +18,18 @@ use crate::policy::SpeculationPolicy;
 use dynasour_ir::Gpr;
 use rustc_hash::FxHashMap;
 
-/// Counters of the table (guess: 256 KiB of counters; fewer make hot heads take each other's).
+/// Number of counters, 256 KiB in all (guess; with fewer, hot heads take each other's counter more
+/// often and get hot later).
 const SLOTS: usize = 1 << 14;
 
-/// The number of last executions before the threshold at which the registers are compared (guess;
-/// fewer take changing registers for stable).
+/// The registers are compared at this number of executions before the head is hot (guess; with
+/// fewer, registers that change count as stable, and guards on them fail).
 const SAMPLES: u32 = 4;
 
 /// One counter.
 #[derive(Clone)]
 struct Slot {
+    /// The head that has the counter.
     pc: u64,
     count: u32,
 }
@@ -43,16 +45,17 @@ struct Sample {
 /// The answer of the table for one execution of a head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heat {
-    /// Go on interpreting.
+    /// The head is not hot yet, or has been given up.
     Cold,
-    /// Record it now. Bit n of `stable`: register n held its present value at each sampled
-    /// execution.
+    /// The head is to be recorded now. Bit n of `stable`: register n held its present value at each
+    /// sampled execution.
     Hot {
         /// The stable registers.
         stable: u16,
     },
 }
 
+/// The index of the counter that `pc` uses.
 fn index(pc: u64) -> usize {
     (pc as usize ^ (pc >> 14) as usize) % SLOTS
 }
@@ -81,7 +84,9 @@ pub struct HeadTable {
     slots: Vec<Slot>,
     /// By pc; only for heads in `slots`.
     samples: FxHashMap<u64, Sample>,
+    /// By pc: failed recordings and compilations.
     failures: FxHashMap<u64, u32>,
+    /// By pc: the factor of the threshold until the head becomes hot once more.
     postponed: FxHashMap<u64, u32>,
 }
 
@@ -144,6 +149,7 @@ impl HeadTable {
         ))
     }
 
+    /// The executions that make the head at `pc` hot.
     fn threshold(&self, pc: u64, policy: &dyn SpeculationPolicy) -> u32 {
         let failures = self.failures.get(&pc).copied().unwrap_or(0);
         let factor = self.postponed.get(&pc).copied().unwrap_or(1);

@@ -17,8 +17,20 @@
 //! * [`placement`]: which assumptions a trace makes, and where their guards stand.
 //! * [`policy`]: the numbers and choices that a study may exchange.
 //!
-//! The crate has no global state and takes no lock. The runtime owns the tables and recorders and
-//! calls them under its own lock; the crate does not know how code is emitted or run.
+//! The crate has no global state and takes no lock. Each guest thread has a [`TraceSelector`] and
+//! an [`Effort`] of its own, and only that thread calls them. The [`head_pauses::HeadCount`]s of
+//! copied blocks are shared by all threads; the runtime calls them under the lock of its fragments.
+//! The crate does not know how code is emitted or run.
+//!
+//! Invariant: what the crate decides changes how fast a guest runs, never what it computes. Each
+//! assumption of a trace is an `assume` with an anchor.
+//!
+//! ```text
+//! the loop head 0x1000 is counted 1,000 times           heads, selector
+//! the path 0x1000 → 0x1040 → 0x1000 is recorded         recorder
+//! it saves enough compared with its copied blocks       survival, worth
+//! the version t1 with two assumes is built              build, entry_guards, placement
+//! ```
 
 pub mod build;
 pub mod effort;

@@ -1,10 +1,11 @@
 //! Predicts the values that a block is about to compute, without executing it.
 //!
 //! While a recording searches for a loop of an interpreted program ([`crate::guests`]) it needs the
-//! values that the path loads and tests. The interpreter does not keep them. So each block is
-//! evaluated beforehand on the registers and memory that it will find: pure operations by
-//! [`semantics`], loads by reading guest memory, stores in a list. A value that cannot be known
-//! (results of natives, loads behind them) is `None`.
+//! values that the path loads and tests. The interpreter does not keep them. So before the
+//! interpreter executes a block, this module evaluates the block on the registers and memory that
+//! it will find: pure operations by [`semantics`], loads by reading guest memory, stores in a list.
+//! A value that cannot be known (a native's result, a load after a native that writes memory) is
+//! `None`.
 //!
 //! **Data.** One evaluation owns its values and stores; guest state is only read. **Invariant.**
 //! The values are guesses that the trace guards, so no result depends on their being right; another
@@ -29,7 +30,7 @@ pub struct Surroundings<'a> {
     pub rflags: u64,
     /// FS and GS base.
     pub segments: [u64; 2],
-    /// Reads up to eight bytes of guest memory, zero-extended; none if they cannot be read.
+    /// Reads up to eight bytes of guest memory, zero-extended; `None` if they cannot be read.
     pub read: &'a dyn Fn(u64, u32) -> Option<u64>,
 }
 
@@ -53,6 +54,7 @@ pub fn observe(block: &LiftedBlock, around: &Surroundings<'_>) -> Observation {
     e.values
 }
 
+/// The state of the evaluation, in the middle of the block. `None` stands for what is not known.
 struct Evaluation<'a> {
     around: &'a Surroundings<'a>,
     values: Observation,
@@ -60,6 +62,7 @@ struct Evaluation<'a> {
     flags: Option<u64>,
     /// Address, size and value of stores, oldest first.
     stored: SmallVec<[(u64, u32, Option<u64>); 4]>,
+    /// False after a write of unknown bytes: then no load is known.
     memory_known: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Guard placement: which assumptions a trace makes, and where their guards stand.
 //!
-//! A recorded path takes many things for granted. A [`Placement`] decides three things: what is
-//! assumed besides the directions of branches; to which anchor the guard of a branch falls back;
-//! and which passes then move, merge or remove guards. All placements run the same programs with
+//! A trace is right only under assumptions. A [`Placement`] decides three things: what is assumed
+//! besides the directions of branches; to which anchor the guard of a branch falls back; and which
+//! passes then move, merge or remove guards. All placements run the same programs with
 //! the same results. They differ in how many guards are executed, what these cost, and how much is
 //! repeated when one fails; `dynasour guards` measures that.
 //!
@@ -26,11 +26,12 @@
 //! | `default` | also that stores miss slots | behind one peeled iteration | the branch itself |
 //! | `combined` | as `default` | as `default`, then as `merged` | the latest in reach |
 //!
-//! "Nothing" means nothing about values: that the recorded path is taken is always assumed. All
-//! other placements also assume the values on which the dispatch of an interpreter depends, in
-//! traces of loops of its program.
+//! "Nothing" means nothing about values: the directions of the recorded branches and the targets of
+//! indirect jumps are always assumed. All other placements also assume the values on which the
+//! dispatch of an interpreter depends, in traces of loops of its program ([`crate::guests`]).
 //!
-//! A placement is a constant without state, so it may be used from any thread without a lock.
+//! Data: none; a placement is a constant, so any thread may use it without a lock. Invariant: each
+//! placement makes versions that are equivalent to `base` and transparent.
 
 use crate::policy::RegisterUse;
 use dynasour_ir::opt::{self, OptOptions, OptStats};
@@ -105,7 +106,10 @@ impl fmt::Debug for dyn Placement {
 /// The passes that use facts of one iteration only: nothing moves between iterations.
 macro_rules! one_iteration {
     ($($then:literal),*) => {
-        &["simplify", "params", "forward", "simplify", "params", "dce", $($then,)* "sink", "flagparams", "params", "dce"]
+        &[
+            "simplify", "params", "forward", "simplify", "params", "dce", $($then,)*
+            "sink", "flagparams", "params", "dce",
+        ]
     };
 }
 
@@ -176,7 +180,8 @@ impl Placement for Hoisted {
     }
 }
 
-/// `delay` makes guards of one anchor adjacent, and `conjoin` makes them one.
+/// The passes of `merged`: `redundant` and `merge` combine guards on one value; `delay` makes
+/// guards of one anchor adjacent, and `conjoin` makes one guard of them.
 const MERGE: &[&str] = &[
     "simplify",
     "params",
@@ -306,7 +311,7 @@ pub const DEFAULT: &dyn Placement = &Peeled;
 /// The placement with this name.
 ///
 /// # Errors
-/// There is none: a message with all names.
+/// No placement has this name; the message lists all names.
 pub fn placement(name: &str) -> Result<&'static dyn Placement, String> {
     PLACEMENTS.iter().find(|p| p.name() == name).copied().ok_or_else(|| {
         let names: Vec<_> = PLACEMENTS.iter().map(|p| p.name()).collect();

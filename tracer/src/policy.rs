@@ -3,8 +3,8 @@
 //!
 //! **Data.** [`DefaultPolicy`] has the threshold of heads, which rises when the code cache
 //! overflows, and the placement. **Invariant.** A policy decides how fast a program runs, never
-//! what it computes. **Callers.** The runtime owns the policy and calls it under the lock that
-//! protects its trace tables.
+//! what it computes. **Callers.** Each [`crate::TraceSelector`] owns a policy, and only its thread
+//! calls it; no lock.
 //!
 //! ```text
 //! DefaultPolicy::default()  thresholds 1000 and 500, 400 instructions, 5 versions
@@ -18,7 +18,7 @@ pub trait SpeculationPolicy {
     fn head_threshold(&self) -> u32;
     /// Times an exit is taken before a side trace is recorded from it.
     fn exit_threshold(&self) -> u32;
-    /// Most guest instructions in one trace.
+    /// Most guest instructions in one trace, except loops of interpreted programs.
     fn max_instructions(&self) -> usize;
     /// Failed recordings or compilations of one head after which it is given up. Each failure
     /// before that doubles the threshold of the head (TraceMonkey's blacklisting).
@@ -76,10 +76,12 @@ impl SpeculationPolicy for DefaultPolicy {
     }
 
     fn max_instructions(&self) -> usize {
+        // Guess: a longer trace takes longer to compile and is left before its end more often.
         400
     }
 
     fn max_failures(&self) -> u32 {
+        // Guess: more waste recordings on heads that cannot be traced.
         3
     }
 
@@ -88,6 +90,7 @@ impl SpeculationPolicy for DefaultPolicy {
     }
 
     fn cache_overflowed(&mut self) {
+        // A quarter more at each overflow (guess).
         self.head_threshold =
             self.head_threshold.saturating_add(self.head_threshold / 4).saturating_add(1);
     }

@@ -3,18 +3,18 @@
 //! The interpreter reports each block that it finishes while a recording is active. A recording
 //! ends where the path returns to its head (a loop), where another loop begins, before a system
 //! call or another instruction that the runtime executes, or at the length limit. A path that
-//! cannot be traced is aborted with a named reason. A *landing* is what starts at the pc to which
-//! control goes.
+//! cannot be traced is aborted with a named reason. The *landing* of a transfer says which kind of
+//! fragment starts at its target.
 //!
 //! * **Calls** are followed into the function even if a fragment starts there, so that the trace of
 //!   a loop holds everything that the loop calls. A call of a function that is already active in
 //!   the path is not followed, and neither is a call of the head: a head that a call reaches again
 //!   is a function with several callers, not a loop. The trace of a function that was hot by its
 //!   calls ends where the function returns, because the next call comes from elsewhere.
-//! * **Paths from an exit** may go on for a short way after a backward branch, if they reach the
-//!   loop that the exit has left. An example is the bottom of a `while` that jumps back to its
-//!   body. Otherwise they would end at the branch, in a trace that begins with all values in their
-//!   guest locations.
+//! * **Paths from an exit** may continue for up to [`MOST_AFTER_BACKWARD`] instructions after a
+//!   backward branch, if they reach a loop's fragment. An example is the bottom of a `while` that
+//!   jumps back to its body. Otherwise the path ends at the branch. What follows then belongs to
+//!   another trace, which begins with all values in their guest locations.
 //! * **Short loops** that always run the same number of times ([`crate::short_loops`]) are followed
 //!   to their end, so that the trace holds all their iterations.
 //! * **Dispatch loops**, whose first indirect jump has changing targets, do not end a recording. It
@@ -22,9 +22,10 @@
 //!   there is none the trace ends at that jump, so that each opcode's handler has a dispatch of its
 //!   own.
 //!
-//! **Data.** [`Recorder`] owns the steps of one recording. **Invariant.** The steps are what the
-//! guest executed, in order; what may end the recording is decided after each. **Callers.** The
-//! interpreter of the recording thread; the recorder belongs to that thread, no lock.
+//! **Data.** [`Recorder`] owns the steps of one recording. **Invariant.** The steps are the blocks
+//! that the guest executed, in order; after each step the recorder decides whether the recording
+//! ends. **Callers.** [`crate::selector`], for the interpreter of the recording thread; the
+//! recorder belongs to that thread, no lock.
 //!
 //! ```text
 //! head 0x10: step(0x10 → 0x20), step(0x20 → 0x10)       Done(Path { shape: Loop, 2 steps }, Cycle)
@@ -62,9 +63,9 @@ pub enum AbortReason {
     Flushed,
     /// The region has as many versions as the policy allows.
     TooManyVersions,
-    /// The user asked for other traces only (`--only-trace`).
+    /// The user has excluded this trace (`--only-trace`).
     NotSelected,
-    /// The trace would save hardly anything compared with the copied blocks.
+    /// The trace would save less than it costs, compared with the copied blocks ([`crate::worth`]).
     NoGain,
     /// The guest leaves the path too often.
     LeavesEarly,
@@ -95,10 +96,10 @@ pub enum EndReason {
     DispatchHead,
 }
 
-/// What starts at the pc to which control goes.
+/// Which fragment starts at the pc to which control goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Landing {
-    /// No fragment that ends a recording.
+    /// None, or one that does not end a recording.
     Ordinary,
     /// A loop's fragment.
     Loop,
@@ -106,25 +107,25 @@ pub enum Landing {
     Dispatch,
     /// A linear trace's fragment whose first indirect jump has changing targets.
     LinearDispatch,
-    /// A short loop, through which the recording goes.
+    /// None, and the pc is the head of a short loop, which the recording follows to its end.
     Short,
 }
 
 /// Why a head is hot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HeadKind {
-    /// A function, by its calls.
+    /// It is a function that is often called.
     Function,
-    /// By jumps to it, or by exits of fragments that lead to it.
+    /// It is the target of jumps, or of exits of fragments.
     Other,
-    /// An exit of a fragment, from which a side trace is recorded, leads there.
+    /// It is the target of one exit, from which a side trace is recorded.
     Exit,
 }
 
 /// The recorder's answer after each block.
 #[derive(Debug)]
 pub enum Recording {
-    /// Go on.
+    /// The recording goes on.
     Continue,
     /// The path is complete.
     Done(Path, EndReason),
@@ -137,16 +138,19 @@ pub enum Recording {
 pub struct Recorder {
     head: u64,
     kind: HeadKind,
+    /// See [`Path::stable`].
     stable: Vec<(dynasour_ir::Gpr, u64)>,
     steps: Vec<Step>,
     /// Functions that the path has called and not returned from.
     callees: Vec<u64>,
+    /// Guest instructions of the steps.
     instructions: usize,
+    /// The recording ends when it has this many instructions.
     limit: usize,
     /// Set when the path of an exit has taken a backward branch: the numbers of steps and
     /// instructions until then.
-    back: Option<(usize, usize)>,
-    /// The path has passed the head of a dispatch loop.
+    backward: Option<(usize, usize)>,
+    /// Has the path passed the head of a dispatch loop?
     dispatching: bool,
     /// The search for a loop of the interpreted program.
     search: Option<Search>,
@@ -154,9 +158,9 @@ pub struct Recorder {
     observation: Option<Observation>,
 }
 
-/// Most instructions between a backward branch and the loop that the exit has left (guess; too low
-/// ends paths at the branch, too high records code that belongs to another trace).
-const HOME: usize = 40;
+/// Most guest instructions between a backward branch and the loop that the exit has left (guess;
+/// too few end paths at the branch, too many record code that belongs to another trace).
+const MOST_AFTER_BACKWARD: usize = 40;
 /// Most guest instructions of a search for a loop of an interpreted program (guess; bounds the
 /// memory and time of a recording).
 const SEARCH_LIMIT: usize = 8000;
@@ -169,6 +173,7 @@ const GUEST_LIMIT: usize = 2500;
 struct Search {
     /// The dispatch loop's head.
     head: u64,
+    /// The executions of the head so far.
     passages: Vec<Passage>,
     /// The number of steps at the first dispatch, and the block that dispatched.
     dispatched: Option<(usize, u64)>,
@@ -176,14 +181,16 @@ struct Search {
     has_loops: bool,
 }
 
-/// One passage of the dispatch head.
+/// One execution of the dispatch head, and the state there.
 #[derive(Debug)]
 struct Passage {
     /// The number of steps until then.
     steps: usize,
     /// The number of instructions until then.
     instructions: usize,
+    /// The general registers.
     gpr: [u64; 16],
+    /// The values of the greens, if the greens are known.
     key: Option<Key>,
 }
 
@@ -204,7 +211,7 @@ impl Recorder {
             instructions: 0,
             limit: policy.max_instructions(),
             callees: Vec::new(),
-            back: None,
+            backward: None,
             dispatching: false,
             search: None,
             observation: None,
@@ -216,8 +223,8 @@ impl Recorder {
         self.head
     }
 
-    /// Reports that the interpreter ran `block` to its end and goes to `next`, where `landing`
-    /// starts.
+    /// Reports that the interpreter has executed `block` to its end and goes to `next`, where a
+    /// fragment of the kind `landing` starts.
     pub fn step(&mut self, block: &Rc<LiftedBlock>, next: u64, landing: Landing) -> Recording {
         self.instructions += block.count as usize;
         self.steps.push(Step { block: Rc::clone(block), next, observed: self.observation.take() });
@@ -241,8 +248,8 @@ impl Recorder {
         if next == self.head && transfer != Transfer::Call {
             return self.finish(TraceShape::Loop, EndReason::Cycle);
         }
-        if let Some(back) = self.back {
-            return self.go_home(transfer, landing, back);
+        if let Some(backward) = self.backward {
+            return self.after_backward_branch(transfer, landing, backward);
         }
         if self.dispatching && self.steps.last().is_some_and(guests::dispatches) {
             return self.finish(TraceShape::Linear, EndReason::Dispatch);
@@ -256,7 +263,7 @@ impl Recorder {
             Transfer::Jump { backward: true }
                 if landing == Landing::Ordinary && self.kind == HeadKind::Exit =>
             {
-                self.back = Some((self.steps.len(), self.instructions));
+                self.backward = Some((self.steps.len(), self.instructions));
             }
             Transfer::Jump { backward } if backward || landing == Landing::Loop => {
                 return self.finish(TraceShape::Linear, EndReason::OtherHead);
@@ -300,14 +307,16 @@ impl Recorder {
         }
     }
 
-    /// Reports the block that is executed next, and the state before it.
+    /// Reports the block that is executed next, and the state before it. During a search the
+    /// block's values are predicted.
     pub fn prepare(&mut self, block: &LiftedBlock, around: &Surroundings<'_>) {
         if self.search.is_some() {
             self.observation = Some(observe(block, around));
         }
     }
 
-    /// The path has reached the head of the search.
+    /// The path has reached the head of the search: it ends if it has gone round a loop of the
+    /// interpreted program.
     fn passage(&mut self, heads: &mut DispatchHeads, around: &Surroundings<'_>) -> Recording {
         let Some(search) = &mut self.search else { return Recording::Continue };
         let head = search.head;
@@ -349,7 +358,7 @@ impl Recorder {
         Recording::Continue
     }
 
-    /// The path is between two passages of the head.
+    /// The path is between two passages of the head: it ends if the search is hopeless.
     fn between(&mut self, landing: Landing, heads: &mut DispatchHeads) -> Recording {
         let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else {
             return Recording::Continue;
@@ -400,21 +409,23 @@ impl Recorder {
         self.finish(TraceShape::Linear, reason)
     }
 
-    /// Has the path reached the short loop at `head` no more often than two runs of it would?
+    /// May the path go on through the short loop at `head`? Not if it has reached the loop's head
+    /// more often than two runs would, because the loop is not short this time.
     fn may_pass(&self, head: u64) -> bool {
-        self.steps.iter().filter(|s| s.next == head).count() <= 2 * short_loops::MOST_TRIPS as usize
+        self.steps.iter().filter(|s| s.next == head).count()
+            <= 2 * short_loops::MOST_ITERATIONS as usize
     }
 
-    /// The path of an exit has taken a backward branch. If the loop that the exit left is near, the
-    /// path ends there; otherwise it ends at the branch. A trace that began at the target of the
+    /// The path of an exit has taken a backward branch. If it then reaches a loop's fragment soon,
+    /// it ends there; otherwise it ends at the branch. A trace that began at the target of the
     /// branch would not know which values the exit's fragment has in registers.
-    fn go_home(
+    fn after_backward_branch(
         &mut self,
         transfer: Transfer,
         landing: Landing,
         (steps, instructions): (usize, usize),
     ) -> Recording {
-        let near = self.instructions - instructions <= HOME;
+        let near = self.instructions - instructions <= MOST_AFTER_BACKWARD;
         match (transfer, landing) {
             (Transfer::Jump { .. }, Landing::Loop) => {}
             (Transfer::Jump { backward: false }, Landing::Ordinary) if near => {
@@ -425,7 +436,8 @@ impl Recorder {
         self.finish(TraceShape::Linear, EndReason::OtherHead)
     }
 
-    /// Reports that the interpreter ran `block` up to an instruction that the runtime executes.
+    /// Reports that the interpreter has executed `block` up to an instruction that the runtime
+    /// executes.
     pub fn runtime_instruction(&mut self, block: &Rc<LiftedBlock>) -> Recording {
         if block.count <= 1 && self.steps.is_empty() {
             return Recording::Aborted(AbortReason::NothingToTrace);
@@ -433,7 +445,7 @@ impl Recorder {
         if self.search.is_some() {
             return self.without_search();
         }
-        if let Some((steps, _)) = self.back {
+        if let Some((steps, _)) = self.backward {
             self.steps.truncate(steps);
             return self.finish(TraceShape::Linear, EndReason::OtherHead);
         }
@@ -461,16 +473,17 @@ impl Recorder {
 pub(crate) enum Transfer {
     /// A direct jump or branch, taken or not, or the next block in order; `backward` if it was
     /// taken to an earlier address.
-    Jump {
-        backward: bool,
-    },
-    /// By an indirect jump.
+    Jump { backward: bool },
+    /// An indirect jump.
     Indirect,
+    /// A direct or indirect call.
     Call,
+    /// A return.
     Return,
 }
 
 impl Transfer {
+    /// The transfer at the end of `block`, which went to `next`.
     pub fn of(block: &LiftedBlock, next: u64) -> Transfer {
         match &block.version.blocks[0].term {
             Term::Guest(GuestTerm::Call { .. }) => Transfer::Call,

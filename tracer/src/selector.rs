@@ -1,5 +1,5 @@
-//! Selects traces: reacts to hot heads, records, and decides whether a recording is compiled at once
-//! or observed first.
+//! Selects traces: reacts to hot heads, records, and decides whether a recording is compiled at
+//! once or observed first.
 //!
 //! ```text
 //!            count: hot                path complete              short loop: postponed
@@ -12,14 +12,18 @@
 //!                                                      `Selected::Recorded`, or aborted: no gain
 //! ```
 //!
-//! Data: [`TraceSelector`], one for each thread, which alone uses it. Invariant: at most one of
-//! recording, probing and observing is under way; nothing of it changes what the guest does.
+//! *Probing* a loop means to count the iterations of a few of its runs ([`crate::short_loops`]);
+//! *observing* a path, to count how often the guest keeps to it ([`crate::survival`]).
 //!
-//! Example: the head 0x1000 is hot; `start` begins a recording with the block there. The interpreter
-//! reports each block that comes next to `executes`. When 0x1000 comes again, the path is complete,
-//! and if the loop is not a short one, `executes` returns it.
+//! Data: [`TraceSelector`]. Each thread has one and is the only one that uses it; no lock.
+//! Invariant: at most one of recording, probing and observing is under way, and none changes what
+//! the guest does.
+//!
+//! Example: the head 0x1000 is hot; `start` begins a recording with the block there. The
+//! interpreter reports each block that comes next to `executes`. When 0x1000 comes again, the path
+//! is complete, and if the loop is not a short one, `executes` returns it.
 
-use crate::build::{Path, TraceShape};
+use crate::build::{Path, Step, TraceShape};
 use crate::guests::DispatchHeads;
 use crate::heads::{HeadTable, Heat};
 use crate::observe::Surroundings;
@@ -34,25 +38,25 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
 use std::time::Instant;
 
-/// How often a head is recorded again after its recording left its loop (guess; more repeat what a
-/// loop without other iterations gives each time).
+/// How often a head is recorded again after its recording left its loop (guess; more waste time on
+/// loops of which every recording would leave).
 const REPEATS: u32 = 2;
 
 /// What the selector wants from the dispatcher.
 #[derive(Debug)]
 pub enum Selected {
-    /// Native code starts at rip.
+    /// To continue in the native code that starts at rip.
     Native,
-    /// The head at rip is hot: it is to be recorded, unless another thread has made its trace.
+    /// To record the head at rip, which is hot, unless another thread has made its trace.
     Hot {
-        /// What kind of head.
+        /// Why the head is hot.
         kind: HeadKind,
         /// Registers that were the same at each sampled execution, and their values.
         stable: Vec<(Gpr, u64)>,
     },
-    /// A recording is complete.
+    /// To compile this path, whose recording is complete.
     Recorded(Path, EndReason),
-    /// The recording of this head came to nothing.
+    /// To note that the recording of this head produced no trace.
     Aborted(u64, AbortReason),
 }
 
@@ -60,11 +64,11 @@ pub enum Selected {
 pub struct NextBlock<'a> {
     /// Its address.
     pub pc: u64,
-    /// What the recorder has to know about what starts there.
+    /// Which kind of fragment starts there, as far as the recorder must know it.
     pub landing: Landing,
-    /// Why it cannot be part of a trace.
+    /// Why the block cannot be part of a trace; `None` if it can.
     pub refused: Option<AbortReason>,
-    /// The block.
+    /// Returns the block; it is lifted only if it is wanted.
     pub lifted: &'a dyn Fn() -> Rc<LiftedBlock>,
 }
 
@@ -75,7 +79,7 @@ struct Active {
     block: Rc<LiftedBlock>,
 }
 
-/// Counts heads and records.
+/// Counts heads, records paths and decides about them, for one thread.
 pub struct TraceSelector {
     /// The speculation policy.
     pub policy: DefaultPolicy,
@@ -84,26 +88,28 @@ pub struct TraceSelector {
     /// What is known of dispatch loops.
     pub dispatch: DispatchHeads,
     active: Option<Active>,
-    /// When the last recording began.
+    /// The time at which the last recording began.
     started: Instant,
     /// A recorded loop whose runs are being observed before it is compiled.
     probe: Option<Probe>,
-    /// A recorded path, while it is observed how often the guest keeps to it.
+    /// A recorded path that is being observed before it is compiled.
     survival: Option<Survival>,
-    /// How guest code is read, if paths are judged by what they would save.
+    /// Reads guest code, if paths are judged by what a trace of them would save; otherwise `None`.
     weighs: Option<Read>,
     /// Is the path that is being recorded judged?
     judges: bool,
-    /// Heads of loops whose runs have been observed.
+    /// Heads of loops that have been probed.
     probed: FxHashSet<u64>,
-    /// A head whose recording left its loop: it is recorded again when it is reached next.
+    /// A head whose recording left its loop, and its stable registers: it is recorded again when
+    /// the guest reaches it next.
     again: Option<(u64, Vec<(Gpr, u64)>)>,
     /// How often a head was recorded again.
     repeats: FxHashMap<u64, u32>,
 }
 
 impl TraceSelector {
-    /// Nothing is known. With `weighs`, paths are judged by what a trace of them would save.
+    /// A selector that has counted nothing. With `weighs`, which reads guest code, paths are judged
+    /// by what a trace of them would save.
     pub fn new(policy: DefaultPolicy, weighs: Option<Read>) -> TraceSelector {
         TraceSelector {
             dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops()),
@@ -129,7 +135,7 @@ impl TraceSelector {
             Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
     }
 
-    /// The path that is being recorded is compiled without being judged.
+    /// Makes the path that is being recorded be compiled without being judged.
     pub fn believe(&mut self) {
         self.judges = false;
     }
@@ -152,7 +158,7 @@ impl TraceSelector {
         }
     }
 
-    /// Is the head at `pc` to be recorded again? Then its stable registers.
+    /// The stable registers of the head at `pc`, if that head is to be recorded again now.
     pub fn take_again(&mut self, pc: u64) -> Option<Vec<(Gpr, u64)>> {
         self.again.take_if(|(head, _)| *head == pc).map(|(_, stable)| stable)
     }
@@ -167,14 +173,15 @@ impl TraceSelector {
         Some(Selected::Hot { kind, stable })
     }
 
-    /// The block `to` is executed next, while a recording or an observation is under way.
+    /// Reports that the block `to` is executed next. A recording, a probe or an observation must be
+    /// under way.
     pub fn executes(&mut self, to: &NextBlock<'_>, around: &Surroundings<'_>) -> Option<Selected> {
         if self.active.is_some() {
             return self.record(to, around);
         }
         if let Some(probe) = &mut self.probe {
             return match probe.arrive(to.pc) {
-                Verdict::Watch => None,
+                Verdict::Undecided => None,
                 verdict => self.conclude(verdict),
             };
         }
@@ -189,7 +196,7 @@ impl TraceSelector {
         })
     }
 
-    /// The guest stands before an instruction that the runtime executes: a recording ends there.
+    /// Reports that the runtime executes the next instruction. A recording ends there.
     pub fn runtime_instruction(&mut self) -> Option<Selected> {
         if self.probe.is_some() {
             return self.conclude(Verdict::Long);
@@ -214,6 +221,7 @@ impl TraceSelector {
         self.active.take().map(|a| a.recorder.head()).or(probe)
     }
 
+    /// Continues the recording with the block `to`.
     fn record(&mut self, to: &NextBlock<'_>, around: &Surroundings<'_>) -> Option<Selected> {
         let active = self.active.as_mut()?;
         let head = active.recorder.head();
@@ -263,14 +271,14 @@ impl TraceSelector {
                 self.heads.postpone(probe.head(), trips + 2);
                 None
             }
-            Verdict::Watch | Verdict::Long => {
+            Verdict::Undecided | Verdict::Long => {
                 let (path, end) = probe.into_recording();
                 self.recorded(path, end)
             }
         }
     }
 
-    /// A path has been recorded: it is compiled now, or observed before, or refused.
+    /// Decides about a recorded path: it is compiled now, observed first, or refused.
     fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
         self.active = None;
         if !self.judges || path.guest.is_some() {
@@ -283,20 +291,23 @@ impl TraceSelector {
         None
     }
 
+    /// May a trace of the path be worth making?
     fn promises(&self, path: &Path) -> bool {
         self.weighs.is_none_or(|read| worth::promises(path, read))
     }
 
-    /// Does the path pass its own loop's branch and leave the loop? A threshold that is a multiple
-    /// of the loop's trip count records only the last iteration. A recording that begins soon after
-    /// finds another one, if there are several.
+    /// Does the path pass its own loop's branch and leave the loop, and is it to be recorded again?
+    /// If the threshold is a multiple of the loop's trip count, each recording begins with the last
+    /// iteration. The recording after it begins with another iteration, if there are several.
     fn is_last_iteration(&mut self, path: &Path) -> bool {
+        let may_return = |step: &Step| match &step.block.version.blocks[0].term {
+            Term::Guest(GuestTerm::Branch { taken, fall, .. }) => {
+                *taken == path.head || *fall == path.head
+            }
+            _ => false,
+        };
         let leaves = path.shape == TraceShape::Linear
-            && path.steps.iter().any(|s| {
-                s.next != path.head
-                    && matches!(&s.block.version.blocks[0].term, Term::Guest(GuestTerm::Branch { taken, fall, .. })
-                        if *taken == path.head || *fall == path.head)
-            });
+            && path.steps.iter().any(|step| step.next != path.head && may_return(step));
         if !leaves {
             return false;
         }

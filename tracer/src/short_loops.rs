@@ -19,23 +19,24 @@ use crate::build::{Path, TraceShape};
 use crate::recorder::{EndReason, Transfer};
 use std::ops::Range;
 
-/// Runs that are observed (guess; fewer take irregular loops for regular ones).
+/// Runs that are observed, where a run is all iterations of the loop from its entry to its exit
+/// (guess; fewer take irregular loops for regular ones).
 const RUNS: u32 = 3;
 /// Most iterations of a short loop (guess; too high makes the traces around it too long).
-pub(crate) const MOST_TRIPS: u32 = 12;
-/// Most guest instructions of a whole run (guess, as for [`MOST_TRIPS`]).
+pub(crate) const MOST_ITERATIONS: u32 = 12;
+/// Most guest instructions of one run (guess, as for [`MOST_ITERATIONS`]).
 const MOST_INSTRUCTIONS: usize = 150;
-/// Blocks that are observed at most (guess: bounds the time in the interpreter).
-const PATIENCE: u32 = 4000;
+/// The observation ends after this many blocks (guess: bounds the time in the interpreter).
+const MOST_BLOCKS: u32 = 4000;
 
 /// The state of a probe after a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Not enough runs have been observed.
-    Watch,
+    Undecided,
     /// All runs had this many iterations.
     Short(u32),
-    /// The loop is worth a fragment.
+    /// The loop is not a short one, so it gets a fragment of its own.
     Long,
 }
 
@@ -46,23 +47,27 @@ pub struct Probe {
     end: EndReason,
     /// The addresses of the loop's code.
     code: Range<u64>,
+    /// Guest instructions of one iteration.
     instructions: usize,
+    /// Is the guest in the loop?
     inside: bool,
     /// Has the current run been observed from its beginning?
-    whole: bool,
-    trips: u32,
-    /// Complete runs observed, and their number of iterations.
+    from_start: bool,
+    /// Iterations of the current run.
+    iterations: u32,
+    /// Runs that were observed from their beginning to their end.
     runs: u32,
+    /// The number of iterations of each of them.
     length: u32,
-    patience: u32,
+    blocks_left: u32,
 }
 
 impl Probe {
-    /// A probe for a recorded loop. An error returns the recording if the loop cannot be a short
-    /// one.
+    /// A probe for a recorded loop.
     ///
     /// # Errors
-    /// The path and why it ended.
+    /// The recording, if the loop cannot be a short one: its path has calls, returns or indirect
+    /// jumps, or is too long.
     pub fn new(path: Path, end: EndReason) -> Result<Probe, Box<(Path, EndReason)>> {
         let instructions: usize = path.steps.iter().map(|s| s.block.count as usize).sum();
         let plain = path
@@ -80,11 +85,11 @@ impl Probe {
             code: start..stop,
             instructions,
             inside: true,
-            whole: false,
-            trips: 0,
+            from_start: false,
+            iterations: 0,
             runs: 0,
             length: 0,
-            patience: PATIENCE,
+            blocks_left: MOST_BLOCKS,
         })
     }
 
@@ -100,30 +105,31 @@ impl Probe {
 
     /// Reports that the block at `pc` is executed next.
     pub fn arrive(&mut self, pc: u64) -> Verdict {
-        self.patience -= 1;
+        self.blocks_left -= 1;
         if pc == self.path.head {
             if self.inside {
-                self.trips += 1;
+                self.iterations += 1;
             } else {
-                (self.inside, self.whole, self.trips) = (true, true, 1);
+                (self.inside, self.from_start, self.iterations) = (true, true, 1);
             }
         } else if self.inside && !self.code.contains(&pc) {
             self.inside = false;
-            if self.whole {
-                if self.runs > 0 && self.length != self.trips {
+            if self.from_start {
+                if self.runs > 0 && self.length != self.iterations {
                     return Verdict::Long;
                 }
-                self.length = self.trips;
+                self.length = self.iterations;
                 self.runs += 1;
             }
         }
-        let length = self.trips as usize * self.instructions;
-        if self.trips > MOST_TRIPS || length > MOST_INSTRUCTIONS || self.patience == 0 {
+        let length = self.iterations as usize * self.instructions;
+        if self.iterations > MOST_ITERATIONS || length > MOST_INSTRUCTIONS || self.blocks_left == 0
+        {
             Verdict::Long
         } else if self.runs == RUNS {
             Verdict::Short(self.length)
         } else {
-            Verdict::Watch
+            Verdict::Undecided
         }
     }
 }
@@ -138,7 +144,7 @@ mod tests {
     const HEAD: u64 = 0x1000;
     const AFTER: u64 = 0x1004;
 
-    /// `dec eax; jne` back.
+    /// A probe for the loop `dec eax; jne` to itself.
     fn probe() -> Probe {
         let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
         let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
@@ -151,26 +157,26 @@ mod tests {
             guest: None,
             runs: None,
         };
-        Probe::new(path, EndReason::Cycle).expect("a small loop is watched")
+        Probe::new(path, EndReason::Cycle).expect("a small loop is observed")
     }
 
-    /// The rest of a run, then runs of these lengths.
+    /// The verdict after the last iteration of a run that began earlier, and runs of these lengths.
     fn verdict(lengths: &[usize]) -> Verdict {
         let mut probe = probe();
         let runs =
             lengths.iter().flat_map(|n| std::iter::repeat_n(HEAD, *n).chain([AFTER, 0x2000]));
         for pc in [HEAD, AFTER].into_iter().chain(runs) {
             let verdict = probe.arrive(pc);
-            if verdict != Verdict::Watch {
+            if verdict != Verdict::Undecided {
                 return verdict;
             }
         }
-        Verdict::Watch
+        Verdict::Undecided
     }
 
     #[test]
     fn short_and_regular_loops_are_told_from_others() {
-        assert_eq!(verdict(&[3, 3]), Verdict::Watch);
+        assert_eq!(verdict(&[3, 3]), Verdict::Undecided);
         assert_eq!(verdict(&[3, 3, 3]), Verdict::Short(3));
         assert_eq!(verdict(&[3, 3, 4]), Verdict::Long);
         assert_eq!(verdict(&[13]), Verdict::Long);

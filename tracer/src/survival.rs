@@ -1,41 +1,44 @@
 //! Measures how often the guest keeps to a recorded loop, before the loop is compiled.
 //!
-//! If everything else runs natively, a trace must pay for its entry and exits; a loop that leaves
-//! after half an iteration never does. So after a loop has been recorded the interpreter continues
-//! for a while. [`Survival`] counts how often the guest reaches the head, how often it then
-//! completes the path, and how often it is back at the head soon after leaving the path. A path
-//! that is left in few ways and soon reached again can have side traces.
+//! If all other code runs as copied blocks, a trace must save what its entries and exits cost; a
+//! loop that the guest leaves after half an iteration never does. So after a path has been recorded
+//! the interpreter continues for a while. [`Survival`] counts how often the guest reaches the head,
+//! how often it then completes the path, and how often it returns to the head soon after it has
+//! left the path. A path that is left by few exits and soon reached again can have side traces.
 //!
-//! **Data.** [`Survival`] owns the recording, the current position on the path and the ways in
-//! which it was left. **Invariant.** The counts influence only whether the path is compiled.
-//! **Callers.** The interpreter of the recording thread calls [`Survival::arrive`] before each
-//! block; no lock.
+//! **Data.** [`Survival`] owns the recording, the current position on the path and the exits by
+//! which the guest has left it. **Invariant.** The counts influence only whether the path is
+//! compiled. **Callers.** The interpreter of the recording thread calls [`Survival::arrive`] before
+//! each block; no lock.
 //!
 //! ```text
-//! path a b c      a b c a b c a d  a b e …      begun twice, completed twice, back once
+//! path a b c      a b c a b c a d  a b e …      entered twice, completed twice
 //! ```
 
 use crate::build::{Path, TraceShape};
 use crate::recorder::EndReason;
 
-/// Runs of the path that are observed at most (guess; more delay the trace, fewer judge by chance).
+/// The observation ends when the path has been entered this often (guess; more delay the trace,
+/// fewer judge by chance).
 const RUNS: u32 = 50;
-/// Blocks that are observed at most (guess: bounds the time in the interpreter).
-const PATIENCE: u32 = 2000;
-/// Ways out of the path that are told apart (guess: as many as may get side traces).
-const WAYS: usize = 6;
-/// Blocks off the path after which a return to the head no longer counts as soon (guess).
-const BACK: u32 = 40;
+/// The observation ends after this many blocks (guess: bounds the time in the interpreter).
+const MOST_BLOCKS: u32 = 2000;
+/// Exits of the path that are told apart (guess: as many as may get side traces).
+const MOST_EXITS: usize = 6;
+/// A return to the head counts as soon within this many blocks (guess; too many count returns that
+/// have nothing to do with the exit).
+const RETURN_LIMIT: u32 = 40;
 
 /// The result of observing a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Runs {
-    /// How often the guest reached the head otherwise than along the path.
-    pub begun: u32,
+    /// How often the guest entered the path: it reached the head otherwise than along the path.
+    pub entered: u32,
     /// How often it completed the path.
-    pub whole: u32,
-    /// How often it left the path in a known way and was back at the head within [`BACK`] blocks.
-    pub back: u32,
+    pub completed: u32,
+    /// How often it left the path by a known exit and reached the head within [`RETURN_LIMIT`]
+    /// blocks.
+    pub returned: u32,
 }
 
 /// Observes how the guest keeps to a recorded path.
@@ -43,22 +46,30 @@ pub struct Runs {
 pub struct Survival {
     path: Path,
     end: EndReason,
-    /// The number of steps of the path that have been executed, if the guest is on it.
-    gone: Option<usize>,
-    /// The ways in which the path was left: step and pc.
-    ways: Vec<(usize, u64)>,
-    /// The number of blocks within which a return to the head counts; 0 if the guest left in an
-    /// unknown way.
-    off: u32,
+    /// The number of steps of the path that have been executed; `None` if the guest is not on it.
+    completed_steps: Option<usize>,
+    /// The exits by which the path was left: index of the step, and pc after it.
+    exits: Vec<(usize, u64)>,
+    /// The number of blocks within which a return to the head still counts; 0 if the guest left by
+    /// an exit that was not known.
+    may_return: u32,
     runs: Runs,
-    patience: u32,
+    blocks_left: u32,
 }
 
 impl Survival {
-    /// Starts at the end of the recording.
+    /// An observation that starts at the end of the recording.
     pub fn new(path: Path, end: EndReason) -> Survival {
-        let ways = Vec::with_capacity(WAYS);
-        Survival { path, end, gone: None, ways, off: 0, runs: Runs::default(), patience: PATIENCE }
+        let exits = Vec::with_capacity(MOST_EXITS);
+        Survival {
+            path,
+            end,
+            completed_steps: None,
+            exits,
+            may_return: 0,
+            runs: Runs::default(),
+            blocks_left: MOST_BLOCKS,
+        }
     }
 
     /// The path's head.
@@ -68,38 +79,39 @@ impl Survival {
 
     /// Reports that the block at `pc` is executed next. Returns whether enough has been observed.
     pub fn arrive(&mut self, pc: u64) -> bool {
-        self.patience = self.patience.saturating_sub(1);
-        self.off = self.off.saturating_sub(1);
-        if let Some(n) = self.gone {
+        self.blocks_left = self.blocks_left.saturating_sub(1);
+        self.may_return = self.may_return.saturating_sub(1);
+        if let Some(n) = self.completed_steps {
             let kept = self.path.steps.get(n).is_some_and(|step| step.next == pc);
-            self.gone = kept.then_some(n + 1);
+            self.completed_steps = kept.then_some(n + 1);
             if !kept {
                 self.leave((n, pc));
             }
         }
-        if self.gone == Some(self.path.steps.len()) {
-            self.runs.whole += 1;
-            self.gone = (self.path.shape == TraceShape::Loop).then_some(0);
+        if self.completed_steps == Some(self.path.steps.len()) {
+            self.runs.completed += 1;
+            self.completed_steps = (self.path.shape == TraceShape::Loop).then_some(0);
         }
-        if self.gone.is_none() && pc == self.path.head {
-            self.runs.begun += 1;
-            self.runs.back += u32::from(self.off > 0);
-            self.gone = Some(0);
+        if self.completed_steps.is_none() && pc == self.path.head {
+            self.runs.entered += 1;
+            self.runs.returned += u32::from(self.may_return > 0);
+            self.completed_steps = Some(0);
         }
-        self.patience == 0 || self.runs.begun >= RUNS
+        self.blocks_left == 0 || self.runs.entered >= RUNS
     }
 
-    fn leave(&mut self, way: (usize, u64)) {
-        let known = self.ways.contains(&way);
-        if !known && self.ways.len() < WAYS {
-            self.ways.push(way);
+    /// Notes that the guest has left the path. An exit is known from the second time on.
+    fn leave(&mut self, exit: (usize, u64)) {
+        let known = self.exits.contains(&exit);
+        if !known && self.exits.len() < MOST_EXITS {
+            self.exits.push(exit);
         }
-        self.off = if known { BACK } else { 0 };
+        self.may_return = if known { RETURN_LIMIT } else { 0 };
     }
 
-    /// Reports that the runtime interrupts the guest, which is no longer on the path.
+    /// Reports that the runtime executes an instruction, so the guest is no longer on the path.
     pub fn interrupted(&mut self) {
-        (self.gone, self.off) = (None, 0);
+        (self.completed_steps, self.may_return) = (None, 0);
     }
 
     /// The recording, with the counts.
@@ -118,7 +130,7 @@ mod tests {
 
     const HEAD: u64 = 0x1000;
 
-    /// The path from the head over 0x2000 and back.
+    /// An observation of the path from the head over 0x2000 and back.
     fn survival() -> Survival {
         let code = Bytes { start: HEAD, bytes: &[0xff, 0xc8, 0x75, 0xfc] };
         let block = Rc::new(lift_block(HEAD, &code, MAX_BLOCK));
@@ -141,22 +153,29 @@ mod tests {
     }
 
     #[test]
-    fn whole_rounds_and_ways_back_are_counted() {
+    fn completed_rounds_and_returns_are_counted() {
         let mut s = survival();
         let seen = runs(&mut s, &[HEAD, 0x2000, HEAD, 0x2000, HEAD, 0x3000, HEAD]);
-        assert_eq!(seen, Some(Runs { begun: 2, whole: 2, back: 0 }), "a way is new at first");
+        assert_eq!(
+            seen,
+            Some(Runs { entered: 2, completed: 2, returned: 0 }),
+            "an exit is new at first"
+        );
         let seen = runs(&mut s, &[0x3000, HEAD, 0x2000, HEAD]);
-        assert_eq!(seen, Some(Runs { begun: 3, whole: 3, back: 1 }));
+        assert_eq!(seen, Some(Runs { entered: 3, completed: 3, returned: 1 }));
         s.interrupted();
-        assert_eq!(runs(&mut s, &[0x2000, HEAD]), Some(Runs { begun: 4, whole: 3, back: 1 }));
+        assert_eq!(
+            runs(&mut s, &[0x2000, HEAD]),
+            Some(Runs { entered: 4, completed: 3, returned: 1 })
+        );
     }
 
     #[test]
-    fn watching_ends() {
+    fn observations_end() {
         let mut s = survival();
-        assert!((0..PATIENCE).any(|_| s.arrive(0x9000)));
+        assert!((0..MOST_BLOCKS).any(|_| s.arrive(0x9000)));
         let mut s = survival();
         assert!((0..2 * RUNS).any(|n| s.arrive(if n % 2 == 0 { HEAD } else { 0x9000 })));
-        assert_eq!(s.into_recording().0.runs.map(|r| r.begun), Some(RUNS));
+        assert_eq!(s.into_recording().0.runs.map(|r| r.entered), Some(RUNS));
     }
 }

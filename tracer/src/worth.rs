@@ -1,29 +1,31 @@
-//! Is a trace worth having where the code that it replaces runs as copied blocks?
+//! Decides whether a trace is worth having where the code that it replaces runs as copied blocks.
 //!
-//! Copied code runs at the speed of the guest's own, except for its indirect transfers. A trace
-//! that saves less than its entries and exits cost makes the guest slower, and making it costs as
-//! much as executing it some hundred thousand times. So a recorded path is judged three times, each
-//! time with more knowledge:
+//! Copied code runs at the speed of the guest's own code, except for its indirect transfers. A
+//! trace that saves less than its entries and exits cost makes the guest slower, and making it
+//! costs as much as executing it some hundred thousand times. So a recorded path is judged three
+//! times, each time with more knowledge:
 //! * as it was recorded, by what a trace could save at best ([`promises`]); most paths of optimised
 //!   code are refused here;
-//! * by how often the guest was seen to keep to it ([`crate::survival`]);
+//! * by how often the guest was seen to keep to the path ([`crate::survival`]);
 //! * as a fragment, by the cost of its code and of the blocks' ([`dynasour_guest::cost`]):
 //!   [`pays`].
 //!
-//! A path that is left in few ways, and reached again soon, will have side traces. What such a
-//! *tree* saves on accesses to memory counts little, because such loops spend their time on
-//! mispredicted branches.
+//! A path that is left by few exits, and whose head is reached again soon, will have side traces.
+//! Together they are a *tree*. What a tree saves on accesses to memory counts little, because such
+//! loops spend their time on mispredicted branches.
 //!
-//! Where cold code is interpreted, traces are made early and only the last judgement is made. Linear
-//! traces of unoptimised code pay together if at all: each continues in others, and without it they
-//! would have to leave. One that costs no more than its blocks is taken.
+//! Where code is interpreted until it is executed often, traces are made early and only the last
+//! judgement is made. Linear traces of unoptimised code pay together if at all: each continues in
+//! others, and without it the others would have to leave to the runtime. So such a trace is taken
+//! if it costs no more than its blocks.
 //!
-//! Data: none. Any thread may call these functions; they take no lock. `read` copies guest memory to
-//! a buffer and returns the number of bytes copied.
+//! Data: none. Any thread may call these functions; they take no lock. Invariant: all arithmetic is
+//! in whole numbers, because inexact results would show in the guest's MXCSR, which the processor
+//! has while this code runs.
 //!
-//! Example: the blocks of a loop cost 40, of which 30 access the frame. A trace may save those 30 and
-//! 15 % of the other 10 at best, which is more than a tenth of 40: it promises something. Its code
-//! costs 15 and it was seen to go round 50 times per entry: it pays.
+//! Example: the blocks of a loop cost 40, of which 30 access the frame. At best a trace may save
+//! those 30 and 15 % of the other 10, which is more than a tenth of 40: it promises something. Its
+//! code costs 15, and the guest was seen to go round 50 times per entry: it pays.
 
 use crate::build::{Path, TraceShape};
 use crate::survival::Runs;
@@ -34,33 +36,35 @@ use dynasour_ir::{GuestTerm, Term};
 pub type Read = fn(u64, &mut [u8]) -> usize;
 
 // Costs are in the unit of `dynasour_guest::cost`: a register operation. All are guesses that were
-// tuned on the suites of `benches/suites`; too low a cost or a percentage keeps losing traces, too
-// high refuses winning ones.
+// tuned on the suites of `benches/suites`. If a cost or a share that must be saved is too low,
+// traces are kept that make the guest slower; if it is too high, traces are refused that would make
+// it faster.
 
 /// Cost of an indirect transfer of copied blocks beyond the instruction: jump and checked entry.
 const INDIRECT: i64 = 8;
 /// Cost of entering and leaving a fragment.
-const PASSAGE: i64 = 30;
+const ENTRY_AND_EXIT: i64 = 30;
 /// Cost of an exit to a side trace.
-const SIDE: i64 = 8;
-/// The part of the blocks' cost that a loop must save, in percent.
+const SIDE_EXIT: i64 = 8;
+/// Percent of the blocks' cost that a loop must save.
 const LEAST: i64 = 10;
-/// The part that a linear trace must save, in percent: it is always entered by the front.
+/// Percent of the blocks' cost that a linear trace must save. It is more than for a loop, because
+/// the trace is entered and left at each execution.
 const LEAST_LINEAR: i64 = 25;
-/// The part that a trace may save of what is neither an access to a frame nor an indirect transfer,
-/// in percent.
+/// Percent that a trace may save of the cost that is neither an access to a frame nor an indirect
+/// transfer.
 const ORDINARY: i64 = 15;
-/// The part that counts of what a tree saves otherwise than on indirect transfers, in percent.
+/// Percent that counts of what a tree saves otherwise than on indirect transfers.
 const TREE: i64 = 30;
-/// Code of whose cost at least this part is accesses to frames, in percent, has not been optimised.
+/// Code with at least this percentage of its cost in accesses to frames has not been optimised.
 const UNOPTIMISED: i64 = 50;
-/// Assumed iterations of a loop that was not observed.
-const UNKNOWN: Runs = Runs { begun: 1, whole: 50, back: 0 };
-/// Assumed executions of a linear path that was not observed.
-const ONCE: Runs = Runs { begun: 1, whole: 1, back: 0 };
+/// Assumed for a loop that was not observed: 50 iterations per entry.
+const UNOBSERVED_LOOP: Runs = Runs { entered: 1, completed: 50, returned: 0 };
+/// Assumed for a linear path that was not observed: each entry completes it.
+const UNOBSERVED_LINE: Runs = Runs { entered: 1, completed: 1, returned: 0 };
 
 /// May a trace of the function at `pc` be worth making? Such a trace is entered and left at each
-/// call. Only a function that keeps its variables in a frame saves that much; most do not.
+/// call. Only a function that keeps its variables in a frame saves more than that costs.
 pub fn keeps_a_frame(pc: u64, read: Read) -> bool {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     // push rbp; mov rbp, rsp
@@ -78,51 +82,53 @@ pub fn promises(path: &Path, read: Read) -> bool {
     suffices(path, all + indirect, frames + (all - frames) * ORDINARY / 100, indirect)
 }
 
-/// Is a fragment of this cost worth having? The fragment of an exit (`side`) is not entered and left
-/// by itself, and a linear fragment of unoptimised code mostly continues in another.
+/// Is a fragment of this cost worth having? A side trace (`side`) and a linear fragment of
+/// unoptimised code are linked to other fragments, so entering and leaving them costs little.
 pub fn pays(path: &Path, cost: u32, side: bool, read: Read) -> bool {
     let (copied, indirect) = of_blocks(path, read);
     let linked = side || is_unoptimised(path, copied);
     let (copied, cost) = (i64::from(copied.all), i64::from(cost));
     if linked {
-        cost < copied + indirect + SIDE
+        cost < copied + indirect + SIDE_EXIT
     } else {
         suffices(path, copied + indirect, copied - cost, indirect)
     }
 }
 
-/// Is this a linear path of unoptimised code that was recorded early?
+/// Is this a linear path of unoptimised code? Only paths that were recorded early count; those are
+/// not observed.
 fn is_unoptimised(path: &Path, blocks: Cost) -> bool {
     let early = path.runs.is_none() && path.shape == TraceShape::Linear;
     early && 100 * i64::from(blocks.frames) >= UNOPTIMISED * i64::from(blocks.all)
 }
 
-/// The figures by which [`pays`] judges, for people.
+/// The figures by which [`pays`] judges, for the log.
 pub fn figures(path: &Path, cost: u32, read: Read) -> String {
     let (copied, indirect) = of_blocks(path, read);
     format!("costs {cost}, its blocks {} + {indirect}, {:?}", copied.all, path.runs)
 }
 
-/// Does a trace of a path that costs `all` save enough, if it saves `ordinary` and `indirect` each
-/// time?
-///
-/// In whole numbers: the guest's MXCSR is in the processor, and inexact results would show in it.
+/// Does a trace of a path that costs `all` save enough, if each execution saves `indirect` on
+/// indirect transfers and `ordinary` on everything else?
 fn suffices(path: &Path, all: i64, ordinary: i64, indirect: i64) -> bool {
-    let unknown = if path.shape == TraceShape::Linear { ONCE } else { UNKNOWN };
-    let runs = path.runs.unwrap_or(unknown);
-    let (begun, whole, back) = (i64::from(runs.begun), i64::from(runs.whole), i64::from(runs.back));
+    let unobserved =
+        if path.shape == TraceShape::Linear { UNOBSERVED_LINE } else { UNOBSERVED_LOOP };
+    let runs = path.runs.unwrap_or(unobserved);
+    let [entered, completed, returned] =
+        [runs.entered, runs.completed, runs.returned].map(i64::from);
     let exceeds = |saved: i64, percent: i64, times: i64| 100 * saved > percent * times * all;
     if path.shape == TraceShape::Linear {
         return exceeds(
-            whole * (ordinary + indirect / 2) - begun.max(1) * PASSAGE,
+            completed * (ordinary + indirect / 2) - entered.max(1) * ENTRY_AND_EXIT,
             LEAST_LINEAR,
-            whole,
+            completed,
         );
     }
-    let (rounds, entries) = (begun + whole, (begun - back).max(1));
+    // In a tree, a way out that returns to the head is a side trace, so it is not a new entry.
+    let (rounds, entries) = (entered + completed, (entered - returned).max(1));
     let tree = rounds * (100 * indirect + TREE * ordinary) / 100;
-    exceeds(whole * (ordinary + indirect) - begun.max(1) * PASSAGE, LEAST, whole)
-        || exceeds(tree - back * SIDE - entries * PASSAGE, LEAST, rounds)
+    exceeds(completed * (ordinary + indirect) - entered.max(1) * ENTRY_AND_EXIT, LEAST, completed)
+        || exceeds(tree - returned * SIDE_EXIT - entries * ENTRY_AND_EXIT, LEAST, rounds)
 }
 
 /// The cost of the copied blocks of a path, and the additional cost of those of their indirect
@@ -159,8 +165,8 @@ mod tests {
         Path { head: 0x1000, shape, steps: Vec::new(), stable: Vec::new(), guest: None, runs }
     }
 
-    fn runs(begun: u32, whole: u32, back: u32) -> Option<Runs> {
-        Some(Runs { begun, whole, back })
+    fn runs(entered: u32, completed: u32, returned: u32) -> Option<Runs> {
+        Some(Runs { entered, completed, returned })
     }
 
     #[test]

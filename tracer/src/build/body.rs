@@ -1,14 +1,17 @@
 //! The body of a trace: the blocks of a path, translated one after the other into SSA.
 //!
-//! [`Body`] owns the instructions until the caller takes them, and the map from guest location to
-//! SSA operand. `get` reads the map and `put` writes it; neither becomes an instruction.
+//! **Data.** [`Body`] owns the instructions until the caller takes them, and the map from guest
+//! location to SSA operand. `get` reads the map and `put` writes it; neither becomes an
+//! instruction.
 //!
-//! Invariants. The map at the start of a guest instruction ([`Body::at_start`]) has all effects of
-//! the instructions before it and none of its own, so an anchor there may name it. The latest
+//! **Invariants.** The map at the start of a guest instruction ([`Body::at_start`]) has all effects
+//! of the instructions before it and none of its own, so an anchor there may name it. The latest
 //! anchor is forgotten at each effect that ends its reach ([`ENDS_REACH`]).
 //!
-//! Only [`super::assemble`] uses it. It takes no lock. The example is in [`super`]: `load` uses the
-//! anchor `a1` that was in reach; the branch gets the anchor `a2` of its own.
+//! **Callers.** [`super::assemble`]; no lock.
+//!
+//! The example is in [`super`]: `load` uses the anchor `a1`, which was in reach; the branch gets
+//! the anchor `a2` of its own.
 
 use super::{BuildError, Origins, Path, State, Step, TraceShape, base_insts, varmap};
 use crate::observe::Observation;
@@ -21,31 +24,36 @@ use dynasour_ir::{
 
 /// The translation of a path into SSA.
 pub(super) struct Body<'v, 'w> {
+    /// The instructions so far, and the version that they belong to.
     pub builder: Builder<'v>,
     /// Which locations the varmaps name.
     written: &'w [bool; Loc::SSA_COUNT],
     /// The operand that each location holds now.
     pub state: State,
-    /// The same, at the start of the current guest instruction.
+    /// The operand that each location held at the start of the current guest instruction.
     at_start: State,
-    /// The current guest instruction.
+    /// The address of the current guest instruction.
     pc: u64,
     /// Has an effect outside SSA happened since the start of the current guest instruction?
     effect_since_start: bool,
-    /// The latest anchor, if still in reach.
+    /// The latest anchor, if it is still in reach.
     reach: Option<AnchorId>,
-    /// The flags at the start of the block.
+    /// The operand that the flags held at the start of the trace's block.
     first_flags: Operand,
-    /// The current step.
-    step: usize,
+    /// The index of the current step.
+    step_index: usize,
+    /// The instructions whose results are assumed to be the observed ones.
     promoted: &'w Origins,
+    /// See [`super::Notes::jumps`].
     pub jumps: Vec<(Operand, usize)>,
+    /// See [`super::Notes::origins`].
     pub origins: Vec<(Value, (usize, usize))>,
     /// The anchor to which guards of branches fall back.
     pub branch_anchor: BranchAnchor,
 }
 
 impl<'v, 'w> Body<'v, 'w> {
+    /// An empty body that begins in `state`.
     pub fn new(
         version: &'v mut Version,
         state: State,
@@ -61,7 +69,7 @@ impl<'v, 'w> Body<'v, 'w> {
             effect_since_start: false,
             reach: None,
             first_flags: state[Loc::Flags.ssa_index().expect("flags are an SSA location")],
-            step: 0,
+            step_index: 0,
             promoted,
             jumps: Vec::new(),
             origins: Vec::new(),
@@ -69,12 +77,13 @@ impl<'v, 'w> Body<'v, 'w> {
         }
     }
 
+    /// An anchor at `target` with the varmap of `state`.
     fn new_anchor(&mut self, target: Operand, state: &State) -> AnchorId {
         let varmap = varmap(self.written, state);
         self.builder.version.anchor(Anchor::new(target, varmap))
     }
 
-    /// An anchor at the place to which the current guest instruction, a transfer, leads.
+    /// An anchor at the target of the current guest instruction, which is a transfer.
     fn anchor_behind(&mut self, target: Operand, state: &State) -> AnchorId {
         let anchor = self.new_anchor(target, state);
         if target.as_const().is_none() {
@@ -83,7 +92,8 @@ impl<'v, 'w> Body<'v, 'w> {
         anchor
     }
 
-    /// An anchor at the start of the current guest instruction.
+    /// A new anchor at the start of the current guest instruction. There is none if the instruction
+    /// has already had an effect outside SSA.
     fn anchor_here(&mut self) -> Result<AnchorId, BuildError> {
         if self.effect_since_start {
             return Err(BuildError(AbortReason::NoAnchor));
@@ -115,6 +125,7 @@ impl<'v, 'w> Body<'v, 'w> {
         }
     }
 
+    /// Adds the `poll` of a loop, with an anchor at its head.
     pub fn poll(&mut self, head: u64) {
         let state = self.state;
         let anchor = self.new_anchor(Operand::Const(head), &state);
@@ -128,8 +139,8 @@ impl<'v, 'w> Body<'v, 'w> {
     pub fn path(&mut self, path: &Path) -> Result<Option<AnchorId>, BuildError> {
         for (index, step) in path.steps.iter().enumerate() {
             let last = index + 1 == path.steps.len();
-            self.step = index;
-            if let Some(exit) = self.step(step, last && path.shape == TraceShape::Linear)? {
+            self.step_index = index;
+            if let Some(exit) = self.block(step, last && path.shape == TraceShape::Linear)? {
                 return Ok(Some(exit));
             }
         }
@@ -138,7 +149,7 @@ impl<'v, 'w> Body<'v, 'w> {
 
     /// Assumes that the code of the block at `pc` still has these bytes. The loads stand where the
     /// block begins, so they see every earlier store of the path.
-    fn check(&mut self, pc: u64, bytes: &[u8]) -> Result<(), BuildError> {
+    fn check_code(&mut self, pc: u64, bytes: &[u8]) -> Result<(), BuildError> {
         self.pc = pc;
         self.at_start = self.state;
         self.effect_since_start = false;
@@ -168,10 +179,11 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(())
     }
 
-    /// Translates one block. Returns the exit's anchor if the trace ends with it.
-    fn step(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
+    /// Translates the block of one step. Returns the exit's anchor if the trace ends with the
+    /// block.
+    fn block(&mut self, step: &Step, ends: bool) -> Result<Option<AnchorId>, BuildError> {
         if let Some(bytes) = &step.block.checked {
-            self.check(step.block.pc, bytes)?;
+            self.check_code(step.block.pc, bytes)?;
         }
         let base = &step.block.version;
         let mut map: Vec<Option<Operand>> = vec![None; base.types.len()];
@@ -230,11 +242,11 @@ impl<'v, 'w> Body<'v, 'w> {
         if !matches!(ty, Ty::I1 | Ty::I8 | Ty::I16 | Ty::I32 | Ty::I64) {
             return Ok(());
         }
-        let origin = (self.step, index);
+        let origin = (self.step_index, index);
         self.origins.push((v, origin));
         if self.promoted.contains(&origin) {
-            // In the middle of an instruction that has had an effect there is no anchor: assume
-            // nothing.
+            // If the instruction has had an effect already, there is no anchor here and nothing is
+            // assumed.
             let Ok(anchor) = self.anchor_in_reach() else { return Ok(()) };
             let holds = match (ty, value & 1) {
                 (Ty::I1, 1) => v.into(),
@@ -267,6 +279,7 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(())
     }
 
+    /// Translates one IR instruction that is neither `at`, `get` nor `put`.
     fn instruction(
         &mut self,
         base: &Version,
@@ -289,9 +302,10 @@ impl<'v, 'w> Body<'v, 'w> {
                 _ => Effects::READ,
             });
         if effects.intersects(Effects::READ | Effects::WRITE | Effects::MAY_TRAP) {
-            // Some faults need an anchor at the instruction's own pc. A restartable instruction
-            // that faults half done continues from the machine's state. A trapping floating-point
-            // instruction has set flags in MXCSR.
+            // Two kinds of instructions need an anchor at their own pc, because they have had an
+            // effect when they fault. A restartable instruction (`rep movs`) that faults half done
+            // continues from the registers as they are. A floating-point instruction that traps has
+            // set flags in MXCSR.
             let here = effects.contains(Effects::RESTARTABLE)
                 || effects.contains(Effects::MAY_TRAP | Effects::STATE);
             copy.anchor = Some(if here { self.anchor_here()? } else { self.anchor_in_reach()? });
@@ -313,6 +327,9 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(())
     }
 
+    /// Translates the end of a block, after which the guest went to `next`. If the trace `ends`
+    /// here, the result is the exit's anchor; otherwise the recorded direction or target is
+    /// assumed.
     fn terminator(
         &mut self,
         term: &GuestTerm,
@@ -325,7 +342,7 @@ impl<'v, 'w> Body<'v, 'w> {
                 let target = translate(target);
                 let state = self.state;
                 if !matches!(term, GuestTerm::Ret(_)) {
-                    self.jumps.push((target, self.step));
+                    self.jumps.push((target, self.step_index));
                 }
                 if ends {
                     return Ok(Some(self.anchor_behind(target, &state)));
@@ -367,6 +384,7 @@ impl<'v, 'w> Body<'v, 'w> {
         Ok(None)
     }
 
+    /// The negation of a condition: the opposite comparison if the condition was computed last.
     fn negate(&mut self, cond: Operand) -> Operand {
         let defined =
             self.builder.insts.last().filter(|i| i.def().map(Operand::from) == Some(cond));
