@@ -13,13 +13,13 @@
 //! | file | |
 //! | --- | --- |
 //! | [`stretch`] | the loop that executes guest code, interpreted or native |
-//! | [`stops`] | what the runtime does when the interpreter stops |
+//! | [`interpreter_stops`] | what the runtime does when the interpreter stops |
 //! | [`select`] | what happens at each edge between interpreted blocks |
 //! | [`traces`] | recording and compiling traces |
 //! | [`fragments`] | the fragments of the process, and the links between them |
 //! | [`machine`], [`peers`] | what threads share, and how they wait for each other |
 //! | [`footprint`] | which pages of guest code were read |
-//! | [`engine`], [`resting`], [`report`] | system calls' requests, idle dispatchers, statistics |
+//! | [`engine`], [`idle_dispatchers`], [`report`] | system calls' requests, idle dispatchers, statistics |
 //!
 //! Data: a [`Dispatcher`] for each guest thread, and one [`Machine`], which they share.
 //!
@@ -39,14 +39,14 @@
 mod engine;
 mod footprint;
 mod fragments;
+mod idle_dispatchers;
 #[cfg(test)]
 mod interleavings;
+mod interpreter_stops;
 mod machine;
 mod peers;
 mod report;
-mod resting;
 mod select;
-mod stops;
 mod stretch;
 mod traces;
 
@@ -63,8 +63,8 @@ use dynasour_guest::decode::MAX_LENGTH;
 use dynasour_tracer::{AbortReason, Budget, Effort};
 use footprint::NotedCode;
 use fragments::{Arrival, FragmentError, SideRequest};
+use idle_dispatchers::IdleDispatcher;
 use peers::Peer;
-use resting::IdleDispatcher;
 use select::Selector;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

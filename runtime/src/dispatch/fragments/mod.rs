@@ -7,10 +7,10 @@
 //! | [`install`] | a recorded path becomes a fragment |
 //! | [`lives`] | the record of each fragment |
 //! | [`removal`] | guest code has changed |
-//! | [`room`] | the code cache moves elsewhere |
+//! | [`relocation`] | the code cache moves elsewhere |
 //! | [`head_counting`] | counters of heads, and pauses of counting |
 //! | [`chaos`] | guards that are forced to fail |
-//! | [`notes`] | what statistics, the ledger and the perf map are told |
+//! | [`reporting`] | what statistics, the ledger and the perf map are told |
 //!
 //! A region may have several fragments, its *versions* ([`links::regions`]). The first version is
 //! the one that the interpreter, links and the tables of indirect jumps enter. Ends and hot exits
@@ -46,9 +46,9 @@ mod head_counting;
 mod install;
 mod links;
 mod lives;
-mod notes;
+mod relocation;
 mod removal;
-mod room;
+mod reporting;
 mod transitions;
 
 use crate::changes::CodePages;
@@ -64,7 +64,7 @@ pub use links::StubWork;
 use links::exits::Exits;
 use links::regions::Region;
 use lives::{Lives, Role};
-use notes::Notes;
+use reporting::Notes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -173,7 +173,7 @@ impl Fragments {
         let count = config.count.is_some();
         let rates = count || config.stats;
         let &RunConfig { cache_size, returns, entry_check, .. } = config;
-        let emitter = room::emitter(Config {
+        let emitter = relocation::emitter(Config {
             cache_size,
             count,
             rates,
