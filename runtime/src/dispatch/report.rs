@@ -3,7 +3,7 @@
 //!
 //! Data: none of its own; it reads the [`Machine`](super::Machine) and takes its locks one after
 //! another. Only the process that the user started reports
-//! ([`System::report_to`](crate::kernel::syscall::System)). Called with all signals blocked, since
+//! ([`System::report_to`](crate::kernel::process::System)). Called with all signals blocked, since
 //! a failing write must not change how the guest ends.
 //!
 //! Example: `run --stats` prints the table of statistics to the descriptor for the report.
