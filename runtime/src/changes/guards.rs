@@ -1,7 +1,14 @@
-//! The write-protected pages, and the system call that protects them.
+//! The guarded (write-protected) pages, and the system call that protects them.
 //!
-//! How many there are in the whole process is also kept in an atomic word: most guests never have
-//! any, and the ways that ask are hot.
+//! Data: [`Guards`], a field of the state of [`super::CodePages`], under its lock. An atomic word holds
+//! the number of guarded pages of the whole process, because hot code asks whether there are any, and
+//! most guests never have one.
+//!
+//! Invariant: each page in [`Guards`] is write-protected in the kernel, though the guest has the right
+//! to write it.
+//!
+//! Example: code is made from a page that the guest mapped RWX. The page is protected R-X and noted
+//! here with the moment; a store of the guest's faults, and [`super::transaction`] opens the page.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,11 +33,11 @@ pub fn none() -> bool {
 /// Addresses of the guarded pages.
 #[derive(Debug, Default)]
 pub struct Guards {
-    /// When each was guarded.
+    /// The moment at which each page was guarded.
     pages: BTreeMap<u64, Moment>,
-    /// When something was guarded or published last.
+    /// The moment of the last guard or publication.
     last: Moment,
-    /// When a change of mappings was published last.
+    /// The moment at which a change of mappings was published last.
     published: Moment,
 }
 
@@ -39,12 +46,12 @@ impl Guards {
         self.pages.contains_key(&page)
     }
 
-    /// Since when it has been guarded, if it is.
+    /// The moment since which the page has been guarded; none if it is not guarded.
     pub fn since(&self, page: u64) -> Option<Moment> {
         self.pages.get(&page).copied()
     }
 
-    /// What is guarded or published from now on will be so later than this.
+    /// The present moment: whatever is guarded or published from now on has a later one.
     pub fn now(&self) -> Moment {
         self.last
     }
@@ -53,7 +60,7 @@ impl Guards {
         self.pages.keys().copied()
     }
 
-    /// A change of mappings is published: what was fetched until now may be old.
+    /// A change of mappings is published: bytes that were fetched until now may be old.
     pub fn publish(&mut self) {
         self.last.0 += 1;
         self.published = self.last;
@@ -64,15 +71,15 @@ impl Guards {
         self.published > since
     }
 
-    /// Those in `range`.
+    /// The guarded pages in `range`.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         // A range that begins inside a page means all of it.
         let start = range.start & !(PAGE - 1);
         self.pages.range(start..range.end.max(start)).map(|(page, _)| *page)
     }
 
-    /// Takes the right to write away from `page`, of which the guest has `prot`. False if that
-    /// cannot be.
+    /// Takes the right to write away from `page`, on which the guest has the rights `prot`. False if
+    /// the kernel refuses.
     pub fn take(&mut self, page: u64, prot: ProtFlags) -> bool {
         // Without the right to read, the kernel would make the page execute-only where there are
         // protection keys (pkeys(7)); natively the guest can read what it can write.
@@ -84,10 +91,10 @@ impl Guards {
         true
     }
 
-    /// Gives it back.
+    /// Gives the right to write back.
     pub fn give_back(&mut self, page: u64, prot: ProtFlags) {
         if self.remove(page) {
-            // Fails only where the mapping has gone.
+            // It fails only if the page is no longer mapped.
             protect(page, prot);
         }
     }

@@ -1,17 +1,19 @@
-//! `/proc/self/maps` as it would be without guards: pages get their right to be written back, and
-//! pieces that only guards keep apart are one line again.
+//! `/proc/self/maps` as it would be without guards: guarded pages are shown as writable, and lines
+//! that only guards have split are joined.
+//!
+//! A pure function of the kernel's text and the guarded pages; no data, no lock.
 
 use std::ops::Range;
 
 use dynasour_guest::space::{self, PAGE};
 
-/// One line, taken apart: the columns behind the offset as they stand.
+/// One line, parsed; the columns behind the offset are kept as text.
 struct Piece<'t> {
     range: Range<u64>,
     permissions: [u8; 4],
     offset: u64,
     rest: &'t [u8],
-    /// Does it lie beside, or consist of, guarded pages?
+    /// Is it a guarded page, or next to one?
     touched: bool,
 }
 
@@ -26,7 +28,7 @@ impl Piece<'_> {
     }
 }
 
-/// `text` with what is `guarded` (addresses of pages, ascending) shown as the guest left it.
+/// `text`, with the pages at the addresses `guarded` (ascending) shown with the guest's rights.
 pub fn without_guards(text: &[u8], guarded: &[u64]) -> Vec<u8> {
     if guarded.is_empty() {
         return text.to_vec();

@@ -1,33 +1,39 @@
 //! Changes of guest code: what may be executed, what may change it, and how a change is noticed
 //! (`docs/design.md`, "Protocols").
 //!
-//! Code is translated once and executed often, so a change of it must be noticed before anything
-//! made from it is executed again. How depends on the page:
+//! Guest code is translated once and executed often. So a change of guest code must be noticed before
+//! any translation of it is executed again. How it is noticed depends on the page:
 //!
-//! | page | changed by | how that is noticed |
+//! | page | changed by | how the change is noticed |
 //! | --- | --- | --- |
 //! | private, not writable | mprotect, mmap, munmap, … | by the call |
 //! | private, writable | stores, system calls that write memory | *guarded*: write-protected behind the guest's back |
-//! | shared, of a file open for writing, written too often | also other processes, other mappings | not at all: code made from it compares its bytes |
+//! | shared, of a file open for writing, or written too often | also other processes, other mappings | not at all: code made from it compares its bytes |
 //!
-//! | file | |
+//! | file | contents |
 //! | --- | --- |
-//! | [`pages`] | the record: mappings, guards, announced ranges; [`CodePages::watch`], by which translators rely on it |
-//! | [`transaction`] | every change: announce, quiesce, perform, publish |
-//! | [`host`] | stores of the host's own |
+//! | [`pages`] | [`CodePages`]: mappings, guards, announced ranges |
+//! | [`transaction`] | every change as a transaction: announce, quiesce, perform, publish |
+//! | [`host`] | the host's own stores to guest memory |
 //! | [`outputs`] | which memory a system call may write |
 //! | [`listing`] | `/proc/self/maps` without guards |
-//! | [`schedule`] | the steps at which tests let another thread go on |
+//! | [`schedule`] | the steps at which tests switch threads |
 //! | `model` | the protocol as an explicit-state model, explored in the tests |
 //! | `scheduler` | drives real threads through interleavings, in the tests (`dispatch/interleavings.rs`) |
 //!
 //! **Invariant.** What a thread executes after an operation has completed was read after that
 //! operation: an operation is a store, a system call, or the start of a thread, and it has
-//! completed when its thread goes on. And: no fault that the guest would not have natively; nobody
-//! waits for ever.
+//! completed when its thread executes the next instruction. Besides: the guest gets no fault that it
+//! would not get natively, and no thread waits for ever.
 //!
-//! Not noticed: what other processes write to files of which code is mapped privately, or to
-//! private pages (ptrace, process_vm_writev).
+//! Not noticed: writes of other processes to files whose code is mapped privately, or to private
+//! pages (ptrace, process_vm_writev).
+//!
+//! Callers are guest threads outside native code, and the signal handler ([`host`]); each file says
+//! which locks it takes.
+//!
+//! Example: a JIT compiler's page is RWX. Its first translation guards it; the guest's next store to
+//! it faults; the store's transaction drops the translations, opens the page and repeats the store.
 
 mod guards;
 pub mod host;

@@ -1,15 +1,18 @@
 //! Which memory a system call of the guest may write.
 //!
-//! The kernel answers EFAULT where a page is write-protected, and may have consumed by then what it
-//! was to write: so pages are opened first. Too much does no harm, so there are two rules:
+//! The kernel answers EFAULT if a page is write-protected, possibly after it has consumed the data
+//! that it was to write. So guarded pages are opened before the call. Opening too many pages is
+//! harmless, so two rules are enough:
 //!
 //! * every argument may point to a structure of [`STRUCTURE`] bytes (a stat, a timespec, an
 //!   address, …);
-//! * what can be longer is in the table of [`outputs`]: buffers with their lengths, lists of
-//!   buffers, messages.
+//! * longer outputs are in the table of [`outputs`]: buffers with their lengths, lists of buffers,
+//!   messages.
 //!
-//! What the kernel writes after the call has returned (io_submit) is opened, too, but code that is
-//! made there before it writes is not protected from it.
+//! Memory that the kernel writes after the call has returned (io_submit) is opened, too. Code that is
+//! made from it before the kernel writes becomes stale unnoticed.
+//!
+//! Pure functions of the call and of guest memory: no data, no lock.
 
 use std::ops::Range;
 
@@ -20,7 +23,7 @@ use crate::memory;
 /// The longest structure of fixed size that some call fills in: struct utsname has 390 bytes.
 const STRUCTURE: u64 = 512;
 
-/// What an ioctl's argument points to can be longer than its request says.
+/// Bytes that an ioctl may write: the structure can be longer than its request number says (guess).
 const IOCTL: u64 = 16 << 10;
 
 /// Buffers in one list of them (`UIO_MAXIOV`).

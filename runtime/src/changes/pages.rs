@@ -1,5 +1,5 @@
-//! What is known of the guest's code pages, and which of them are write-protected behind the
-//! guest's back.
+//! The record of the guest's mappings, and which of its pages are guarded: write-protected although
+//! the guest may write to them.
 //!
 //! [`CodePages`] holds the record of the guest's mappings, the guards, and the ranges that some
 //! thread has announced to change (see [`super`]). One lock, [`State`], protects all of it; it has
@@ -45,9 +45,9 @@ pub struct CodePages {
     state: Mutex<State>,
     /// The exclusive right to change code: see [`CodePages::exclusive`].
     exclusive: Mutex<()>,
-    /// Is there something in [`State::written`], or is it being dropped?
+    /// Is [`State::written`] not empty, or is code of its ranges being dropped?
     written: AtomicBool,
-    /// Are there, or were there, several threads?
+    /// Has the guest ever had several threads?
     threaded: AtomicBool,
     /// Has the guest opened its memory as a file, to write to it?
     written_as_file: AtomicBool,
@@ -86,11 +86,11 @@ pub(super) struct State {
 /// How code may change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
-    /// Only by calls that the engine hears of.
+    /// Only by system calls, which the runtime performs.
     ByCall,
-    /// Also by stores to that very page.
+    /// Also by stores of the guest to this page.
     ByStore,
-    /// Also unseen.
+    /// Also in ways that cannot be noticed.
     Unseen,
 }
 
@@ -105,12 +105,12 @@ impl State {
         }
     }
 
-    /// Is there something in `range` of which nothing is known?
+    /// Is part of `range` not in the record?
     fn is_obscure(&self, range: &Range<u64>) -> bool {
         self.is_blind && self.mappings.extent(range.start, |_| true) < range.end
     }
 
-    /// Asks the kernel if something in `range` is not known: it may be anything.
+    /// Reads the kernel's list of mappings if part of `range` is not in the record.
     fn learn(&mut self, range: &Range<u64>) {
         if self.mappings.extent(range.start, |_| true) < range.end {
             self.refresh();
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// The worst that can happen to `range`. Where nothing is mapped, nothing can.
+    /// The least noticeable way in which `range` can change. Unmapped memory does not change.
     fn change_of(&self, range: Range<u64>) -> Change {
         if self.is_obscure(&range) {
             return Change::Unseen;
@@ -161,11 +161,11 @@ impl State {
     /// be. `None`: it cannot be.
     fn guard(&mut self, page: u64, since: Moment) -> Option<Watched> {
         if self.is_announced(&(page..page + PAGE), |_| true) {
-            // What is guarded still may be about to be opened.
+            // The page is still guarded, but another thread may be about to open it.
             return self.needs_no_guard(page).then_some(Watched::Already);
         }
         if let Some(guarded) = self.guards.since(page) {
-            // Before another thread guarded it, it may have been written to.
+            // The page may have been written to before another thread guarded it.
             return Some(if guarded <= since { Watched::Already } else { Watched::Now });
         }
         let Some(mapping) = self.mappings.at(page) else {
@@ -182,7 +182,7 @@ impl State {
         self.guards.take(page, mapping.prot).then_some(Watched::Now)
     }
 
-    /// Do only calls change this page?
+    /// Is the page changed by system calls only?
     fn needs_no_guard(&self, page: u64) -> bool {
         self.mappings.at(page).is_some_and(|mapping| self.change(&mapping) == Change::ByCall)
     }
@@ -224,8 +224,8 @@ impl CodePages {
     }
 
     /// The exclusive right to change code. While a thread has it, no other changes a mapping, opens
-    /// a page for a store, or drops code; so a thread that gets it and finds nothing left to drop
-    /// knows that nobody runs what was there. The caller is outside (see [`crate::dispatch`]) and
+    /// a page for a store, or drops code. So a thread that gets the right and finds nothing left to
+    /// drop knows that no thread executes code of the range. The caller is outside (see [`crate::dispatch`]) and
     /// holds no lock that another thread needs to come out of guest code.
     pub fn exclusive(&self) -> MutexGuard<'_, ()> {
         step(Step::TakeExclusive);
@@ -296,7 +296,7 @@ impl CodePages {
         let is_constant = |mapping: &Mapping| {
             mapping.prot.contains(ProtFlags::PROT_READ)
                 && state.change(mapping) == Change::ByCall
-                // Nobody knows who writes to files of which no code is mapped.
+                // Writes to files of which no code is mapped are not noticed.
                 && mapping.file.is_none_or(|mapped| Some(mapped.inode) == file)
         };
         state.mappings.extent(range.start, is_constant) >= range.end
@@ -312,7 +312,7 @@ impl CodePages {
         self.state().guards.now()
     }
 
-    /// Sees to it that no store changes `range` unnoticed, which was read after `since`.
+    /// Makes sure that stores to `range`, which was read after `since`, are noticed.
     pub fn watch(&self, range: Range<u64>, since: Moment) -> Watched {
         step(Step::Watch);
         let mut state = self.state();
@@ -320,7 +320,8 @@ impl CodePages {
             return Watched::Impossible;
         }
         if state.guards.has_published(since) {
-            // What was fetched may be of before. And the record may have been forgotten since.
+            // The bytes may have been fetched before the change was published, and the record may
+            // have been forgotten since.
             return Watched::Now;
         }
         match state.change_of(range.clone()) {
@@ -363,8 +364,8 @@ impl CodePages {
         self.written.store(true, Ordering::Release);
     }
 
-    /// What the host has written to since the last call: the caller, who has the exclusive right,
-    /// drops whatever was made from it, and then says [`CodePages::dropped_written`].
+    /// The ranges that the host has written to since the last call. The caller, which has the
+    /// exclusive right, drops all code made from them and then calls [`CodePages::dropped_written`].
     pub fn take_written(&self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.state().written)
     }
@@ -453,7 +454,7 @@ impl CodePages {
         self.state().announced.clear();
     }
 
-    /// Calls `f` while nobody changes anything here.
+    /// Calls `f` with the record locked.
     pub fn held(&self, f: impl FnOnce()) {
         let _state = self.state();
         f();

@@ -3,7 +3,7 @@
 //! In release builds [`step`] is nothing and [`lock`] is an ordinary lock. In the tests of this
 //! crate both ask the scheduler (`super::scheduler`), if the thread is one of its threads.
 
-/// Where a thread is about to do something that others can see.
+/// A point at which a thread is about to do something that other threads can see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Takes the exclusive right to change code.

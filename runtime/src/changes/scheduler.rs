@@ -18,14 +18,14 @@ enum State {
     Running,
     /// It is at a step.
     Ready,
-    /// It waits, and nobody has taken a step since.
+    /// It waits, and no thread has taken a step since.
     Waiting,
     Ended,
 }
 
 struct Inner {
     states: Vec<State>,
-    /// Whose turn it is.
+    /// The thread whose turn it is.
     turn: Option<usize>,
 }
 
@@ -167,7 +167,7 @@ struct Choice {
 /// run, and gives back what to call when all stand still. Returns how many schedules there were.
 ///
 /// # Errors
-/// In some schedule nobody could go on.
+/// In some schedule no thread could continue: a deadlock.
 pub fn explore(
     preemptions: usize,
     mut begin: impl FnMut() -> (Arc<Scheduler>, Box<dyn FnMut()>),

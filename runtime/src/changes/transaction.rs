@@ -16,7 +16,7 @@
 //!   what was made meanwhile is dropped, too: its bytes are compared, but not its right to be
 //!   executed.
 //!
-//! Who leaves out a step does not compile. A transaction that is abandoned (a system call that was
+//! Code that leaves out a step does not compile. A transaction that is abandoned (the system call was
 //! not made) withdraws its announcement when it is dropped.
 //!
 //! **Example.** `mprotect(page, RWX)` while another thread executes code of that page, which was
@@ -26,8 +26,8 @@
 //! difference; the record says RWX, and the code that compares is dropped; whatever is made next is
 //! guarded.
 //!
-//! **One thread.** There is nobody to wait for: quiescing drops the thread's own code, and is cheap
-//! where nothing was made from the range ([`Code::drop_code`]).
+//! **One thread.** No other thread has to be waited for: quiescing drops the thread's own code, and is
+//! cheap if no code was made from the range ([`Code::drop_code`]).
 //!
 //! Stores of the guest's that fault on a guard ([`CodePages::announce_store`]) and system calls
 //! that write to memory ([`CodePages::announce_outputs`]) are transactions, too. The latter give
@@ -49,7 +49,7 @@ use crate::memory::FaultInfo;
 /// Ranges of one transaction: at most the old and the new place of `mremap`, as a rule.
 pub type Ranges = SmallVec<[Range<u64>; 2]>;
 
-/// Whoever makes code from guest memory, and runs it.
+/// The owner of all code that was made from guest memory: the dispatcher, or a test.
 pub trait Code {
     /// Drops everything made from code in `range`, in all threads, and returns when no thread
     /// executes any of it. The caller has the exclusive right ([`CodePages::exclusive`]).
@@ -99,29 +99,29 @@ pub struct Performed<'p> {
     keeps: bool,
 }
 
-/// What there is after a change.
+/// What is mapped in the ranges after a change.
 #[derive(Clone, Debug)]
 pub enum News {
-    /// Only the kernel knows what is there.
+    /// Unknown: the kernel has to be asked.
     Unknown(Range<u64>),
-    /// Something new is mapped there: what, if that is known.
+    /// A new mapping; its properties, if they are known.
     Mapped(Range<u64>, Option<Mapping>),
     /// The guest has set this protection.
     Protected(Range<u64>, ProtFlags),
 }
 
-/// What a store that faulted needs.
+/// How a store that faulted is to be continued.
 pub enum Store<'p> {
-    /// The fault is the guest's own.
+    /// The guest has no right to write: the fault is delivered to it.
     Refused,
-    /// The page is open already.
+    /// The page is open already: the store is repeated.
     Open,
-    /// The page has to be opened.
+    /// The page is guarded: this transaction opens it.
     Guarded(Announced<'p>),
 }
 
 impl<'p> Announced<'p> {
-    /// Drops what was made from the ranges, and waits until nobody executes any of it.
+    /// Drops the code made from the ranges, and waits until no thread executes any of it.
     pub fn quiesce(self, code: &mut dyn Code) -> Quiet<'p> {
         self.0.drop_code(code);
         Quiet { change: self.0, keeps: false }
@@ -237,7 +237,7 @@ impl CodePages {
         Announced(Exclusive { pages: self, ranges, kind: Kind::Mapping, _right: right })
     }
 
-    /// A store of the guest's has faulted: was that ours?
+    /// A store of the guest has faulted. Was the cause a guard?
     pub fn announce_store(&self, fault: &FaultInfo) -> Store<'_> {
         if !fault.is_denied_write() {
             return Store::Refused;
@@ -260,8 +260,8 @@ impl CodePages {
         }
     }
 
-    /// Must calls that may write to memory be announced? With one thread only if something is
-    /// guarded: nobody else can guard something while a call is made.
+    /// Must calls that may write to memory be announced? With one thread only if a page is guarded: no
+    /// other thread can guard a page during the call.
     pub fn announces_outputs(&self) -> bool {
         self.is_threaded() || !super::guards::none()
     }

@@ -15,8 +15,8 @@ pub enum Bug {
     WakesWhileChanging,
     /// Code that was read before another thread guarded its page was taken for guarded.
     TrustsOtherGuards,
-    /// What was read before a change of mappings was published, and is watched after, counts as
-    /// read now.
+    /// Bytes that were read before a change of mappings was published, and whose page is guarded after
+    /// it, count as read after it.
     PublicationIgnored,
     /// The record of a mapping that was forgotten was taken for one that forbids.
     ForgottenForbids,
@@ -30,10 +30,10 @@ pub enum Bug {
     HostStoreOpens,
     /// Code that is made from an announced range relies on guards and rights.
     AnnouncementIgnored,
-    /// What was made during a change stays.
+    /// Code that was made during a change stays.
     NoSecondDrop,
-    /// What is newly mapped loses guards that another thread has taken since.
+    /// A new mapping loses guards that another thread has taken since.
     FreshLosesGuards,
-    /// Changes need no exclusive right.
+    /// Changes are made without the exclusive right.
     NotExclusive,
 }

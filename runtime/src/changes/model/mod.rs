@@ -1,8 +1,8 @@
 //! The protocol of changes of code as an explicit-state model: every interleaving of small programs
 //! of two and three threads is explored, and the invariants of [`super`] are checked in each state.
 //!
-//! A model thread goes in the steps of the real code, one at a time: what the real code does under
-//! one lock is one step.
+//! A model thread takes the steps of the real code, one at a time. What the real code does under one
+//! lock is one step. All data is in the model's state; nothing of the real process is touched.
 //!
 //! | file | |
 //! | --- | --- |
@@ -23,7 +23,7 @@
 //! **What is checked.** Code that begins to run was read after each operation that has completed
 //! and that changed the page's contents or took the right to execute it. A store, a fetch or a
 //! system call fails only if the guest's rights forbade it at some time during the operation. In
-//! each state somebody can go on, unless all have ended.
+//! each state at least one thread can go on, unless all have ended.
 
 mod bug;
 mod calls;

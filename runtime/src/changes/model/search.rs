@@ -5,11 +5,11 @@ use rustc_hash::FxHashSet;
 use super::state::{Program, State, THREADS};
 use super::steps::Step;
 
-/// Where a page is guarded more often than this, other threads keep opening it for ever: no
-/// further.
+/// States in which a page was guarded more often than this are not explored further, since other
+/// threads can open a page for ever (guess; each bug is found with fewer).
 const MOST_GUARDS: u8 = 20;
 
-/// What an exploration has found.
+/// The result of an exploration.
 #[derive(Debug)]
 pub struct Found {
     /// Different states.
@@ -23,7 +23,7 @@ pub fn explore(program: &Program) -> Found {
     let first = State::new(program);
     let mut seen = FxHashSet::default();
     seen.insert(first.clone());
-    // A state, the thread that is tried next, and whether any could go on.
+    // A state, the thread to try next, and whether any thread could take a step.
     let mut path = vec![(first, 0, false)];
     let mut steps = Vec::new();
     while let Some((state, thread, moved)) = path.last_mut() {

@@ -42,7 +42,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The page that it is about.
+    /// The page that the operation is about.
     pub fn page(self) -> usize {
         match self {
             Op::Store(p) | Op::Interpret(p) | Op::Run(p) | Op::Trace(p) | Op::Protect(p, _) => p,
@@ -57,10 +57,10 @@ impl Op {
     }
 }
 
-/// Something made from a page.
+/// Code that was made from a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Code {
-    /// The contents that it was made from.
+    /// The version of the contents that it was made from.
     pub version: u8,
     /// It compares its bytes when it begins to run.
     pub checks: bool,
@@ -83,11 +83,11 @@ pub struct Page {
     pub guarded: Option<u8>,
     /// How many changes of mappings, stores and outputs are announced.
     pub announced: [u8; 3],
-    /// Somebody has read it.
+    /// Some thread has read it.
     pub read: bool,
     /// The copied block or trace.
     pub shared: Option<Code>,
-    /// One that was made from it and rests.
+    /// A fragment that was made from the page and rests.
     pub resting: Option<Code>,
     /// The host has written to it, and what was made from it is not dropped yet.
     pub written: bool,
@@ -134,7 +134,7 @@ pub struct Drop {
 pub struct Thread {
     /// The next operation; it has ended if there is none.
     pub at: u8,
-    /// How far that has come.
+    /// The stage of that operation.
     pub stage: u8,
     pub begun: bool,
     pub gone: bool,
@@ -144,10 +144,10 @@ pub struct Thread {
     pub posted: [bool; PAGES],
     /// Blocks of its interpreter.
     pub own: [Option<Code>; PAGES],
-    /// What it has fetched, and the moment before.
+    /// The version that it has fetched, and the moment before the fetch.
     pub fetched: u8,
     pub moment: u8,
-    /// What it is about to run, or to make a trace of.
+    /// The code that it is about to run, or to compile a trace of.
     pub running: Option<Code>,
     /// The contents that its operation has left.
     pub effect: Option<u8>,
@@ -155,20 +155,20 @@ pub struct Thread {
     pub denies: bool,
     /// The generation of its plan.
     pub plan: u8,
-    /// It has something to drop.
+    /// Code that it has to drop.
     pub dropping: Option<Drop>,
     /// At some time during the operation the guest's rights forbade it.
     pub forbidden: bool,
 }
 
-/// All of it.
+/// The whole state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
     pub pages: [Page; PAGES],
     pub threads: [Thread; THREADS],
-    /// Who has the exclusive right.
+    /// The thread that has the exclusive right.
     pub exclusive: Option<u8>,
-    /// Who has the fragments' lock.
+    /// The thread that holds the fragments' lock.
     pub fragments: Option<u8>,
     /// See `Guards::now`.
     pub moment: u8,

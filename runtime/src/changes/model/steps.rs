@@ -3,7 +3,7 @@
 use super::bug::Bug;
 use super::state::{Code, MAPPING, Op, PAGES, Place, Program, Rights, STORE, State, THREADS, W, X};
 
-/// What one step of a thread comes to.
+/// The outcome of one step of a thread.
 #[derive(Debug)]
 pub enum Step {
     /// The thread waits for another one.
@@ -25,7 +25,7 @@ const DIRECT: u8 = 99;
 pub const SETTLE: u8 = 100;
 
 impl State {
-    /// What thread `t` does next.
+    /// The next step of thread `t`.
     pub fn step(&self, program: &Program, t: usize) -> Step {
         let thread = &self.threads[t];
         let Some(op) = program.op(t, thread.at).filter(|_| thread.begun && !thread.gone) else {
@@ -202,7 +202,7 @@ impl State {
         self.pages[p].record.is_some_and(|rights| rights & W != 0)
     }
 
-    /// Comes to guest code: the first stages of running something, which end at stage 2.
+    /// Enters guest code: the first stages of executing code, which end at stage 2.
     fn enter(&self, t: usize) -> Step {
         let mut state = self.clone();
         match self.threads[t].stage {
