@@ -191,8 +191,9 @@ nothing was measured.")]
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// How guest code is executed: interp (interpreter), dynamo (interpreter first, then native copies
-    /// of blocks and traces), copy (native copies of blocks), full (native copies and traces)
+    /// How guest code is executed: interp (interpreter), dynamo (interpreter first, then native
+    /// copies of blocks and traces), copy (native copies of blocks), full (native copies and
+    /// traces)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
     /// Executions of a trace head before it is compiled [default: 1000 in dynamo, 25000 in full].
