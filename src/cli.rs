@@ -191,13 +191,14 @@ nothing was measured.")]
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// How guest code is executed: interp (interpreter), dynamo (interpreter and compiled hot
-    /// traces), copy (native copies of blocks), full (native copies and traces)
+    /// How guest code is executed: interp (interpreter), dynamo (interpreter first, then native
+    /// copies of blocks and traces), copy (native copies of blocks), full (native copies and
+    /// traces)
     #[arg(long, default_value_t = Tier::default(), value_name = "TIER")]
     tier: Tier,
-    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, lower where
-    /// traces already take much of the time; 25000 in full]. With its default, full makes only
-    /// traces that promise to pay; a lower N makes them all
+    /// Executions of a trace head before it is compiled [default: 1000 in dynamo, 25000 in full].
+    /// With the default, only traces are kept that promise to be faster than copied blocks. With N
+    /// (in full: below 25000) all traces are kept, and dynamo copies no blocks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threshold: Option<u32>,
     /// Size of the code cache in bytes; suffixes K and M
@@ -207,9 +208,9 @@ pub struct RunArgs {
     /// processor's return stack), auto (stack in programs with many calls)
     #[arg(long, default_value_t = Returns::Auto, value_name = "WAY")]
     returns: Returns,
-    /// How the target of an indirect jump or return checks that it is the right one: loop or pext
-    /// [default: the faster one on this processor, pext if it is there and the processor is not
-    /// AMD's]
+    /// Instruction by which the code at the target of an indirect jump or return compares the
+    /// address: loop or pext [default: the faster one on this processor, pext if it is there and
+    /// the processor is not AMD's]
     #[arg(long, value_name = "WAY")]
     entry_check: Option<EntryCheck>,
     /// What traces assume and where their guards stand: eager, anchored, hoisted, merged,

@@ -1,9 +1,11 @@
-/* A stack machine in a switch loop running Collatz sequences: an interpreter as a guest. */
+/* An interpreter as a guest: a stack machine in a switch loop. Its program counts the steps of
+ * Collatz sequences. */
 #include "kernel.h"
 
 enum { PUSH, LOAD, STORE, ADD, MUL, SHIFT, ODD, LESS, JUMP, BRANCH, HALT };
 
-/* v0 = limit, v1 = start, v2 = value, v3 = steps */
+/* The interpreted program. Variable 0 is the limit, 1 the start, 2 the value, 3 the steps; comments
+ * begin with the index of their line's first word. */
 static const int code[] = {
     PUSH, 0, STORE, 3, PUSH, 1, STORE, 1,                    /*  0: steps = 0; start = 1 */
     LOAD, 1, STORE, 2,                                       /*  8: value = start */
@@ -12,7 +14,7 @@ static const int code[] = {
     LOAD, 2, SHIFT, STORE, 2, JUMP, 38,                      /* 24: even: halve */
     LOAD, 2, PUSH, 3, MUL, JUMP, 56,                         /* 31: odd: 3 n + 1 at 56 */
     LOAD, 3, JUMP, 63, HALT, HALT,                           /* 38: steps + 1 at 63 */
-    LOAD, 1, PUSH, 1, ADD, STORE, 1, LOAD, 1, JUMP, 70,      /* 44: start + 1, then the test at 70 */
+    LOAD, 1, PUSH, 1, ADD, STORE, 1, LOAD, 1, JUMP, 70,      /* 44: start + 1, test at 70 */
     HALT, PUSH, 1, ADD, STORE, 2, JUMP,                      /* 55: entered at 56 */
     38, PUSH, 1, ADD, STORE, 3, JUMP,                        /* 62: entered at 63 */
     12, LOAD, 0, LESS, BRANCH, 8, HALT,                      /* 69: entered at 70 */

@@ -1,7 +1,9 @@
 /* Recursive Fibonacci numbers and Ackermann's function: calls and returns, hardly anything else. */
 #include "kernel.h"
 
-__attribute__((noinline)) static uint64_t fib(uint64_t n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }
+__attribute__((noinline)) static uint64_t fib(uint64_t n) {
+    return n < 2 ? n : fib(n - 1) + fib(n - 2);
+}
 
 __attribute__((noinline)) static uint64_t ackermann(uint64_t m, uint64_t n) {
     if (m == 0) return n + 1;

@@ -1,4 +1,5 @@
-/* Open addressing with insertions, look-ups and deletions: multiplications, masks, probes of varying length. */
+/* Open addressing with insertions, look-ups and deletions: multiplications, masks, probes of
+ * varying length. */
 #include "kernel.h"
 
 enum { BITS = 14, SLOTS = 1 << BITS, KEYS = SLOTS * 3 / 4 };
@@ -40,7 +41,8 @@ int main(int argc, char **argv) {
             s->count++;
             if (i % 4 == 3) erase(next_random(&seed) % KEYS + 1);
         }
-        for (int i = 0; i < SLOTS; i += 61) sum = mix(sum, ((uint64_t)table[i].key << 32) | table[i].count);
+        for (int i = 0; i < SLOTS; i += 61)
+            sum = mix(sum, ((uint64_t)table[i].key << 32) | table[i].count);
     }
     return report("hashtable", n, sum);
 }

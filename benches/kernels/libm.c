@@ -1,4 +1,5 @@
-/* A loop in SSE code that calls the C library's sin, exp, log and pow, which use wider vectors where the machine has them. */
+/* A loop in SSE code that calls the C library's sin, exp, log and pow, which use wider vectors
+ * where the machine has them. */
 #include "kernel.h"
 #include <math.h>
 

@@ -49,7 +49,8 @@ int main(int argc, char **argv) {
     uint32_t seed = 521288629u;
     for (long r = 0; r < n; r++) {
         for (int i = 0; i < NODES; i++) {
-            /* 1365 is odd and the count a power of two: every node once, in a scattered order. */
+            /* 1365 is odd and NODES a power of two, so the list has every node once, in a scattered
+             * order. */
             node *at = &nodes[i * 1365 % NODES];
             at->next = i + 1 < NODES ? &nodes[(i + 1) * 1365 % NODES] : NULL;
             at->value = next_random(&seed);

@@ -19,7 +19,7 @@ int main(int argc, char **argv) {
                 for (int k = 0; k < N; k++) s += a[i][k] * b[k][j];
                 c[i][j] = s;
             }
-        /* Small integers stay exact. */
+        /* Small integers make every product and sum exact: the checksum is the same everywhere. */
         a[r % N][r / N % N] = c[r % N][(r + 1) % N] > 0 ? 2 : -2;
         sum = mix(sum, (uint64_t)(int64_t)c[r * 31 % N][r * 17 % N]);
     }

@@ -1,4 +1,5 @@
-/* In the manner of Dhrystone: records, strings, small functions, enumerations, arrays of two dimensions. */
+/* In the manner of Dhrystone: records, strings, small functions, enumerations, arrays of two
+ * dimensions. */
 #include "kernel.h"
 
 typedef enum { FIRST, SECOND, THIRD, FOURTH, FIFTH } kind;
@@ -90,7 +91,8 @@ int main(int argc, char **argv) {
         for (int run = 1; run <= 4000; run++) {
             char text[31];
             int a = 2, b = 3, c = 0;
-            strcpy(text, run % 3 ? "a string of thirty characterz" : "a string of thirty character");
+            strcpy(text,
+                   run % 3 ? "a string of thirty characterz" : "a string of thirty character");
             flag = !compare_strings(here.text, text);
             while (a < b) {
                 c = 5 * a - b;
@@ -105,7 +107,8 @@ int main(int argc, char **argv) {
             a = b / c;
             b = 7 * (b - c) - a;
             c2 = (char)('A' + (b + run) % 5);
-            sum = mix(sum, (uint64_t)(uint32_t)(a * 31 + b * 7 + c + global + flag) + (uint64_t)here.number);
+            uint32_t all = (uint32_t)(a * 31 + b * 7 + c + global + flag);
+            sum = mix(sum, (uint64_t)all + (uint64_t)here.number);
         }
     }
     sum = mix(sum, (uint64_t)one[8] + (uint64_t)two[8][7] + (uint64_t)c1);

@@ -12,7 +12,7 @@ static body bodies[BODIES] = {
     {{15.4, -25.9, 0.2}, {1.0, 0.6, -0.03}, 0.002},
 };
 
-/* Newton's iteration: no libm, and the same on every host. */
+/* The square root by Newton's iteration: it needs no libm and is the same on every host. */
 static double root(double x) {
     double r = x > 1 ? x / 2 : 1;
     for (int i = 0; i < 8; i++) r = 0.5 * (r + x / r);

@@ -1,4 +1,5 @@
-/* A tokeniser (switch over characters) and a recursive-descent evaluator of arithmetic over a generated text. */
+/* A tokeniser (switch over characters) and a recursive-descent evaluator of arithmetic over a
+ * generated text. */
 #include "kernel.h"
 
 enum { SIZE = 1 << 16 };
@@ -11,8 +12,10 @@ static void next(void) {
     for (;;) {
         switch (*at) {
         case ' ': case '\n': at++; continue;
-        case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9':
-            for (value = 0; *at >= '0' && *at <= '9'; at++) value = value * 10 + (uint64_t)(*at - '0');
+        case '0': case '1': case '2': case '3': case '4':
+        case '5': case '6': case '7': case '8': case '9':
+            for (value = 0; *at >= '0' && *at <= '9'; at++)
+                value = value * 10 + (uint64_t)(*at - '0');
             kind = 'n';
             return;
         case 'a': case 'b': case 'c': case 'd':

@@ -1,4 +1,5 @@
-/* Horspool's string search and a naive one over the same text: short inner loops that mostly fail at once. */
+/* Horspool's string search and a naive one over the same text: short inner loops that mostly fail
+ * at once. */
 #include "kernel.h"
 
 enum { SIZE = 1 << 16 };

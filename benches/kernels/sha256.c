@@ -3,7 +3,8 @@
 
 static uint32_t constants[64], state[8];
 
-/* The fraction of the cube (or square) root of a prime, in 32 bits, by integer bisection. */
+/* The first 32 bits of the fraction of a prime's square root, or with `cube` of its cube root, by
+ * bisection of integers. */
 static uint32_t fraction(unsigned prime, int cube) {
     unsigned __int128 target = (unsigned __int128)prime << (cube ? 96 : 64);
     uint64_t low = 0, high = 1ULL << 37;
@@ -32,16 +33,20 @@ static uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 static void block(const unsigned char *bytes) {
     uint32_t w[64], s[8];
     for (int i = 0; i < 16; i++, bytes += 4)
-        w[i] = (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+        w[i] = (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 |
+               bytes[3];
     for (int i = 16; i < 64; i++) {
         uint32_t a = w[i - 15], b = w[i - 2];
-        w[i] = w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7] + (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
+        w[i] = w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7] +
+               (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
     }
     memcpy(s, state, sizeof s);
     for (int i = 0; i < 64; i++) {
         uint32_t e = s[4], a = s[0];
-        uint32_t t1 = s[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + ((e & s[5]) ^ (~e & s[6])) + constants[i] + w[i];
-        uint32_t t2 = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
+        uint32_t t1 = s[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) +
+                      ((e & s[5]) ^ (~e & s[6])) + constants[i] + w[i];
+        uint32_t t2 = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) +
+                      ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
         for (int k = 7; k > 0; k--) s[k] = s[k - 1];
         s[4] += t1;
         s[0] = t1 + t2;

@@ -1,4 +1,5 @@
-/* Calls through tables of functions: a loop over objects of changing classes, and a sort with a comparison callback. */
+/* Calls through tables of functions: a loop over objects of changing classes, and a sort with a
+ * comparison callback. */
 #include "kernel.h"
 
 typedef struct object object;
@@ -22,7 +23,10 @@ static void grow_both(object *o, uint32_t by) {
 }
 
 static const methods classes[] = {
-    {area_square, grow_width}, {area_box, grow_both}, {area_triangle, grow_both}, {area_disc, grow_width}};
+    {area_square, grow_width},
+    {area_box, grow_both},
+    {area_triangle, grow_both},
+    {area_disc, grow_width}};
 
 enum { OBJECTS = 1000 };
 static object objects[OBJECTS];
@@ -44,7 +48,8 @@ static void insertion(object *v, int count, int (*compare)(const object *, const
 int main(int argc, char **argv) {
     long n = rounds(argc, argv, 300);
     uint32_t seed = 123456789u;
-    for (int i = 0; i < OBJECTS; i++) objects[i] = (object){&classes[next_random(&seed) % 4], i, 2 * i};
+    for (int i = 0; i < OBJECTS; i++)
+        objects[i] = (object){&classes[next_random(&seed) % 4], i, 2 * i};
     uint64_t sum = 1;
     for (long r = 0; r < n; r++) {
         uint64_t total = 0;

@@ -41,8 +41,8 @@ fn register_uses(path: &Path, written: &[bool; Loc::SSA_COUNT]) -> [Option<Regis
                 _ => &[],
             };
             for g in expensive.iter().filter_map(|a| held.get(&a.as_value()?)) {
-                if let Some(use_) = &mut uses[g.number()] {
-                    use_.expensive = true;
+                if let Some(usage) = &mut uses[g.number()] {
+                    usage.expensive = true;
                 }
             }
         }

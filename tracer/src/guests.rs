@@ -84,13 +84,13 @@ pub struct DispatchHeads {
     /// Loops of interpreted programs that were found.
     found: u32,
     /// Is no loop ever searched for?
-    off: bool,
+    disabled: bool,
 }
 
 impl DispatchHeads {
     /// An empty table. With `search` false no loop is ever searched for.
     pub fn new(search: bool) -> DispatchHeads {
-        DispatchHeads { off: !search, ..DispatchHeads::default() }
+        DispatchHeads { disabled: !search, ..DispatchHeads::default() }
     }
 
     /// Should a recording that passes `head` search for a loop of an interpreted program?
@@ -99,7 +99,7 @@ impl DispatchHeads {
     }
 
     fn may_search(&self) -> bool {
-        !self.off && self.failures < FREE_FAILURES * (1 + self.found)
+        !self.disabled && self.failures < FREE_FAILURES * (1 + self.found)
     }
 
     /// Should a recording begin at `head` now, without counting first?
@@ -145,12 +145,12 @@ impl DispatchHeads {
     /// Notes that a trace for this key is being made. False if the head has too many.
     pub(crate) fn add(&mut self, head: u64, key: Key) -> bool {
         let h = self.heads.entry(head).or_default();
-        let room = h.keys.len() < MAX_KEYS;
-        if room {
+        let has_room = h.keys.len() < MAX_KEYS;
+        if has_room {
             h.keys.push(key);
             self.found += 1;
         }
-        room
+        has_room
     }
 
     /// Notes that a search found nothing or, with `made`, that the trace noted last for `head` was

@@ -59,11 +59,11 @@ pub trait Placement: Sync {
 
     /// Should the trace assume that a register holds `value` at entry, as it did at the sampled
     /// executions of the head?
-    fn speculate_register(&self, _gpr: Gpr, value: u64, use_: RegisterUse) -> bool {
+    fn speculate_register(&self, _gpr: Gpr, value: u64, usage: RegisterUse) -> bool {
         // A guard at the loop's entry makes the register an immediate operand inside. That pays for
         // values that become shift counts or factors. It does not pay for addresses, which differ
         // from call to call; values of 2^16 and above count as addresses (guess).
-        !use_.written && use_.expensive && value < 1 << 16
+        !usage.written && usage.expensive && value < 1 << 16
     }
 
     /// May passes assume that stores through pointers miss the loop's slots?

@@ -235,14 +235,14 @@ impl Recorder {
             Transfer::Call => self.callees.push(next),
             Transfer::Return if self.callees.pop().is_none() && self.kind == HeadKind::Function => {
                 if self.search.is_some() {
-                    return self.without_search();
+                    return self.end_search();
                 }
                 return self.finish(TraceShape::Linear, EndReason::Return);
             }
             _ => {}
         }
         if self.search.is_some() {
-            // During a search `passage` and `between` decide where the path ends.
+            // During a search `at_dispatch_head` and `between_passages` decide where the path ends.
             return Recording::Continue;
         }
         if next == self.head && transfer != Transfer::Call {
@@ -300,9 +300,9 @@ impl Recorder {
         let recording = self.step(block, next, landing);
         match (&recording, &self.search) {
             (Recording::Continue, Some(search)) if search.head == next && arrives => {
-                self.passage(heads, around)
+                self.at_dispatch_head(heads, around)
             }
-            (Recording::Continue, Some(_)) => self.between(landing, heads),
+            (Recording::Continue, Some(_)) => self.between_passages(landing, heads),
             _ => recording,
         }
     }
@@ -317,7 +317,11 @@ impl Recorder {
 
     /// The path has reached the head of the search: it ends if it has gone round a loop of the
     /// interpreted program.
-    fn passage(&mut self, heads: &mut DispatchHeads, around: &Surroundings<'_>) -> Recording {
+    fn at_dispatch_head(
+        &mut self,
+        heads: &mut DispatchHeads,
+        around: &Surroundings<'_>,
+    ) -> Recording {
         let Some(search) = &mut self.search else { return Recording::Continue };
         let head = search.head;
         let key = heads.key(head, around);
@@ -359,7 +363,7 @@ impl Recorder {
     }
 
     /// The path is between two passages of the head: it ends if the search is hopeless.
-    fn between(&mut self, landing: Landing, heads: &mut DispatchHeads) -> Recording {
+    fn between_passages(&mut self, landing: Landing, heads: &mut DispatchHeads) -> Recording {
         let (Some(search), Some(step)) = (&mut self.search, self.steps.last()) else {
             return Recording::Continue;
         };
@@ -389,11 +393,11 @@ impl Recorder {
         {
             heads.fail(search.head, false);
         }
-        self.without_search()
+        self.end_search()
     }
 
     /// Ends the search and returns the part of the path that is useful without it.
-    fn without_search(&mut self) -> Recording {
+    fn end_search(&mut self) -> Recording {
         let Some(search) = self.search.take() else { return Recording::Continue };
         let first = search.passages.first().map_or(0, |p| p.steps);
         if self.head == search.head || first == 0 {
@@ -443,7 +447,7 @@ impl Recorder {
             return Recording::Aborted(AbortReason::NothingToTrace);
         }
         if self.search.is_some() {
-            return self.without_search();
+            return self.end_search();
         }
         if let Some((steps, _)) = self.backward {
             self.steps.truncate(steps);

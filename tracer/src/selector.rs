@@ -95,22 +95,22 @@ pub struct TraceSelector {
     /// A recorded path that is being observed before it is compiled.
     survival: Option<Survival>,
     /// Reads guest code, if paths are judged by what a trace of them would save; otherwise `None`.
-    weighs: Option<Read>,
+    read_code: Option<Read>,
     /// Is the path that is being recorded judged?
-    judges: bool,
+    judges_path: bool,
     /// Heads of loops that have been probed.
     probed: FxHashSet<u64>,
     /// A head whose recording left its loop, and its stable registers: it is recorded again when
     /// the guest reaches it next.
-    again: Option<(u64, Vec<(Gpr, u64)>)>,
+    record_again: Option<(u64, Vec<(Gpr, u64)>)>,
     /// How often a head was recorded again.
     repeats: FxHashMap<u64, u32>,
 }
 
 impl TraceSelector {
-    /// A selector that has counted nothing. With `weighs`, which reads guest code, paths are judged
-    /// by what a trace of them would save.
-    pub fn new(policy: DefaultPolicy, weighs: Option<Read>) -> TraceSelector {
+    /// A selector that has counted nothing. With `read_code`, which reads guest code, paths are
+    /// judged by what a trace of them would save.
+    pub fn new(policy: DefaultPolicy, read_code: Option<Read>) -> TraceSelector {
         TraceSelector {
             dispatch: DispatchHeads::new(policy.placement.speculate_guest_loops()),
             policy,
@@ -119,10 +119,10 @@ impl TraceSelector {
             started: Instant::now(),
             probe: None,
             survival: None,
-            weighs,
-            judges: false,
+            read_code,
+            judges_path: false,
             probed: FxHashSet::default(),
-            again: None,
+            record_again: None,
             repeats: FxHashMap::default(),
         }
     }
@@ -130,14 +130,14 @@ impl TraceSelector {
     /// Starts recording at a block that is about to be executed.
     pub fn start(&mut self, block: Rc<LiftedBlock>, kind: HeadKind, stable: Vec<(Gpr, u64)>) {
         self.started = Instant::now();
-        self.judges = self.weighs.is_some();
+        self.judges_path = self.read_code.is_some();
         self.active =
             Some(Active { recorder: Recorder::new(block.pc, kind, stable, &self.policy), block });
     }
 
     /// Makes the path that is being recorded be compiled without being judged.
     pub fn believe(&mut self) {
-        self.judges = false;
+        self.judges_path = false;
     }
 
     /// Nanoseconds since the last recording began.
@@ -160,7 +160,7 @@ impl TraceSelector {
 
     /// The stable registers of the head at `pc`, if that head is to be recorded again now.
     pub fn take_again(&mut self, pc: u64) -> Option<Vec<(Gpr, u64)>> {
-        self.again.take_if(|(head, _)| *head == pc).map(|(_, stable)| stable)
+        self.record_again.take_if(|(head, _)| *head == pc).map(|(_, stable)| stable)
     }
 
     /// Counts an execution of the head at `pc`.
@@ -241,7 +241,7 @@ impl TraceSelector {
             }
             (Recording::Done(path, _), _) if self.is_last_iteration(&path) => {
                 self.active = None;
-                self.again = Some((head, path.stable));
+                self.record_again = Some((head, path.stable));
                 return None;
             }
             (Recording::Done(path, end), _) if self.probed.contains(&head) => {
@@ -281,7 +281,7 @@ impl TraceSelector {
     /// Decides about a recorded path: it is compiled now, observed first, or refused.
     fn recorded(&mut self, path: Path, end: EndReason) -> Option<Selected> {
         self.active = None;
-        if !self.judges || path.guest.is_some() {
+        if !self.judges_path || path.guest.is_some() {
             return Some(Selected::Recorded(path, end));
         }
         if !self.promises(&path) {
@@ -293,7 +293,7 @@ impl TraceSelector {
 
     /// May a trace of the path be worth making?
     fn promises(&self, path: &Path) -> bool {
-        self.weighs.is_none_or(|read| worth::promises(path, read))
+        self.read_code.is_none_or(|read| worth::promises(path, read))
     }
 
     /// Does the path pass its own loop's branch and leave the loop, and is it to be recorded again?

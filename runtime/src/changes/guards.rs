@@ -1,11 +1,11 @@
 //! The guarded (write-protected) pages, and the system call that protects them.
 //!
-//! Data: [`Guards`], a field of the state of [`super::CodePages`], under its lock. An atomic word holds
-//! the number of guarded pages of the whole process, because hot code asks whether there are any, and
-//! most guests never have one.
+//! Data: [`Guards`], a field of the state of [`super::CodePages`], under its lock. An atomic word
+//! holds the number of guarded pages of the whole process, because hot code asks whether there are
+//! any, and most guests never have one.
 //!
-//! Invariant: each page in [`Guards`] is write-protected in the kernel, though the guest has the right
-//! to write it.
+//! Invariant: each page in [`Guards`] is write-protected in the kernel, though the guest has the
+//! right to write it.
 //!
 //! Example: code is made from a page that the guest mapped RWX. The page is protected R-X and noted
 //! here with the moment; a store of the guest's faults, and [`super::transaction`] opens the page.
@@ -78,8 +78,8 @@ impl Guards {
         self.pages.range(start..range.end.max(start)).map(|(page, _)| *page)
     }
 
-    /// Takes the right to write away from `page`, on which the guest has the rights `prot`. False if
-    /// the kernel refuses.
+    /// Takes the right to write away from `page`, on which the guest has the rights `prot`. False
+    /// if the kernel refuses.
     pub fn take(&mut self, page: u64, prot: ProtFlags) -> bool {
         // Without the right to read, the kernel would make the page execute-only where there are
         // protection keys (pkeys(7)); natively the guest can read what it can write.

@@ -1,8 +1,8 @@
 //! Changes of guest code: what may be executed, what may change it, and how a change is noticed
 //! (`docs/design.md`, "Protocols").
 //!
-//! Guest code is translated once and executed often. So a change of guest code must be noticed before
-//! any translation of it is executed again. How it is noticed depends on the page:
+//! Guest code is translated once and executed often. So a change of guest code must be noticed
+//! before any translation of it is executed again. How it is noticed depends on the page:
 //!
 //! | page | changed by | how the change is noticed |
 //! | --- | --- | --- |
@@ -23,8 +23,8 @@
 //!
 //! **Invariant.** What a thread executes after an operation has completed was read after that
 //! operation: an operation is a store, a system call, or the start of a thread, and it has
-//! completed when its thread executes the next instruction. Besides: the guest gets no fault that it
-//! would not get natively, and no thread waits for ever.
+//! completed when its thread executes the next instruction. Besides: the guest gets no fault that
+//! it would not get natively, and no thread waits for ever.
 //!
 //! Not noticed: writes of other processes to files whose code is mapped privately, or to private
 //! pages (ptrace, process_vm_writev).
@@ -32,8 +32,9 @@
 //! Callers are guest threads outside native code, and the signal handler ([`host`]); each file says
 //! which locks it takes.
 //!
-//! Example: a JIT compiler's page is RWX. Its first translation guards it; the guest's next store to
-//! it faults; the store's transaction drops the translations, opens the page and repeats the store.
+//! Example: a JIT compiler's page is RWX. Its first translation guards it; the guest's next store
+//! to it faults; the store's transaction drops the translations, opens the page and repeats the
+//! store.
 
 mod guards;
 pub mod host;

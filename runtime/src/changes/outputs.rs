@@ -9,8 +9,8 @@
 //! * longer outputs are in the table of [`outputs`]: buffers with their lengths, lists of buffers,
 //!   messages.
 //!
-//! Memory that the kernel writes after the call has returned (io_submit) is opened, too. Code that is
-//! made from it before the kernel writes becomes stale unnoticed.
+//! Memory that the kernel writes after the call has returned (io_submit) is opened, too. Code that
+//! is made from it before the kernel writes becomes stale unnoticed.
 //!
 //! Pure functions of the call and of guest memory: no data, no lock.
 

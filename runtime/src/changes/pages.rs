@@ -225,8 +225,8 @@ impl CodePages {
 
     /// The exclusive right to change code. While a thread has it, no other changes a mapping, opens
     /// a page for a store, or drops code. So a thread that gets the right and finds nothing left to
-    /// drop knows that no thread executes code of the range. The caller is outside (see [`crate::dispatch`]) and
-    /// holds no lock that another thread needs to come out of guest code.
+    /// drop knows that no thread executes code of the range. The caller is outside (see
+    /// [`crate::dispatch`]) and holds no lock that another thread needs to come out of guest code.
     pub fn exclusive(&self) -> MutexGuard<'_, ()> {
         step(Step::TakeExclusive);
         super::schedule::lock(&self.exclusive)
@@ -365,7 +365,8 @@ impl CodePages {
     }
 
     /// The ranges that the host has written to since the last call. The caller, which has the
-    /// exclusive right, drops all code made from them and then calls [`CodePages::dropped_written`].
+    /// exclusive right, drops all code made from them and then calls
+    /// [`CodePages::dropped_written`].
     pub fn take_written(&self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.state().written)
     }

@@ -16,8 +16,8 @@
 //!   what was made meanwhile is dropped, too: its bytes are compared, but not its right to be
 //!   executed.
 //!
-//! Code that leaves out a step does not compile. A transaction that is abandoned (the system call was
-//! not made) withdraws its announcement when it is dropped.
+//! Code that leaves out a step does not compile. A transaction that is abandoned (the system call
+//! was not made) withdraws its announcement when it is dropped.
 //!
 //! **Example.** `mprotect(page, RWX)` while another thread executes code of that page, which was
 //! R-X: the page is announced; the other thread is made to come out of the code, which is dropped;
@@ -26,8 +26,8 @@
 //! difference; the record says RWX, and the code that compares is dropped; whatever is made next is
 //! guarded.
 //!
-//! **One thread.** No other thread has to be waited for: quiescing drops the thread's own code, and is
-//! cheap if no code was made from the range ([`Code::drop_code`]).
+//! **One thread.** No other thread has to be waited for: quiescing drops the thread's own code, and
+//! is cheap if no code was made from the range ([`Code::drop_code`]).
 //!
 //! Stores of the guest's that fault on a guard ([`CodePages::announce_store`]) and system calls
 //! that write to memory ([`CodePages::announce_outputs`]) are transactions, too. The latter give
@@ -260,8 +260,8 @@ impl CodePages {
         }
     }
 
-    /// Must calls that may write to memory be announced? With one thread only if a page is guarded: no
-    /// other thread can guard a page during the call.
+    /// Must calls that may write to memory be announced? With one thread only if a page is guarded:
+    /// no other thread can guard a page during the call.
     pub fn announces_outputs(&self) -> bool {
         self.is_threaded() || !super::guards::none()
     }

@@ -15,8 +15,8 @@ pub enum Bug {
     WakesWhileChanging,
     /// Code that was read before another thread guarded its page was taken for guarded.
     TrustsOtherGuards,
-    /// Bytes that were read before a change of mappings was published, and whose page is guarded after
-    /// it, count as read after it.
+    /// Bytes that were read before a change of mappings was published, and whose page is guarded
+    /// after it, count as read after it.
     PublicationIgnored,
     /// The record of a mapping that was forgotten was taken for one that forbids.
     ForgottenForbids,

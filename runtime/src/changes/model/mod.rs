@@ -1,8 +1,8 @@
 //! The protocol of changes of code as an explicit-state model: every interleaving of small programs
 //! of two and three threads is explored, and the invariants of [`super`] are checked in each state.
 //!
-//! A model thread takes the steps of the real code, one at a time. What the real code does under one
-//! lock is one step. All data is in the model's state; nothing of the real process is touched.
+//! A model thread takes the steps of the real code, one at a time. What the real code does under
+//! one lock is one step. All data is in the model's state; nothing of the real process is touched.
 //!
 //! | file | |
 //! | --- | --- |

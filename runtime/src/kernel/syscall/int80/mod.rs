@@ -5,8 +5,8 @@
 //! rax, all 64 bits of it; no other register changes.
 //!
 //! * Most calls are made as they are, by an `int 0x80` of the host's in a window
-//!   ([`entry::windowed_32`]). Guest and host share the address space, so the kernel itself converts
-//!   the structures and finds the errors of the guest's pointers (`Treatment::Kernel`).
+//!   ([`entry::windowed_32`]). Guest and host share the address space, so the kernel itself
+//!   converts the structures and finds the errors of the guest's pointers (`Treatment::Kernel`).
 //! * Calls about state that the translator emulates (signals, mappings, threads, programs, its own
 //!   files in `/proc`) become the 64-bit calls that [`System`] emulates: with the same arguments
 //!   (`Treatment::Same`), or by a conversion in [`files`], [`memory`], [`processes`] or [`signals`]

@@ -6,7 +6,8 @@
 //! here; every other rule is that of the 64-bit call of the same meaning.
 //!
 //! Functions without state; [`super::System::pass_32`] calls [`outputs`] without locks. The list
-//! may change between our look and the kernel's, as in the 64-bit calls; then the guest gets EFAULT.
+//! may change between our look and the kernel's, as in the 64-bit calls; then the guest gets
+//! EFAULT.
 //!
 //! Example: `readv` with one buffer of 0x1000 bytes at 0x10000 yields 0x10000..0x11000, and 512
 //! bytes at each argument.

@@ -1,8 +1,8 @@
 //! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
 //!
-//! The guest's actions and mask are in [`System`]. Each call runs on the guest's own thread, outside
-//! native code, and holds no lock but that of the actions (while an action changes). A call that may
-//! take a blocked signal of the five tells the handlers of the other threads so, by
+//! The guest's actions and mask are in [`System`]. Each call runs on the guest's own thread,
+//! outside native code, and holds no lock but that of the actions (while an action changes). A call
+//! that may take a blocked signal of the five tells the handlers of the other threads so, by
 //! [`Waiting`].
 //!
 //! Example: a guest that blocks SIGSEGV polls a signalfd. [`System::with_held_pending`] blocks
@@ -319,8 +319,8 @@ impl System {
     }
 
     /// Takes a signal out of `signals` that was accepted by this thread, or that is held for the
-    /// process. The kernel delivers what was sent to the thread before what was sent to the process,
-    /// and of each the five first.
+    /// process. The kernel delivers what was sent to the thread before what was sent to the
+    /// process, and of each the five first.
     pub(crate) fn take_held(&self, signals: SigSet) -> Option<(i32, SigInfo)> {
         let is_for_thread = |(signo, info): (i32, SigInfo)| {
             set_of(signo) & FIVE != 0 || info.code() == libc::SI_TKILL
