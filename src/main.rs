@@ -7,11 +7,7 @@
 //! | module | subcommand |
 //! | --- | --- |
 //! | [`cli`] | none: options, help texts and the configuration of `run` |
-<<<<<<< HEAD
-//! | [`mod@bench`] | `bench`: times of workloads, natively and under each tier |
-=======
 //! | [`bench`](mod@bench) | `bench`: times of workloads, natively and under each tier |
->>>>>>> h-wc
 //! | [`explain`] | `explain`: what the hot traces of one run are |
 //! | [`guards`] | `guards`: one program under several guard placements |
 //! | [`ir`] | `ir`: tools for the IR's text form |

@@ -85,17 +85,17 @@ pub struct ThreadContext {
     pub scratch: [u64; SCRATCH_WORDS],
     /// Extended state: x87, SSE, AVX, AVX-512, MXCSR.
     pub xstate: XState,
-    /// What the guest has denied itself of protection key 0 (bits 0 and 1 of PKRU). The other rights
-    /// are in the processor's register.
+    /// What the guest has denied itself of protection key 0 (bits 0 and 1 of PKRU). The other
+    /// rights are in the processor's register.
     pub withheld_rights: u32,
     /// Address of the runtime's signal state of this thread, for signal handlers; 0 before there is
     /// one.
     pub signals: u64,
     /// Address in the code cache of the instruction that faulted, as the signal handler found it.
     pub fault_rip: u64,
-    /// The guest pc of the last x87 instruction that is not a control instruction: what FIP would be
-    /// on the processor. The register itself, and `xstate`, may hold the address of a copy of that
-    /// instruction instead. 0 after `fninit`; else what the guest loaded last.
+    /// The guest pc of the last x87 instruction that is not a control instruction: what FIP would
+    /// be on the processor. The register itself, and `xstate`, may hold the address of a copy of
+    /// that instruction instead. 0 after `fninit`; else what the guest loaded last.
     pub x87_pc: u64,
     /// The memory operand of the last x87 instruction that had one and that the interpreter
     /// executed. It is known as long as `x87_pc` is `x87_data_after`: no other code has executed an
@@ -164,8 +164,8 @@ pub mod offset {
 }
 
 impl ThreadContext {
-    /// Puts the x87 data pointer, if it is known, into the extended state, if it is not there: AMD's
-    /// processors save it only while an exception is pending.
+    /// Puts the x87 data pointer, if it is known, into the extended state, if it is not there:
+    /// AMD's processors save it only while an exception is pending.
     pub fn put_x87_data(&mut self) {
         const DATA: std::ops::Range<usize> = 16..24;
         if self.x87_data_after == self.x87_pc && self.xstate.0[DATA] == [0; 8] {

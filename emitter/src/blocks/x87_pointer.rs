@@ -9,11 +9,12 @@
 //! for the other instructions that show or load the pointer, the block ends: the runtime executes
 //! them.
 //!
-//! The module's data is [`Translator::x87_pc`]. Invariant: it is `None` where the block can be left.
+//! The module's data is [`Translator::x87_pc`]. Invariant: it is `None` where the block can be
+//! left.
 //!
-//! Example: `fldz` at 0x1000, `fld1` at 0x1002, `fnstenv [rsp - 0x1c]`, `pop rax` become the copies of
-//! the first three, `mov dword [rsp - 0x10], 0x1002`, `mov qword gs:[x87_pc], 0x1002` and the copy of
-//! `pop rax`.
+//! Example: `fldz` at 0x1000, `fld1` at 0x1002, `fnstenv [rsp - 0x1c]`, `pop rax` become the copies
+//! of the first three, `mov dword [rsp - 0x10], 0x1002`, `mov qword gs:[x87_pc], 0x1002` and the
+//! copy of `pop rax`.
 
 use super::gs_operands::is_relative_to_gs;
 use super::translate::{Step, Translator};

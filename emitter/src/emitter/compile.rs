@@ -26,8 +26,8 @@ use dynasour_ir::Version;
 pub enum StubTarget {
     /// To this fragment, the canonical one of the exit's target.
     Fragment(FragmentId),
-    /// To this fragment if the exit's target, which is computed, is its pc. Otherwise the stub leaves
-    /// by a guard of its own, in the exit's state.
+    /// To this fragment if the exit's target, which is computed, is its pc. Otherwise the stub
+    /// leaves by a guard of its own, in the exit's state.
     FragmentIf(FragmentId),
     /// To the tables of indirect transfers: the target is computed.
     Tables,
@@ -126,8 +126,8 @@ impl Emitter {
     /// dropped.
     ///
     /// # Errors
-    /// There is no such exit of a guard, or its target is computed where `to` wants a pc, or the other
-    /// way round, or there is no such fragment.
+    /// There is no such exit of a guard, or its target is computed where `to` wants a pc, or the
+    /// other way round, or there is no such fragment.
     pub fn stub_request(&self, exit: ExitId, to: StubTarget) -> Result<StubRequest, EmitError> {
         let e = self.exit(exit).ok_or(EmitError::Unknown)?;
         let pc_of = |fragment| self.fragment(fragment).map(|f| f.pc).ok_or(EmitError::Unknown);

@@ -1,7 +1,7 @@
 //! The kernel's and the processor's privileged functions, as the guest sees them.
 //!
-//! A folder imports only those above it in this table (`tests/layers.rs`). All of them are called by
-//! the guest's own thread, except the signal handler, which runs wherever a signal interrupts.
+//! A folder imports only those above it in this table (`tests/layers.rs`). All of them are called
+//! by the guest's own thread, except the signal handler, which runs wherever a signal interrupts.
 //!
 //! | folder | what it does |
 //! | --- | --- |

@@ -13,8 +13,9 @@
 //! The stub is linked first and [attached](Emitter::attach) last, so that no thread finds it half
 //! made. All guards that share an anchor share the link.
 //!
-//! A stub is compiled without the lock, like a trace: [`StubRequest`](crate::emitter::StubRequest) says what is needed, and
-//! [`Emitter::lead_exit`] places the code, links it and lets the exit lead there.
+//! A stub is compiled without the lock, like a trace: [`StubRequest`](crate::emitter::StubRequest)
+//! says what is needed, and [`Emitter::lead_exit`] places the code, links it and lets the exit lead
+//! there.
 //!
 //! Data: none of its own. Invariant: an end in the list of a place has the target that the place
 //! says. The caller holds the emitter, and sees to progress (`policy.rs` of the runtime).

@@ -10,11 +10,11 @@
 //! What the guest has denied itself of key 0 is in [`ThreadContext::withheld_rights`]; it is shown
 //! wherever the guest reads its rights, and denies nothing (docs/limits.md).
 //!
-//! **Invariants.** (1) Outside [`with_all_rights`](crate::protection_keys::with_all_rights), signal handlers, and the one instruction that
-//! [`super::run_xsave`] runs for the guest, the register is the guest's rights without key 0's
-//! bits. (2) The PKRU component of `ThreadContext::xstate` means nothing, except between
-//! [`to_state`] and a read of it, and between a write and [`from_state`]. Code that saves or loads
-//! extended state leaves that component out.
+//! **Invariants.** (1) Outside [`with_all_rights`](crate::protection_keys::with_all_rights), signal
+//! handlers, and the one instruction that [`super::run_xsave`] runs for the guest, the register is
+//! the guest's rights without key 0's bits. (2) The PKRU component of `ThreadContext::xstate` means
+//! nothing, except between [`to_state`] and a read of it, and between a write and [`from_state`].
+//! Code that saves or loads extended state leaves that component out.
 //!
 //! **Signal handlers** of the host begin with the kernel's initial rights, which allow key 0, and
 //! touch the host's memory only. The kernel puts the interrupted rights back.

@@ -65,10 +65,10 @@ pub enum XsaveForm {
 }
 
 // rdi = guest's extended state, rsi = guest address, edx:ecx = requested components, r8 = mask of
-// all, r9 = number of the form; on the stack, the address of the guest's protection-key rights, 0 if
-// there are none. The host's callee-saved state is general registers plus MXCSR and the x87 control
-// word, which the routine leaves as a new process has them. r10 = what became of the instruction: 0,
-// it stored; 1, it faulted; 2, it loaded, so the state has changed.
+// all, r9 = number of the form; on the stack, the address of the guest's protection-key rights, 0
+// if there are none. The host's callee-saved state is general registers plus MXCSR and the x87
+// control word, which the routine leaves as a new process has them. r10 = what became of the
+// instruction: 0, it stored; 1, it faulted; 2, it loaded, so the state has changed.
 global_asm!(
     r#"
     .text

@@ -1,5 +1,5 @@
-//! The kernel as one guest thread sees it ([`System`]), and what system calls ask of the machine that
-//! runs guest code ([`Engine`]).
+//! The kernel as one guest thread sees it ([`System`]), and what system calls ask of the machine
+//! that runs guest code ([`Engine`]).
 
 use std::ffi::CString;
 use std::ops::Range;

@@ -1,4 +1,5 @@
-//! Resolved stubs: an exit is led on natively by code that the dispatcher compiles without the lock.
+//! Resolved stubs: an exit is led on natively by code that the dispatcher compiles without the
+//! lock.
 //!
 //! ```text
 //!   with the lock      want_stub: is it allowed? what code generation needs is copied (StubWork)
@@ -12,11 +13,11 @@
 //! the runtime again.
 //!
 //! Data: [`Fragments`] keeps at most one [`StubWork`], from `want_stub` until the dispatcher takes
-//! it under the same lock. Invariants: an exit's state is changed before its code is written; a stub
-//! leads only where [`policy::allowed`](super::policy::allowed) says when it is installed.
+//! it under the same lock. Invariants: an exit's state is changed before its code is written; a
+//! stub leads only where [`policy::allowed`](super::policy::allowed) says when it is installed.
 //!
-//! Example: a guard to 0x1080 has come to the runtime 16 times. `want_stub` copies the record of the
-//! exit, the stub is compiled (`mov rax, rbx` and a jump), and `install_stub` makes the exit
+//! Example: a guard to 0x1080 has come to the runtime 16 times. `want_stub` copies the record of
+//! the exit, the stub is compiled (`mov rax, rbx` and a jump), and `install_stub` makes the exit
 //! `Counted`.
 
 use super::exits::{Event, Stub};
