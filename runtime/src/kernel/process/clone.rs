@@ -4,12 +4,18 @@
 //!   everything.
 //! * A child that borrows its parent's memory while the parent sleeps (vfork, posix_spawn) runs on
 //!   a host stack and a context of its own, with copies of what the kernel copies for it. It
-//!   allocates from the common heap, never frees the parent's things, and ends without destructors;
-//!   the parent frees the child's when it wakes.
-//! * A thread ([`super::thread`]) shares everything. What the kernel would give it, it gives
-//!   itself.
+//!   allocates from the common heap, frees nothing that the parent allocated, and ends without
+//!   destructors. The parent frees the child's memory when it wakes.
+//! * A thread ([`super::thread`]) shares everything. It performs itself what the kernel would do
+//!   for a new thread: it writes its id, and notes the word to clear at its end.
 //! * A process that shares memory and runs at the same time ([`super::companion`]) has a host
 //!   stack, thread-local storage, a dispatcher and a context of its own.
+//!
+//! The guest's calling thread executes all of this, outside native code. Locks: those of
+//! [`Process`](super::Process) where a fork must find them free.
+//!
+//! Example: `posix_spawn` calls `clone(CLONE_VM | CLONE_VFORK)`. The child gets a host stack and a
+//! context, is interpreted, and calls execve; the parent wakes, unmaps the stack and goes on.
 
 use std::sync::atomic::Ordering;
 
@@ -26,7 +32,7 @@ use super::thread::Identity;
 
 /// Bytes of a vfork child's host stack.
 const CHILD_STACK: usize = 1 << 20;
-/// Below it, inaccessible.
+/// Bytes of the inaccessible page below that stack.
 const GUARD: usize = 4096;
 
 const CLONE_VM: u64 = libc::CLONE_VM as u64;
@@ -40,9 +46,9 @@ const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const CLONE_PARENT_SETTID: u64 = libc::CLONE_PARENT_SETTID as u64;
 const CLONE_CHILD_SETTID: u64 = libc::CLONE_CHILD_SETTID as u64;
 const CLONE_CHILD_CLEARTID: u64 = libc::CLONE_CHILD_CLEARTID as u64;
-/// What a thread may have of its own.
+/// The flags of `unshare` that a new thread may set.
 const UNSHARABLE: u64 = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as u64;
-/// What a thread cannot have, or is not given here: descriptors of itself, namespaces.
+/// Flags that the kernel refuses for threads, or that are refused here: a pidfd, namespaces.
 const NOT_FOR_THREADS: u64 = (libc::CLONE_PIDFD
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -52,7 +58,7 @@ const NOT_FOR_THREADS: u64 = (libc::CLONE_PIDFD
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32 as u64
     | CLONE_CLEAR_SIGHAND;
-/// What the C library's fork does, or what is done here for it.
+/// Flags that the C library's fork sets, or that are emulated here after it.
 const PLAIN_FORK: u64 = CLONE_PARENT_SETTID
     | CLONE_CHILD_SETTID
     | CLONE_CHILD_CLEARTID
@@ -61,9 +67,9 @@ const PLAIN_FORK: u64 = CLONE_PARENT_SETTID
 
 /// `struct clone_args`, words in order.
 const ARGS_WORDS: usize = 11;
-/// Its first published size.
+/// The size of its first published version.
 const ARGS_SMALLEST: u64 = 64;
-/// Words of it.
+/// Its words in that version.
 mod word {
     pub const FLAGS: usize = 0;
     pub const CHILD_TID: usize = 2;
@@ -74,7 +80,7 @@ mod word {
     pub const TLS: usize = 7;
 }
 
-/// What the guest asked for, whichever call it used.
+/// The guest's request, of any of the four calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Request {
     flags: u64,
@@ -84,7 +90,7 @@ struct Request {
     form: Form,
 }
 
-/// How the kernel is asked.
+/// The call by which the kernel is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
     /// `clone` with these addresses for the parent's and the child's thread id.
@@ -152,7 +158,7 @@ impl Request {
         })
     }
 
-    /// One that the C library's fork can stand in for.
+    /// Can the C library's fork perform this request?
     fn is_plain_fork(&self) -> bool {
         self.flags & !PLAIN_FORK == 0 && self.flags & 0xff == libc::SIGCHLD as u64
     }
@@ -166,7 +172,8 @@ impl Request {
         tls: Option<u64>,
         buffer: &mut [u64; ARGS_WORDS],
     ) -> Call {
-        // What the child has to clear at its end it does itself, except in its parent's place.
+        // The child itself clears the word at its end. A child that sleeps its parent cannot: there
+        // the kernel does.
         let is_vfork = self.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM | CLONE_VFORK;
         let flags = self.flags & !CLONE_SETTLS & !if is_vfork { 0 } else { CLONE_CHILD_CLEARTID };
         let flags = flags | tls.map_or(0, |_| CLONE_SETTLS);
@@ -202,7 +209,7 @@ impl Request {
         }
     }
 
-    /// Whether the kernel would refuse a thread like this, or we do.
+    /// Is a thread with these flags refused, by the kernel or here?
     fn is_impossible_thread(&self) -> bool {
         let signal = match self.form {
             Form::Clone { .. } => false,
@@ -212,7 +219,7 @@ impl Request {
         signal || self.flags & needed != needed || self.flags & NOT_FOR_THREADS != 0
     }
 
-    /// What the child's registers are, besides being its parent's.
+    /// Sets the registers in which the child differs from its parent.
     fn enter_child(&self, context: &mut ThreadContext) {
         if let Some(stack) = self.stack {
             context.gpr[4] = stack;
@@ -258,12 +265,12 @@ impl ChildStack {
 
 impl Drop for ChildStack {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and the child that ran on it is gone.
+        // SAFETY: this type made the mapping, and the child that ran on it has ended.
         unsafe { libc::munmap(self.mapping as *mut libc::c_void, GUARD + CHILD_STACK) };
     }
 }
 
-/// Everything a vfork child starts with. The parent owns it.
+/// The data that a vfork child starts with. The parent owns it.
 #[repr(C)]
 struct Child<'a> {
     start: SpawnStart,
@@ -276,7 +283,7 @@ struct Child<'a> {
 /// The child's first function.
 ///
 /// # Safety
-/// `start` is the first field of a [`Child`] that nobody else touches while the child runs.
+/// `start` is the first field of a [`Child`] that no other thread uses while the child runs.
 unsafe extern "C" fn child_main(start: *mut SpawnStart) -> ! {
     // SAFETY: the caller's promise; the parent sleeps.
     let child = unsafe { &mut *start.cast::<Child<'_>>() };
@@ -314,8 +321,8 @@ impl System {
         engine: &mut dyn Engine,
         request: &Request,
     ) -> Done {
-        // A signal sent to the child must not be among those that it forgets, which are its
-        // parent's.
+        // The child forgets the signals that its parent has accepted. Signals sent to the child
+        // must not be among them.
         signal::set_kernel_mask(!0);
         if context.pending.load(Ordering::Relaxed) != 0 {
             // Everything stays blocked; delivering sets the mask.
@@ -324,11 +331,11 @@ impl System {
         let threaded = self.process.threads().ever();
         let alone = threaded && request.is_plain_fork();
         let done = if threaded { self.fork_alone(engine, request) } else { self.fork_raw(request) };
-        // What the C library's fork does not do.
+        // The C library's fork does not do this.
         let [parent_tid, child_tid] = if alone { request.identity().write_to } else { [0; 2] };
         let write = |place: u64, tid: i64| {
             if place != 0 {
-                // Like the kernel: a bad address is the guest's affair.
+                // The kernel, too, ignores a bad address here.
                 let _ = guest_write(place, &(tid as i32).to_le_bytes());
             }
         };
@@ -367,8 +374,8 @@ impl System {
         let mut done = Done::Value(0);
         self.process.with_locks(|| {
             engine.with_locks(&mut || {
-                // An unusual kind of fork may find the allocator busy; nobody makes one with
-                // threads.
+                // With other flags than fork's the allocator's lock may be held by another thread,
+                // and the child would wait for ever (no known program does this with threads).
                 done = if is_plain { Done::Value(library_fork()) } else { self.fork_raw(request) };
             });
         });
@@ -415,7 +422,7 @@ impl System {
         request: &Request,
     ) -> Done {
         if request.flags & CLONE_NEWPID != 0 {
-            // Threads call each other by their numbers, which would not be the same for all.
+            // Threads signal each other by their ids, which differ between PID namespaces.
             return Done::error(libc::EINVAL);
         }
         signal::set_kernel_mask(!FIVE);
@@ -431,7 +438,7 @@ impl System {
         let place = body.and_then(|body| {
             Some((body, self.process.places().take(|range| self.protect(range))?))
         });
-        // Making a place makes a thread of the C library's.
+        // Making a place creates a thread by the C library, which replaces dispositions.
         self.take_back_library_signals();
         let done = place.map_or(Done::error(libc::EAGAIN), |(body, place)| {
             let is_set = |flag: u64| request.flags & flag != 0;
@@ -450,8 +457,8 @@ impl System {
             let mut buffer = [0; ARGS_WORDS];
             let call =
                 request.host_call(Some(place.base_and_size()), Some(place.fs_base()), &mut buffer);
-            // SAFETY: stack and thread-local storage are the place's, which is the child's now, and
-            // so is what it starts with.
+            // SAFETY: stack and thread-local storage belong to the place, which the child owns now,
+            // like its start data.
             let result = unsafe { entry::spawn(&call, start) };
             if result < 0 {
                 place.release();
@@ -503,8 +510,8 @@ impl System {
 
 /// The C library's fork: as the system call returns.
 fn library_fork() -> i64 {
-    // SAFETY: the child goes on with copies of everything; every lock of ours is held by this
-    // thread.
+    // SAFETY: the child continues with copies of everything, and this thread holds every lock of
+    // the host.
     match unsafe { libc::fork() } {
         -1 => -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN)),
         pid => i64::from(pid),
@@ -518,7 +525,8 @@ fn copy_of(context: &ThreadContext) -> Box<ThreadContext> {
     copy
 }
 
-/// Copies the registers; the rest of a context belongs to whoever runs on it.
+/// Copies the guest's registers. The other fields of a context belong to the thread that runs on
+/// it.
 pub(super) fn copy_registers(context: &ThreadContext, copy: &mut ThreadContext) {
     copy.gpr = context.gpr;
     copy.rip = context.rip;
@@ -526,7 +534,7 @@ pub(super) fn copy_registers(context: &ThreadContext, copy: &mut ThreadContext) 
     copy.fs_base = context.fs_base;
     copy.gs_base = context.gs_base;
     copy.xstate.0 = context.xstate.0;
-    // The other rights the new thread inherits in the processor's register.
+    // The new thread inherits the other rights in the processor's register.
     copy.withheld_rights = context.withheld_rights;
 }
 

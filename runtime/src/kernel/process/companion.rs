@@ -12,10 +12,10 @@
 //! call: for the C library it lives on, and its storage stays. A companion takes that storage over
 //! by `CLONE_SETTLS`. Places are used by one companion after the other and never unmapped.
 //!
-//! The kernel clears [`Place::occupied`] when the donor or the companion ends, however that
-//! happens, and when the companion executes another program (`set_tid_address(2)`). Only then the
-//! place is free. What the word cannot do for the guest any more (`CLONE_CHILD_CLEARTID`) is done
-//! by [`System::clear_tid`](crate::kernel::process::System).
+//! The kernel clears [`Place::occupied`] when the donor or the companion ends in any way, and when
+//! the companion executes another program (`set_tid_address(2)`). Only then the place is free. The
+//! kernel knows one such word for each thread, so the word that the guest names
+//! (`CLONE_CHILD_CLEARTID`) is cleared by [`System::clear_tid`](crate::kernel::process::System).
 //!
 //! Invariant: a process leaves shared memory only while it holds no lock of the translator's. So
 //! signals that would end it are caught by the host
@@ -65,7 +65,7 @@ impl Places {
         }
     }
 
-    /// Calls `f` while no place is taken.
+    /// Calls `f` with the list of places locked, so that no companion is made meanwhile.
     pub(crate) fn held<R>(&self, f: impl FnOnce() -> R) -> R {
         let _all = lock(&self.all);
         f()
@@ -77,7 +77,7 @@ impl Places {
         let local = 0u8;
         let here = &raw const local as u64;
         for place in lock(&self.all).iter() {
-            // What runs elsewhere by them may be anywhere in the host.
+            // In the parent their companions may be anywhere in the host.
             place.start.store(std::ptr::null_mut(), Ordering::Relaxed);
             if !place.range().contains(&here) {
                 place.occupied.store(0, Ordering::Relaxed);
@@ -97,7 +97,7 @@ pub(crate) struct Place {
     top: AtomicU64,
     /// 1 while something runs here; cleared by the kernel.
     occupied: AtomicU32,
-    /// What the companion was started with, until it has come back from the guest's code.
+    /// The companion's start data, until the companion has returned from guest code.
     start: AtomicPtr<Start>,
 }
 
@@ -147,11 +147,13 @@ impl Place {
         self.occupied.store(0, Ordering::SeqCst);
     }
 
-    /// Frees what a companion has left behind that did not come back: it executed another program.
+    /// Frees the start data of a companion that has not returned, since it executed another
+    /// program.
     fn clear(&self) {
         let left = self.start.swap(std::ptr::null_mut(), Ordering::SeqCst);
         if !left.is_null() {
-            // SAFETY: [`System::settle_in`] leaked this box, and whoever ran by it is gone.
+            // SAFETY: [`System::settle_in`] leaked this box, and the companion that used it has
+            // ended.
             unsafe { Box::from_raw(left) }.body.rest();
         }
     }
@@ -186,7 +188,7 @@ extern "C" fn donate(place: *mut libc::c_void) -> *mut libc::c_void {
     super::exit_first(0)
 }
 
-/// Everything a companion starts with.
+/// The data that a companion starts with.
 #[repr(C)]
 pub(crate) struct Start {
     start: SpawnStart,
@@ -211,7 +213,7 @@ impl System {
         enter: impl FnOnce(&mut ThreadContext),
     ) -> *const SpawnStart {
         let context = place.context.load(Ordering::Relaxed);
-        // SAFETY: the place has been taken by this thread, so that nobody else uses the context.
+        // SAFETY: this thread has taken the place, so no other thread uses the context.
         let prepared = unsafe { &mut *context };
         prepared.clear();
         enter(prepared);
@@ -239,7 +241,7 @@ impl System {
 }
 
 fn set_tid_address(word: u64) {
-    // SAFETY: the word is the guest's, who asked for it, or a place's, which stays.
+    // SAFETY: the word is one that the guest named, or a place's, which is never unmapped.
     unsafe { entry::raw(&Call::new(libc::SYS_set_tid_address, &[word])) };
 }
 
@@ -251,7 +253,7 @@ fn set_tid_address(word: u64) {
 unsafe extern "C" fn companion_main(start: *mut SpawnStart) -> ! {
     let start = start.cast::<Start>();
     // SAFETY: the caller's promise. The place and its context stay; the rest stays until it is
-    // freed below, or by the next who takes the place, when this process has gone.
+    // freed below, or by the next thread that takes the place, after this process has ended.
     let (companion, context) = unsafe { (&mut *start, &mut *(*start).start.context) };
     let place = companion.place.clone();
     set_tid_address(&raw const place.occupied as u64);
@@ -271,7 +273,7 @@ unsafe extern "C" fn companion_main(start: *mut SpawnStart) -> ! {
     let ending = companion.body.run(context, system);
     // The handler finds nothing here any more.
     signal::set_kernel_mask(!0);
-    // If others go on they need it, and will be told when this thread does not.
+    // Other threads may still need it; the last one to end frees it.
     let process = matches!(ending, Ending::Thread(_))
         .then(|| std::mem::ManuallyDrop::new(system.process.clone()));
     place.clear();

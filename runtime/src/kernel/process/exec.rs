@@ -6,11 +6,11 @@
 //! ```
 //!
 //! PATH is passed as the guest wrote it (with `--argv0` it is not searched for in `$PATH`), and the
-//! kernel reads A1… and ENV from the guest's own memory. The target is looked at first, since after
-//! the switch there is nobody left to return to. What cannot be translated is left to the kernel,
-//! which refuses it or runs it natively: files that may be executed but not read, programs of other
-//! machines, what gains privileges by being executed, which a translator would not, and whatever is
-//! executed where there is no `/proc`, without which a translator does not start.
+//! kernel reads A1… and ENV from the guest's own memory. The target is examined first, since an
+//! error after the switch cannot be returned to the guest. The kernel gets the call unchanged, and
+//! refuses it or runs the program natively, if the program cannot be translated: it may be executed
+//! but not read, it is for another machine, it gains privileges when executed (a translator would
+//! not), or there is no `/proc`, without which a translator does not start.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -77,7 +77,7 @@ fn gains_privileges(path: &Path) -> bool {
 /// The arguments of the new program's translator, and what they point to.
 pub(crate) struct Arguments {
     pointers: Vec<u64>,
-    /// What the pointers that are not the guest's point to.
+    /// The strings of the host that the pointers lead to.
     _strings: Vec<CString>,
 }
 
@@ -121,7 +121,7 @@ fn read_pointers(address: u64) -> Result<Vec<u64>, i32> {
     }
 }
 
-/// Where a descriptor leads, if that can be said by name.
+/// The name of the file of a descriptor, if it has one.
 fn path_of_descriptor(fd: i32) -> Option<CString> {
     let link = CString::new(format!("/proc/self/fd/{fd}")).ok()?;
     let mut target = vec![0u8; LONGEST_PATH];
@@ -212,7 +212,7 @@ impl Request {
         if meant && is_symlink(&name) { Err(libc::ELOOP) } else { Ok(name) }
     }
 
-    /// As [`Request::target`], whatever it is.
+    /// As [`Request::target`], without looking at the file's kind.
     fn name(&self, own: &CStr) -> Result<CString, i32> {
         let path = guest_string(self.path, LONGEST_PATH, libc::ENAMETOOLONG)?;
         let bytes = path.to_bytes();
@@ -295,8 +295,7 @@ impl System {
                 // A program without arguments gets an empty name.
                 None => CString::default(),
             };
-            // The report is the process's, so its last program makes it; logs are the process's,
-            // too.
+            // The report and the logs are about the process, so its last program writes them.
             let own_options = if self.process.is_first() { &follow.own_options[..] } else { &[] };
             let rest = pointers.get(1..).unwrap_or(&[]);
             let filters = filters.and_then(|fd| CString::new(format!("--seccomp={fd}")).ok());
@@ -358,7 +357,7 @@ impl System {
     /// As [`System::switch_program`], where no other thread is in the host.
     fn switch_alone(&mut self, call: &Call) -> Done {
         for signo in FIVE_SIGNALS {
-            // A handler becomes the default anyway, and is needed until then.
+            // The kernel resets handlers; they are needed until it does.
             let action = self.process.action(signo);
             if action.handler == SIG_IGN {
                 signal::set_kernel_action(signo, &action);
@@ -371,7 +370,7 @@ impl System {
             self.send_held_again(five_blocked);
         }
         let done = self.pass_exec(call);
-        // Still here.
+        // The kernel has refused.
         if five_blocked != 0 {
             signal::set_kernel_mask(signal::host_mask(self.mask));
         }

@@ -33,7 +33,7 @@ struct MemoryMap {
 pub(crate) fn assume(name: &CStr, places: &Places) {
     // SAFETY: PR_SET_NAME copies a NUL-terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
-    // Without it the guest runs all the same.
+    // If it fails, only the shown name differs.
     let _ = std::fs::read_to_string("/proc/self/stat").and_then(|stat| point_to(&stat, places));
 }
 

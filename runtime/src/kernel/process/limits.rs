@@ -14,7 +14,8 @@ use super::guest_access::{guest_read, guest_write};
 use super::{Done, System};
 use crate::kernel::entry::Call;
 
-/// What is the translator's.
+/// Address space for the translator itself: cache, heap, stacks (guess; too low and the translator
+/// gets no memory under the guest's limit).
 const ROOM: u64 = 16 << 30;
 
 /// Soft and hard limit.
@@ -36,7 +37,7 @@ impl Limit {
         guest_write(address, [self.soft.to_le_bytes(), self.hard.to_le_bytes()].as_flattened())
     }
 
-    /// What the kernel has.
+    /// The kernel's present limit.
     fn of_kernel() -> Limit {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: asks about this process.
@@ -44,18 +45,17 @@ impl Limit {
         Limit { soft: limit.rlim_cur, hard: limit.rlim_max }
     }
 
-    /// What the kernel is told instead of `self`, where the guest knows of `known`.
+    /// The limit that the kernel is given instead of `self`, if the guest sees the limit `known`.
     fn with_room(self, known: Limit, kernel: Limit) -> Limit {
         let hard = match self.hard.saturating_add(ROOM) {
-            // It may lower its limit, but what the kernel has is less than there should be room
-            // for.
+            // The guest may lower its limit, but the kernel's limit has no room for the translator.
             hard if self.hard <= known.hard => hard.min(kernel.hard),
             hard => hard,
         };
         Limit { soft: self.soft.saturating_add(ROOM).min(hard), hard }
     }
 
-    /// The option that hands it to the translator of another program.
+    /// The option that passes the limit to the translator of another program.
     pub(crate) fn option(self) -> Option<CString> {
         CString::new(format!("--address-space={}:{}", self.soft, self.hard)).ok()
     }
@@ -94,8 +94,8 @@ impl System {
         Some(done.map_or_else(Done::error, |()| Done::Value(0)))
     }
 
-    /// Makes what stands at `new`, if that is not 0, the limit; what it was before. The error is an
-    /// errno.
+    /// Sets the limit to the value at the address `new`, if that is not 0. Returns the limit
+    /// before; the error is an errno.
     fn change_limit(&self, new: u64) -> Result<Limit, i32> {
         let mut limit = self.process.address_space();
         let kernel = Limit::of_kernel();
@@ -116,7 +116,7 @@ impl System {
         Ok(known)
     }
 
-    /// Whether the guest may map `len` bytes more, instead of what is in a range.
+    /// May the guest map `len` more bytes, if the mappings in `instead` go?
     pub(crate) fn may_map(&self, len: u64, instead: Range<u64>) -> bool {
         let soft = match *self.process.address_space() {
             Some(limit) if limit.soft != libc::RLIM_INFINITY => limit.soft,

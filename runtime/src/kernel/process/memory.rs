@@ -1,5 +1,8 @@
-//! The guest's view of its address space: which ranges are the host's, where its break is, and what
-//! `/proc/self/maps` shows.
+//! The guest's view of its address space: which ranges belong to the host, where the break is, and
+//! what `/proc/self/maps` shows.
+//!
+//! [`Memory`] is a part of [`Process`](super::Process), under a lock of its own. Invariant: to the
+//! guest the *protected* ranges are unmapped addresses that cannot be mapped.
 
 use std::ops::Range;
 
@@ -17,7 +20,7 @@ pub(crate) struct Memory {
     pub(crate) brk: Brk,
     /// The first thread's stack: to the guest a mapping that grows downwards.
     stack: Range<u64>,
-    /// Sorted, disjoint.
+    /// The host's ranges, sorted and disjoint.
     protected: Vec<Range<u64>>,
 }
 
@@ -26,8 +29,9 @@ impl Memory {
         Memory { brk, stack, protected: Vec::new() }
     }
 
-    /// A call of mprotect that, as `PROT_GROWSDOWN` asks, means all of the stack below its range,
-    /// in words that the kernel understands: it does not know that the mapping is one that grows.
+    /// The mprotect call that stands for one with `PROT_GROWSDOWN`: it covers all of the stack
+    /// below the range. To the kernel the guest's stack is an ordinary mapping, so it would refuse
+    /// the flag.
     pub(crate) fn growing_down(&self, call: &Call, range: &Range<u64>) -> Option<Call> {
         let is_meant = call.args[2] & (GROWS_DOWN | GROWS_UP) == GROWS_DOWN;
         if !is_meant
@@ -82,8 +86,8 @@ impl Memory {
             let Some(entry) = space::parse_line(line) else { continue };
             let Some(space) = line.iter().position(|&byte| byte == b' ') else { continue };
             let name = entry.path.as_deref().map_or(b"".as_slice(), |path| path.as_encoded_bytes());
-            // What the kernel gives every process is the guest's as well. It joins anonymous
-            // neighbours, so that a line may be in part the guest's.
+            // [vdso] and its like belong to the guest, too. The kernel joins anonymous neighbours,
+            // so a line may belong to the guest in part.
             let whole = name.starts_with(b"[v") || !self.is_protected(&entry.range);
             let parts = if whole {
                 vec![entry.range.clone()]

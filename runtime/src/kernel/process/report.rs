@@ -1,4 +1,4 @@
-//! What is kept so that the process can report at its end, and the calls that would take it away.
+//! The descriptor for the report at the process's end, and the calls that would close it.
 //!
 //! Programs close their standard error before they end (coreutils do), so the report goes to a
 //! duplicate of the descriptor that the process began with. To the guest the duplicate does not
@@ -8,7 +8,7 @@
 use super::{Done, System};
 use crate::kernel::entry::{self, Call};
 
-/// The duplicate stands here or above, out of the way of programs that expect low numbers.
+/// The lowest number of the duplicate, since programs expect low numbers (guess).
 const LOWEST: u64 = 200;
 
 /// The descriptor for the report of one process.
@@ -18,7 +18,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Keeps what is standard error now. If that is closed, the report has nowhere to go.
+    /// Duplicates standard error. If that is closed, no report is written.
     pub(crate) fn new() -> Report {
         Report { fd: duplicate(libc::STDERR_FILENO) }
     }
@@ -32,7 +32,7 @@ impl Report {
         fd >= 0 && fd == self.fd
     }
 
-    /// Leaves the present number to the guest.
+    /// Moves the duplicate to another number: the guest wants this one.
     fn move_away(&mut self) {
         let elsewhere = duplicate(self.fd);
         close(std::mem::replace(&mut self.fd, elsewhere));
@@ -48,7 +48,7 @@ impl Drop for Report {
 fn duplicate(fd: i32) -> i32 {
     let call =
         |lowest| Call::new(libc::SYS_fcntl, &[fd as u64, libc::F_DUPFD_CLOEXEC as u64, lowest]);
-    // SAFETY: makes a new descriptor of ours.
+    // SAFETY: makes a new descriptor of the host.
     let high = unsafe { entry::raw(&call(LOWEST)) } as i32;
     // A low limit on descriptors leaves no high ones.
     // SAFETY: as above.
@@ -57,7 +57,7 @@ fn duplicate(fd: i32) -> i32 {
 
 fn close(fd: i32) {
     if fd >= 0 {
-        // SAFETY: the descriptor is ours.
+        // SAFETY: the descriptor belongs to the host.
         unsafe { entry::raw(&Call::new(libc::SYS_close, &[fd as u64])) };
     }
 }
@@ -105,8 +105,8 @@ impl System {
         }
     }
 
-    /// Whether the call kills this very process beyond all handlers, and there is something to do
-    /// first: a report to make, or locks to be left free in memory that others use.
+    /// Does the call end this process by SIGKILL while there is something to do first: to report,
+    /// or to release locks in memory that other processes use?
     pub(crate) fn is_own_end(&self, nr: i64, call: &Call) -> bool {
         if !self.process.reports() && !self.process.shares_memory() {
             return false;

@@ -1,4 +1,11 @@
-//! What all threads of one guest process share, as far as system calls are concerned.
+//! [`Process`]: the state of system calls that all threads of one guest process share.
+//!
+//! Each part has a lock of its own, or is atomic; ranks of locks are in [`crate::sync`]. Threads
+//! hold the process by an `Arc`. A vfork child and a companion have a process of their own that
+//! shares the parts which the kernel shares.
+//!
+//! Example: `sigaction` in one thread locks `actions`; the next signal of any thread is delivered
+//! by the new disposition.
 
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +25,7 @@ use crate::sync::lock;
 /// The guest's dispositions, by signal number.
 pub(crate) type Actions = [SigAction; MAX_SIGNAL as usize + 1];
 
-/// One guest process: what its threads have in common. A vfork child and a companion
+/// One guest process. A vfork child and a companion
 /// ([`super::companion`]) have one of their own, with the same [`Memory`].
 pub(crate) struct Process {
     executable: Arc<CStr>,
@@ -26,7 +33,7 @@ pub(crate) struct Process {
     actions: Arc<Mutex<Actions>>,
     memory: Arc<Mutex<Memory>>,
     pages: Arc<CodePages>,
-    /// One with the processes that share descriptors.
+    /// Shared by the processes that share descriptors.
     report: Arc<Mutex<Option<Report>>>,
     is_first: AtomicBool,
     delivered: AtomicU64,
@@ -78,8 +85,8 @@ impl Process {
         })
     }
 
-    /// What a vfork child has: copies of what the kernel copies, dispositions only if they are not
-    /// shared. The address space stays one.
+    /// The process of a vfork child. It has copies of the parts that the kernel copies
+    /// (dispositions unless they are shared) and the same address space.
     pub(crate) fn for_vfork_child(&self, shared_actions: bool) -> Arc<Process> {
         let in_common = InCommon { actions: shared_actions, descriptors: false };
         Arc::new(Process {
@@ -90,7 +97,7 @@ impl Process {
         })
     }
 
-    /// What a companion has.
+    /// The process of a companion.
     pub(crate) fn for_companion(&self, in_common: InCommon) -> Arc<Process> {
         Arc::new(self.sharing_memory(in_common))
     }
@@ -119,8 +126,8 @@ impl Process {
         }
     }
 
-    /// Whether another process may run in the same memory at the same time: then this one ends only
-    /// by itself, so that it holds no lock.
+    /// May another process run in the same memory at the same time? Then this process handles the
+    /// signals that would end it, so that it never ends while it holds a lock.
     pub(crate) fn shares_memory(&self) -> bool {
         self.shares_memory.load(Ordering::Relaxed)
     }
@@ -131,17 +138,17 @@ impl Process {
         self.shares_memory.swap(true, Ordering::Relaxed)
     }
 
-    /// Where companions run.
+    /// The places on which companions run.
     pub(crate) fn places(&self) -> &Places {
         &self.places
     }
 
-    /// How large the address space may become, if not what the kernel says.
+    /// The limit of the address space, if the guest has set another one than the kernel has.
     pub(crate) fn address_space(&self) -> MutexGuard<'_, Option<Limit>> {
         lock(&self.address_space)
     }
 
-    /// Filters of system calls that are for all threads.
+    /// The filters of system calls that one thread has set for all.
     pub(crate) fn seccomp(&self) -> &seccomp::Shared {
         &self.seccomp
     }
@@ -195,8 +202,7 @@ impl Process {
         &self.pages
     }
 
-    /// What is kept for the report at the first process's end, if its descriptor is one of this
-    /// process's, too.
+    /// The descriptor of the report at the first process's end, if this process has it, too.
     pub(crate) fn report(&self) -> MutexGuard<'_, Option<Report>> {
         lock(&self.report)
     }
@@ -211,8 +217,8 @@ impl Process {
         self.is_first.load(Ordering::Relaxed)
     }
 
-    /// This is a forked child now, which has nothing to report, and memory of its own. Was its end
-    /// watched before?
+    /// This is a forked child now, which has nothing to report, and memory of its own. Did the
+    /// parent share memory, so that signals which end the process were handled?
     pub(crate) fn become_child(&self) -> bool {
         self.places.after_fork_child();
         self.is_first.store(false, Ordering::Relaxed);

@@ -1,15 +1,20 @@
 //! Threads of the guest: one host thread each.
 //!
 //! A host thread runs on a *seat*: a host stack, an alternate signal stack and a [`ThreadContext`]
-//! that are made once and used by one thread after the other. It is a thread of the C library's, so
-//! that thread-local storage, the allocator and locks work; everything the guest can see is done
-//! here: thread ids, the clearing write at its end, the robust list.
+//! that are made once and used by one thread after the other. It is created by the C library, so
+//! that thread-local storage, the allocator and locks work. Everything that the guest can see is
+//! done here: thread ids, the clearing write at its end, the robust list.
 //!
 //! **The end of a thread**, in the kernel's order: owners of robust futexes are marked dead, the
-//! word for `pthread_join` is cleared and woken, the thread is gone. The host thread itself ends a
-//! moment later; whoever takes its seat next waits for that. The first thread, whose stack the C
-//! library does not own, ends by the raw system call and leaves a process that goes on without it.
-//! The last one ends the process.
+//! word for `pthread_join` is cleared and woken, the thread no longer exists for the guest. The
+//! host thread itself ends a moment later; the next thread on its seat waits for that. The first
+//! thread, whose stack the C library does not own, ends by the raw system call, and the process
+//! continues without it. The last thread ends the process.
+//!
+//! Data: [`Threads`], a part of the process, with a lock for the free seats and atomic counters.
+//!
+//! Example: a guest makes a thread; it takes a free seat, or a new one is mapped; the host thread
+//! runs the guest from a copy of its maker's context; at its end the seat is free again.
 
 use std::mem::size_of;
 use std::ops::Range;
@@ -39,11 +44,11 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
-/// How the guest's code in a thread came to its end. The host thread is still there.
+/// Why the guest's code in a thread has ended. The host thread still runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Ending {
-    /// The thread asked to exit, with this status; others go on.
+    /// The thread asked to exit, with this status; the process goes on.
     Thread(i32),
     /// The process, or its last thread, asked to exit with this status.
     Process(i32),
@@ -67,21 +72,22 @@ pub trait ThreadBody: Send {
     /// Runs the guest from `context` until the thread or the process ends.
     fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending;
 
-    /// The thread that ran by it is at its end, or gone in an execve.
+    /// The thread is at its end, or was ended by an execve.
     fn rest(self: Box<Self>);
 }
 
-/// The threads of a process, as far as making and ending them goes.
+/// The data for making and ending threads of a process.
 pub(crate) struct Threads {
     live: AtomicU32,
-    /// Seats of the address space that nobody sits on, or is just about to leave.
+    /// Seats that are free, or whose thread is about to end.
     free: Arc<Mutex<Vec<Seat>>>,
     made: AtomicU32,
-    /// Host threads that have not done their last yet: some more than live ones.
+    /// Host threads that have not finished the runtime's code yet; some of them have already ended
+    /// for the guest.
     hosts: AtomicU32,
-    /// Those of them that stand still, or sleep while a vfork child runs.
+    /// The threads among them that stand still, or sleep while a vfork child runs.
     still: AtomicU32,
-    /// 1 while one thread wants the others to stand still.
+    /// 1 while one thread wants all other threads to stand still.
     stop: AtomicU32,
 }
 
@@ -119,13 +125,13 @@ impl Threads {
         self.live.load(Ordering::Relaxed) == 1
     }
 
-    /// Calls `f` while no thread is being made or leaves its seat.
+    /// Calls `f` with the seats locked: no thread is made, and none leaves its seat.
     pub(crate) fn held<R>(&self, f: impl FnOnce() -> R) -> R {
         let _free = lock(&self.free);
         f()
     }
 
-    /// In a forked child: one thread, and nobody sits on the free seats.
+    /// In a forked child: there is one thread, and no thread uses the free seats.
     pub(crate) fn after_fork_child(&self) {
         self.live.store(1, Ordering::Relaxed);
         self.hosts.store(1, Ordering::Relaxed);
@@ -156,7 +162,7 @@ impl Threads {
     }
 
     /// Makes all other threads of the process stand still, none with a lock: it is about to leave
-    /// memory that others use. `call` makes them come out of guest code and system calls.
+    /// memory that other processes use. `call` makes the threads leave guest code and system calls.
     pub(crate) fn stop_others(&self, mut call: impl FnMut()) {
         const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
         while self.stop.swap(1, Ordering::SeqCst) != 0 {
@@ -166,18 +172,18 @@ impl Threads {
             call();
             std::thread::sleep(PAUSE);
         }
-        // Those that have done their last here are still the C library's.
+        // Threads that have left the runtime's code still execute the C library's.
         let mut free = lock(&self.free);
         free.iter_mut().for_each(Seat::vacate);
     }
 
-    /// The process goes on after all.
+    /// The process goes on: the threads may move again.
     pub(crate) fn release_others(&self) {
         self.stop.store(0, Ordering::SeqCst);
         wake(&raw const self.stop as u64, i32::MAX as u64);
     }
 
-    /// The calling host thread has done its last.
+    /// The calling host thread leaves the runtime's code.
     pub(crate) fn leave(&self) {
         self.hosts.fetch_sub(1, Ordering::SeqCst);
     }
@@ -200,7 +206,7 @@ impl Threads {
 struct Seat {
     mapping: u64,
     context: Box<ThreadContext>,
-    /// The last thread that sat here.
+    /// The last thread that used the seat.
     thread: Option<libc::pthread_t>,
 }
 
@@ -245,27 +251,27 @@ impl Seat {
         self.stack() + (STACK + GUARD) as u64
     }
 
-    /// Waits until the thread that sat here has really ended, which it is about to.
+    /// Waits until the host thread that used the seat has ended.
     fn vacate(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // SAFETY: a joinable thread that nobody else joins.
+            // SAFETY: a joinable thread that only the seat's owner joins.
             unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
         }
     }
 }
 
-/// What a thread is to do about its identity.
+/// The words about its id that a new thread writes, and its flags.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Identity {
     /// Where the thread's id is to be written before it runs; 0 for nowhere.
     pub write_to: [u64; 2],
-    /// What is to be cleared and woken at its end; 0 for nothing.
+    /// The word to clear and wake at its end; 0 for none.
     pub clear_at_end: u64,
     /// What it does not share with its maker, as flags for `unshare`.
     pub unshared: i32,
 }
 
-/// What the new thread says to its maker: its id, once it has one.
+/// The new thread's message to its maker: its id.
 #[derive(Default)]
 struct Started {
     tid: Mutex<i32>,
@@ -290,7 +296,7 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
         seat.thread = Some(libc::pthread_self());
         entry::set_gs_base(&*seat.context);
         signal::use_alternate_stack(seat.alternate_stack() as *mut libc::c_void);
-        // The C library's own list is empty; the guest's comes when it says so.
+        // The C library's own robust list is empty; the guest sets its list itself.
         entry::raw(&Call::new(libc::SYS_set_robust_list, &[0, ROBUST_HEAD as u64]));
         if identity.unshared != 0 {
             entry::raw(&Call::new(libc::SYS_unshare, &[identity.unshared as u64]));
@@ -299,7 +305,7 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
     system.attach(&mut seat.context);
     let tid = own_tid();
     for place in identity.write_to.into_iter().filter(|place| *place != 0) {
-        // Like the kernel: a bad address is the guest's affair.
+        // The kernel, too, ignores a bad address here.
         let _ = guest_write(place, &tid.to_le_bytes());
     }
     *lock(&started.tid) = tid;
@@ -393,10 +399,10 @@ impl System {
     /// of it. Was it the last one?
     pub(crate) fn end_thread(&mut self) -> bool {
         end_robust_list();
-        // Before the word is cleared: who sees that may end, too, and must find itself the last
-        // one.
+        // Before the word is cleared: a thread that sees it cleared may end, too, and must then
+        // find itself the last one.
         let is_last = self.process.threads().live.fetch_sub(1, Ordering::SeqCst) == 1;
-        // Nobody waits for the last one, except other processes.
+        // No thread waits for the last one, but other processes may.
         if !is_last || self.process.shares_memory() {
             self.clear_tid();
         }
@@ -412,8 +418,8 @@ impl System {
     }
 }
 
-/// Makes a thread of the C library's that runs `function` on the `size` bytes at `stack`, which are
-/// nobody else's until the thread has been joined.
+/// Makes a thread by the C library that runs `function` on the `size` bytes at `stack`, which no
+/// other code uses until the thread has been joined.
 pub(super) fn create(
     stack: u64,
     size: usize,
@@ -504,7 +510,7 @@ fn owner_died(futex: u64, tid: u32, is_inheriting: bool, is_pending: bool) -> bo
     let Ok(mut value) = (unsafe { memory::load::<u32>(futex) }) else { return false };
     loop {
         if is_pending && !is_inheriting && value == 0 {
-            // It had unlocked, but not yet woken the next.
+            // The thread had unlocked it, but not yet woken a waiter.
             wake(futex, 1);
             return true;
         }
