@@ -1,5 +1,8 @@
-/* A limit on the address space (RLIMIT_AS): which mappings still fit and which fail, and the
- * limit's own value; also in children, in threads' stacks and in executed programs. */
+/* A limit on the address space (RLIMIT_AS): which mappings still fit, which fail, and the
+ * limit's own value; also in children, in threads' stacks and in executed programs.
+ *
+ * Hard for a translator: its code cache and tables lie in the same address space and must not
+ * count. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

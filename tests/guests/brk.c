@@ -1,4 +1,7 @@
-/* brk and sbrk: growth, shrinking, contents after regrowth; malloc on top of it. */
+/* brk and sbrk: growth, shrinking, contents after regrowth; malloc on top of it.
+ *
+ * Hard for a translator: it shares one address space with the guest, and the guest's break is
+ * not its own. */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
 #include <unistd.h>

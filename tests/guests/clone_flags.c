@@ -1,5 +1,7 @@
-/* Processes by clone and clone3 with all flags that need no thread; what is shared and what is
- * not; calls about the process itself. */
+/* Processes by clone and clone3 with all flags that need no thread: what is shared and what is
+ * not; calls about the process itself.
+ *
+ * Hard for a translator: each flag decides whether its own tables are copied or shared, too. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

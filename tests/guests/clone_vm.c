@@ -1,4 +1,8 @@
-/* Processes that share memory without being threads (CLONE_VM alone): what is shared and what is not, their ends, and code that all of them run and change. */
+/* Processes that share memory without being threads (CLONE_VM alone): what is shared and what is
+ * not, how they end, and code that all of them run and change.
+ *
+ * Hard for a translator: they share its code cache and tables, but have signal actions,
+ * descriptors and ends of their own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

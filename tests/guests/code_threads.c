@@ -1,7 +1,10 @@
 /* Threads write code that other threads are executing at that moment, without telling them. Each
  * thread must see the last state in the end, and never a state that was not written. The code is
  * in pages that are writable and executable at once, and is also written through another mapping
- * of the same memory. */
+ * of the same memory.
+ *
+ * Hard for a translator: no call announces the change, and writes through the other mapping do
+ * not fault on the page that was translated. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

@@ -1,7 +1,10 @@
 /* Every way in which a program can change code that has just been executed, in pages that are
  * writable and executable: the bytes written last must be executed next. The ways: stores of all
  * kinds, also to the instruction itself, to the next one and to the page's own function; writes
- * by the kernel; writes through other mappings of the memory. */
+ * by the kernel; writes through other mappings of the memory.
+ *
+ * Hard for a translator: each way needs its own detection, and a store may change the block that
+ * contains it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -247,7 +250,8 @@ static void frames_beside_code(void) {
     CHECK(sigaltstack(&stack, NULL) == 0);
 }
 
-/* A file whose code is mapped privately is written to: by a descriptor that comes later, and by one that was there before. */
+/* A file whose code is mapped privately is written to: by a descriptor that comes later, and by
+ * one that was there before. */
 static void through_file(const char *path) {
     uint8_t bytes[6];
     for (int before = 0; before < 2; before++) {

@@ -1,6 +1,9 @@
 /* Jumps and calls through words in read-only pages, as in programs linked with -z now. The words
  * can still change in all the ways in which a page's contents can; a change must take effect at
- * once, also in other threads. */
+ * once, also in other threads.
+ *
+ * Hard for a translator: it takes such words for constants, and must notice every one of those
+ * ways. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,5 +1,8 @@
 /* System calls that signals interrupt: EINTR without SA_RESTART, restart with it; pipe reads,
- * nanosleep, waitpid, poll. */
+ * nanosleep, waitpid, poll.
+ *
+ * Hard for a translator: a signal may come between its last look at pending signals and the
+ * kernel's call. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

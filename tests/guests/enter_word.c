@@ -1,5 +1,8 @@
-/* `enter` with a 16-bit operand at several levels, `enter` whose frame cannot be written, and `smsw`, `sldt`, `str` into registers
-   of each size, whose results must be the machine's. */
+/* `enter` with a 16-bit operand at several levels, `enter` whose frame cannot be written, and
+ * `smsw`, `sldt`, `str` into registers of each size, whose results must be the machine's.
+ *
+ * Hard for a translator: under UMIP the kernel emulates the last three, and the upper halves
+ * differ. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

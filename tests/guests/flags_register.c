@@ -1,5 +1,8 @@
-/* The flags register as a whole: pushf, popf, lahf, sahf; ID, DF, AC bits; flags that live long
- * and cross calls. */
+/* The flags register as a whole: pushf, popf, lahf, sahf; the bits ID, DF and AC; flags that
+ * live long and cross calls.
+ *
+ * Hard for a translator: flags are live across blocks, calls and its own code, which changes
+ * flags. */
 #include "guest.h"
 
 static uint64_t read_flags(void) {

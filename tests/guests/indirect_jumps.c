@@ -33,7 +33,8 @@ extern char many[];
 
 typedef uint64_t (*function)(uint64_t);
 
-/* Jumps by a register to one of four labels, with carry, zero, sign and overflow from the comparison, which they read. */
+/* Jumps by a register to one of four labels, with carry, zero, sign and overflow from the
+ * comparison, which they read. */
 __attribute__((noinline)) static uint64_t flags_live(uint64_t a, uint64_t b, unsigned which) {
     uint64_t result = 0;
     __asm__ volatile(

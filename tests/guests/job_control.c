@@ -43,7 +43,8 @@ static pid_t start(int (*body)(int), int gate[2]) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        /* Stop requests of a terminal do nothing in an orphaned group; this one has its parent in another. */
+        /* Stop requests of a terminal do nothing in an orphaned group; this one has its parent
+         * in another. */
         setpgid(0, 0);
         _Exit(body(gate[1]));
     }

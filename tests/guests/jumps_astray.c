@@ -11,7 +11,8 @@
 
 enum { ROUNDS = 3000 };
 
-/* long attempt_NAME(uint64_t *targets, long rounds): each round goes from NAME_at to NAME_next, where targets[round] says so. */
+/* long attempt_NAME(uint64_t *targets, long rounds): each round goes from NAME_at to NAME_next,
+ * where targets[round] says so. */
 #define ATTEMPT(name, before, jump, after)                                                                  \
     __asm__(".pushsection .text\n.globl attempt_" name ", " name "_at, " name "_next, " name "_end\n"       \
             "attempt_" name ": push %rbp; push %rbx; mov %rsp, %rbp; xor %r8d, %r8d; xor %ebx, %ebx\n"      \

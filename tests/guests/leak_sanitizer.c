@@ -1,4 +1,5 @@
-/* LeakSanitizer: a companion stops the process by ptrace and looks for pointers in its memory and registers. */
+/* LeakSanitizer: a companion stops the process by ptrace and looks for pointers in its memory
+ * and registers. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -53,11 +53,13 @@ typedef struct {
 
 static place in_register(int r) { return (place){r, -1, -1, 0}; }
 
-/* Opcode with ModRM; `size` 1, 2, 4, 8 chooses prefixes and the opcode's low bit, `wide` opcodes have no byte form. */
+/* Opcode with ModRM; `size` 1, 2, 4, 8 chooses prefixes and the opcode's low bit, `wide` opcodes
+ * have no byte form. */
 static void encode(unsigned opcode, int size, int reg, place p, int wide) {
     int rex = (size == 8) << 3 | (reg >> 3) << 2 | (p.index > 0 ? p.index >> 3 : 0) << 1 | p.base >> 3;
     if (size == 2) byte(0x66);
-    /* With REX, registers 4 to 7 are spl to dil; without, ah to bh: both happen. spl is never drawn. */
+    /* With REX, registers 4 to 7 are spl to dil; without, ah to bh: both happen. spl is never
+     * drawn. */
     if (rex || (size == 1 && (reg == RSI || reg == RDI || (p.scale < 0 && (p.base == RSI || p.base == RDI)))))
         byte(0x40u | (unsigned)rex);
     if (opcode > 0xff) byte(opcode >> 8);
@@ -80,7 +82,8 @@ static int width(void) {
     return widths[draw(8)];
 }
 
-/* A place in the data; with an index sometimes, which is masked first. Accesses are close, so that they overlap. */
+/* A place in the data; with an index sometimes, which is masked first. Accesses are close, so
+ * that they overlap. */
 static place memory(void) {
     if (one_in(3)) {
         int index = any();

@@ -8,7 +8,8 @@
 #include <ucontext.h>
 #include "guest.h"
 
-/* Calls a function that does nothing much; gives back the word below the stack pointer, which must still be where it returned to. */
+/* Calls a function that does nothing much; gives back the word below the stack pointer, which
+ * must still be where it returned to. */
 uint64_t below_after_call(uint64_t (*f)(void));
 uint64_t below_after_direct(void);
 uint64_t found_by_callee(void);

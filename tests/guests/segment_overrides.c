@@ -116,7 +116,8 @@ static uint64_t bit_strings(void) {
     return sum;
 }
 
-/* What a prefix does to loope and loopne depends on the processor, so only its own answer counts. */
+/* What a prefix does to loope and loopne depends on the processor, so only its own answer
+ * counts. */
 #define LOOP(bytes)                                                                                      \
     for (uint64_t zf = 0; zf < 2; zf++)                                                                  \
         for (uint64_t n = 1; n < 4; n++) {                                                               \

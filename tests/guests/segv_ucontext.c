@@ -78,7 +78,8 @@ int main(int argc, char **argv) {
     printf("repaired base: saw %lx\n", seen[0]);
     mode = 3;
     printf("landing pad: %016lx\n", attempt((uint64_t *)24, (uint64_t)good));
-    /* A non-canonical address gives a general protection fault: SIGSEGV with address 0 and SI_KERNEL. */
+    /* A non-canonical address gives a general protection fault: SIGSEGV with address 0 and
+     * SI_KERNEL. */
     mode = 0;
     attempt((uint64_t *)0x8000000000000000, (uint64_t)good);
     printf("non-canonical: address %lx\n", seen[0]);

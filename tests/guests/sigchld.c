@@ -44,7 +44,8 @@ int main(int argc, char **argv) {
     sigprocmask(SIG_SETMASK, &open, NULL);
     signal(SIGCHLD, SIG_DFL);
 
-    // The child exits only when told to: waitpid(WCONTINUED) also returns for a child that has ended already.
+    // The child exits only when told to: waitpid(WCONTINUED) also returns for a child that has
+    // ended already.
     int go[2];
     CHECK(pipe(go) == 0);
     pid_t child = fork();

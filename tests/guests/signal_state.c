@@ -104,7 +104,8 @@ static void extend(int signal, siginfo_t *info, void *context) {
     CHECK(ftruncate(file, PAGE) == 0);
 }
 
-/* Faults within handlers of faults: each handler touches the next page, which has the next handler's attention. */
+/* Faults within handlers of faults: each handler touches the next page, which has the next
+ * handler's attention. */
 static void nested(int signal, siginfo_t *info, void *context) {
     (void)context;
     char local;

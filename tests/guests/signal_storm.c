@@ -133,7 +133,8 @@ int main(int argc, char **argv) {
     printf("taken: %ld errors, %d handled\n", errors, kills - (int)(many / 4 * 4));
     sigprocmask(SIG_SETMASK, &open, NULL);
 
-    /* A one-shot timer races with sigsuspend: whether it comes before or in the call, the call ends. */
+    /* A one-shot timer races with sigsuspend: whether it comes before or in the call, the call
+     * ends. */
     handle(SIGALRM, on_tick, 0);
     sigaddset(&block, SIGALRM);
     sigprocmask(SIG_BLOCK, &block, &open);

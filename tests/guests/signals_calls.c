@@ -155,7 +155,8 @@ static void masks(void) {
            call(SYS_rt_sigtimedwait, (long)&set, 0, 8, 8, 0));
 }
 
-/* Several pending at once: the lowest number first, instances of one real-time signal in their order, frames nested. */
+/* Several pending at once: the lowest number first, instances of one real-time signal in their
+ * order, frames nested. */
 static void order(void) {
     int signals[] = {64, 35, SIGTERM, 36, SIGHUP, 35, SIGUSR1, 34, 35, SIGHUP, SIGTRAP, SIGCHLD, 64};
     for (int i = 0; i < 13; i++) handle(signals[i], 0, 0);

@@ -390,7 +390,8 @@ static void wait_asleep(pid_t pid) {
     } while (!behind || behind[2] != 'S');
 }
 
-/* A child sleeps in a call while it is stopped and continued; with a handler for SIGCONT the call ends. */
+/* A child sleeps in a call while it is stopped and continued; with a handler for SIGCONT the
+ * call ends. */
 static void stopped(int handled, int call) {
     int ready[2];
     CHECK(pipe(ready) == 0);

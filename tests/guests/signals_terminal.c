@@ -105,7 +105,8 @@ static int leader(void) {
     kill(-job, SIGCONT);
     dprintf(1, " %d\n", stopped_by(job));
     tcsetpgrp(tty, getpid());
-    /* Jobs in the background may not read, nor write when the terminal says so, nor change it; blocked or ignored they may. */
+    /* Jobs in the background may not read, nor write when the terminal says so, nor change it;
+     * blocked or ignored they may. */
     struct termios settings;
     CHECK(tcgetattr(tty, &settings) == 0);
     settings.c_lflag |= TOSTOP;

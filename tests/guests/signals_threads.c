@@ -30,7 +30,8 @@ static struct running {
     long period, earliest, latest, total, last;
 } running[THREADS];
 
-/* As in signals_timers.c: what a timer has told of are all expirations until some moment since the last signal. */
+/* As in signals_timers.c: what a timer has told of are all expirations until some moment since
+ * the last signal. */
 static void on_timer(int signo, siginfo_t *info, void *context) {
     (void)signo, (void)context;
     long arrived = now();

@@ -28,7 +28,8 @@ static long now(void) {
     return t.tv_sec * 1000000000L + t.tv_nsec;
 }
 
-/* What it has told of are all expirations until some moment between the last signal's arrival and this one's. */
+/* What it has told of are all expirations until some moment between the last signal's arrival
+ * and this one's. */
 static void account(int index, int overrun) {
     long arrived = now();
     if (running[index].period == 0) return;

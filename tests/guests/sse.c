@@ -86,7 +86,8 @@ int main(int argc, char **argv) {
     printf("comparisons %016lx\n", sum);
     if (__builtin_cpu_supports("sse4.2")) sse4();
     if (__builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul")) crypto();
-    /* A hot loop with vectors, scalars and integers together, and moves between the register files. */
+    /* A hot loop with vectors, scalars and integers together, and moves between the register
+     * files. */
     __m128i state = a;
     double total = 0;
     for (long i = 0; i < n; i++) {

@@ -137,7 +137,8 @@ static long argument(char kind) {
     }
 }
 
-/* The page's contents: pointers, lengths and small numbers, and timeouts that are short, negative and too large. */
+/* The page's contents: pointers, lengths and small numbers, and timeouts that are short,
+ * negative and too large. */
 static void fill(void) {
     long words[512];
     for (int i = 0; i < 512; i++) words[i] = argument("PLN"[i % 3]);
@@ -146,7 +147,8 @@ static void fill(void) {
     memcpy(page, words, sizeof words);
 }
 
-/* Some of it is new in each round; the kernel may have written there, and the guest may have taken away the right to. */
+/* Some of it is new in each round; the kernel may have written there, and the guest may have
+ * taken away the right to. */
 static void refill(void) {
     const int words[] = {0, 1, 2, 8, 9, 10, 504, 505, 506, 507, 508, 509, 510, 511};
     for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++) ((long *)page)[words[i]] = argument("PLN"[i % 3]);

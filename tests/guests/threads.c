@@ -1,4 +1,5 @@
-// Threads and what they synchronise with: joins, mutexes of each kind, conditions, barriers, rwlocks, semaphores, once, keys
+// Threads and what they synchronise with: joins, mutexes of each kind, conditions, barriers,
+// rwlocks, semaphores, once, keys
 // and thread-local variables, detached threads.
 #define _GNU_SOURCE
 #include <dirent.h>

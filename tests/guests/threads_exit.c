@@ -25,7 +25,8 @@ static void *sleeper(void *unused) {
 static void *join_first(void *status) {
     void *result;
     pthread_join(first, &result);
-    // The thread that everything began with is gone: what /proc says of the process itself is about that one.
+    // The thread that everything began with is gone: what /proc says of the process itself is about
+    // that one.
     char link[256];
     ssize_t length = readlink("/proc/thread-self/exe", link, sizeof link);
     printf("joined %ld %s\n", (long)result, length > 0 ? "exe" : "no exe");

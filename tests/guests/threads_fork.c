@@ -1,4 +1,5 @@
-// Processes made by threads while others allocate and spin: fork, fork in a child that makes threads again, vfork and exec,
+// Processes made by threads while others allocate and spin: fork, fork in a child that makes
+// threads again, vfork and exec,
 // posix_spawn, and at the end execve from a thread that is not the first.
 #define _GNU_SOURCE
 #include <pthread.h>

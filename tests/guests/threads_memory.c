@@ -43,7 +43,8 @@ static void *buffering(void *argument) {
     return NULL;
 }
 
-// The writer sets x and then y to ever greater numbers; a thread that reads y and then x sees no smaller x.
+// The writer sets x and then y to ever greater numbers; a thread that reads y and then x sees no
+// smaller x.
 static void *passing(void *argument) {
     long wrong = 0;
     if (argument == NULL) {

@@ -1,4 +1,5 @@
-// Signals and threads: directed ones, masks of each thread, alternate stacks of each thread, sigwait, cancellation of both
+// Signals and threads: directed ones, masks of each thread, alternate stacks of each thread,
+// sigwait, cancellation of both
 // kinds with clean-up handlers, and calls that the C library carries out in all threads.
 #define _GNU_SOURCE
 #include <errno.h>

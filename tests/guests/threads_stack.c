@@ -1,4 +1,5 @@
-// A thread that overflows its stack. With an argument a handler on another stack takes it back; without, the process dies.
+// A thread that overflows its stack. With an argument a handler on another stack takes it back;
+// without, the process dies.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,6 +1,9 @@
-// Threads that do everything at once for a while, at random from a seed: allocate, map and unmap, change protections, write code
-// in every way and run it, fork, spawn threads, fault, queue signals for each other under timers of their own. Arguments: seed,
-// milliseconds, threads. Whatever happens is checked where it happens; no queued signal and no expiration of a timer may be
+// Threads that do everything at once for a while, at random from a seed: allocate, map and unmap,
+// change protections, write code
+// in every way and run it, fork, spawn threads, fault, queue signals for each other under timers of
+// their own. Arguments: seed,
+// milliseconds, threads. Whatever happens is checked where it happens; no queued signal and no
+// expiration of a timer may be
 // lost; a watchdog names the thread that gets stuck, and what it was doing.
 #define _GNU_SOURCE
 #include <errno.h>

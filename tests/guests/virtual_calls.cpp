@@ -1,4 +1,5 @@
-// Virtual calls, multiple and virtual inheritance, dynamic_cast, typeid, member pointers, std::function, templates.
+// Virtual calls, multiple and virtual inheritance, dynamic_cast, typeid, member pointers,
+// std::function, templates.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>

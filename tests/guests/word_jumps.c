@@ -15,7 +15,8 @@ enum { PAGE = 4096 };
 __attribute__((aligned(4096))) uint64_t word[PAGE / 8] = {1};
 extern char functions[], jump[];
 
-/* The function n, 16 bytes each: returns n in rdx. Then the jump; and what calls it with rcx and flags that must come through. */
+/* The function n, 16 bytes each: returns n in rdx. Then the jump; and what calls it with rcx and
+ * flags that must come through. */
 uint64_t come_through(uint64_t rcx, uint64_t *flags);
 __asm__(".text\n.balign 16\nfunctions:\n"
         ".set n, 0\n.rept 16\n.balign 16\nmov $n, %edx\nret\n.set n, n + 1\n.endr\n"
