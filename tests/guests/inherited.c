@@ -1,5 +1,7 @@
 /* Prints all that execve lets a program inherit. With arguments: `under PROG ARG...` changes
- * most of it first and becomes PROG. */
+ * most of it first and becomes PROG.
+ *
+ * Hard for a translator: execve executes the translator, whose own state is inherited as well. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,7 @@
-/* Interpreters whose programs change, nest loops, branch on data, and store into their own code:
- * a trace along a loop of the interpreted program must detect each change. */
+/* Interpreters whose programs change, nest loops, branch on data, and store into their own code.
+ *
+ * Hard for a translator: a trace along a loop of the interpreted program takes that program for
+ * constant and must detect each change. */
 #include "guest.h"
 
 enum { ADD, SUB, XOR, SETN, LOOP, IFODD, POKE, SKIP, CALL, RET, OUT, END };

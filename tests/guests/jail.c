@@ -1,6 +1,8 @@
 /* A process in a jail without /proc: code from files and from memory that is mapped, written and
  * protected there; children that do the same; programs that are executed. A user who may not
- * make a jail does the same outside. */
+ * make a jail does the same outside.
+ *
+ * Hard for a translator: it cannot read /proc/self/maps, nor open its own executable by path. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>

@@ -1,4 +1,7 @@
-/* Stopping and going on: what a shell sees of its jobs, and what a job does about SIGTSTP. */
+/* Stopping and continuing: what a shell sees of its jobs, and what a job does about SIGTSTP.
+ *
+ * Hard for a translator: the default action of a signal that it has caught must still stop the
+ * process. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

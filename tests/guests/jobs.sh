@@ -1,5 +1,5 @@
 #!/bin/bash
-# Jobs of a shell: stopped, sent to the background and fetched back; traps; what becomes of children
+# Jobs of a shell: stopped, sent to the background and fetched back; traps; the statuses of children
 # that signals end.
 set -m
 sleep 30 &

@@ -1,7 +1,9 @@
 /* Indirect jumps, calls and returns that mostly lead to their function and now and then to a
  * non-canonical address. The handler must find the state before the transfer and rip at the
  * transfer; it repairs the target and lets the transfer happen. The same code is executed again
- * at addresses that do not fit 32 bits. */
+ * at addresses that do not fit 32 bits.
+ *
+ * Hard for a translator: its own transfer sequence faults, or a lookup has already begun. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <string.h>

@@ -1,5 +1,8 @@
-/* LeakSanitizer: a companion stops the process by ptrace and looks for pointers in its memory
- * and registers. */
+/* LeakSanitizer: a process that shares the memory stops this one by ptrace and looks for
+ * pointers in its memory and registers.
+ *
+ * Hard for a translator: ptrace sees the host's registers, and the tracing process runs
+ * translated code, too. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

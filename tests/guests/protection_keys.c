@@ -1,8 +1,10 @@
-/* Protection keys: the rights a process starts with, faults of reads and writes with their key,
-   handlers (which start with the initial rights), their frames and the return from them, threads,
-   children and programs, system calls on protected buffers, the XSAVE family, code with a key, and
-   loops that are hot when their rights go. One line where the processor or the kernel has no
-   keys. */
+/* Protection keys: the rights that a process starts with, faults of reads and writes with their
+ * key, handlers (which start with the initial rights), their frames and the return from them,
+ * threads, children and programs, system calls on protected buffers, the XSAVE family, code with
+ * a key, and loops that are hot when their rights go. One line if the processor or the kernel
+ * has no keys.
+ *
+ * Hard for a translator: the rights are a register that its own code is subject to as well. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <errno.h>

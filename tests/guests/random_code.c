@@ -1,11 +1,13 @@
 /* Random programs, made at run time from a seed: nested loops, branches on flags of all kinds,
  * calls, indirect jumps and calls, overlapping memory accesses of all widths, divisions that
- * fault, pages that have to be unprotected by a handler. All registers, the flags and the memory
+ * fault, pages that a handler has to unprotect. All registers, the flags and the memory that
  * they leave are printed as a checksum.
  *
  * random_code SEED PROGRAMS [MASK]: MASK forbids kinds of instructions (a bit per kind of
- * `instruction`), to narrow a failure down. Everything lives at fixed addresses, so that values
- * that depend on addresses agree as well. */
+ * `instruction`), to narrow a failure down. Everything lies at fixed addresses, so that values
+ * that depend on addresses agree as well.
+ *
+ * Hard for a translator: combinations of instructions that no compiler makes and no test lists. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

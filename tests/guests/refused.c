@@ -1,6 +1,9 @@
 /* Instructions that user mode may not execute or that do not exist: each with the signal, code,
  * error code and trap number that the processor and the kernel give. Which instructions exist
- * depends on the processor, so native results are the only reference. */
+ * depends on the processor, so native results are the only reference.
+ *
+ * Hard for a translator: its decoder knows instructions that this processor refuses, and vice
+ * versa. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,6 +1,9 @@
 /* Return addresses on the stack: what a callee finds, what stays below the stack pointer, and
  * what a signal sees in between; returns from pages that cannot be written; calls that cannot
- * push; addresses that are pushed and returned to, popped, or replaced. */
+ * push; addresses that are pushed and returned to, popped, or replaced.
+ *
+ * Hard for a translator: it may put host addresses there, or push late, and none of that may be
+ * seen. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

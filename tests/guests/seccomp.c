@@ -1,6 +1,9 @@
 /* Filters of system calls: each verdict, several filters, refusals, threads, filters inherited
  * by forks and executed programs; the strict mode; system calls that become signals
- * (PR_SET_SYSCALL_USER_DISPATCH). */
+ * (PR_SET_SYSCALL_USER_DISPATCH).
+ *
+ * Hard for a translator: a filter applies to its own system calls as well, and sees their
+ * addresses. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

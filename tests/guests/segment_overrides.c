@@ -1,6 +1,8 @@
 /* Corner cases of old instructions: FS and GS on implicit operands, also where they fault;
  * locked bit strings with 32-bit addresses; loope and loopne with repeat prefixes; xlat above
- * 127; instructions that cross into a page that cannot be executed. */
+ * 127; instructions that cross into a page that cannot be executed.
+ *
+ * Hard for a translator: a decoder reports such prefixes and operands in unusual ways. */
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <setjmp.h>

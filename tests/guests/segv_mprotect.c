@@ -1,5 +1,7 @@
 /* A write barrier by page protection: the SIGSEGV handler makes the page writable and the store
- * is repeated. */
+ * is repeated.
+ *
+ * Hard for a translator: the fault comes in hot code and must show the state before the store. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

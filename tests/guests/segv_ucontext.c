@@ -1,5 +1,8 @@
-/* Handlers that edit the interrupted state: skip an instruction, redirect to a landing pad,
- * change registers and flags. */
+/* Handlers that edit the interrupted state: skip an instruction, redirect to another address,
+ * change registers and flags.
+ *
+ * Hard for a translator: after the handler the trace that faulted cannot go on, since its facts
+ * may not hold. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <ucontext.h>

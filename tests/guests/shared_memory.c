@@ -2,7 +2,10 @@
  * memory polls a word until it changes. The writers: a child, through shared memory of each
  * kind, mapped before or after the loop became hot, also through read-only mappings; the kernel,
  * which completes reads in the background; another thread; the same process through another
- * mapping. Each case has a process of its own, in which no memory was shared before. */
+ * mapping. Each case has a process of its own, in which no memory was shared before.
+ *
+ * Hard for a translator: it removes repeated loads while memory is private, and must notice
+ * every way in which that ends. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/aio_abi.h>

@@ -1,6 +1,8 @@
 /* Short inner loops whose trip counts are regular, then change; loops with two paths and many
  * live registers, under a timer; flags that loops leave unchanged, read at their ends and by
- * faults in between. */
+ * faults in between.
+ *
+ * Hard for a translator: it unrolls a loop by the trip count that it has seen. */
 #define _GNU_SOURCE
 #include "guest.h"
 #include <signal.h>

@@ -1,5 +1,8 @@
 /* SIGCHLD: handlers that reap, siginfo of exits and kills, SIG_IGN and SA_NOCLDWAIT, waitid,
- * process groups, stop and go on. */
+ * process groups, stopping and continuing.
+ *
+ * Hard for a translator: its own action for SIGCHLD decides in the kernel whether children
+ * become zombies. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

@@ -1,6 +1,8 @@
 /* The interrupted state that a handler sees and changes: general and vector registers, flags,
  * x87, the mask, the alternate stack; faults in handlers of faults; loops that are hot when they
- * fault. */
+ * fault.
+ *
+ * Hard for a translator: the state lies in other registers when hot code faults. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

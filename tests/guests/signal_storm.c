@@ -1,6 +1,8 @@
 /* Many signals during everything that a program can be doing: computing in registers of all
  * kinds, sleeping, reading, waiting. Each must arrive exactly once: a lost wake-up hangs, a
- * disturbed register changes the sums. */
+ * disturbed register changes the sums.
+ *
+ * Hard for a translator: a signal can arrive at any instruction of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

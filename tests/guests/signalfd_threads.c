@@ -1,5 +1,9 @@
-/* Signals that are faults as a rule, sent and blocked while the main thread computes: one for the process waits for the
-   thread that asks, one for a thread for that thread; a signalfd that was inherited shows what is pending. */
+/* Signals that are usually faults, sent and blocked while the main thread computes: a signal for
+ * the process waits for the thread that asks, a signal for a thread for that thread; a signalfd
+ * that was inherited shows the pending signals.
+ *
+ * Hard for a translator: it keeps these signals unblocked, so the kernel may deliver one to any
+ * thread. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>

@@ -1,5 +1,7 @@
 /* The system calls about signals, mostly without libc's wrappers: results, errors, the pending
- * set, the order of delivery, and the contents of siginfo. */
+ * set, the order of delivery, and the contents of siginfo.
+ *
+ * Hard for a translator: it answers these calls itself, since the kernel's actions are its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

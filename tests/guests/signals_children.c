@@ -1,6 +1,9 @@
 /* What parents learn of their children: SIGCHLD and waitid for every kind of end, stop and
  * continuation; SA_NOCLDSTOP, SA_NOCLDWAIT and ignored SIGCHLD; children that are killed by each
- * signal's default action. */
+ * signal's default action.
+ *
+ * Hard for a translator: the end of the child must be the kernel's, with its status and core
+ * flag. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

@@ -1,6 +1,9 @@
 /* The whole state that a signal frame holds: every register and component of the extended state,
  * loaded, interrupted by a fault, a trap or a signal, compared with the frame byte by byte,
- * edited there, returned from, and compared again. Then malformed frames. */
+ * edited there, returned from, and compared again. Then malformed frames.
+ *
+ * Hard for a translator: it builds and reads the frame itself, for the components of this
+ * processor. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <setjmp.h>

@@ -1,5 +1,7 @@
 /* A timer at 10 kHz over indirect jumps, calls and returns whose registers and flags are checked
- * all the time. */
+ * all the time.
+ *
+ * Hard for a translator: a signal arrives between the instructions of one guest transfer. */
 #include "guest.h"
 #include <signal.h>
 #include <sys/time.h>

@@ -1,6 +1,9 @@
 /* Which calls a handler ends with EINTR and which are restarted, with and without SA_RESTART;
  * calls that measure time; stopping and continuing during a call. A timer interrupts each call;
- * at its third tick the handler causes the event that the call waits for. */
+ * at its third tick the handler causes the event that the call waits for.
+ *
+ * Hard for a translator: the kernel restarts the host's call, while the guest's handler runs
+ * later. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

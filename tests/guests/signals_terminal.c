@@ -1,5 +1,7 @@
 /* Job control under a terminal: a session on a pty, whose keys send signals to the foreground;
- * background jobs that read and write; stopping, continuing, the window's size, hanging up. */
+ * background jobs that read and write; stopping, continuing, the window's size, hanging up.
+ *
+ * Hard for a translator: the kernel's checks ask how the process handles SIGTTIN and SIGTTOU. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,9 @@
 /* Timers of every kind at ten kilohertz and more, during hot loops and waiting calls: deliveries
  * plus overruns must equal the expirations, a computation must not be disturbed, and nothing may
- * hang. */
+ * hang.
+ *
+ * Hard for a translator: the kernel counts overruns until the host's delivery, the guest's comes
+ * later. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

@@ -1,5 +1,7 @@
 /* SSE to SSE4.2: packed and scalar arithmetic, shuffles, comparisons into flags, conversions,
- * moves of all sizes, masks. */
+ * moves of all sizes, masks.
+ *
+ * Hard for a translator: many forms, each with its own operand sizes, alignment rules and flags. */
 #include <emmintrin.h>
 #include <nmmintrin.h>
 #include <smmintrin.h>

@@ -1,6 +1,8 @@
 /* String instructions that fault in the middle, at every element and in both directions,
- * repeated until they are hot: how far they came, and the flags, which depend on the processor
- * once an element has been compared. */
+ * repeated until they are hot. The handler prints the progress in rsi, rdi and rcx, and the
+ * flags, which depend on the processor once an element has been compared.
+ *
+ * Hard for a translator: one instruction has partial effects, unlike all others. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

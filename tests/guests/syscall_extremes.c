@@ -1,5 +1,8 @@
 /* System calls with arguments at and beyond every limit, some thousands of them, each group in a
- * child. Prints the results and how the child ended. */
+ * child. Prints the results and how the child ended.
+ *
+ * Hard for a translator: it reads arguments of many calls itself, and must fail as the kernel
+ * does. */
 #define _GNU_SOURCE
 #include "guest.h"
 #include <errno.h>

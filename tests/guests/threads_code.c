@@ -1,6 +1,9 @@
 // Code that is mapped and unmapped while other threads run. A thread maps a function, publishes it,
 // withdraws it when no thread uses it any more, and puts another one at the same address. No thread
 // may ever execute an old one.
+//
+// Hard for a translator: other threads may be in translated code that is linked to the old
+// function.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>

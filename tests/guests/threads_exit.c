@@ -1,4 +1,7 @@
 // Ends of threads and processes in different orders, chosen by the first argument.
+//
+// Hard for a translator: the last user of its tables may be any thread, also one that is not the
+// first.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

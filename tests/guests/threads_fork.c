@@ -1,6 +1,8 @@
 // Processes made by threads while others allocate and spin: fork, fork in a child that makes
-// threads again, vfork and exec,
-// posix_spawn, and at the end execve from a thread that is not the first.
+// threads again, vfork and exec, posix_spawn, and at the end execve from a thread that is not the
+// first.
+//
+// Hard for a translator: another thread may hold one of its locks at the fork.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <spawn.h>

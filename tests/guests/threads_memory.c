@@ -1,6 +1,8 @@
 // What threads see of each other's memory: store buffering with and without fences, message
 // passing, atomic operations of each width, and 16-byte ones. Only results that the processor
 // forbids are counted.
+//
+// Hard for a translator: loads and stores that it removes, moves or defers change the order.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>

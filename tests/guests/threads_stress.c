@@ -1,10 +1,10 @@
 // Threads that do everything at once for a while, at random from a seed: allocate, map and unmap,
-// change protections, write code
-// in every way and run it, fork, spawn threads, fault, queue signals for each other under timers of
-// their own. Arguments: seed,
-// milliseconds, threads. Whatever happens is checked where it happens; no queued signal and no
-// expiration of a timer may be
-// lost; a watchdog names the thread that gets stuck, and what it was doing.
+// change protections, write code in every way and run it, fork, spawn threads, fault, queue signals
+// for each other under timers of their own. Arguments: seed, milliseconds, threads. Each result is
+// checked where it arises; no queued signal and no expiration of a timer may be lost; a watchdog
+// names the thread that gets stuck, and its operation.
+//
+// Hard for a translator: all its locks and protocols meet each other at random times.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

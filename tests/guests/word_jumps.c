@@ -1,6 +1,9 @@
 /* Jumps through words that may be written at any time, such as those of a procedure linkage
  * table. Each must go to the address in the word at that moment, with all registers and flags
- * unchanged. If the word cannot be read, the jump itself must fault. */
+ * unchanged. If the word cannot be read, the jump itself must fault.
+ *
+ * Hard for a translator: it may compare the word with the target that it knows, but may not
+ * assume it. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <pthread.h>
