@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
         WITH_FLAGS("btcw %w[y], %w[x]", x, y);
         WITH_FLAGS("btsw $9, %w[x]", x, y);
         WITH_FLAGS("btrq $63, %q[x]", x, y);
-        /* A zero source leaves the destination: that is what these processors do. */
+        /* With a source of zero the destination keeps its value on these processors. */
         WITH_FLAGS("bsfq %[y], %[x]", x, y);
         WITH_FLAGS("bsrq %[y], %[x]", x, y);
         WITH_FLAGS("bsfl %k[y], %k[x]", x, y);

@@ -58,7 +58,7 @@ static void change(const char *how, int protection, void (*with)(void), long rou
     puts(how);
 }
 
-/* By another thread, while this one is in the callee. */
+/* Another thread changes the code while this one is in the callee. */
 static atomic_long wanted, done;
 
 static void wait_for_change(void) {

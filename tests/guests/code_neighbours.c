@@ -40,7 +40,7 @@ static void *writer(void *argument) {
         constant(own, round * WRITERS + number);
         for (int again = 0; again < 20; again++) {
             CHECK(call(own) == round * WRITERS + number);
-            /* No thread changes this one. */
+            /* No thread changes this function. */
             CHECK(call(page) == 77);
         }
     }

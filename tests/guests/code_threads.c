@@ -14,7 +14,7 @@
 
 enum { PAGE = 4096, READERS = 3 };
 
-/* Where it is written, and where executed. */
+/* The mapping that is written, and the one that is executed. */
 static uint8_t *written, *executed;
 static int rounds, seen[READERS], wanted;
 
@@ -46,7 +46,7 @@ static void *reader(void *argument) {
     return NULL;
 }
 
-/* A loop whose end is written into it: it runs until its jump back has become nops. */
+/* A loop that a writer ends: it runs until nops have replaced its jump back. */
 static void *looper(void *unused) {
     (void)unused;
     call(executed + 64);

@@ -41,7 +41,7 @@ static void next_instruction(void) {
     /* mov %dil, 1f+1(%rip); 1: mov $0, %eax; ret */
     PUT(code, "\x40\x88\x3d\x01\x00\x00\x00\xb8\x00\x00\x00\x00\xc3");
     for (uint64_t i = 0; i < 200; i++) CHECK(call(code, i & 0x7f, 0) == (i & 0x7f));
-    /* The same some instructions later, in the same block. */
+    /* The changed instruction comes some instructions later in the same block. */
     PUT(code, "\x40\x88\x3d\x08\x00\x00\x00\x48\x89\xf0\x48\xff\xc0\x90\x05\x00\x00\x00\x00\xc3");
     for (uint64_t i = 0; i < 200; i++) CHECK(call(code, i & 0x7f, i) == i + 1 + (i & 0x7f));
     /* rep stosb turns what stands behind it into nops: mov $7, %ecx; mov $0x90, %al; lea 2(%rip), %rdi; rep stosb;
@@ -297,7 +297,7 @@ static void forked(void) {
     CHECK(call(at, 0, 0) == 12);
 }
 
-/* Contents go and come without a store. */
+/* Contents vanish and come back without a store. */
 static void replaced(void) {
     for (uint32_t i = 0; i < 60; i++) {
         uint8_t *page = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -320,7 +320,7 @@ static void replaced(void) {
     }
 }
 
-/* Code on the stack, as of nested functions. */
+/* Code on the stack, as compilers put it there for nested functions. */
 static __attribute__((noinline)) void on_the_stack(void) {
     _Alignas(64) uint8_t here[64];
     uint8_t *page = (uint8_t *)((uintptr_t)here & ~(uintptr_t)(PAGE - 1));

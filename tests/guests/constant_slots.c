@@ -16,7 +16,7 @@
 
 enum { PAGE = 4096, FUNCTIONS = 64, R = PROT_READ, RW = PROT_READ | PROT_WRITE };
 
-/* One page of the file's, one that is no file's. */
+/* A page of the file, and a page of no file. */
 __attribute__((aligned(4096))) uint64_t slot_of_file[PAGE / 8] = {1};
 __attribute__((aligned(4096))) uint64_t slot_of_none[PAGE / 8];
 
@@ -123,7 +123,7 @@ int main(int argc, char **argv) {
             protect(slot, n % 2 ? RW | PROT_EXEC : RW);
             expect(way, n);
         }
-        /* Where nothing is. */
+        /* The word holds an address where nothing is mapped. */
         *slot = 0x10;
         protect(slot, R);
         expect_fault(ways[way].jump, SEGV_MAPERR, 0x10, 0x10);
@@ -138,7 +138,7 @@ int main(int argc, char **argv) {
         expect_fault(ways[way].call, SEGV_ACCERR, address, calls_at);
         protect(slot, R);
         expect(way, 5);
-        /* By the way of the memory as a file. */
+        /* Written through /proc/self/mem. */
         int memory = open("/proc/self/mem", O_RDWR);
         uint64_t other = number(6);
         if (memory >= 0 && pwrite(memory, &other, 8, (off_t)address) == 8) expect(way, 6);

@@ -23,7 +23,7 @@ int main(int argc, char **argv) {
     volatile int zero = 0;
     if (!strcmp(how, "null")) *(volatile int *)(uintptr_t)zero = 1;
     if (!strcmp(how, "hot")) {
-        /* In the middle of a hot loop, at the end of a mapping. */
+        /* A hot loop runs over the end of a mapping. */
         char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         munmap(page + 4096, 4096);
         for (volatile char *p = page;; p++) *p = (char)(*p + 1);

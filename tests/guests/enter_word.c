@@ -57,7 +57,7 @@ int main(void) {
             for (int at = 1; at <= 40; at++) {
                 uint16_t word;
                 memcpy(&word, (void *)(sp - 2 * at), 2);
-                /* What depends on the address of the memory counts relative to it. */
+                /* A value that depends on the address of the memory is printed relative to it. */
                 if (word == (uint16_t)frame) word = 0xbbbb;
                 if (word == (uint16_t)(sp - 2)) word = 0xaaaa;
                 sum = mix(sum, word);

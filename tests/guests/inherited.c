@@ -24,7 +24,7 @@ static void become(char **command) {
     signal(SIGUSR1, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGFPE, SIG_IGN);
-    signal(SIGINT, exit); /* handlers do not survive */
+    signal(SIGINT, exit); /* execve resets handlers to the default */
     signal(SIGRTMIN + 3, SIG_IGN);
     sigset_t mask;
     sigemptyset(&mask);

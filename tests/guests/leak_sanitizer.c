@@ -25,6 +25,6 @@ int main(void) {
     for (int i = 0; i < 100; i++) leak(1000 + i);
     printf("kept: %d\n", kept != NULL);
     fflush(stdout);
-    /* The check comes now, and finds something: status 23. */
+    /* The check runs now and finds the leak: exit status 23. */
     return 0;
 }

@@ -84,7 +84,7 @@ static uint64_t gathered(char *pages) {
     return mix_bytes(3, result, sizeof result);
 }
 
-/* The page behind cannot be read: the copy stops there, with registers that say how far it came. */
+/* The next page cannot be read: the copy stops there, and its registers tell the progress. */
 static uint64_t faulting(char *pages) {
     char out[64];
     set_gs(pages + 2048);

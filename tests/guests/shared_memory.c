@@ -73,7 +73,7 @@ static void anonymous_before(void) {
     wait_for(word, changer(word, -1));
 }
 
-/* The right to write comes later. */
+/* The right to write is given later. */
 static void protected_first(void) {
     long *word = mmap(NULL, PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(word != MAP_FAILED && mprotect(word, PAGE, PROT_READ | PROT_WRITE) == 0);
@@ -129,7 +129,7 @@ static void moved(void) {
     wait_for(word, changer(word, -1));
 }
 
-/* Written here, read there, by one thread. */
+/* One thread writes through one mapping and reads through the other. */
 static __attribute__((noinline)) long both(long *here, const long *there, long n) {
     long wrong = 0;
     for (long i = 0; i < n; i++) {

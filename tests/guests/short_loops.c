@@ -43,7 +43,7 @@ static void tick(int signo) {
     ticks = ticks + 1;
 }
 
-/* Both ways of the branch come back to the loop's head, with all registers in use. */
+/* Both directions of the branch lead back to the loop's head, with all registers in use. */
 static uint64_t two_ways(int rounds, uint64_t x) {
     uint64_t a = x, b = x + 1, c = x + 2, d = x + 3, e = x + 4, f = x + 5, g = x + 6, h = x + 7;
     for (int r = 0; r < rounds; r++) {

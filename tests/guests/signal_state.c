@@ -123,7 +123,7 @@ static void nested(int signal, siginfo_t *info, void *context) {
     depth--;
 }
 
-/* The mask that the frame holds is the one that will be. */
+/* The mask in the frame becomes the thread's mask on return. */
 static volatile int usr2;
 static void edit_mask(int signal, siginfo_t *info, void *context) {
     (void)info;

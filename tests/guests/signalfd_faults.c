@@ -94,7 +94,7 @@ int main(int argc, char **argv) {
         sigprocmask(SIG_UNBLOCK, &all, 0);
         printf("handled %d %d\n", handled, value);
         sigprocmask(SIG_BLOCK, &all, 0);
-        /* A read that waits. */
+        /* A read that has to wait for the signal. */
         int blocking = signalfd(-1, &all, 0);
         pthread_t thread;
         pthread_create(&thread, 0, sender, &s);

@@ -59,7 +59,7 @@ static void *other(void *unused) {
         siginfo_t info;
         int got = sigtimedwait(&all, &info, &(struct timespec){10, 0});
         printf("sigtimedwait %d, code %d, own %d\n", got, info.si_code, info.si_pid == getpid());
-        /* This thread waits. */
+        /* This thread waits for the signal. */
         pthread_t sender;
         pthread_create(&sender, 0, late_sender, (void *)&signals[i]);
         show("sent while this thread waits", 10000);
@@ -68,7 +68,7 @@ static void *other(void *unused) {
         got = sigtimedwait(&all, &info, &(struct timespec){10, 0});
         printf("sigtimedwait %d, code %d, value %d\n", got, info.si_code, info.si_value.sival_int);
         pthread_join(sender, 0);
-        /* For the main thread alone. */
+        /* A signal for the main thread alone. */
         pthread_sigqueue(first, s, (union sigval){.sival_int = 200});
         short_sleep();
         show("not for this thread", 0);

@@ -138,7 +138,7 @@ int main(void) {
         printf(" %d:%x", signo, status & ~0x80);
     }
     printf("\n");
-    /* And when a signal arrives from outside, in a loop and in a call. */
+    /* Default actions of signals from another process, in a loop and in a call. */
     for (int i = 0; i < 6; i++) {
         int signo = i % 3 == 0 ? SIGUSR1 : i % 3 == 1 ? SIGSEGV : SIGTRAP;
         child = fork();

@@ -17,7 +17,7 @@
 enum { AREA = 12288, STACK = 1 << 16 };
 static uint8_t before[AREA] __attribute__((aligned(64))), after[AREA] __attribute__((aligned(64))), expected[AREA] __attribute__((aligned(64)));
 static uint8_t other_place[AREA] __attribute__((aligned(64)));
-/* In the order of encoding, then flags. */
+/* The registers in the order of their encoding, then flags. */
 uint64_t regs_in[17], regs_out[17], host_rsp, features, interruption;
 uint8_t *area_in = before, *area_out = after;
 
@@ -145,7 +145,7 @@ __attribute__((used)) void handle(int signo, siginfo_t *info, void *context) {
         printf(" registers %lx flags %llx mxcsr %x cwd %x bits %lx\n", bad, g[REG_EFL], *(uint32_t *)(state + 24), *(uint16_t *)state, *(uint64_t *)(state + 512));
         siglongjmp(out, 1);
     }
-    /* What is in the frame is what was interrupted. */
+    /* The frame must hold the state that was interrupted. */
     uint64_t bad = 0, rip = (uint64_t)g[REG_RIP];
     for (int i = 0; i < 16; i++) {
         uint64_t want = regs_in[i];
@@ -206,7 +206,7 @@ __attribute__((used)) void handle(int signo, siginfo_t *info, void *context) {
         case 20: uc->uc_stack.ss_size = 5; uc->uc_stack.ss_flags = 0; break;
         case 21: memset(state + 416, 0xdd, 48); break;
         case 22: *(uint64_t *)&uc->uc_sigmask = ~0UL; break;
-        /* From here on the return fails. */
+        /* All following frames are malformed: the return from them fails. */
         case 40: *(uint32_t *)(state + 24) = 0xffffffff; break;
         case 41: *in_use |= 1UL << 62; break;
         case 42: *(uint64_t *)(state + 520) = 1UL << 63; break;

@@ -90,7 +90,7 @@ static void feed_timer(void) {
 static mqd_t queue = -1;
 static void feed_queue(void) { mq_send(queue, "message", 8, 0); }
 
-/* The last thing before a call: the timer starts. */
+/* Starts the timer immediately before a call. */
 static void go(void) {
     ticks = 0;
     every(3000);
@@ -419,7 +419,7 @@ static void stopped(int handled, int call) {
         }
         clock_gettime(CLOCK_MONOTONIC, &end);
         long elapsed = (end.tv_sec - start.tv_sec) * 1000 + (end.tv_nsec - start.tv_nsec) / 1000000;
-        /* Ended by the handler, or after the whole time. */
+        /* The call ended by the handler, or after its whole time. */
         if (r == -EINTR) _exit(handled && ticks > 0 ? 1 : 2);
         _exit(elapsed >= 499 ? (r == (call == 2 ? -ETIMEDOUT : 0) ? 3 : 4) : 5);
     }

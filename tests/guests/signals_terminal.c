@@ -23,7 +23,7 @@ static void handle(int signo, int flags) {
 static int to_leader[2], from_leader[2], master;
 static char terminal[64];
 
-/* One byte from the other side. */
+/* Reads one byte from the other end. */
 static char hear(int fd) {
     char byte;
     for (;;) {
@@ -50,7 +50,7 @@ static int stopped_by(pid_t pid) {
     }
 }
 
-/* The session's leader: a shell's part. */
+/* The session's leader, which acts as a shell does. */
 static int leader(void) {
     CHECK(setsid() >= 0);
     int tty = open(terminal, O_RDWR);

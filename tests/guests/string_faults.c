@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     long rounds = iterations(argc, argv, 3);
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
-    /* Pages 1 and 3 are not there. */
+    /* Pages 1 and 3 are not accessible. */
     char *area = mmap(NULL, 5 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(area != MAP_FAILED && mprotect(area + PAGE, PAGE, PROT_NONE) == 0 && mprotect(area + 3 * PAGE, PAGE, PROT_NONE) == 0);
     static const uint64_t images[] = {0x202, 0xad7, 0x203, 0x242, 0x602, 0xed7};

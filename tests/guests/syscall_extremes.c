@@ -163,7 +163,7 @@ static void group(const struct call *call, char *line) {
         refill();
         long a[6] = {0};
         for (int i = 0; call->arguments[i]; i++) a[i] = argument(call->arguments[i]);
-        if (call->number == SYS_mmap) a[3] &= ~0x10L; /* never over what is there */
+        if (call->number == SYS_mmap) a[3] &= ~0x10L; /* no MAP_FIXED: never over existing mappings */
         errno = 0;
         long result = syscall(call->number, a[0], a[1], a[2], a[3], a[4], a[5]);
         char word[64];

@@ -29,7 +29,7 @@ static void *reader(void *argument) {
         int now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
         if (now < 0) return NULL;
         if (now % 2 == 1) {
-            // A function is there; what it gives is what belongs to this generation.
+            // A function is published; its result must be the value of this generation.
             int value = current();
             if (value != expected) __atomic_fetch_add(&wrong, 1, __ATOMIC_SEQ_CST);
             calls[number]++;

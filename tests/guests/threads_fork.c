@@ -107,7 +107,7 @@ int main(int count, char **arguments) {
         printf("maker %d: %ld\n", i, (long)sum);
     }
     fflush(stdout);
-    // One more is busy for ever: the new program takes its place.
+    // One more thread never ends by itself; execve ends it.
     pthread_t thread;
     pthread_create(&thread, NULL, replace, NULL);
     for (;;) pause();

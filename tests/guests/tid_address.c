@@ -33,7 +33,7 @@ static void *thread(void *unused) {
     return unused;
 }
 
-/* Ends without its own word cleared; but another one is. */
+/* Ends; the kernel clears another word than the one given at its creation. */
 static void *changing(void *word) {
     CHECK(syscall(SYS_set_tid_address, &other) == gettid() && get() == &other);
     other = gettid();

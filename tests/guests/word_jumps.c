@@ -62,7 +62,7 @@ static void *writer(void *unused) {
     return NULL;
 }
 
-/* These are bound when they are first called. */
+/* The linker binds these functions when they are first called. */
 static uint64_t call_library(void) {
     uint64_t sum = 0;
     for (int i = 0; i < 2000; i++) {
