@@ -131,7 +131,7 @@ int main(int argc, char **argv) {
         *slot = number(5);
         protect(slot, R);
         expect(way, 5);
-        /* A fault in what goes through it then. */
+        /* The code that the word leads to faults. */
         expect_fault(load_jump, SEGV_MAPERR, 0x20, (uint64_t)(uintptr_t)loads);
         protect(slot, PROT_NONE);
         expect_fault(ways[way].jump, SEGV_ACCERR, address, jumps);
@@ -143,7 +143,7 @@ int main(int argc, char **argv) {
         uint64_t other = number(6);
         if (memory >= 0 && pwrite(memory, &other, 8, (off_t)address) == 8) expect(way, 6);
         if (memory >= 0) close(memory);
-        /* Another page is moved there. */
+        /* Another page is moved to this address. */
         uint64_t *page = mmap(NULL, PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(page != MAP_FAILED);
         *page = number(7);

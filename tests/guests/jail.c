@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
     copy("program");
     pid_t jailed = fork();
     if (jailed == 0) {
-        /* If the system allows user namespaces, one gives every user the right. */
+        /* If the system allows user namespaces, one gives every user the right to chroot. */
         int is_jail = (geteuid() == 0 || unshare(CLONE_NEWUSER) == 0) && chroot(directory) == 0 && chdir("/") == 0;
         printf("%s\n", is_jail ? "in a jail" : "no jail");
         everything("first", 1);

@@ -1,5 +1,5 @@
 /* String instructions that fault in the middle, at every element and in both directions,
- * repeated until they are hot. The handler prints the progress in rsi, rdi and rcx, and the
+ * repeated until they are hot. The handler must find the progress in rsi, rdi and rcx, and the
  * flags, which depend on the processor once an element has been compared.
  *
  * Hard for a translator: one instruction has partial effects, unlike all others. */
@@ -69,14 +69,14 @@ int main(int argc, char **argv) {
         uint64_t sum = 1, faults = 0;
         for (long round = 0; round < rounds; round++)
             for (int done = 0; done < 4; done++)
-                for (int which = 0; which < 3; which++) /* source, destination, or both end after so many */
+                for (int which = 0; which < 3; which++) /* source, destination or both fault after `done` elements */
                     for (size_t k = 0; k < sizeof images / sizeof *images; k++) {
                         int size = all[i].size, down = (images[k] & 0x400) != 0;
                         memset(area, 0, PAGE), memset(area + 2 * PAGE, 0, PAGE), memset(area + 4 * PAGE, 0, PAGE);
                         int near = down ? (done - 1) * size : -done * size, far = down ? 400 : -400;
                         char *from = area + (down ? 2 : 1) * PAGE + (which == 1 ? far : near);
                         char *to = area + (down ? 4 : 3) * PAGE + (which == 0 ? far : near);
-                        /* What is looked for does not come. */
+                        /* No byte equals the one that repne looks for, so it runs up to the fault. */
                         if (all[i].name[0] == 'u')
                             for (int j = 0; j < done; j++) to[down ? -j : j] = (char)(j + 1);
                         if (faulted(i, from, to, images[k])) {

@@ -28,8 +28,7 @@ static void *sleeper(void *unused) {
 static void *join_first(void *status) {
     void *result;
     pthread_join(first, &result);
-    // The thread that everything began with is gone: what /proc says of the process itself is about
-    // that one.
+    // The first thread has ended; /proc/self describes that thread, so /proc/thread-self is read.
     char link[256];
     ssize_t length = readlink("/proc/thread-self/exe", link, sizeof link);
     printf("joined %ld %s\n", (long)result, length > 0 ? "exe" : "no exe");

@@ -33,7 +33,7 @@ static void *thread(void *unused) {
     return unused;
 }
 
-/* Ends; the kernel clears another word than the one given at its creation. */
+/* A thread that moves its word to `other`; `other` is cleared at its end. */
 static void *changing(void *word) {
     CHECK(syscall(SYS_set_tid_address, &other) == gettid() && get() == &other);
     other = gettid();
