@@ -44,8 +44,8 @@ static void next_instruction(void) {
     /* The changed instruction comes some instructions later in the same block. */
     PUT(code, "\x40\x88\x3d\x08\x00\x00\x00\x48\x89\xf0\x48\xff\xc0\x90\x05\x00\x00\x00\x00\xc3");
     for (uint64_t i = 0; i < 200; i++) CHECK(call(code, i & 0x7f, i) == i + 1 + (i & 0x7f));
-    /* rep stosb turns what stands behind it into nops: mov $7, %ecx; mov $0x90, %al; lea 2(%rip), %rdi; rep stosb;
-       mov $1, %eax; ret; nop; ret */
+    /* rep stosb overwrites the instructions after it with nops:
+     * mov $7, %ecx; mov $0x90, %al; lea 2(%rip), %rdi; rep stosb; mov $1, %eax; ret; nop; ret */
     for (uint64_t i = 0; i < 100; i++) {
         PUT(code, "\xb9\x07\x00\x00\x00\xb0\x90\x48\x8d\x3d\x02\x00\x00\x00\xf3\xaa\xb8\x01\x00\x00\x00\xc3\x90\xc3");
         CHECK((call(code, 0, 0) & 0xff) == 0x90 && code[15] == 0xaa && code[16] == 0x90 && code[22] == 0x90);

@@ -205,7 +205,7 @@ static void instruction(void) {
     case 21: /* cmc clc stc, lahf sahf, cbw and cwd */
         byte((const unsigned char[]){0xf5, 0xf8, 0xf9, 0x9f, 0x9e, 0x98, 0x99}[draw(7)]);
         break;
-    case 22: /* division: zero and overflow are skipped by the handler, so always three bytes long */
+    case 22: /* division; always three bytes long, because the handler skips it after a fault */
         byte(size == 8 ? 0x48 : 0x40);
         byte(0xf7);
         byte(0xf0u | draw(2) << 3 | (const unsigned char[]){RCX, RBX, RSI, RDI}[draw(4)]);

@@ -115,9 +115,10 @@ static void initial(uint8_t *area, unsigned bit) {
         if (parts[i].bit == bit) memset(area + parts[i].offset, 0, parts[i].size);
 }
 
-/* The components that are in use afterwards. Where the frame restores fewer than there are, the kernel has two ways to make the others
-   initial, one of them when it is interrupted, and only one leaves them unused: those do not count. Nor does SSE ever if it is initial:
-   some processors have it in use then if they have been interrupted. */
+/* The components that are in use after the return. If the frame restores only some components,
+ * the kernel has two ways to make the others initial. It takes one of them when it is
+ * interrupted. Only one of the two leaves the components unused, so they are not compared. Nor
+ * is SSE if it is initial: on some processors it is in use after an interruption. */
 static uint64_t in_use_afterwards(void) {
     uint64_t bits = *(uint64_t *)(after + 512) & features;
     int some = mode == 6 || mode == 7 || mode == 10 || mode == 11 || mode == 17 || mode == 18 || mode == 19;

@@ -76,7 +76,7 @@ int main(int argc, char **argv) {
                         int near = down ? (done - 1) * size : -done * size, far = down ? 400 : -400;
                         char *from = area + (down ? 2 : 1) * PAGE + (which == 1 ? far : near);
                         char *to = area + (down ? 4 : 3) * PAGE + (which == 0 ? far : near);
-                        /* No byte equals the one that repne looks for, so it runs up to the fault. */
+                        /* repne finds no equal byte before the fault. */
                         if (all[i].name[0] == 'u')
                             for (int j = 0; j < done; j++) to[down ? -j : j] = (char)(j + 1);
                         if (faulted(i, from, to, images[k])) {

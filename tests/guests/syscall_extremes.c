@@ -15,9 +15,9 @@
 
 static unsigned char *page; /* one page that can be read and written, then one that cannot be touched, then one that can be read */
 
-/* What arguments are made of: P a pointer, L a length, F a descriptor, N a small number, S a signal, O flags, o flags that make
-   no file, 0 nothing, A an
-   address that need not be there, T a timeout (never NULL). */
+/* The kinds of arguments: P a pointer, L a length, F a descriptor, N a small number, S a signal,
+ * O flags, o flags that make no file, 0 nothing, A an address that need not be mapped, T a
+ * timeout (never NULL). */
 static const struct call {
     const char *name;
     int number;
