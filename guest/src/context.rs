@@ -85,8 +85,8 @@ pub struct ThreadContext {
     pub scratch: [u64; SCRATCH_WORDS],
     /// Extended state: x87, SSE, AVX, AVX-512, MXCSR.
     pub xstate: XState,
-    /// What the guest has denied itself of protection key 0 (bits 0 and 1 of PKRU). The other
-    /// rights are in the processor's register.
+    /// The accesses that the guest has denied itself for protection key 0 (bits 0 and 1 of PKRU).
+    /// The rights of the other keys are in the processor's register.
     pub withheld_rights: u32,
     /// Address of the runtime's signal state of this thread, for signal handlers; 0 before there is
     /// one.

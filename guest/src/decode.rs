@@ -181,7 +181,7 @@ impl<'f> Reader<'f> {
         &self.window[self.last.0..self.last.0 + self.last.1]
     }
 
-    /// The pc behind the instruction decoded last.
+    /// The pc after the instruction decoded last.
     pub fn next_pc(&self) -> u64 {
         self.start.wrapping_add((self.last.0 + self.last.1) as u64)
     }
@@ -194,7 +194,7 @@ impl<'f> Reader<'f> {
         decoder.get_constant_offsets(&inst).displacement_offset()
     }
 
-    /// What stands at `pc`.
+    /// Decodes the instruction at `pc`.
     pub fn decode(&mut self, pc: u64) -> Decoded {
         let options = self.options;
         let offset = self.offset(pc);

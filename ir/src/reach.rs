@@ -23,7 +23,7 @@
 //! ```text
 //! b1: poll else a0              position of a0; in reach: a0
 //!     v1 = load.i64 [v0] !a0    in reach: a0
-//!     store.i64 [v0], 1 !a0     in reach before it: a0; behind it: none
+//!     store.i64 [v0], 1 !a0     in reach before it: a0; after it: none
 //!     assume v2 else a1         position of a1
 //! ```
 

@@ -56,9 +56,9 @@ side_conditions! {
     SinkOnce,
     /// sink: every other access of the loop misses a carried location.
     SinkCarriedDisjoint,
-    /// sink: no access passes a store that waits to be overwritten, unless it misses it.
+    /// sink: an access that passes a store to be overwritten must miss its bytes.
     SinkPendingDisjoint,
-    /// sink: nor one of unknown extent, a fence or a locked operation.
+    /// sink: no access of unknown extent, fence or locked operation passes such a store.
     SinkBarrier,
     /// sink: the store that overwrites covers all bytes.
     SinkCovered,

@@ -9,8 +9,8 @@
 //!
 //! **Data.** A [`Version`] owns tables of value types, blocks, anchors and natives; instructions
 //! refer to them by index. **Invariants** are the verifier's ([`crate::verify`]). **Callers.**
-//! Everyone who has a version owns or borrows it; a version that threads share is never changed; no
-//! lock.
+//! Any code that owns or borrows a version; no lock, because a version that threads share is never
+//! changed.
 //!
 //! ```text
 //! version t1 {                                        types: [i64, i64]
@@ -177,7 +177,7 @@ pub struct DeferredStore {
 /// this version are undone (sourir 3.3).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Anchor {
-    /// The guest pc to continue at: a constant, except behind an indirect jump.
+    /// The guest pc to continue at: a constant, except after an indirect jump.
     pub target: Operand,
     /// The pc of the indirect jump, call or return directly before the anchor that computes the
     /// target. Control is at this pc if the target is not an executable address.

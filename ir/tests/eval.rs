@@ -74,7 +74,7 @@ fn a_fault_in_base_names_the_guest_instruction() {
         "base { b0:\n at 0x10\n put.i64 rcx, 1\n at 0x14\n v0 = load.i64 [0x1ffc]\n put.i64 rcx, 2\n goto 1 }",
     );
     let mut s = State::default();
-    // The access starts in the mapped page and ends behind it.
+    // The access starts in the mapped page and ends beyond it.
     assert_eq!(
         go(&v, &mut s, &mut machine()),
         Ok(Leave::Fault { pc: 0x14, fault: Fault::Load(0x2000) })

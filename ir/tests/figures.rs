@@ -2,7 +2,7 @@
 //! transformation applied to the "before" gives the "after", and the checker compares the result
 //! with the guest's own code. (Fig. 14, the machine's state, is checked after a deoptimisation.)
 //!
-//! `tests/figures/fig_NN.ir` holds the start of a figure and, behind `---`, the expected result;
+//! `tests/figures/fig_NN.ir` holds the start of a figure and, after `---`, the expected result;
 //! `*.guest` holds guest code that several figures share. `FIGURES_BLESS=1 cargo test -p
 //! dynasour-ir --test figures` writes the results: read the diff. Figures 1, 3, 4, 12, 13, 15 and
 //! 16 show no versions (source text, syntax, semantics).
@@ -55,7 +55,7 @@ fn guest(name: &str) -> BTreeMap<u64, Version> {
     versions.filter(|v| v.is_base()).map(|v| (v.region, v)).collect()
 }
 
-/// The result equals the text behind `---` in the figure's file.
+/// The result equals the text after `---` in the figure's file.
 fn expect(name: &str, found: &str) {
     let content = read(name);
     let (source, expected) = content.split_once("---\n").unwrap_or((&content, ""));
@@ -262,7 +262,7 @@ fn optimised(name: &str) -> Version {
     regions(name).into_iter().flat_map(|r| r.versions).find(|v| !v.is_base()).expect("there is one")
 }
 
-/// A compiled function: the anchor behind the call of `add` rebuilds j, the guard of the type
+/// A compiled function: the anchor after the call of `add` rebuilds j, the guard of the type
 /// leaves the loop.
 #[test]
 fn fig_02() {

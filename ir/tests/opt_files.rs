@@ -1,4 +1,4 @@
-//! File tests of the optimiser: `tests/opt/*.ir` hold the start of a transformation and, behind a
+//! File tests of the optimiser: `tests/opt/*.ir` hold the start of a transformation and, after a
 //! line `---`, the expected result.
 //!
 //! The first line is `; passes: a, b`, or `; passes: default`, for the only version of the file. Or

@@ -1,5 +1,8 @@
-/* A limit on the address space (RLIMIT_AS): which mappings still fit and which fail, and the
- * limit's own value; also in children, in threads' stacks and in executed programs. */
+/* A limit on the address space (RLIMIT_AS): which mappings still fit, which fail, and the
+ * limit's own value; also in children, in threads' stacks and in executed programs.
+ *
+ * Hard for a translator: its code cache and tables lie in the same address space and must not
+ * count. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -46,7 +49,7 @@ int main(int argc, char **argv) {
     struct rlimit limit = {100L * MIB, 150L * MIB};
     CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
     show("limited");
-    /* Memory that is already there does not count twice; what grows does. */
+    /* Mapping over existing memory does not count it twice; growth counts. */
     char *memory = mmap(NULL, 64 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
     show("with 64 MiB");

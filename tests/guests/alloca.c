@@ -1,5 +1,8 @@
-/* alloca and variable-length arrays in loops and recursion; frames of changing size, alignment
- * kept. */
+/* alloca and variable-length arrays in loops and recursion. Frames change their size and keep
+ * their alignment.
+ *
+ * Hard for a translator: the distance between the stack pointer and a variable is not constant,
+ * so an access cannot be told from a neighbour by its displacement. */
 #include <alloca.h>
 #include "guest.h"
 

@@ -1,5 +1,8 @@
 /* Recursion, calls through registers and memory, a jump table, tail jumps, push and pop in every
- * form. */
+ * form.
+ *
+ * Hard for a translator: nothing here follows a compiler's calling convention, so none may be
+ * assumed. */
 #include "asm.h"
 define_print_hex
         .globl  _start

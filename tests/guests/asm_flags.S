@@ -1,5 +1,8 @@
-/* Flags as data: each operation's flags by pushfq, over operands from a table, folded into one
- * number per operation. */
+/* Flags as data: the flags of each operation are read by pushfq, over operands from a table, and
+ * folded into one number per operation.
+ *
+ * Hard for a translator: flags that are computed late must have all their bits, undefined ones
+ * too. */
 #include "asm.h"
         .set    COUNT, 10
 define_print_hex

@@ -1,4 +1,7 @@
-/* The smallest guest: what the kernel gives at entry, a line of text, an exit status. */
+/* The smallest guest: what the kernel gives at entry, a line of text, an exit status.
+ *
+ * Hard for a translator: it must build the initial stack and registers itself, as the kernel
+ * does. */
 #include "asm.h"
 define_print_hex
         .globl  _start

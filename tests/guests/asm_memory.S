@@ -1,5 +1,8 @@
 /* mmap, brk and munmap by raw system calls; rcx and r11 after a system call; a page boundary;
- * absolute addresses. */
+ * absolute addresses.
+ *
+ * Hard for a translator: `syscall` leaves the guest's rip and flags in rcx and r11, not the
+ * host's. */
 #include "asm.h"
 define_print_hex
         .globl  _start

@@ -1,4 +1,7 @@
-/* A sieve of Eratosthenes in static storage; nested loops, byte stores, memory operands. */
+/* A sieve of Eratosthenes in static storage: nested loops, byte stores, memory operands.
+ *
+ * A small program for the first traces: both loops get hot, and the inner one changes its
+ * stride. */
 #include "asm.h"
         .set    LIMIT, 2000
 define_print_hex

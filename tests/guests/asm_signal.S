@@ -1,5 +1,8 @@
-/* Signals without a C library: own restorer, a fault whose handler changes the frame,
- * rt_sigreturn by hand. */
+/* Signals without a C library: its own restorer, a fault whose handler changes the frame,
+ * rt_sigreturn by hand.
+ *
+ * Hard for a translator: the frame must have the kernel's layout, and the handler's changes of
+ * rip, registers and flags must take effect. */
 #include "asm.h"
         .set    SIGSEGV, 11
         .set    SIGUSR1, 10

@@ -1,5 +1,8 @@
 /* String instructions on static buffers: copies, fills, searches, comparisons, both directions,
- * rep with count 0. */
+ * rep with count 0.
+ *
+ * Hard for a translator: registers and flags after each form, and the direction flag, which is
+ * state. */
 #include "asm.h"
 define_print_hex
 .macro checksum

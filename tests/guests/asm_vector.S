@@ -1,4 +1,7 @@
-/* SSE and x87 without a library: their state at entry, arithmetic in a loop, MXCSR. */
+/* SSE and x87 without a library: their state at entry, arithmetic in a loop, MXCSR.
+ *
+ * Hard for a translator: its own code must not leave anything in the guest's vector and x87
+ * state. */
 #include "asm.h"
 define_print_hex
         .globl  _start

@@ -1,5 +1,8 @@
 /* AVX, AVX2, FMA and F16C, if the processor has them: 256-bit arithmetic, permutations, gathers,
- * masked moves, upper halves. */
+ * masked moves, upper halves.
+ *
+ * Hard for a translator: gathers and masked moves change their mask and fault by element, and
+ * saving only 128 bits of a register loses its upper half. */
 #include <immintrin.h>
 #include "guest.h"
 

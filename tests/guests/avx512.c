@@ -1,5 +1,8 @@
 /* AVX-512, if the processor has it: 512-bit arithmetic, mask registers, compress and expand,
- * embedded rounding, ternary logic. */
+ * embedded rounding, ternary logic.
+ *
+ * Hard for a translator: 32 vector registers and 8 mask registers are state that must survive
+ * every exit. */
 #include <immintrin.h>
 #include "guest.h"
 

@@ -1,4 +1,7 @@
-/* brk and sbrk: growth, shrinking, contents after regrowth; malloc on top of it. */
+/* brk and sbrk: growth, shrinking, contents after regrowth; malloc on top of it.
+ *
+ * Hard for a translator: it shares one address space with the guest, and the guest's break is
+ * not its own. */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,7 +23,7 @@ int main(int argc, char **argv) {
     CHECK((char *)syscall(SYS_brk, 0xffff800000000000) == top);
     CHECK((char *)syscall(SYS_brk, start) == start);
     CHECK(sbrk(0) == start);
-    /* Only now: printing allocates, which moves the break. */
+    /* Printed only after the checks, because printing allocates and so moves the break. */
     printf("kept %x, fresh %d\n", kept, fresh);
     uint64_t sum = 1, seed = 4;
     void *blocks[32] = {0};

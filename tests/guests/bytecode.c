@@ -1,5 +1,7 @@
-/* A bytecode interpreter with a switch in a loop: the shape that breaks next-executing-tail
- * traces. */
+/* A bytecode interpreter with a switch in a loop.
+ *
+ * Hard for a translator: one indirect jump has many targets in turn, so a trace that follows the
+ * target taken last (next-executing-tail selection) is left at once. */
 #include "guest.h"
 
 enum op { PUSH, LOAD, STORE, ADD, SUB, MUL, MOD, LESS, EQUAL, JUMP, BRANCH_IF_ZERO, CALL, RETURN, PRINT, HALT, DUP };

@@ -1,5 +1,8 @@
 /* Calls that do not return as calls do: call/pop, ret as a jump, return addresses changed or
- * skipped, ret n, far-away thunks. */
+ * skipped, ret n, far-away thunks.
+ *
+ * Hard for a translator: a prediction of return targets is wrong here, and the return address in
+ * memory must be the guest's. */
 #include "guest.h"
 
 uint64_t tricks(uint64_t seed, long n);

@@ -1,6 +1,9 @@
 /* Calls to non-canonical addresses. The handler must find the state before the call and rip at
  * the call, whether the target is in a register or in memory; in code that is not hot yet and in
- * hot code. A line is printed once; it is printed again only if it differs. */
+ * hot code. A line is printed once; it is printed again only if it differs.
+ *
+ * Hard for a translator: its call sequence has pushed the return address before it looks at the
+ * target. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,8 @@
 /* Long additions and subtractions through adc and sbb; carries kept over inc, dec, lea and loop;
- * adcx and adox where there. */
+ * adcx and adox if the processor has them.
+ *
+ * Hard for a translator: the carry lives across a loop's back edge while other instructions
+ * write the other flags. */
 #include <cpuid.h>
 #include "guest.h"
 

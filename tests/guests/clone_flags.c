@@ -1,5 +1,7 @@
-/* Processes by clone and clone3 with all flags that need no thread; what is shared and what is
- * not; calls about the process itself. */
+/* Processes by clone and clone3 with all flags that need no thread: what is shared and what is
+ * not; calls about the process itself.
+ *
+ * Hard for a translator: each flag decides whether its own tables are copied or shared, too. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -116,7 +118,7 @@ int main(void) {
     for (int i = 0; i < 2; i++) statuses += finish(-1, 0);
     printf("siblings: %d\n", statuses);
 
-    /* About itself. */
+    /* Calls about the process itself. */
     char name[17] = "";
     CHECK(prctl(PR_SET_NAME, "a longer name than fits") == 0 && prctl(PR_GET_NAME, name) == 0);
     printf("name %s\n", name);

@@ -1,4 +1,8 @@
-/* Processes that share memory without being threads (CLONE_VM alone): what is shared and what is not, their ends, and code that all of them run and change. */
+/* Processes that share memory without being threads (CLONE_VM alone): what is shared and what is
+ * not, how they end, and code that all of them run and change.
+ *
+ * Hard for a translator: they share its code cache and tables, but have signal actions,
+ * descriptors and ends of their own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -52,7 +56,7 @@ static void say(volatile int *word, int value) {
 
 static volatile int shared, turn, gone;
 
-/* Memory, waits. */
+/* Shared memory; waiting for the child. */
 static int adds(void *argument) {
     shared += *(int *)argument;
     return 11;
@@ -158,7 +162,7 @@ static void resources(void) {
     printf("break: %d %d %d\n", status, raw(SYS_brk, 0, 0, 0, 0) == grown, *(int *)(grown - 8));
 }
 
-/* Ends. */
+/* How such processes end. */
 static int ends(void *argument) {
     int way = *(int *)argument;
     long own = raw(SYS_getpid, 0, 0, 0, 0);
@@ -199,7 +203,7 @@ static void all_ends(void) {
     printf("descriptor: %d\n", finish(child));
 }
 
-/* Identity: ids written and cleared, storage of its own. */
+/* Identity: thread ids that the kernel writes and clears; thread-local storage of its own. */
 static long storage[2] = {0, 18};
 static int tells(void *argument) {
     int value;
@@ -237,7 +241,7 @@ static void identity(void) {
     printf("siblings: %d %d\n", result, finish_with(sibling, __WALL));
 }
 
-/* Who ends first; executing, forking, having companions. */
+/* Parent or child ends first; a child executes a program, forks, has companions of its own. */
 static int pipes[2][2];
 static int outlives(void *argument) {
     char byte;
@@ -307,7 +311,7 @@ static void families(void) {
     printf("nests: %d %d\n", status, shared);
 }
 
-/* The same code in all of them, and code that changes. */
+/* The same code executed by all processes, and code that changes. */
 static uint64_t results[MOST];
 static uint64_t __attribute__((noinline)) work(uint64_t seed, long rounds) {
     uint64_t sum = 0;

@@ -1,6 +1,9 @@
 /* Threads that map pages of code, call it in a loop that they share, and unmap it. The same
  * addresses hold one thread's code and later another's: a trace of the loop with the old code
- * must not run with the new one. */
+ * must not run with the new one.
+ *
+ * Hard for a translator: the loop's trace has the callee inlined, and its own page never
+ * changes. */
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>

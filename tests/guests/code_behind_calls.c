@@ -1,7 +1,10 @@
 /* Code that changes while calls from it have not returned: by a store, by mprotect and a store,
  * by another mapping, by another thread. Also calls on stacks with equal low pointer bits, with
  * odd stack pointers, and in frames larger than the part of a stack that a translator may
- * remember. */
+ * remember.
+ *
+ * Hard for a translator: a remembered host return address must not lead to the translation of
+ * the old code. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -55,7 +58,7 @@ static void change(const char *how, int protection, void (*with)(void), long rou
     puts(how);
 }
 
-/* By another thread, while this one is in the callee. */
+/* Another thread changes the code while this one is in the callee. */
 static atomic_long wanted, done;
 
 static void wait_for_change(void) {
@@ -97,7 +100,8 @@ __attribute__((noinline)) static uint64_t deep(int depth, int jump_at) {
     return below * 3 + (uint64_t)frame[depth];
 }
 
-/* Two stacks 64 KiB apart, or any: each step goes on on the other one. And pointers that are no multiple of eight. */
+/* Two stacks 64 KiB apart, or any: each step goes on on the other one. And pointers that are no
+ * multiple of eight. */
 uint64_t hop(void *other, uint64_t steps);
 uint64_t odd(uint64_t offset, uint64_t depth);
 __asm__(".text\n"

@@ -1,7 +1,9 @@
 /* A small just-in-time compiler. 10,000 functions are compiled into a few pages one after
  * another and called, some of them until they are hot; they are compiled again when their
  * constants change. The pages are always writable and executable or, with an argument, alternate
- * between the two. */
+ * between the two.
+ *
+ * Hard for a translator: each new function invalidates its page, where hot functions remain. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include "guest.h"

@@ -1,8 +1,10 @@
 /* Threads that write functions beside those that other threads are executing, as the threads of
  * a just-in-time compiler do. Each thread executes the function that it has just written and
  * must never get the bytes that were there before. One more thread never leaves its loop by
- * itself. Another one only makes system calls; none of them may be interrupted by an
- * invalidation of code. */
+ * itself. Another one only makes system calls; no invalidation of code may interrupt them.
+ *
+ * Hard for a translator: an invalidation must wait for other threads, and some of them never
+ * stop. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -38,7 +40,7 @@ static void *writer(void *argument) {
         constant(own, round * WRITERS + number);
         for (int again = 0; again < 20; again++) {
             CHECK(call(own) == round * WRITERS + number);
-            /* No thread changes this one. */
+            /* No thread changes this function. */
             CHECK(call(page) == 77);
         }
     }

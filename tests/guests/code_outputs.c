@@ -1,6 +1,9 @@
 /* Threads with one function each in one page that all may write. Stores and the kernel (read)
  * change the functions in turn. Each thread must execute its own function as it was last
- * written, whatever the other threads are doing. */
+ * written, whatever the other threads are doing.
+ *
+ * Hard for a translator: the page is opened for one writer while another thread translates from
+ * it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

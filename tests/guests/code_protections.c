@@ -1,5 +1,9 @@
-/* A thread stores into its own code and calls it, while another thread makes calls about these pages that change nothing: mprotect
-   with the protection they have, an mprotect that is refused, an mremap to the same place, madvise that keeps contents. */
+/* A thread stores into its own code and calls it, while another thread makes calls about these
+ * pages that change nothing: mprotect with the protection that they have, an mprotect that the
+ * kernel refuses, an mremap to the same address, madvise that keeps contents.
+ *
+ * Hard for a translator: such calls must neither lose its write protection of translated code
+ * (stale code) nor show it to the guest (spurious SIGSEGV). */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/mman.h>

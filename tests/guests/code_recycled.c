@@ -1,5 +1,8 @@
 /* Code that is mapped, executed and unmapped 10,000 times, mostly at the same address. The code
- * that is mapped at the moment must be executed, and memory must not grow. */
+ * that is mapped at the moment must be executed, and memory must not grow.
+ *
+ * Hard for a translator: all that it keeps for an address must be found and freed at each
+ * munmap. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>

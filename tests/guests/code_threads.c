@@ -1,7 +1,10 @@
 /* Threads write code that other threads are executing at that moment, without telling them. Each
  * thread must see the last state in the end, and never a state that was not written. The code is
  * in pages that are writable and executable at once, and is also written through another mapping
- * of the same memory. */
+ * of the same memory.
+ *
+ * Hard for a translator: no call announces the change, and writes through the other mapping do
+ * not fault on the page that was translated. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -11,7 +14,7 @@
 
 enum { PAGE = 4096, READERS = 3 };
 
-/* Where it is written, and where executed. */
+/* The mapping that is written, and the one that is executed. */
 static uint8_t *written, *executed;
 static int rounds, seen[READERS], wanted;
 
@@ -43,7 +46,7 @@ static void *reader(void *argument) {
     return NULL;
 }
 
-/* A loop whose end is written into it: it runs until its jump back has become nops. */
+/* A loop that a writer ends: it runs until nops have replaced its jump back. */
 static void *looper(void *unused) {
     (void)unused;
     call(executed + 64);

@@ -1,6 +1,9 @@
 /* A loop with several traces, each for one value of a register, in a page that is unmapped and
- * mapped again between calls. The value test of each trace must lead to the next trace, that of
- * the last one to the code itself, and none back to an earlier trace. */
+ * mapped again between calls. A failed test of the value leads to the next trace, that of the
+ * last trace to the untraced code, and none to an earlier trace.
+ *
+ * Hard for a translator: links among the traces must not form a cycle in which no instruction
+ * executes. */
 #include <sys/mman.h>
 #include "guest.h"
 

@@ -1,7 +1,10 @@
 /* Every way in which a program can change code that has just been executed, in pages that are
  * writable and executable: the bytes written last must be executed next. The ways: stores of all
  * kinds, also to the instruction itself, to the next one and to the page's own function; writes
- * by the kernel; writes through other mappings of the memory. */
+ * by the kernel; writes through other mappings of the memory.
+ *
+ * Hard for a translator: each way needs its own detection, and a store may change the block that
+ * contains it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -38,11 +41,11 @@ static void next_instruction(void) {
     /* mov %dil, 1f+1(%rip); 1: mov $0, %eax; ret */
     PUT(code, "\x40\x88\x3d\x01\x00\x00\x00\xb8\x00\x00\x00\x00\xc3");
     for (uint64_t i = 0; i < 200; i++) CHECK(call(code, i & 0x7f, 0) == (i & 0x7f));
-    /* The same some instructions later, in the same block. */
+    /* The changed instruction comes some instructions later in the same block. */
     PUT(code, "\x40\x88\x3d\x08\x00\x00\x00\x48\x89\xf0\x48\xff\xc0\x90\x05\x00\x00\x00\x00\xc3");
     for (uint64_t i = 0; i < 200; i++) CHECK(call(code, i & 0x7f, i) == i + 1 + (i & 0x7f));
-    /* rep stosb turns what stands behind it into nops: mov $7, %ecx; mov $0x90, %al; lea 2(%rip), %rdi; rep stosb;
-       mov $1, %eax; ret; nop; ret */
+    /* rep stosb overwrites the instructions after it with nops:
+     * mov $7, %ecx; mov $0x90, %al; lea 2(%rip), %rdi; rep stosb; mov $1, %eax; ret; nop; ret */
     for (uint64_t i = 0; i < 100; i++) {
         PUT(code, "\xb9\x07\x00\x00\x00\xb0\x90\x48\x8d\x3d\x02\x00\x00\x00\xf3\xaa\xb8\x01\x00\x00\x00\xc3\x90\xc3");
         CHECK((call(code, 0, 0) & 0xff) == 0x90 && code[15] == 0xaa && code[16] == 0x90 && code[22] == 0x90);
@@ -247,7 +250,8 @@ static void frames_beside_code(void) {
     CHECK(sigaltstack(&stack, NULL) == 0);
 }
 
-/* A file whose code is mapped privately is written to: by a descriptor that comes later, and by one that was there before. */
+/* A file whose code is mapped privately is written to: by a descriptor that comes later, and by
+ * one that was there before. */
 static void through_file(const char *path) {
     uint8_t bytes[6];
     for (int before = 0; before < 2; before++) {
@@ -293,7 +297,7 @@ static void forked(void) {
     CHECK(call(at, 0, 0) == 12);
 }
 
-/* Contents go and come without a store. */
+/* Contents vanish and come back without a store. */
 static void replaced(void) {
     for (uint32_t i = 0; i < 60; i++) {
         uint8_t *page = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -316,7 +320,7 @@ static void replaced(void) {
     }
 }
 
-/* Code on the stack, as of nested functions. */
+/* Code on the stack, as compilers put it there for nested functions. */
 static __attribute__((noinline)) void on_the_stack(void) {
     _Alignas(64) uint8_t here[64];
     uint8_t *page = (uint8_t *)((uintptr_t)here & ~(uintptr_t)(PAGE - 1));

@@ -1,5 +1,8 @@
 //! Rust: collections, iterators, traits, strings, integer overflow checks, and panics that are
 //! caught.
+//!
+//! Hard for a translator: unwinding looks up return addresses, so those on the stack must be the
+//! guest's.
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::fmt::Write as _;
 

@@ -1,5 +1,7 @@
-/* The same kind of interpreter threaded by computed gotos: an indirect jump at the end of each
- * operation. */
+/* An interpreter threaded by computed gotos: an indirect jump at the end of each operation.
+ *
+ * Hard for a translator: many indirect jumps, each with many targets, and no single dispatch
+ * head. */
 #include "guest.h"
 
 __attribute__((noinline)) static uint64_t run(const unsigned char *code, uint64_t x, long fuel) {

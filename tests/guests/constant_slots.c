@@ -1,6 +1,9 @@
 /* Jumps and calls through words in read-only pages, as in programs linked with -z now. The words
  * can still change in all the ways in which a page's contents can; a change must take effect at
- * once, also in other threads. */
+ * once, also in other threads.
+ *
+ * Hard for a translator: it takes such words for constants, and must notice every one of those
+ * ways. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +16,7 @@
 
 enum { PAGE = 4096, FUNCTIONS = 64, R = PROT_READ, RW = PROT_READ | PROT_WRITE };
 
-/* One page of the file's, one that is no file's. */
+/* A page of the file, and a page of no file. */
 __attribute__((aligned(4096))) uint64_t slot_of_file[PAGE / 8] = {1};
 __attribute__((aligned(4096))) uint64_t slot_of_none[PAGE / 8];
 
@@ -120,7 +123,7 @@ int main(int argc, char **argv) {
             protect(slot, n % 2 ? RW | PROT_EXEC : RW);
             expect(way, n);
         }
-        /* Where nothing is. */
+        /* The word holds an address where nothing is mapped. */
         *slot = 0x10;
         protect(slot, R);
         expect_fault(ways[way].jump, SEGV_MAPERR, 0x10, 0x10);
@@ -128,19 +131,19 @@ int main(int argc, char **argv) {
         *slot = number(5);
         protect(slot, R);
         expect(way, 5);
-        /* A fault in what goes through it then. */
+        /* The code that the word leads to faults. */
         expect_fault(load_jump, SEGV_MAPERR, 0x20, (uint64_t)(uintptr_t)loads);
         protect(slot, PROT_NONE);
         expect_fault(ways[way].jump, SEGV_ACCERR, address, jumps);
         expect_fault(ways[way].call, SEGV_ACCERR, address, calls_at);
         protect(slot, R);
         expect(way, 5);
-        /* By the way of the memory as a file. */
+        /* Written through /proc/self/mem. */
         int memory = open("/proc/self/mem", O_RDWR);
         uint64_t other = number(6);
         if (memory >= 0 && pwrite(memory, &other, 8, (off_t)address) == 8) expect(way, 6);
         if (memory >= 0) close(memory);
-        /* Another page is moved there. */
+        /* Another page is moved to this address. */
         uint64_t *page = mmap(NULL, PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(page != MAP_FAILED);
         *page = number(7);

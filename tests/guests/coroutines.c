@@ -1,5 +1,7 @@
-/* Coroutines by switching stacks: generators, a scheduler, ucontext; the return stack never
- * matches. */
+/* Coroutines by switching stacks: generators, a scheduler, ucontext.
+ *
+ * Hard for a translator: returns do not match calls, so a return stack predicts each of them
+ * wrongly. */
 #include <ucontext.h>
 #include "guest.h"
 

@@ -1,5 +1,8 @@
 /* Dies of a signal, in the way that its first argument names. Nothing may be printed after that,
- * and what was written stays. */
+ * and what was written stays.
+ *
+ * Hard for a translator: it catches faults itself, and the process must still end by the guest's
+ * signal. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,7 +23,7 @@ int main(int argc, char **argv) {
     volatile int zero = 0;
     if (!strcmp(how, "null")) *(volatile int *)(uintptr_t)zero = 1;
     if (!strcmp(how, "hot")) {
-        /* In the middle of a hot loop, at the end of a mapping. */
+        /* A hot loop runs over the end of a mapping. */
         char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         munmap(page + 4096, 4096);
         for (volatile char *p = page;; p++) *p = (char)(*p + 1);
@@ -44,7 +47,8 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "rt")) raise(SIGRTMAX);
     if (!strcmp(how, "privileged")) __asm__ volatile("hlt");
     if (!strcmp(how, "handler")) {
-        /* A handler that returns without repair faults again; with SA_RESETHAND the second time is the end. */
+        /* A handler that returns without repair faults again; with SA_RESETHAND the second time
+         * is the end. */
         struct sigaction action = {.sa_handler = (void (*)(int))(uintptr_t)getpid, .sa_flags = SA_RESETHAND};
         sigaction(SIGSEGV, &action, NULL);
         *(volatile int *)(uintptr_t)(zero + 16) = 1;

@@ -1,4 +1,7 @@
-/* Recursion several megabytes deep: the stack must grow under translation as it does natively. */
+/* Recursion several megabytes deep: the stack must grow under translation as it does natively.
+ *
+ * Hard for a translator: the guest's stack may be a mapping that the kernel does not grow by
+ * itself. */
 #include <sys/resource.h>
 #include "guest.h"
 

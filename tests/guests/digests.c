@@ -1,4 +1,6 @@
-/* CRC-32, Adler-32, MD5, SHA-1 and SHA-256, each checked against a published value. */
+/* CRC-32, Adler-32, MD5, SHA-1 and SHA-256, each checked against a published value.
+ *
+ * Hard for a translator: long blocks of rotates and shifts with more live values than registers. */
 #include <math.h>
 #include "guest.h"
 

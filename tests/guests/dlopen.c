@@ -1,5 +1,8 @@
 /* dlopen, dlsym, dlclose of a library beside the program: constructors, globals, calls back,
- * errors, a second load. */
+ * errors, a second load.
+ *
+ * Hard for a translator: code appears at addresses that it did not know when the program
+ * started. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include "guest.h"

@@ -1,5 +1,7 @@
 /* A library is loaded, used until its code is hot, and unloaded, many times: the same addresses
- * hold it again and again. */
+ * hold it again and again.
+ *
+ * Hard for a translator: munmap must drop the code of a mapping whose code is hot, each time. */
 #include <dlfcn.h>
 #include <unistd.h>
 #include "guest.h"

@@ -1,4 +1,6 @@
-/* What a program sees at its start: argv, environment, auxiliary vector, own name, limits. */
+/* What a program sees at its start: argv, environment, auxiliary vector, its own name, limits.
+ *
+ * Hard for a translator: /proc and the kernel describe the translator's process, not the guest. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,8 @@
 /* System calls that signals interrupt: EINTR without SA_RESTART, restart with it; pipe reads,
- * nanosleep, waitpid, poll. */
+ * nanosleep, waitpid, poll.
+ *
+ * Hard for a translator: a signal may come between its last look at pending signals and the
+ * kernel's call. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -67,7 +70,7 @@ int main(void) {
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        /* Until the parent has been interrupted, even if it does not come to run for long. */
+        /* Repeats until the parent has been interrupted, even if it is not scheduled for long. */
         _exit(read(fds[0], &byte, 1) == 1 ? 9 : 10);
     }
     int status = 0, interrupted = 0;

@@ -1,5 +1,8 @@
-/* `enter` with a 16-bit operand at several levels, `enter` whose frame cannot be written, and `smsw`, `sldt`, `str` into registers
-   of each size, whose results must be the machine's. */
+/* `enter` with a 16-bit operand at several levels, `enter` whose frame cannot be written, and
+ * `smsw`, `sldt`, `str` into registers of each size, whose results must be the machine's.
+ *
+ * Hard for a translator: under UMIP the kernel emulates the last three, and the upper halves
+ * differ. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>
@@ -54,7 +57,7 @@ int main(void) {
             for (int at = 1; at <= 40; at++) {
                 uint16_t word;
                 memcpy(&word, (void *)(sp - 2 * at), 2);
-                /* What depends on the address of the memory counts relative to it. */
+                /* A value that depends on the address of the memory is printed relative to it. */
                 if (word == (uint16_t)frame) word = 0xbbbb;
                 if (word == (uint16_t)(sp - 2)) word = 0xaaaa;
                 sum = mix(sum, word);

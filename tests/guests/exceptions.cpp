@@ -1,4 +1,8 @@
-// C++ exceptions: types, rethrow, nested, through destructors and noexcept functions, exception_ptr, terminate handlers.
+// C++ exceptions: types, rethrow, nested, through destructors and noexcept functions,
+// exception_ptr, terminate handlers.
+//
+// Hard for a translator: the unwinder looks up return addresses, so those on the stack must be the
+// guest's, and it returns to none of them.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -1,5 +1,8 @@
 /* execve, execveat, fexecve and posix_spawn of all that cannot be executed, and of scripts that
- * can: the errors, and what arrives. */
+ * can: the errors, and which arguments arrive.
+ *
+ * Hard for a translator: it executes itself in the program's stead, so it must find the kernel's
+ * error before that. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,8 @@
 /* A stack that is made executable while the program runs, as the dynamic linker does for a
- * library that needs it: from the named page down to the end of the stack, and nothing above. */
+ * library that needs it: from the named page down to the end of the stack, and nothing above.
+ *
+ * Hard for a translator: PROT_GROWSDOWN changes pages that the call does not name, and code then
+ * lies among return addresses and variables. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>

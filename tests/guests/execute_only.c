@@ -1,5 +1,8 @@
-/* Code of pages that may be executed and not read (`mprotect` with PROT_EXEC alone; where processors have protection keys, it cannot
-   be read then), and code that is written and executed by a mapping that may not be read. */
+/* Code of pages that may be executed and not read (`mprotect` with PROT_EXEC alone; on
+ * processors with protection keys such pages cannot be read), and code that is written and
+ * executed by a mapping that may not be read.
+ *
+ * Hard for a translator: it must read the code to translate it. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,7 @@
-/* Files and time: create, seek, rename, directories, stat, locks, pipes with splice-less copies,
- * clocks that go forward. */
+/* Files and time: create, seek, rename, directories, stat, locks, copies through pipes, clocks
+ * that go forward.
+ *
+ * A test of plain system calls: results and errors must be the kernel's. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -1,6 +1,8 @@
 /* A program with an address space layout of its own. It maps all unused pages of the low two
  * gigabytes at fixed addresses, piece by piece, and executes code there, while loops are hot
- * and, with an argument, other threads run. */
+ * and, with an argument, other threads run.
+ *
+ * Hard for a translator: none of its own memory may be in the way, and MAP_FIXED replaces code. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

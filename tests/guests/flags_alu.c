@@ -1,6 +1,8 @@
 /* Every ALU operation at every width; after it every setcc, cmovcc and jcc, and the flags
  * themselves by pushf. Flags that the manual leaves undefined are included: they must be those
- * of this processor. */
+ * of this processor.
+ *
+ * Hard for a translator: it computes a condition from the operands rather than from flag bits. */
 #include "guest.h"
 
 static const uint64_t operands[] = {0, 1, 2, 0x7f, 0x80, 0x81, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fffffff, 0x80000000,

@@ -1,5 +1,8 @@
-/* The flags register as a whole: pushf, popf, lahf, sahf; ID, DF, AC bits; flags that live long
- * and cross calls. */
+/* The flags register as a whole: pushf, popf, lahf, sahf; the bits ID, DF and AC; flags that
+ * live long and cross calls.
+ *
+ * Hard for a translator: flags are live across blocks, calls and its own code, which changes
+ * flags. */
 #include "guest.h"
 
 static uint64_t read_flags(void) {
@@ -47,7 +50,7 @@ int main(int argc, char **argv) {
         sum = mix(sum, f & 0xfff);
     }
     printf("sum %016lx\n", sum);
-    /* DF survives a system call's absence: a std/cld pair around string stores. */
+    /* A std/cld pair around string stores, without a system call in between. */
     char text[8] = "abcdefg";
     char *p = text + 6;
     __asm__ volatile("std\n\tmovl $3, %%ecx\n\tmovb $'x', %%al\n\trep stosb\n\tcld" : "+D"(p) : : "rcx", "rax", "memory");

@@ -1,5 +1,7 @@
 /* Shifts, rotates and double shifts: every width, every count 0 to 70, by cl and by immediate,
- * with the carry in both states. */
+ * with the carry in both states.
+ *
+ * Hard for a translator: a shift by a masked count of zero leaves all flags as they were. */
 #include "guest.h"
 
 static const uint64_t operands[] = {0, 1, 0x80, 0x8000, 0x80000000, 0x8000000000000000, 0xffffffffffffffff,

@@ -1,5 +1,8 @@
 /* Floating point: n-body, mandelbrot, matrices, FFT by recursion, libm, printing and reading of
- * doubles. */
+ * doubles.
+ *
+ * Hard for a translator: each result must have native's bits, so no operation may be replaced or
+ * reordered. */
 #include <complex.h>
 #include <math.h>
 #include "guest.h"

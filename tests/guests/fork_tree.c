@@ -1,5 +1,7 @@
 /* Trees of processes that talk through pipes; pipelines; exit statuses; memory that fork
- * separates. */
+ * separates.
+ *
+ * Hard for a translator: the child must go on with a code cache and tables of its own. */
 #include <sys/wait.h>
 #include <unistd.h>
 #include "guest.h"

@@ -1,5 +1,8 @@
-/* SIGFPE of integer division: by zero and overflow, several widths; the handler skips or
- * repairs. */
+/* SIGFPE of integer division: by zero and overflow, several widths; the handler skips or repairs
+ * the division.
+ *
+ * Hard for a translator: the frame must hold the precise state before the division, in hot code,
+ * too. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <ucontext.h>

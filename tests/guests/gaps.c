@@ -1,6 +1,8 @@
 /* Addresses that are not mapped: munmap does nothing there, mprotect fails, and mmap may use
- * them. Mappings that a translator keeps in the same address space must not be visible to the
- * program. */
+ * them.
+ *
+ * Hard for a translator: mappings that it keeps in the same address space must not be visible to
+ * the program. */
 #include <sys/mman.h>
 #include <unistd.h>
 #include "guest.h"

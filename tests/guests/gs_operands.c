@@ -1,5 +1,8 @@
-/* Operands relative to GS, of every form, executed often: their results, what a fault finds, and
- * a base that changes. */
+/* Operands relative to GS, of every form, executed often: their results, the state that a fault
+ * reports, and a base that changes.
+ *
+ * Hard for a translator: it may use GS for its own data and must then add the guest's base
+ * itself. */
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <signal.h>
@@ -11,7 +14,8 @@
 
 static void set_gs(uint64_t base) { CHECK(syscall(SYS_arch_prctl, ARCH_SET_GS, base) == 0); }
 
-/* Once more with other numbers: loads, changes in memory, stores, with a base, an index, both and neither. */
+/* Once more with other numbers: loads, changes in memory, stores, with a base, an index, both
+ * and neither. */
 static uint64_t forms(uint64_t i, char *data) {
     uint64_t a = i * 8 % 512, b = 3, c = ~i, sum = i;
     __asm__ volatile("mov %%gs:(%1), %%rax; add %%rax, %0\n"
@@ -41,7 +45,8 @@ static uint64_t registers(uint64_t i, uint64_t sum) {
                      :
                      : "rcx", "memory", "cc");
     sum = mix(sum, stacked);
-    /* Bases and indices with a meaning of their own; high bytes; the stack; what uses many registers; flags that pass by. */
+    /* Bases and indices with a meaning of their own; high bytes; the stack; what uses many
+     * registers; flags that pass by. */
     __asm__ volatile("push %%rbx; push %%r12; push %%r13\n"
                      "mov %2, %%r12; mov %2, %%r13; mov %2, %%rbx\n"
                      "mov %%gs:(%%r12), %%rax; add %%gs:(%%r13), %%rax; xor %%gs:8(%%r12,%%r13), %%rax\n"
@@ -82,7 +87,8 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
     r[REG_RDX] = 0;
 }
 
-/* rcx and rdx lead behind what may be read or nowhere at all; the handler makes them good, and the access is done again. */
+/* rcx and rdx lead behind what may be read or nowhere at all; the handler makes them good, and
+ * the access is done again. */
 static uint64_t faulting(uint64_t i) {
     uint64_t sum = i, bad = i % 50 == 7 ? 2048 : i % 50 == 13 ? 0x4141414141410000 : 0;
     __asm__ volatile("mov $0x11, %%r8; mov $0x22, %%r9; mov $0x33, %%r10; mov $0x44, %%r11; mov $0x55, %%esi; cmp %1, %%r8\n"

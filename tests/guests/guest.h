@@ -1,5 +1,5 @@
 /* Shared by the guests: a checksum that depends on order, self-checks that name their line, a
- * small generator. */
+ * small generator of pseudo-random numbers. */
 #ifndef GUEST_H
 #define GUEST_H
 #include <stdint.h>

@@ -1,5 +1,7 @@
 /* A hash table with chains and one with open addressing, a trie and a linked list that is
- * reversed and merged. */
+ * reversed and merged.
+ *
+ * Hard for a translator: loads depend on earlier loads, and stores may alias any of them. */
 #include "guest.h"
 
 struct node { struct node *next; uint64_t key, value; };

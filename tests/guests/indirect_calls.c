@@ -1,5 +1,8 @@
 /* Calls through tables of function pointers, callbacks, and pointers that change while they are
- * hot. */
+ * hot.
+ *
+ * Hard for a translator: a trace that assumes one target must be left, and not be kept for ever,
+ * when the target changes. */
 #include "guest.h"
 
 typedef uint64_t (*operation)(uint64_t, uint64_t);

@@ -1,5 +1,8 @@
-/* Indirect jumps of every kind, with live flags, at one site to many targets, to itself, and
- * from places that share bits. */
+/* Indirect jumps of every kind, with live flags: one jump with many targets, a jump to itself,
+ * and jumps whose targets have the same low bits.
+ *
+ * Hard for a translator: the lookup of a target must preserve the flags, and a hash of the
+ * target collides. */
 #include "guest.h"
 
 /* Targets 64 KiB apart: all have the same low 16 bits. Each adds its number and returns. */
@@ -33,7 +36,8 @@ extern char many[];
 
 typedef uint64_t (*function)(uint64_t);
 
-/* Jumps by a register to one of four labels, with carry, zero, sign and overflow from the comparison, which they read. */
+/* Jumps by a register to one of four labels, with carry, zero, sign and overflow from the
+ * comparison, which they read. */
 __attribute__((noinline)) static uint64_t flags_live(uint64_t a, uint64_t b, unsigned which) {
     uint64_t result = 0;
     __asm__ volatile(

@@ -1,5 +1,7 @@
 /* Prints all that execve lets a program inherit. With arguments: `under PROG ARG...` changes
- * most of it first and becomes PROG. */
+ * most of it first and becomes PROG.
+ *
+ * Hard for a translator: execve executes the translator, whose own state is inherited as well. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +24,7 @@ static void become(char **command) {
     signal(SIGUSR1, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGFPE, SIG_IGN);
-    signal(SIGINT, exit); /* handlers do not survive */
+    signal(SIGINT, exit); /* execve resets handlers to the default */
     signal(SIGRTMIN + 3, SIG_IGN);
     sigset_t mask;
     sigemptyset(&mask);

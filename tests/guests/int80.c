@@ -1,5 +1,7 @@
 /* System calls by their 32-bit numbers (int 0x80): files, memory, processes, an interrupted
- * sleep; the registers that they change; what a seccomp filter sees of them. */
+ * sleep; the registers that they change; what a seccomp filter sees of them.
+ *
+ * Hard for a translator: the numbers mean other calls, and arguments are cut to 32 bits. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/audit.h>

@@ -1,5 +1,8 @@
-/* 32-bit system calls (int 0x80) whose structures have a layout of their own: each field, pointers
- * that are bad or end at a page's end, values that do not fit. */
+/* 32-bit system calls (int 0x80) whose structures have a layout of their own: each field,
+ * pointers that are bad or end at a page's end, values that do not fit.
+ *
+ * Hard for a translator: if it converts a structure itself, it must find the kernel's errors
+ * itself. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,12 +1,15 @@
-/* Interpreters whose programs change, nest loops, branch on data, and store into their own code:
- * a trace along a loop of the interpreted program must detect each change. */
+/* Interpreters whose programs change, nest loops, branch on data, and store into their own code.
+ *
+ * Hard for a translator: a trace along a loop of the interpreted program takes that program for
+ * constant and must detect each change. */
 #include "guest.h"
 
 enum { ADD, SUB, XOR, SETN, LOOP, IFODD, POKE, SKIP, CALL, RET, OUT, END };
 
 static uint64_t outputs = 1;
 
-/* The program is in writable memory; registers r[0..7]; a stack of returns. Each instruction is four bytes. */
+/* The program is in writable memory; registers r[0..7]; a stack of returns. Each instruction is
+ * four bytes. */
 __attribute__((noinline)) static uint64_t run(unsigned char *code, uint64_t *r) {
     unsigned char *pc = code, *returns[16];
     int depth = 0;
@@ -62,7 +65,8 @@ int main(int argc, char **argv) {
     };
     for (long i = 0; i < n / 100; i++) run(nested, r);
     printf("nested %016lx %016lx\n", r[0], mix(outputs, r[5]));
-    /* The operand of the second instruction changes in each iteration, the first one's operation now and then. */
+    /* The operand of the second instruction changes in each iteration, the first one's operation
+     * now and then. */
     unsigned char poked[] = {
         SETN, 1, 4, 0, ADD, 0, 1, 5, XOR, 3, 0, 1, POKE, 1, 3, 0, LOOP, 1, 1, 0, END, 0, 0, 0,
     };

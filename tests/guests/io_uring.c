@@ -1,5 +1,7 @@
 /* A ring shared with the kernel: writes, reads, a timeout, a wait that a signal ends, and a wait
- * whose mask lets the signal in. On a kernel without rings the program prints that. */
+ * whose mask lets the signal in. On a kernel without rings the program prints that.
+ *
+ * Hard for a translator: the kernel writes into memory without a system call of the program. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

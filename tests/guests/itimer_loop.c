@@ -1,5 +1,8 @@
 /* An interval timer interrupts a hot loop that makes no system call; the loop's arithmetic must
- * not notice. */
+ * not notice.
+ *
+ * Hard for a translator: a hot loop must look for signals, and the frame needs the precise
+ * state. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/time.h>

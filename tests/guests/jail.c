@@ -1,6 +1,8 @@
 /* A process in a jail without /proc: code from files and from memory that is mapped, written and
  * protected there; children that do the same; programs that are executed. A user who may not
- * make a jail does the same outside. */
+ * make a jail does the same outside.
+ *
+ * Hard for a translator: it cannot read /proc/self/maps, nor open its own executable by path. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
@@ -84,7 +86,7 @@ int main(int argc, char **argv) {
     copy("program");
     pid_t jailed = fork();
     if (jailed == 0) {
-        /* A user namespace gives everybody the right, where they are allowed. */
+        /* If the system allows user namespaces, one gives every user the right to chroot. */
         int is_jail = (geteuid() == 0 || unshare(CLONE_NEWUSER) == 0) && chroot(directory) == 0 && chdir("/") == 0;
         printf("%s\n", is_jail ? "in a jail" : "no jail");
         everything("first", 1);

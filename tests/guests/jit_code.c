@@ -1,5 +1,7 @@
 /* Code made at run time: written to a page, made executable, called; several generations at
- * different addresses. */
+ * different addresses.
+ *
+ * Hard for a translator: the code is in no file and did not exist when the program started. */
 #include <sys/mman.h>
 #include "guest.h"
 

@@ -1,4 +1,7 @@
-/* Stopping and going on: what a shell sees of its jobs, and what a job does about SIGTSTP. */
+/* Stopping and continuing: what a shell sees of its jobs, and what a job does about SIGTSTP.
+ *
+ * Hard for a translator: the default action of a signal that it has caught must still stop the
+ * process. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -14,7 +17,7 @@ static void on_continue(int signal) {
     continued++;
 }
 
-/* What editors do: clean up, stop for real, come back. */
+/* As editors do: clean up, stop by the default action, continue. */
 static void on_stop_request(int signo) {
     int saved = errno;
     asked++;
@@ -43,7 +46,8 @@ static pid_t start(int (*body)(int), int gate[2]) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        /* Stop requests of a terminal do nothing in an orphaned group; this one has its parent in another. */
+        /* Stop requests of a terminal do nothing in an orphaned group; this one has its parent
+         * in another. */
         setpgid(0, 0);
         _Exit(body(gate[1]));
     }
@@ -119,7 +123,7 @@ int main(void) {
         }
         CHECK(kill(child, SIGSTOP) == 0);
         expect(child, WUNTRACED, "last");
-        /* What is pending while it is stopped comes when it goes on; SIGKILL does not wait. */
+        /* A signal sent to a stopped process arrives when it continues; SIGKILL arrives at once. */
         CHECK(kill(child, k ? SIGTERM : SIGKILL) == 0);
         if (k) CHECK(kill(child, SIGCONT) == 0);
         expect(child, 0, "last");
@@ -131,7 +135,7 @@ int main(void) {
         expect(child, WUNTRACED, "careful");
         CHECK(kill(child, SIGCONT) == 0);
         expect(child, WCONTINUED, "careful");
-        /* Its handler has to be back before the next request. */
+        /* Its handler has to have returned before the next request. */
         char back;
         CHECK(read(gate[0], &back, 1) == 1);
     }

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Jobs of a shell: stopped, sent to the background and fetched back; traps; what becomes of children that signals end.
+# Jobs of a shell: stopped, sent to the background and fetched back; traps; the statuses of children
+# that signals end.
 set -m
 sleep 30 &
 kill -STOP %1; sleep 0.2; jobs

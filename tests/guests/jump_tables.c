@@ -1,4 +1,6 @@
-/* Dense, sparse, fall-through and nested switches: jump tables, comparison trees, bit tests. */
+/* Dense, sparse, fall-through and nested switches: jump tables, comparison trees, bit tests.
+ *
+ * Hard for a translator: an indirect jump whose target follows the data. */
 #include "guest.h"
 
 #define CASE(n) case n: x = x * (2 * n + 1) + ((n) ^ 0x55); break;

@@ -1,7 +1,9 @@
 /* Indirect jumps, calls and returns that mostly lead to their function and now and then to a
  * non-canonical address. The handler must find the state before the transfer and rip at the
  * transfer; it repairs the target and lets the transfer happen. The same code is executed again
- * at addresses that do not fit 32 bits. */
+ * at addresses that do not fit 32 bits.
+ *
+ * Hard for a translator: its own transfer sequence faults, or a lookup has already begun. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <string.h>
@@ -11,7 +13,8 @@
 
 enum { ROUNDS = 3000 };
 
-/* long attempt_NAME(uint64_t *targets, long rounds): each round goes from NAME_at to NAME_next, where targets[round] says so. */
+/* long attempt_NAME(uint64_t *targets, long rounds): each round goes from NAME_at to NAME_next,
+ * where targets[round] says so. */
 #define ATTEMPT(name, before, jump, after)                                                                  \
     __asm__(".pushsection .text\n.globl attempt_" name ", " name "_at, " name "_next, " name "_end\n"       \
             "attempt_" name ": push %rbp; push %rbx; mov %rsp, %rbp; xor %r8d, %r8d; xor %ebx, %ebx\n"      \

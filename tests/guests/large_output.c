@@ -1,5 +1,7 @@
 /* A megabyte of output in pieces of all sizes, through stdio, write and writev, and some on the
- * error stream. */
+ * error stream.
+ *
+ * A test of plain system calls: no byte may be lost, doubled or reordered. */
 #include <sys/uio.h>
 #include <unistd.h>
 #include "guest.h"

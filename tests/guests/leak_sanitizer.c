@@ -1,4 +1,8 @@
-/* LeakSanitizer: a companion stops the process by ptrace and looks for pointers in its memory and registers. */
+/* LeakSanitizer: a process that shares the memory stops this one by ptrace and looks for
+ * pointers in its memory and registers.
+ *
+ * Hard for a translator: ptrace sees the host's registers, and the tracing process runs
+ * translated code, too. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +25,6 @@ int main(void) {
     for (int i = 0; i < 100; i++) leak(1000 + i);
     printf("kept: %d\n", kept != NULL);
     fflush(stdout);
-    /* The check comes now, and finds something: status 23. */
+    /* The check runs now and finds the leak: exit status 23. */
     return 0;
 }

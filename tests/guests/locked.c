@@ -1,5 +1,8 @@
 /* Atomic read-modify-write: cmpxchg, cmpxchg8b, cmpxchg16b, xadd, xchg, lock with every
- * operation that takes it. */
+ * operation that takes it.
+ *
+ * Hard for a translator: the memory operand must be accessed once, with the flags of the
+ * instruction. */
 #include <stdatomic.h>
 #include "guest.h"
 

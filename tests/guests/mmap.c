@@ -1,5 +1,7 @@
 /* mmap, munmap, mremap, mprotect, madvise, file mappings shared and private, MAP_FIXED, hints,
- * errors. */
+ * errors.
+ *
+ * Hard for a translator: it decides where its own mappings lie, and the kernel sees both kinds. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,8 @@
 /* MMX: integer arithmetic in the x87 registers, the tag word, emms, and switching between MMX
- * and x87. */
+ * and x87.
+ *
+ * Hard for a translator: both sets of registers are one state, and each MMX instruction changes
+ * tags and top of stack. */
 #include <mmintrin.h>
 #include "guest.h"
 

@@ -1,5 +1,8 @@
 /* Multiplication and division in every form and width, with all flags; checked by schoolbook
- * arithmetic where there is room. */
+ * arithmetic where there is room.
+ *
+ * Hard for a translator: fixed registers, partial results, and flags that the manual leaves
+ * undefined. */
 #include "guest.h"
 
 static const uint64_t operands[] = {0, 1, 2, 3, 7, 0x7f, 0x80, 0xff, 0x100, 0x7fff, 0x8000, 0xffff, 0x12345, 0x7fffffff,

@@ -1,5 +1,8 @@
 /* MXCSR: rounding modes, denormals with and without DAZ and FTZ, sticky flags, an unmasked
- * exception as SIGFPE. */
+ * exception as SIGFPE.
+ *
+ * Hard for a translator: its own floating-point code must neither use nor change the guest's
+ * MXCSR. */
 #include <setjmp.h>
 #include <signal.h>
 #include <xmmintrin.h>

@@ -1,5 +1,8 @@
 /* Pages that cannot be executed: the fault reports the address of the byte, a handler makes the
- * page executable, and after a later mprotect the code faults again. */
+ * page executable, and after a later mprotect the code faults again.
+ *
+ * Hard for a translator: the processor never executes the page, so the check is the
+ * translator's. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>

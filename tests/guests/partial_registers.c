@@ -1,5 +1,7 @@
 /* 8- and 16-bit operations, high-byte registers, zero and sign extension, xchg of parts: what is
- * kept and what is cleared. */
+ * kept and what is cleared.
+ *
+ * Hard for a translator: a part of a register is not a variable of its own. */
 #include "guest.h"
 
 static uint64_t sum = 1;

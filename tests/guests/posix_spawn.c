@@ -1,4 +1,7 @@
-/* posix_spawn and popen: file actions, signal defaults, ENOENT for a missing file, system(). */
+/* posix_spawn and popen: file actions, signal defaults, ENOENT for a missing file, system().
+ *
+ * Hard for a translator: the child shares the parent's memory, and with it the translator's,
+ * until it executes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

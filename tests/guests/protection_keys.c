@@ -1,8 +1,10 @@
-/* Protection keys: the rights a process starts with, faults of reads and writes with their key,
-   handlers (which start with the initial rights), their frames and the return from them, threads,
-   children and programs, system calls on protected buffers, the XSAVE family, code with a key, and
-   loops that are hot when their rights go. One line where the processor or the kernel has no
-   keys. */
+/* Protection keys: the rights that a process starts with, faults of reads and writes with their
+ * key, handlers (which start with the initial rights), their frames and the return from them,
+ * threads, children and programs, system calls on protected buffers, the XSAVE family, code with
+ * a key, and loops that are hot when their rights go. One line if the processor or the kernel
+ * has no keys.
+ *
+ * Hard for a translator: the rights are a register that its own code is subject to as well. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <errno.h>
@@ -51,7 +53,7 @@ static void leave(int signal, siginfo_t *info, void *context) {
 static void look(int signal) {
     (void)signal;
     rights_in_handler = rdpkru();
-    /* Gone when the handler returns. */
+    /* The change is lost when the handler returns. */
     wrpkru(0);
 }
 
@@ -104,7 +106,7 @@ static void hot(void) {
         sum = sum * 31 + *page + rdpkru();
     }
     if (sigsetjmp(back, 1)) faults++;
-    else *page = 1; /* The rights are still shut. */
+    else *page = 1; /* The access is still denied. */
     wrpkru(open);
     printf("hot: %016llx, faults %d\n", (unsigned long long)sum, faults);
 }
@@ -161,7 +163,7 @@ static void states(uint32_t initial) {
         *rights = with(initial, 6, round % 4);
         asm volatile("xrstor64 %0" : : "m"(area), "a"(1 << 9), "d"(0) : "memory");
         CHECK(rdpkru() == with(initial, 6, round % 4));
-        /* Not asked for: not changed. */
+        /* A component that is not requested is not changed. */
         *rights = 0;
         asm volatile("xrstor64 %0" : : "m"(area), "a"(3), "d"(0) : "memory");
         CHECK(rdpkru() == with(initial, 6, round % 4));
@@ -249,7 +251,7 @@ static void accesses(uint32_t initial) {
     static const char *names[] = {"sum", "fill", "vector load", "vector store", "locked add", "add", "copy"};
     for (uint32_t own = 0; own < 3; own++)
         for (int which = 0; which < 7; which++) attempt(names[which], which, with(initial, key, own));
-    /* The same code, with rights that come and go. */
+    /* The same code, while the rights are given and taken away. */
     for (int round = 0; round < 20; round++) attempt("again", round % 2, with(initial, key, round % 3));
     wrpkru(initial);
     CHECK(munmap(two_pages, 2 * PAGE) == 0);
@@ -357,7 +359,7 @@ int main(int argc, char **argv) {
     try_write("all", 4);
     calls("all", pipe_ends);
 
-    /* Handlers start with the initial rights; the return restores. */
+    /* Handlers start with the initial rights; their return restores the old ones. */
     for (uint32_t own = 0; own < 4; own++) {
         uint32_t rights = with(initial, key, own);
         wrpkru(rights);

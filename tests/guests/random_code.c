@@ -1,11 +1,13 @@
 /* Random programs, made at run time from a seed: nested loops, branches on flags of all kinds,
  * calls, indirect jumps and calls, overlapping memory accesses of all widths, divisions that
- * fault, pages that have to be unprotected by a handler. All registers, the flags and the memory
+ * fault, pages that a handler has to unprotect. All registers, the flags and the memory that
  * they leave are printed as a checksum.
  *
  * random_code SEED PROGRAMS [MASK]: MASK forbids kinds of instructions (a bit per kind of
- * `instruction`), to narrow a failure down. Everything lives at fixed addresses, so that values
- * that depend on addresses agree as well. */
+ * `instruction`), to narrow a failure down. Everything lies at fixed addresses, so that values
+ * that depend on addresses agree as well.
+ *
+ * Hard for a translator: combinations of instructions that no compiler makes and no test lists. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>
@@ -53,11 +55,13 @@ typedef struct {
 
 static place in_register(int r) { return (place){r, -1, -1, 0}; }
 
-/* Opcode with ModRM; `size` 1, 2, 4, 8 chooses prefixes and the opcode's low bit, `wide` opcodes have no byte form. */
+/* Opcode with ModRM; `size` 1, 2, 4, 8 chooses prefixes and the opcode's low bit, `wide` opcodes
+ * have no byte form. */
 static void encode(unsigned opcode, int size, int reg, place p, int wide) {
     int rex = (size == 8) << 3 | (reg >> 3) << 2 | (p.index > 0 ? p.index >> 3 : 0) << 1 | p.base >> 3;
     if (size == 2) byte(0x66);
-    /* With REX, registers 4 to 7 are spl to dil; without, ah to bh: both happen. spl is never drawn. */
+    /* With REX, registers 4 to 7 are spl to dil; without, ah to bh: both happen. spl is never
+     * drawn. */
     if (rex || (size == 1 && (reg == RSI || reg == RDI || (p.scale < 0 && (p.base == RSI || p.base == RDI)))))
         byte(0x40u | (unsigned)rex);
     if (opcode > 0xff) byte(opcode >> 8);
@@ -80,7 +84,8 @@ static int width(void) {
     return widths[draw(8)];
 }
 
-/* A place in the data; with an index sometimes, which is masked first. Accesses are close, so that they overlap. */
+/* A place in the data; with an index sometimes, which is masked first. Accesses are close, so
+ * that they overlap. */
 static place memory(void) {
     if (one_in(3)) {
         int index = any();
@@ -200,7 +205,7 @@ static void instruction(void) {
     case 21: /* cmc clc stc, lahf sahf, cbw and cwd */
         byte((const unsigned char[]){0xf5, 0xf8, 0xf9, 0x9f, 0x9e, 0x98, 0x99}[draw(7)]);
         break;
-    case 22: /* division: zero and overflow are skipped by the handler, so always three bytes long */
+    case 22: /* division; always three bytes long, because the handler skips it after a fault */
         byte(size == 8 ? 0x48 : 0x40);
         byte(0xf7);
         byte(0xf0u | draw(2) << 3 | (const unsigned char[]){RCX, RBX, RSI, RDI}[draw(4)]);

@@ -1,4 +1,7 @@
-/* Recursion of several shapes: binary, nested, mutual, through a pointer to itself. */
+/* Recursion of several shapes: binary, nested, mutual, through a pointer to itself.
+ *
+ * Hard for a translator: a trace follows calls only to some depth, and one return has several
+ * targets. */
 #include "guest.h"
 
 __attribute__((noinline)) static unsigned fib(unsigned n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }

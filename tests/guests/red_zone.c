@@ -1,5 +1,7 @@
 /* Leaf code that keeps data below the stack pointer while signals arrive: nothing may write
- * there. */
+ * there.
+ *
+ * Hard for a translator: its own code must not push anything onto the guest's stack. */
 #include <signal.h>
 #include <sys/time.h>
 #include "guest.h"

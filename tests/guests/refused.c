@@ -1,6 +1,9 @@
 /* Instructions that user mode may not execute or that do not exist: each with the signal, code,
  * error code and trap number that the processor and the kernel give. Which instructions exist
- * depends on the processor, so native results are the only reference. */
+ * depends on the processor, so native results are the only reference.
+ *
+ * Hard for a translator: its decoder knows instructions that this processor refuses, and vice
+ * versa. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>
@@ -127,7 +130,8 @@ int main(void) {
     code = mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(code != MAP_FAILED);
     static uint64_t data[64];
-    /* On Intel's processors sysenter is a system call of a 32-bit program, which does not come back to this one. */
+    /* On Intel's processors sysenter is a system call of a 32-bit program, which does not come
+     * back to this one. */
     int enters_kernel = !__builtin_cpu_is("amd");
     for (int round = 0; round < 2; round++)
         for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -140,7 +144,8 @@ int main(void) {
                 code[at] = (char)byte;
             }
             printf("%s:", refused[i]);
-            /* rax points to memory, rcx is 0, rdx an even port; selectors read from eax are bad ones. */
+            /* rax points to memory, rcx is 0, rdx an even port; selectors read from eax are bad
+             * ones. */
             if (sigsetjmp(escape, 1) == 0)
                 __asm__ volatile("call *%3" ::"a"((uint64_t)data | 4), "c"(0), "d"(0x80), "r"(code) : "memory", "cc");
         }

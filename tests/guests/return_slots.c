@@ -1,6 +1,9 @@
 /* Return addresses on the stack: what a callee finds, what stays below the stack pointer, and
  * what a signal sees in between; returns from pages that cannot be written; calls that cannot
- * push; addresses that are pushed and returned to, popped, or replaced. */
+ * push; addresses that are pushed and returned to, popped, or replaced.
+ *
+ * Hard for a translator: it may put host addresses there, or push late, and none of that may be
+ * seen. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>
@@ -8,7 +11,8 @@
 #include <ucontext.h>
 #include "guest.h"
 
-/* Calls a function that does nothing much; gives back the word below the stack pointer, which must still be where it returned to. */
+/* Calls a function that does nothing much; gives back the word below the stack pointer, which
+ * must still be where it returned to. */
 uint64_t below_after_call(uint64_t (*f)(void));
 uint64_t below_after_direct(void);
 uint64_t found_by_callee(void);
@@ -45,7 +49,7 @@ static void on_tick(int signal, siginfo_t *info, void *context) {
         /* In the callee: its return address is on top. */
         CHECK(*(char **)r[REG_RSP] == after_spin);
     else if (rip >= after_spin && rip < spin_end)
-        /* Behind a return. */
+        /* After a return. */
         CHECK(((char **)r[REG_RSP])[-1] == after_spin);
 }
 
@@ -79,7 +83,7 @@ int main(int argc, char **argv) {
     CHECK(page[5] == (uint64_t)far_return && page[4] == 0);
     puts("read-only");
 
-    /* A call that cannot push is begun again. */
+    /* A call that cannot push is repeated after the handler. */
     static char alternate[65536];
     stack_t stack = {.ss_sp = alternate, .ss_size = sizeof alternate};
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
@@ -91,7 +95,7 @@ int main(int argc, char **argv) {
         CHECK(on_stack(guarded + 4096, forty_two) == 42);
     }
 
-    /* A signal finds return addresses as they should be, and those that have been returned from. */
+    /* A handler finds the return addresses of the guest, also those already returned to. */
     struct sigaction tick = {.sa_sigaction = on_tick, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
     CHECK(sigaction(SIGALRM, &tick, NULL) == 0);
     struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};

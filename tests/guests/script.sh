@@ -1,5 +1,6 @@
 #!/bin/sh -e
-# A script as a guest: its interpreter line has an argument; it starts programs, reads its input and sets its status.
+# A script as a guest: its interpreter line has an argument; it starts programs, reads its input and
+# sets its status.
 echo "script with $# arguments: $*"
 while read -r first rest; do
     echo "line: $first ($rest)"

@@ -1,6 +1,9 @@
 /* Filters of system calls: each verdict, several filters, refusals, threads, filters inherited
  * by forks and executed programs; the strict mode; system calls that become signals
- * (PR_SET_SYSCALL_USER_DISPATCH). */
+ * (PR_SET_SYSCALL_USER_DISPATCH).
+ *
+ * Hard for a translator: a filter applies to its own system calls as well, and sees their
+ * addresses. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -54,7 +57,7 @@ static void errors(void) {
                   OF(__NR_getppid, SECCOMP_RET_ERRNO | EXDEV), OF(__NR_getuid, SECCOMP_RET_TRACE), OF(__NR_getgid, SECCOMP_RET_LOG),
                   OF(__NR_getpgid, SECCOMP_RET_ERRNO | 0xffff), SAY(SECCOMP_RET_ALLOW)) == 0);
     printf("%ld %ld %d %ld, mode %d\n", ask(SYS_getppid, 0), ask(SYS_getuid, 0), ask(SYS_getgid, 0) >= 0, ask(SYS_getpgid, 0), prctl(PR_GET_SECCOMP));
-    /* A second filter looks at an argument; the sterner verdict counts. */
+    /* A second filter looks at an argument; the verdict with the higher precedence counts. */
     CHECK(INSTALL(0, LOAD(nr), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_alarm, 0, 3), LOAD(args[0]),
                   BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, 1000, 0, 1), SAY(SECCOMP_RET_ERRNO | ERANGE), SAY(SECCOMP_RET_ALLOW)) == 0);
     printf("%ld %ld %ld\n", ask(SYS_alarm, 0), ask(SYS_alarm, 2000), ask(SYS_getppid, 0));
@@ -151,7 +154,7 @@ static void executes(void) {
 }
 
 static volatile char selector;
-/* One call from the only place whose calls are spared, or from another. */
+/* One call, either from the only address range whose calls are not dispatched, or from outside. */
 static long call_from(int spared, long number) {
     long result = number;
     if (spared) __asm__ volatile("spared_call: syscall" : "+a"(result) : : "rcx", "r11", "memory");

@@ -1,6 +1,8 @@
 /* Corner cases of old instructions: FS and GS on implicit operands, also where they fault;
  * locked bit strings with 32-bit addresses; loope and loopne with repeat prefixes; xlat above
- * 127; instructions that cross into a page that cannot be executed. */
+ * 127; instructions that cross into a page that cannot be executed.
+ *
+ * Hard for a translator: a decoder reports such prefixes and operands in unusual ways. */
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <setjmp.h>
@@ -82,7 +84,7 @@ static uint64_t gathered(char *pages) {
     return mix_bytes(3, result, sizeof result);
 }
 
-/* The page behind cannot be read: the copy stops there, with registers that say how far it came. */
+/* The next page cannot be read: the copy stops there, and its registers tell the progress. */
 static uint64_t faulting(char *pages) {
     char out[64];
     set_gs(pages + 2048);
@@ -116,7 +118,8 @@ static uint64_t bit_strings(void) {
     return sum;
 }
 
-/* What a prefix does to loope and loopne depends on the processor, so only its own answer counts. */
+/* What a prefix does to loope and loopne depends on the processor, so only its own answer
+ * counts. */
 #define LOOP(bytes)                                                                                      \
     for (uint64_t zf = 0; zf < 2; zf++)                                                                  \
         for (uint64_t n = 1; n < 4; n++) {                                                               \

@@ -1,5 +1,7 @@
 /* A write barrier by page protection: the SIGSEGV handler makes the page writable and the store
- * is repeated. */
+ * is repeated.
+ *
+ * Hard for a translator: the fault comes in hot code and must show the state before the store. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/mman.h>
@@ -29,7 +31,7 @@ int main(int argc, char **argv) {
     uint64_t sum = 1;
     for (long round = 0; round < rounds; round++) {
         int before = faults;
-        /* Hot loop with a store in it that faults once per page, deep in its iterations. */
+        /* A hot loop whose store faults once per page, after many iterations. */
         for (int i = 0; i < PAGES * PAGE; i += 256) {
             *(uint32_t *)(area + i) += (uint32_t)(i + round);
             sum = mix(sum, *(uint32_t *)(area + i));

@@ -1,5 +1,8 @@
-/* Handlers that edit the interrupted state: skip an instruction, redirect to a landing pad,
- * change registers and flags. */
+/* Handlers that edit the interrupted state: skip an instruction, redirect to another address,
+ * change registers and flags.
+ *
+ * Hard for a translator: after the handler the trace that faulted cannot go on, since its facts
+ * may not hold. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <ucontext.h>
@@ -78,7 +81,8 @@ int main(int argc, char **argv) {
     printf("repaired base: saw %lx\n", seen[0]);
     mode = 3;
     printf("landing pad: %016lx\n", attempt((uint64_t *)24, (uint64_t)good));
-    /* A non-canonical address gives a general protection fault: SIGSEGV with address 0 and SI_KERNEL. */
+    /* A non-canonical address gives a general protection fault: SIGSEGV with address 0 and
+     * SI_KERNEL. */
     mode = 0;
     attempt((uint64_t *)0x8000000000000000, (uint64_t)good);
     printf("non-canonical: address %lx\n", seen[0]);

@@ -1,6 +1,9 @@
 /* Code in pages that are writable and executable at once: rewritten by stores and by the kernel,
  * also through another mapping of the same memory, also just ahead of the instruction that
- * writes. */
+ * writes.
+ *
+ * Hard for a translator: a store may change the next instruction of the block that it executes
+ * in. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,5 +1,7 @@
 /* setjmp/longjmp: from depth, repeatedly, as an exception mechanism, with callee-saved registers
- * in use. */
+ * in use.
+ *
+ * Hard for a translator: longjmp skips returns, so calls and returns no longer match. */
 #include <setjmp.h>
 #include "guest.h"
 

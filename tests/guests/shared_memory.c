@@ -2,7 +2,10 @@
  * memory polls a word until it changes. The writers: a child, through shared memory of each
  * kind, mapped before or after the loop became hot, also through read-only mappings; the kernel,
  * which completes reads in the background; another thread; the same process through another
- * mapping. Each case has a process of its own, in which no memory was shared before. */
+ * mapping. Each case has a process of its own, in which no memory was shared before.
+ *
+ * Hard for a translator: it removes repeated loads while memory is private, and must notice
+ * every way in which that ends. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/aio_abi.h>
@@ -70,7 +73,7 @@ static void anonymous_before(void) {
     wait_for(word, changer(word, -1));
 }
 
-/* The right to write comes later. */
+/* The right to write is given later. */
 static void protected_first(void) {
     long *word = mmap(NULL, PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(word != MAP_FAILED && mprotect(word, PAGE, PROT_READ | PROT_WRITE) == 0);
@@ -126,7 +129,7 @@ static void moved(void) {
     wait_for(word, changer(word, -1));
 }
 
-/* Written here, read there, by one thread. */
+/* One thread writes through one mapping and reads through the other. */
 static __attribute__((noinline)) long both(long *here, const long *there, long n) {
     long wrong = 0;
     for (long i = 0; i < n; i++) {

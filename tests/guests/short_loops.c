@@ -1,6 +1,8 @@
 /* Short inner loops whose trip counts are regular, then change; loops with two paths and many
  * live registers, under a timer; flags that loops leave unchanged, read at their ends and by
- * faults in between. */
+ * faults in between.
+ *
+ * Hard for a translator: it unrolls a loop by the trip count that it has seen. */
 #define _GNU_SOURCE
 #include "guest.h"
 #include <signal.h>
@@ -41,7 +43,7 @@ static void tick(int signo) {
     ticks = ticks + 1;
 }
 
-/* Both ways of the branch come back to the loop's head, with all registers in use. */
+/* Both directions of the branch lead back to the loop's head, with all registers in use. */
 static uint64_t two_ways(int rounds, uint64_t x) {
     uint64_t a = x, b = x + 1, c = x + 2, d = x + 3, e = x + 4, f = x + 5, g = x + 6, h = x + 7;
     for (int r = 0; r < rounds; r++) {

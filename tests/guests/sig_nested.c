@@ -1,5 +1,7 @@
 /* Order and nesting of signals: masks, sa_mask, SA_NODEFER, SA_RESETHAND, pending sets, queued
- * real-time signals. */
+ * real-time signals.
+ *
+ * Hard for a translator: a signal that it has taken and holds back must keep the kernel's order. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <unistd.h>

@@ -1,5 +1,8 @@
 /* Stack overflow caught on an alternate stack; sigaltstack's reports inside and outside
- * handlers. */
+ * handlers.
+ *
+ * Hard for a translator: its own handlers run on a stack of its own, which the guest must not
+ * see. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,8 @@
 /* SIGCHLD: handlers that reap, siginfo of exits and kills, SIG_IGN and SA_NOCLDWAIT, waitid,
- * process groups, stop and go on. */
+ * process groups, stopping and continuing.
+ *
+ * Hard for a translator: its own action for SIGCHLD decides in the kernel whether children
+ * become zombies. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -44,7 +47,8 @@ int main(int argc, char **argv) {
     sigprocmask(SIG_SETMASK, &open, NULL);
     signal(SIGCHLD, SIG_DFL);
 
-    // The child exits only when told to: waitpid(WCONTINUED) also returns for a child that has ended already.
+    // The child exits only when told to: waitpid(WCONTINUED) also returns for a child that has
+    // ended already.
     int go[2];
     CHECK(pipe(go) == 0);
     pid_t child = fork();

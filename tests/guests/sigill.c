@@ -1,5 +1,7 @@
 /* SIGILL and SIGTRAP caught: ud2, ud1, undefined opcodes, privileged instructions, int3, skipped
- * by their handlers. */
+ * by their handlers.
+ *
+ * Hard for a translator: it must raise the signal for an instruction that it cannot decode. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <ucontext.h>

@@ -1,5 +1,7 @@
 /* Leaving SIGSEGV and SIGFPE handlers by siglongjmp, many times, with the mask restored each
- * time. */
+ * time.
+ *
+ * Hard for a translator: no sigreturn ends the handler, so nothing of its own may wait for one. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

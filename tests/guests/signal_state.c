@@ -1,6 +1,8 @@
 /* The interrupted state that a handler sees and changes: general and vector registers, flags,
  * x87, the mask, the alternate stack; faults in handlers of faults; loops that are hot when they
- * fault. */
+ * fault.
+ *
+ * Hard for a translator: the state lies in other registers when hot code faults. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -104,7 +106,8 @@ static void extend(int signal, siginfo_t *info, void *context) {
     CHECK(ftruncate(file, PAGE) == 0);
 }
 
-/* Faults within handlers of faults: each handler touches the next page, which has the next handler's attention. */
+/* Faults within handlers of faults: each handler touches the next page, which has the next
+ * handler's attention. */
 static void nested(int signal, siginfo_t *info, void *context) {
     (void)context;
     char local;
@@ -120,7 +123,7 @@ static void nested(int signal, siginfo_t *info, void *context) {
     depth--;
 }
 
-/* The mask that the frame holds is the one that will be. */
+/* The mask in the frame becomes the thread's mask on return. */
 static volatile int usr2;
 static void edit_mask(int signal, siginfo_t *info, void *context) {
     (void)info;

@@ -1,6 +1,8 @@
 /* Many signals during everything that a program can be doing: computing in registers of all
  * kinds, sleeping, reading, waiting. Each must arrive exactly once: a lost wake-up hangs, a
- * disturbed register changes the sums. */
+ * disturbed register changes the sums.
+ *
+ * Hard for a translator: a signal can arrive at any instruction of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +22,7 @@ static int self_pipe[2];
 static void on_tick(int signal) {
     (void)signal;
     ticks++;
-    /* Everything a handler may change is changed. */
+    /* The handler changes everything that it may change. */
     double garbage[8];
     for (int i = 0; i < 8; i++) garbage[i] = ticks * 0.1 + i;
     __asm__ volatile("movupd (%0), %%xmm0; movupd (%0), %%xmm7; movupd 16(%0), %%xmm15; fninit; fldpi; fld1; stc; std; cld" : : "r"(garbage)
@@ -77,7 +79,8 @@ static uint64_t compute(int rounds) {
 int main(int argc, char **argv) {
     long many = iterations(argc, argv, 4000);
 
-    /* A kilohertz over loops: until enough has ticked, results do not depend on it. */
+    /* A timer of 1 kHz interrupts loops until enough ticks have come; results do not depend on
+     * it. */
     handle(SIGALRM, on_tick, SA_RESTART);
     uint64_t expected = compute(3000);
     every(1000);
@@ -133,7 +136,8 @@ int main(int argc, char **argv) {
     printf("taken: %ld errors, %d handled\n", errors, kills - (int)(many / 4 * 4));
     sigprocmask(SIG_SETMASK, &open, NULL);
 
-    /* A one-shot timer races with sigsuspend: whether it comes before or in the call, the call ends. */
+    /* A one-shot timer races with sigsuspend: whether it comes before or in the call, the call
+     * ends. */
     handle(SIGALRM, on_tick, 0);
     sigaddset(&block, SIGALRM);
     sigprocmask(SIG_BLOCK, &block, &open);
@@ -172,7 +176,7 @@ int main(int argc, char **argv) {
     bytes += got > 0 ? got : 0;
     printf("pipe: %d\n", bytes == ticks);
 
-    /* Children and parents under fire. */
+    /* Children and parents that get many signals. */
     handle(SIGALRM, on_tick, SA_RESTART);
     every(500);
     int statuses = 0;

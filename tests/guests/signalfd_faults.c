@@ -1,5 +1,8 @@
-/* Signals that are faults as a rule, but sent and blocked: a signalfd of them says that they are there and what they are; what is
-   not read stays pending, over execve too; unblocked they come to their handler. */
+/* Signals that are usually faults, but here are sent and blocked: a signalfd of them says that
+ * they are there and describes them; a signal that is not read stays pending, over execve too;
+ * an unblocked one comes to its handler.
+ *
+ * Hard for a translator: it keeps these signals unblocked for faults of its own code. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -91,7 +94,7 @@ int main(int argc, char **argv) {
         sigprocmask(SIG_UNBLOCK, &all, 0);
         printf("handled %d %d\n", handled, value);
         sigprocmask(SIG_BLOCK, &all, 0);
-        /* A read that waits. */
+        /* A read that has to wait for the signal. */
         int blocking = signalfd(-1, &all, 0);
         pthread_t thread;
         pthread_create(&thread, 0, sender, &s);

@@ -1,5 +1,9 @@
-/* Signals that are faults as a rule, sent and blocked while the main thread computes: one for the process waits for the
-   thread that asks, one for a thread for that thread; a signalfd that was inherited shows what is pending. */
+/* Signals that are usually faults, sent and blocked while the main thread computes: a signal for
+ * the process waits for the thread that asks, a signal for a thread for that thread; a signalfd
+ * that was inherited shows the pending signals.
+ *
+ * Hard for a translator: it keeps these signals unblocked, so the kernel may deliver one to any
+ * thread. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -55,7 +59,7 @@ static void *other(void *unused) {
         siginfo_t info;
         int got = sigtimedwait(&all, &info, &(struct timespec){10, 0});
         printf("sigtimedwait %d, code %d, own %d\n", got, info.si_code, info.si_pid == getpid());
-        /* This thread waits. */
+        /* This thread waits for the signal. */
         pthread_t sender;
         pthread_create(&sender, 0, late_sender, (void *)&signals[i]);
         show("sent while this thread waits", 10000);
@@ -64,7 +68,7 @@ static void *other(void *unused) {
         got = sigtimedwait(&all, &info, &(struct timespec){10, 0});
         printf("sigtimedwait %d, code %d, value %d\n", got, info.si_code, info.si_value.sival_int);
         pthread_join(sender, 0);
-        /* For the main thread alone. */
+        /* A signal for the main thread alone. */
         pthread_sigqueue(first, s, (union sigval){.sival_int = 200});
         short_sleep();
         show("not for this thread", 0);

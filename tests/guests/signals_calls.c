@@ -1,5 +1,7 @@
 /* The system calls about signals, mostly without libc's wrappers: results, errors, the pending
- * set, the order of delivery, and the contents of siginfo. */
+ * set, the order of delivery, and the contents of siginfo.
+ *
+ * Hard for a translator: it answers these calls itself, since the kernel's actions are its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -89,7 +91,7 @@ static void actions(void) {
     for (int i = 0; i < 8; i++) printf(" %ld/%ld", action(bad[i], NULL, &old), i < 3 || (i > 3 && i < 6) ? action(bad[i], &new, NULL) : 0);
     printf(" %ld", call(SYS_rt_sigaction, SIGUSR1, (long)&new, 0, 16, 0));
     printf(" %ld %ld\n", action(SIGUSR1, (void *)8, NULL), action(SIGUSR1, NULL, (void *)8));
-    /* With an unwritable old place the new action is installed all the same. */
+    /* If the old action cannot be written out, the new one is installed nevertheless. */
     struct kernel_action ignore = {SIG_IGN, 0, 0, 0};
     long result = action(SIGUSR1, &ignore, (void *)8);
     action(SIGUSR1, NULL, &old);
@@ -155,7 +157,8 @@ static void masks(void) {
            call(SYS_rt_sigtimedwait, (long)&set, 0, 8, 8, 0));
 }
 
-/* Several pending at once: the lowest number first, instances of one real-time signal in their order, frames nested. */
+/* Several pending at once: the lowest number first, instances of one real-time signal in their
+ * order, frames nested. */
 static void order(void) {
     int signals[] = {64, 35, SIGTERM, 36, SIGHUP, 35, SIGUSR1, 34, 35, SIGHUP, SIGTRAP, SIGCHLD, 64};
     for (int i = 0; i < 13; i++) handle(signals[i], 0, 0);
@@ -177,7 +180,7 @@ static void order(void) {
     call(SYS_tkill, self, SIGTERM, 0, 0, 0);
     mask(SIG_SETMASK, 0);
     show("thread and process");
-    /* Sent while handlers run. */
+    /* Signals sent while handlers run. */
     for (int i = 0; i < 3; i++) queue(35, i);
     show("at once");
 }
@@ -196,7 +199,7 @@ static void information(void) {
     long e = call(SYS_rt_tgsigqueueinfo, self, self, 50, (long)&info, 0), f = call(SYS_rt_sigqueueinfo, self, 65, (long)&info, 0, 0);
     printf("queueinfo %ld %ld %ld %ld %ld %ld %ld %ld\n", a, b, c, d, e, f, call(SYS_rt_sigqueueinfo, self, 50, 8, 0, 0), call(SYS_rt_tgsigqueueinfo, 0, self, 50, (long)&info, 0));
     show("information");
-    /* The faults' codes, sent. */
+    /* Signals that are sent with the codes of faults. */
     int five[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
     for (int i = 0; i < 5; i++) {
         handle(five[i], 0, 0);
@@ -301,7 +304,7 @@ static void descriptors(void) {
     printf(" pending %lx\n", pending());
     close(fd);
     mask(SIG_SETMASK, 0);
-    /* What a descriptor sends: F_SETSIG. */
+    /* The signal that a descriptor sends: F_SETSIG. */
     int ends[2];
     CHECK(pipe(ends) == 0);
     handle(43, 0, 0);

@@ -1,6 +1,9 @@
 /* What parents learn of their children: SIGCHLD and waitid for every kind of end, stop and
  * continuation; SA_NOCLDSTOP, SA_NOCLDWAIT and ignored SIGCHLD; children that are killed by each
- * signal's default action. */
+ * signal's default action.
+ *
+ * Hard for a translator: the end of the child must be the kernel's, with its status and core
+ * flag. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -135,7 +138,7 @@ int main(void) {
         printf(" %d:%x", signo, status & ~0x80);
     }
     printf("\n");
-    /* And when a signal arrives from outside, in a loop and in a call. */
+    /* Default actions of signals from another process, in a loop and in a call. */
     for (int i = 0; i < 6; i++) {
         int signo = i % 3 == 0 ? SIGUSR1 : i % 3 == 1 ? SIGSEGV : SIGTRAP;
         child = fork();

@@ -1,6 +1,9 @@
 /* The whole state that a signal frame holds: every register and component of the extended state,
  * loaded, interrupted by a fault, a trap or a signal, compared with the frame byte by byte,
- * edited there, returned from, and compared again. Then malformed frames. */
+ * edited there, returned from, and compared again. Then malformed frames.
+ *
+ * Hard for a translator: it builds and reads the frame itself, for the components of this
+ * processor. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <setjmp.h>
@@ -14,7 +17,7 @@
 enum { AREA = 12288, STACK = 1 << 16 };
 static uint8_t before[AREA] __attribute__((aligned(64))), after[AREA] __attribute__((aligned(64))), expected[AREA] __attribute__((aligned(64)));
 static uint8_t other_place[AREA] __attribute__((aligned(64)));
-/* In the order of encoding, then flags. */
+/* The registers in the order of their encoding, then flags. */
 uint64_t regs_in[17], regs_out[17], host_rsp, features, interruption;
 uint8_t *area_in = before, *area_out = after;
 
@@ -112,9 +115,10 @@ static void initial(uint8_t *area, unsigned bit) {
         if (parts[i].bit == bit) memset(area + parts[i].offset, 0, parts[i].size);
 }
 
-/* The components that are in use afterwards. Where the frame restores fewer than there are, the kernel has two ways to make the others
-   initial, one of them when it is interrupted, and only one leaves them unused: those do not count. Nor does SSE ever if it is initial:
-   some processors have it in use then if they have been interrupted. */
+/* The components that are in use after the return. If the frame restores only some components,
+ * the kernel has two ways to make the others initial. It takes one of them when it is
+ * interrupted. Only one of the two leaves the components unused, so they are not compared. Nor
+ * is SSE if it is initial: on some processors it is in use after an interruption. */
 static uint64_t in_use_afterwards(void) {
     uint64_t bits = *(uint64_t *)(after + 512) & features;
     int some = mode == 6 || mode == 7 || mode == 10 || mode == 11 || mode == 17 || mode == 18 || mode == 19;
@@ -142,7 +146,7 @@ __attribute__((used)) void handle(int signo, siginfo_t *info, void *context) {
         printf(" registers %lx flags %llx mxcsr %x cwd %x bits %lx\n", bad, g[REG_EFL], *(uint32_t *)(state + 24), *(uint16_t *)state, *(uint64_t *)(state + 512));
         siglongjmp(out, 1);
     }
-    /* What is in the frame is what was interrupted. */
+    /* The frame must hold the state that was interrupted. */
     uint64_t bad = 0, rip = (uint64_t)g[REG_RIP];
     for (int i = 0; i < 16; i++) {
         uint64_t want = regs_in[i];
@@ -203,7 +207,7 @@ __attribute__((used)) void handle(int signo, siginfo_t *info, void *context) {
         case 20: uc->uc_stack.ss_size = 5; uc->uc_stack.ss_flags = 0; break;
         case 21: memset(state + 416, 0xdd, 48); break;
         case 22: *(uint64_t *)&uc->uc_sigmask = ~0UL; break;
-        /* From here on the return fails. */
+        /* All following frames are malformed: the return from them fails. */
         case 40: *(uint32_t *)(state + 24) = 0xffffffff; break;
         case 41: *in_use |= 1UL << 62; break;
         case 42: *(uint64_t *)(state + 520) = 1UL << 63; break;

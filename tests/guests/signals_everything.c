@@ -1,6 +1,9 @@
 /* Everything at once: fast timers, queued signals that must come in order, faults in hot loops
  * and in handlers, jumps out of handlers, masks, interrupted calls, all vector registers. Every
- * computation checks itself. */
+ * computation checks itself.
+ *
+ * Hard for a translator: each of these has its own path, and here the paths interrupt each
+ * other. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>

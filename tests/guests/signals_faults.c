@@ -1,6 +1,9 @@
 /* Every kind of fault that user code can raise: signal, si_code, si_addr, trapno, err, cr2, rip,
  * rsp, flags and all other registers as the handler finds them; in code that is not hot yet and
- * in hot code. A line is printed once; it is printed again only if it differs. */
+ * in hot code. A line is printed once; it is printed again only if it differs.
+ *
+ * Hard for a translator: a fault of its native code must be told as the fault of one guest
+ * instruction. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <fcntl.h>

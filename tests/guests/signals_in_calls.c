@@ -1,5 +1,7 @@
 /* A timer at 10 kHz over indirect jumps, calls and returns whose registers and flags are checked
- * all the time. */
+ * all the time.
+ *
+ * Hard for a translator: a signal arrives between the instructions of one guest transfer. */
 #include "guest.h"
 #include <signal.h>
 #include <sys/time.h>
@@ -7,7 +9,8 @@
 static volatile sig_atomic_t ticks;
 static void on_tick(int signo) { (void)signo; ticks++; }
 
-/* Each keeps rcx, rax, rdx and rsi as they are, and flags; returns to where the caller's table says. */
+/* Each keeps rcx, rax, rdx and rsi as they are, and flags; returns to where the caller's table
+ * says. */
 __asm__(".pushsection .text\n"
         "step_a: lea 1(%r8), %r8\n jmp *%r9\n"
         "step_b: lea 3(%r8), %r8\n call 1f\n jmp *%r9\n"

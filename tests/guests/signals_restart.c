@@ -1,6 +1,9 @@
 /* Which calls a handler ends with EINTR and which are restarted, with and without SA_RESTART;
  * calls that measure time; stopping and continuing during a call. A timer interrupts each call;
- * at its third tick the handler causes the event that the call waits for. */
+ * at its third tick the handler causes the event that the call waits for.
+ *
+ * Hard for a translator: the kernel restarts the host's call, while the guest's handler runs
+ * later. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -87,7 +90,7 @@ static void feed_timer(void) {
 static mqd_t queue = -1;
 static void feed_queue(void) { mq_send(queue, "message", 8, 0); }
 
-/* The last thing before a call: the timer starts. */
+/* Starts the timer immediately before a call. */
 static void go(void) {
     ticks = 0;
     every(3000);
@@ -390,7 +393,8 @@ static void wait_asleep(pid_t pid) {
     } while (!behind || behind[2] != 'S');
 }
 
-/* A child sleeps in a call while it is stopped and continued; with a handler for SIGCONT the call ends. */
+/* A child sleeps in a call while it is stopped and continued; with a handler for SIGCONT the
+ * call ends. */
 static void stopped(int handled, int call) {
     int ready[2];
     CHECK(pipe(ready) == 0);
@@ -415,7 +419,7 @@ static void stopped(int handled, int call) {
         }
         clock_gettime(CLOCK_MONOTONIC, &end);
         long elapsed = (end.tv_sec - start.tv_sec) * 1000 + (end.tv_nsec - start.tv_nsec) / 1000000;
-        /* Ended by the handler, or after the whole time. */
+        /* The call ended by the handler, or after its whole time. */
         if (r == -EINTR) _exit(handled && ticks > 0 ? 1 : 2);
         _exit(elapsed >= 499 ? (r == (call == 2 ? -ETIMEDOUT : 0) ? 3 : 4) : 5);
     }

@@ -1,6 +1,9 @@
 /* Alternate signal stacks: which signals run on which stack, nested and full ones,
  * SS_AUTODISARM, refusals, jumps off the stack, contexts that are switched on it, and frames
- * that cannot be written. */
+ * that cannot be written.
+ *
+ * Hard for a translator: the kernel knows only the translator's stack, so each of these rules is
+ * its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <setjmp.h>

@@ -1,5 +1,7 @@
 /* A program that single-steps itself: the trap flag set by popf and by a handler's frame, the
- * trap after each instruction, the arguments of the handler, and that nothing else changes. */
+ * trap after each instruction, the arguments of the handler, and that nothing else changes.
+ *
+ * Hard for a translator: one guest instruction is none or many host instructions. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/syscall.h>

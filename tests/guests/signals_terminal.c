@@ -1,5 +1,7 @@
 /* Job control under a terminal: a session on a pty, whose keys send signals to the foreground;
- * background jobs that read and write; stopping, continuing, the window's size, hanging up. */
+ * background jobs that read and write; stopping, continuing, the window's size, hanging up.
+ *
+ * Hard for a translator: the kernel's checks ask how the process handles SIGTTIN and SIGTTOU. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +23,7 @@ static void handle(int signo, int flags) {
 static int to_leader[2], from_leader[2], master;
 static char terminal[64];
 
-/* One byte from the other side. */
+/* Reads one byte from the other end. */
 static char hear(int fd) {
     char byte;
     for (;;) {
@@ -48,7 +50,7 @@ static int stopped_by(pid_t pid) {
     }
 }
 
-/* The session's leader: a shell's part. */
+/* The session's leader, which acts as a shell does. */
 static int leader(void) {
     CHECK(setsid() >= 0);
     int tty = open(terminal, O_RDWR);
@@ -105,7 +107,8 @@ static int leader(void) {
     kill(-job, SIGCONT);
     dprintf(1, " %d\n", stopped_by(job));
     tcsetpgrp(tty, getpid());
-    /* Jobs in the background may not read, nor write when the terminal says so, nor change it; blocked or ignored they may. */
+    /* Jobs in the background may not read, nor write when the terminal says so, nor change it;
+     * blocked or ignored they may. */
     struct termios settings;
     CHECK(tcgetattr(tty, &settings) == 0);
     settings.c_lflag |= TOSTOP;

@@ -1,6 +1,8 @@
 /* Signals and threads: fast timers for each thread, each with its own count; signals queued to a
  * process whose threads come and go, none of which may be lost; signals that only one thread
- * leaves unblocked; faults, alternate stacks and jumps in all threads at once. */
+ * leaves unblocked; faults, alternate stacks and jumps in all threads at once.
+ *
+ * Hard for a translator: a thread that has taken a signal may end before it has delivered it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -30,7 +32,8 @@ static struct running {
     long period, earliest, latest, total, last;
 } running[THREADS];
 
-/* As in signals_timers.c: what a timer has told of are all expirations until some moment since the last signal. */
+/* As in signals_timers.c: what a timer has told of are all expirations until some moment since
+ * the last signal. */
 static void on_timer(int signo, siginfo_t *info, void *context) {
     (void)signo, (void)context;
     long arrived = now();

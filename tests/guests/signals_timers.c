@@ -1,6 +1,9 @@
 /* Timers of every kind at ten kilohertz and more, during hot loops and waiting calls: deliveries
  * plus overruns must equal the expirations, a computation must not be disturbed, and nothing may
- * hang. */
+ * hang.
+ *
+ * Hard for a translator: the kernel counts overruns until the host's delivery, the guest's comes
+ * later. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -28,7 +31,8 @@ static long now(void) {
     return t.tv_sec * 1000000000L + t.tv_nsec;
 }
 
-/* What it has told of are all expirations until some moment between the last signal's arrival and this one's. */
+/* What it has told of are all expirations until some moment between the last signal's arrival
+ * and this one's. */
 static void account(int index, int overrun) {
     long arrived = now();
     if (running[index].period == 0) return;
@@ -48,7 +52,7 @@ static void on_timer(int signo, siginfo_t *info, void *context) {
         CHECK(info->si_overrun >= 0 && info->si_value.sival_int >= 0 && info->si_value.sival_int < 4);
         account(info->si_value.sival_int, info->si_overrun);
     }
-    /* Everything that a handler may change. */
+    /* The handler changes everything that it may change. */
     volatile double x = delivered[signo];
     __asm__ volatile("movapd %%xmm0, %%xmm1; movapd %%xmm0, %%xmm9; movapd %%xmm0, %%xmm15; fninit; fldpi; fld1; faddp; stc; std; cld"
                      : : "Yz"(x) : "xmm1", "xmm9", "xmm15", "cc", "memory");
@@ -148,7 +152,7 @@ int main(int argc, char **argv) {
     printf("let in: %d, overruns %d\n", delivered[SIGRTMIN + 2] > 0, overruns[SIGRTMIN + 2] > 0);
     CHECK(timer_settime(timers[0], 0, &none, NULL) == 0 && timer_delete(timers[0]) == 0);
 
-    /* One-shots, each waited for: none is lost, whenever it comes. */
+    /* One-shot timers, each waited for: none is lost, however early it expires. */
     handle(SIGRTMIN + 3, 0);
     e.sigev_signo = SIGRTMIN + 3;
     CHECK(timer_create(CLOCK_MONOTONIC, &e, &timers[0]) == 0);

@@ -1,4 +1,5 @@
-/* SIGPIPE: ignored it is EPIPE, handled both, by default it kills. */
+/* SIGPIPE: if ignored the call fails with EPIPE, if handled the handler runs as well, by default
+ * it kills. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>

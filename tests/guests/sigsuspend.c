@@ -1,4 +1,6 @@
-/* Ping-pong of two processes by signals and sigsuspend: a single lost wake-up hangs. */
+/* Ping-pong of two processes by signals and sigsuspend: a single lost wake-up hangs.
+ *
+ * Hard for a translator: a signal may come between setting the mask and waiting. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/wait.h>

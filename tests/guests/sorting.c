@@ -1,4 +1,7 @@
-/* Insertion, quick, merge, heap and radix sort of the same values must agree. */
+/* Insertion, quick, merge, heap and radix sort of the same values must agree.
+ *
+ * Hard for a translator: branches that depend on random data, so no recorded path is taken for
+ * long. */
 #include "guest.h"
 
 static void insertion(uint32_t *v, int n) {

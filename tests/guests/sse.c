@@ -1,5 +1,7 @@
 /* SSE to SSE4.2: packed and scalar arithmetic, shuffles, comparisons into flags, conversions,
- * moves of all sizes, masks. */
+ * moves of all sizes, masks.
+ *
+ * Hard for a translator: many forms, each with its own operand sizes, alignment rules and flags. */
 #include <emmintrin.h>
 #include <nmmintrin.h>
 #include <smmintrin.h>
@@ -86,7 +88,8 @@ int main(int argc, char **argv) {
     printf("comparisons %016lx\n", sum);
     if (__builtin_cpu_supports("sse4.2")) sse4();
     if (__builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul")) crypto();
-    /* A hot loop with vectors, scalars and integers together, and moves between the register files. */
+    /* A hot loop with vectors, scalars and integers together, and moves between the register
+     * files. */
     __m128i state = a;
     double total = 0;
     for (long i = 0; i < n; i++) {

@@ -1,4 +1,5 @@
-// iostream, string, containers, algorithms, sorting with lambdas, regular expressions, and static constructors and destructors.
+// iostream, string, containers, algorithms, sorting with lambdas, regular expressions, and static
+// constructors and destructors.
 #include <algorithm>
 #include <deque>
 #include <iomanip>

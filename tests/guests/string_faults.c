@@ -1,6 +1,8 @@
 /* String instructions that fault in the middle, at every element and in both directions,
- * repeated until they are hot: how far they came, and the flags, which depend on the processor
- * once an element has been compared. */
+ * repeated until they are hot. The handler must find the progress in rsi, rdi and rcx, and the
+ * flags, which depend on the processor once an element has been compared.
+ *
+ * Hard for a translator: one instruction has partial effects, unlike all others. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>
@@ -59,7 +61,7 @@ int main(int argc, char **argv) {
     long rounds = iterations(argc, argv, 3);
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
-    /* Pages 1 and 3 are not there. */
+    /* Pages 1 and 3 are not accessible. */
     char *area = mmap(NULL, 5 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(area != MAP_FAILED && mprotect(area + PAGE, PAGE, PROT_NONE) == 0 && mprotect(area + 3 * PAGE, PAGE, PROT_NONE) == 0);
     static const uint64_t images[] = {0x202, 0xad7, 0x203, 0x242, 0x602, 0xed7};
@@ -67,14 +69,14 @@ int main(int argc, char **argv) {
         uint64_t sum = 1, faults = 0;
         for (long round = 0; round < rounds; round++)
             for (int done = 0; done < 4; done++)
-                for (int which = 0; which < 3; which++) /* source, destination, or both end after so many */
+                for (int which = 0; which < 3; which++) /* source, destination or both fault after `done` elements */
                     for (size_t k = 0; k < sizeof images / sizeof *images; k++) {
                         int size = all[i].size, down = (images[k] & 0x400) != 0;
                         memset(area, 0, PAGE), memset(area + 2 * PAGE, 0, PAGE), memset(area + 4 * PAGE, 0, PAGE);
                         int near = down ? (done - 1) * size : -done * size, far = down ? 400 : -400;
                         char *from = area + (down ? 2 : 1) * PAGE + (which == 1 ? far : near);
                         char *to = area + (down ? 4 : 3) * PAGE + (which == 0 ? far : near);
-                        /* What is looked for does not come. */
+                        /* repne finds no equal byte before the fault. */
                         if (all[i].name[0] == 'u')
                             for (int j = 0; j < done; j++) to[down ? -j : j] = (char)(j + 1);
                         if (faulted(i, from, to, images[k])) {

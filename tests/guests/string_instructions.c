@@ -1,5 +1,7 @@
 /* movs, stos, lods, scas, cmps at every width, with and without rep, in both directions,
- * overlapping, with count 0. */
+ * overlapping, with count 0.
+ *
+ * Hard for a translator: one instruction is a loop whose copies may overlap. */
 #include "guest.h"
 
 static unsigned char buffer[512], other[512];

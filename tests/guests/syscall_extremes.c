@@ -1,5 +1,8 @@
 /* System calls with arguments at and beyond every limit, some thousands of them, each group in a
- * child. Prints the results and how the child ended. */
+ * child. Prints the results and how the child ended.
+ *
+ * Hard for a translator: it reads arguments of many calls itself, and must fail as the kernel
+ * does. */
 #define _GNU_SOURCE
 #include "guest.h"
 #include <errno.h>
@@ -12,9 +15,9 @@
 
 static unsigned char *page; /* one page that can be read and written, then one that cannot be touched, then one that can be read */
 
-/* What arguments are made of: P a pointer, L a length, F a descriptor, N a small number, S a signal, O flags, o flags that make
-   no file, 0 nothing, A an
-   address that need not be there, T a timeout (never NULL). */
+/* The kinds of arguments: P a pointer, L a length, F a descriptor, N a small number, S a signal,
+ * O flags, o flags that make no file, 0 nothing, A an address that need not be mapped, T a
+ * timeout (never NULL). */
 static const struct call {
     const char *name;
     int number;
@@ -137,7 +140,8 @@ static long argument(char kind) {
     }
 }
 
-/* The page's contents: pointers, lengths and small numbers, and timeouts that are short, negative and too large. */
+/* The page's contents: pointers, lengths and small numbers, and timeouts that are short,
+ * negative and too large. */
 static void fill(void) {
     long words[512];
     for (int i = 0; i < 512; i++) words[i] = argument("PLN"[i % 3]);
@@ -146,7 +150,8 @@ static void fill(void) {
     memcpy(page, words, sizeof words);
 }
 
-/* Some of it is new in each round; the kernel may have written there, and the guest may have taken away the right to. */
+/* Some of it is new in each round; the kernel may have written there, and the guest may have
+ * taken away the right to. */
 static void refill(void) {
     const int words[] = {0, 1, 2, 8, 9, 10, 504, 505, 506, 507, 508, 509, 510, 511};
     for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++) ((long *)page)[words[i]] = argument("PLN"[i % 3]);
@@ -158,7 +163,7 @@ static void group(const struct call *call, char *line) {
         refill();
         long a[6] = {0};
         for (int i = 0; call->arguments[i]; i++) a[i] = argument(call->arguments[i]);
-        if (call->number == SYS_mmap) a[3] &= ~0x10L; /* never over what is there */
+        if (call->number == SYS_mmap) a[3] &= ~0x10L; /* no MAP_FIXED: never over existing mappings */
         errno = 0;
         long result = syscall(call->number, a[0], a[1], a[2], a[3], a[4], a[5]);
         char word[64];

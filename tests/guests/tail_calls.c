@@ -1,5 +1,8 @@
 /* Tail calls: mutual, through pointers, with stack arguments; continuation passing; deep enough
- * to fail if a frame stayed. */
+ * to fail if a frame stayed.
+ *
+ * Hard for a translator: a jump into another function is no loop, and its return belongs to an
+ * older call. */
 #include "guest.h"
 
 typedef uint64_t (*state)(uint64_t, uint64_t, long);

@@ -1,5 +1,7 @@
-// Threads and what they synchronise with: joins, mutexes of each kind, conditions, barriers, rwlocks, semaphores, once, keys
-// and thread-local variables, detached threads.
+// Threads and their means of synchronisation: joins, mutexes of each kind, conditions, barriers,
+// rwlocks, semaphores, once, keys and thread-local variables, detached threads.
+//
+// Hard for a translator: locked operations and futexes must keep their order and atomicity.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

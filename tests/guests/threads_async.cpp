@@ -1,5 +1,5 @@
-// Threads as C++ has them: std::thread, std::async, futures with exceptions, condition variables, thread_local objects with
-// destructors, call_once, shared pointers counted by many.
+// Threads as C++ has them: std::thread, std::async, futures with exceptions, condition variables,
+// thread_local objects with destructors, call_once, shared pointers counted by many threads.
 #include <atomic>
 #include <condition_variable>
 #include <deque>

@@ -1,6 +1,9 @@
 // Code that is mapped and unmapped while other threads run. A thread maps a function, publishes it,
 // withdraws it when no thread uses it any more, and puts another one at the same address. No thread
 // may ever execute an old one.
+//
+// Hard for a translator: other threads may be in translated code that is linked to the old
+// function.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -26,7 +29,7 @@ static void *reader(void *argument) {
         int now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
         if (now < 0) return NULL;
         if (now % 2 == 1) {
-            // A function is there; what it gives is what belongs to this generation.
+            // A function is published; its result must be the value of this generation.
             int value = current();
             if (value != expected) __atomic_fetch_add(&wrong, 1, __ATOMIC_SEQ_CST);
             calls[number]++;

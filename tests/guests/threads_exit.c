@@ -1,4 +1,7 @@
 // Ends of threads and processes in different orders, chosen by the first argument.
+//
+// Hard for a translator: the last user of its tables may be any thread, also one that is not the
+// first.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -25,7 +28,7 @@ static void *sleeper(void *unused) {
 static void *join_first(void *status) {
     void *result;
     pthread_join(first, &result);
-    // The thread that everything began with is gone: what /proc says of the process itself is about that one.
+    // The first thread has ended; /proc/self describes that thread, so /proc/thread-self is read.
     char link[256];
     ssize_t length = readlink("/proc/thread-self/exe", link, sizeof link);
     printf("joined %ld %s\n", (long)result, length > 0 ? "exe" : "no exe");

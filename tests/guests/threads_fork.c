@@ -1,5 +1,8 @@
-// Processes made by threads while others allocate and spin: fork, fork in a child that makes threads again, vfork and exec,
-// posix_spawn, and at the end execve from a thread that is not the first.
+// Processes made by threads while others allocate and spin: fork, fork in a child that makes
+// threads again, vfork and exec, posix_spawn, and at the end execve from a thread that is not the
+// first.
+//
+// Hard for a translator: another thread may hold one of its locks at the fork.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <spawn.h>
@@ -104,7 +107,7 @@ int main(int count, char **arguments) {
         printf("maker %d: %ld\n", i, (long)sum);
     }
     fflush(stdout);
-    // One more is busy for ever: the new program takes its place.
+    // One more thread never ends by itself; execve ends it.
     pthread_t thread;
     pthread_create(&thread, NULL, replace, NULL);
     for (;;) pause();

@@ -1,5 +1,8 @@
 // Many threads: the first argument is the number of threads at once, the second the number of
-// threads one after the other. Memory must not grow with the number of threads that have ended.
+// threads one after the other.
+//
+// Hard for a translator: the memory that it needs per thread must not grow with the number of
+// threads that have ended.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

@@ -1,6 +1,8 @@
 // What threads see of each other's memory: store buffering with and without fences, message
 // passing, atomic operations of each width, and 16-byte ones. Only results that the processor
 // forbids are counted.
+//
+// Hard for a translator: loads and stores that it removes, moves or defers change the order.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -43,7 +45,8 @@ static void *buffering(void *argument) {
     return NULL;
 }
 
-// The writer sets x and then y to ever greater numbers; a thread that reads y and then x sees no smaller x.
+// The writer sets x and then y to ever greater numbers; a thread that reads y and then x sees no
+// smaller x.
 static void *passing(void *argument) {
     long wrong = 0;
     if (argument == NULL) {

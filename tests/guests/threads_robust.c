@@ -1,4 +1,6 @@
 // Robust mutexes whose owners end without unlocking: threads, and processes that share memory.
+//
+// Hard for a translator: the kernel walks the guest's list when the host's thread ends.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

@@ -1,5 +1,9 @@
-// Signals and threads: directed ones, masks of each thread, alternate stacks of each thread, sigwait, cancellation of both
-// kinds with clean-up handlers, and calls that the C library carries out in all threads.
+// Signals and threads: signals for one thread, masks of each thread, alternate stacks of each
+// thread, sigwait, cancellation of both kinds with clean-up handlers, and calls that the C library
+// carries out in all threads.
+//
+// Hard for a translator: the thread that takes a signal must be the one that the kernel would
+// choose.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

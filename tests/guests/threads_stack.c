@@ -1,4 +1,7 @@
-// A thread that overflows its stack. With an argument a handler on another stack takes it back; without, the process dies.
+// A thread that overflows its stack. With an argument a handler on another stack takes it back;
+// without, the process dies.
+//
+// Hard for a translator: its own handler must not need the guest's stack.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,7 +1,10 @@
-// Threads that do everything at once for a while, at random from a seed: allocate, map and unmap, change protections, write code
-// in every way and run it, fork, spawn threads, fault, queue signals for each other under timers of their own. Arguments: seed,
-// milliseconds, threads. Whatever happens is checked where it happens; no queued signal and no expiration of a timer may be
-// lost; a watchdog names the thread that gets stuck, and what it was doing.
+// Threads that do everything at once for a while, at random from a seed: allocate, map and unmap,
+// change protections, write code in every way and run it, fork, spawn threads, fault, queue signals
+// for each other under timers of their own. Arguments: seed, milliseconds, threads. Each result is
+// checked where it arises; no queued signal and no expiration of a timer may be lost; a watchdog
+// names the thread that gets stuck, and its operation.
+//
+// Hard for a translator: all its locks and protocols meet each other at random times.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -30,12 +33,12 @@ typedef int function(void);
 static struct worker {
     pthread_t thread;
     uint64_t random;
-    // Turns of its loop, and which operation it is at.
+    // The number of the loop's iterations, and the current operation.
     long turns;
     const char *operation;
     // Queued signals.
     long sent, received;
-    // Its timer: expirations that it has told of, and between which moments it was started.
+    // The timer: reported expirations, and the two times between which it was started.
     timer_t timer;
     long expirations, earliest, latest, period, wrong;
     sigjmp_buf recover;
@@ -86,7 +89,7 @@ static void on_queued(int signo, siginfo_t *info, void *context) {
     self->received++;
 }
 
-// All expirations until now and no others: each signal says how many it stands for.
+// Reported are all expirations until now and no others: each signal has its overrun count.
 static void on_timer(int signo, siginfo_t *info, void *context) {
     (void)signo, (void)context;
     int saved = errno;
@@ -255,7 +258,7 @@ static void use_signal(uint64_t *random) {
     if (next(random) % 8 == 0) kill(getpid(), SIGUSR1);
 }
 
-// A while in which nothing is delivered, and the wait for what has come.
+// Blocks delivery for a while, then waits for the signals that came meanwhile.
 static void use_mask(uint64_t *random) {
     sigset_t some, old;
     sigemptyset(&some);
@@ -340,7 +343,7 @@ static void *body(void *argument) {
     if (timer_settime(self->timer, 0, &often, NULL) != 0) fail("timer_settime");
     self->latest = now();
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    // However little time there is, each thread has its turns.
+    // Each thread makes some iterations, however short the time is.
     while (!stop || self->turns < 3 || *(volatile long *)&self->expirations == 0) {
         const struct operation *operation = choose(&self->random);
         __atomic_store_n(&self->operation, operation->name, __ATOMIC_RELAXED);
@@ -416,7 +419,7 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < count; i++)
         if (pthread_create(&workers[i].thread, NULL, body, &workers[i]) != 0) fail("pthread_create");
-    // Signals can be sent when all are there.
+    // Signals are sent only when all threads exist.
     while (__atomic_load_n(&started, __ATOMIC_SEQ_CST) < count) sched_yield();
     struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
     setitimer(ITIMER_REAL, &often, NULL);

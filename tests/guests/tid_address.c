@@ -1,5 +1,8 @@
 /* The word that the kernel clears when a thread ends: its address as prctl reports it, in the
- * first thread, other threads and children; set to the same address again, and changed. */
+ * first thread, other threads and children; set to the same address again, and changed.
+ *
+ * Hard for a translator: the kernel clears the word when the host's thread ends, and the host
+ * still needs its stack then. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -30,7 +33,7 @@ static void *thread(void *unused) {
     return unused;
 }
 
-/* Ends without its own word cleared; but another one is. */
+/* A thread that moves its word to `other`; `other` is cleared at its end. */
 static void *changing(void *word) {
     CHECK(syscall(SYS_set_tid_address, &other) == gettid() && get() == &other);
     other = gettid();

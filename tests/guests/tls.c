@@ -1,5 +1,7 @@
 /* Thread-local variables through fs, in the program and in libc (errno), and addresses that
- * agree between both ways to get them. */
+ * agree between both ways to get them.
+ *
+ * Hard for a translator: its own thread-local variables want the same register. */
 #include <errno.h>
 #include <unistd.h>
 #include "guest.h"

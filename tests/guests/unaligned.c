@@ -1,5 +1,8 @@
 /* Unaligned accesses of every width, over cache lines and pages, next to a page that must not be
- * touched. */
+ * touched.
+ *
+ * Hard for a translator: an access may not be widened, and a fault on the second page must leave
+ * the first unchanged. */
 #include <sys/mman.h>
 #include "guest.h"
 

@@ -1,6 +1,9 @@
 /* Pages that another thread fills when they are touched (userfaultfd): by loads, by stores, by a
- * system call; and pages that no thread fills (SIGBUS). Where userfaultfd is not allowed the
- * program prints that. */
+ * system call; and pages that no thread fills (SIGBUS). If userfaultfd is not allowed the
+ * program prints that.
+ *
+ * Hard for a translator: a plain access waits for another guest thread, so it must hold no lock
+ * then. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>

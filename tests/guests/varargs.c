@@ -1,5 +1,8 @@
 /* Variadic functions: integers and doubles beyond the registers, va_copy, forwarding to
- * vsnprintf, structures by value. */
+ * vsnprintf, structures by value.
+ *
+ * Hard for a translator: al tells the callee of vector arguments, and a prologue saves registers
+ * that nobody reads. */
 #include <stdarg.h>
 #include "guest.h"
 

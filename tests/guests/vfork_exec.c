@@ -1,5 +1,8 @@
 /* vfork shares memory with a parent that waits; exec of itself, of a script, of what is missing;
- * descriptors over exec. */
+ * descriptors over exec.
+ *
+ * Hard for a translator: the child changes the translator's data, which the parent uses
+ * afterwards. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/wait.h>

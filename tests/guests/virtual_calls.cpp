@@ -1,4 +1,7 @@
-// Virtual calls, multiple and virtual inheritance, dynamic_cast, typeid, member pointers, std::function, templates.
+// Virtual calls, multiple and virtual inheritance, dynamic_cast, typeid, member pointers,
+// std::function, templates.
+//
+// Hard for a translator: indirect calls with several targets through words in read-only tables.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>

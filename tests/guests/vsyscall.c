@@ -1,6 +1,9 @@
 /* Calls and jumps to the vsyscall page, as old static programs make them: three functions, by
  * themselves and in a loop, their registers, and what the kernel refuses. On a system without
- * that page every attempt faults. */
+ * that page every attempt faults.
+ *
+ * Hard for a translator: the page cannot be read, and the kernel emulates its functions by their
+ * address. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>

@@ -1,6 +1,9 @@
 /* Jumps through words that may be written at any time, such as those of a procedure linkage
  * table. Each must go to the address in the word at that moment, with all registers and flags
- * unchanged. If the word cannot be read, the jump itself must fault. */
+ * unchanged. If the word cannot be read, the jump itself must fault.
+ *
+ * Hard for a translator: it may compare the word with the target that it knows, but may not
+ * assume it. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <pthread.h>
@@ -15,7 +18,8 @@ enum { PAGE = 4096 };
 __attribute__((aligned(4096))) uint64_t word[PAGE / 8] = {1};
 extern char functions[], jump[];
 
-/* The function n, 16 bytes each: returns n in rdx. Then the jump; and what calls it with rcx and flags that must come through. */
+/* The function n, 16 bytes each: returns n in rdx. Then the jump; and what calls it with rcx and
+ * flags that must come through. */
 uint64_t come_through(uint64_t rcx, uint64_t *flags);
 __asm__(".text\n.balign 16\nfunctions:\n"
         ".set n, 0\n.rept 16\n.balign 16\nmov $n, %edx\nret\n.set n, n + 1\n.endr\n"
@@ -58,7 +62,7 @@ static void *writer(void *unused) {
     return NULL;
 }
 
-/* These are bound when they are first called. */
+/* The linker binds these functions when they are first called. */
 static uint64_t call_library(void) {
     uint64_t sum = 0;
     for (int i = 0; i < 2000; i++) {

@@ -1,5 +1,8 @@
 /* x87: long double arithmetic, the register stack, control and status words, transcendental
- * functions, fcmov, fnsave. */
+ * functions, fcmov, fnsave.
+ *
+ * Hard for a translator: the stack's top is state, and the instruction pointer that fnsave
+ * stores is the guest's. */
 #include "guest.h"
 
 static uint64_t sum = 1;

@@ -9,7 +9,7 @@
 //! guest has set. Where the translator has removed write permission from a page, the kernel's list
 //! shows less; [`Mappings::refresh`] is told of those pages.
 //!
-//! *Access.* The model takes no lock; its owner, the runtime, keeps it behind one.
+//! *Access.* The model takes no lock; its owner, the runtime, protects it with a lock.
 //!
 //! *Example.* After `set(0x1000..0x3000, anonymous(RW))` and `forget(0x2000..0x3000)`, `at(0x1000)`
 //! is known and `at(0x2000)` is `None`.

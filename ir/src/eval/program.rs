@@ -67,7 +67,7 @@ impl Code for Program<'_> {
 fn suffixes(base: &Version) -> Vec<(u64, Version)> {
     let [body] = &base.blocks[..] else { return Vec::new() };
     let mut out = Vec::new();
-    // Values that are used behind the current instruction and defined before it, in a backward
+    // Values that are used after the current instruction and defined before it, in a backward
     // walk.
     let mut open = vec![false; base.types.len()];
     let note = |operands: &[Operand], open: &mut Vec<bool>| {

@@ -218,7 +218,7 @@ fn protect(
                     continue;
                 };
                 if !is_defined(version, block, &out, before) {
-                    // The values from which the group's address is computed are defined behind this
+                    // The values from which the group's address is computed are defined after this
                     // access: no guard.
                     out.truncate(before);
                     continue;

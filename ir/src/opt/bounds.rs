@@ -37,7 +37,7 @@ impl Bounds {
         Bounds { umax: max.min(ty.mask()), ..Bounds::all(ty) }.agree(ty)
     }
 
-    /// The only value in the range, if there is just one. An empty range, which arises behind a
+    /// The only value in the range, if there is just one. An empty range, which arises after a
     /// guard that always fails, has none.
     pub(super) fn single(self) -> Option<u64> {
         (self.umin == self.umax).then_some(self.umin)

@@ -8,7 +8,7 @@
 //! points); a native that may trap or that gives another result when repeated; and an `assume`.
 //!
 //! The pass keeps no data between runs; the caller owns the version, no lock. Other passes leave
-//! unused anchors and natives behind for this one to remove.
+//! unused anchors and natives for this one to remove.
 //!
 //! ```text
 //! v4 = flags.add.i64 v1, v2       (no use of v4: removed)

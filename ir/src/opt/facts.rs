@@ -251,7 +251,7 @@ impl<'v> Facts<'v> {
         changed
     }
 
-    /// Applies an instruction to the state; false if control never gets behind it.
+    /// Applies an instruction to the state; false if control never passes it.
     fn apply(&self, env: &mut Env, inst: &Inst) -> bool {
         if inst.op == Op::Assume {
             return self.constant(env, inst.args[0]) != Some(0)

@@ -1,4 +1,4 @@
-//! Pass `frames`: moves stores that nothing in the version reads into the anchors behind them,
+//! Pass `frames`: moves stores that nothing in the version reads into the anchors after them,
 //! where they are performed only if control leaves (PIR's delayed environments; the frames of
 //! inlined calls, sourir 4.3).
 //!
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `sink` removes stores that die; this pass moves stores to exits that perform them. So it pays
-//! only if the exits behind a store are colder than the store, or are removed later. It is not part
+//! only if the exits after a store are colder than the store, or are removed later. It is not part
 //! of the pipeline.
 //!
 //! Side conditions (docs/design.md, "The IR"), in a version without branches and loops:
@@ -94,8 +94,8 @@ fn is_return_address(version: &Version, values: &Values<'_>, store: &Inst) -> bo
         && Some(values.root(store.args[0]).0) == rsp
 }
 
-/// Moves a removed store to the anchors whose first use is behind it. It comes before the stores
-/// that they defer already, which were behind it.
+/// Moves a removed store to the anchors whose first use comes after it. In their lists it precedes
+/// the stores that they defer already, which came after it.
 fn hand_over(version: &mut Version, at: usize, store: &Inst) {
     let Some(mem) = store.mem else { return };
     let deferred =

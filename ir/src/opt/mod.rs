@@ -26,7 +26,7 @@
 //! | `merge` | `merge` | two guards of one value become one that implies both |
 //! | `delay` | `delay` | moves guards down to the paths that need them |
 //! | `conjoin` | `conjoin` | adjacent guards on one anchor become one |
-//! | `frames` | `frames` | defers stores to the anchors behind them: frames of inlined calls |
+//! | `frames` | `frames` | defers stores to the anchors after them: frames of inlined calls |
 //! | `slot_promotion` | `slots` | promotes stack slots to SSA values over any control flow |
 //! | `monitor` | `monitor` | guards on memory become facts that writes invalidate |
 //! | `speculation` | | specialises under a list of assumptions, undoes one of them |

@@ -9,7 +9,7 @@
 //! A passed guard is a fact from there on. After `assume p` the value `p` is 1 and its negation 0;
 //! after `assume eq v, 7` every later use of `v` is 7. So speculative constant propagation and the
 //! removal of redundant guards are the same step. A fact also holds in the varmap of an anchor
-//! whose *first* use lies behind the guard, because the first use dominates the others. Facts are
+//! whose *first* use lies after the guard, because the first use dominates the others. Facts are
 //! kept apart from equivalences (`replaced`), which hold everywhere and are applied to all anchors.
 //!
 //! ```text

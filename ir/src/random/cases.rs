@@ -4,7 +4,7 @@
 //! A [`Case`] is a trace recorded at one head of a random program, with states to check it on. Half
 //! of the traces assume `private_memory`. Of the others half run beside a simulated *peer*
 //! ([`ModelMachine::share`]), which shows a load that is left out and a store that is deferred or
-//! lost. It also shows a load that is repeated because a guard behind it falls back to an anchor
+//! lost. It also shows a load that is repeated because a guard after it falls back to an anchor
 //! before it, although that is correct. So in cases with a peer every guard has its own anchor, no
 //! anchor is forced, and the stack is not shared (`ret` loads before its guard).
 //!

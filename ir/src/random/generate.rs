@@ -1,7 +1,7 @@
 //! Random programs of the small guest, and random states to run them on.
 //!
 //! The programs have the shape of compiled code: one or two loops with a counter, forward branches,
-//! calls to leaf functions placed behind the end, two pointers into one array so that accesses
+//! calls to leaf functions placed after the end, two pointers into one array so that accesses
 //! often overlap, and a stack. A pointer is seldom wild, so that some programs fault. Everything is
 //! a function of the random source; [`super::cases`] and [`super::whole`] call this module; no
 //! lock.
@@ -22,7 +22,7 @@ use crate::types::{Gpr, Loc, Ty};
 const SCRATCH: [u8; 8] = [0, 1, 2, 5, 8, 9, 10, 11];
 /// Loop counter.
 const COUNTER: Gpr = Gpr::RBX;
-/// The mapped memory: an array, and the stack behind it.
+/// The mapped memory: an array, and the stack at higher addresses.
 const MEMORY: (u64, u64) = (ARRAY, 0x2000);
 /// Address of the array, which has a page of its own.
 pub const ARRAY: u64 = 0x1_0000;

@@ -1,5 +1,6 @@
-/* A miniature C library for guests that are single-stepped: no glibc, no start-up code, three system calls. What it prints
- * is not what glibc prints for floating-point numbers (their bits), and memory is never freed. */
+/* A miniature C library for guests that are single-stepped: no glibc, no start-up code, three
+ * system calls. A floating-point number is printed as its bits, unlike glibc's printf. Memory is
+ * never freed. */
 #ifndef BARE_H
 #define BARE_H
 #include <signal.h>
