@@ -1,18 +1,23 @@
-//! The host's heap: the C library's, with a clear end where it has no memory left. Limits that the
-//! user set (`ulimit -d`, `ulimit -v`) hold for guest and host together.
+//! The global allocator of a program that runs guests: the C library's allocator, except that a
+//! failed allocation ends the process with a message and exit status 126 instead of a panic.
+//! An allocation can fail because the user's limits (`ulimit -d`, `ulimit -v`) apply to the process,
+//! that is to guest and host together.
+//!
+//! The module owns no data. No lock of ours: the C library's allocator locks for itself.
 
 use crate::kernel::process;
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// How the process ends: the guest cannot be run.
+/// Exit status of the process: the guest cannot be run.
 const NOT_RUNNABLE: i32 = 126;
 
 const MESSAGE: &str =
     "dynasour: no memory left for the translator itself (see `ulimit -d` and `ulimit -v`)\n";
 
-/// To be made the global allocator of a program that runs guests.
+/// The allocator; a program that runs guests declares one as its `#[global_allocator]`.
 pub struct Heap;
 
+/// Returns `memory`, the result of an allocation; ends the process if the allocation failed.
 fn checked(memory: *mut u8) -> *mut u8 {
     if memory.is_null() {
         // Nothing here may allocate.
@@ -22,7 +27,7 @@ fn checked(memory: *mut u8) -> *mut u8 {
     memory
 }
 
-// SAFETY: the system's allocator, of whose results some are not returned.
+// SAFETY: each method forwards to the system's allocator. A null result ends the process.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.

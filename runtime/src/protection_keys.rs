@@ -1,7 +1,8 @@
 //! The processor's register of protection-key rights, PKRU (Intel SDM vol. 3, 4.6.2).
 //!
-//! Whose rights it holds, and when, is described in [`crate::kernel::entry::rights`]; here are the
-//! instructions. Each function concerns the calling thread only.
+//! This module holds the instructions that read and write the register. When the register holds the
+//! guest's rights is described in [`crate::kernel::entry::rights`]. No lock: each thread has its own
+//! register, and each function reads or changes that of the calling thread only.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -10,13 +11,13 @@ use std::sync::LazyLock;
 /// CPUID.7.0:ECX.OSPKE: the processor has keys and the kernel has enabled them.
 static EXIST: LazyLock<bool> = LazyLock::new(|| __cpuid_count(7, 0).ecx & (1 << 4) != 0);
 
-/// Are there protection keys?
+/// Whether the processor has protection keys and the kernel has enabled them.
 pub fn exist() -> bool {
     *EXIST
 }
 
-/// Does something of the host's with the rights to all memory. It must not unwind or run guest
-/// code.
+/// Runs `work`, which belongs to the host, with the rights to all memory; then restores the rights.
+/// `work` must not unwind, because the rights would not be restored. It must not run guest code.
 pub fn with_all_rights<R>(work: impl FnOnce() -> R) -> R {
     if !exist() {
         return work();
@@ -28,7 +29,7 @@ pub fn with_all_rights<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The register. Only where there are protection keys.
+/// The value of the register. To be called only if [`exist`] returns true.
 pub fn read() -> u32 {
     let rights;
     // SAFETY: the caller knows that the instruction exists; it reads a register.
@@ -38,9 +39,11 @@ pub fn read() -> u32 {
     rights
 }
 
-/// Changes the register; `rights` allow key 0. Accesses to memory do not move across.
+/// Sets the register. To be called only if [`exist`] returns true; `rights` must allow key 0. The
+/// compiler moves no access to memory across the call.
 pub fn write(rights: u32) {
-    // SAFETY: as in `read`. The host's memory has key 0, so nothing of the host's is denied.
+    // SAFETY: the caller knows that the instruction exists. The host's memory has key 0, which
+    // `rights` allow, so the host keeps access to its memory.
     unsafe {
         asm!("wrpkru", in("eax") rights, in("ecx") 0, in("edx") 0, options(nostack, preserves_flags))
     };
