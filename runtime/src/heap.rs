@@ -1,5 +1,6 @@
 //! The global allocator of a program that runs guests: the C library's allocator, except that a
-//! failed allocation ends the process with a message and exit status 126 instead of a panic.
+//! failed allocation ends the process with a message and exit status 126.
+//!
 //! An allocation can fail because the user's limits (`ulimit -d`, `ulimit -v`) apply to the process,
 //! that is to guest and host together.
 //!

@@ -1,7 +1,9 @@
 //! System calls that the host makes for itself, past the C library.
 //!
-//! The C library's wrappers would set the host's `errno`, and some wrappers do more than the call.
-//! [`raw`] returns the kernel's result as it is: a negative error number if the call failed. Calls on behalf of the guest are made by [`crate::kernel::entry::windowed`].
+//! The C library's wrappers would set the host's `errno`, and some do more than the call. [`raw`]
+//! returns the kernel's result as it is: a negative error number if the call failed.
+//!
+//! Calls on behalf of the guest are made by [`crate::kernel::entry::windowed`].
 //! The module owns no data. No lock: any thread may call [`raw`], also in a signal handler.
 
 use std::arch::asm;

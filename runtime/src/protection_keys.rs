@@ -1,8 +1,8 @@
 //! The processor's register of protection-key rights, PKRU (Intel SDM vol. 3, 4.6.2).
 //!
 //! This module holds the instructions that read and write the register. When the register holds the
-//! guest's rights is described in [`crate::kernel::entry::rights`]. No lock: each thread has its own
-//! register, and each function reads or changes that of the calling thread only.
+//! guest's rights is described in [`crate::kernel::entry::rights`]. No lock: each thread has its
+//! own register, and each function reads or changes that of the calling thread only.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -34,7 +34,8 @@ pub fn read() -> u32 {
     let rights;
     // SAFETY: the caller knows that the instruction exists; it reads a register.
     unsafe {
-        asm!("rdpkru", in("ecx") 0, out("eax") rights, out("edx") _, options(nostack, preserves_flags))
+        asm!("rdpkru", in("ecx") 0, out("eax") rights, out("edx") _,
+            options(nostack, preserves_flags))
     };
     rights
 }
@@ -45,6 +46,7 @@ pub fn write(rights: u32) {
     // SAFETY: the caller knows that the instruction exists. The host's memory has key 0, which
     // `rights` allow, so the host keeps access to its memory.
     unsafe {
-        asm!("wrpkru", in("eax") rights, in("ecx") 0, in("edx") 0, options(nostack, preserves_flags))
+        asm!("wrpkru", in("eax") rights, in("ecx") 0, in("edx") 0,
+            options(nostack, preserves_flags))
     };
 }
