@@ -24,13 +24,13 @@ enum { ROUNDS = 3000 };
             "lea 3(%rbx,%rbx,4), %rbx; xor %r8, %rbx; inc %r8; cmp %rsi, %r8; jb 1b\n"                      \
             "mov %rbx, %rax; pop %rbx; pop %rbp; ret\n" name "_end:\n.popsection")
 
-static uint64_t word __asm__("astray_word") __attribute__((used));
+static uint64_t word __asm__("noncanonical_word") __attribute__((used));
 
 ATTEMPT("low", "", "jmp *%rax", "");
 ATTEMPT("high", "", "jmp *%r9", "");
 ATTEMPT("memory", "lea -8(%rdi,%r8,8), %rcx", "jmp *8(%rcx)", "");
 ATTEMPT("indexed", "", "jmp *(%rdi,%r8,8)", "");
-ATTEMPT("word", "mov %rax, astray_word(%rip); test %rdi, %rdi; jz 1b; nop", "jmp *astray_word(%rip)", "");
+ATTEMPT("word", "mov %rax, noncanonical_word(%rip); test %rdi, %rdi; jz 1b; nop", "jmp *noncanonical_word(%rip)", "");
 ATTEMPT("return", "push %rax", "ret", "");
 ATTEMPT("returns", "sub $24, %rsp; mov %rax, (%rsp)", "ret $16", "");
 ATTEMPT("call", "", "call *%rax", "add $8, %rsp");
