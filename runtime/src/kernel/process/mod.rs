@@ -40,7 +40,7 @@ pub mod system;
 mod tests;
 pub(crate) mod thread;
 
-pub(crate) use companion::Place;
+pub(crate) use companion::CompanionSeat;
 pub(crate) use identity::assume as assume_identity;
 pub(crate) use shared::{InCommon, Process};
 pub(crate) use system::Done;

@@ -1,5 +1,5 @@
-//! The kernel as one guest thread sees it ([`System`]), and what system calls ask of the machine that
-//! runs guest code ([`Engine`]).
+//! The kernel as one guest thread sees it ([`System`]), and what system calls ask of the machine
+//! that runs guest code ([`Engine`]).
 
 use std::ffi::CString;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::limits::Limit;
 use super::memory::Memory;
 use super::report::Report;
 use super::seccomp::{Dispatch, Seccomp};
-use super::{InCommon, Place, Process, ThreadBody};
+use super::{CompanionSeat, InCommon, Process, ThreadBody};
 use crate::changes::{Code, CodePages};
 use crate::kernel::entry;
 use crate::kernel::signal::altstack::AltStack;
@@ -215,7 +215,7 @@ pub struct System {
     /// Which of its calls are signals instead.
     pub(crate) dispatch: Option<Dispatch>,
     /// Where it runs, if it is the first thread of a companion.
-    pub(crate) place: Option<Arc<Place>>,
+    pub(crate) companion_seat: Option<Arc<CompanionSeat>>,
 }
 
 impl System {
@@ -245,7 +245,7 @@ impl System {
             clear_at_end: 0,
             seccomp: config.seccomp.map_or_else(Seccomp::default, Seccomp::from_file),
             dispatch: None,
-            place: None,
+            companion_seat: None,
         }
     }
 
@@ -331,7 +331,7 @@ impl System {
             clear_at_end: 0,
             seccomp: self.seccomp.clone(),
             dispatch: None,
-            place: None,
+            companion_seat: None,
         }
     }
 }

@@ -73,7 +73,7 @@ pub(crate) struct Dispatch {
 
 impl Shared {
     /// Calls `f` while no thread says anything.
-    pub(crate) fn held<R>(&self, f: impl FnOnce() -> R) -> R {
+    pub(crate) fn while_locked<R>(&self, f: impl FnOnce() -> R) -> R {
         let _filters = lock(&self.filters);
         f()
     }
