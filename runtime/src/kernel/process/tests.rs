@@ -160,10 +160,10 @@ const THREAD_FLAGS: i32 = libc::CLONE_VM
 static OWNED: AtomicU32 = AtomicU32::new(0);
 
 fn thread(context: &mut ThreadContext, system: &mut System) -> Ending {
-    // A robust list of one node, whose futex lies 8 bytes behind it.
-    let mut entry = [0u64, 0];
-    let mut head = [&raw const entry as u64, 8, 0];
-    entry[0] = &raw const head as u64;
+    // A robust list of one node. `head` has the distance from the node to its futex.
+    let mut node = [0u64, 0];
+    let mut head = [&raw const node as u64, 8, 0];
+    node[0] = &raw const head as u64;
     // SAFETY: sets this thread's list, which the end of the thread makes the kernel forget.
     let tid = unsafe {
         crate::kernel::entry::raw(&Call::new(
@@ -172,7 +172,7 @@ fn thread(context: &mut ThreadContext, system: &mut System) -> Ending {
         ));
         crate::kernel::entry::raw(&Call::new(libc::SYS_gettid, &[]))
     };
-    head[1] = (&raw const OWNED as u64).wrapping_sub(&raw const entry as u64);
+    head[1] = (&raw const OWNED as u64).wrapping_sub(&raw const node as u64);
     let right = (context.gpr[0], context.gpr[4], context.fs_base, context.rip)
         == (0, 0x9000, 0x7777, AFTER_SYSCALL)
         && crate::kernel::entry::gs_base() == context.this
@@ -182,7 +182,7 @@ fn thread(context: &mut ThreadContext, system: &mut System) -> Ending {
     signal::set_kernel_mask(!0);
     assert!(!system.end_thread());
     // From here on the thread uses nothing of its stack.
-    std::hint::black_box((entry, head));
+    std::hint::black_box((node, head));
     Ending::Thread(0)
 }
 
@@ -238,9 +238,9 @@ fn impossible_threads_are_refused() {
     });
 }
 
-/// A shell stands in for the translator; it prints the arguments that it gets.
+/// The process executes a shell natively, which checks its mask and dispositions.
 #[test]
-fn execve_starts_the_translator() {
+fn a_native_execve_passes_mask_and_dispositions_on() {
     let run = |body: fn(&mut Machine)| {
         in_child(|| {
             let mut m = Machine::start();
@@ -248,7 +248,7 @@ fn execve_starts_the_translator() {
             77
         })
     };
-    // Natively: mask and dispositions are the guest's own.
+    // The new program must get the guest's mask and dispositions, not the host's.
     let status = run(|m| {
         let ignore = [1u64, 0, 0, 0];
         m.result(libc::SYS_rt_sigaction, &[libc::SIGSEGV as u64, ignore.as_ptr() as u64, 0, 8]);
