@@ -60,7 +60,7 @@ const TILE_DATA: u64 = 1 << 18;
 /// frame.
 #[derive(Debug)]
 pub struct Layout {
-    /// XCR0: the components that exist here.
+    /// XCR0: the components that this processor has and the kernel has enabled.
     pub xcr0: u64,
     /// The components in signal frames.
     pub features: u64,

@@ -154,7 +154,7 @@ dynasour_xsave_faulted:
     cmp r10d, 2
     jne 5f
     xsave64 [rdi]
-    // The host's state: everything initial.
+    // Loads the host's state, in which every component is initial.
 5:  xrstor64 [rip + dynasour_initial_xstate]
     xor eax, eax
     cmp r10d, 1

@@ -93,7 +93,7 @@ mod word {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Request {
     flags: u64,
-    /// The child's stack pointer, if not the parent's.
+    /// The child's stack pointer; `None` if it is the parent's.
     stack: Option<u64>,
     tls: u64,
     form: Form,
@@ -410,7 +410,7 @@ impl System {
         // The new host thread inherits the mask that is set here.
         signal::set_kernel_mask(!FIVE);
         if context.pending.load(Ordering::Relaxed) != 0 {
-            // Delivering sets the mask.
+            // The delivery sets the guest's mask.
             return Done::Restart;
         }
         engine.private_memory_lost();
@@ -437,7 +437,7 @@ impl System {
         }
         signal::set_kernel_mask(!FIVE);
         if context.pending.load(Ordering::Relaxed) != 0 {
-            // Delivering sets the mask.
+            // The delivery sets the guest's mask.
             return Done::Restart;
         }
         engine.private_memory_lost();
@@ -529,7 +529,7 @@ fn library_fork() -> i64 {
     }
 }
 
-/// A copy of the registers.
+/// A new context with a copy of the guest's registers.
 fn copy_of(context: &ThreadContext) -> Box<ThreadContext> {
     let mut copy = ThreadContext::new();
     copy_registers(context, &mut copy);

@@ -2,9 +2,9 @@
 //! without `CLONE_VFORK` and without `CLONE_THREAD`).
 //!
 //! To the translator, whose heap, locks and code cache lie in the shared memory, a companion is one
-//! more thread: it has a dispatcher and a peer, and takes part in every handshake. To the kernel
-//! and to the guest it is a process: it has a [`Process`](super::Process) of its own, with copies
-//! of what the kernel copies, and ends alone.
+//! more thread: it has a dispatcher and a peer (`dispatch/peers.rs`), so changes of code wait for
+//! it as for any thread. To the kernel and to the guest it is a process: it has a
+//! [`Process`](super::Process) of its own, with copies of what the kernel copies, and ends alone.
 //!
 //! A companion runs on a *seat* ([`CompanionSeat`]): a host stack, an alternate signal stack, a
 //! [`ThreadContext`] and thread-local storage. The C library makes thread-local storage only for

@@ -34,7 +34,7 @@ use crate::kernel::{release, signal, x87_pointer};
 use crate::memory;
 use crate::protection_keys;
 
-/// rsp in the general registers.
+/// The number of rsp among the general registers.
 const RSP: usize = 4;
 /// Flags that a handler starts without: DF, RF, TF.
 const CLEARED_FLAGS: u64 = 0x400 | RESUME_FLAG | 0x100;

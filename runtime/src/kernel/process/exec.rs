@@ -19,9 +19,10 @@
 //! Data: the arguments of a call under way ([`System::exec_arguments`]). The kernel must be able to
 //! read them until the call is over.
 //!
-//! Invariant: the kernel keeps ignored signals and the mask across execve. So for the duration of
-//! the call its dispositions of ignored signals and its mask are exactly the guest's. A call that
-//! fails leaves no trace.
+//! Invariant: the new program inherits the mask and the ignored signals that the kernel has. So for
+//! the duration of the call the kernel has the guest's mask, and ignores those of the five signals
+//! ([`FIVE_SIGNALS`]) that the guest ignores. After a call that fails, mask and dispositions are as
+//! before.
 //!
 //! Called on the guest's own thread, outside native code, with no lock held. In a process with
 //! several threads or companions the other threads stand still during the call (`Threads`), so
@@ -124,7 +125,7 @@ impl Arguments {
     }
 }
 
-/// The guest's argument pointers, without the final null; the error is an errno.
+/// Reads the guest's argument pointers, without the final null. The error is an errno.
 fn read_pointers(address: u64) -> Result<Vec<u64>, i32> {
     let mut pointers = Vec::new();
     if address == 0 {
@@ -228,7 +229,7 @@ impl Request {
         lasts.then_some(name)
     }
 
-    /// The file to run, by a name that a process started by execve can use; the error is an errno.
+    /// A name of the file to run that is valid for the new program, too. The error is an errno.
     fn target(&self, own: &CStr) -> Result<CString, i32> {
         let name = self.name(own)?;
         let meant =
@@ -379,8 +380,8 @@ impl System {
         done
     }
 
-    /// Performs an execve. For its duration the kernel's dispositions of ignored signals and its
-    /// mask are exactly the guest's.
+    /// Performs an execve. For its duration the kernel has the guest's mask and the guest's ignored
+    /// signals.
     fn switch_alone(&mut self, call: &Call) -> Done {
         for signo in FIVE_SIGNALS {
             // Execve itself resets handlers to the default. Until then the host needs its own.

@@ -33,7 +33,7 @@ struct MemoryMap {
     exe_fd: u32,
 }
 
-/// Makes the process go by the guest's name, arguments, environment and auxiliary vector.
+/// Makes the kernel show the guest's name, arguments, environment and auxiliary vector.
 pub(crate) fn assume(name: &CStr, places: &Places) {
     // SAFETY: PR_SET_NAME copies a NUL-terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
@@ -57,7 +57,7 @@ fn point_to(stat: &str, places: &Places) -> io::Result<()> {
 /// as in proc_pid_stat(5).
 fn memory_map(stat: &str, places: &Places) -> Option<MemoryMap> {
     const FIRST_BEHIND_NAME: usize = 3;
-    // The name may hold anything, spaces and parentheses too.
+    // The name may contain spaces and parentheses, so the last parenthesis ends it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - FIRST_BEHIND_NAME)?.parse::<u64>().ok();
     // SAFETY: sbrk(0) only asks.

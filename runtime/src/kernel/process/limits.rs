@@ -151,7 +151,7 @@ mod tests {
         // The translator itself was started with a limit.
         let own = limit(1 << 30, 1 << 30);
         assert_eq!(limit(5, 7).with_room(own, own), own);
-        // More than is known is the kernel's to refuse.
+        // The guest asks for more than its hard limit: the kernel decides.
         assert_eq!(
             limit(5, 8).with_room(limit(5, 7), limit(ROOM + 5, ROOM + 7)),
             limit(ROOM + 5, ROOM + 8)

@@ -16,8 +16,9 @@
 //! | `guest_access` | reads and writes of guest memory for system calls |
 //!
 //! Locks: a guest thread calls its own [`System`] without a lock. Each part of `Process` that
-//! changes has a lock of its own, which is held for single accesses. Only a fork of a process that
-//! has had several threads holds all of them, in the order of `Process::with_locks`.
+//! changes has a lock of its own, which is held for one access or one call to the kernel. A fork of
+//! a process that has had several threads holds all of them, in the order of
+//! `Process::with_locks`.
 //!
 //! Example: a thread calls `clone` with the flags of `pthread_create`. The table in
 //! `kernel/syscall` leads to `System::clone_call`, which takes a seat from `Process::threads`,

@@ -14,11 +14,12 @@ use std::ffi::{CStr, CString};
 
 use crate::kernel::entry::{self, Call};
 
-/// Bytes of a path that are looked at (guess; the longest plain form, `/proc/PID/task/TID/maps`,
-/// has 36). A longer path, for example one with many `/./`, is not recognised.
+/// Bytes of a path that are looked at (guess; the longest plain form, `/proc/PID/task/TID/maps`
+/// with ids of seven digits, has 31). A longer path, such as one with many `/./`, is not
+/// recognised.
 const LONGEST: usize = 64;
 
-/// A file that shows something else to the guest than to the translator.
+/// A file of `/proc/self` that must show the guest something else than the translator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Own {
     Executable,

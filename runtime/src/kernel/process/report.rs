@@ -72,10 +72,10 @@ fn close(fd: i32) {
 }
 
 impl System {
-    /// `close`, `close_range`, `dup2`, `dup3`.
+    /// Performs `close`, `close_range`, `dup2` and `dup3` so that the report's descriptor survives.
     pub(crate) fn descriptor_call(&self, nr: i64, call: &Call) -> Done {
         let [first, second, flags, ..] = call.args;
-        // The call itself is made without the lock.
+        // The guest's call is made after the lock has been released.
         let fd = match &mut *self.process.report() {
             None => return self.pass(call),
             Some(report) => {

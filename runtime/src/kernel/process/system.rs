@@ -96,7 +96,7 @@ pub trait Engine: Code {
     /// In the parent: cleans up after the child of [`Engine::run_vfork_child`], which is gone.
     fn vfork_child_gone(&mut self);
 
-    /// Makes the other threads of this process come out of guest code and system calls.
+    /// Makes the other threads of this process leave guest code and system calls.
     fn call_threads(&mut self);
 
     /// The registers of thread `tid`, which shares this memory and is not running. `None` if its
@@ -114,13 +114,13 @@ pub trait Engine: Code {
 /// How the guest goes on after a system call, a fault or the delivery of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It goes on at `context.rip`.
+    /// The thread goes on at `context.rip`.
     Continue,
-    /// It asked to exit with this status: [`crate::kernel::process::exit`].
+    /// The process asked to exit with this status: [`crate::kernel::process::exit`].
     Exit(i32),
     /// The thread alone asked to exit with this status; its asynchronous signals are blocked.
     ThreadExit(i32),
-    /// A signal kills it: [`crate::kernel::signal::die`].
+    /// This signal kills the process: [`crate::kernel::signal::die`].
     Killed(i32),
 }
 
@@ -154,7 +154,7 @@ pub struct Config {
     pub brk: Brk,
     /// The first thread's stack.
     pub stack: Range<u64>,
-    /// Whether there is something to report when the process ends.
+    /// Whether the process makes a report when it ends.
     pub reports: bool,
     /// The descriptor of a file with the filters of system calls that the guest inherits.
     pub seccomp: Option<i32>,
@@ -221,10 +221,11 @@ pub struct System {
     /// RF as a signal frame has restored it, until the next guest instruction; 0 or the flag.
     pub(crate) resume_flag: u64,
     pub(crate) segments: Segments,
-    /// Arguments of an execve under way: they must outlive a vfork child that does not return from
-    /// it.
+    /// The arguments of an execve under way. They are fields of the parent's data for a vfork child
+    /// too: if its call succeeds, the child cannot free them.
     pub(crate) exec_arguments: Option<Arguments>,
-    /// A word that is cleared and woken when the thread ends (`set_tid_address`); 0 for none.
+    /// The address of a word that is cleared, and whose waiter is woken, when the thread ends
+    /// (`set_tid_address`); 0 for none.
     pub(crate) clear_at_end: u64,
     /// The filters of its system calls.
     pub(crate) seccomp: Seccomp,

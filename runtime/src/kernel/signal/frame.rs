@@ -11,7 +11,7 @@
 //!   ... alignment ...
 //!   312  siginfo                    128 bytes
 //!   304  uc_sigmask
-//!   48   uc_mcontext                256 bytes  [`Mcontext`]
+//!   48   uc_mcontext                256 bytes
 //!   8    uc_flags, uc_link, uc_stack
 //!   0    return address: sa_restorer           new guest sp, 8 modulo 16
 //! ```
@@ -25,9 +25,9 @@ use super::{SigInfo, SigSet};
 pub const SIZE: usize = 440;
 /// The ABI's red zone below the stack pointer.
 pub const RED_ZONE: u64 = 128;
-/// `uc` within the frame.
+/// The offset of `uc` in the frame.
 pub const UCONTEXT: u64 = 8;
-/// `info` within the frame.
+/// The offset of `info` in the frame.
 pub const SIGINFO: u64 = 312;
 
 /// `uc_flags`: `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS`.
@@ -58,7 +58,7 @@ pub const USER_CS: u16 = 0x33;
 /// See [`USER_CS`].
 pub const USER_DS: u16 = 0x2b;
 
-/// RF: set in the rflags that a fault saves.
+/// RF, which is set in the rflags of a fault's frame.
 pub const RESUME_FLAG: u64 = 0x10000;
 
 /// Flags that returning from a signal may change (`FIX_EFLAGS`): AC, OF, DF, TF, SF, ZF, AF, PF,
@@ -117,7 +117,7 @@ pub fn build(context: &ThreadContext, contents: &Contents<'_>) -> Vec<u8> {
     frame
 }
 
-/// A frame read back by `rt_sigreturn`.
+/// The contents of a frame that `rt_sigreturn` has read.
 #[derive(Clone, Debug)]
 pub struct Returned {
     /// General registers by encoding number.
@@ -151,7 +151,7 @@ impl Returned {
         }
         let selectors = word(at::SELECTORS);
         let stack = frame[at::UC_STACK..at::UC_STACK + 24].try_into().expect("24 bytes");
-        // The kernel forces the privilege level.
+        // The kernel sets the privilege level to 3.
         let (cs, ss) = (selectors as u16 | 3, (selectors >> 48) as u16 | 3);
         Returned {
             gpr,

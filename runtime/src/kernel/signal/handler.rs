@@ -22,9 +22,9 @@
 //! **Locks.** The handler takes two: that of the fragments (in the hooks), and that of the code
 //! pages (in [`host::opened_for_host`] and [`host::stored_for_native`]); the latter allocate, too.
 //! It takes them only if the interrupted instruction is in the code cache, where a thread holds no
-//! lock and is not in the allocator. So a fault of our own, wherever it happens and whatever its
-//! thread holds, is reported without waiting. A fault inside the handler kills the process at once,
-//! because its signal is blocked.
+//! lock and is not in the allocator. A fault of the translator's own code is reported without a
+//! lock, so the report does not wait. A fault inside the handler kills the process at once, because
+//! its signal is blocked.
 //!
 //! Example: `mov rax, [rdi]` of the interpreter faults at guest address 0x10. `memory::fixup` knows
 //! rip and names the address behind the access; the access returns an error there, and the

@@ -172,7 +172,7 @@ mod tests {
             assert_eq!(take(segv), Some((libc::SIGSEGV, info(1))));
             assert_eq!((pending(), take(segv)), (0, None));
             assert!(hold(libc::SIGFPE, &info(3)));
-            // A fork's child has another number, so the signal is not its own.
+            // The child of a fork has another process id, so the signal is not its own.
             let child = in_child(|| {
                 assert_eq!((pending(), take(!0)), (0, None));
                 assert!(!hold(libc::SIGFPE, &info(4)));

@@ -7,16 +7,16 @@
 //! the handler decodes the store, writes the bytes past the guard, and continues behind the
 //! instruction.
 //!
-//! This module only decodes; it owns no data and takes no lock. The decoder does not allocate once
-//! its tables exist, which translating the code has made sure of. Only the signal handler calls it,
-//! for an instruction in the code cache.
+//! This module only decodes; it owns no data and takes no lock. Only the signal handler calls it,
+//! for an instruction in the code cache. The decoder allocates only its tables, at its first use;
+//! they exist, because the code has been translated by the same decoder.
 //!
 //! Example: `mov [rsi + 8], rax` with rsi = 0x1000 is a store of the eight bytes of rax at 0x1008.
 
 use dynasour_guest::space::{PAGE, page_down};
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-/// Most bytes that an instruction has (Intel SDM vol. 2, 2.3.11).
+/// Bytes of the longest instruction (Intel SDM vol. 2, 2.3.11).
 const LONGEST: u64 = 15;
 
 /// A store that has not been performed.

@@ -19,7 +19,7 @@ pub(super) const INSTRUCTION_SIZE: usize = 8;
 /// The bytes of a `struct seccomp_data`.
 pub(super) type Data = [u8; DATA_SIZE];
 
-/// The second operand.
+/// The second operand of an operation or a test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Operand {
     Constant(u32),

@@ -199,7 +199,7 @@ impl System {
         call: &Call,
         architecture: u32,
     ) -> Option<Done> {
-        /// read, write, exit, sigreturn
+        /// The calls of strict mode: read, write, exit, sigreturn.
         const FOUR: [i64; 4] =
             [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
         const FOUR_32: [i64; 4] = [3, 4, 1, 119];
@@ -276,7 +276,7 @@ impl System {
         }
     }
 
-    /// `seccomp`
+    /// Performs `seccomp(2)`.
     pub(crate) fn seccomp_call(&mut self, call: &Call) -> Done {
         const SET_MODE_STRICT: u64 = 0;
         const SET_MODE_FILTER: u64 = 1;
