@@ -1,4 +1,8 @@
-//! Which Linux this is, where its behaviour towards programs has changed.
+//! The version of the running kernel, for behaviour towards programs that has changed between
+//! versions. The version is read once; no lock.
+//!
+//! Example: on Linux 6.1 a signal frame whose stack has a denied protection key cannot be written;
+//! since 6.12 it can.
 
 use std::sync::LazyLock;
 
@@ -14,10 +18,12 @@ fn parse(release: &str) -> (u32, u32) {
     (next(), next())
 }
 
-/// Since Linux 6.12 signal frames are written and read with the right to all protection keys, say
-/// that the rights are in use even if they are initial, and `rt_sigreturn` installs the frame's
-/// alternate stack before it restores the stack pointer (`arch/x86/kernel/signal_64.c`, "x86/pkeys:
-/// Restore altstack access in sigreturn()").
+/// Whether the kernel is Linux 6.12 or newer. Since then
+/// * it writes and reads signal frames with the right to all protection keys;
+/// * frames mark the rights as in use even if they are initial;
+/// * `rt_sigreturn` installs the frame's alternate stack before it restores the stack pointer.
+///
+/// Source: `arch/x86/kernel/signal_64.c`, "x86/pkeys: Restore altstack access in sigreturn()".
 pub fn signals_have_all_rights() -> bool {
     *RELEASE >= (6, 12)
 }

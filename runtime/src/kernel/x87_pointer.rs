@@ -1,11 +1,12 @@
 //! The x87 instruction pointer (FIP) and opcode (FOP) that the guest sees in its extended state.
 //!
-//! The processor notes the address of each x87 instruction that is not a control instruction. That
-//! instruction is a copy, in the code cache or in a thunk of the interpreter; its guest pc is
-//! `ThreadContext::x87_pc`. Before the guest sees the state ([`show`]) the pc takes the address's
-//! place, and the guest's opcode that of the copy, whose operand may be encoded otherwise.
+//! The processor records the address of each x87 instruction that is not a control instruction.
+//! That instruction is a copy, in the code cache or in a thunk of the interpreter. The guest's pc
+//! of it is in `ThreadContext::x87_pc`. Before the guest sees the state, [`show`] replaces the
+//! address by the pc, and the opcode by the guest's: the copy may encode its operand otherwise.
 //!
-//! A pointer of zero stays: AMD's processors save the pointers only while an exception is pending.
+//! Data: FIP and FOP in `ThreadContext::xstate`, and `x87_pc`. Invariant: a FIP of zero stays zero,
+//! because AMD's processors save the pointers only while an exception is pending.
 //!
 //! The functions are called by the thread of the context, outside native code. No lock.
 //!
@@ -17,14 +18,16 @@ use dynasour_guest::ThreadContext;
 
 use crate::memory;
 
-/// FOP, the pointer and what follows it in the legacy area (Intel SDM vol. 1, table 10-2).
+/// The offset of FOP, 2 bytes, in the legacy area (Intel SDM vol. 1, table 10-2).
 const OPCODE: usize = 6;
-/// XSTATE_BV, and its bit of x87.
-const STATE_BITS: usize = 512;
-const X87: u8 = 1;
+/// The bytes of FIP in the legacy area.
 const POINTER: std::ops::Range<usize> = 8..16;
+/// The offset of XSTATE_BV in the extended state.
+const STATE_BITS: usize = 512;
+/// The bit of XSTATE_BV that says that x87 is not in its initial state.
+const X87: u8 = 1;
 
-/// The pointer in the extended state; 0 if x87 is in its initial state.
+/// FIP in the extended state; 0 if x87 is in its initial state.
 fn pointer(context: &ThreadContext) -> u64 {
     if context.xstate.0[STATE_BITS] & X87 == 0 {
         return 0;
@@ -36,8 +39,8 @@ fn pointer(context: &ThreadContext) -> u64 {
 
 /// Makes the extended state show the guest's pointer and opcode.
 pub fn show(context: &mut ThreadContext) {
-    let noted = pointer(context);
-    if noted == 0 || noted == context.x87_pc {
+    let recorded = pointer(context);
+    if recorded == 0 || recorded == context.x87_pc {
         return;
     }
     context.xstate.0[POINTER].copy_from_slice(&context.x87_pc.to_le_bytes());
@@ -51,7 +54,7 @@ pub fn show(context: &mut ThreadContext) {
     }
 }
 
-/// The guest has loaded its extended state: its pointer is what the state says.
+/// Called when the guest has loaded its extended state: takes the guest's pointer from it.
 pub fn loaded(context: &mut ThreadContext) {
     context.x87_pc = pointer(context);
 }
@@ -59,7 +62,10 @@ pub fn loaded(context: &mut ThreadContext) {
 /// FOP of the x87 instruction that begins with these bytes: the lower three bits of the first
 /// opcode byte, and the second byte.
 fn opcode_of(code: &[u8]) -> Option<u16> {
-    let is_prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3);
+    const SEGMENTS: [u8; 6] = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65];
+    let is_prefix = |byte: &u8| {
+        SEGMENTS.contains(byte) || matches!(byte, 0x40..=0x4f | 0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3)
+    };
     let at = code.iter().position(|byte| !is_prefix(byte))?;
     match code[at..] {
         [first @ 0xd8..=0xdf, second, ..] => Some(u16::from(first & 7) << 8 | u16::from(second)),

@@ -1,13 +1,23 @@
-//! The extended state as signal frames hold it: a standard-format XSAVE area, marked as the kernel
-//! marks it (`arch/x86/kernel/fpu/signal.c` is the reference for what is accepted and what is
-//! refused).
+//! The extended state in signal frames: a standard-format XSAVE area with the kernel's description
+//! of it. The reference is the kernel's `arch/x86/kernel/fpu/signal.c`: [`restore`] accepts and
+//! refuses the same states.
 //!
 //! ```text
-//! 0    legacy area (FXSAVE format); bytes 464..512 are the kernel's: magic1, total size, features, area size
+//! 0    legacy area (FXSAVE format)
+//! 464  the kernel's description: magic1, total size, features, area size
 //! 512  XSAVE header: XSTATE_BV, XCOMP_BV, reserved
 //! 576  components at their standard offsets
 //! end  magic2
 //! ```
+//!
+//! A component is *in use* if its bit of XSTATE_BV is set; else it is in its initial state, and its
+//! bytes in memory may be stale.
+//!
+//! Data: [`layout`], computed once from the processor and the kernel. The functions work on the
+//! `XState` that the caller passes, which belongs to the calling thread; no lock.
+//!
+//! Example: a guest that has used only x87 and SSE is interrupted. The frame has XSTATE_BV = 3, and
+//! its AVX component is written as zeros.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -20,36 +30,37 @@ use smallvec::{SmallVec, smallvec};
 use crate::kernel::release;
 use crate::protection_keys;
 
-/// Marks that an XSAVE area follows the legacy area.
+/// `FP_XSTATE_MAGIC1`, in the description: the legacy area is the beginning of an XSAVE area.
 const MAGIC1: u32 = 0x4650_5853;
-/// Stands behind the area.
+/// `FP_XSTATE_MAGIC2`, directly behind the XSAVE area.
 const MAGIC2: u32 = 0x4650_5845;
 /// Bytes of [`MAGIC2`].
 pub const MAGIC2_SIZE: usize = 4;
-/// Where the kernel's description of the area starts (`struct _fpx_sw_bytes`).
+/// The offset of the kernel's description of the area (`struct _fpx_sw_bytes`).
 const SW_RESERVED: usize = 464;
-/// Legacy area and header.
+/// Bytes of legacy area and header.
 const SMALLEST: usize = 576;
-/// The legacy area.
+/// Bytes of the legacy area.
 const LEGACY: usize = 512;
-/// x87 and SSE, the components of the legacy area.
+/// Bits of x87 and SSE, the components of the legacy area (Intel SDM vol. 1, 13.1, as all bits of
+/// components).
 const LEGACY_FEATURES: u64 = 3;
-/// SSE.
+/// The bit of SSE.
 const SSE_FEATURE: u64 = 1 << 1;
-/// AVX.
+/// The bit of AVX.
 const AVX: u64 = 1 << 2;
-/// Protection keys.
+/// The bit of protection keys.
 pub const PKRU: u64 = 1 << 9;
-/// AMX tile configuration.
+/// The bit of AMX tile configuration.
 const TILE_CONFIGURATION: u64 = 1 << 17;
-/// AMX tile data: a process has to ask for it before the kernel saves it.
+/// The bit of AMX tile data. The kernel saves it only for processes that have asked for it.
 const TILE_DATA: u64 = 1 << 18;
 
-/// Where the processor keeps the components in the standard format, and which the kernel saves in a
-/// signal frame.
+/// The standard format of this processor, and the components that the kernel saves in a signal
+/// frame.
 #[derive(Debug)]
 pub struct Layout {
-    /// XCR0: the components that exist here.
+    /// XCR0: the components that this processor has and the kernel has enabled.
     pub xcr0: u64,
     /// The components in signal frames.
     pub features: u64,
@@ -57,9 +68,10 @@ pub struct Layout {
     pub size: usize,
     /// The MXCSR bits that may be set.
     pub mxcsr_mask: u32,
-    /// The protection-key rights a process starts with, where there are protection keys.
+    /// The protection-key rights of a new process; `None` without protection keys.
     pkru: Option<u32>,
-    /// Are the protection-key rights in use even if they are initial, all allowed?
+    /// Whether frames mark the protection-key rights as in use even if they are initial (all
+    /// allowed).
     pkru_is_always_in_use: bool,
     /// Bit, offset and size of each component behind the header.
     extended: Vec<(u32, usize, usize)>,
@@ -101,13 +113,13 @@ pub fn layout() -> &'static Layout {
 }
 
 impl Layout {
-    /// Where the protection-key rights stand, where there are protection keys.
+    /// The offset of the protection-key rights; `None` without protection keys.
     pub fn pkru_offset(&self) -> Option<usize> {
         self.extended.iter().find(|(bit, ..)| 1u64 << bit == PKRU).map(|&(_, offset, _)| offset)
     }
 }
 
-/// Sets the protection-key rights, which stand at `offset`.
+/// Sets the protection-key rights in `state`; `offset` is [`Layout::pkru_offset`].
 pub fn set_pkru(state: &mut XState, offset: usize, pkru: u32) {
     state.0[offset..offset + 4].copy_from_slice(&pkru.to_le_bytes());
     let is_in_use = pkru != 0 || layout().pkru_is_always_in_use;
@@ -115,25 +127,27 @@ pub fn set_pkru(state: &mut XState, offset: usize, pkru: u32) {
     state.0[512..520].copy_from_slice(&in_use.to_le_bytes());
 }
 
-/// The protection-key rights; all if they are in their initial state. `None`: there are no keys.
+/// The protection-key rights in `state`. 0 (all allowed) if they are in their initial state; `None`
+/// without protection keys.
 pub fn pkru(state: &XState) -> Option<u32> {
     let offset = layout().pkru_offset()?;
     let is_in_use = word64(&state.0, 512) & PKRU != 0;
     Some(if is_in_use { word32(&state.0, offset) } else { 0 })
 }
 
-/// This thread's protection-key rights; only where XCR0 has them.
+/// This thread's protection-key rights. Must be called only if XCR0 has the bit [`PKRU`].
 fn read_pkru() -> u32 {
     let pkru;
     // SAFETY: the caller knows that the instruction exists; it reads a register.
     unsafe {
-        asm!("rdpkru", in("ecx") 0, out("eax") pkru, out("edx") _, options(nomem, nostack, preserves_flags))
+        asm!("rdpkru", in("ecx") 0, out("eax") pkru, out("edx") _,
+            options(nomem, nostack, preserves_flags))
     };
     pkru
 }
 
-/// Do signal frames say that the protection-key rights are in use when they are in their initial
-/// state? That depends on the processor (XINUSE, Intel SDM vol. 1, 13.6) and on the kernel, which
+/// Whether signal frames mark the protection-key rights as in use when they are in their initial
+/// state. That depends on the processor (XINUSE, Intel SDM vol. 1, 13.6) and on the kernel, which
 /// since 6.12 writes them itself.
 fn is_pkru_always_in_use() -> bool {
     #[repr(align(64))]
@@ -150,6 +164,7 @@ fn is_pkru_always_in_use() -> bool {
     word64(&area.0, 512) & PKRU != 0 || release::signals_have_all_rights()
 }
 
+/// The MXCSR bits that may be set (Intel SDM vol. 1, 11.6.6).
 fn mxcsr_mask() -> u32 {
     #[repr(align(16))]
     struct Area([u8; LEGACY]);
@@ -172,30 +187,30 @@ fn word64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// The legacy-area bytes of x87 (bit 0) besides those it shares: control to operand pointer, and
+/// The bytes of the legacy area that belong to x87 (bit 0): control word to operand pointer, and
 /// the registers.
 const X87: [Range<usize>; 2] = [0..24, 32..160];
-/// The legacy-area bytes of SSE (bit 1), MXCSR excepted.
+/// The bytes of the legacy area that belong to SSE (bit 1), without MXCSR.
 const SSE: Range<usize> = 160..416;
 
-/// The state as a signal frame holds it.
+/// The extended state of a signal frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Image {
-    /// The area and, behind it, `MAGIC2`.
+    /// The XSAVE area and, behind it, `MAGIC2`.
     pub bytes: Vec<u8>,
-    /// What of it is written, in ascending order: the kernel and the processor leave the rest of
-    /// the stack alone.
+    /// The ranges of `bytes` that are written to the stack, in ascending order. The kernel and the
+    /// processor do not write the others.
     pub written: SmallVec<[Range<usize>; 12]>,
 }
 
-/// The state as a signal frame holds it.
+/// Builds the extended state of a signal frame from `state`.
 pub fn save(state: &XState) -> Image {
     let layout = layout();
     let mut image = vec![0; layout.size + MAGIC2_SIZE];
     let mut written: SmallVec<[Range<usize>; 12]> = smallvec![0..SSE.end, SW_RESERVED..SMALLEST];
     let in_use = word64(&state.0, 512) & layout.features;
-    // Components in their initial state are written as such: what memory holds for them may be
-    // stale.
+    // Components in their initial state are written with their initial values, because their bytes
+    // in `state` may be stale.
     image[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
     if in_use & 1 != 0 {
         for range in X87 {
@@ -212,8 +227,8 @@ pub fn save(state: &XState) -> Image {
         if is_in_use {
             image[offset..offset + size].copy_from_slice(&state.0[offset..offset + size]);
         }
-        // Tile configuration is not written while it is initial; whatever else there is is (seen on
-        // Sapphire Rapids).
+        // Tile configuration is not written while it is initial; all other components are (measured
+        // on Sapphire Rapids).
         if layout.features >> bit & 1 != 0 && (is_in_use || 1 << bit != TILE_CONFIGURATION) {
             written.push(offset..offset + size);
         }
@@ -230,13 +245,13 @@ pub fn save(state: &XState) -> Image {
     Image { bytes: image, written }
 }
 
-/// A frame's state that the processor would refuse, or that cannot be read.
+/// The error that the processor would refuse a frame's state, or that it cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("bad extended state in a signal frame")]
 pub struct BadState;
 
-/// The state that a new process and a signal handler start with: everything initial, and the
-/// kernel's default protection-key rights.
+/// Sets the state with which a new process and a signal handler start: every component is initial,
+/// and the protection-key rights are the kernel's default.
 pub fn reset(state: &mut XState) {
     let layout = layout();
     state.0[0..24].fill(0);
@@ -248,8 +263,11 @@ pub fn reset(state: &mut XState) {
     }
 }
 
-/// Loads what a signal frame says at `address`; after an error everything is initial. `read` copies
-/// guest memory and fails where it cannot be read.
+/// Loads the extended state of a signal frame from `address`; 0 means the initial state. `read`
+/// copies guest memory and fails if it cannot be read.
+///
+/// # Errors
+/// The frame's state is refused; `state` is then the initial one.
 pub fn restore(
     state: &mut XState,
     address: u64,
@@ -284,7 +302,7 @@ fn load(
         read(address.wrapping_add(size as u64), &mut magic)?;
         extended = u32::from_le_bytes(magic) == MAGIC2;
     }
-    // Without a valid description only the legacy area counts, as for FXRSTOR.
+    // Without a valid description only the legacy area is loaded, as by FXRSTOR.
     let wanted =
         if extended { word64(&image, SW_RESERVED + 8) & layout.features } else { LEGACY_FEATURES };
     let alignment = if extended { 64 } else { 16 };
@@ -300,8 +318,7 @@ fn load(
             return Err(BadState);
         }
     }
-    // MXCSR is checked with either, but what is not wanted is then made initial, and MXCSR goes
-    // with SSE.
+    // MXCSR is checked if SSE or AVX is loaded. It is loaded only together with SSE.
     let mxcsr = word32(&image, 24);
     if wanted & (SSE_FEATURE | AVX) != 0 && mxcsr & !layout.mxcsr_mask != 0 {
         return Err(BadState);
@@ -324,7 +341,8 @@ fn load(
             state.0[offset..offset + bytes].copy_from_slice(&image[offset..offset + bytes]);
         }
     }
-    // The kernel makes what a frame does not have initial: the rights, too, which are then all.
+    // Components that the frame does not have become initial. That is also true of the rights,
+    // which then allow everything.
     let untouched = word64(&state.0, 512) & !wanted & !PKRU;
     state.0[512..520].copy_from_slice(&(present | untouched).to_le_bytes());
     Ok(())

@@ -1,14 +1,21 @@
-//! The assembly through which the host enters the kernel for the guest.
+//! The assembly through which the host makes system calls for the guest.
 //!
 //! * [`windowed`]: a system call on behalf of the guest, inside a *window*: the instructions from
-//!   the check of `ThreadContext::pending` up to, not including, the one after `syscall`. A signal
-//!   accepted while rip is inside makes the handler redirect to the way out, so no signal is ever
-//!   accepted and then slept upon ("no lost wake-up", docs/design.md, "Running a guest"). The
-//!   kernel restarts an interrupted call by moving rip back onto `syscall`: that, too, is inside.
+//!   the check of `ThreadContext::pending` up to and including `syscall`. If a signal is accepted
+//!   while rip is inside, the handler makes the thread continue behind the window, at the *way
+//!   out*. So a thread never sleeps in a call after it has accepted a signal (docs/design.md,
+//!   "Running a guest"). If the kernel restarts an interrupted call, it moves rip back onto
+//!   `syscall`, which is inside the window, too.
 //! * [`windowed_32`]: the same by `int 0x80`, in a window of its own.
-//! * [`spawn`]: `clone` of a child that shares our memory and runs on a host stack of its own.
+//! * [`spawn`]: `clone` of a child that shares this memory and runs on a host stack of its own.
 //!
-//! The GS base points to the thread's `ThreadContext` in all of this.
+//! Owns no data and takes no lock. Invariant: the GS base points to the thread's `ThreadContext`.
+//! [`windowed`] and [`spawn`] are called by guest threads outside native code; the functions that
+//! classify addresses are also called by the signal handler.
+//!
+//! Example: the guest calls `read` on an empty pipe, and SIGALRM comes just before `syscall`. The
+//! handler accepts it and sets rip to the way out; [`windowed`] returns [`NOT_ENTERED`], the signal
+//! is delivered, and then the guest makes the call again.
 
 pub mod rights;
 mod xsave;
@@ -133,53 +140,53 @@ unsafe extern "C" {
     fn dynasour_window_32_missing();
 }
 
-/// What [`windowed`] returns when a signal came first: the kernel's ERESTARTSYS, which it never
-/// lets a process see.
+/// The result of [`windowed`] if a signal is pending and the call was not made. It is the kernel's
+/// ERESTARTSYS, which no system call returns to a process.
 pub const NOT_ENTERED: i64 = -512;
 
-/// What [`windowed_32`] returns when the kernel has no 32-bit system calls: ERESTARTNOINTR, which
-/// the kernel never lets a process see, either.
+/// The result of [`windowed_32`] if the kernel has no 32-bit system calls. It is the kernel's
+/// ERESTARTNOINTR, which no system call returns to a process.
 pub const NO_CALLS_32: i64 = -513;
 
-/// What a child made by [`spawn`] starts with.
+/// The data with which a child made by [`spawn`] starts.
 #[repr(C)]
 pub struct SpawnStart {
-    /// The child's context: its GS base.
+    /// The child's context, which becomes its GS base.
     pub context: *mut ThreadContext,
     /// Called on the child's stack with the address of this structure.
     pub entry: unsafe extern "C" fn(*mut SpawnStart) -> !,
 }
 
-/// Performs a system call of the guest's unless a signal is pending: then [`NOT_ENTERED`], and
-/// nothing has happened.
+/// Performs a system call of the guest's. If a signal is pending, it does nothing and returns
+/// [`NOT_ENTERED`].
 ///
 /// # Safety
-/// The call may do whatever the guest asked for; the caller has dealt with what would hit the host.
+/// The call must not harm the host: the caller has checked the guest's arguments.
 pub unsafe fn windowed(call: &Call) -> i64 {
-    // SAFETY: the routine keeps the C calling convention; what the call does is the caller's to
-    // answer for.
+    // SAFETY: the routine keeps the C calling convention; the caller answers for the call's
+    // effects.
     unsafe { dynasour_windowed(call) }
 }
 
-/// As [`windowed`], by `int 0x80`: `call` has a number of the i386 table, and the lower halves of
-/// its arguments are ebx, ecx, edx, esi, edi and ebp. The kernel converts the structures.
-/// [`NO_CALLS_32`] if it was built or started without 32-bit calls.
+/// As [`windowed`], by `int 0x80`. `call` has a number of the i386 table; the lower halves of its
+/// arguments become ebx, ecx, edx, esi, edi and ebp. The kernel converts the structures. Returns
+/// [`NO_CALLS_32`] if the kernel was built or started without 32-bit calls.
 ///
 /// # Safety
 /// As for [`windowed`].
 pub unsafe fn windowed_32(call: &Call) -> i64 {
-    // SAFETY: the routine keeps the C calling convention; what the call does is the caller's to
-    // answer for.
+    // SAFETY: the routine keeps the C calling convention; the caller answers for the call's
+    // effects.
     unsafe { dynasour_windowed_32(call) }
 }
 
 /// Performs a `clone` call whose child runs `start.entry` on the stack named in the call, with its
-/// own GS base. Asynchronous signals must be blocked: until the GS base is set, one would be taken
-/// for the parent's.
+/// own GS base. Asynchronous signals must be blocked: before the child has set its GS base, the
+/// handler would record a signal of the child in the parent's context.
 ///
 /// # Safety
-/// `call` must be a clone or clone3 with a stack that is nobody else's, and `start` must live until
-/// the child is gone.
+/// `call` must be a clone or clone3 with a stack that nothing else uses, and `start` must live
+/// until the child is gone.
 pub unsafe fn spawn(call: &Call, start: *const SpawnStart) -> i64 {
     // SAFETY: the parent's side keeps the C calling convention; the child's never returns.
     unsafe { dynasour_spawn(call, start) }
@@ -189,12 +196,13 @@ pub unsafe fn spawn(call: &Call, start: *const SpawnStart) -> i64 {
 /// [`windowed_32`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Window {
-    /// Somewhere else.
+    /// In no window.
     Outside,
-    /// The call has not been made; an accepted signal must divert it.
+    /// Between the check for signals and the call, which has not been made. If a signal is accepted
+    /// here, the thread must continue at the way out.
     Before,
-    /// On the `syscall` or `int 0x80` instruction: the call was not made, or the kernel is about
-    /// to restart it.
+    /// On the `syscall` or `int 0x80` instruction: the call has not been made, or the kernel is
+    /// about to restart it.
     AtCall,
 }
 
@@ -236,21 +244,22 @@ pub fn window(host_rip: u64) -> Window {
     }
 }
 
-/// Whether this is where a call is made or has just returned: nothing faults there.
+/// Whether `host_rip` is the instruction of a call or the one behind it. Apart from
+/// [`missing_calls_32`] these cannot fault, so a synchronous signal there was sent by a process.
 pub fn is_at_call(host_rip: u64) -> bool {
     Bounds::all().iter().any(|bounds| host_rip == bounds.call || host_rip == bounds.end)
 }
 
-/// If the kernel is about to continue an interrupted call that measures time, by
-/// `restart_syscall`: where the thread continues behind the call.
+/// If the kernel is about to continue an interrupted call with a timeout by `restart_syscall`: the
+/// address behind the call.
 pub fn behind_restart(host_rip: u64, rax: i64) -> Option<u64> {
     let bounds = Bounds::all();
     let is_due = |bounds: &&Bounds| bounds.call == host_rip && bounds.restart == rax;
     bounds.iter().find(is_due).map(|bounds| bounds.end)
 }
 
-/// If a fault with this exception number and error code says that the kernel has no 32-bit calls:
-/// where the thread continues.
+/// If this fault of the `int 0x80` means that the kernel has no 32-bit calls: the address at which
+/// the thread continues.
 pub fn missing_calls_32(host_rip: u64, trapno: u64, error: u64) -> Option<u64> {
     /// General protection: the gate of vector 0x80 in the interrupt table is missing.
     const MISSING_GATE: (u64, u64) = (13, MISSING_GATE_ERROR);
@@ -262,7 +271,7 @@ pub fn missing_calls_32(host_rip: u64, trapno: u64, error: u64) -> Option<u64> {
 /// vol. 3, "Error Code").
 pub const MISSING_GATE_ERROR: u64 = 0x80 << 3 | 1 << 1;
 
-/// Where a call continues that a signal kept from being made.
+/// The way out: the address at which a thread continues that a signal has kept from making a call.
 pub fn window_interrupted() -> u64 {
     dynasour_window_interrupted as *const () as u64
 }
@@ -283,12 +292,12 @@ pub fn gs_base() -> u64 {
     base
 }
 
-/// Makes `context` the thread's: the GS base.
+/// Makes `context` the thread's context, by setting the GS base.
 ///
 /// # Safety
 /// `context` must stay valid while guest code, system calls or signal handlers run on this thread.
 pub unsafe fn set_gs_base(context: *const ThreadContext) {
-    // SAFETY: nothing of the host's uses GS but the code that expects the context there.
+    // SAFETY: only code that expects the context there uses GS.
     unsafe { asm!("wrgsbase {}", in(reg) context, options(nostack, preserves_flags)) };
 }
 
@@ -305,7 +314,7 @@ mod tests {
         assert_eq!(window(call - 1), Window::Before);
         assert_eq!(window(call + 2), Window::Outside);
         assert_eq!(window(window_interrupted()), Window::Outside);
-        // SAFETY: the two bytes are our own code.
+        // SAFETY: reads two bytes of this module's code.
         assert_eq!(unsafe { (call as *const [u8; 2]).read() }, [0x0f, 0x05]);
 
         let call_32 = dynasour_window_32_call as *const () as u64;

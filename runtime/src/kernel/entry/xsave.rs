@@ -1,15 +1,23 @@
-//! The XSAVE family and the x87 environment, saved and loaded for the guest by the processor itself
-//! on the guest's state and the guest's memory.
+//! Executes the instructions of the XSAVE family and of the x87 environment for the guest, on the
+//! guest's state and the guest's memory.
 //!
-//! Each routine loads the guest's extended state, executes the very instruction on the guest's
-//! address, stores the state back when the instruction changed it, and returns to the host's
-//! initial state. The instruction has an entry in a fix-up table: a fault there comes back as an
-//! error, and nothing of the guest's has changed but memory that the processor wrote before it
-//! faulted (the instructions are restartable).
+//! The routine loads the guest's extended state, executes the same instruction on the guest's
+//! address, stores the state back if the instruction has changed it, and loads the host's initial
+//! state. The instruction is in a fix-up table, so [`run`] returns an error if it faults. Then the
+//! guest's state has not changed, except for memory that the processor wrote before the fault. The
+//! guest may repeat the instruction.
 //!
-//! Protection-key rights are not among the state that is loaded and stored: the register holds the
-//! guest's anyway. Around the one instruction it also denies what the guest has denied itself of
-//! key 0 ([`super::rights`]), so no memory of the host's can be touched there, not even its stack.
+//! Owns no data, takes no lock. [`run`] is called by the guest's own thread outside native code,
+//! [`fixup`] by the signal handler.
+//!
+//! Invariant: protection-key rights are not among the state that is loaded and stored, because the
+//! register PKRU holds the guest's anyway ([`super::rights`]). Only for the one instruction the
+//! register also denies the rights of key 0 that the guest has denied itself. Then no memory of the
+//! host's can be accessed, not even its stack.
+//!
+//! Example: `xsave [rdi]` with rdi = 0x1000, which is not mapped: the instruction at
+//! `dynasour_do_xsave` faults, the handler continues at `dynasour_xsave_faulted`, and [`run`]
+//! returns an error from which the runtime raises the guest's SIGSEGV.
 
 use std::arch::global_asm;
 
@@ -65,10 +73,10 @@ pub enum XsaveForm {
 }
 
 // rdi = guest's extended state, rsi = guest address, edx:ecx = requested components, r8 = mask of
-// all, r9 = number of the form; on the stack, the address of the guest's protection-key rights, 0
+// all, r9 = number of the form. On the stack: the address of the guest's protection-key rights, 0
 // if there are none. The host's callee-saved state is general registers plus MXCSR and the x87
-// control word, which the routine leaves as a new process has them. r10 = what became of the
-// instruction: 0, it stored; 1, it faulted; 2, it loaded, so the state has changed.
+// control word; the routine leaves MXCSR and the control word as a new process has them. r10 =
+// result of the instruction: 0, it stored; 1, it faulted; 2, it may have changed the state.
 global_asm!(
     r#"
     .text
@@ -146,7 +154,7 @@ dynasour_xsave_faulted:
     cmp r10d, 2
     jne 5f
     xsave64 [rdi]
-    // The host's state: everything initial.
+    // Loads the host's state, in which every component is initial.
 5:  xrstor64 [rip + dynasour_initial_xstate]
     xor eax, eax
     cmp r10d, 1
@@ -157,7 +165,13 @@ dynasour_xsave_faulted:
     ret
     .p2align 2
 9:
-    .irp form, xsave, xsave64, xsaveopt, xsaveopt64, xsavec, xsavec64, xrstor, xrstor64, fxsave, fxsave64, fxrstor, fxrstor64, fnstenv, fnstenv16, fnsave, fnsave16, fldenv, fldenv16, frstor, frstor16, fninit
+    .irp form, xsave, xsave64, xsaveopt, xsaveopt64, xsavec, xsavec64, xrstor, xrstor64
+    .long dynasour_do_\form - 9b
+    .endr
+    .irp form, fxsave, fxsave64, fxrstor, fxrstor64
+    .long dynasour_do_\form - 9b
+    .endr
+    .irp form, fnstenv, fnstenv16, fnsave, fnsave16, fldenv, fldenv16, frstor, frstor16, fninit
     .long dynasour_do_\form - 9b
     .endr
 
@@ -197,26 +211,30 @@ macro_rules! instructions {
     };
 }
 
-instructions!(dynasour_do_xsave dynasour_do_xsave64 dynasour_do_xsaveopt dynasour_do_xsaveopt64 dynasour_do_xsavec
-    dynasour_do_xsavec64 dynasour_do_xrstor dynasour_do_xrstor64 dynasour_do_fxsave dynasour_do_fxsave64
-    dynasour_do_fxrstor dynasour_do_fxrstor64 dynasour_do_fnstenv dynasour_do_fnstenv16 dynasour_do_fnsave
-    dynasour_do_fnsave16 dynasour_do_fldenv dynasour_do_fldenv16 dynasour_do_frstor dynasour_do_frstor16
+instructions!(
+    dynasour_do_xsave dynasour_do_xsave64 dynasour_do_xsaveopt dynasour_do_xsaveopt64
+    dynasour_do_xsavec dynasour_do_xsavec64 dynasour_do_xrstor dynasour_do_xrstor64
+    dynasour_do_fxsave dynasour_do_fxsave64 dynasour_do_fxrstor dynasour_do_fxrstor64
+    dynasour_do_fnstenv dynasour_do_fnstenv16 dynasour_do_fnsave dynasour_do_fnsave16
+    dynasour_do_fldenv dynasour_do_fldenv16 dynasour_do_frstor dynasour_do_frstor16
     dynasour_do_fninit);
 
-/// Where to continue after a fault at `host_rip`, if it is one of this module's. May be called in a
-/// signal handler.
+/// The address at which to continue after a fault at `host_rip`, if that is one of this module's
+/// instructions. May be called in a signal handler.
 pub fn fixup(host_rip: u64) -> Option<u64> {
     instructions().contains(&host_rip).then_some(dynasour_xsave_faulted as *const () as u64)
 }
 
-/// Executes one instruction of the family: `components` is the guest's edx:eax, `all` the
-/// components that the context's state holds (XCR0 without protection keys), `rights` the guest's
-/// protection-key rights where there are such, which the instruction may change. An error when it
-/// faulted: the signal handler has noted why.
+/// Executes one instruction of the family. `components` is the guest's edx:eax. `all` is the set of
+/// components that `state` holds: XCR0 without protection keys. `rights` are the guest's
+/// protection-key rights, which the instruction may change; `None` if there are no protection keys.
+///
+/// # Errors
+/// The instruction faulted; `memory::last_fault` has the cause.
 ///
 /// # Safety
 /// `address` must be one that the guest computed: the instruction may write there. The processor
-/// must know the form. There are `rights` only if the processor has protection keys.
+/// must know the form. `rights` must be `None` if the processor has no protection keys.
 pub unsafe fn run(
     form: XsaveForm,
     state: &mut XState,
@@ -227,9 +245,9 @@ pub unsafe fn run(
 ) -> Result<(), Fault> {
     let (high, low) = ((components >> 32) as u32, components as u32);
     let rights = rights.map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    // SAFETY: the state is an XSAVE area, and a fault at the guest's address is fixed up. The
-    // routine leaves the extended state as the calling convention wants it; the vector registers
-    // are caller-saved.
+    // SAFETY: the state is an XSAVE area, and a fault at the guest's address is in the fix-up
+    // table. The routine leaves the extended state as the calling convention requires; the vector
+    // registers are caller-saved.
     match unsafe { dynasour_xsave(state, address, high, low, all, form as u64, rights) } {
         0 => Ok(()),
         _ => Err(Fault),

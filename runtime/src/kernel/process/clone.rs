@@ -1,21 +1,28 @@
-//! `fork`, `vfork`, `clone`, `clone3`.
+//! `fork`, `vfork`, `clone`, `clone3`: one [`Request`] is parsed from any of them, and one of four
+//! kinds of child is made.
 //!
-//! * A child with memory of its own (fork) returns from the very same system call on a copy of
-//!   everything.
-//! * A child that borrows its parent's memory while the parent sleeps (vfork, posix_spawn) runs on
-//!   a host stack and a context of its own, with copies of what the kernel copies for it. It
-//!   allocates from the common heap, frees nothing that the parent allocated, and ends without
-//!   destructors. The parent frees the child's memory when it wakes.
-//! * A thread ([`super::thread`]) shares everything. It performs itself what the kernel would do
-//!   for a new thread: it writes its id, and notes the word to clear at its end.
-//! * A process that shares memory and runs at the same time ([`super::companion`]) has a host
-//!   stack, thread-local storage, a dispatcher and a context of its own.
+//! | flags | child | host side |
+//! | --- | --- | --- |
+//! | no `CLONE_VM` | has memory of its own (fork) | returns from the same call, on copies |
+//! | `CLONE_VM`, `CLONE_VFORK` | borrows memory while its parent sleeps | new host stack, context |
+//! | `CLONE_VM` alone | shares memory, runs at the same time | a companion ([`super::companion`]) |
+//! | `CLONE_THREAD` | a thread | a host thread ([`super::thread`]) |
 //!
-//! The guest's calling thread executes all of this, outside native code. Locks: those of
-//! [`Process`](super::Process) where a fork must find them free.
+//! Data: none that outlives a call. Invariants:
+//! * While a vfork child runs, its parent's thread sleeps in the kernel. The child allocates from
+//!   the common heap, never frees the parent's data, and ends without destructors. The parent frees
+//!   the child's data when it wakes.
+//! * A child of fork must find every lock free. So a process that has had several threads forks
+//!   while the forking thread holds all locks, and by the C library's `fork`, which takes the
+//!   library's own.
+//! * A signal that was accepted before the call is delivered in the parent, never in the child:
+//!   asynchronous signals are blocked first, and the call restarts if one is pending.
 //!
-//! Example: `posix_spawn` calls `clone(CLONE_VM | CLONE_VFORK)`. The child gets a host stack and a
-//! context, is interpreted, and calls execve; the parent wakes, unmaps the stack and goes on.
+//! Called on the guest's own thread, outside native code, with no lock held.
+//!
+//! Example: `vfork()`: the parent copies its registers into a new context with rax = 0, maps a host
+//! stack, and spawns the child with `CLONE_VM | CLONE_VFORK`. The child runs `child_main` until it
+//! exits or executes a program; then the parent's call returns the child's id.
 
 use std::sync::atomic::Ordering;
 
@@ -30,9 +37,9 @@ use crate::kernel::signal::{self, FIVE};
 use super::shared::InCommon;
 use super::thread::Identity;
 
-/// Bytes of a vfork child's host stack.
+/// Bytes of a vfork child's host stack (guess; if the host needs more, the child dies by SIGSEGV).
 const CHILD_STACK: usize = 1 << 20;
-/// Bytes of the inaccessible page below that stack.
+/// Bytes of the inaccessible page below the stack: an overflow faults.
 const GUARD: usize = 4096;
 
 const CLONE_VM: u64 = libc::CLONE_VM as u64;
@@ -46,9 +53,11 @@ const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const CLONE_PARENT_SETTID: u64 = libc::CLONE_PARENT_SETTID as u64;
 const CLONE_CHILD_SETTID: u64 = libc::CLONE_CHILD_SETTID as u64;
 const CLONE_CHILD_CLEARTID: u64 = libc::CLONE_CHILD_CLEARTID as u64;
-/// The flags of `unshare` that a new thread may set.
+/// Flags without which a thread has something of its own. The new host thread calls `unshare` with
+/// those that the guest has not set.
 const UNSHARABLE: u64 = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as u64;
-/// Flags that the kernel refuses for threads, or that are refused here: a pidfd, namespaces.
+/// Flags with which no thread is made, because the kernel refuses them or they are not implemented:
+/// a descriptor of the thread, namespaces.
 const NOT_FOR_THREADS: u64 = (libc::CLONE_PIDFD
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -58,18 +67,18 @@ const NOT_FOR_THREADS: u64 = (libc::CLONE_PIDFD
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32 as u64
     | CLONE_CLEAR_SIGHAND;
-/// Flags that the C library's fork sets, or that are emulated here after it.
+/// Flags of a fork that the C library's `fork` can perform, together with `System::fork`.
 const PLAIN_FORK: u64 = CLONE_PARENT_SETTID
     | CLONE_CHILD_SETTID
     | CLONE_CHILD_CLEARTID
     | CLONE_SETTLS
     | libc::SIGCHLD as u64;
 
-/// `struct clone_args`, words in order.
+/// Words of `struct clone_args`, 8 bytes each (clone(2)).
 const ARGS_WORDS: usize = 11;
-/// The size of its first published version.
+/// Bytes of the first published version of `struct clone_args` (kernel: `CLONE_ARGS_SIZE_VER0`).
 const ARGS_SMALLEST: u64 = 64;
-/// Its words in that version.
+/// Indices of words in `struct clone_args`.
 mod word {
     pub const FLAGS: usize = 0;
     pub const CHILD_TID: usize = 2;
@@ -80,17 +89,17 @@ mod word {
     pub const TLS: usize = 7;
 }
 
-/// The guest's request, of any of the four calls.
+/// The guest's request in a form that is the same for all four calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Request {
     flags: u64,
-    /// The child's stack pointer, if not the parent's.
+    /// The child's stack pointer; `None` if it is the parent's.
     stack: Option<u64>,
     tls: u64,
     form: Form,
 }
 
-/// The call by which the kernel is asked.
+/// The system call by which the host passes the request to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
     /// `clone` with these addresses for the parent's and the child's thread id.
@@ -100,7 +109,7 @@ enum Form {
 }
 
 impl Request {
-    /// Understands the guest's call; the error is an errno.
+    /// Parses the guest's call. The error is an errno.
     fn parse(call: &Call) -> Result<Request, i32> {
         let plain = Form::Clone { parent_tid: 0, child_tid: 0 };
         let exit_signal = libc::SIGCHLD as u64;
@@ -158,22 +167,22 @@ impl Request {
         })
     }
 
-    /// Can the C library's fork perform this request?
+    /// Whether the C library's `fork` can perform this request.
     fn is_plain_fork(&self) -> bool {
         self.flags & !PLAIN_FORK == 0 && self.flags & 0xff == libc::SIGCHLD as u64
     }
 
-    /// Makes the call with the guest's flags but without its stack and TLS, which are the context's
-    /// business; `stack` and `tls` are the host's. `buffer` holds clone3's arguments and must live
-    /// until the call is over.
+    /// The host's system call. It has the guest's flags, but not the guest's stack and TLS, which
+    /// [`Request::enter_child`] writes into the child's context. `stack` (base and size) and `tls`
+    /// are the host's. `buffer` gets clone3's arguments and must live until the call is over.
     fn host_call(
         &self,
         stack: Option<(u64, u64)>,
         tls: Option<u64>,
         buffer: &mut [u64; ARGS_WORDS],
     ) -> Call {
-        // The child itself clears the word at its end. A child that sleeps its parent cannot: there
-        // the kernel does.
+        // A child clears its word itself when it ends (`System::clear_tid`). Only for a vfork child
+        // the kernel does it.
         let is_vfork = self.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM | CLONE_VFORK;
         let flags = self.flags & !CLONE_SETTLS & !if is_vfork { 0 } else { CLONE_CHILD_CLEARTID };
         let flags = flags | tls.map_or(0, |_| CLONE_SETTLS);
@@ -194,8 +203,7 @@ impl Request {
         }
     }
 
-    /// Where the parent and the child want the child's id, and what is to be cleared at its end; 0
-    /// where not.
+    /// The addresses at which the child's id is written and the word that is cleared at its end.
     fn identity(&self) -> Identity {
         let (parent, child) = match self.form {
             Form::Clone { parent_tid, child_tid } => (parent_tid, child_tid),
@@ -209,7 +217,8 @@ impl Request {
         }
     }
 
-    /// Is a thread with these flags refused, by the kernel or here?
+    /// Whether a thread with these flags is refused, by the kernel or because it is not
+    /// implemented.
     fn is_impossible_thread(&self) -> bool {
         let signal = match self.form {
             Form::Clone { .. } => false,
@@ -219,7 +228,7 @@ impl Request {
         signal || self.flags & needed != needed || self.flags & NOT_FOR_THREADS != 0
     }
 
-    /// Sets the registers in which the child differs from its parent.
+    /// Changes `context`, a copy of the parent's registers, into the child's.
     fn enter_child(&self, context: &mut ThreadContext) {
         if let Some(stack) = self.stack {
             context.gpr[4] = stack;
@@ -233,7 +242,7 @@ impl Request {
     }
 }
 
-/// Memory for a child's host stack.
+/// The host stack of a vfork child.
 struct ChildStack {
     mapping: u64,
 }
@@ -265,12 +274,12 @@ impl ChildStack {
 
 impl Drop for ChildStack {
     fn drop(&mut self) {
-        // SAFETY: this type made the mapping, and the child that ran on it has ended.
+        // SAFETY: the mapping belongs to this value, and the child that ran on it is gone.
         unsafe { libc::munmap(self.mapping as *mut libc::c_void, GUARD + CHILD_STACK) };
     }
 }
 
-/// The data that a vfork child starts with. The parent owns it.
+/// The data with which a vfork child starts. It lies on the parent's stack.
 #[repr(C)]
 struct Child<'a> {
     start: SpawnStart,
@@ -283,7 +292,7 @@ struct Child<'a> {
 /// The child's first function.
 ///
 /// # Safety
-/// `start` is the first field of a [`Child`] that no other thread uses while the child runs.
+/// `start` is the first field of a [`Child`] that no other thread accesses while the child runs.
 unsafe extern "C" fn child_main(start: *mut SpawnStart) -> ! {
     // SAFETY: the caller's promise; the parent sleeps.
     let child = unsafe { &mut *start.cast::<Child<'_>>() };
@@ -321,22 +330,22 @@ impl System {
         engine: &mut dyn Engine,
         request: &Request,
     ) -> Done {
-        // The child forgets the signals that its parent has accepted. Signals sent to the child
-        // must not be among them.
+        // The child forgets accepted signals, since they are its parent's. A signal that was sent
+        // to the child must not be accepted before that.
         signal::set_kernel_mask(!0);
         if context.pending.load(Ordering::Relaxed) != 0 {
-            // Everything stays blocked; delivering sets the mask.
+            // All signals stay blocked until the delivery sets the guest's mask.
             return Done::Restart;
         }
         let threaded = self.process.threads().ever();
         let alone = threaded && request.is_plain_fork();
         let done = if threaded { self.fork_alone(engine, request) } else { self.fork_raw(request) };
-        // The C library's fork does not do this.
+        // The C library's fork writes no ids; the raw call does.
         let [parent_tid, child_tid] = if alone { request.identity().write_to } else { [0; 2] };
-        let write = |place: u64, tid: i64| {
-            if place != 0 {
-                // The kernel, too, ignores a bad address here.
-                let _ = guest_write(place, &(tid as i32).to_le_bytes());
+        let write = |address: u64, tid: i64| {
+            if address != 0 {
+                // The kernel ignores a bad address, too.
+                let _ = guest_write(address, &(tid as i32).to_le_bytes());
             }
         };
         if done != Done::Value(0) {
@@ -347,7 +356,7 @@ impl System {
             return done;
         }
         self.clear_at_end = request.identity().clear_at_end;
-        self.place = None;
+        self.companion_seat = None;
         self.forget_accepted(context);
         self.forget_dispatch();
         signal::set_kernel_mask(!FIVE);
@@ -367,15 +376,16 @@ impl System {
         self.pass(&request.host_call(None, None, &mut buffer))
     }
 
-    /// Forks while other threads may be anywhere in the host: with every lock held, the C library's
-    /// by its own fork, so that the child finds all of them free.
+    /// Forks while other threads may run in the host. The calling thread holds every lock, and the
+    /// C library's fork takes the library's own. So the child finds all of them free.
     fn fork_alone(&self, engine: &mut dyn Engine, request: &Request) -> Done {
         let is_plain = request.is_plain_fork();
         let mut done = Done::Value(0);
         self.process.with_locks(|| {
             engine.with_locks(&mut || {
-                // With other flags than fork's the allocator's lock may be held by another thread,
-                // and the child would wait for ever (no known program does this with threads).
+                // A fork with unusual flags does not take the C library's locks: if another thread
+                // is in the allocator, the child may hang. No known program makes such a fork while
+                // it has threads.
                 done = if is_plain { Done::Value(library_fork()) } else { self.fork_raw(request) };
             });
         });
@@ -397,10 +407,10 @@ impl System {
         if self.process.is_borrower() {
             return Done::error(libc::EAGAIN);
         }
-        // The host thread begins with the mask that is set here.
+        // The new host thread inherits the mask that is set here.
         signal::set_kernel_mask(!FIVE);
         if context.pending.load(Ordering::Relaxed) != 0 {
-            // Delivering sets the mask.
+            // The delivery sets the guest's mask.
             return Done::Restart;
         }
         engine.private_memory_lost();
@@ -422,46 +432,47 @@ impl System {
         request: &Request,
     ) -> Done {
         if request.flags & CLONE_NEWPID != 0 {
-            // Threads signal each other by their ids, which differ between PID namespaces.
+            // Threads signal each other by their ids, which differ between the namespaces.
             return Done::error(libc::EINVAL);
         }
         signal::set_kernel_mask(!FIVE);
         if context.pending.load(Ordering::Relaxed) != 0 {
-            // Delivering sets the mask.
+            // The delivery sets the guest's mask.
             return Done::Restart;
         }
         engine.private_memory_lost();
         self.share_memory();
         let body = engine.new_thread(&|range| self.protect(range));
-        // Until the child has its own context in GS no signal may come.
+        // No signal may come before the child has its own context in GS.
         signal::set_kernel_mask(!0);
-        let place = body.and_then(|body| {
-            Some((body, self.process.places().take(|range| self.protect(range))?))
+        let seat = body.and_then(|body| {
+            Some((body, self.process.companion_seats().take(|range| self.protect(range))?))
         });
-        // Making a place creates a thread by the C library, which replaces dispositions.
+        // Making the donor of a new seat has made the C library install handlers of its own.
         self.take_back_library_signals();
-        let done = place.map_or(Done::error(libc::EAGAIN), |(body, place)| {
+        let done = seat.map_or(Done::error(libc::EAGAIN), |(body, seat)| {
             let is_set = |flag: u64| request.flags & flag != 0;
             let in_common =
                 InCommon { actions: is_set(CLONE_SIGHAND), descriptors: is_set(CLONE_FILES) };
             let system = self.for_companion(in_common, request.identity().clear_at_end);
-            // It stays where it is until the child has its copy.
+            // The lock of the report is held until the child has been made: so the descriptor that
+            // the child inherits still has this number.
             let report = self.process.report();
             let unwanted =
                 report.as_ref().map(Report::descriptor).filter(|_| !in_common.descriptors);
             let start =
-                system.settle_in(&place, body, is_set(CLONE_CLEAR_SIGHAND), unwanted, |child| {
+                system.settle_in(&seat, body, is_set(CLONE_CLEAR_SIGHAND), unwanted, |child| {
                     copy_registers(context, child);
                     request.enter_child(child);
                 });
             let mut buffer = [0; ARGS_WORDS];
             let call =
-                request.host_call(Some(place.base_and_size()), Some(place.fs_base()), &mut buffer);
-            // SAFETY: stack and thread-local storage belong to the place, which the child owns now,
-            // like its start data.
+                request.host_call(Some(seat.base_and_size()), Some(seat.fs_base()), &mut buffer);
+            // SAFETY: stack and thread-local storage belong to the seat, which is the child's now,
+            // and `start` stays until the child has gone.
             let result = unsafe { entry::spawn(&call, start) };
             if result < 0 {
-                place.release();
+                seat.release();
             }
             Done::Value(result)
         });
@@ -486,11 +497,11 @@ impl System {
         request.enter_child(&mut child.context);
         child.system.attach(&mut child.context);
         child.start.context = &raw mut *child.context;
-        // Until the child has its own context in GS no signal may come; and none may have been
-        // accepted.
+        // No signal may come before the child has its own context in GS. None may have been
+        // accepted either, because the parent sleeps and could not deliver it.
         signal::set_kernel_mask(!0);
         if context.pending.load(Ordering::Relaxed) != 0 {
-            // Everything stays blocked; delivering sets the mask.
+            // All signals stay blocked until the delivery sets the guest's mask.
             return Done::Restart;
         }
         let mut buffer = [0; ARGS_WORDS];
@@ -508,17 +519,17 @@ impl System {
     }
 }
 
-/// The C library's fork: as the system call returns.
+/// The C library's fork, with the result of the raw system call: an id, 0, or a negative errno.
 fn library_fork() -> i64 {
-    // SAFETY: the child continues with copies of everything, and this thread holds every lock of
-    // the host.
+    // SAFETY: the child goes on with copies of everything; this thread holds every lock of the
+    // translator's.
     match unsafe { libc::fork() } {
         -1 => -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN)),
         pid => i64::from(pid),
     }
 }
 
-/// A copy of the registers.
+/// A new context with a copy of the guest's registers.
 fn copy_of(context: &ThreadContext) -> Box<ThreadContext> {
     let mut copy = ThreadContext::new();
     copy_registers(context, &mut copy);
@@ -534,7 +545,7 @@ pub(super) fn copy_registers(context: &ThreadContext, copy: &mut ThreadContext) 
     copy.fs_base = context.fs_base;
     copy.gs_base = context.gs_base;
     copy.xstate.0 = context.xstate.0;
-    // The new thread inherits the other rights in the processor's register.
+    // The new thread inherits the other protection-key rights in the register PKRU.
     copy.withheld_rights = context.withheld_rights;
 }
 

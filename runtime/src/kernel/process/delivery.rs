@@ -1,9 +1,12 @@
 //! Delivers signals to the guest: accepted ones at a safe point, the guest's own faults at once;
 //! and returns from the guest's handlers (`rt_sigreturn`).
 //!
+//! Data: the signal fields of [`System`], which only its own thread uses, and the process's
+//! actions.
+//!
 //! Everything here runs on the guest's own thread, outside native code and outside the signal
-//! handler, with the exact guest state in `ThreadContext`. The only lock taken is that of the
-//! signal actions, for a moment.
+//! handler, with the exact guest state in `ThreadContext`. The lock of the process's actions is
+//! taken to read or to set an action; no other lock is held meanwhile.
 //!
 //! Invariant: [`System::deliver_pending`] installs the guest's mask in the kernel only after the
 //! frames of all deliverable signals are built, so no second instance of a signal is accepted while
@@ -31,12 +34,12 @@ use crate::kernel::{release, signal, x87_pointer};
 use crate::memory;
 use crate::protection_keys;
 
-/// rsp in the general registers.
+/// The number of rsp among the general registers.
 const RSP: usize = 4;
 /// Flags that a handler starts without: DF, RF, TF.
 const CLEARED_FLAGS: u64 = 0x400 | RESUME_FLAG | 0x100;
 
-/// The frame could not be written, or there is no way back from it.
+/// The error that a frame could not be written, or that the action has no restorer.
 struct NoFrame;
 
 /// Calls `f`, which accesses a signal frame, with the protection-key rights that the kernel would
@@ -46,7 +49,7 @@ fn with_frame_rights<T>(f: impl FnOnce() -> T) -> T {
 }
 
 impl System {
-    /// Gives the guest the signals that were accepted, as far as its mask allows. At a safe point:
+    /// Delivers the accepted signals that the guest's mask does not block. Called at a safe point:
     /// `context` holds the exact state, and the signals arrive before the instruction at `rip`.
     pub fn deliver_pending(&mut self, context: &mut ThreadContext) -> Outcome {
         loop {
@@ -71,11 +74,11 @@ impl System {
         }
     }
 
-    /// A synchronous fault of the guest's at `context.rip`: its handler runs, or it dies as it
-    /// would natively.
+    /// Delivers a synchronous fault of the guest's at `context.rip`: the guest's handler runs, or
+    /// the guest dies as it would natively.
     pub fn raise(&mut self, context: &mut ThreadContext, fault: GuestFault) -> Outcome {
-        // Debug exceptions, breakpoints and overflow are traps, after which nothing is to be
-        // resumed.
+        // Debug exceptions, breakpoints and overflow are traps: rip is behind the instruction, so
+        // the frame does not have RF.
         const TRAPS: [u64; 3] = [1, 3, 4];
         self.fault = (fault.err, fault.trapno, fault.cr2.unwrap_or(self.fault.2));
         let info = SigInfo::of_fault(fault.signo, fault.code, fault.addr).with_key(fault.key);
@@ -83,7 +86,7 @@ impl System {
         self.force(context, fault.signo, &info, context.rflags | resume)
     }
 
-    /// Delivers a signal that cannot wait; one that is blocked or ignored kills.
+    /// Delivers a signal that cannot wait. If it is blocked, ignored or has no handler, it kills.
     pub(crate) fn force(
         &mut self,
         context: &mut ThreadContext,
@@ -101,7 +104,7 @@ impl System {
         self.deliver_pending(context)
     }
 
-    /// SIGSEGV without a faulting address, as when a signal frame cannot be written or read.
+    /// Delivers SIGSEGV without a faulting address: a signal frame cannot be written or read.
     pub(crate) fn force_segv(&mut self, context: &mut ThreadContext, rflags: u64) -> Outcome {
         const SI_KERNEL: i32 = 0x80;
         self.force(context, libc::SIGSEGV, &SigInfo::of_fault(libc::SIGSEGV, SI_KERNEL, 0), rflags)
@@ -119,8 +122,8 @@ impl System {
             return self.default_action(signo, &action);
         }
         let saved = self.mask;
-        // A call with a temporary mask was interrupted: the handler runs under that one, and
-        // returns to ours.
+        // If a call with a temporary mask was interrupted, the handler runs under that mask and
+        // returns to the thread's own.
         let during = self.delivery_mask.take().unwrap_or(saved);
         if action.flags & sa::RESETHAND != 0 {
             self.set_action(signo, SigAction { handler: signal::SIG_DFL, ..action });
@@ -137,7 +140,7 @@ impl System {
         Outcome::Continue
     }
 
-    /// An accepted signal that the guest does not catch (any more).
+    /// Performs the action of an accepted signal for which the guest has no handler now.
     fn default_action(&mut self, signo: i32, action: &SigAction) -> Outcome {
         if action.handler == signal::SIG_IGN {
             return Outcome::Continue;
@@ -145,7 +148,8 @@ impl System {
         if DEADLY & set_of(signo) != 0 {
             return Outcome::Killed(signo);
         }
-        // The kernel knows the default action, and carries it out when the mask allows.
+        // The signal is sent again: the kernel has its default action, and performs it when the
+        // mask allows.
         // SAFETY: sends a signal to this thread.
         unsafe {
             let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
@@ -223,7 +227,7 @@ impl System {
         Ok(())
     }
 
-    /// `rt_sigreturn`: everything as the frame says, edited or not.
+    /// `rt_sigreturn`: restores the state that the frame contains, which the guest may have edited.
     pub(crate) fn sigreturn(&mut self, context: &mut ThreadContext) -> Done {
         let sp = context.gpr[RSP];
         let bottom = sp.wrapping_sub(8);
@@ -250,11 +254,11 @@ impl System {
         if restored.is_err() {
             return self.bad_frame(context);
         }
-        // Like the kernel: a stack that cannot be installed, for one because the handler ran on it,
-        // is no reason to fail.
+        // An alternate stack that cannot be installed, for example because the handler ran on it,
+        // is ignored, as in the kernel.
         let sp = if release::signals_have_all_rights() { sp } else { returned.gpr[RSP] };
         let _ = self.altstack.set(returned.stack, sp);
-        // What the processor says about a return to these selectors.
+        // The processor faults when the kernel returns to these selectors.
         if returned.cs != frame::USER_CS {
             const INDEX: u16 = !3;
             return Done::Outcome(
@@ -267,27 +271,27 @@ impl System {
         Done::Registers
     }
 
-    /// `rt_sigreturn` finds something wrong: it returns 0, to wherever it has got by then, and
-    /// SIGSEGV comes.
+    /// The end of an `rt_sigreturn` whose frame is bad: rax is 0, the other registers are as far
+    /// as they have been restored, and SIGSEGV is delivered.
     fn bad_frame(&mut self, context: &mut ThreadContext) -> Done {
         context.gpr[0] = 0;
         let rflags = context.rflags | std::mem::take(&mut self.resume_flag);
         Done::Outcome(self.force_segv(context, rflags))
     }
 
-    /// Installs a mask for the guest unless a signal is pending already: then `false`, and nothing
-    /// has happened.
+    /// Installs a mask for the guest. If a signal is pending already, it changes nothing and
+    /// returns `false`.
     pub(crate) fn change_mask(&mut self, context: &ThreadContext, mask: SigSet) -> bool {
         let mask = mask & !UNBLOCKABLE;
-        // A held signal is delivered before those that are pending in the kernel. So these stay
-        // blocked until it has been delivered.
+        // A held signal is delivered before the signals that are pending in the kernel. So the
+        // kernel keeps all asynchronous signals blocked until the held one has been delivered.
         let lets_in_held = self.signals.accepted() & !FIVE & !mask != 0;
         let kernel = if lets_in_held { !FIVE } else { host_mask(mask) };
         let call = Call::new(
             libc::SYS_rt_sigprocmask,
             &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&kernel) as u64, 0, 8],
         );
-        // SAFETY: reads `kernel`; the five stay unblocked.
+        // SAFETY: reads `kernel`, which does not block the five.
         if unsafe { entry::windowed(&call) } == entry::NOT_ENTERED {
             return false;
         }
@@ -305,7 +309,7 @@ impl System {
         }
     }
 
-    /// Sets the guest's action and what the kernel has to know of it.
+    /// Sets the guest's action and the kernel's that goes with it.
     pub(crate) fn set_action(&self, signo: i32, action: SigAction) {
         let mut actions = self.process.actions();
         signal::set_kernel_action(signo, &self.mirror(signo, &action));

@@ -5,12 +5,31 @@
 //! kernel:  execve("/proc/self/exe", [PREFIX…, "--argv0=A0", "--", PATH, A1, …], ENV)
 //! ```
 //!
-//! PATH is passed as the guest wrote it (with `--argv0` it is not searched for in `$PATH`), and the
-//! kernel reads A1… and ENV from the guest's own memory. The target is examined first, since an
-//! error after the switch cannot be returned to the guest. The kernel gets the call unchanged, and
-//! refuses it or runs the program natively, if the program cannot be translated: it may be executed
-//! but not read, it is for another machine, it gains privileges when executed (a translator would
-//! not), or there is no `/proc`, without which a translator does not start.
+//! PATH is passed as the guest wrote it; with `--argv0` it is not searched for in `$PATH`. The
+//! kernel reads A1… and ENV from the guest's own memory. The target is checked before the call,
+//! because after a successful call no guest is left to which an error could be returned.
+//!
+//! Some calls are left to the kernel, which refuses them or runs the program natively:
+//! * files that may be executed but not read;
+//! * programs for other machines;
+//! * files whose execution changes privileges (set-user-id and the like): executing the translator
+//!   instead of the file would not change them;
+//! * all programs where there is no `/proc`, without which the translator does not start.
+//!
+//! Data: the arguments of a call under way ([`System::exec_arguments`]). The kernel must be able to
+//! read them until the call is over.
+//!
+//! Invariant: the new program inherits the mask and the ignored signals that the kernel has. So for
+//! the duration of the call the kernel has the guest's mask, and ignores those of the five signals
+//! ([`FIVE_SIGNALS`]) that the guest ignores. After a call that fails, mask and dispositions are as
+//! before.
+//!
+//! Called on the guest's own thread, outside native code, with no lock held. In a process with
+//! several threads or companions the other threads stand still during the call (`Threads`), so
+//! that none of them is ended while it holds a lock of memory that outlives it.
+//!
+//! Example: `execve("./prog", ["-login", "x"], env)` becomes `execve("/proc/self/exe", ["dynasour",
+//! "run", "--argv0=-login", "--", "./prog", "x"], env)`.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -25,23 +44,25 @@ use crate::kernel::process::own_files::is_own_executable;
 use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::{self, FIVE_SIGNALS, SIG_IGN};
 
-/// The kernel's limits on one string and on a path.
+/// Bytes of one string, with its terminator (execve(2): `MAX_ARG_STRLEN`, 32 pages).
 const LONGEST_STRING: usize = 32 * 4096;
+/// Bytes of a path, with its terminator (execve(2)).
 const LONGEST_PATH: usize = libc::PATH_MAX as usize;
-/// More arguments than fit below the kernel's limit on all strings, pointers included.
+/// Pointers that fit into 6 MiB, the kernel's limit on all strings and pointers together
+/// (execve(2)). More are refused before memory is allocated for them.
 const MOST_ARGUMENTS: usize = (6 << 20) / 8;
 
 /// How new programs are translated.
 pub struct Follow {
-    /// The translator's own file, for where `/proc` is missing.
+    /// The translator's own file, executed by this name where `/proc/self/exe` does not exist.
     pub translator: CString,
-    /// What stands before `--argv0=…` in the new argv: the translator's `argv[0]`, `run`, options.
+    /// The first strings of the new argv: the translator's `argv[0]`, `run`, options.
     pub prefix: Vec<CString>,
-    /// What follows it where the process that the user started goes on as another program.
+    /// Options that follow `prefix` only in the process that the user started.
     pub own_options: Vec<CString>,
 }
 
-/// Whether a program can be run by a translator, as it would be by the kernel.
+/// Whether the translator can run the program with the same privileges as the kernel would.
 fn is_translatable(path: &CStr) -> bool {
     let plan = image::check(Path::new(OsStr::from_bytes(path.to_bytes())));
     plan.is_ok_and(|plan| !gains_privileges(plan.program_path()))
@@ -74,22 +95,23 @@ fn gains_privileges(path: &Path) -> bool {
     }
 }
 
-/// The arguments of the new program's translator, and what they point to.
+/// The argv of the new program's translator.
 pub(crate) struct Arguments {
+    /// Addresses of strings, with the final null.
     pointers: Vec<u64>,
-    /// The strings of the host that the pointers lead to.
+    /// The strings that were made here; the others lie in guest memory and in [`Follow`].
     _strings: Vec<CString>,
 }
 
 impl Arguments {
-    /// `rest` are the addresses of the guest's strings from `argv[1]` on, `inherited` options about
-    /// what the new program inherits.
+    /// `guest_arguments` are the addresses of the guest's strings from `argv[1]` on. `inherited`
+    /// are options that say what the new program inherits.
     fn new<'a>(
         prefix: impl IntoIterator<Item = &'a CString>,
         inherited: Vec<CString>,
         path: CString,
         argv0: &CStr,
-        rest: &[u64],
+        guest_arguments: &[u64],
     ) -> Arguments {
         let mut option = b"--argv0=".to_vec();
         option.extend_from_slice(argv0.to_bytes());
@@ -97,13 +119,13 @@ impl Arguments {
         let mut pointers: Vec<u64> = prefix.into_iter().map(|s| s.as_ptr() as u64).collect();
         pointers.extend(inherited.iter().map(|option| option.as_ptr() as u64));
         pointers.extend([argv0.as_ptr() as u64, c"--".as_ptr() as u64, path.as_ptr() as u64]);
-        pointers.extend_from_slice(rest);
+        pointers.extend_from_slice(guest_arguments);
         pointers.push(0);
         Arguments { pointers, _strings: [path, argv0].into_iter().chain(inherited).collect() }
     }
 }
 
-/// The guest's argument pointers, without the final null; the error is an errno.
+/// Reads the guest's argument pointers, without the final null. The error is an errno.
 fn read_pointers(address: u64) -> Result<Vec<u64>, i32> {
     let mut pointers = Vec::new();
     if address == 0 {
@@ -121,7 +143,7 @@ fn read_pointers(address: u64) -> Result<Vec<u64>, i32> {
     }
 }
 
-/// The name of the file of a descriptor, if it has one.
+/// The path of an open file, if that path still names this file.
 fn path_of_descriptor(fd: i32) -> Option<CString> {
     let link = CString::new(format!("/proc/self/fd/{fd}")).ok()?;
     let mut target = vec![0u8; LONGEST_PATH];
@@ -139,14 +161,16 @@ fn path_of_descriptor(fd: i32) -> Option<CString> {
     }
 }
 
-/// A name for an open file that has none (a memfd, a deleted file) that survives execve: through a
-/// descriptor that does.
+/// A name for an open file that has no path (a memfd, a deleted file): the link in `/proc` of a
+/// descriptor that stays open across execve. Duplicates `fd` if execve closes it. The error is an
+/// errno.
 fn path_through_descriptor(fd: i32) -> Result<CString, i32> {
     // SAFETY: both calls only concern descriptors.
     let lasting = unsafe {
         match libc::fcntl(fd, libc::F_GETFD) {
             -1 => return Err(libc::EBADF),
             flags if flags & libc::FD_CLOEXEC == 0 => fd,
+            // Numbers from 64 on (guess): programs expect their low numbers to be free.
             _ => libc::fcntl(fd, libc::F_DUPFD, 64),
         }
     };
@@ -156,7 +180,7 @@ fn path_through_descriptor(fd: i32) -> Result<CString, i32> {
     }
 }
 
-/// `execve` or `execveat`, taken apart.
+/// The arguments of `execve` or `execveat`.
 struct Request {
     dirfd: i32,
     path: u64,
@@ -182,8 +206,9 @@ impl Request {
         }
     }
 
-    /// The name that the kernel itself gives a file found through a descriptor (scripts and
-    /// AT_EXECFN see it), if it will still lead there.
+    /// The name that the kernel itself gives a file found through a descriptor: scripts and
+    /// AT_EXECFN show it. `None` if the descriptor is closed by execve, so that the name would not
+    /// lead to the file any more.
     fn kernels_name(&self, path: &[u8]) -> Option<CString> {
         let relative =
             !path.starts_with(b"/") && (!path.is_empty() || self.flags & libc::AT_EMPTY_PATH != 0);
@@ -204,7 +229,7 @@ impl Request {
         lasts.then_some(name)
     }
 
-    /// The file to run, by a name that a process started by execve can use; the error is an errno.
+    /// A name of the file to run that is valid for the new program, too. The error is an errno.
     fn target(&self, own: &CStr) -> Result<CString, i32> {
         let name = self.name(own)?;
         let meant =
@@ -212,7 +237,7 @@ impl Request {
         if meant && is_symlink(&name) { Err(libc::ELOOP) } else { Ok(name) }
     }
 
-    /// As [`Request::target`], without looking at the file's kind.
+    /// As [`Request::target`], but also if the file is a symbolic link that must not be followed.
     fn name(&self, own: &CStr) -> Result<CString, i32> {
         let path = guest_string(self.path, LONGEST_PATH, libc::ENAMETOOLONG)?;
         let bytes = path.to_bytes();
@@ -280,7 +305,7 @@ impl System {
         done
     }
 
-    /// The translator's execve of `path`, which is handed `filters`.
+    /// Executes the translator in order to run `path`. It inherits `filters`, a descriptor.
     fn exec_translated(
         &mut self,
         engine: &mut dyn Engine,
@@ -295,9 +320,10 @@ impl System {
                 // A program without arguments gets an empty name.
                 None => CString::default(),
             };
-            // The report and the logs are about the process, so its last program writes them.
+            // Report and logs are about the process, so the last program that it executes makes the
+            // report.
             let own_options = if self.process.is_first() { &follow.own_options[..] } else { &[] };
-            let rest = pointers.get(1..).unwrap_or(&[]);
+            let guest_arguments = pointers.get(1..).unwrap_or(&[]);
             let filters = filters.and_then(|fd| CString::new(format!("--seccomp={fd}")).ok());
             let limit = self.process.address_space().and_then(Limit::option);
             let inherited = filters.into_iter().chain(limit).collect();
@@ -306,7 +332,7 @@ impl System {
                 inherited,
                 path,
                 &argv0,
-                rest,
+                guest_arguments,
             ))
         });
         let arguments = match prepared {
@@ -323,7 +349,7 @@ impl System {
         done
     }
 
-    /// The kernel's execve, on what the guest believes to be its own executable too.
+    /// Leaves the call to the kernel. `/proc/self/exe` is replaced by the guest's executable.
     fn exec_natively(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let request = Request::parse(call);
         let is_possible =
@@ -342,22 +368,23 @@ impl System {
         self.switch_program(engine, &call)
     }
 
-    /// An execve: the kernel's dispositions and mask become exactly the guest's for its duration.
+    /// Performs an execve. If the process shares memory, its other threads stand still meanwhile.
     fn switch_program(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         if !self.process.shares_memory() {
             return self.switch_alone(call);
         }
-        // The call ends the other threads, wherever they are.
+        // A successful call ends the other threads. Those that stand still hold no lock.
         self.process.threads().stop_others(|| engine.call_threads());
         let done = self.switch_alone(call);
         self.process.threads().release_others();
         done
     }
 
-    /// As [`System::switch_program`], where no other thread is in the host.
+    /// Performs an execve. For its duration the kernel has the guest's mask and the guest's ignored
+    /// signals.
     fn switch_alone(&mut self, call: &Call) -> Done {
         for signo in FIVE_SIGNALS {
-            // The kernel resets handlers; they are needed until it does.
+            // Execve itself resets handlers to the default. Until then the host needs its own.
             let action = self.process.action(signo);
             if action.handler == SIG_IGN {
                 signal::set_kernel_action(signo, &action);
@@ -366,11 +393,11 @@ impl System {
         let five_blocked = self.mask & signal::FIVE;
         if five_blocked != 0 {
             signal::set_kernel_mask(self.mask);
-            // What is pending stays so.
+            // Held signals must be pending in the new program, too.
             self.send_held_again(five_blocked);
         }
         let done = self.pass_exec(call);
-        // The kernel has refused.
+        // The call has failed: restores what the host needs.
         if five_blocked != 0 {
             signal::set_kernel_mask(signal::host_mask(self.mask));
         }

@@ -1,4 +1,5 @@
-//! Reads and writes guest memory for system calls; errors are errno values.
+//! Reads and writes guest memory for system calls. Errors are errno values, EFAULT for memory that
+//! cannot be accessed. No lock: a fault during the access is caught and ends it.
 
 use std::ffi::CString;
 
@@ -10,7 +11,8 @@ pub(crate) fn guest_read<const N: usize>(address: u64) -> Result<[u8; N], i32> {
 
 /// Writes guest memory; the error is an errno.
 pub(crate) fn guest_write(address: u64, bytes: &[u8]) -> Result<(), i32> {
-    // SAFETY: the guest names the place where it wants the answer.
+    // SAFETY: the address comes from the guest, which may write its own memory; the write stops
+    // where the kernel would report EFAULT.
     if unsafe { crate::changes::host::copy_out(address, bytes) } == bytes.len() {
         Ok(())
     } else {

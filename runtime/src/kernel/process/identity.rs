@@ -1,10 +1,14 @@
-//! What the system says about the process to others and to the guest itself: its name, and
-//! `/proc/PID/cmdline`, `environ` and `auxv`, are the guest's and not those of the translator's
-//! command line.
+//! Makes the kernel show the guest instead of the translator: the name of the process, and
+//! `/proc/PID/cmdline`, `environ` and `auxv`.
 //!
-//! The kernel reads those files from memory whose place it keeps; prctl(2) `PR_SET_MM_MAP` moves it
-//! to the guest's stack. A kernel without CONFIG_CHECKPOINT_RESTORE refuses: the files then go on
-//! showing the translator.
+//! The kernel reads those files from memory of the process whose addresses it keeps. prctl(2)
+//! `PR_SET_MM_MAP` sets these addresses; here they become those of the strings on the guest's
+//! stack. A kernel without CONFIG_CHECKPOINT_RESTORE refuses, and the files go on showing the
+//! translator.
+//!
+//! Owns no data. Called once, before the guest starts, by the only thread; no lock.
+//!
+//! Example: `dynasour run ./prog "two words"` shows `prog\0two words\0` in `cmdline`.
 
 use dynasour_guest::image::Places;
 use std::ffi::CStr;
@@ -29,15 +33,16 @@ struct MemoryMap {
     exe_fd: u32,
 }
 
-/// Makes the process go by the guest's name, arguments, environment and auxiliary vector.
+/// Makes the kernel show the guest's name, arguments, environment and auxiliary vector.
 pub(crate) fn assume(name: &CStr, places: &Places) {
     // SAFETY: PR_SET_NAME copies a NUL-terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
-    // If it fails, only the shown name differs.
+    // An error is ignored: the guest runs all the same.
     let _ = std::fs::read_to_string("/proc/self/stat").and_then(|stat| point_to(&stat, places));
 }
 
-/// Tells the kernel the guest's places; `stat` has those that stay.
+/// Tells the kernel the guest's addresses. Those that stay are taken from `stat`, the text of
+/// `/proc/self/stat`.
 fn point_to(stat: &str, places: &Places) -> io::Result<()> {
     const PR_SET_MM: i32 = 35;
     const PR_SET_MM_MAP: u64 = 14;
@@ -48,10 +53,11 @@ fn point_to(stat: &str, places: &Places) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Fields are numbered as in proc_pid_stat(5).
+/// The addresses that the kernel is to use; `None` if `stat` is not understood. Fields are numbered
+/// as in proc_pid_stat(5).
 fn memory_map(stat: &str, places: &Places) -> Option<MemoryMap> {
     const FIRST_BEHIND_NAME: usize = 3;
-    // The name may hold anything, spaces and parentheses too.
+    // The name may contain spaces and parentheses, so the last parenthesis ends it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - FIRST_BEHIND_NAME)?.parse::<u64>().ok();
     // SAFETY: sbrk(0) only asks.

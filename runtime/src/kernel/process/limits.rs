@@ -1,9 +1,16 @@
 //! `RLIMIT_AS`: how large the guest's address space may become.
 //!
-//! The kernel counts the translator's memory, too, so it is told of limits that are [`ROOM`]
-//! higher. What the guest asked for is kept here, shown to it, inherited by its children and by
-//! programs that it executes, and looked at when it wants more memory. A limit that the translator
-//! was itself started with is left to the kernel.
+//! The kernel counts the translator's memory, too, so the limit that the kernel gets is [`ROOM`]
+//! higher than the guest's. The guest's own limit is kept in its `Process`, shown to the guest,
+//! inherited by its children and by programs that it executes, and enforced when it maps memory
+//! ([`System::may_map`]). A limit with which the translator itself was started is enforced by the
+//! kernel only, until the guest changes it.
+//!
+//! Called for system calls, on the guest's own thread. The lock of `Process::address_space` is held
+//! while a limit is changed, so that the kernel's limit and the guest's change together.
+//!
+//! Example: the guest sets 1 GiB, soft and hard. The kernel gets 17 GiB, getrlimit shows 1 GiB, and
+//! an mmap that would make the guest's mappings larger than 1 GiB fails with ENOMEM.
 
 use std::ffi::CString;
 use std::ops::Range;
@@ -14,11 +21,11 @@ use super::guest_access::{guest_read, guest_write};
 use super::{Done, System};
 use crate::kernel::entry::Call;
 
-/// Address space for the translator itself: cache, heap, stacks (guess; too low and the translator
-/// gets no memory under the guest's limit).
+/// Bytes of address space that the translator may use besides the guest's limit (guess; if it is
+/// too small, the translator's own mappings fail).
 const ROOM: u64 = 16 << 30;
 
-/// Soft and hard limit.
+/// Soft and hard limit of the address space, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit {
     soft: u64,
@@ -37,7 +44,7 @@ impl Limit {
         guest_write(address, [self.soft.to_le_bytes(), self.hard.to_le_bytes()].as_flattened())
     }
 
-    /// The kernel's present limit.
+    /// The kernel's limit for this process.
     fn of_kernel() -> Limit {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: asks about this process.
@@ -45,17 +52,19 @@ impl Limit {
         Limit { soft: limit.rlim_cur, hard: limit.rlim_max }
     }
 
-    /// The limit that the kernel is given instead of `self`, if the guest sees the limit `known`.
+    /// The limit that the kernel gets when the guest asks for `self`. `known` is the limit that the
+    /// guest sees now, `kernel` the kernel's.
     fn with_room(self, known: Limit, kernel: Limit) -> Limit {
         let hard = match self.hard.saturating_add(ROOM) {
-            // The guest may lower its limit, but the kernel's limit has no room for the translator.
+            // The guest may always lower its hard limit. The kernel would refuse to raise its own,
+            // so the translator gets less room if the kernel's is too low.
             hard if self.hard <= known.hard => hard.min(kernel.hard),
             hard => hard,
         };
         Limit { soft: self.soft.saturating_add(ROOM).min(hard), hard }
     }
 
-    /// The option that passes the limit to the translator of another program.
+    /// The command line option that hands the limit to the translator of another program.
     pub(crate) fn option(self) -> Option<CString> {
         CString::new(format!("--address-space={}:{}", self.soft, self.hard)).ok()
     }
@@ -72,8 +81,8 @@ impl std::str::FromStr for Limit {
 }
 
 impl System {
-    /// `getrlimit`, `setrlimit` and `prlimit64` where they are about this process's address space;
-    /// None otherwise.
+    /// Performs `getrlimit`, `setrlimit` and `prlimit64` if they are about this process's address
+    /// space; `None` if not.
     pub(crate) fn limit_call(&self, nr: i64, call: &Call) -> Option<Done> {
         let [first, second, third, fourth, ..] = call.args;
         let (pid, resource, new, old) = match nr {
@@ -94,8 +103,8 @@ impl System {
         Some(done.map_or_else(Done::error, |()| Done::Value(0)))
     }
 
-    /// Sets the limit to the value at the address `new`, if that is not 0. Returns the limit
-    /// before; the error is an errno.
+    /// Sets the limit that the structure at address `new` contains; changes nothing if `new` is 0.
+    /// Returns the limit from before. The error is an errno.
     fn change_limit(&self, new: u64) -> Result<Limit, i32> {
         let mut limit = self.process.address_space();
         let kernel = Limit::of_kernel();
@@ -116,7 +125,8 @@ impl System {
         Ok(known)
     }
 
-    /// May the guest map `len` more bytes, if the mappings in `instead` go?
+    /// Whether the guest's limit lets it map `len` bytes more if its mappings in the range
+    /// `instead` go.
     pub(crate) fn may_map(&self, len: u64, instead: Range<u64>) -> bool {
         let soft = match *self.process.address_space() {
             Some(limit) if limit.soft != libc::RLIM_INFINITY => limit.soft,
@@ -141,7 +151,7 @@ mod tests {
         // The translator itself was started with a limit.
         let own = limit(1 << 30, 1 << 30);
         assert_eq!(limit(5, 7).with_room(own, own), own);
-        // More than is known is the kernel's to refuse.
+        // The guest asks for more than its hard limit: the kernel decides.
         assert_eq!(
             limit(5, 8).with_room(limit(5, 7), limit(ROOM + 5, ROOM + 7)),
             limit(ROOM + 5, ROOM + 8)

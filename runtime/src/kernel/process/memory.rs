@@ -1,8 +1,15 @@
-//! The guest's view of its address space: which ranges belong to the host, where the break is, and
-//! what `/proc/self/maps` shows.
+//! The guest's view of its address space: which ranges are the host's, where the guest's program
+//! break is, and what `/proc/self/maps` shows.
 //!
-//! [`Memory`] is a part of [`Process`](super::Process), under a lock of its own. Invariant: to the
-//! guest the *protected* ranges are unmapped addresses that cannot be mapped.
+//! Data: [`Memory`], one for each address space, behind the lock of `Process::memory`.
+//!
+//! Invariant: a range that the host uses is *protected*: it looks unmapped to the guest's system
+//! calls. Host memory that is mapped later must be told to [`Memory::protect`] before the guest can
+//! run again.
+//!
+//! Example: the host has 0x2000..0x3000. The guest unmaps 0x1000..0x4000: [`Memory::guest_parts`]
+//! gives 0x1000..0x2000 and 0x3000..0x4000, and only these are unmapped. A line of
+//! `/proc/self/maps` with 0x1000..0x4000 becomes two lines.
 
 use std::ops::Range;
 
@@ -10,17 +17,18 @@ use dynasour_guest::space::{self, Brk};
 
 use crate::kernel::entry::Call;
 
-/// `PROT_GROWSDOWN` and `PROT_GROWSUP`.
+/// `PROT_GROWSDOWN` of mprotect(2).
 const GROWS_DOWN: u64 = 0x0100_0000;
-/// See [`GROWS_DOWN`].
+/// `PROT_GROWSUP` of mprotect(2).
 const GROWS_UP: u64 = 0x0200_0000;
 
 /// The guest's view of the address space.
 pub(crate) struct Memory {
     pub(crate) brk: Brk,
-    /// The first thread's stack: to the guest a mapping that grows downwards.
+    /// The first thread's stack. For the guest it is a mapping that grows downwards; for the kernel
+    /// it is not.
     stack: Range<u64>,
-    /// The host's ranges, sorted and disjoint.
+    /// The host's ranges: sorted, disjoint.
     protected: Vec<Range<u64>>,
 }
 
@@ -29,9 +37,9 @@ impl Memory {
         Memory { brk, stack, protected: Vec::new() }
     }
 
-    /// The mprotect call that stands for one with `PROT_GROWSDOWN`: it covers all of the stack
-    /// below the range. To the kernel the guest's stack is an ordinary mapping, so it would refuse
-    /// the flag.
+    /// If the mprotect `call` with `PROT_GROWSDOWN` is about the first thread's stack: a call
+    /// without that flag for the whole stack up to the end of `range`. The kernel would refuse the
+    /// flag, because its mapping does not grow.
     pub(crate) fn growing_down(&self, call: &Call, range: &Range<u64>) -> Option<Call> {
         let is_meant = call.args[2] & (GROWS_DOWN | GROWS_UP) == GROWS_DOWN;
         if !is_meant
@@ -76,23 +84,26 @@ impl Memory {
         self.protected.iter().any(|own| own.start < range.end && range.start < own.end)
     }
 
-    /// `/proc/self/maps` as the guest should see it: without the host, and with its break by the
-    /// usual name.
+    /// `/proc/self/maps` as the guest should see it: without the host, and with `[heap]` as the
+    /// name of the guest's break. `text` is the kernel's.
     pub(crate) fn guest_maps(&self, text: &[u8]) -> Vec<u8> {
+        /// The column of a mapping's name (kernel: `show_vma_header_prefix`).
         const NAME_COLUMN: usize = 73;
         let mut out = Vec::with_capacity(text.len());
         for line in text.split_inclusive(|&byte| byte == b'\n') {
             let line = line.trim_ascii_end();
-            let Some(entry) = space::parse_line(line) else { continue };
+            let Some(mapping) = space::parse_line(line) else { continue };
             let Some(space) = line.iter().position(|&byte| byte == b' ') else { continue };
-            let name = entry.path.as_deref().map_or(b"".as_slice(), |path| path.as_encoded_bytes());
-            // [vdso] and its like belong to the guest, too. The kernel joins anonymous neighbours,
-            // so a line may belong to the guest in part.
-            let whole = name.starts_with(b"[v") || !self.is_protected(&entry.range);
+            let name =
+                mapping.path.as_deref().map_or(b"".as_slice(), |path| path.as_encoded_bytes());
+            // vDSO and vvar belong to every process, so the guest sees them. Of other lines it sees
+            // only its own parts: the kernel joins anonymous neighbours, so one line may be in part
+            // the host's.
+            let whole = name.starts_with(b"[v") || !self.is_protected(&mapping.range);
             let parts = if whole {
-                vec![entry.range.clone()]
+                vec![mapping.range.clone()]
             } else {
-                self.guest_parts(entry.range.clone())
+                self.guest_parts(mapping.range.clone())
             };
             for part in parts {
                 let start = out.len();
@@ -102,7 +113,7 @@ impl Memory {
                     out.resize((start + NAME_COLUMN).max(out.len() + 1), b' ');
                     out.extend_from_slice(b"[heap]");
                 } else if name.is_empty() {
-                    // The kernel pads where the name would be.
+                    // The kernel writes a blank behind the inode if there is no name.
                     out.push(b' ');
                 }
                 out.push(b'\n');
@@ -111,14 +122,14 @@ impl Memory {
         out
     }
 
-    /// How much the guest has mapped outside `besides`, in bytes.
-    pub(crate) fn guest_size(&self, besides: &Range<u64>) -> u64 {
+    /// Bytes that the guest has mapped outside the range `without`.
+    pub(crate) fn guest_size(&self, without: &Range<u64>) -> u64 {
         let outside = |part: Range<u64>| {
-            let common = part.end.min(besides.end).saturating_sub(part.start.max(besides.start));
+            let common = part.end.min(without.end).saturating_sub(part.start.max(without.start));
             part.end - part.start - common
         };
         let maps = space::maps().unwrap_or_default();
-        maps.into_iter().flat_map(|entry| self.guest_parts(entry.range)).map(outside).sum()
+        maps.into_iter().flat_map(|mapping| self.guest_parts(mapping.range)).map(outside).sum()
     }
 
     /// The parts of `range` that are not protected.
@@ -194,8 +205,10 @@ mod tests {
         memory.brk.set(start + 4096);
         let brk = format!("{start:x}-{:x} rw-p 00000000 00:00 0 \n", start + 4096);
         let text = format!(
-            "00001000-00002000 r-xp 00000000 fe:00 1  /dynasour\n00003000-00004000 r-xp 00000000 fe:00 1  /guest\n{brk}\
-             00007000-00008000 r--p 00000000 00:00 0  [vvar]\n00008000-00009000 rw-p 00000000 00:00 0 \n\
+            "00001000-00002000 r-xp 00000000 fe:00 1  /dynasour\n\
+             00003000-00004000 r-xp 00000000 fe:00 1  /guest\n{brk}\
+             00007000-00008000 r--p 00000000 00:00 0  [vvar]\n\
+             00008000-00009000 rw-p 00000000 00:00 0 \n\
              0000a000-0000d000 rw-p 00000000 00:00 0 \n"
         );
         let shown = String::from_utf8(memory.guest_maps(text.as_bytes())).expect("text");

@@ -1,4 +1,4 @@
-//! Guest processes and threads: their state, making them, turning them into other programs, ending
+//! Guest processes and threads: their state, making them, executing other programs in them, ending
 //! them, and delivering their signals (docs/design.md, "Running a guest").
 //!
 //! | file | owns |
@@ -6,12 +6,23 @@
 //! | [`system`] | [`System`]: the kernel's view of one guest thread |
 //! | `shared` | `Process`: what the threads of a process share |
 //! | `memory`, [`limits`] | the host's ranges, the program break, RLIMIT_AS |
-//! | `seccomp` | filters, and calls that become signals |
-//! | `report`, `own_files` | the descriptor for the final report; files of `/proc/self` that differ |
-//! | `delivery` | signal frames: handlers begin and return |
-//! | `clone`, `thread`, `companion`, `identity`, [`exec`] | new threads and processes, execve, ends |
+//! | `seccomp` | filters of system calls, and calls that become signals |
+//! | `report` | the descriptor for the final report |
+//! | `own_files` | files of `/proc/self` that the guest must see otherwise than the host |
+//! | `identity` | the name and command line that `/proc` shows of the process |
+//! | `delivery` | signal frames: starting the guest's handlers and returning from them |
+//! | `clone`, `thread`, `companion` | new threads and processes, and their ends |
+//! | [`exec`] | executing another program |
+//! | `guest_access` | reads and writes of guest memory for system calls |
 //!
-//! A guest thread calls its own [`System`] without a lock; `Process` locks each of its parts.
+//! Locks: a guest thread calls its own [`System`] without a lock. Each part of `Process` that
+//! changes has a lock of its own, which is held for one access or one call to the kernel. A fork of
+//! a process that has had several threads holds all of them, in the order of
+//! `Process::with_locks`.
+//!
+//! Example: a thread calls `clone` with the flags of `pthread_create`. The table in
+//! `kernel/syscall` leads to `System::clone_call`, which takes a seat from `Process::threads`,
+//! makes a host thread that runs on it, and returns the id of the new thread in rax.
 
 mod clone;
 mod companion;
@@ -30,7 +41,7 @@ pub mod system;
 mod tests;
 pub(crate) mod thread;
 
-pub(crate) use companion::Place;
+pub(crate) use companion::CompanionSeat;
 pub(crate) use identity::assume as assume_identity;
 pub(crate) use shared::{InCommon, Process};
 pub(crate) use system::Done;
@@ -40,8 +51,8 @@ pub use thread::{Ending, ThreadBody};
 
 use crate::kernel::entry::{self, Call};
 
-/// Ends the process with the guest's status. No destructors, no exit handlers: those of the host
-/// are none of the guest's, and a vfork child's would be its parent's.
+/// Ends the process with the guest's status, without destructors and exit handlers: the C library
+/// that would run them is the host's, and in a vfork child they would be its parent's.
 pub fn exit(status: i32) -> ! {
     loop {
         // SAFETY: ends the process.
@@ -49,8 +60,8 @@ pub fn exit(status: i32) -> ! {
     }
 }
 
-/// Writes to a descriptor as far as that goes. Output of ours must not change what becomes of the
-/// guest.
+/// Writes `bytes` to a descriptor and gives up at the first error: a failure to print the host's
+/// messages must not change how the guest runs.
 pub(crate) fn write_all(fd: i32, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let call =
@@ -64,7 +75,7 @@ pub(crate) fn write_all(fd: i32, mut bytes: &[u8]) {
     }
 }
 
-/// Says why a guest cannot go on.
+/// Prints on standard error why the guest cannot go on.
 pub(crate) fn complain(text: &str) {
     write_all(libc::STDERR_FILENO, format!("dynasour: {text}\n").as_bytes());
 }

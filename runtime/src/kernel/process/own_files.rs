@@ -1,34 +1,46 @@
-//! Which paths name files of `/proc/self` that speak of the translator.
+//! Recognises paths of two files of `/proc/self` that must show the guest something else than the
+//! translator: `exe` and `maps`.
+//!
+//! Owns no data. Invariant: a path of another process's file is never taken for an own one. The
+//! opposite happens: links outside `/proc` that lead to these files are not followed.
+//!
+//! Called for system calls with a path (`open`, `readlink`, `execve`, …), on any thread. No lock:
+//! only guest memory and the kernel are asked.
+//!
+//! Example: in process 42, whose thread 43 calls, `/proc/self/exe`, `/proc/42/maps` and
+//! `/proc/self/task/43/exe` are own files; `/proc/1/exe` and `/proc/self/task/42/exe` are not.
 
 use std::ffi::{CStr, CString};
 
 use crate::kernel::entry::{self, Call};
 
-/// Longer paths cannot be one of ours.
+/// Bytes of a path that are looked at (guess; the longest plain form, `/proc/PID/task/TID/maps`
+/// with ids of seven digits, has 31). A longer path, such as one with many `/./`, is not
+/// recognised.
 const LONGEST: usize = 64;
 
-/// A file that shows something else to the guest than to the translator.
+/// A file of `/proc/self` that must show the guest something else than the translator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Own {
     Executable,
     Maps,
 }
 
-/// Which file of the process `pid`, whose only thread is `tid`, this is.
+/// Which own file of the thread `tid` of the process `pid` the normalised `path` names.
 fn own_file(path: &[u8], pid: u32, tid: u32) -> Option<Own> {
-    let rest = path.strip_prefix(b"/proc/")?;
-    let name_at = rest.iter().rposition(|&byte| byte == b'/')?;
-    let file = match &rest[name_at + 1..] {
+    let below_proc = path.strip_prefix(b"/proc/")?;
+    let name_at = below_proc.iter().rposition(|&byte| byte == b'/')?;
+    let file = match &below_proc[name_at + 1..] {
         b"exe" => Own::Executable,
         b"maps" => Own::Maps,
         _ => return None,
     };
-    let rest = &rest[..name_at];
+    let directory = &below_proc[..name_at];
     let is = |text: &[u8], id: u32| text == id.to_string().as_bytes();
-    let own = match rest.iter().position(|&byte| byte == b'/') {
-        None => rest == b"self" || rest == b"thread-self" || is(rest, pid),
+    let own = match directory.iter().position(|&byte| byte == b'/') {
+        None => directory == b"self" || directory == b"thread-self" || is(directory, pid),
         Some(slash) => {
-            let (process, task) = (&rest[..slash], &rest[slash..]);
+            let (process, task) = (&directory[..slash], &directory[slash..]);
             (process == b"self" || is(process, pid))
                 && task.strip_prefix(b"/task/").is_some_and(|t| is(t, tid))
         }
@@ -36,8 +48,8 @@ fn own_file(path: &[u8], pid: u32, tid: u32) -> Option<Own> {
     own.then_some(file)
 }
 
-/// The path without empty components, `.` and `..`. In `/proc` the parent of a link's target is the
-/// link's.
+/// The path without empty components, `.` and `..`. A `..` behind a link is wrong in general, but
+/// right in `/proc`: there `self` and its target have the same parent.
 fn normalised(path: &[u8]) -> Vec<u8> {
     let mut components: Vec<&[u8]> = Vec::new();
     for component in path.split(|&byte| byte == b'/') {
@@ -50,8 +62,8 @@ fn normalised(path: &[u8]) -> Vec<u8> {
     components.iter().flat_map(|name| [b"/", *name]).flatten().copied().collect()
 }
 
-/// Where a link of `/proc` leads that says what a relative path starts from: the working directory
-/// or a descriptor.
+/// The directory from which a relative path starts: that of the descriptor, or the working
+/// directory.
 fn start_of_path(descriptor: i32) -> Option<Vec<u8>> {
     let link = match descriptor {
         libc::AT_FDCWD => c"/proc/self/cwd".to_owned(),
@@ -68,7 +80,7 @@ fn start_of_path(descriptor: i32) -> Option<Vec<u8>> {
 }
 
 /// Which of this process's own files the string at `address` names, seen from the directory
-/// `descriptor`. An empty string means the descriptor itself where `empty` says so.
+/// `descriptor`. If `empty` is set, an empty string means the descriptor itself.
 pub(crate) fn own_file_at(descriptor: i32, address: u64, empty: bool) -> Option<Own> {
     let mut bytes = [0; LONGEST];
     let got = crate::memory::copy_in(address, &mut bytes);

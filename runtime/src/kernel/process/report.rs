@@ -1,14 +1,22 @@
-//! The descriptor for the report at the process's end, and the calls that would close it.
+//! The descriptor to which a process writes its report when it ends, and the system calls of the
+//! guest that must not close it.
 //!
-//! Programs close their standard error before they end (coreutils do), so the report goes to a
-//! duplicate of the descriptor that the process began with. To the guest the duplicate does not
-//! exist: it cannot close it, and a `dup2` onto its number moves it elsewhere. A process that has
-//! nothing to report has no such descriptor, and neither have its children.
+//! Programs close their standard error before they end (coreutils do). So the report goes to a
+//! duplicate of the descriptor that the process began with. The guest does not see the duplicate:
+//! closing its number fails with EBADF, and a `dup2` onto its number moves it to another one. A
+//! process that has nothing to report has no such descriptor, and neither have its children.
+//!
+//! Data: [`Report`], behind the lock of `Process::report`; processes that share descriptors share
+//! it. The lock is not held during the guest's own call.
+//!
+//! Example: the duplicate is descriptor 200. The guest's `close_range(3, !0, 0)` is made as two
+//! calls, 3 to 199 and 201 to !0.
 
 use super::{Done, System};
 use crate::kernel::entry::{self, Call};
 
-/// The lowest number of the duplicate, since programs expect low numbers (guess).
+/// The lowest number of the duplicate (guess). Programs expect that new descriptors get low
+/// numbers; a number within their reach would be skipped.
 const LOWEST: u64 = 200;
 
 /// The descriptor for the report of one process.
@@ -18,12 +26,13 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Duplicates standard error. If that is closed, no report is written.
+    /// Duplicates the present standard error. If it is closed, there is no descriptor for the
+    /// report.
     pub(crate) fn new() -> Report {
         Report { fd: duplicate(libc::STDERR_FILENO) }
     }
 
-    /// Where to write; closed (a negative number) if there is no such place.
+    /// The descriptor; negative if standard error was closed at the start.
     pub(crate) fn descriptor(&self) -> i32 {
         self.fd
     }
@@ -32,7 +41,7 @@ impl Report {
         fd >= 0 && fd == self.fd
     }
 
-    /// Moves the duplicate to another number: the guest wants this one.
+    /// Moves the descriptor to another number, because the guest is about to use the present one.
     fn move_away(&mut self) {
         let elsewhere = duplicate(self.fd);
         close(std::mem::replace(&mut self.fd, elsewhere));
@@ -48,25 +57,25 @@ impl Drop for Report {
 fn duplicate(fd: i32) -> i32 {
     let call =
         |lowest| Call::new(libc::SYS_fcntl, &[fd as u64, libc::F_DUPFD_CLOEXEC as u64, lowest]);
-    // SAFETY: makes a new descriptor of the host.
+    // SAFETY: makes a new descriptor of the host's.
     let high = unsafe { entry::raw(&call(LOWEST)) } as i32;
-    // A low limit on descriptors leaves no high ones.
+    // If the limit on descriptors is lower than that, any number but the standard ones will do.
     // SAFETY: as above.
     if high >= 0 { high } else { unsafe { entry::raw(&call(3)) as i32 } }
 }
 
 fn close(fd: i32) {
     if fd >= 0 {
-        // SAFETY: the descriptor belongs to the host.
+        // SAFETY: the descriptor is the host's own.
         unsafe { entry::raw(&Call::new(libc::SYS_close, &[fd as u64])) };
     }
 }
 
 impl System {
-    /// `close`, `close_range`, `dup2`, `dup3`.
+    /// Performs `close`, `close_range`, `dup2` and `dup3` so that the report's descriptor survives.
     pub(crate) fn descriptor_call(&self, nr: i64, call: &Call) -> Done {
         let [first, second, flags, ..] = call.args;
-        // The call itself is made without the lock.
+        // The guest's call is made after the lock has been released.
         let fd = match &mut *self.process.report() {
             None => return self.pass(call),
             Some(report) => {
@@ -105,8 +114,8 @@ impl System {
         }
     }
 
-    /// Does the call end this process by SIGKILL while there is something to do first: to report,
-    /// or to release locks in memory that other processes use?
+    /// Whether the call sends SIGKILL to the calling process itself, and the host must act before
+    /// it: make a report, or leave locks free in memory that other processes use.
     pub(crate) fn is_own_end(&self, nr: i64, call: &Call) -> bool {
         if !self.process.reports() && !self.process.shares_memory() {
             return false;

@@ -1,17 +1,25 @@
-//! [`Process`]: the state of system calls that all threads of one guest process share.
+//! [`Process`]: the state that all threads of one guest process share for system calls.
 //!
-//! Each part has a lock of its own, or is atomic; ranks of locks are in [`crate::sync`]. Threads
-//! hold the process by an `Arc`. A vfork child and a companion have a process of their own that
-//! shares the parts which the kernel shares.
+//! Data: the guest's signal dispositions, its view of the address space, limits, filters of system
+//! calls, threads, the descriptor for the report. Processes that share memory (a vfork child, a
+//! companion) share some of these parts and have copies of others ([`Process::for_companion`]).
 //!
-//! Example: `sigaction` in one thread locks `actions`; the next signal of any thread is delivered
-//! by the new disposition.
+//! Invariants: the address space, its code pages and its companions' seats belong to memory, so
+//! processes that share memory share them. Dispositions and the report's descriptor are shared
+//! exactly if the guest asked for it (`CLONE_SIGHAND`, `CLONE_FILES`).
+//!
+//! Called on guest threads; the signal handler does not come here. Each part that changes is atomic
+//! or has a lock of its own. A thread that takes several locks takes them in the order of
+//! [`Process::with_locks`].
+//!
+//! Example: a thread calls `sigaction`; it changes [`Process::actions`] under that lock, and the
+//! other threads see the new disposition when a signal is delivered to them.
 
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::companion::Places;
+use super::companion::CompanionSeats;
 use super::exec::Follow;
 use super::thread::Threads;
 use crate::changes::CodePages;
@@ -25,29 +33,29 @@ use crate::sync::lock;
 /// The guest's dispositions, by signal number.
 pub(crate) type Actions = [SigAction; MAX_SIGNAL as usize + 1];
 
-/// One guest process. A vfork child and a companion
-/// ([`super::companion`]) have one of their own, with the same [`Memory`].
+/// One guest process. A vfork child and a companion ([`super::companion`]) have one of their own,
+/// with the same [`Memory`].
 pub(crate) struct Process {
     executable: Arc<CStr>,
     follow: Option<Arc<Follow>>,
     actions: Arc<Mutex<Actions>>,
     memory: Arc<Mutex<Memory>>,
     pages: Arc<CodePages>,
-    /// Shared by the processes that share descriptors.
+    /// Shared with the processes that share descriptors.
     report: Arc<Mutex<Option<Report>>>,
     is_first: AtomicBool,
     delivered: AtomicU64,
     threads: Threads,
     seccomp: seccomp::Shared,
     address_space: Mutex<Option<Limit>>,
-    /// Whether it is a vfork child.
+    /// Whether this is a vfork child.
     is_borrower: bool,
     /// Whether another process may run in the same memory at the same time.
     shares_memory: AtomicBool,
-    places: Arc<Places>,
+    companion_seats: Arc<CompanionSeats>,
 }
 
-/// What a new process has in common with its maker, besides memory.
+/// The parts, besides memory, that a new process shares with its maker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InCommon {
     /// CLONE_SIGHAND
@@ -81,12 +89,12 @@ impl Process {
             address_space: Mutex::new(address_space),
             is_borrower: false,
             shares_memory: AtomicBool::new(false),
-            places: Arc::default(),
+            companion_seats: Arc::default(),
         })
     }
 
-    /// The process of a vfork child. It has copies of the parts that the kernel copies
-    /// (dispositions unless they are shared) and the same address space.
+    /// The process of a vfork child. It shares the address space, and the dispositions if
+    /// `shared_actions` is set; the other parts are copies.
     pub(crate) fn for_vfork_child(&self, shared_actions: bool) -> Arc<Process> {
         let in_common = InCommon { actions: shared_actions, descriptors: false };
         Arc::new(Process {
@@ -122,33 +130,34 @@ impl Process {
             address_space: Mutex::new(*self.address_space()),
             is_borrower: false,
             shares_memory: AtomicBool::new(true),
-            places: self.places.clone(),
+            companion_seats: self.companion_seats.clone(),
         }
     }
 
-    /// May another process run in the same memory at the same time? Then this process handles the
-    /// signals that would end it, so that it never ends while it holds a lock.
+    /// Whether another process may run in the same memory at the same time. Then the host catches
+    /// the signals that would end this process, and ends it itself while it holds no lock.
     pub(crate) fn shares_memory(&self) -> bool {
         self.shares_memory.load(Ordering::Relaxed)
     }
 
-    /// From now on another process runs in the same memory. Was it so before?
+    /// Notes that from now on another process runs in the same memory. Returns whether that was
+    /// noted before.
     pub(crate) fn share_memory(&self) -> bool {
         self.threads.share_memory();
         self.shares_memory.swap(true, Ordering::Relaxed)
     }
 
-    /// The places on which companions run.
-    pub(crate) fn places(&self) -> &Places {
-        &self.places
+    /// The seats of companions of this address space.
+    pub(crate) fn companion_seats(&self) -> &CompanionSeats {
+        &self.companion_seats
     }
 
-    /// The limit of the address space, if the guest has set another one than the kernel has.
+    /// The guest's limit of the address space, if it differs from the kernel's.
     pub(crate) fn address_space(&self) -> MutexGuard<'_, Option<Limit>> {
         lock(&self.address_space)
     }
 
-    /// The filters of system calls that one thread has set for all.
+    /// The filters of system calls that a thread has installed for all threads.
     pub(crate) fn seccomp(&self) -> &seccomp::Shared {
         &self.seccomp
     }
@@ -158,26 +167,27 @@ impl Process {
         &self.threads
     }
 
-    /// Whether it borrows its parent's memory.
+    /// Whether this is a vfork child, which borrows its parent's memory.
     pub(crate) fn is_borrower(&self) -> bool {
         self.is_borrower
     }
 
-    /// Holds every lock while `f` runs.
+    /// Holds every lock while `f` runs, for a fork.
     pub(crate) fn with_locks<R>(&self, f: impl FnOnce() -> R) -> R {
         let _actions = self.actions();
         let _report = self.report();
         let _memory = self.memory();
         let _limit = self.address_space();
-        self.places.held(|| self.threads.held(|| self.seccomp.held(f)))
+        self.companion_seats
+            .while_locked(|| self.threads.while_locked(|| self.seccomp.while_locked(f)))
     }
 
-    /// Absolute path of the file the guest runs: what `/proc/self/exe` is to it.
+    /// The absolute path of the file that the guest runs; the guest sees it as `/proc/self/exe`.
     pub(crate) fn executable(&self) -> &Arc<CStr> {
         &self.executable
     }
 
-    /// How the guest's `execve` goes on; `None` runs new programs natively.
+    /// How the programs that the guest executes are translated; `None` runs them natively.
     pub(crate) fn follow(&self) -> Option<&Arc<Follow>> {
         self.follow.as_ref()
     }
@@ -202,12 +212,12 @@ impl Process {
         &self.pages
     }
 
-    /// The descriptor of the report at the first process's end, if this process has it, too.
+    /// The descriptor for the report at the end of the first process, if this process has it, too.
     pub(crate) fn report(&self) -> MutexGuard<'_, Option<Report>> {
         lock(&self.report)
     }
 
-    /// Whether there is a report to make.
+    /// Whether this process makes a report at its end.
     pub(crate) fn reports(&self) -> bool {
         self.is_first() && self.report().is_some()
     }
@@ -217,17 +227,17 @@ impl Process {
         self.is_first.load(Ordering::Relaxed)
     }
 
-    /// This is a forked child now, which has nothing to report, and memory of its own. Did the
-    /// parent share memory, so that signals which end the process were handled?
+    /// In a forked child, which reports nothing and has memory of its own. Returns whether the host
+    /// caught the signals that would end the parent, which the child need not.
     pub(crate) fn become_child(&self) -> bool {
-        self.places.after_fork_child();
+        self.companion_seats.after_fork_child();
         self.is_first.store(false, Ordering::Relaxed);
-        // The descriptor, which is a copy, is closed.
+        // Dropping the report closes this process's copy of the descriptor.
         let reported = self.report().take().is_some();
         self.shares_memory.swap(false, Ordering::Relaxed) || reported
     }
 
-    /// A signal was delivered to a handler.
+    /// Counts a signal that was delivered to a handler.
     pub(crate) fn count_delivery(&self) {
         self.delivered.fetch_add(1, Ordering::Relaxed);
     }

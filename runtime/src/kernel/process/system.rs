@@ -1,5 +1,18 @@
-//! The kernel as one guest thread sees it ([`System`]), and what system calls ask of the machine
-//! that runs guest code ([`Engine`]).
+//! [`System`]: the kernel as one guest thread sees it. [`Engine`]: what system calls need of the
+//! dispatcher that runs the guest's code.
+//!
+//! Data: [`System`] holds the state that the kernel keeps for a thread and that the host emulates:
+//! mask, alternate stack, last fault, filters. What the threads of a process share is in
+//! [`Process`], behind its locks.
+//!
+//! Invariant: the kernel's mask of the thread is `host_mask(mask)` whenever the guest's code runs
+//! and no accepted signal waits for its delivery.
+//!
+//! Called by the guest's own thread only, outside native code; no lock. Only [`SignalState`] is
+//! also accessed by the signal handler that interrupts this thread.
+//!
+//! Example: `rt_sigprocmask` in the guest changes `System::mask`, and the kernel gets the same mask
+//! without the five synchronous signals.
 
 use std::ffi::CString;
 use std::ops::Range;
@@ -13,7 +26,7 @@ use super::limits::Limit;
 use super::memory::Memory;
 use super::report::Report;
 use super::seccomp::{Dispatch, Seccomp};
-use super::{InCommon, Place, Process, ThreadBody};
+use super::{CompanionSeat, InCommon, Process, ThreadBody};
 use crate::changes::{Code, CodePages};
 use crate::kernel::entry;
 use crate::kernel::signal::altstack::AltStack;
@@ -22,21 +35,21 @@ use crate::kernel::signal::{
 };
 use crate::kernel::xstate;
 
-/// Memory of the host's that has gone elsewhere.
+/// Host memory that was moved to other addresses.
 #[derive(Debug)]
 pub struct Moved {
-    /// The ranges that it left: they are free.
+    /// The old ranges, which are unmapped now.
     pub from: Vec<Range<u64>>,
-    /// The ranges that it took instead.
+    /// The new ranges.
     pub to: Vec<Range<u64>>,
 }
 
 /// The general registers of a guest thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Registers {
-    /// In the order of their numbers.
+    /// General registers by encoding number.
     pub gpr: [u64; 16],
-    /// The next instruction, behind a system call that is being made.
+    /// The next instruction; during a system call, the one behind it.
     pub rip: u64,
     /// The flags.
     pub rflags: u64,
@@ -53,72 +66,74 @@ pub struct Segments {
     pub(crate) gs: u16,
 }
 
-/// What system calls ask of the machine that runs guest code.
+/// What system calls need of the dispatcher that runs the guest's code.
 pub trait Engine: Code {
-    /// The guest wants `range` to itself. If memory of the engine's is there that can be elsewhere,
-    /// it is from now on.
+    /// Moves the engine's memory out of `range`, which the guest wants to map. `None` if nothing
+    /// was moved: there is no memory of the engine's, or it cannot be moved.
     fn make_room(&mut self, _range: &Range<u64>) -> Option<Moved> {
         None
     }
 
-    /// The process is about to become one that is not translated: the last chance to report.
+    /// Makes the report: the process is about to execute a program that is not translated.
     fn report(&mut self, system: &System);
 
-    /// From now on other processes or devices may change memory that the guest reads.
+    /// Ends the assumption `private_memory`: from now on other threads, processes or devices may
+    /// change memory that the guest reads.
     fn private_memory_lost(&mut self);
 
-    /// From now on the guest can see what state a fault finds it in.
+    /// Notes that from now on the guest handles faults, so it can see its state at a fault.
     fn faults_are_handled(&mut self);
 
-    /// This is a new process with a copy of everything: give it caches of its own.
+    /// In the child of a fork, which has a copy of everything: gives it caches of its own.
     fn after_fork_child(&mut self);
 
-    /// Runs a child that shares all memory with its suspended parent, starting at `context.rip`,
-    /// without making code. It ends by [`crate::kernel::process::exit`],
-    /// [`crate::kernel::signal::die`] or a successful execve. Everything it allocates stays with
-    /// the parent.
+    /// Runs a vfork child from `context.rip` on, without generating code. The child shares all
+    /// memory with its suspended parent. It ends by [`crate::kernel::process::exit`],
+    /// [`crate::kernel::signal::die`] or a successful execve. What it has allocated stays allocated
+    /// in the parent.
     fn run_vfork_child(&mut self, context: &mut ThreadContext, system: &mut System) -> !;
 
-    /// In the parent: the child of [`Engine::run_vfork_child`] is gone, wherever it was.
+    /// In the parent: cleans up after the child of [`Engine::run_vfork_child`], which is gone.
     fn vfork_child_gone(&mut self);
 
-    /// Makes the other threads of this process come out of guest code and system calls.
+    /// Makes the other threads of this process leave guest code and system calls.
     fn call_threads(&mut self);
 
-    /// The registers of a thread of this memory, which does not run, if they are in its context.
+    /// The registers of thread `tid`, which shares this memory and is not running. `None` if its
+    /// context does not hold them.
     fn registers_of(&self, tid: i32) -> Option<Registers>;
 
-    /// What runs a new thread of this guest; `None` if there is no memory for it. `protect` is to
-    /// be told of memory that the guest must not touch.
+    /// A dispatcher for a new thread of this guest; `None` if there is no memory for it. Calls
+    /// `protect` with memory that the guest must not touch.
     fn new_thread(&mut self, protect: &dyn Fn(Range<u64>)) -> Option<Box<dyn ThreadBody>>;
 
     /// Calls `f` with every lock of the engine's held.
     fn with_locks(&mut self, f: &mut dyn FnMut());
 }
 
-/// What became of the guest.
+/// How the guest goes on after a system call, a fault or the delivery of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It goes on at `context.rip`.
+    /// The thread goes on at `context.rip`.
     Continue,
-    /// It asked to exit with this status: [`crate::kernel::process::exit`].
+    /// The process asked to exit with this status: [`crate::kernel::process::exit`].
     Exit(i32),
     /// The thread alone asked to exit with this status; its asynchronous signals are blocked.
     ThreadExit(i32),
-    /// A signal kills it: [`crate::kernel::signal::die`].
+    /// This signal kills the process: [`crate::kernel::signal::die`].
     Killed(i32),
 }
 
-/// How a call ended.
+/// The result of a system call of the guest's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Done {
-    /// With this in rax.
+    /// The call was made; this value goes into rax.
     Value(i64),
-    /// It was not made: a signal comes first.
+    /// The call was not made, because a signal is pending. It is made after the delivery.
     Restart,
-    /// The registers say everything already.
+    /// The guest's registers are complete; nothing goes into rax.
     Registers,
-    /// The registers say everything already; see there.
+    /// As [`Done::Registers`], and the guest goes on in this way.
     Outcome(Outcome),
 }
 
@@ -128,31 +143,30 @@ impl Done {
     }
 }
 
-/// What a [`System`] is told at the start.
+/// The configuration of a [`System`] at the start.
 pub struct Config {
-    /// Absolute path of the file the guest runs (a script's interpreter): what `/proc/self/exe` is
-    /// to it.
+    /// Absolute path of the file that the guest runs (of a script, its interpreter). The guest sees
+    /// it as `/proc/self/exe`.
     pub executable: CString,
-    /// How the guest's `execve` goes on; `None` runs new programs natively.
+    /// How the programs that the guest executes are translated; `None` runs them natively.
     pub follow: Option<Follow>,
     /// The guest's program break.
     pub brk: Brk,
     /// The first thread's stack.
     pub stack: Range<u64>,
-    /// Whether there is something to report when the process ends.
+    /// Whether the process makes a report when it ends.
     pub reports: bool,
-    /// A file with the filters of system calls that the guest inherits.
+    /// The descriptor of a file with the filters of system calls that the guest inherits.
     pub seccomp: Option<i32>,
-    /// How large the address space may become, if the guest is to believe otherwise than the
-    /// kernel.
+    /// The guest's limit of the address space, if it differs from the kernel's.
     pub address_space: Option<Limit>,
     /// The address space's code pages.
     pub pages: Arc<CodePages>,
 }
 
 impl Config {
-    /// Of a guest that runs `executable`, follows nothing, inherits nothing, and is not reported
-    /// on.
+    /// The configuration of a guest that runs `executable`, executes other programs natively,
+    /// inherits nothing and makes no report.
     pub fn alone(executable: CString, brk: Brk) -> Config {
         Config {
             executable,
@@ -167,7 +181,7 @@ impl Config {
     }
 }
 
-/// What the process had before anything of ours changed it.
+/// Dispositions and mask that the process had before the host changed them.
 pub struct Inherited {
     /// Dispositions by signal number.
     actions: [SigAction; MAX_SIGNAL as usize + 1],
@@ -176,12 +190,12 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    /// Records it. The first thing to do in a process.
+    /// Records the present state. Must be called before anything else in the process.
     pub fn record() -> Inherited {
         let mut actions = [SigAction::default(); MAX_SIGNAL as usize + 1];
         for signo in 1..=MAX_SIGNAL {
             let action = signal::kernel_action(signo);
-            // Handlers do not survive execve: what is not ignored is the default.
+            // Execve resets handlers, so a signal that is not ignored has its default action.
             if action.handler == SIG_IGN {
                 actions[signo as usize] = SigAction { handler: SIG_IGN, ..SigAction::default() };
             }
@@ -192,30 +206,33 @@ impl Inherited {
 
 /// The kernel as one guest thread sees it.
 pub struct System {
-    /// What it shares with the other threads.
+    /// The state that all threads of the process share.
     pub(crate) process: Arc<Process>,
+    /// The state that the thread shares with the signal handler.
     pub(crate) signals: Box<SignalState>,
     /// The thread's signal mask.
     pub(crate) mask: SigSet,
-    /// The mask of an interrupted call that had its own; in effect until the signal is delivered.
+    /// The temporary mask of an interrupted call (such as sigsuspend). It is in effect until the
+    /// signal has been delivered.
     pub(crate) delivery_mask: Option<SigSet>,
     pub(crate) altstack: AltStack,
     /// Error code, exception number and page fault address of the last fault.
     pub(crate) fault: (u64, u64, u64),
-    /// RF, between a return from a signal and the next guest instruction.
+    /// RF as a signal frame has restored it, until the next guest instruction; 0 or the flag.
     pub(crate) resume_flag: u64,
     pub(crate) segments: Segments,
-    /// Arguments of an execve under way: they must outlive a vfork child that does not return from
-    /// it.
+    /// The arguments of an execve under way. They are fields of the parent's data for a vfork child
+    /// too: if its call succeeds, the child cannot free them.
     pub(crate) exec_arguments: Option<Arguments>,
-    /// A word that is cleared and woken when the thread ends (`set_tid_address`); 0 for none.
+    /// The address of a word that is cleared, and whose waiter is woken, when the thread ends
+    /// (`set_tid_address`); 0 for none.
     pub(crate) clear_at_end: u64,
-    /// What it may ask of the kernel.
+    /// The filters of its system calls.
     pub(crate) seccomp: Seccomp,
-    /// Which of its calls are signals instead.
+    /// Which of its calls become signals (`PR_SET_SYSCALL_USER_DISPATCH`).
     pub(crate) dispatch: Option<Dispatch>,
-    /// Where it runs, if it is the first thread of a companion.
-    pub(crate) place: Option<Arc<Place>>,
+    /// Its seat, if it is the first thread of a companion.
+    pub(crate) companion_seat: Option<Arc<CompanionSeat>>,
 }
 
 impl System {
@@ -245,12 +262,11 @@ impl System {
             clear_at_end: 0,
             seccomp: config.seccomp.map_or_else(Seccomp::default, Seccomp::from_file),
             dispatch: None,
-            place: None,
+            companion_seat: None,
         }
     }
 
-    /// Where the report of this process goes, if it has to make one: a descriptor that nobody else
-    /// writes to now.
+    /// The descriptor for the report of this process, if it has to make one.
     pub fn report_to(&self) -> Option<i32> {
         if !self.process.is_first() {
             return None;
@@ -263,14 +279,14 @@ impl System {
         self.process.delivered()
     }
 
-    /// The first thread is about to end, and needs nothing of the host's any more.
+    /// The last access of the first thread to the translator's data: it is about to end.
     pub fn leave(&self) {
         self.process.threads().leave();
     }
 
-    /// Makes `context` this thread's and takes over the signals that are always the host's. From
-    /// here on guest faults come back through the hooks. Also gives the context what a new process
-    /// has in its extended state.
+    /// Makes `context` this thread's context, with the extended state of a new process. Installs
+    /// the handlers of the signals that are always the host's; from here on a guest fault continues
+    /// where the hooks say.
     ///
     /// # Errors
     /// No memory for the alternate signal stack.
@@ -294,25 +310,25 @@ impl System {
         Ok(())
     }
 
-    /// Makes `context` find this state in a signal handler.
+    /// Makes the signal handler, which gets `context`, find this thread's [`SignalState`].
     pub(crate) fn attach(&self, context: &mut ThreadContext) {
         context.host_fs_base = entry::fs_base();
         context.signals = std::ptr::from_ref(&*self.signals) as u64;
     }
 
-    /// What a vfork child starts with: copies of what the kernel copies. The address space stays
-    /// one.
+    /// The state with which a vfork child starts: copies of what the kernel copies. The address
+    /// space is shared.
     pub(crate) fn for_vfork_child(&self, shared_actions: bool) -> Box<System> {
         let process = self.process.for_vfork_child(shared_actions);
         Box::new(System { altstack: self.altstack, ..self.for_child(process) })
     }
 
-    /// What a companion starts with: copies of what the kernel copies.
+    /// The state with which a companion starts: copies of what the kernel copies.
     pub(crate) fn for_companion(&self, in_common: InCommon, clear_at_end: u64) -> System {
         System { clear_at_end, ..self.for_child(self.process.for_companion(in_common)) }
     }
 
-    /// What a new thread starts with.
+    /// The state with which a new thread starts.
     pub(crate) fn for_thread(&self, clear_at_end: u64) -> System {
         System { clear_at_end, ..self.for_child(self.process.clone()) }
     }
@@ -331,7 +347,7 @@ impl System {
             clear_at_end: 0,
             seccomp: self.seccomp.clone(),
             dispatch: None,
-            place: None,
+            companion_seat: None,
         }
     }
 }

@@ -1,4 +1,6 @@
-//! Children made for a guest without code, each test in a process of its own.
+//! Tests of fork, vfork, threads and execve with a guest that has no code: the test itself makes
+//! the guest's system calls. Each test runs in a process of its own, because it changes signal
+//! dispositions, memory and threads.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
@@ -54,8 +56,8 @@ fn fork_gives_a_child_of_its_own() {
 
 static SEEN: AtomicI64 = AtomicI64::new(0);
 
-/// What posix_spawn's child does: change dispositions, fail to execute, report through shared
-/// memory, exit.
+/// Does what posix_spawn's child does: changes dispositions, fails to execute, reports through
+/// shared memory, exits.
 fn spawned(context: &mut ThreadContext, system: &mut System) -> i32 {
     let mut engine = Notes::default();
     let mut call = |context: &mut ThreadContext, nr: i64, args: &[u64]| {
@@ -132,7 +134,7 @@ fn clear_sighand_keeps_the_five_ours() {
             let cleared = !system.process.action(libc::SIGUSR1).is_caught();
             let ours =
                 signal::kernel_action(libc::SIGSEGV).handler == signal::host_entry::signal_entry();
-            // A fault that has to be fixed up.
+            // This access faults, and the handler must find its entry in the fix-up table.
             let fixed = crate::memory::copy_in(8, &mut [0; 4]) == 0;
             i32::from(!(cleared && ours && fixed))
         });
@@ -154,15 +156,15 @@ const THREAD_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
-/// What the threads of the test leave behind: a robust futex that they own.
+/// The robust futex that each thread of the test owns when it ends.
 static OWNED: AtomicU32 = AtomicU32::new(0);
 
 fn thread(context: &mut ThreadContext, system: &mut System) -> Ending {
-    // A robust list of one entry: itself a list entry, and at a distance of 8 the futex.
-    let mut entry = [0u64, 0];
-    let mut head = [&raw const entry as u64, 8, 0];
-    entry[0] = &raw const head as u64;
-    // SAFETY: names this thread's list, which is taken away again at its end.
+    // A robust list of one node. `head` has the distance from the node to its futex.
+    let mut node = [0u64, 0];
+    let mut head = [&raw const node as u64, 8, 0];
+    node[0] = &raw const head as u64;
+    // SAFETY: sets this thread's list, which the end of the thread makes the kernel forget.
     let tid = unsafe {
         crate::kernel::entry::raw(&Call::new(
             libc::SYS_set_robust_list,
@@ -170,7 +172,7 @@ fn thread(context: &mut ThreadContext, system: &mut System) -> Ending {
         ));
         crate::kernel::entry::raw(&Call::new(libc::SYS_gettid, &[]))
     };
-    head[1] = (&raw const OWNED as u64).wrapping_sub(&raw const entry as u64);
+    head[1] = (&raw const OWNED as u64).wrapping_sub(&raw const node as u64);
     let right = (context.gpr[0], context.gpr[4], context.fs_base, context.rip)
         == (0, 0x9000, 0x7777, AFTER_SYSCALL)
         && crate::kernel::entry::gs_base() == context.this
@@ -179,8 +181,8 @@ fn thread(context: &mut ThreadContext, system: &mut System) -> Ending {
     OWNED.store(if right { tid as u32 } else { 1 }, Ordering::SeqCst);
     signal::set_kernel_mask(!0);
     assert!(!system.end_thread());
-    // Nothing of the thread's stack is looked at from here on.
-    std::hint::black_box((entry, head));
+    // From here on the thread uses nothing of its stack.
+    std::hint::black_box((node, head));
     Ending::Thread(0)
 }
 
@@ -209,7 +211,7 @@ fn a_thread_has_an_identity_and_an_end() {
             assert_eq!(crate::kernel::entry::gs_base(), m.context.this);
         }
         assert!(m.engine.shared);
-        // The last one to end is this.
+        // This thread is the last one to end.
         assert!(m.system.end_thread());
     });
 }
@@ -236,9 +238,9 @@ fn impossible_threads_are_refused() {
     });
 }
 
-/// The translator is played by a shell, which shows the arguments it gets.
+/// The process executes a shell natively, which checks its mask and dispositions.
 #[test]
-fn execve_starts_the_translator() {
+fn a_native_execve_passes_mask_and_dispositions_on() {
     let run = |body: fn(&mut Machine)| {
         in_child(|| {
             let mut m = Machine::start();
@@ -246,22 +248,23 @@ fn execve_starts_the_translator() {
             77
         })
     };
-    // Natively: mask and dispositions are the guest's own.
+    // The new program must get the guest's mask and dispositions, not the host's.
     let status = run(|m| {
         let ignore = [1u64, 0, 0, 0];
         m.result(libc::SYS_rt_sigaction, &[libc::SIGSEGV as u64, ignore.as_ptr() as u64, 0, 8]);
         let mask = set_of(libc::SIGBUS);
         m.result(libc::SYS_rt_sigprocmask, &[2, &raw const mask as u64, 0, 8]);
-        // By the shell alone: it blocks signals while it starts other programs, which may ignore
-        // them for themselves.
+        // The shell itself must check the signals. It blocks signals while it starts another
+        // program, and that program might ignore some.
         let script = c"while read name value; do case $name:$value in \
-            SigBlk::0000000000000040) blocked=yes ;; SigIgn::*[4567cdef]??) ignored=yes ;; esac; done </proc/$$/status; \
+            SigBlk::0000000000000040) blocked=yes ;; SigIgn::*[4567cdef]??) ignored=yes ;; \
+            esac; done </proc/$$/status; \
             test $blocked$ignored = yesyes";
         let argv = [c"sh".as_ptr(), c"-c".as_ptr(), script.as_ptr(), std::ptr::null()];
         m.call(libc::SYS_execve, &[c"/bin/sh".as_ptr() as u64, argv.as_ptr() as u64, 0]);
     });
     assert_eq!(status, 0);
-    // A failed one changes nothing.
+    // A failed execve changes nothing.
     with_machine(|m| {
         let mask = set_of(libc::SIGBUS);
         m.result(libc::SYS_rt_sigprocmask, &[2, &raw const mask as u64, 0, 8]);

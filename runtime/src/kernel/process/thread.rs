@@ -1,20 +1,32 @@
-//! Threads of the guest: one host thread each.
+//! Threads of the guest: making and ending them. Each is one host thread.
 //!
 //! A host thread runs on a *seat*: a host stack, an alternate signal stack and a [`ThreadContext`]
-//! that are made once and used by one thread after the other. It is created by the C library, so
-//! that thread-local storage, the allocator and locks work. Everything that the guest can see is
-//! done here: thread ids, the clearing write at its end, the robust list.
+//! that are made once and used by one thread after the other. It is a thread of the host's C
+//! library, so that thread-local storage, the allocator and locks work. The C library does nothing
+//! that the guest can see. Thread ids, the word that is cleared at the end of a thread, and the
+//! robust list are dealt with here.
 //!
-//! **The end of a thread**, in the kernel's order: owners of robust futexes are marked dead, the
-//! word for `pthread_join` is cleared and woken, the thread no longer exists for the guest. The
-//! host thread itself ends a moment later; the next thread on its seat waits for that. The first
-//! thread, whose stack the C library does not own, ends by the raw system call, and the process
-//! continues without it. The last thread ends the process.
+//! **The end of a thread** has the kernel's order: robust futexes that it owns are marked, the word
+//! for `pthread_join` is cleared and its waiters are woken, the thread is gone. The host thread
+//! ends a little later; the thread that takes its seat next waits for that. The first thread, whose
+//! stack the C library did not make, ends by the raw system call and leaves a process that goes on
+//! without it. The last thread ends the process.
 //!
-//! Data: [`Threads`], a part of the process, with a lock for the free seats and atomic counters.
+//! **Standing still**: a thread stands still while it waits and holds no lock of the translator's.
+//! Before a thread leaves memory that other processes use ([`Threads::stop_others`]), it makes all
+//! other threads of its process stand still, since its leaving ends them.
 //!
-//! Example: a guest makes a thread; it takes a free seat, or a new one is mapped; the host thread
-//! runs the guest from a copy of its maker's context; at its end the seat is free again.
+//! Data: [`Threads`]. Free seats are shared by all processes of an address space, the counters
+//! belong to one process. Invariant: `still` + 1 < `hosts` as long as a host thread other than the
+//! caller of `stop_others` may hold a lock.
+//!
+//! Called on guest threads, outside native code, with no lock held. The list of free seats has a
+//! lock; everything else is atomic.
+//!
+//! Example: `pthread_create` in the guest calls `clone`, and `System::make_thread` takes a free
+//! seat, puts the new thread's registers into its context, and makes the host thread. `start` runs
+//! there: it writes the thread id for the guest, sets the mask and runs the guest until the thread
+//! exits. Then it puts the seat back into the list.
 
 use std::mem::size_of;
 use std::ops::Range;
@@ -30,9 +42,10 @@ use crate::kernel::signal;
 use crate::memory;
 use crate::sync::lock;
 
-/// Bytes of a thread's host stack; only what is used is ever there.
+/// Bytes of a thread's host stack (guess). Only touched pages cost memory. If the host needs more,
+/// the guard page below ends the process by SIGSEGV.
 pub(super) const STACK: usize = 4 << 20;
-/// Inaccessible, below each stack.
+/// Bytes of the inaccessible page below each stack.
 pub(super) const GUARD: usize = 4096;
 
 unsafe extern "C" {
@@ -44,11 +57,11 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
-/// Why the guest's code in a thread has ended. The host thread still runs.
+/// Why the guest's code in a thread has ended. The host thread is still there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Ending {
-    /// The thread asked to exit, with this status; the process goes on.
+    /// The thread asked to exit, with this status; others go on.
     Thread(i32),
     /// The process, or its last thread, asked to exit with this status.
     Process(i32),
@@ -67,32 +80,36 @@ impl Ending {
     }
 }
 
-/// What runs the guest in a new thread.
+/// Runs the guest in a new thread: implemented by dispatchers.
 pub trait ThreadBody: Send {
     /// Runs the guest from `context` until the thread or the process ends.
     fn run(&mut self, context: &mut ThreadContext, system: &mut System) -> Ending;
 
-    /// The thread is at its end, or was ended by an execve.
+    /// Makes the body available for another thread. The thread that ran it is about to end, or has
+    /// gone in an execve.
     fn rest(self: Box<Self>);
 }
 
-/// The data for making and ending threads of a process.
+/// The threads of a process.
 pub(crate) struct Threads {
+    /// Threads that the guest can see.
     live: AtomicU32,
-    /// Seats that are free, or whose thread is about to end.
+    /// Seats of the address space that no guest thread runs on. The host thread may still be about
+    /// to end there ([`Seat::vacate`]).
     free: Arc<Mutex<Vec<Seat>>>,
+    /// 1 after the first call of [`System::make_thread`] or [`Threads::share_memory`].
     made: AtomicU32,
-    /// Host threads that have not finished the runtime's code yet; some of them have already ended
-    /// for the guest.
+    /// Host threads that may still access the translator's data: the live ones, and those that have
+    /// not called [`Threads::leave`] yet.
     hosts: AtomicU32,
-    /// The threads among them that stand still, or sleep while a vfork child runs.
+    /// Those of `hosts` that stand still, or sleep while a vfork child runs.
     still: AtomicU32,
-    /// 1 while one thread wants all other threads to stand still.
+    /// 1 while one thread wants the others to stand still; a futex.
     stop: AtomicU32,
 }
 
 impl Threads {
-    /// One thread.
+    /// The only thread of a new process.
     pub(crate) fn new() -> Threads {
         Threads {
             live: AtomicU32::new(1),
@@ -109,29 +126,29 @@ impl Threads {
         Threads { free: self.free.clone(), made: AtomicU32::new(1), ..Threads::new() }
     }
 
-    /// From now on another process runs in the same memory, which is as if there were another
+    /// Notes that from now on another process runs in the same memory, which counts as another
     /// thread.
     pub(crate) fn share_memory(&self) {
         self.made.store(1, Ordering::Relaxed);
     }
 
-    /// Has there ever been a second thread?
+    /// Whether there has ever been a second thread.
     pub(crate) fn ever(&self) -> bool {
         self.made.load(Ordering::Relaxed) != 0
     }
 
-    /// Is there one thread?
+    /// Whether there is only one live thread.
     pub(crate) fn is_alone(&self) -> bool {
         self.live.load(Ordering::Relaxed) == 1
     }
 
-    /// Calls `f` with the seats locked: no thread is made, and none leaves its seat.
-    pub(crate) fn held<R>(&self, f: impl FnOnce() -> R) -> R {
+    /// Calls `f` while no thread can take a seat or put one back.
+    pub(crate) fn while_locked<R>(&self, f: impl FnOnce() -> R) -> R {
         let _free = lock(&self.free);
         f()
     }
 
-    /// In a forked child: there is one thread, and no thread uses the free seats.
+    /// In a forked child: there is one thread, and no host threads end on the free seats.
     pub(crate) fn after_fork_child(&self) {
         self.live.store(1, Ordering::Relaxed);
         self.hosts.store(1, Ordering::Relaxed);
@@ -142,8 +159,8 @@ impl Threads {
         }
     }
 
-    /// Calls `sleep` while this thread, which holds no lock, needs none. It does not go on before
-    /// it may.
+    /// Calls `sleep`, during which this thread counts as standing still: it must hold no lock and
+    /// take none. Returns when no thread wants the others to stand still.
     pub(crate) fn stand_still<R>(&self, sleep: impl FnOnce() -> R) -> R {
         self.still.fetch_add(1, Ordering::SeqCst);
         let result = sleep();
@@ -156,14 +173,15 @@ impl Threads {
         result
     }
 
-    /// Must this thread stand still?
+    /// Whether another thread wants this one to stand still.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst) != 0
     }
 
-    /// Makes all other threads of the process stand still, none with a lock: it is about to leave
-    /// memory that other processes use. `call` makes the threads leave guest code and system calls.
+    /// Makes all other threads of the process stand still: the process is about to leave memory
+    /// that other processes use. `call` makes the threads come out of guest code and system calls.
     pub(crate) fn stop_others(&self, mut call: impl FnMut()) {
+        /// Between two calls of the threads (guess; a longer pause delays the end of the process).
         const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
         while self.stop.swap(1, Ordering::SeqCst) != 0 {
             self.stand_still(|| ());
@@ -172,25 +190,26 @@ impl Threads {
             call();
             std::thread::sleep(PAUSE);
         }
-        // Threads that have left the runtime's code still execute the C library's.
+        // Threads that have called `leave` still run code of the C library, which has locks of its
+        // own.
         let mut free = lock(&self.free);
         free.iter_mut().for_each(Seat::vacate);
     }
 
-    /// The process goes on: the threads may move again.
+    /// Lets the other threads go on, because the process has not left memory.
     pub(crate) fn release_others(&self) {
         self.stop.store(0, Ordering::SeqCst);
         wake(&raw const self.stop as u64, i32::MAX as u64);
     }
 
-    /// The calling host thread leaves the runtime's code.
+    /// The last access of a host thread to the translator's data.
     pub(crate) fn leave(&self) {
         self.hosts.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn seat(&self) -> Option<Seat> {
-        // Not under the lock: the thread that is leaving the seat may need it for nothing, but
-        // takes its time.
+    /// Takes a free seat or makes one; `None` if there is no memory for it.
+    fn take_seat(&self) -> Option<Seat> {
+        // The lock is not held during `vacate`, which waits for the end of a host thread.
         let seat = lock(&self.free).pop();
         match seat {
             Some(mut seat) => {
@@ -202,11 +221,12 @@ impl Threads {
     }
 }
 
-/// See the module.
+/// The memory on which a host thread runs (see the module's header).
 struct Seat {
+    /// The address of what [`map_stacks`] mapped.
     mapping: u64,
     context: Box<ThreadContext>,
-    /// The last thread that used the seat.
+    /// The last host thread that ran on this seat, until it is joined.
     thread: Option<libc::pthread_t>,
 }
 
@@ -251,33 +271,36 @@ impl Seat {
         self.stack() + (STACK + GUARD) as u64
     }
 
-    /// Waits until the host thread that used the seat has ended.
+    /// Waits until the last host thread on this seat has ended. It is about to.
     fn vacate(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // SAFETY: a joinable thread that only the seat's owner joins.
+            // SAFETY: a joinable thread, which is joined only here.
             unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
         }
     }
 }
 
-/// The words about its id that a new thread writes, and its flags.
+/// What the guest has asked for about the id and the sharing of a new thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Identity {
-    /// Where the thread's id is to be written before it runs; 0 for nowhere.
+    /// Addresses at which the thread's id is written before the thread runs: the parent's and the
+    /// child's. 0 for none.
     pub write_to: [u64; 2],
-    /// The word to clear and wake at its end; 0 for none.
+    /// The address of a word that is cleared, and whose waiters are woken, when the thread ends; 0
+    /// for none.
     pub clear_at_end: u64,
-    /// What it does not share with its maker, as flags for `unshare`.
+    /// Flags for `unshare(2)`: what the thread does not share with its maker.
     pub unshared: i32,
 }
 
-/// The new thread's message to its maker: its id.
+/// How a new thread tells its maker its id, which is 0 until then.
 #[derive(Default)]
 struct Started {
     tid: Mutex<i32>,
     changed: Condvar,
 }
 
+/// The argument of [`start`].
 struct Start {
     seat: Seat,
     system: System,
@@ -286,9 +309,9 @@ struct Start {
     started: Arc<Started>,
 }
 
-/// The host thread's function.
+/// The function of a new host thread.
 extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: the maker leaked this box for us.
+    // SAFETY: the maker leaked this box for this thread.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
     let Start { mut seat, mut system, mut body, identity, started } = *start;
     // SAFETY: plain calls about this thread; the seat outlives it.
@@ -296,7 +319,8 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
         seat.thread = Some(libc::pthread_self());
         entry::set_gs_base(&*seat.context);
         signal::use_alternate_stack(seat.alternate_stack() as *mut libc::c_void);
-        // The C library's own robust list is empty; the guest sets its list itself.
+        // Replaces the C library's robust list, which the guest must not see; the guest registers
+        // its own.
         entry::raw(&Call::new(libc::SYS_set_robust_list, &[0, ROBUST_HEAD as u64]));
         if identity.unshared != 0 {
             entry::raw(&Call::new(libc::SYS_unshare, &[identity.unshared as u64]));
@@ -304,16 +328,16 @@ extern "C" fn start(argument: *mut libc::c_void) -> *mut libc::c_void {
     }
     system.attach(&mut seat.context);
     let tid = own_tid();
-    for place in identity.write_to.into_iter().filter(|place| *place != 0) {
-        // The kernel, too, ignores a bad address here.
-        let _ = guest_write(place, &tid.to_le_bytes());
+    for address in identity.write_to.into_iter().filter(|address| *address != 0) {
+        // The kernel ignores a bad address, too.
+        let _ = guest_write(address, &tid.to_le_bytes());
     }
     *lock(&started.tid) = tid;
     started.changed.notify_one();
     drop(started);
     signal::set_kernel_mask(signal::host_mask(system.mask));
     let ending = body.run(&mut seat.context, &mut system);
-    // The handler finds nothing here any more.
+    // The data that the signal handler reads is given away below. So no signal may come any more.
     signal::set_kernel_mask(!0);
     body.rest();
     let process = system.process.clone();
@@ -340,7 +364,8 @@ impl System {
     /// Makes a thread that begins with a copy of `context` as `enter` changes it; returns its id or
     /// an errno.
     ///
-    /// All asynchronous signals are blocked, so the host thread begins with them blocked.
+    /// The caller has blocked all asynchronous signals, so the host thread begins with them
+    /// blocked.
     pub(crate) fn make_thread(
         &self,
         context: &ThreadContext,
@@ -349,7 +374,7 @@ impl System {
         enter: impl FnOnce(&mut ThreadContext),
     ) -> Result<i32, i32> {
         let threads = self.process.threads();
-        let mut seat = threads.seat().ok_or(libc::EAGAIN)?;
+        let mut seat = threads.take_seat().ok_or(libc::EAGAIN)?;
         self.protect(seat.range());
         seat.context.clear();
         super::clone::copy_registers(context, &mut seat.context);
@@ -366,12 +391,12 @@ impl System {
         }));
         threads.live.fetch_add(1, Ordering::SeqCst);
         threads.hosts.fetch_add(1, Ordering::SeqCst);
-        // The thread does not go on before this is released.
+        // The new thread cannot run the guest before `wait` or the return below releases this lock.
         let mut tid = lock(&started.tid);
         if create(stack, STACK, start, start_with.cast()).is_err() {
             threads.live.fetch_sub(1, Ordering::SeqCst);
             threads.leave();
-            // SAFETY: no thread took it.
+            // SAFETY: no thread has been made that would free the box.
             let unused = unsafe { Box::from_raw(start_with) };
             lock(&threads.free).push(unused.seat);
             return Err(libc::EAGAIN);
@@ -385,9 +410,10 @@ impl System {
         Ok(*tid)
     }
 
-    /// The C library has installed handlers of its own for its thread making: puts the guest's
-    /// dispositions back.
+    /// Puts the guest's dispositions back after the C library has installed handlers of its own,
+    /// which it does when it makes its first thread.
     pub(super) fn take_back_library_signals(&self) {
+        /// glibc's SIGCANCEL and SIGSETXID (nptl(7)).
         const LIBRARY_SIGNALS: [i32; 2] = [32, 33];
         let actions = self.process.actions();
         for signo in LIBRARY_SIGNALS {
@@ -395,21 +421,21 @@ impl System {
         }
     }
 
-    /// The thread ends by itself; its asynchronous signals are blocked. Does what the guest can see
-    /// of it. Was it the last one?
+    /// Does everything that the guest can see of the end of this thread, whose asynchronous signals
+    /// are blocked. Returns whether it was the last one.
     pub(crate) fn end_thread(&mut self) -> bool {
         end_robust_list();
-        // Before the word is cleared: a thread that sees it cleared may end, too, and must then
-        // find itself the last one.
+        // Counted before the word is cleared: a thread that sees the cleared word may end at once
+        // and must find that it is the last one.
         let is_last = self.process.threads().live.fetch_sub(1, Ordering::SeqCst) == 1;
-        // No thread waits for the last one, but other processes may.
+        // Only other processes can wait for the last thread.
         if !is_last || self.process.shares_memory() {
             self.clear_tid();
         }
         is_last
     }
 
-    /// Clears and wakes the word that the guest wants cleared at the end of this thread.
+    /// Clears the word that the guest wants cleared at the end of this thread, and wakes a waiter.
     pub(crate) fn clear_tid(&mut self) {
         let word = std::mem::take(&mut self.clear_at_end);
         if word != 0 && guest_write(word, &0u32.to_le_bytes()).is_ok() {
@@ -418,15 +444,16 @@ impl System {
     }
 }
 
-/// Makes a thread by the C library that runs `function` on the `size` bytes at `stack`, which no
-/// other code uses until the thread has been joined.
+/// Makes a thread of the C library's that runs `function` on the `size` bytes at `stack`. Nothing
+/// else uses these bytes until the thread has ended. The error is an errno.
 pub(super) fn create(
     stack: u64,
     size: usize,
     function: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
     argument: *mut libc::c_void,
 ) -> Result<(), i32> {
-    // SAFETY: the attributes are initialised before use; the rest is the caller's promise.
+    // SAFETY: the attributes are initialised before use; the caller promises that the stack is
+    // free.
     let failed = unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         let mut thread: libc::pthread_t = std::mem::zeroed();
@@ -443,7 +470,7 @@ pub(super) fn create(
     if failed == 0 { Ok(()) } else { Err(failed) }
 }
 
-/// Ends the first thread of a process that goes on.
+/// Ends the first thread of a process that goes on, or a donor.
 pub(crate) fn exit_first(status: i32) -> ! {
     loop {
         // SAFETY: ends this thread; its stack stays.
@@ -456,11 +483,11 @@ fn wake(word: u64, count: u64) {
     unsafe { entry::raw(&Call::new(libc::SYS_futex, &[word, libc::FUTEX_WAKE as u64, count])) };
 }
 
-/// Marks the futexes of this thread's robust list as those of a dead owner, as the kernel does at
-/// the end of a thread (`exit_robust_list`), and takes the list away from it: the guest may free
-/// the list when it hears of the thread's end.
+/// Marks the futexes of this thread's robust list as owned by a dead thread, as the kernel does at
+/// the end of a thread (`exit_robust_list`). Then the kernel must forget the list, because the
+/// guest may free it as soon as it sees the end of the thread.
 fn end_robust_list() {
-    /// The kernel's limit, too.
+    /// Nodes that are visited at most (kernel: `ROBUST_LIST_LIMIT`).
     const MOST: usize = 2048;
     let (mut head, mut len) = (0u64, 0u64);
     let ask = [0, &raw mut head as u64, &raw mut len as u64];
@@ -469,7 +496,7 @@ fn end_robust_list() {
     if asked != 0 || head == 0 {
         return;
     }
-    // SAFETY: takes the list away.
+    // SAFETY: makes the kernel forget the list.
     unsafe { entry::raw(&Call::new(libc::SYS_set_robust_list, &[0, ROBUST_HEAD as u64])) };
     let word = |address: u64| guest_read::<8>(address).map(u64::from_le_bytes);
     let (Ok(first), Ok(offset), Ok(pending)) =
@@ -477,22 +504,22 @@ fn end_robust_list() {
     else {
         return;
     };
-    // The lowest bit says that it is a priority-inheritance futex.
-    let (at, is_inheriting) = (|entry: u64| entry & !1, |entry: u64| entry & 1 != 0);
+    // The lowest bit of a pointer marks a priority-inheritance futex.
+    let (at, is_inheriting) = (|pointer: u64| pointer & !1, |pointer: u64| pointer & 1 != 0);
     let tid = own_tid() as u32;
-    let mut entry = first;
+    let mut node = first;
     for _ in 0..MOST {
-        if at(entry) == head {
+        if at(node) == head {
             break;
         }
-        let next = word(at(entry));
-        if at(entry) != at(pending)
-            && !owner_died(at(entry).wrapping_add(offset), tid, is_inheriting(entry), false)
+        let next = word(at(node));
+        if at(node) != at(pending)
+            && !owner_died(at(node).wrapping_add(offset), tid, is_inheriting(node), false)
         {
             return;
         }
         match next {
-            Ok(next) => entry = next,
+            Ok(next) => node = next,
             Err(_) => return,
         }
     }
@@ -501,7 +528,8 @@ fn end_robust_list() {
     }
 }
 
-/// As the kernel's `handle_futex_death`; `false` if the list cannot be followed further.
+/// Marks one futex as the kernel's `handle_futex_death` does. Returns `false` if the list must not
+/// be followed further.
 fn owner_died(futex: u64, tid: u32, is_inheriting: bool, is_pending: bool) -> bool {
     if !futex.is_multiple_of(size_of::<u32>() as u64) {
         return false;
@@ -510,7 +538,7 @@ fn owner_died(futex: u64, tid: u32, is_inheriting: bool, is_pending: bool) -> bo
     let Ok(mut value) = (unsafe { memory::load::<u32>(futex) }) else { return false };
     loop {
         if is_pending && !is_inheriting && value == 0 {
-            // The thread had unlocked it, but not yet woken a waiter.
+            // The thread had unlocked the futex, but not yet woken a waiter.
             wake(futex, 1);
             return true;
         }

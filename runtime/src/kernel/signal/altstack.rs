@@ -1,19 +1,19 @@
-//! The guest's alternate signal stack: `sigaltstack(2)` as the kernel does it. The kernel itself
-//! only knows the host's alternate stack.
+//! The guest's alternate signal stack: emulates `sigaltstack(2)`, because the kernel has the host's
+//! alternate stack.
 //!
-//! Each guest thread owns one [`AltStack`], and only that thread uses it, outside the signal
-//! handler; so there is no lock.
+//! Data: each guest thread owns one [`AltStack`]. Only that thread uses it, outside the signal
+//! handler, so there is no lock. Results and errors are those of the kernel.
 //!
 //! Example: a guest on its normal stack sets a stack of 0x4000 bytes at 0x10000. The frame of a
 //! handler with `SA_ONSTACK` begins below 0x14000 ([`AltStack::entry`]).
 
-/// The stack is in use.
+/// Flag: the thread runs on the stack.
 const SS_ONSTACK: u32 = 1;
-/// There is none.
+/// Flag: the thread has no alternate stack.
 const SS_DISABLE: u32 = 2;
-/// Disabled while a handler runs on it.
+/// Flag: the stack is disabled while a handler runs on it.
 const SS_AUTODISARM: u32 = 1 << 31;
-/// The smallest stack that the call accepts.
+/// Bytes of the smallest stack that the call accepts (kernel: `MINSIGSTKSZ` of x86).
 const MINSIGSTKSZ: u64 = 2048;
 
 /// `stack_t` in the kernel's layout.
@@ -31,14 +31,14 @@ pub struct StackT {
 }
 
 impl StackT {
-    /// From memory.
+    /// Reads the structure from guest memory.
     pub fn from_bytes(bytes: &[u8; 24]) -> StackT {
         let word =
             |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         StackT { sp: word(0), flags: word(8) as u32, pad: 0, size: word(16) }
     }
 
-    /// To memory.
+    /// The structure as it stands in guest memory.
     pub fn to_bytes(self) -> [u8; 24] {
         let mut bytes = [0; 24];
         bytes[0..8].copy_from_slice(&self.sp.to_le_bytes());
@@ -56,7 +56,7 @@ pub struct AltStack {
     flags: u32,
 }
 
-/// None, as in a new thread.
+/// No stack, as in a new thread.
 impl Default for AltStack {
     fn default() -> AltStack {
         AltStack { sp: 0, size: 0, flags: SS_DISABLE }
@@ -64,40 +64,40 @@ impl Default for AltStack {
 }
 
 impl AltStack {
-    /// None, as in a new process: its frames do not say that there is none.
+    /// No stack, as in a new process. There `uc_stack` of frames does not have `SS_DISABLE`.
     pub fn of_new_process() -> AltStack {
         AltStack { flags: 0, ..AltStack::default() }
     }
 
-    /// Whether `sp` is on the stack, whatever its flags.
+    /// Whether `sp` is on the stack. The flags do not matter.
     pub fn contains(&self, sp: u64) -> bool {
         sp > self.sp && sp - self.sp <= self.size
     }
 
-    /// Whether `sp` is on the stack for the purpose of not entering it twice.
+    /// Whether a thread with this `sp` counts as running on the stack, so that a handler continues
+    /// there and the stack cannot be changed. Never with `SS_AUTODISARM`.
     pub fn is_in_use(&self, sp: u64) -> bool {
         self.flags & SS_AUTODISARM == 0 && self.contains(sp)
     }
 
-    /// Where a handler that asks for the alternate stack starts, if it is to switch to it from
-    /// `sp`.
+    /// The top of the stack, if a handler with `SA_ONSTACK` has to switch to it from `sp`.
     pub fn entry(&self, sp: u64) -> Option<u64> {
         (self.size != 0 && !self.is_in_use(sp)).then(|| self.sp.wrapping_add(self.size))
     }
 
-    /// What a signal frame says about the stack (`uc_stack`).
+    /// The stack as a signal frame has it (`uc_stack`).
     pub fn in_frame(&self) -> StackT {
         StackT { sp: self.sp, flags: self.flags, pad: 0, size: self.size }
     }
 
-    /// A handler is being entered.
+    /// Called when the guest's handler starts: disables a stack with `SS_AUTODISARM`.
     pub fn on_delivery(&mut self) {
         if self.flags & SS_AUTODISARM != 0 {
             *self = AltStack::default();
         }
     }
 
-    /// What the system call reports as the old stack.
+    /// The old stack that the system call reports.
     pub fn query(&self, sp: u64) -> StackT {
         let state = match self.size {
             0 => SS_DISABLE,
@@ -107,7 +107,7 @@ impl AltStack {
         StackT { sp: self.sp, flags: state | self.flags & SS_AUTODISARM, pad: 0, size: self.size }
     }
 
-    /// The system call with a new stack; the error is an errno.
+    /// Sets a new stack, for a thread whose stack pointer is `sp`. The error is an errno.
     pub fn set(&mut self, new: StackT, sp: u64) -> Result<(), i32> {
         if self.is_in_use(sp) {
             return Err(libc::EPERM);

@@ -1,4 +1,9 @@
-//! The signal frame of x86-64 Linux (`struct rt_sigframe`), byte for byte.
+//! The signal frame of x86-64 Linux (`struct rt_sigframe`), byte for byte: builds it for a handler
+//! of the guest's and reads it back for `rt_sigreturn`.
+//!
+//! Owns no data, accesses no guest memory, takes no lock. `process/delivery.rs` writes the frame to
+//! the guest's stack and reads it. Test: a frame of the kernel's and one built here from the same
+//! registers are the same bytes.
 //!
 //! ```text
 //! guest sp (or the top of the alternate stack), less the red zone of 128 bytes
@@ -6,7 +11,7 @@
 //!   ... alignment ...
 //!   312  siginfo                    128 bytes
 //!   304  uc_sigmask
-//!   48   uc_mcontext                256 bytes  [`Mcontext`]
+//!   48   uc_mcontext                256 bytes
 //!   8    uc_flags, uc_link, uc_stack
 //!   0    return address: sa_restorer           new guest sp, 8 modulo 16
 //! ```
@@ -20,15 +25,15 @@ use super::{SigInfo, SigSet};
 pub const SIZE: usize = 440;
 /// The ABI's red zone below the stack pointer.
 pub const RED_ZONE: u64 = 128;
-/// `uc` within the frame.
+/// The offset of `uc` in the frame.
 pub const UCONTEXT: u64 = 8;
-/// `info` within the frame.
+/// The offset of `info` in the frame.
 pub const SIGINFO: u64 = 312;
 
-/// Extended state is an XSAVE area; `ss` is saved; `ss` is to be restored as it stands.
+/// `uc_flags`: `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS`.
 const UC_FLAGS: u64 = 1 | 2 | 4;
 
-/// Where the fields stand.
+/// Offsets of fields in the frame.
 mod at {
     pub const UC_FLAGS: usize = 8;
     pub const UC_STACK: usize = 24;
@@ -53,23 +58,23 @@ pub const USER_CS: u16 = 0x33;
 /// See [`USER_CS`].
 pub const USER_DS: u16 = 0x2b;
 
-/// RF: set in the rflags that a fault saves.
+/// RF, which is set in the rflags of a fault's frame.
 pub const RESUME_FLAG: u64 = 0x10000;
 
 /// Flags that returning from a signal may change (`FIX_EFLAGS`): AC, OF, DF, TF, SF, ZF, AF, PF,
 /// CF.
 ///
-/// The kernel restores RF too, but the next instruction clears it, so that nobody can see it: not
-/// even `syscall` puts it in r11. It must not stay in the context, but a signal that comes with the
-/// return shows it in its frame.
+/// The kernel restores RF, too. The next instruction clears it, so the guest cannot read it, not
+/// even from r11 after `syscall`. So RF must not stay in the context; only the frame of a signal
+/// that is delivered directly after the return shows it ([`Returned::resume_flag`]).
 const RESTORABLE_FLAGS: u64 = 0x40000 | 0x800 | 0x400 | 0x100 | 0x80 | 0x40 | 0x10 | 4 | 1;
 
-/// What a frame holds besides the registers of the context.
+/// The contents of a frame besides the registers of the context.
 #[derive(Clone, Copy, Debug)]
 pub struct Contents<'a> {
-    /// Where the handler returns to.
+    /// The address to which the handler returns.
     pub restorer: u64,
-    /// rflags as interrupted (with RF for faults).
+    /// The interrupted rflags, with RF for faults.
     pub rflags: u64,
     /// Error code, exception number and page fault address of the thread's last fault.
     pub fault: (u64, u64, u64),
@@ -77,14 +82,14 @@ pub struct Contents<'a> {
     pub mask: SigSet,
     /// The alternate stack.
     pub stack: StackT,
-    /// Where the extended state stands.
+    /// The address of the extended state.
     pub fpstate: u64,
     /// The siginfo, for handlers that asked for it.
     pub info: Option<&'a SigInfo>,
 }
 
-/// Builds the frame of `context`'s registers. Without a siginfo the frame ends before it: the
-/// kernel then leaves that memory alone.
+/// Builds the frame of `context`'s registers. Without a siginfo the frame ends before it, because
+/// the kernel does not write that memory then.
 pub fn build(context: &ThreadContext, contents: &Contents<'_>) -> Vec<u8> {
     let mut frame = vec![0u8; SIZE];
     let mut put = |at: usize, value: u64| frame[at..at + 8].copy_from_slice(&value.to_le_bytes());
@@ -95,7 +100,7 @@ pub fn build(context: &ThreadContext, contents: &Contents<'_>) -> Vec<u8> {
     }
     put(at::RIP, context.rip);
     put(at::EFLAGS, contents.rflags);
-    // cs, gs, fs, ss; the kernel has long stopped saving gs and fs.
+    // cs, gs, fs, ss. On x86-64 the kernel writes zero for gs and fs.
     put(at::SELECTORS, u64::from(USER_DS) << 48 | u64::from(USER_CS));
     let (err, trapno, cr2) = contents.fault;
     put(at::ERR, err);
@@ -112,26 +117,26 @@ pub fn build(context: &ThreadContext, contents: &Contents<'_>) -> Vec<u8> {
     frame
 }
 
-/// A frame read back by `rt_sigreturn`.
+/// The contents of a frame that `rt_sigreturn` has read.
 #[derive(Clone, Debug)]
 pub struct Returned {
     /// General registers by encoding number.
     pub gpr: [u64; 16],
     /// The pc.
     pub rip: u64,
-    /// rflags, of which only the restorable flags count ([`Returned::rflags`]).
+    /// The frame's rflags; see [`Returned::rflags`].
     eflags: u64,
     /// The code selector, which must be 64-bit user code.
     pub cs: u16,
     /// The stack selector.
     pub ss: u16,
-    /// Whether `ss` is meant.
+    /// Whether `ss` must be restored as the frame has it (`UC_STRICT_RESTORE_SS`).
     pub strict_ss: bool,
     /// The mask to install.
     pub mask: SigSet,
     /// The alternate stack to install.
     pub stack: StackT,
-    /// Where the extended state stands; 0 for none.
+    /// The address of the extended state; 0 for none.
     pub fpstate: u64,
 }
 
@@ -146,7 +151,7 @@ impl Returned {
         }
         let selectors = word(at::SELECTORS);
         let stack = frame[at::UC_STACK..at::UC_STACK + 24].try_into().expect("24 bytes");
-        // The kernel forces the privilege level.
+        // The kernel sets the privilege level to 3.
         let (cs, ss) = (selectors as u16 | 3, (selectors >> 48) as u16 | 3);
         Returned {
             gpr,
@@ -161,12 +166,13 @@ impl Returned {
         }
     }
 
-    /// rflags after the return, given those before.
+    /// The rflags after the return: the restorable flags are the frame's, the others are those of
+    /// `before`.
     pub fn rflags(&self, before: u64) -> u64 {
         before & !RESTORABLE_FLAGS | self.eflags & RESTORABLE_FLAGS
     }
 
-    /// RF, if the frame has it.
+    /// The RF bit of the frame's rflags.
     pub fn resume_flag(&self) -> u64 {
         self.eflags & RESUME_FLAG
     }
@@ -177,8 +183,8 @@ mod tests {
     use super::*;
     use crate::kernel::xstate;
 
-    /// The kernel's own frame is the reference: a handler copies it, and ours of the same registers
-    /// must be the same.
+    /// The kernel's own frame is the reference: a handler copies it, and a frame that is built here
+    /// from the same registers must have the same bytes.
     #[test]
     fn same_bytes_as_a_frame_of_the_kernels() {
         static mut COPY: [u8; SIZE] = [0; SIZE];
@@ -227,7 +233,8 @@ mod tests {
         assert_eq!(build(&context, &contents), kernel);
         assert_eq!(build(&context, &Contents { info: None, ..contents }), kernel[..at::SIGINFO]);
 
-        // The extended state: same description, same size, and it survives our reading and writing.
+        // The extended state must have the same description and the same size, and reading and
+        // writing it again must not change it.
         let layout = xstate::layout();
         let total = layout.size + xstate::MAGIC2_SIZE;
         let description = xstate::save(&context.xstate).bytes;
@@ -243,7 +250,8 @@ mod tests {
         assert_eq!(xstate::restore(&mut context.xstate, base, read), Ok(()));
         let again = xstate::save(&context.xstate).bytes;
         let mut other = ThreadContext::new();
-        // Bytes 464.. of the legacy area aside, everything in use must be the kernel's bytes.
+        // Apart from bytes 464 on of the legacy area, all components in use must be as the kernel
+        // has written them.
         assert_eq!(again[0..416], state[0..416]);
         assert_eq!(again[512..520], state[512..520]);
         assert_eq!(xstate::restore(&mut other.xstate, base, read), Ok(()));

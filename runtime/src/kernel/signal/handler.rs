@@ -1,26 +1,30 @@
-//! The host's signal handler: what the kernel calls, through `dynasour_signal_entry`
-//! ([`crate::kernel::entry`]), for every signal that has a handler of ours.
+//! The host's signal handler. The kernel calls it, through `dynasour_signal_entry`
+//! (`host_entry.rs`), for each signal whose action is [`super::ours`].
 //!
 //! A **synchronous fault** is expected if its instruction is a guest access of the interpreter, an
 //! instruction that runs for the guest, or an access of a fragment. A table or a hook then names
 //! the host address at which the thread continues; the handler notes the cause and sets rip. Every
-//! other fault is a bug of ours: the handler reports it in one line and the process dies of the
-//! signal.
+//! other fault is a bug of the translator: the handler reports it in one line and the process dies
+//! of the signal.
 //!
 //! An **asynchronous signal** is accepted: the handler records it in [`SignalState`], blocks every
 //! other one in the interrupted frame's mask, sets `ThreadContext::pending` and makes native code
-//! leave at its next safe point. If the interrupted code was about to make a system call for the
-//! guest, it is diverted.
+//! leave at its next safe point. If the thread is about to make a system call for the guest, it
+//! continues at the way out of the window instead.
 //!
-//! Everything here runs in a signal handler: on the host's alternate stack, with all signals
-//! blocked, without panics.
+//! A thread is **called out** by another thread ([`call_out`]) that needs it outside native code:
+//! the handler of the call signal makes it leave as for an asynchronous signal, but records
+//! nothing.
+//!
+//! Data: [`HOOKS`], set once. Everything here runs in the signal handler: on the host's alternate
+//! stack, with all signals blocked, without panics.
 //!
 //! **Locks.** The handler takes two: that of the fragments (in the hooks), and that of the code
 //! pages (in [`host::opened_for_host`] and [`host::stored_for_native`]); the latter allocate, too.
 //! It takes them only if the interrupted instruction is in the code cache, where a thread holds no
-//! lock and is not in the allocator. So a fault of our own, wherever it happens and whatever its
-//! thread holds, is reported without waiting. A fault inside the handler kills the process at once,
-//! because its signal is blocked.
+//! lock and is not in the allocator. A fault of the translator's own code is reported without a
+//! lock, so the report does not wait. A fault inside the handler kills the process at once, because
+//! its signal is blocked.
 //!
 //! Example: `mov rax, [rdi]` of the interpreter faults at guest address 0x10. `memory::fixup` knows
 //! rip and names the address behind the access; the access returns an error there, and the
@@ -40,13 +44,13 @@ use crate::changes::host;
 use crate::kernel::entry::{self, Call, Window};
 use crate::memory::{self, FaultInfo};
 
-/// The signal of [`call_out`]: one of those whose handler is always ours and that are never
-/// blocked, that nobody sends.
+/// The signal of [`call_out`]: one of the five, which are never blocked while the guest runs.
 const CALL_SIGNAL: i32 = libc::SIGFPE;
-/// Its `si_code`: no kernel's.
+/// The `si_code` of [`call_out`]: negative like those of user space, and used by no library.
 const CALL_CODE: i32 = -0x6479_6e61;
 
-/// Bytes of the host's alternate signal stack.
+/// Bytes of the host's alternate signal stack (guess). If the handler needs more, it faults at the
+/// inaccessible page below, and the process dies.
 pub const ALTERNATE_STACK: usize = 128 << 10;
 
 /// A fault of the guest's, as the kernel would describe it to the guest.
@@ -62,7 +66,8 @@ pub struct GuestFault {
     pub trapno: u64,
     /// The processor's error code.
     pub err: u64,
-    /// The page fault address, kept from the last page fault when this is none.
+    /// The page fault address. `None` for other faults; frames then show that of the last page
+    /// fault.
     pub cr2: Option<u64>,
     /// `si_pkey`, if a protection key denied the access; else 0.
     pub key: u32,
@@ -71,7 +76,6 @@ pub struct GuestFault {
 impl GuestFault {
     /// Exception numbers (Intel SDM vol. 3, 6.3.1).
     const DEBUG: u64 = 1;
-    /// See [`GuestFault::DEBUG`].
     const BREAKPOINT: u64 = 3;
     const UNDEFINED: u64 = 6;
     const PROTECTION: u64 = 13;
@@ -79,7 +83,7 @@ impl GuestFault {
 
     /// An undefined instruction at `pc`.
     pub fn undefined(pc: u64) -> GuestFault {
-        let code = 2; // ILL_ILLOPN, what the kernel says for every #UD
+        let code = 2; // ILL_ILLOPN, which the kernel uses for every #UD
         GuestFault {
             signo: libc::SIGILL,
             code,
@@ -105,7 +109,7 @@ impl GuestFault {
         }
     }
 
-    /// `int3`; rip is already behind it.
+    /// The trap of `int3`; rip is already behind the instruction.
     pub fn breakpoint() -> GuestFault {
         let code = 0x80; // SI_KERNEL
         GuestFault {
@@ -133,7 +137,7 @@ impl GuestFault {
         }
     }
 
-    /// Instruction bytes at `addr` that cannot be fetched; `fault` is what reading them said.
+    /// The fault of fetching instruction bytes at `addr`. `fault` is the fault of reading them.
     pub fn fetch(addr: u64, fault: &FaultInfo) -> GuestFault {
         const INSTRUCTION_FETCH: u64 = 1 << 4;
         if fault.trapno == Self::PROTECTION {
@@ -150,7 +154,7 @@ impl GuestFault {
         }
     }
 
-    /// Instruction bytes at `addr` that can be read but not executed.
+    /// The fault of fetching instruction bytes at `addr` that can be read but not executed.
     pub fn not_executable(addr: u64) -> GuestFault {
         const SEGV_ACCERR: i32 = 2;
         const PRESENT_USER: u64 = 1 | 1 << 2;
@@ -164,12 +168,14 @@ impl GuestFault {
         GuestFault::fetch(addr, &read)
     }
 
-    /// What the handler noted about a fault of an instruction that ran for the guest's instruction
-    /// at `pc`, of which `context` holds the state before it.
+    /// The guest's fault at `pc`, from the `fault` that the handler has noted at the host
+    /// instruction that was executed for it. `context` holds the state before the guest's
+    /// instruction.
     pub fn noted(context: &ThreadContext, pc: u64, fault: &FaultInfo) -> GuestFault {
         let fault = &precise::of_guest(context, pc, *fault);
         let page_fault = fault.trapno == Self::PAGE_FAULT;
-        // These name the instruction, which for the guest is its own.
+        // SIGFPE and SIGILL have the instruction's address in `si_addr`: the guest must see its
+        // own.
         let names_pc = matches!(fault.signal, libc::SIGFPE | libc::SIGILL) && fault.code != 0x80;
         GuestFault {
             signo: fault.signal,
@@ -183,24 +189,27 @@ impl GuestFault {
     }
 }
 
-/// What other parts contribute to the handler. Each runs in a signal handler.
+/// Functions of the interpreter and of the dispatcher that the handler calls. Each runs in the
+/// signal handler.
 #[derive(Clone, Copy)]
 pub struct FaultHooks {
-    /// Where to continue after a fault in the interpreter's execution of a native instruction.
+    /// The address at which to continue after a fault at `host_rip`, if that is in the
+    /// interpreter's code for a native instruction.
     pub thunk: fn(host_rip: u64) -> Option<u64>,
-    /// Where to continue after a fault of a fragment's own.
+    /// The address at which to continue after a fault at `host_rip`, if that is an access of a
+    /// fragment that may fault.
     pub fragment: fn(host_rip: u64) -> Option<u64>,
-    /// The end of the code cache, if this host instruction is in it.
+    /// The end of the code cache, if `host_rip` is in it.
     pub cache_end: fn(host_rip: u64) -> Option<u64>,
-    /// An asynchronous signal was accepted, or the thread is called, while this host instruction
-    /// was about to run. Must the thread be sent somewhere to come out?
+    /// Called when an asynchronous signal was accepted or the thread was called out, just before
+    /// the instruction at `host_rip`. Makes native code leave at its next safe point, or returns
+    /// how the thread leaves at once.
     pub accepted: fn(host_rip: u64, context: &ThreadContext) -> Option<Diversion>,
 }
 
 static HOOKS: OnceLock<FaultHooks> = OnceLock::new();
 
-/// Gives this thread an alternate signal stack and, the first time, makes the handler know the
-/// hooks.
+/// Gives this thread an alternate signal stack. The first call sets the handler's hooks.
 pub fn install(hooks: FaultHooks) -> std::io::Result<()> {
     let _ = HOOKS.set(hooks);
     let guard = 4096;
@@ -226,7 +235,7 @@ pub fn install(hooks: FaultHooks) -> std::io::Result<()> {
 /// Makes the [`ALTERNATE_STACK`] bytes at `stack` this thread's alternate signal stack.
 ///
 /// # Safety
-/// They must be nobody else's while the thread lives.
+/// Nothing else may use these bytes while the thread lives.
 pub unsafe fn use_alternate_stack(stack: *mut libc::c_void) {
     let stack = libc::stack_t { ss_sp: stack, ss_flags: 0, ss_size: ALTERNATE_STACK };
     // SAFETY: the caller's promise. It cannot fail: the stack is large, and the thread is not on
@@ -237,7 +246,7 @@ pub unsafe fn use_alternate_stack(stack: *mut libc::c_void) {
 /// The handler, called by the assembly entry with the host's FS base in place.
 ///
 /// # Safety
-/// The kernel's arguments, and the context that GS names.
+/// The arguments are those of the kernel, and the context to which the GS base points.
 pub unsafe extern "C" fn on_signal(
     signo: i32,
     info: *const SigInfo,
@@ -249,18 +258,19 @@ pub unsafe extern "C" fn on_signal(
     // SAFETY: set before handlers were installed; the state lives as long as the context.
     let state = unsafe { &*(context.signals as *const SignalState) };
     if (signo, info.code()) == (CALL_SIGNAL, CALL_CODE) {
-        called(frame, context);
+        come_out(frame, context);
         return;
     }
-    // The kernel's codes for faults are positive; signals that somebody sent have none, unless he
-    // forges one.
+    // The kernel's codes for faults are positive. A signal that a process has sent has such a code
+    // only if the sender has forged it.
     let is_fault = FIVE & set_of(signo) != 0 && info.code() > 0;
     if !is_fault || !synchronous(signo, info, frame, context, state) {
         asynchronous(signo, info, frame, context, state);
     }
 }
 
-/// Sends a fault to where it is expected. `false`: nobody expects it, so it may be no fault at all.
+/// Makes the thread continue where a table or a hook says. Returns `false` if none expects a fault
+/// at this instruction: the signal may have been sent by a process.
 fn synchronous(
     signo: i32,
     info: &SigInfo,
@@ -279,24 +289,26 @@ fn synchronous(
         cr2: regs[libc::REG_CR2 as usize] as u64,
         key: info.key(),
     };
-    let mut landing = memory::fixup(rip)
+    let mut continuation = memory::fixup(rip)
         .or_else(|| entry::fixup(rip))
         .or_else(|| entry::missing_calls_32(rip, fault.trapno, fault.error));
     if let Some(hooks) = HOOKS.get() {
-        landing = landing.or_else(|| (hooks.thunk)(rip)).or_else(|| (hooks.fragment)(rip));
+        continuation =
+            continuation.or_else(|| (hooks.thunk)(rip)).or_else(|| (hooks.fragment)(rip));
     }
-    match landing {
-        Some(landing) => {
+    match continuation {
+        Some(continuation) => {
             memory::note_fault(fault);
-            regs[libc::REG_RIP as usize] = landing as i64;
+            regs[libc::REG_RIP as usize] = continuation as i64;
             true
         }
         None if is_store_of_exit(&fault, regs) => {
             context.pending.store(1, Ordering::Relaxed);
             true
         }
-        // A forged one is accepted. A fault of ours comes back at once, with nothing delivered in
-        // between.
+        // An unexpected signal is first taken for a forged one, and accepted. If it was a fault of
+        // the translator, the same instruction faults again before the signal is delivered; then
+        // the next arm reports it.
         None if entry::is_at_call(rip)
             || state.accepted() & set_of(signo) == 0
             || !state.repeats(rip) =>
@@ -310,9 +322,10 @@ fn synchronous(
     }
 }
 
-/// Did an exit of a fragment store to a page that the fragment has written to before, and from
-/// which code was translated since? Then the store has been performed, or will be when it is
-/// repeated.
+/// Handles the fault of a deferred store that an exit of a fragment performs. The fragment has
+/// written to the page before, so the store can fault only because code was translated from the
+/// page since. Returns `true` if this was such a store: it has been performed, or is repeated on
+/// the page, which is open now.
 fn is_store_of_exit(fault: &FaultInfo, regs: &mut [i64; 23]) -> bool {
     let rip = regs[libc::REG_RIP as usize] as u64;
     let Some(end) = HOOKS.get().and_then(|hooks| (hooks.cache_end)(rip)) else { return false };
@@ -320,7 +333,7 @@ fn is_store_of_exit(fault: &FaultInfo, regs: &mut [i64; 23]) -> bool {
         let slot = super::frame::ORDER.iter().position(|register| *register == number);
         slot.map_or(0, |slot| regs[slot] as u64)
     };
-    // SAFETY: the instruction was executed, and the code cache goes on to `end`.
+    // SAFETY: the instruction was executed, and the mapping of the code cache extends to `end`.
     if let Some(store) = unsafe { native_store::at(rip, end, register) }
         && host::stored_for_native(fault, store.address, store.bytes())
     {
@@ -330,6 +343,8 @@ fn is_store_of_exit(fault: &FaultInfo, regs: &mut [i64; 23]) -> bool {
     host::opened_for_host(fault)
 }
 
+/// Accepts a signal, or holds it for the process, and makes the thread come out if it can be
+/// delivered.
 fn asynchronous(
     signo: i32,
     info: &SigInfo,
@@ -353,8 +368,9 @@ fn asynchronous(
     let regs = &mut frame.uc_mcontext.gregs;
     let rip = regs[libc::REG_RIP as usize] as u64;
     if let Some(behind) = entry::behind_restart(rip, regs[libc::REG_RAX as usize]) {
-        // A call that measured time was interrupted by a stop and is about to go on; a handler ends
-        // it.
+        // The process was stopped during a call with a timeout (such as nanosleep), and the kernel
+        // is about to continue the call by `restart_syscall`. A handler makes the call end with
+        // EINTR.
         regs[libc::REG_RAX as usize] = -i64::from(libc::EINTR);
         regs[libc::REG_RIP as usize] = behind as i64;
         return;
@@ -367,9 +383,9 @@ fn asynchronous(
     }
 }
 
-/// The thread is called: it comes out of native code, and out of a system call if it is about to
-/// make one (again).
-fn called(frame: &mut libc::ucontext_t, context: &ThreadContext) {
+/// Makes a thread that was called out leave native code. If its caller has also set `pending`, the
+/// thread does not make the system call that it is about to make or to restart.
+fn come_out(frame: &mut libc::ucontext_t, context: &ThreadContext) {
     let regs = &mut frame.uc_mcontext.gregs;
     let is_outside = entry::window(regs[libc::REG_RIP as usize] as u64) == Window::Outside;
     if is_outside || context.pending.load(Ordering::Relaxed) == 0 {
@@ -379,7 +395,7 @@ fn called(frame: &mut libc::ucontext_t, context: &ThreadContext) {
     }
 }
 
-/// If the thread was interrupted in native code, it comes out.
+/// Makes the thread leave native code, if it was interrupted there.
 fn divert(frame: &mut libc::ucontext_t, context: &ThreadContext) {
     let regs = &mut frame.uc_mcontext.gregs;
     let rip = regs[libc::REG_RIP as usize] as u64;
@@ -393,11 +409,11 @@ fn divert(frame: &mut libc::ucontext_t, context: &ThreadContext) {
     }
 }
 
-/// Makes thread `tid` of process `pid`, which shares this one's memory, come out of native code, if
-/// it is there. `false`: the signal cannot be sent.
+/// Calls out thread `tid` of process `pid`, which shares this one's memory: makes it leave native
+/// code if it is there. `false` if the signal cannot be sent.
 pub fn call_out(pid: i32, tid: i32) -> bool {
     let info = SigInfo::of_fault(CALL_SIGNAL, CALL_CODE, 0);
-    // SAFETY: reads `info`; the handler of this signal is ours.
+    // SAFETY: reads `info`; the handler of this signal is always the host's.
     unsafe {
         let args = [pid as u64, tid as u64, CALL_SIGNAL as u64, std::ptr::from_ref(&info) as u64];
         entry::raw(&Call::new(libc::SYS_rt_tgsigqueueinfo, &args)) == 0
@@ -406,14 +422,14 @@ pub fn call_out(pid: i32, tid: i32) -> bool {
 
 /// Blocks every asynchronous signal when the handler returns.
 fn block_asynchronous(frame: &mut libc::ucontext_t) {
-    // The kernel's frame holds 8 bytes of mask; libc's type is longer, so only the first word may
-    // be touched.
+    // The kernel's frame has 8 bytes of mask. libc's type is longer, so only its first word may be
+    // written.
     let mask = (&raw mut frame.uc_sigmask).cast::<u64>();
     // SAFETY: the word is inside the frame.
     unsafe { mask.write(!FIVE & !UNBLOCKABLE) };
 }
 
-/// One line to stderr without allocation.
+/// Writes one line to stderr, without allocating.
 fn report_internal_error(signo: i32, rip: u64, addr: u64) {
     let mut line = Line { bytes: [0; 160], len: 0 };
     line.text("dynasour: internal error: signal ");
@@ -429,7 +445,7 @@ fn report_internal_error(signo: i32, rip: u64, addr: u64) {
     };
 }
 
-/// Text in a fixed buffer.
+/// Text in a fixed buffer; what does not fit is dropped. 160 bytes hold the longest report.
 struct Line {
     bytes: [u8; 160],
     len: usize,

@@ -1,20 +1,22 @@
-//! Signals of the five that were sent to a whole process, and that the thread which the kernel
-//! chose blocks: they stay pending for the process, as natively.
+//! Signals of the five that were sent to a whole process and came to a thread whose guest blocks
+//! them. They stay pending for the process, as natively.
 //!
-//! The kernel cannot keep them, because the host never blocks the five while it runs code
-//! ([`super`]). So the handler records them here instead of with its thread. Any thread of that
-//! process takes one when its guest waits for it, unblocks it, or makes a call that may read it
-//! from a signalfd.
+//! The kernel cannot keep them pending, because the host never blocks the five while the guest runs
+//! ([`super`]). So the handler records them here, and not in its thread's state. Any thread of the
+//! process takes such a signal when its guest waits for it, unblocks it, or makes a call that may
+//! read it from a signalfd.
 //!
-//! **Data.** One slot per signal, of this address space: natively, too, only one instance of such a
-//! signal is pending. Processes that share memory share the slots, so each names its process; a
-//! signal that finds its slot taken by another process stays with its thread.
+//! **Data.** One slot for each of the five, common to all processes that share this memory. One
+//! instance is enough: natively, too, only one instance of a standard signal is pending. The slot
+//! names the process to which the signal was sent. If the slot is in use by another process, the
+//! thread that accepted the signal keeps it.
 //!
-//! **Marks.** A signal's siginfo does not always say what it was sent to. Eight bytes of it that no
-//! sender uses and that the kernel keeps say it then ([`Mark`]); the guest never sees them.
+//! **Marks.** The siginfo of a signal does not always say whether it was sent to a thread or to a
+//! process. In these cases eight bytes of it contain a [`Mark`]. The kernel keeps these bytes, no
+//! sender uses them, and the guest never sees the mark.
 //!
-//! **Invariant.** Only the thread that has changed a slot's state to `BUSY` touches its siginfo.
-//! There are no locks: everything here may run in a signal handler, and on any thread.
+//! **Invariant.** Only the thread that has changed a slot's state to `BUSY` accesses its siginfo.
+//! There are no locks: every function may be called in a signal handler, and on any thread.
 //!
 //! Example: two threads block SIGSEGV, and one of them computes. `kill` makes the kernel call that
 //! thread's handler, which records the signal here. The other thread polls a signalfd: before the
@@ -26,13 +28,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{FIVE_SIGNALS, SigInfo, SigSet, set_of};
 
-/// A slot is empty.
+/// The state of an empty slot.
 const EMPTY: u64 = 0;
-/// A thread or its handler reads or writes the slot.
+/// The state of a slot that a thread or its handler reads or writes.
 const BUSY: u64 = 1;
 
 struct Slot {
-    /// [`EMPTY`], [`BUSY`], or the process to which the signal was sent, times two.
+    /// [`EMPTY`], [`BUSY`], or twice the id of the process to which the signal was sent. (Twice, so
+    /// that it is never `BUSY`.)
     state: AtomicU64,
     info: UnsafeCell<SigInfo>,
 }
@@ -52,14 +55,15 @@ fn own_state() -> u64 {
     super::own_pid() as u64 * 2
 }
 
-/// Records a signal for the process. If one of that number is recorded already, this one is
-/// dropped, as the kernel does. `false`: another process has the slot.
+/// Records a signal for this process. If the same signal is recorded already, this instance is
+/// dropped, as the kernel does. `false` if the signal is not one of the five, or its slot is in use
+/// by another process or busy.
 pub fn hold(signo: i32, info: &SigInfo) -> bool {
     let own = own_state();
     let Some((_, slot)) = slots().find(|(number, _)| *number == signo) else { return false };
     match slot.state.compare_exchange(EMPTY, BUSY, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(_) => {
-            // SAFETY: the state is `BUSY` by this thread.
+            // SAFETY: this thread has set the state to `BUSY`.
             unsafe { slot.info.get().write(*info) };
             slot.state.store(own, Ordering::SeqCst);
             true
@@ -68,7 +72,7 @@ pub fn hold(signo: i32, info: &SigInfo) -> bool {
     }
 }
 
-/// Takes one of `signals` that this process has.
+/// Removes and returns one of `signals` that is recorded for this process.
 pub fn take(signals: SigSet) -> Option<(i32, SigInfo)> {
     let is_free = |slot: &Slot| slot.state.load(Ordering::SeqCst) == EMPTY;
     let (signo, slot) = slots().find(|(signo, slot)| {
@@ -79,13 +83,13 @@ pub fn take(signals: SigSet) -> Option<(i32, SigInfo)> {
                 .compare_exchange(own_state(), BUSY, Ordering::SeqCst, Ordering::SeqCst)
                 .is_ok()
     })?;
-    // SAFETY: the state is `BUSY` by this thread.
+    // SAFETY: this thread has set the state to `BUSY`.
     let info = unsafe { slot.info.get().read() };
     slot.state.store(EMPTY, Ordering::SeqCst);
     Some((signo, info))
 }
 
-/// The signals that this process has.
+/// The signals that are recorded for this process.
 pub fn pending() -> SigSet {
     let taken = slots().filter(|(_, slot)| slot.state.load(Ordering::SeqCst) > BUSY);
     let mut own = None;
@@ -94,30 +98,31 @@ pub fn pending() -> SigSet {
         .fold(0, |set, (signo, _)| set | set_of(signo))
 }
 
-/// Drops this process's `signals`.
+/// Drops those of `signals` that are recorded for this process.
 pub fn forget(signals: SigSet) {
     while take(signals).is_some() {}
 }
 
-/// In a fork's child, which has memory of its own and one thread: the slots are its parent's.
+/// Empties all slots. Called in the child of a fork, whose copies of the slots are its parent's; it
+/// has one thread.
 pub fn clear() {
     slots().for_each(|(_, slot)| slot.state.store(EMPTY, Ordering::SeqCst));
 }
 
-/// What a siginfo does not say of a signal by itself.
+/// How a signal was sent, where its siginfo alone does not say it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Mark {
-    /// It was sent to a thread, by `rt_tgsigqueueinfo`.
+    /// The signal was sent to a thread, by `rt_tgsigqueueinfo`.
     ForThread = 0x6479_6e61_736f_7501,
-    /// It was sent to the process by `kill`. Its code is SI_QUEUE because the kernel lets no thread
-    /// claim SI_USER to another one.
+    /// The signal was sent to the process by `kill`, and then by the host to another thread. Its
+    /// code is SI_QUEUE, because the kernel does not let a thread send SI_USER to another thread.
     ByKill = 0x6479_6e61_736f_7502,
 }
 
 impl Mark {
-    /// Where it is in a siginfo: the last of the bytes that the kernel keeps, of which `kill` and
-    /// `sigqueue` use none.
+    /// The offset of the mark in a siginfo: the last eight of the 48 bytes that the kernel keeps.
+    /// `kill` and `sigqueue` use none of these eight.
     pub const OFFSET: usize = 40;
 
     /// The mark of `info`.
@@ -146,7 +151,7 @@ pub fn unmarked(info: &SigInfo) -> SigInfo {
     plain
 }
 
-/// Was a signal with this siginfo sent to the process, not to one thread?
+/// Whether a signal with this siginfo was sent to the process and not to one thread.
 pub fn is_for_process(info: &SigInfo) -> bool {
     info.code() <= 0 && info.code() != libc::SI_TKILL && Mark::of(info) != Some(Mark::ForThread)
 }
@@ -167,7 +172,7 @@ mod tests {
             assert_eq!(take(segv), Some((libc::SIGSEGV, info(1))));
             assert_eq!((pending(), take(segv)), (0, None));
             assert!(hold(libc::SIGFPE, &info(3)));
-            // A fork's child has another number, so the signal is not its own.
+            // The child of a fork has another process id, so the signal is not its own.
             let child = in_child(|| {
                 assert_eq!((pending(), take(!0)), (0, None));
                 assert!(!hold(libc::SIGFPE, &info(4)));

@@ -1,8 +1,15 @@
 //! The code that the kernel calls for each signal with a host handler, and the host's restorer.
 //!
-//! `dynasour_signal_entry` makes Rust runnable: it sets the host's FS base and clears AC and TF,
-//! calls [`on_signal`](super::on_signal) with the thread's context, and restores the interrupted
-//! FS base. The GS base points to the thread's `ThreadContext`.
+//! A signal may interrupt guest code, which has the guest's FS base and flags. Rust code needs the
+//! host's. So `dynasour_signal_entry` sets the host's FS base and clears AC and TF, calls
+//! [`on_signal`](super::on_signal) with the thread's context, and restores the interrupted FS base.
+//! The kernel's frame restores the flags.
+//!
+//! Owns no data, takes no lock. Invariant: the GS base points to the thread's `ThreadContext`
+//! whenever a signal with a host handler can arrive.
+//!
+//! Example: SIGALRM interrupts a trace. The kernel switches to the host's alternate stack and calls
+//! `dynasour_signal_entry`; its `ret` leads to `dynasour_restorer`, which calls `rt_sigreturn`.
 
 use std::arch::global_asm;
 
@@ -52,7 +59,7 @@ pub fn signal_entry() -> u64 {
     dynasour_signal_entry as *const () as u64
 }
 
-/// The address of our own signal restorer.
+/// The address of the host's signal restorer.
 pub fn restorer() -> u64 {
     dynasour_restorer as *const () as u64
 }

@@ -2,26 +2,36 @@
 //! (docs/design.md, "Running a guest").
 //!
 //! Words
-//! * *synchronous five*: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP. The host always has a handler
-//!   for them and never blocks them. The guest's dispositions and mask for them are therefore
-//!   emulated.
-//! * *asynchronous*: every other signal. Dispositions `SIG_DFL` and `SIG_IGN` are the kernel's own,
-//!   so default actions, job control and inheritance are the kernel's; a guest handler makes the
-//!   kernel call ours. The guest's mask is mirrored.
+//! * *the five*, synchronous signals: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP. The host always has
+//!   a handler for them and never blocks them while the guest runs. So the guest's dispositions and
+//!   mask for them are emulated.
+//! * *asynchronous*: every other signal. If the guest's disposition is `SIG_DFL` or `SIG_IGN`, the
+//!   kernel has the same one, so the kernel performs default actions and job control. If the guest
+//!   has a handler, the kernel calls the host's. The kernel has the guest's mask.
 //! * *accepted*: the host handler has recorded the signal, but the guest has not seen it yet.
-//! * *held*: accepted and blocked: one of the five, or a signal that met a synchronous one whose
-//!   handler blocks it. One of the five that was sent to the process is held for the process
-//!   ([`held`]), not for the thread that accepted it.
+//! * *held*: accepted, but blocked by the guest. That happens to one of the five, and to an
+//!   asynchronous signal if the handler of one of the five, which is delivered first, blocks it.
+//!   One of the five that was sent to the process is held for the process ([`held`]), not for the
+//!   thread that accepted it.
+//!
+//! Data: one [`SignalState`] for each guest thread, shared by the thread and the handler that
+//! interrupts it; the slots of [`held`] and `waiting`, shared by all threads.
 //!
 //! Invariants
-//! * After accepting an asynchronous signal every asynchronous signal stays blocked until the
-//!   guest's frame is built: the kernel queues and coalesces, and one record per signal number is
-//!   enough. An asynchronous signal that is held is blocked in the kernel, too; a mask that lets it
-//!   in is installed only after it has been delivered.
-//! * `ThreadContext::pending` is nonzero exactly when an accepted signal can be delivered under the
-//!   mask in effect.
-//! * Host handlers run on the host's alternate stack with everything blocked and touch only
-//!   [`SignalState`], the context and the frame.
+//! * After an asynchronous signal has been accepted, all asynchronous signals stay blocked until
+//!   the guest's frame is built. The kernel queues the others, so one record for each signal number
+//!   is enough. A held asynchronous signal is blocked in the kernel, too. A mask that does not
+//!   block it is installed only after it has been delivered.
+//! * `ThreadContext::pending` is nonzero if an accepted signal can be delivered under the mask in
+//!   effect. It may be nonzero without such a signal; then the delivery finds nothing.
+//! * The host handler runs on the host's alternate stack with all signals blocked.
+//!
+//! Locks: none in this folder, because the handler may interrupt a thread that holds one. The
+//! exception, and why it is safe, is in the header of `handler.rs`.
+//!
+//! Example: SIGALRM, for which the guest has a handler, interrupts a trace. The host handler
+//! accepts it, sets `pending` and makes the trace leave at its next exit. `System::deliver_pending`
+//! takes it from [`SignalState`], builds the guest's frame and lets the guest's handler run.
 
 pub mod altstack;
 pub mod frame;
@@ -52,7 +62,7 @@ pub const fn set_of(signo: i32) -> SigSet {
     1 << (signo - 1)
 }
 
-/// The five signals whose handler is always the host's.
+/// *The five*: the synchronous signals, whose handler is always the host's.
 pub const FIVE: SigSet = set_of(libc::SIGSEGV)
     | set_of(libc::SIGBUS)
     | set_of(libc::SIGFPE)
@@ -66,8 +76,8 @@ pub const FIVE_SIGNALS: [i32; 5] =
 /// Signals that cannot be blocked or caught.
 pub const UNBLOCKABLE: SigSet = set_of(libc::SIGKILL) | set_of(libc::SIGSTOP);
 
-/// Signals whose default action ends the process: all but those that do nothing, stop or continue
-/// it.
+/// Signals that can be caught and whose default action ends the process: all except SIGKILL and
+/// those whose default action is to do nothing, to stop or to continue.
 pub const DEADLY: SigSet = !(set_of(libc::SIGCHLD)
     | set_of(libc::SIGCONT)
     | set_of(libc::SIGURG)
@@ -93,7 +103,7 @@ pub mod sa {
     pub const SIGINFO: u64 = 4;
     /// Do not clear tag bits of `si_addr`.
     pub const EXPOSE_TAGBITS: u64 = 0x800;
-    /// `restorer` is meant.
+    /// The field `restorer` is valid.
     pub const RESTORER: u64 = 0x0400_0000;
     /// Run on the alternate stack.
     pub const ONSTACK: u64 = 0x0800_0000;
@@ -101,7 +111,7 @@ pub mod sa {
     pub const RESTART: u64 = 0x1000_0000;
     /// Do not block the signal itself.
     pub const NODEFER: u64 = 0x4000_0000;
-    /// Back to the default when delivered.
+    /// Reset the disposition to the default at delivery.
     pub const RESETHAND: u64 = 0x8000_0000;
     /// The flags that the kernel keeps; unknown ones read back as zero.
     pub const KNOWN: u64 = NOCLDSTOP
@@ -123,9 +133,9 @@ pub struct SigAction {
     pub handler: u64,
     /// [`sa`]
     pub flags: u64,
-    /// Where the handler returns to.
+    /// The address to which the handler returns.
     pub restorer: u64,
-    /// Blocked while the handler runs.
+    /// Signals that are blocked while the handler runs.
     pub mask: SigSet,
 }
 
@@ -151,10 +161,10 @@ impl SigInfo {
         info
     }
 
-    /// Where `si_pkey` stands.
+    /// The bytes of `si_pkey`.
     const KEY: std::ops::Range<usize> = 32..36;
 
-    /// With the protection key of a fault that has one, else 0.
+    /// The same siginfo with this `si_pkey`, which is 0 for faults that have none.
     pub fn with_key(mut self, key: u32) -> SigInfo {
         self.0[Self::KEY].copy_from_slice(&key.to_le_bytes());
         self
@@ -178,27 +188,29 @@ impl SigInfo {
     }
 }
 
-/// What the host handler and the thread it interrupts share. Reached through
-/// `ThreadContext::signals`.
+/// The state that a guest thread shares with the host handler that interrupts it. The handler finds
+/// it through `ThreadContext::signals`.
 pub struct SignalState {
     /// Signals recorded in `infos` and not yet delivered.
     accepted: AtomicU64,
-    /// The guest's mask as far as it decides whether one of the five can be delivered: during a
-    /// call with a temporary mask, that one.
+    /// The guest's mask, or the temporary mask of a call in progress. It decides whether one of the
+    /// five can be delivered.
     effective_mask: AtomicU64,
-    /// Those of the five that a call is waiting for although they are blocked.
+    /// Those of the five that a call in progress waits for although they are blocked.
     waiting: AtomicU64,
     /// The host instruction of the last fault that no table and no hook expected.
     unexpected: AtomicU64,
+    /// The siginfo of each accepted signal, by signal number minus 1.
     infos: UnsafeCell<[SigInfo; MAX_SIGNAL as usize]>,
 }
 
-// SAFETY: shared only between a thread and the handlers that interrupt it; `infos` is handed over
-// by `accepted`.
+// SAFETY: shared only between a thread and the handlers that interrupt it. A handler writes an
+// element of `infos` only while its bit of `accepted` is clear, the thread reads it only while the
+// bit is set.
 unsafe impl Sync for SignalState {}
 
 impl SignalState {
-    /// Nothing accepted, with this mask.
+    /// The state of a thread with this mask and no accepted signal.
     pub fn new(mask: SigSet) -> Box<SignalState> {
         Box::new(SignalState {
             accepted: AtomicU64::new(0),
@@ -209,8 +221,8 @@ impl SignalState {
         })
     }
 
-    /// Records a signal. In a signal handler. A second instance of one not yet delivered is
-    /// dropped, as the kernel does with standard signals.
+    /// Records a signal. Called in the signal handler. If an instance of the same signal is
+    /// recorded already, this one is dropped, as the kernel does with standard signals.
     fn accept(&self, signo: i32, info: &SigInfo) {
         if self.accepted.load(Ordering::Relaxed) & set_of(signo) == 0 {
             // SAFETY: the slot is the handler's until the bit is set, and handlers do not nest.
@@ -224,7 +236,7 @@ impl SignalState {
         self.accepted.load(Ordering::Acquire)
     }
 
-    /// The signal that the kernel would deliver first among those not in `mask`.
+    /// The accepted signal, not in `mask`, that the kernel would deliver first.
     pub fn first(&self, mask: SigSet) -> Option<(i32, SigInfo)> {
         let ready = self.accepted() & !mask;
         if ready == 0 {
@@ -237,68 +249,68 @@ impl SignalState {
         Some((signo, info))
     }
 
-    /// Takes the signal that [`SignalState::first`] says.
+    /// Removes and returns the signal that [`SignalState::first`] returns.
     pub fn take(&self, mask: SigSet) -> Option<(i32, SigInfo)> {
         let (signo, info) = self.first(mask)?;
         self.accepted.fetch_and(!set_of(signo), Ordering::AcqRel);
         Some((signo, info))
     }
 
-    /// Forgets an accepted signal (its disposition became "ignore"), or all of them (a fork's
-    /// child).
+    /// Forgets these accepted signals: one whose disposition became "ignore", or all in the child
+    /// of a fork.
     pub fn forget(&self, signals: SigSet) {
         self.accepted.fetch_and(!signals, Ordering::AcqRel);
     }
 
-    /// The mask that decides about the five.
+    /// The mask that decides whether one of the five can be delivered.
     pub fn effective_mask(&self) -> SigSet {
         self.effective_mask.load(Ordering::Relaxed)
     }
 
-    /// Those of the five that a call is waiting for.
+    /// Those of the five that a call in progress waits for.
     pub fn waiting(&self) -> SigSet {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// A call begins or ends that waits for these.
+    /// Sets the signals for which a call that is about to begin waits; 0 when it has ended.
     pub fn set_waiting(&self, signals: SigSet) {
         self.waiting.store(signals & FIVE, Ordering::Relaxed);
     }
 
-    /// Records the host instruction of an unexpected fault. Did the last unexpected fault happen at
-    /// the same instruction?
+    /// Records the host instruction of an unexpected fault. Returns whether the last unexpected
+    /// fault happened at the same instruction.
     fn repeats(&self, host_rip: u64) -> bool {
         self.unexpected.swap(host_rip, Ordering::Relaxed) == host_rip
     }
 
-    /// Sets the mask that decides about the five.
+    /// Sets the mask that decides whether one of the five can be delivered.
     pub fn set_effective_mask(&self, mask: SigSet) {
         self.effective_mask.store(mask, Ordering::Relaxed);
     }
 }
 
-/// The kernel's mask for a guest's: the five stay unblocked.
+/// The mask that the kernel has while the guest's is `guest`: the five stay unblocked.
 pub const fn host_mask(guest: SigSet) -> SigSet {
     guest & !FIVE
 }
 
-/// Sets this thread's mask in the kernel, whatever is pending.
+/// Sets this thread's mask in the kernel, even if a signal is pending.
 pub fn set_kernel_mask(mask: SigSet) {
     let call = Call::new(
         libc::SYS_rt_sigprocmask,
         &[libc::SIG_SETMASK as u64, std::ptr::from_ref(&mask) as u64, 0, 8],
     );
-    // SAFETY: reads `mask`; which signals are blocked is part of our own protocol.
+    // SAFETY: reads `mask`; masks are only changed as the module's invariants say.
     unsafe { entry::raw(&call) };
 }
 
-/// This process, as the kernel numbers it now (a fork's child is another one).
+/// The id of this process. Never cached, because the child of a fork has another one.
 pub(crate) fn own_pid() -> i32 {
     // SAFETY: asks only.
     unsafe { entry::raw(&Call::new(libc::SYS_getpid, &[])) as i32 }
 }
 
-/// This thread.
+/// The id of this thread.
 pub(crate) fn own_tid() -> i32 {
     // SAFETY: asks only.
     unsafe { entry::raw(&Call::new(libc::SYS_gettid, &[])) as i32 }
@@ -333,19 +345,19 @@ pub fn action_call(signo: i32, action: &SigAction) -> Call {
 
 /// Sets the kernel's action for `signo`.
 pub fn set_kernel_action(signo: i32, action: &SigAction) {
-    // SAFETY: reads `action`; actions are the guest's dispositions or our own handler.
+    // SAFETY: reads `action`; its handler is the host's, `SIG_DFL` or `SIG_IGN`.
     unsafe { entry::raw(&action_call(signo, action)) };
 }
 
-/// The action the kernel gets for a guest's action.
+/// The action that the kernel gets when the guest sets the action `guest`.
 pub fn mirror(signo: i32, guest: &SigAction) -> SigAction {
     let five = FIVE & set_of(signo) != 0;
     if !five && !guest.is_caught() { *guest } else { ours(guest) }
 }
 
-/// The action that makes the kernel call our handler where the guest has `guest`.
+/// The action that makes the kernel call the host's handler while the guest's action is `guest`.
 pub fn ours(guest: &SigAction) -> SigAction {
-    // A signal that the guest does not catch interrupts nothing of the guest's.
+    // A signal that the guest does not catch must not interrupt the guest's system calls.
     let restart = if guest.is_caught() { guest.flags & sa::RESTART } else { sa::RESTART };
     SigAction {
         handler: host_entry::signal_entry(),
@@ -359,12 +371,13 @@ pub fn ours(guest: &SigAction) -> SigAction {
     }
 }
 
-/// Dies of `signo` as a process does that does not catch it: same wait status, core flag included.
+/// Kills the process by `signo`, as if it had no handler: with the same wait status, core flag
+/// included.
 pub fn die(signo: i32) -> ! {
     set_kernel_action(signo, &SigAction::default());
     set_kernel_mask(!set_of(signo));
-    // SAFETY: signals and exits only. SIGKILL stands in when somebody (a debugger) swallows the
-    // signal.
+    // SAFETY: signals and exits only. If a debugger suppresses the signal, SIGKILL ends the
+    // process.
     unsafe {
         let pid = entry::raw(&Call::new(libc::SYS_getpid, &[])) as u64;
         let tid = entry::raw(&Call::new(libc::SYS_gettid, &[])) as u64;

@@ -1,32 +1,34 @@
 //! A deferred store of native code that faulted at a guarded page, performed by the signal handler.
 //!
-//! An exit of a fragment performs the stores that the fragment has deferred. Such a store has no
-//! place to continue after a fault, because the fragment has written to the same page before. It
-//! faults if another thread has translated code from that page in the meantime: the page is guarded
-//! then. Opening the page would hide the stores of other threads. So the handler decodes the store,
-//! writes the bytes past the guard, and continues behind the instruction.
+//! An exit of a fragment performs the stores that the fragment has deferred. No table has an
+//! address at which to continue after a fault of such a store, because the fragment has written to
+//! the same page before. It faults if another thread has translated code from that page in the
+//! meantime: the page is guarded then. Opening the page would hide the stores of other threads. So
+//! the handler decodes the store, writes the bytes past the guard, and continues behind the
+//! instruction.
 //!
-//! This module only decodes; it owns no data and takes no lock. The decoder does not allocate once
-//! its tables exist, which translating the code has made sure of. Only the signal handler calls it,
-//! for an instruction in the code cache.
+//! This module only decodes; it owns no data and takes no lock. Only the signal handler calls it,
+//! for an instruction in the code cache. The decoder allocates only its tables, at its first use;
+//! they exist, because the code has been translated by the same decoder.
 //!
 //! Example: `mov [rsi + 8], rax` with rsi = 0x1000 is a store of the eight bytes of rax at 0x1008.
 
 use dynasour_guest::space::{PAGE, page_down};
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-/// Most bytes that an instruction has (Intel SDM vol. 2, 2.3.11).
+/// Bytes of the longest instruction (Intel SDM vol. 2, 2.3.11).
 const LONGEST: u64 = 15;
 
-/// A store that has not happened.
+/// A store that has not been performed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Store {
-    /// Where.
+    /// The guest address.
     pub address: u64,
     /// The value, little-endian.
     value: [u8; 8],
+    /// Bytes of the value that are stored.
     size: usize,
-    /// The instruction behind it.
+    /// The address of the instruction behind the store.
     pub next: u64,
 }
 
@@ -41,13 +43,14 @@ impl Store {
 /// memory. `register` gives the value of a general register by its number.
 ///
 /// # Safety
-/// An instruction at `rip` has been executed, in a mapping that goes on to `end`.
+/// An instruction at `rip` has been executed, in a mapping that extends to `end`.
 pub unsafe fn at(rip: u64, end: u64, register: impl Fn(usize) -> u64) -> Option<Store> {
     let in_page = (page_down(rip) + PAGE).min(end) - rip;
     // SAFETY: the bytes up to the end of the page can be read, as the instruction's first can.
     let (inst, error) = unsafe { decode(rip, in_page) };
     let inst = match error {
-        // SAFETY: the instruction goes on in the next page, which can be read then.
+        // SAFETY: the instruction extends into the next page. It was executed, so that page can be
+        // read.
         DecoderError::NoMoreBytes => unsafe { decode(rip, LONGEST.min(end - rip)) }.0,
         _ => inst,
     };
@@ -72,7 +75,7 @@ fn store_of(inst: &Instruction, register: impl Fn(usize) -> u64) -> Option<Store
         return None;
     }
     let value_of = |name: Register| match name {
-        // Their addresses are linear: the segments that are left have base 0 in 64-bit mode.
+        // Segments other than FS and GS have base 0 in 64-bit mode.
         Register::CS | Register::DS | Register::ES | Register::SS => Some(0),
         _ if name.is_gpr64() => Some(register(name.number())),
         _ if name.is_gpr32() => Some(u64::from(register(name.number()) as u32)),
@@ -98,7 +101,8 @@ fn store_of(inst: &Instruction, register: impl Fn(usize) -> u64) -> Option<Store
 mod tests {
     use super::*;
 
-    /// The store of `code` where register n holds n * 0x0101_0101_0101_0101 and a bit above.
+    /// Address, bytes and length of the store that `code` encodes, where register n contains
+    /// n * 0x0101_0101_0101_0101.
     fn store(code: &[u8]) -> Option<(u64, Vec<u8>, u64)> {
         let start = code.as_ptr() as u64;
         let register = |number: usize| number as u64 * 0x0101_0101_0101_0101;

@@ -1,11 +1,18 @@
-//! From the fault of a host instruction to that of the guest instruction which it stood in for.
+//! Corrects the fault of a host instruction to the fault that the guest's instruction would have
+//! caused.
 //!
-//! The interpreter accesses guest memory by instructions of its own: same address, same width, but
-//! other base registers, and a read-modify-write as a load and a store. Two things that the kernel
-//! tells a handler depend on these:
-//! * a non-canonical address is a stack fault (#SS, SIGBUS) if the stack segment is meant, else a
-//!   general protection fault (Intel SDM vol. 3, 6.15);
+//! The interpreter accesses guest memory by instructions of its own. They have the same address and
+//! width as the guest's, but other base registers, and a read-modify-write is a load and a store.
+//! Two things that the guest's handler sees depend on the guest's instruction itself:
+//! * an access to a non-canonical address is a stack fault (#SS, SIGBUS) if it uses the stack
+//!   segment, else a general protection fault (Intel SDM vol. 3, 6.15);
 //! * the page fault of an instruction that reads and writes its operand is that of a write.
+//!
+//! Owns no data. Called on the guest's own thread after the handler has returned, not in the
+//! handler: it reads and decodes guest code. No lock.
+//!
+//! Example: `push rbx` with a non-canonical rsp. The interpreter's store causes #GP; the guest's
+//! handler gets SIGBUS with exception number 12.
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::decode::{Decoded, Fetch, Reader};
@@ -13,16 +20,14 @@ use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, 
 
 use crate::memory::{self, FaultInfo};
 
-/// Exception numbers.
+/// Exception numbers (Intel SDM vol. 3, 6.3.1).
 const STACK: u64 = 12;
-/// See [`STACK`].
 const PROTECTION: u64 = 13;
-/// See [`STACK`].
 const PAGE_FAULT: u64 = 14;
-/// In a page fault's error code: the access was a write.
+/// The bit of a page fault's error code that marks a write (Intel SDM vol. 3, 4.7).
 const WRITE: u64 = 1 << 1;
 
-/// Guest memory as code.
+/// Reads instruction bytes from guest memory.
 struct GuestCode;
 
 impl Fetch for GuestCode {
@@ -31,14 +36,15 @@ impl Fetch for GuestCode {
     }
 }
 
-/// What the processor would have said about `fault` at the guest's instruction at `pc`.
+/// The fault that the processor would have reported for the guest's instruction at `pc`. `fault` is
+/// that of the host's instruction, `context` the state before the guest's.
 pub fn of_guest(context: &ThreadContext, pc: u64, mut fault: FaultInfo) -> FaultInfo {
-    let in_question = match fault.trapno {
+    let may_differ = match fault.trapno {
         PROTECTION => fault.error == 0,
         PAGE_FAULT => fault.error & WRITE == 0,
         _ => false,
     };
-    if !in_question {
+    if !may_differ {
         return fault;
     }
     let Decoded::Inst(inst) = Reader::new(&GuestCode).decode(pc) else { return fault };
@@ -63,7 +69,7 @@ fn is_canonical(address: u64) -> bool {
     ((address as i64) << SIGN >> SIGN) as u64 == address
 }
 
-/// Whether the access of `inst` that faults for its address is one to the stack segment.
+/// Whether `inst` faults because of a non-canonical address in the stack segment.
 fn is_stack_fault(context: &ThreadContext, inst: &Instruction) -> bool {
     let register = |register: Register, _: usize, _: usize| match register {
         Register::ES | Register::CS | Register::SS | Register::DS => Some(0),

@@ -1,24 +1,27 @@
-//! Classic BPF as `seccomp(2)` takes it: what the kernel would take is taken, and computes what it
-//! would compute.
+//! Classic BPF of `seccomp(2)`: accepts exactly the programs that the kernel accepts, and executes
+//! them as the kernel does.
 //!
-//! A program sees a [`Data`] and says in 32 bits what is to become of the call. It jumps forwards
-//! only, so it ends.
+//! Data: [`Program`], immutable once it is made, so there is no lock. Invariant: a program jumps
+//! only forwards and ends with a return, so it terminates; it reads scratch memory only where it
+//! has written before.
+//!
+//! Example: the instruction `[6, 0, 0, 0, k…]` returns the constant k for every call.
 
 use super::DATA_SIZE;
 
-/// Words of scratch memory.
+/// Words of scratch memory (kernel: `BPF_MEMWORDS`).
 const MEMORY: usize = 16;
-/// Instructions of one program at most.
+/// Instructions of one program at most (kernel: `BPF_MAXINSNS`).
 pub(super) const LONGEST: usize = 4096;
-/// Bytes of one instruction: code, two distances, constant.
+/// Bytes of one instruction (`struct sock_filter`): code, two distances, constant.
 pub(super) const INSTRUCTION_SIZE: usize = 8;
 
 /// The bytes of a `struct seccomp_data`.
 pub(super) type Data = [u8; DATA_SIZE];
 
-/// The second operand.
+/// The second operand of an operation or a test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
+enum Operand {
     Constant(u32),
     X,
 }
@@ -47,42 +50,42 @@ enum Test {
 /// An instruction; `A` is the accumulator, `X` the index register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Op {
-    /// A = the word of the data at this offset.
+    /// A = the 32-bit word of the data at this offset.
     LoadData(usize),
     SetA(u32),
     SetX(u32),
-    /// A = memory.
+    /// A = this word of scratch memory.
     LoadA(usize),
     LoadX(usize),
     StoreA(usize),
     StoreX(usize),
     MoveToX,
     MoveToA,
-    Alu(Alu, Source),
+    Alu(Alu, Operand),
     Negate,
-    /// Skips so many.
+    /// Skips this number of instructions.
     Jump(usize),
-    /// Skips so many if it holds, and if not.
-    Branch(Test, Source, usize, usize),
+    /// Skips the first number of instructions if the test of A holds, else the second.
+    Branch(Test, Operand, usize, usize),
     Return(u32),
     ReturnA,
 }
 
-/// A program that the kernel would take.
+/// A program that the kernel would accept.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Program {
     ops: Vec<Op>,
-    /// As it was given.
+    /// The instructions as the guest passed them.
     bytes: Vec<u8>,
 }
 
 impl Program {
-    /// The program of these bytes, `INSTRUCTION_SIZE` an instruction; None if it is not one for
-    /// `seccomp`.
+    /// The program of these bytes, [`INSTRUCTION_SIZE`] for each instruction. `None` if the kernel
+    /// would refuse it.
     pub(super) fn new(bytes: Vec<u8>) -> Option<Program> {
-        let (words, rest) = bytes.as_chunks::<INSTRUCTION_SIZE>();
-        let is_sized = rest.is_empty() && (1..=LONGEST).contains(&words.len());
-        let ops: Vec<Op> = words.iter().map(decode).collect::<Option<_>>()?;
+        let (instructions, incomplete) = bytes.as_chunks::<INSTRUCTION_SIZE>();
+        let is_sized = incomplete.is_empty() && (1..=LONGEST).contains(&instructions.len());
+        let ops: Vec<Op> = instructions.iter().map(decode).collect::<Option<_>>()?;
         (is_sized && ends(&ops) && reads_what_it_wrote(&ops)).then_some(Program { ops, bytes })
     }
 
@@ -94,15 +97,15 @@ impl Program {
         self.ops.len()
     }
 
-    /// What it says of a call.
+    /// Executes the program for a call and returns its result.
     pub(super) fn run(&self, data: &Data) -> u32 {
         let (mut a, mut x, mut memory, mut at) = (0u32, 0u32, [0u32; MEMORY], 0);
         loop {
             let op = self.ops[at];
             at += 1;
-            let value = |source| match source {
-                Source::Constant(k) => k,
-                Source::X => x,
+            let value = |operand| match operand {
+                Operand::Constant(k) => k,
+                Operand::X => x,
             };
             match op {
                 Op::LoadData(offset) => {
@@ -116,23 +119,23 @@ impl Program {
                 Op::StoreX(k) => memory[k] = x,
                 Op::MoveToX => x = a,
                 Op::MoveToA => a = x,
-                Op::Alu(Alu::Add, source) => a = a.wrapping_add(value(source)),
-                Op::Alu(Alu::Sub, source) => a = a.wrapping_sub(value(source)),
-                Op::Alu(Alu::Mul, source) => a = a.wrapping_mul(value(source)),
+                Op::Alu(Alu::Add, operand) => a = a.wrapping_add(value(operand)),
+                Op::Alu(Alu::Sub, operand) => a = a.wrapping_sub(value(operand)),
+                Op::Alu(Alu::Mul, operand) => a = a.wrapping_mul(value(operand)),
                 // Dividing by an X of zero ends the program with 0.
-                Op::Alu(Alu::Div, source) => match a.checked_div(value(source)) {
+                Op::Alu(Alu::Div, operand) => match a.checked_div(value(operand)) {
                     Some(quotient) => a = quotient,
                     None => return 0,
                 },
-                Op::Alu(Alu::And, source) => a &= value(source),
-                Op::Alu(Alu::Or, source) => a |= value(source),
-                Op::Alu(Alu::Xor, source) => a ^= value(source),
-                Op::Alu(Alu::Lsh, source) => a = a.wrapping_shl(value(source)),
-                Op::Alu(Alu::Rsh, source) => a = a.wrapping_shr(value(source)),
+                Op::Alu(Alu::And, operand) => a &= value(operand),
+                Op::Alu(Alu::Or, operand) => a |= value(operand),
+                Op::Alu(Alu::Xor, operand) => a ^= value(operand),
+                Op::Alu(Alu::Lsh, operand) => a = a.wrapping_shl(value(operand)),
+                Op::Alu(Alu::Rsh, operand) => a = a.wrapping_shr(value(operand)),
                 Op::Negate => a = a.wrapping_neg(),
                 Op::Jump(distance) => at += distance,
-                Op::Branch(test, source, yes, no) => {
-                    let other = value(source);
+                Op::Branch(test, operand, yes, no) => {
+                    let other = value(operand);
                     let holds = match test {
                         Test::Equal => a == other,
                         Test::Greater => a > other,
@@ -148,16 +151,17 @@ impl Program {
     }
 }
 
-/// The instructions that `seccomp_check_filter` and `bpf_check_classic` of the kernel let through.
+/// Decodes an instruction. `None` for those that `seccomp_check_filter` and `bpf_check_classic` of
+/// the kernel refuse.
 fn decode(bytes: &[u8; INSTRUCTION_SIZE]) -> Option<Op> {
     const BY_X: u16 = 0x08;
     let [low, high, yes, no, k @ ..] = *bytes;
     let (code, k) = (u16::from_le_bytes([low, high]), u32::from_le_bytes(k));
-    let source = if code & BY_X != 0 { Source::X } else { Source::Constant(k) };
+    let operand = if code & BY_X != 0 { Operand::X } else { Operand::Constant(k) };
     let slot = || usize::try_from(k).ok().filter(|&slot| slot < MEMORY);
-    let alu = |op| Some(Op::Alu(op, source));
-    let shift = |op| if source == Source::X || k < u32::BITS { alu(op) } else { None };
-    let branch = |test| Some(Op::Branch(test, source, yes.into(), no.into()));
+    let alu = |op| Some(Op::Alu(op, operand));
+    let shift = |op| if operand == Operand::X || k < u32::BITS { alu(op) } else { None };
+    let branch = |test| Some(Op::Branch(test, operand, yes.into(), no.into()));
     match code {
         0x20 if k.is_multiple_of(4) && (k as usize) < DATA_SIZE => Some(Op::LoadData(k as usize)),
         0x80 => Some(Op::SetA(DATA_SIZE as u32)),
@@ -192,7 +196,7 @@ fn decode(bytes: &[u8; INSTRUCTION_SIZE]) -> Option<Op> {
     }
 }
 
-/// Whether every jump stays inside and the last instruction is the end.
+/// Whether every jump stays inside the program and the last instruction is a return.
 fn ends(ops: &[Op]) -> bool {
     let stays = |(at, op): (usize, &Op)| {
         let left = ops.len() - at - 1;
@@ -205,7 +209,8 @@ fn ends(ops: &[Op]) -> bool {
     matches!(ops.last(), Some(Op::Return(_) | Op::ReturnA)) && ops.iter().enumerate().all(stays)
 }
 
-/// Whether memory is read only where it was written, on every way there.
+/// Whether each word of scratch memory that is read has been written before on every path. Jumps
+/// go forwards only, so one pass in program order visits all predecessors first.
 fn reads_what_it_wrote(ops: &[Op]) -> bool {
     const ALL: u16 = !0;
     let mut reaching = vec![ALL; ops.len()];
@@ -294,7 +299,7 @@ mod tests {
             let ended: &[_] = if refused.0 == 0 { &[refused] } else { &[refused, END] };
             assert!(program(ended).is_none(), "{refused:x?}");
         }
-        // Written on one of two ways.
+        // Written on one of two paths.
         let half = [(0x15, 1, 0, 0), (0x02, 0, 0, 3), (0x60, 0, 0, 3), END];
         assert!(program(&half).is_none());
     }

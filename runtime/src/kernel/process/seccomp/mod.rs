@@ -1,10 +1,20 @@
-//! What a thread allows itself to ask of the kernel: `seccomp(2)`, and system calls given to user
-//! space (`PR_SET_SYSCALL_USER_DISPATCH`).
+//! Filters of the guest's system calls: `seccomp(2)`, and system calls that become signals
+//! (`PR_SET_SYSCALL_USER_DISPATCH`).
 //!
-//! The kernel itself is told of neither, since it would apply them to the translator's calls. Every
-//! call of the guest's is looked at here first ([`System::screen`]), as the guest made it. A
-//! program that it executes under the translator is handed the filters in a file
-//! ([`Seccomp::to_file`]).
+//! The kernel gets neither, because it would apply them to the translator's calls. Instead
+//! [`System::screen`] checks each call of the guest's before it is performed. A program that the
+//! guest executes under the translator gets the filters in a file ([`Seccomp::to_file`]).
+//!
+//! Data: [`Seccomp`] and [`Dispatch`] in each thread's [`System`], which only that thread uses.
+//! [`Shared`] in the `Process`: filters that one thread has installed for all (`TSYNC`); its list
+//! has a lock.
+//!
+//! Invariants: a thread's filters are only added to. The order of a list is the order of
+//! installation. A thread takes over the shared filters at its next system call, if they begin with
+//! its own.
+//!
+//! Example: a filter returns ERRNO with 13 for `openat`. The guest calls `openat`: `screen` runs
+//! the filter and returns -EACCES, and the kernel is not called.
 
 mod bpf;
 
@@ -22,13 +32,15 @@ use bpf::{Data, INSTRUCTION_SIZE, LONGEST, Program};
 
 /// Bytes of a `struct seccomp_data`: number, architecture, address, six arguments.
 const DATA_SIZE: usize = 64;
-/// By which numbers a call is made, as audit(8) names it: x86-64 and i386.
+/// `AUDIT_ARCH_X86_64` (linux/audit.h): the call has a number of the x86-64 table.
 pub(crate) const ARCHITECTURE: u32 = 0xc000_003e;
+/// `AUDIT_ARCH_I386`: the call has a number of the i386 table.
 pub(crate) const ARCHITECTURE_32: u32 = 0x4000_0003;
-/// Instructions of all filters of a thread together, each counting for four more.
+/// Instructions of all filters of a thread together; each filter counts for four more (seccomp(2)).
 const MOST_INSTRUCTIONS: usize = 1 << 15;
 
-/// Upper half of what a filter says, most important first when compared with sign.
+/// The upper 16 bits of a filter's result. Compared as signed numbers, the least is the most
+/// important (seccomp(2)).
 mod action {
     pub const KILL_PROCESS: i32 = 0x8000_0000_u32 as i32;
     pub const KILL_THREAD: i32 = 0;
@@ -38,42 +50,44 @@ mod action {
     pub const TRACE: i32 = 0x7ff0_0000;
     pub const LOG: i32 = 0x7ffc_0000;
     pub const ALLOW: i32 = 0x7fff_0000;
-    /// Where it stands.
+    /// The bits of a result that contain the action.
     pub const MASK: u32 = 0xffff_0000;
 }
 
-/// What a thread is allowed.
+/// The filters of one thread.
 #[derive(Clone, Default)]
 pub(crate) struct Seccomp {
-    /// Four calls only.
+    /// Whether only read, write, exit and sigreturn are allowed (`SECCOMP_SET_MODE_STRICT`).
     strict: bool,
     /// Oldest first.
     filters: Vec<Arc<Program>>,
-    /// The [`Shared::times`] of which the thread knows.
+    /// The [`Shared::revision`] that the thread has taken over.
     seen: u64,
 }
 
-/// What one thread of a process said for all.
+/// The filters that a thread has installed for all threads of its process.
 #[derive(Default)]
 pub(crate) struct Shared {
-    times: AtomicU64,
+    /// How often filters were installed for all threads.
+    revision: AtomicU64,
     filters: Mutex<Vec<Arc<Program>>>,
-    /// Whether it was one that gets no new privileges: then the others get none, either.
+    /// Whether the installing thread has `no_new_privs` set: then the other threads set it, too.
     no_new_privileges: AtomicBool,
 }
 
-/// Where system calls of a thread become signals (`PR_SET_SYSCALL_USER_DISPATCH`).
+/// Which system calls of a thread become signals (`PR_SET_SYSCALL_USER_DISPATCH`).
 #[derive(Clone, Copy)]
 pub(crate) struct Dispatch {
-    /// Calls from here are made: start and length.
+    /// Start and length of the code whose calls are always performed.
     spared: (u64, u64),
-    /// The byte that decides about others; 0 for none: they all are signals.
+    /// The address of the byte that decides about other calls. 0 for none: then all of them become
+    /// signals.
     selector: u64,
 }
 
 impl Shared {
-    /// Calls `f` while no thread says anything.
-    pub(crate) fn held<R>(&self, f: impl FnOnce() -> R) -> R {
+    /// Calls `f` while no thread can install filters for all.
+    pub(crate) fn while_locked<R>(&self, f: impl FnOnce() -> R) -> R {
         let _filters = lock(&self.filters);
         f()
     }
@@ -84,10 +98,10 @@ impl Seccomp {
         !self.strict && self.filters.is_empty()
     }
 
-    /// What the filters say of a call.
+    /// The most important result of the filters for a call.
     fn verdict(&self, data: &Data) -> u32 {
         let importance = |&said: &u32| (said & action::MASK) as i32;
-        // Of equal ones the newest counts.
+        // Of equally important results that of the newest filter counts (seccomp(2)).
         self.filters
             .iter()
             .rev()
@@ -101,8 +115,8 @@ impl Seccomp {
             && self.filters.iter().zip(filters).all(|(a, b)| Arc::ptr_eq(a, b))
     }
 
-    /// A descriptor from which [`Seccomp::from_file`] reads the filters, which survives execve;
-    /// None if there are none.
+    /// Writes the filters to a new file, for [`Seccomp::from_file`]. Its descriptor stays open
+    /// across execve. `None` if there are no filters.
     ///
     /// # Errors
     /// An errno.
@@ -129,20 +143,20 @@ impl Seccomp {
         }
     }
 
-    /// What [`Seccomp::to_file`] wrote. Closes the descriptor.
+    /// Reads the filters that [`Seccomp::to_file`] has written, and closes the descriptor.
     pub(crate) fn from_file(fd: i32) -> Seccomp {
         use std::io::Read;
         let mut bytes = Vec::new();
-        // SAFETY: the translator that executed this one opened it for this.
+        // SAFETY: the translator that executed this one has opened the descriptor for this use.
         let mut file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
         let mut filters = Vec::new();
         if file.read_to_end(&mut bytes).is_ok() {
-            let mut rest = &bytes[..];
-            while let Some((length, behind)) = rest.split_first_chunk() {
+            let mut unread = &bytes[..];
+            while let Some((length, behind)) = unread.split_first_chunk() {
                 let size = INSTRUCTION_SIZE * u32::from_le_bytes(*length) as usize;
                 let Some((program, behind)) = behind.split_at_checked(size) else { break };
                 filters.extend(Program::new(program.to_vec()).map(Arc::new));
-                rest = behind;
+                unread = behind;
             }
         }
         Seccomp { filters, ..Seccomp::default() }
@@ -150,7 +164,8 @@ impl Seccomp {
 }
 
 impl System {
-    /// What becomes of a call that the guest is about to make, if it is not made.
+    /// Checks a call that the guest is about to make. `None` if the call is allowed, else its
+    /// result.
     pub(crate) fn screen(
         &mut self,
         context: &mut ThreadContext,
@@ -158,15 +173,15 @@ impl System {
         architecture: u32,
     ) -> Option<Done> {
         let shared = self.process.seccomp();
-        let times = shared.times.load(Ordering::Acquire);
-        if self.seccomp.seen != times {
+        let revision = shared.revision.load(Ordering::Acquire);
+        if self.seccomp.seen != revision {
             let filters = lock(&shared.filters);
             if self.seccomp.has_prefix(&filters) {
                 self.seccomp.filters.clone_from(&filters);
             }
-            self.seccomp.seen = times;
+            self.seccomp.seen = revision;
             if shared.no_new_privileges.load(Ordering::Relaxed) {
-                // SAFETY: a switch of the thread's, which can only be set.
+                // SAFETY: sets a switch of this thread that cannot be cleared again.
                 unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
             }
         }
@@ -184,7 +199,7 @@ impl System {
         call: &Call,
         architecture: u32,
     ) -> Option<Done> {
-        /// read, write, exit, sigreturn
+        /// The calls of strict mode: read, write, exit, sigreturn.
         const FOUR: [i64; 4] =
             [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
         const FOUR_32: [i64; 4] = [3, 4, 1, 119];
@@ -199,7 +214,7 @@ impl System {
             action::ALLOW | action::LOG => None,
             action::ERRNO => Some(Done::error(detail.min(4095))),
             action::TRAP => Some(self.trap(context, call, architecture, 1, detail)),
-            // There is nobody to ask.
+            // No tracer and no listener is supported, so the kernel would say ENOSYS, too.
             action::TRACE | action::USER_NOTIF => Some(Done::error(libc::ENOSYS)),
             action::KILL_THREAD => Some(self.kill_thread(context, libc::SIGSYS)),
             _ => Some(Done::Outcome(Outcome::Killed(libc::SIGSYS))),
@@ -231,8 +246,8 @@ impl System {
         Some(self.trap(context, call, architecture, SYS_USER_DISPATCH, 0))
     }
 
-    /// SIGSYS instead of the call. A handler finds the registers as they were before it, but for
-    /// what any call changes.
+    /// Delivers SIGSYS instead of performing the call. A handler finds the registers as they were
+    /// before the call, except for rcx and r11, which any call changes.
     fn trap(
         &mut self,
         context: &mut ThreadContext,
@@ -252,7 +267,7 @@ impl System {
         Done::Outcome(self.force(context, libc::SIGSYS, &info, context.rflags))
     }
 
-    /// The end of the thread, which is the process's if there is no other.
+    /// Ends the thread. If it is the only one, the signal kills the process.
     fn kill_thread(&self, context: &ThreadContext, signo: i32) -> Done {
         if self.process.is_borrower() || self.process.threads().is_alone() {
             Done::Outcome(Outcome::Killed(signo))
@@ -261,7 +276,7 @@ impl System {
         }
     }
 
-    /// `seccomp`
+    /// Performs `seccomp(2)`.
     pub(crate) fn seccomp_call(&mut self, call: &Call) -> Done {
         const SET_MODE_STRICT: u64 = 0;
         const SET_MODE_FILTER: u64 = 1;
@@ -282,7 +297,8 @@ impl System {
         }
     }
 
-    /// The switches of `prctl` that are looked after here.
+    /// Performs the options of `prctl` about filters and calls that become signals; `None` for
+    /// other options.
     pub(crate) fn seccomp_switch(&mut self, call: &Call) -> Option<Done> {
         const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
         const STRICT: u64 = 1;
@@ -312,9 +328,9 @@ impl System {
 
     fn add_filter(&mut self, flags: u64, address: u64) -> Done {
         const ALL_THREADS: u64 = 1;
-        /// Also: log what is refused, no mitigations, how the first fails.
+        /// Also `LOG`, `SPEC_ALLOW` and `TSYNC_ESRCH`, which change nothing here.
         const KNOWN: u64 = ALL_THREADS | 1 << 1 | 1 << 2 | 1 << 4;
-        // A listener would have to be told by the kernel.
+        // `NEW_LISTENER` is refused: only the kernel could make the listener's descriptor.
         if flags & !KNOWN != 0 {
             return Done::error(libc::EINVAL);
         }
@@ -336,12 +352,12 @@ impl System {
             if unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1 {
                 shared.no_new_privileges.store(true, Ordering::Relaxed);
             }
-            self.seccomp.seen = 1 + shared.times.fetch_add(1, Ordering::Release);
+            self.seccomp.seen = 1 + shared.revision.fetch_add(1, Ordering::Release);
         }
         Done::Value(0)
     }
 
-    /// In a forked child: calls are calls again.
+    /// In a forked child: no call becomes a signal any more, as the kernel does it.
     pub(crate) fn forget_dispatch(&mut self) {
         self.dispatch = None;
     }
@@ -352,7 +368,7 @@ impl System {
         let [_, mode, start, length, selector, _] = call.args;
         self.dispatch = match mode {
             OFF if (start, length, selector) == (0, 0, 0) => None,
-            // Allowed code must not wrap around.
+            // The range must not wrap around the end of the address space.
             ON if start == 0 || start.checked_add(length).is_some_and(|end| end > start) => {
                 if selector != 0 && guest_read::<1>(selector).is_err() {
                     return Done::error(libc::EFAULT);
@@ -365,46 +381,46 @@ impl System {
     }
 }
 
-/// What filters see of a call.
+/// The `struct seccomp_data` of a call, which filters read.
 fn data(context: &ThreadContext, call: &Call, architecture: u32) -> Data {
     let mut data = [0; DATA_SIZE];
     data[..4].copy_from_slice(&(call.nr as u32).to_le_bytes());
     data[4..8].copy_from_slice(&architecture.to_le_bytes());
     data[8..16].copy_from_slice(&context.rip.to_le_bytes());
-    for (place, argument) in data[16..].chunks_exact_mut(8).zip(call.args) {
-        place.copy_from_slice(&argument.to_le_bytes());
+    for (word, argument) in data[16..].chunks_exact_mut(8).zip(call.args) {
+        word.copy_from_slice(&argument.to_le_bytes());
     }
     data
 }
 
-/// The program that a `struct sock_fprog` describes, if the thread may have one; the error is an
-/// errno.
+/// Reads the program that the `struct sock_fprog` at `address` describes, if the thread may install
+/// one. The error is an errno.
 fn read_program(address: u64) -> Result<Program, i32> {
     let head = guest_read::<16>(address)?;
     let length = usize::from(u16::from_le_bytes([head[0], head[1]]));
-    let place = head[8..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+    let instructions = head[8..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
     if !(1..=LONGEST).contains(&length) {
         return Err(libc::EINVAL);
     }
     may_filter()?;
-    if place == 0 {
+    if instructions == 0 {
         return Err(libc::EINVAL);
     }
     let mut bytes = vec![0; INSTRUCTION_SIZE * length];
-    if crate::memory::copy_in(place, &mut bytes) != bytes.len() {
+    if crate::memory::copy_in(instructions, &mut bytes) != bytes.len() {
         return Err(libc::EFAULT);
     }
     Program::new(bytes).ok_or(libc::EINVAL)
 }
 
-/// Whether the kernel would take a filter: it says so when it cannot read one. The error is an
-/// errno.
+/// Whether the kernel lets this thread install a filter: it checks that before it reads the filter,
+/// so an unreadable one gives EFAULT. The error is an errno.
 fn may_filter() -> Result<(), i32> {
     const SET_MODE_FILTER: u64 = 1;
     let unreadable = libc::sock_fprog { len: 1, filter: std::ptr::without_provenance_mut(1) };
     let call =
         Call::new(libc::SYS_seccomp, &[SET_MODE_FILTER, 0, std::ptr::from_ref(&unreadable) as u64]);
-    // SAFETY: nothing can be read there, so nothing happens.
+    // SAFETY: the filter at address 1 cannot be read, so none is installed.
     match unsafe { entry::raw(&call) } {
         error if error == -i64::from(libc::EFAULT) => Ok(()),
         error => Err(i32::try_from(-error).unwrap_or(libc::EINVAL)),
@@ -419,7 +435,7 @@ mod tests {
         Arc::new(Program::new(instructions.concat()).expect("a program"))
     }
 
-    /// Says `said` of everything.
+    /// A filter that returns `said` for every call.
     fn saying(said: i32) -> Arc<Program> {
         let [a, b, c, d] = said.to_le_bytes();
         filter(&[[6, 0, 0, 0, a, b, c, d]])
