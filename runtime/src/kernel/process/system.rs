@@ -221,8 +221,9 @@ pub struct System {
     /// RF as a signal frame has restored it, until the next guest instruction; 0 or the flag.
     pub(crate) resume_flag: u64,
     pub(crate) segments: Segments,
-    /// The arguments of an execve under way. They are fields of the parent's data for a vfork child
-    /// too: if its call succeeds, the child cannot free them.
+    /// The arguments of an execve under way. They are kept here and not on the stack, because a
+    /// vfork child does not return from a successful call. Its parent, which owns the child's
+    /// `System`, frees them.
     pub(crate) exec_arguments: Option<Arguments>,
     /// The address of a word that is cleared, and whose waiter is woken, when the thread ends
     /// (`set_tid_address`); 0 for none.
