@@ -187,7 +187,7 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// Are all bytes of `other` among ours? (Same key.)
+    /// Does `self` contain all bytes of `other`? (Both have the same key.)
     pub(crate) fn contains(&self, other: &Location) -> bool {
         let start = other.offset.wrapping_sub(self.offset);
         self.key == other.key

@@ -88,7 +88,7 @@ pub struct Count {
 pub(crate) struct Heads {
     words: Option<Words>,
     counters: Vec<Counter>,
-    /// Numbers of counters that are gone.
+    /// Numbers of removed counters.
     pub free: Vec<u32>,
     counts: HeadCounts,
     /// Heads whose blocks have no counter yet.

@@ -6,7 +6,7 @@
 //!
 //! All of it is in arrays that grow by some words a block; nothing is allocated per block.
 //! Invariants:
-//! * blocks ascend by host address, those that are gone ([`removal`]) among them;
+//! * blocks ascend by host address, including removed ones ([`removal`]);
 //! * nothing says which guest instruction a host instruction belongs to: translating again does
 //!   ([`fault_state`]).
 //!
@@ -450,7 +450,7 @@ impl Blocks {
             }
             via = place.expected;
             if place.block != 0 {
-                // The place led to a fragment that is gone.
+                // The place led to a fragment that has been dropped.
                 let block = place.block;
                 self.lead(number, block, cache, fragments);
                 return Ok(Copied::Entry(self.base + u64::from(block)));
@@ -490,7 +490,7 @@ impl Blocks {
                 return Ok(Copied::Instruction);
             }
         } else if again {
-            // It may have changed before it was watched.
+            // The code may have changed before its page was guarded.
             return self.copy(pc, want_block, code, indirect, cache, fragments);
         }
         // Before it is placed, so that a loop's own link is made at once.

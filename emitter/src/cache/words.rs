@@ -79,7 +79,8 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: ours; generated code that knows the address is gone with the cache.
+        // SAFETY: this type mapped it; generated code that knows the address was dropped with the
+        // cache.
         unsafe { libc::munmap(self.memory.cast(), 8 * self.len) };
     }
 }

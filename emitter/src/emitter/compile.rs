@@ -35,7 +35,7 @@ pub enum StubTarget {
     Place,
     /// To the block of the exit's target, which has been copied.
     Block,
-    /// As `Block`, after a counter that comes to the runtime at the so many-th execution.
+    /// As `Block`, after a counter that leaves to the runtime after this many executions.
     CountedBlock(u64),
 }
 

@@ -332,7 +332,7 @@ fn map(place: Option<u64>, bytes: usize) -> io::Result<*mut u64> {
 
 impl Drop for Lookup {
     fn drop(&mut self) {
-        // SAFETY: ours; generated code that knows the addresses is gone with the cache.
+        // SAFETY: this type mapped them; code that knows the addresses was dropped with the cache.
         unsafe {
             libc::munmap(self.memory.cast(), FIRST_BYTES);
             libc::munmap(self.second.cast(), SECOND_BYTES);

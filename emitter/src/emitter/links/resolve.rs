@@ -36,7 +36,7 @@ impl Emitter {
     ///
     /// # Errors
     /// There is no room, everything was dropped since the request was made, or what the stub leads
-    /// to is gone. The exit stays as it is.
+    /// to has been dropped. The exit stays as it is.
     pub fn lead_exit(&mut self, stub: CompiledStub) -> Result<FragmentId, EmitError> {
         let CompiledStub { exit, to, epoch, code } = stub;
         if epoch != self.epoch {
