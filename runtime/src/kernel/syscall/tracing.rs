@@ -60,15 +60,15 @@ impl System {
             return done;
         }
         if let Some(registers) = engine.registers_of(tid as i32) {
-            let whole = WORDS * size_of::<u64>();
-            let place = match request as libc::c_uint {
+            let whole = USER_REGS_WORDS * size_of::<u64>();
+            let buffer = match request as libc::c_uint {
                 libc::PTRACE_GETREGS => Ok((data, whole)),
                 // `struct iovec`, in which the kernel has written how many bytes it filled.
                 _ => guest_read::<16>(data)
                     .map(|vector| (word(&vector, 0), word(&vector, 1) as usize)),
             };
-            // The kernel could write there.
-            let _ = place.and_then(|(at, size)| put(&registers, at, size.min(whole)));
+            // The kernel has just written there, so an error means that the buffer is gone.
+            let _ = buffer.and_then(|(at, size)| put(&registers, at, size.min(whole)));
         }
         done
     }

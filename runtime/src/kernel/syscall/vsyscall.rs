@@ -27,7 +27,7 @@ const FUNCTIONS: [(u64, i64); 3] = [
     (0xffff_ffff_ff60_0800, libc::SYS_getcpu),
 ];
 
-/// The index of rax in [`ThreadContext::gpr`], and likewise below.
+// Indices in `ThreadContext::gpr`.
 const RAX: usize = 0;
 const RSP: usize = 4;
 const RSI: usize = 6;

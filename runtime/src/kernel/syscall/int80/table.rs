@@ -15,22 +15,24 @@ type Handler = fn(&mut System, &mut ThreadContext, &mut dyn Engine, &Call) -> Do
 /// How a call is performed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Treatment {
-    /// By `int 0x80`: the kernel converts the structures and touches nothing of the translator's.
+    /// By `int 0x80`: the kernel converts the structures, and the call touches no state that the
+    /// translator owns.
     Kernel,
-    /// As this 64-bit call, which [`System`] emulates, with the same arguments: the structures are
-    /// the same.
+    /// As this 64-bit call, which [`System`] emulates, with the same arguments. The structures have
+    /// the same layout in both.
     Same(i64),
-    /// By a function that converts what [`System`] emulates.
+    /// By a function that converts the structures and makes the 64-bit call that [`System`]
+    /// emulates.
     Own(Handler),
-    /// Not at all: ENOSYS, and a message that gives this reason.
+    /// Not at all: the call fails with ENOSYS, and a message gives this reason.
     Refused(&'static str),
 }
 
 use Treatment::{Kernel, Own, Refused, Same};
 
-/// Why handlers cannot return by a 32-bit call.
+/// Why a handler cannot return by a 32-bit call.
 const FRAMES: &str = "the translator makes no 32-bit signal frames";
-/// Why there are no segments of the guest's own.
+/// Why the guest cannot have segments of its own.
 const SEGMENTS: &str = "descriptors of segments are the kernel's own state, and the translator \
                         runs no code through them";
 /// Why there are no restartable sequences.

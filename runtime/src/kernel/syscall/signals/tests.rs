@@ -1,6 +1,7 @@
-//! Signals end to end against the real kernel, each in a process of its own. The guest has no code:
-//! its system calls are made by hand, and that a handler runs means that `rip` is there and the
-//! frame on the stack.
+//! Signals end to end against the real kernel; each test runs in a process of its own.
+//!
+//! The guest has no code: the tests make its system calls by hand. "A handler runs" means that
+//! `rip` is the handler's address and that the signal frame is on the stack.
 
 use super::*;
 use crate::kernel::process::Outcome;
@@ -62,7 +63,7 @@ fn a_handler_runs_and_returns() {
         assert_eq!(m.kill(USR1), Outcome::Continue);
         assert_eq!(m.in_handler(), Some(USR1));
         let (bytes, returned) = frame_of(m);
-        // As after the kernel's own delivery at the end of kill(2).
+        // The state is that after the kernel's own delivery at the end of kill(2).
         assert_eq!((returned.gpr[0], returned.rip, returned.gpr[4]), (0, AFTER_SYSCALL, sp));
         assert_eq!(
             (returned.gpr[1], returned.gpr[11], returned.gpr[3]),
@@ -81,7 +82,7 @@ fn a_handler_runs_and_returns() {
         assert_eq!((c.rflags, c.xstate.0[160]), (0xa93, 0));
         assert_eq!(m.system.mask, set_of(USR1) | set_of(USR2));
         assert_eq!(kernel_mask(), m.system.mask);
-        // A second one waits for the return.
+        // A second signal waits until the handler returns.
         assert_eq!(m.kill(USR2), Outcome::Continue);
         assert_eq!(m.in_handler(), None);
         m.handle(USR2, 0, 0);
@@ -113,7 +114,7 @@ fn an_edited_frame_is_what_returns() {
             (m.context.gpr[0], m.context.rip, kernel_mask()),
             (0x1234, 0x5678, set_of(USR2))
         );
-        // A frame that is none: SIGSEGV.
+        // `rt_sigreturn` with an invalid frame raises SIGSEGV.
         m.context.gpr[4] = 0x10;
         assert_eq!(m.sigreturn(), Outcome::Killed(SEGV));
     });
@@ -137,7 +138,7 @@ fn interrupted_calls_end_or_start_again() {
         assert_eq!(m.in_handler(), Some(ALRM));
         assert_eq!(m.sigreturn(), Outcome::Continue);
         assert_eq!((m.context.gpr[0] as i64, m.context.rip), (libc::SYS_read, AFTER_SYSCALL - 2));
-        // Calls that measure time end even so.
+        // Calls with a timeout end with EINTR even with SA_RESTART.
         alarm_after(20_000);
         let time = [5i64, 0];
         assert_eq!(m.call(libc::SYS_nanosleep, &[time.as_ptr() as u64, 0]), Outcome::Continue);
@@ -146,8 +147,8 @@ fn interrupted_calls_end_or_start_again() {
     });
 }
 
-/// A signal at any moment around a blocking call either interrupts it or comes before it; it never
-/// lets it sleep.
+/// A signal that arrives at any moment around a blocking call interrupts the call or comes before
+/// it. The call never sleeps while the signal is pending.
 #[test]
 fn no_wake_up_is_lost() {
     with_machine(|m| {
@@ -176,8 +177,7 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// The window itself, instruction by instruction: a debugger would see no difference between
-/// "before" and "at".
+/// A signal at each instruction of the window: the call is not made, or it is interrupted.
 #[test]
 fn a_signal_in_the_window_diverts_the_call() {
     with_machine(|m| {
