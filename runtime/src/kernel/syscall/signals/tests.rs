@@ -138,7 +138,7 @@ fn interrupted_calls_end_or_start_again() {
         assert_eq!(m.in_handler(), Some(ALRM));
         assert_eq!(m.sigreturn(), Outcome::Continue);
         assert_eq!((m.context.gpr[0] as i64, m.context.rip), (libc::SYS_read, AFTER_SYSCALL - 2));
-        // Calls with a timeout end with EINTR even with SA_RESTART.
+        // `nanosleep` ends with EINTR after a handler, even with SA_RESTART.
         alarm_after(20_000);
         let time = [5i64, 0];
         assert_eq!(m.call(libc::SYS_nanosleep, &[time.as_ptr() as u64, 0]), Outcome::Continue);
@@ -177,7 +177,8 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// A signal at each instruction of the window: the call is not made, or it is interrupted.
+/// A signal that was accepted before the call keeps the call from being made. The handler runs
+/// first, and its frame leads back to the `syscall` instruction.
 #[test]
 fn a_signal_in_the_window_diverts_the_call() {
     with_machine(|m| {
@@ -378,8 +379,8 @@ fn what_is_inherited_is_recorded() {
     assert_eq!(status, 0);
 }
 
-/// The child dies at once, by the fault's signal and with a report, though the lock is held that a
-/// fault of a guest's store would take.
+/// A fault of the host kills the child at once, by the fault's signal and with a report. The thread
+/// holds the lock of the code pages, which the handler of a guest's fault would take.
 #[test]
 fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
     let [reader, writer] = empty_pipe();
@@ -392,7 +393,7 @@ fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0)
         };
-        // SAFETY: it is not: the test is about what becomes of such a bug.
+        // SAFETY: none: the test makes the host fault, which is the bug to be reported.
         pages.held(|| unsafe { page.cast::<u8>().write_volatile(1) });
         1
     });
@@ -408,8 +409,8 @@ fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
     assert!(report.contains("This is a bug of dynasour"), "{report}");
 }
 
-/// Of the five, what is sent to the process waits for any of its threads; what is sent to a thread
-/// waits for that one.
+/// A blocked signal of the five that is sent to the process is held for all of its threads; one
+/// that is sent to a thread is held for that thread.
 #[test]
 fn a_blocked_fault_signal_waits_for_the_process_or_the_thread() {
     with_machine(|m| {
