@@ -27,16 +27,16 @@
 //!
 //! Data: none; the state is in [`System`] and in the process that it points to.
 //!
-//! Invariant: a call that may block is made in a *window* ([`crate::kernel::entry::windowed`]). If
+//! Invariant: the guest's own call is made in a *window* ([`crate::kernel::entry::windowed`]). If
 //! the host's handler accepts a signal before the window ends, the call is not made. The guest then
 //! runs its signal handler and comes to the `syscall` instruction again.
 //!
 //! The dispatcher calls [`System::syscall`] on the guest's thread, outside native code, and holds
 //! no lock.
 //!
-//! Example: a guest calls `read`, which no row above names, so `pass` makes the call in a
-//! window. If SIGALRM arrives before the kernel is entered, `pass` returns `Done::Restart`:
-//! `rip` goes back by the two bytes of `syscall`, and the signal is delivered.
+//! Example: a guest calls `read`. The list above does not name it, so `pass` makes the call in a
+//! window. If SIGALRM arrives before the kernel is entered, `pass` returns `Done::Restart`: `rip`
+//! goes back by the two bytes of `syscall`, and the signal is delivered.
 
 mod control;
 pub(crate) mod int80;
@@ -252,6 +252,6 @@ impl System {
     }
 }
 
-/// Calls that the libc crate does not name.
+// Numbers of calls that the libc crate does not name (asm/unistd_64.h).
 const SYS_IO_PGETEVENTS: i64 = 333;
 const SYS_MAP_SHADOW_STACK: i64 = 453;

@@ -17,7 +17,7 @@ use super::{done, word, words, write_words};
 use crate::kernel::entry::Call;
 use crate::kernel::process::{Done, Engine, System};
 
-/// The end of what MAP_32BIT reaches (mmap(2)).
+/// The end of the addresses that MAP_32BIT may choose (manual: mmap(2), "first 2 gigabytes").
 const LOW_END: u64 = 1 << 31;
 /// The value that the old `getrlimit` (76) returns for larger limits (asm/resource.h).
 const OLD_INFINITY: u32 = 0x7fff_ffff;

@@ -73,6 +73,7 @@ pub(super) fn outputs(nr: u32, args: &[u64; 6]) -> Outputs {
     out
 }
 
+/// Adds a range, unless it is empty or begins at a null pointer.
 fn add(out: &mut Outputs, address: u64, len: u64) {
     if address != 0 && len != 0 {
         out.push(address..address.saturating_add(len));
@@ -99,6 +100,7 @@ fn message_at(out: &mut Outputs, address: u64) {
     }
 }
 
+/// The buffers of one struct compat_msghdr.
 fn message(address: u64) -> Outputs {
     let mut out = Outputs::new();
     message_at(&mut out, address);

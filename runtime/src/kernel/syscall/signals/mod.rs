@@ -474,11 +474,13 @@ impl System {
         }
     }
 
-    /// The action that the kernel gets for an action of the guest.
+    /// The action that the kernel gets for an action of the guest. The host also catches a signal
+    /// that would kill the process, if the process must end by the host's own code: to print its
+    /// report, or because another process shares its memory.
     pub(crate) fn mirror(&self, signo: i32, action: &SigAction) -> SigAction {
-        let is_watched = self.process.reports() || self.process.shares_memory();
+        let must_end_itself = self.process.reports() || self.process.shares_memory();
         let is_deadly = DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
-        if is_watched && is_deadly { ours(action) } else { mirror(signo, action) }
+        if must_end_itself && is_deadly { ours(action) } else { mirror(signo, action) }
     }
 
     /// From now on another process runs in the same memory. The host catches the signals that end

@@ -219,7 +219,8 @@ fn temporary_masks() {
             Outcome::Continue
         );
         assert_eq!(m.in_handler(), Some(USR1));
-        // The handler runs under the temporary mask and its own, and returns to the old one.
+        // The handler runs under the temporary mask and the mask of its action. After it the guest
+        // has its old mask.
         assert_eq!(m.system.mask, temporary | set_of(USR1) | set_of(ALRM));
         assert_eq!(kernel_mask(), host_mask(m.system.mask));
         assert_eq!(frame_of(m).1.mask, block);
@@ -333,7 +334,7 @@ fn alternate_stacks() {
             outcome = m.system.raise(&mut m.context, fault);
         }
         assert_eq!(outcome, Outcome::Killed(SEGV));
-        // Without an alternate stack there is no place for the frame.
+        // Without an alternate stack the frame cannot be stored, so SIGSEGV kills.
         m.handle(SEGV, 0, 0);
         m.context.gpr[4] = 0x20;
         assert_eq!(m.system.raise(&mut m.context, fault), Outcome::Killed(SEGV));

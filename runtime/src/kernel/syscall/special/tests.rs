@@ -1,4 +1,4 @@
-//! Each kind of special instruction once, on bytes in our own memory.
+//! Each kind of special instruction once. Its bytes are in the test's own memory.
 
 use super::*;
 use crate::testing::{context_and_system, in_child};
