@@ -3,8 +3,9 @@
 //!
 //! *The five* ([`FIVE`]) are the signals that a fault of generated code or of the host may raise,
 //! such as SIGSEGV. The host never blocks them while it runs code, and their handler is always the
-//! host's. If the guest blocks one, the handler *accepts* and *holds* it until the guest may have
-//! it: for the thread in `System::signals`, for the process in [`held`].
+//! host's. If the guest blocks one that is sent, the handler *accepts* and *holds* it until the
+//! guest unblocks or takes it ([`crate::kernel::signal`]): for the thread in `System::signals`, for
+//! the process in [`held`].
 //!
 //! Data: [`READ_FROM_FILE`]. The guest's actions are in the process, its mask in [`System`].
 //!
@@ -385,8 +386,8 @@ impl System {
         let kernel = if READ_FROM_FILE.load(Ordering::Relaxed) { mask } else { host_mask(mask) };
         self.signals.set_effective_mask(mask);
         if self.held() & !mask != 0 {
-            // A held signal of the five is not blocked by the new mask. (The kernel holds all other
-            // signals, and delivers them itself in the call.)
+            // The new mask lets a held signal in. (A signal that the guest's own mask lets in was
+            // delivered before the call.)
             self.delivery_mask = Some(mask);
             context.pending.store(1, std::sync::atomic::Ordering::Relaxed);
             return Done::error(libc::EINTR);
@@ -460,8 +461,9 @@ impl System {
         context.pending.store(0, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// In the child of a fork: gives signals that end the process back to the kernel. Only the
-    /// process that the user started catches them, to print its report.
+    /// In the child of a fork: gives signals that end the process back to the kernel. The parent
+    /// may catch them, to print its report or because another process shares its memory. The child
+    /// has no report, and memory of its own.
     pub(crate) fn forget_report(&self) {
         if !self.process.become_child() {
             return;

@@ -49,8 +49,8 @@ fn set_flags(context: &mut ThreadContext, flags: u64, size: usize) {
     context.rflags = context.rflags & !mask | flags & mask;
 }
 
-/// `enter`. With an operand-size prefix it pushes words of 2 bytes, and changes only the low 2 bytes
-/// of rbp. Addresses have 64 bits in both forms.
+/// `enter`. With an operand-size prefix it pushes words of 2 bytes, and changes only the low 2
+/// bytes of rbp. Addresses have 64 bits in both forms.
 pub(super) fn enter(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
     let size = match inst.code() {
         Code::Enterq_imm16_imm8 => 8,
