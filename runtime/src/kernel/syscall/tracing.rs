@@ -6,7 +6,8 @@
 //! replaces them by the guest's registers in the thread's context. All other answers are the
 //! kernel's.
 //!
-//! No data, no lock: the traced thread is stopped while its context is read.
+//! No data. The traced thread is stopped while its context is read. [`Engine::registers_of`] takes
+//! the lock of the list of threads; the caller holds no lock.
 //!
 //! Example: `PTRACE_GETREGS` of a thread stopped in a system call. The kernel fills the structure;
 //! then the general registers, `rip`, the flags and the bases of FS and GS are overwritten.
