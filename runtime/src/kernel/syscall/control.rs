@@ -1,5 +1,10 @@
 //! Calls that set registers or switches of the whole process: `arch_prctl`, `prctl` and
 //! `membarrier`.
+//!
+//! No data, no lock: the functions run on the guest's thread and change its context only.
+//!
+//! Example: `arch_prctl(ARCH_SET_FS, a)` writes `a` to the context's `fs_base`; the host's FS base
+//! stays as it is.
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::USER_END;
@@ -23,8 +28,9 @@ mod arch {
     pub const SHSTK_UNLOCK: u64 = 0x5004;
 }
 
-/// `arch_prctl`: the segment bases are the context's; features that the translator does not have
-/// are answered as by a processor without them. `None`: the kernel may answer.
+/// `arch_prctl`. The segment bases are those in the context. For a feature that the translator does
+/// not support, the answer is that of a processor without the feature. `None`: the kernel is to
+/// answer.
 pub(super) fn arch_prctl(context: &mut ThreadContext, call: &Call) -> Option<Done> {
     let [code, address, ..] = call.args;
     let set = |base: &mut u64| {
@@ -42,7 +48,8 @@ pub(super) fn arch_prctl(context: &mut ThreadContext, call: &Call) -> Option<Don
         arch::SET_GS => set(&mut context.gs_base),
         arch::GET_FS => get(context.fs_base),
         arch::GET_GS => get(context.gs_base),
-        // Forbidding it would forbid it to the translator; that it is allowed is so.
+        // Faults of `cpuid` would hit the translator's own `cpuid`, too. A request to allow
+        // `cpuid` (a nonzero address) goes to the kernel.
         arch::SET_CPUID if address == 0 => Done::error(libc::ENODEV),
         arch::ENABLE_TAGGED_ADDR => Done::error(libc::ENODEV),
         arch::REQ_XCOMP_PERM
@@ -54,9 +61,10 @@ pub(super) fn arch_prctl(context: &mut ThreadContext, call: &Call) -> Option<Don
     })
 }
 
-/// `prctl`: switches that would hit the host are answered as by a kernel built without them. The
-/// word that is cleared at the end of the thread, `clear_at_end`, is not the one that the kernel
-/// knows, which is the C library's.
+/// `prctl`. For a switch that would change the host, the answer is that of a kernel built without
+/// the switch. `clear_at_end` is the address of the word that the guest wants cleared at the end
+/// of the thread; the kernel has the address of the host's C library instead. `None`: the kernel
+/// is to answer.
 pub(super) fn prctl(call: &Call, clear_at_end: u64) -> Option<Done> {
     const PR_GET_TID_ADDRESS: i32 = 40;
     const PR_SET_MDWE: i32 = 65;
@@ -70,8 +78,8 @@ pub(super) fn prctl(call: &Call, clear_at_end: u64) -> Option<Done> {
     }
 }
 
-/// `membarrier`, as of a kernel without restartable sequences (membarrier(2)): there is no rseq
-/// under the translator. `pass` asks the kernel.
+/// `membarrier`, as a kernel without restartable sequences answers it (membarrier(2)), because the
+/// guest has no `rseq`. `pass` asks the kernel.
 pub(super) fn membarrier(call: &Call, pass: impl FnOnce() -> Done) -> Done {
     const QUERY: i32 = 0;
     const RSEQ: i32 = 1 << 7 | 1 << 8;
@@ -108,13 +116,13 @@ mod tests {
     fn bases_are_the_contexts() {
         let mut context = ThreadContext::new();
         let mut out = 0u64;
-        let place = &raw mut out as u64;
+        let out_address = &raw mut out as u64;
         let mut call = |code, address| {
             arch_prctl(&mut context, &Call::new(libc::SYS_arch_prctl, &[code, address]))
         };
         assert_eq!(call(arch::SET_FS, 0x1234), Some(Done::Value(0)));
         assert_eq!(call(arch::SET_GS, 1 << 63), Some(Done::error(libc::EPERM)));
-        assert_eq!(call(arch::GET_FS, place), Some(Done::Value(0)));
+        assert_eq!(call(arch::GET_FS, out_address), Some(Done::Value(0)));
         assert_eq!(call(0x1011, 0), None);
         assert_eq!((out, context.fs_base, context.gs_base), (0x1234, 0x1234, 0));
     }

@@ -1,14 +1,26 @@
 //! The guest's calls about its address space, which it shares with the host.
 //!
-//! * Ranges of the host's are *protected*: to the guest they are unmapped addresses that cannot be
-//!   mapped. The code cache and its tables, which lie where programs with a layout of their own
-//!   map, make room instead ([`Engine::make_room`]).
+//! Data: none here. The list of *protected* ranges, the program break and the guest's stack are in
+//! the process's `Memory` ([`crate::kernel::process`]), behind a lock that these functions take.
+//!
+//! Invariants:
+//! * The ranges of the host are protected: to the guest they are unmapped addresses that cannot be
+//!   mapped. The code cache and its tables lie where some programs map at fixed addresses; they
+//!   move away instead ([`Engine::make_room`]).
 //! * Every call that may change the contents, protection or existence of a range is a transaction
-//!   of the [code pages](crate::changes), which must agree with the kernel about what is guarded.
-//! * A shared mapping whose contents somebody may change ends the assumption `private_memory`
-//!   (docs/design.md, "The IR"); see [`is_plain`]. So do `shmat`, the first thread
-//!   ([`crate::kernel::process`]), and `io_setup`, whose ring the kernel writes.
-//! * What the dynamic linker maps goes low ([`dynasour_guest::space`]).
+//!   of the [code pages](crate::changes), which must agree with the kernel about which pages are
+//!   guarded.
+//! * A shared mapping ends the assumption `private_memory` (docs/design.md, "The IR") if its
+//!   contents may change; see [`is_plain`]. Other ends are in `shmat`, in the start of the first
+//!   thread ([`crate::kernel::process`]), and in `io_setup`, whose ring the kernel writes.
+//! * A private mapping of a file's code without an address goes low, near the code cache
+//!   ([`dynasour_guest::space`]).
+//!
+//! [`System::memory_call`] runs on the guest's thread, and the caller holds no lock.
+//!
+//! Example: `munmap(0x10000, 0x2000)`. The range is announced, code that was translated from it is
+//! dropped, the threads that execute this code are waited for, the kernel unmaps the range, and the
+//! code pages forget what they knew of it.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -20,14 +32,17 @@ use crate::changes::News;
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::{Done, Engine, System};
 
-/// Room above the host's heap that stays the host's: all that it allocates comes from there (see
-/// [`crate::start`]).
+/// Bytes above the host's heap that stay the host's (guess). Everything that the host allocates
+/// comes from there (see [`crate::start`]). If it is too small, the guest can map where the heap
+/// must grow, and an allocation of the host fails.
 const HEAP_ROOM: u64 = 4 << 30;
 
-/// Room below the host's stack, which grows.
+/// Bytes below the host's stack that stay the host's, because the stack grows (guess: twice the
+/// usual limit of 8 MiB). If it is too small, the guest can map where the stack must grow.
 const STACK_ROOM: u64 = 16 << 20;
 
-/// The pages of `len` bytes at `address`, as the kernel rounds them; empty if that is no range.
+/// The pages of `len` bytes at `address`, rounded as the kernel rounds them. Empty if the end
+/// overflows.
 pub(super) fn pages(address: u64, len: u64) -> Range<u64> {
     let start = page_down(address);
     let end = address.checked_add(len).and_then(page_up).unwrap_or(start);
@@ -35,23 +50,23 @@ pub(super) fn pages(address: u64, len: u64) -> Range<u64> {
 }
 
 impl System {
-    /// Keeps the guest from mapping over `range`, or changing what is there.
+    /// Keeps the guest from mapping over `range`, and from changing the mappings there.
     pub fn protect(&self, range: Range<u64>) {
         self.process.memory().protect(range);
     }
 
-    /// Protects everything mapped now but what lies in `guest`. To be called when all of the host's
-    /// is set up.
+    /// Protects everything that is mapped now, except the ranges `guest`. To be called when all
+    /// memory of the host is set up.
     ///
     /// # Errors
     /// `/proc/self/maps` cannot be read.
     pub fn protect_host(&self, guest: &[Range<u64>]) -> std::io::Result<()> {
-        for entry in space::maps()? {
-            let Range { start, end } = entry.range;
+        for map in space::maps()? {
+            let Range { start, end } = map.range;
             if guest.iter().any(|range| range.start <= start && end <= range.end) {
                 continue;
             }
-            let is = |name: &str| entry.path.as_ref().is_some_and(|path| path.as_os_str() == name);
+            let is = |name: &str| map.path.as_ref().is_some_and(|path| path.as_os_str() == name);
             let above = if is("[heap]") { HEAP_ROOM } else { 0 };
             let below = if is("[stack]") { STACK_ROOM } else { 0 };
             self.protect(start.saturating_sub(below)..end.saturating_add(above));
@@ -59,7 +74,8 @@ impl System {
         Ok(())
     }
 
-    /// Has the host nothing in `range`, or nothing any more? The guest is about to map there.
+    /// Whether the guest, which is about to map `range`, may have it. Memory of the host in `range`
+    /// that can be elsewhere is moved away first.
     pub(super) fn is_free(&mut self, engine: &mut dyn Engine, range: &Range<u64>) -> bool {
         if !self.process.memory().is_protected(range) {
             return true;
@@ -106,7 +122,7 @@ impl System {
         }
     }
 
-    /// Whether the call leaves the address space as small as it has to be.
+    /// Whether the address space stays within the guest's limit (RLIMIT_AS) after the call.
     fn is_within_limit(&self, nr: i64, call: &Call, range: &Range<u64>) -> bool {
         let [_, len, new_len, flags, ..] = call.args;
         match nr {
@@ -123,8 +139,8 @@ impl System {
         }
     }
 
-    /// Performs a call that may change anything in `range`: even one that fails may have changed a
-    /// part.
+    /// Performs a call that may change anything in `range`, and forgets what is known of `range`:
+    /// a call that fails may have changed a part, too.
     fn pass_and_forget(&self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
         let change = self.process.pages().announce([range.clone()]).quiesce(engine);
         let (performed, done) = change.perform(|| self.pass(call));
@@ -134,9 +150,8 @@ impl System {
         done
     }
 
-    /// The call about a range of the host's, which is to fail as if nothing were mapped there: the
-    /// kernel is asked about addresses at which nothing can be, and has an opinion on the other
-    /// arguments.
+    /// Makes a call about a range of the host's fail as if nothing were mapped there. The kernel
+    /// gets an address at which nothing can be mapped, and so checks the other arguments itself.
     fn pass_nowhere(&self, call: &Call) -> Done {
         let mut call = *call;
         let [address, len, ..] = call.args;
@@ -149,12 +164,13 @@ impl System {
 
     fn mprotect(&mut self, engine: &mut dyn Engine, call: &Call, range: Range<u64>) -> Done {
         let prot = ProtFlags::from_bits_retain(call.args[2] as i32);
-        // Code that was there can still be executed, and changes less easily than before.
         let is_keyed = call.nr == libc::SYS_pkey_mprotect as u64 && call.args[3] as i32 > 0;
         if is_keyed {
             self.process.pages().set_keyed();
         }
         let announced = self.process.pages().announce([range.clone()]);
+        // Translated code stays valid if the range becomes readable and executable only: its bytes
+        // do not change, and the guest may still execute them.
         let keeps_code = prot == ProtFlags::PROT_READ | ProtFlags::PROT_EXEC
             && !is_keyed
             && self.process.pages().knows(range.clone());
@@ -167,7 +183,8 @@ impl System {
         if done == Done::Value(0) && known.contains(prot) {
             performed.publish(engine, [News::Protected(range, prot)]);
         } else if keeps_code {
-            // A part may have been changed. The guards go now that nothing relies on them.
+            // The failed call may have changed a part of the range. Its code is dropped, and then
+            // the guards, on which nothing relies any more, go.
             let (performed, ()) = performed.again().quiesce(engine).perform(|| ());
             performed.publish(engine, [News::Unknown(range)]);
         } else {
@@ -177,7 +194,8 @@ impl System {
     }
 
     fn brk(&mut self, engine: &mut dyn Engine, wanted: u64) -> Done {
-        // Others need no lock of this rank to come out of guest code.
+        // The lock is held while `quiesce` waits for other threads. They need no lock of this rank
+        // to leave guest code, so the wait ends.
         let mut memory = self.process.memory();
         let before = memory.brk.current();
         if !(memory.brk.start()..before).contains(&wanted) {
@@ -211,7 +229,7 @@ impl System {
         let change = self.process.pages().announce([replaced.clone()]).quiesce(engine);
         let (performed, done) = change.perform(|| match (goes_low, refused) {
             (true, _) => map_low(call),
-            // A mere hint, at what is not free: the kernel chooses.
+            // The address is only a hint, and the range is not free: the kernel chooses.
             (false, true) => self.pass(&Call {
                 args: [0, len, call.args[2], call.args[3], call.args[4], offset],
                 ..*call
@@ -220,7 +238,7 @@ impl System {
         });
         let Done::Value(start) = done else { return done };
         if is_error(start) {
-            // MAP_FIXED unmaps what was there before it finds out that it cannot map.
+            // With MAP_FIXED the kernel may unmap the old mappings and then fail.
             performed.publish(engine, [News::Unknown(replaced)]);
             return done;
         }
@@ -243,14 +261,16 @@ impl System {
             && let Some(inode) = inode_of(fd)
             && (is_open_for_writing(fd) || executable && is_written_elsewhere(inode))
         {
-            // Code of that file, here or mapped before, may change in ways that are not seen.
+            // Code of this file, in this mapping or an earlier one, may change without a fault of
+            // a guarded page.
             self.file_may_change(engine, inode);
         }
         done
     }
 
-    /// `mmap` to where something of the host's is: fails with what is wrong with the call as it
-    /// would be made elsewhere, or else as if the addresses were out of reach.
+    /// `mmap` at a fixed address where the host has a mapping. If the same call would fail at any
+    /// address, the result is that error. Else it is EEXIST with MAP_FIXED_NOREPLACE (within the
+    /// user's addresses), and ENOMEM otherwise.
     fn refuse_fixed(&self, call: &Call) -> Done {
         let mut elsewhere = *call;
         elsewhere.args[0] = 0;
@@ -259,7 +279,7 @@ impl System {
         if let Done::Value(start) = done
             && !is_error(start)
         {
-            // SAFETY: what has just been mapped, where nothing was.
+            // SAFETY: this range has just been mapped, where nothing was, and nothing refers to it.
             unsafe { entry::raw(&Call::new(libc::SYS_munmap, &[start as u64, call.args[1]])) };
         } else if done != Done::error(libc::ENOMEM) {
             return done;
@@ -278,7 +298,8 @@ impl System {
         {
             return self.pass_and_forget(engine, call, range);
         }
-        // What is the host's is not mapped as far as the guest is concerned: nothing to do there.
+        // The host's mappings do not exist for the guest, and `munmap` of an unmapped range
+        // succeeds: so only the guest's parts are unmapped.
         let parts = self.process.memory().guest_parts(range);
         for part in parts {
             let own = Call::new(libc::SYS_munmap, &[part.start, part.end - part.start]);
@@ -297,19 +318,20 @@ impl System {
         let [old, old_len, new_len, flags, new, _] = call.args;
         let fixed = flags as i32 & libc::MREMAP_FIXED != 0;
         let from = pages(old, old_len.max(1));
-        // Beyond the end the kernel finds nothing to move or to unmap, and says what is wrong.
+        // If the range ends above the user's addresses, the kernel finds nothing to move or to
+        // unmap, and returns the right error itself.
         let outside = from.end <= USER_END && self.process.memory().is_protected(&from);
         let to = pages(new, new_len);
         let may_move = flags as i32 & libc::MREMAP_MAYMOVE != 0;
         if fixed && (!may_move || page_down(new) != new || to.is_empty() || to.end > USER_END) {
-            // The kernel refuses this whatever is mapped.
+            // The kernel refuses such arguments whatever is mapped.
             return self.pass(call);
         }
         let blocked = fixed && !self.is_free(engine, &to);
         if outside || blocked {
             let mut call = *call;
             call.args[0] = USER_END | (old - page_down(old));
-            // The kernel may unmap what is at the new place before it looks at the old one.
+            // With MREMAP_FIXED the kernel may unmap the new range before it checks the old one.
             call.args[3] &= !(libc::MREMAP_FIXED as u64);
             let done = self.pass(&call);
             return if !outside && done == Done::error(libc::EFAULT) {
@@ -334,10 +356,11 @@ impl System {
     }
 }
 
-/// `mmap` of a file's code to where the kernel may choose: it goes low ([`space::map_low`]).
+/// `mmap` of a file's code without an address. The mapping goes low ([`space::map_low`]).
 fn map_low(call: &Call) -> Done {
     let [_, len, prot, flags, fd, offset] = call.args;
-    // SAFETY: borrowed for the call; a descriptor that is not open makes it fail with EBADF.
+    // SAFETY: the descriptor is borrowed for the call only. If it is not open, the call fails with
+    // EBADF.
     let file = unsafe { BorrowedFd::borrow_raw(fd as i32) };
     let (prot, flags) =
         (ProtFlags::from_bits_retain(prot as i32), MapFlags::from_bits_retain(flags as i32));
@@ -352,7 +375,7 @@ pub(super) fn is_error(value: i64) -> bool {
     (-4095..0).contains(&value)
 }
 
-/// Whether a madvise changes what a load sees.
+/// Whether a `madvise` with this advice may change the contents that a load reads.
 fn changes_contents(advice: i32) -> bool {
     const MADV_DONTNEED_LOCKED: i32 = 24;
     const MADV_GUARD_INSTALL: i32 = 102;
@@ -376,9 +399,8 @@ fn is_open_for_writing(fd: i32) -> bool {
     is_error(flags) || flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
 }
 
-/// Is this file open for writing? Of the descriptors only the first are looked at.
+/// Whether one of the first [`DESCRIPTORS`] descriptors has this file open for writing.
 fn is_written_elsewhere(inode: u64) -> bool {
-    const DESCRIPTORS: i32 = 128;
     let is_open = |fd: i32| {
         // SAFETY: reads flags of a descriptor.
         let flags =
@@ -388,9 +410,15 @@ fn is_written_elsewhere(inode: u64) -> bool {
     (0..DESCRIPTORS).any(|fd| is_open(fd) && inode_of(fd) == Some(inode))
 }
 
-/// Is this a file on a disk? Such a file, mapped for reading only by a descriptor for reading only,
-/// is taken for one that nobody writes: so are the tables of the C library that most programs map.
-/// Memory of other processes and devices is no such file.
+/// The number of descriptors that are examined, from 0 (guess). A higher descriptor that is open
+/// for writing is missed; then a change of mapped code through it is not detected.
+const DESCRIPTORS: i32 = 128;
+
+/// Whether this is a regular file on a disk.
+///
+/// A shared mapping of such a file is assumed to be constant if mapping and descriptor are for
+/// reading only. Most programs map tables of the C library in this way. Files in memory are not
+/// plain, because other processes write them; devices are not plain either.
 fn is_plain(fd: i32) -> bool {
     const IN_MEMORY: [i64; 3] =
         [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, 0x8584_58f6 /* RAMFS_MAGIC */];

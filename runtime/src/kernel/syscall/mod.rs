@@ -1,26 +1,42 @@
-//! System calls of the guest: passed through, except those that touch what the translator owns
-//! (docs/design.md, "Running a guest").
+//! The guest's system calls. The kernel gets each call unchanged, except calls that touch state
+//! which the translator owns or emulates (docs/design.md, "Running a guest").
 //!
-//! | treatment | calls |
-//! | --- | --- |
-//! | signals, emulated and mirrored ([`signals`]) | `rt_sig*`, `sigaltstack`, `signalfd(4)`, the masks of `ppoll`, `pselect6`, `epoll_pwait(2)`, `io_pgetevents`, `io_uring_enter` |
-//! | end the assumption that memory is private | `io_setup`, `io_uring_setup`, `userfaultfd` |
-//! | address space ([`memory`]) | `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`, `madvise`, `remap_file_pages`, `shmat`, `shmdt` |
-//! | processes and threads ([`crate::kernel::process`]) | `fork`, `vfork`, `clone`, `clone3`, `execve(at)`, `exit`, `exit_group`, `set_tid_address` |
-//! | the path of the executable ([`paths`]) | `open`, `stat`, `access`, `readlink` and their variants on `/proc/self/exe` |
-//! | writes to `/proc/self/mem` ([`process_memory`]) | `write`, `pwrite64`, `writev`, `pwritev(2)` |
-//! | what is kept for the report ([`crate::kernel::process::report`]) | `close`, `close_range`, `dup2`, `dup3`, SIGKILL to itself |
-//! | the size of the address space ([`crate::kernel::process::limits`]) | `getrlimit`, `setrlimit`, `prlimit64` |
-//! | registers of threads of the same memory ([`tracing`]) | `ptrace` |
-//! | registers and switches ([`control`]) | `arch_prctl`, `prctl` |
-//! | looked at before any of this, and never told to the kernel ([`crate::kernel::process::seccomp`]) | what `seccomp` and `prctl` set |
-//! | 32-bit calls (`int 0x80`) | made as they are, or become 64-bit ones ([`int80`]) |
-//! | refused with ENOSYS | `rseq`, `modify_ldt`, `set_thread_area`, x32 calls |
-//! | everything else | as is |
+//! * Signals, emulated and mirrored to the kernel ([`signals`]): `rt_sig*`, `sigaltstack`,
+//!   `signalfd(4)`, and the signal masks of `ppoll`, `pselect6`, `epoll_pwait(2)`,
+//!   `io_pgetevents` and `io_uring_enter`.
+//! * Calls that end the assumption `private_memory`: `io_setup`, `io_uring_setup`,
+//!   `userfaultfd`, some calls of [`memory`].
+//! * Address space ([`memory`]): `brk`, `mmap`, `munmap`, `mprotect`, `pkey_mprotect`, `mremap`,
+//!   `madvise`, `remap_file_pages`, `shmat`, `shmdt`.
+//! * Processes and threads ([`crate::kernel::process`]): `fork`, `vfork`, `clone`, `clone3`,
+//!   `execve(at)`, `exit`, `exit_group`, `set_tid_address`.
+//! * Paths of files in `/proc/self` ([`paths`]): `open`, `stat`, `access`, `readlink` and their
+//!   variants.
+//! * Writes to `/proc/self/mem` ([`process_memory`]): `write`, `pwrite64`, `writev`, `pwritev(2)`.
+//! * Descriptors and signals that would lose the report ([`crate::kernel::process::report`]):
+//!   `close`, `close_range`, `dup2`, `dup3`, SIGKILL sent by the process to itself.
+//! * Size of the address space ([`crate::kernel::process::limits`]): `getrlimit`, `setrlimit`,
+//!   `prlimit64`.
+//! * Registers of threads that share the memory ([`tracing`]): `ptrace`.
+//! * Registers and switches of the process ([`control`]): `arch_prctl`, `prctl`, `membarrier`.
+//! * Seccomp filters ([`crate::kernel::process::seccomp`]): the guest's filters judge each call
+//!   before any of the above; the kernel never sees them.
+//! * 32-bit calls, `int 0x80` ([`int80`]): made as they are, or converted to 64-bit calls.
+//! * Refused with ENOSYS: `rseq`, `modify_ldt`, `set_thread_area`, `get_thread_area`,
+//!   `map_shadow_stack`, x32 calls.
 //!
-//! A call made for the guest lies in a window ([`crate::kernel::entry::windowed`]): a signal
-//! accepted before it keeps it from being made, and the guest finds itself at the `syscall`
-//! instruction again, after its handler.
+//! Data: none; the state is in [`System`] and in the process that it points to.
+//!
+//! Invariant: the guest's own call is made in a *window* ([`crate::kernel::entry::windowed`]). If
+//! the host's handler accepts a signal before the window ends, the call is not made. The guest then
+//! runs its signal handler and comes to the `syscall` instruction again.
+//!
+//! The dispatcher calls [`System::syscall`] on the guest's thread, outside native code, and holds
+//! no lock.
+//!
+//! Example: a guest calls `read`. The list above does not name it, so `pass` makes the call in a
+//! window. If SIGALRM arrives before the kernel is entered, `pass` returns `Done::Restart`: `rip`
+//! goes back by the two bytes of `syscall`, and the signal is delivered.
 
 mod control;
 pub(crate) mod int80;
@@ -43,8 +59,8 @@ use crate::kernel::process::{Done, Engine, Outcome, System};
 use crate::kernel::signal;
 
 impl System {
-    /// Performs the system call at which the guest stands: `rip` is behind the instruction, the
-    /// number in rax. Signals that arrived meanwhile are delivered.
+    /// Performs the guest's system call, then delivers the signals that arrived during the call.
+    /// `rip` is behind the `syscall` instruction, and rax has the number of the call.
     pub fn syscall(&mut self, context: &mut ThreadContext, engine: &mut dyn Engine) -> Outcome {
         const SYSCALL_LENGTH: u64 = 2;
         let g = &context.gpr;
@@ -63,7 +79,7 @@ impl System {
                 context.gpr[11] = context.rflags;
             }
             Done::Restart => {
-                // As after a call that the kernel starts again.
+                // The same registers as after a call that the kernel restarts.
                 context.gpr[1] = context.rip;
                 context.gpr[11] = context.rflags;
                 context.rip = context.rip.wrapping_sub(SYSCALL_LENGTH);
@@ -84,7 +100,7 @@ impl System {
         outcome
     }
 
-    /// Performs a call that may write to pages of code.
+    /// Performs a call, and opens the write-protected pages of code to which it may write.
     fn perform_writing(
         &mut self,
         context: &mut ThreadContext,
@@ -127,7 +143,7 @@ impl System {
             }
             libc::SYS_pselect6 | SYS_IO_PGETEVENTS => self.pselect6(context, call),
             libc::SYS_io_uring_enter => self.io_uring_enter(context, call),
-            // Nothing of the guest's can be under way.
+            // The kernel has no interrupted call of the guest that it could restart.
             libc::SYS_restart_syscall => Done::error(libc::EINTR),
 
             libc::SYS_brk
@@ -199,8 +215,9 @@ impl System {
             libc::SYS_ptrace => self.ptrace_call(engine, call),
             libc::SYS_membarrier => control::membarrier(call, || self.pass(call)),
 
-            // glibc does without rseq; the others would act on, or from, threads of the kernel or
-            // of ours.
+            // glibc works without rseq, with which the kernel would interrupt the translator's code
+            // instead of the guest's. The other calls would change the segments or the shadow stack
+            // of the translator.
             libc::SYS_rseq
             | libc::SYS_modify_ldt
             | libc::SYS_set_thread_area
@@ -211,23 +228,23 @@ impl System {
         }
     }
 
-    /// `exit`: the thread's end, unless a signal comes first.
+    /// `exit`: the thread ends, unless a signal that has arrived must be delivered first.
     pub(crate) fn exit_thread(&self, context: &ThreadContext, status: i32) -> Done {
         if self.process.is_borrower() {
             return Done::Outcome(Outcome::Exit(status));
         }
-        // What is sent to the process from here on is for another thread.
+        // From here on the kernel gives signals that are sent to the process to other threads.
         signal::set_kernel_mask(!signal::FIVE);
         if context.pending.load(Ordering::Relaxed) != 0 {
-            // Delivering sets the mask.
+            // The delivery of the signal sets the kernel's mask again.
             return Done::Restart;
         }
         Done::Outcome(Outcome::ThreadExit(status))
     }
 
-    /// Performs a call as it stands.
+    /// Has the kernel perform a call with the guest's own number and arguments.
     pub(crate) fn pass(&self, call: &Call) -> Done {
-        // SAFETY: the guest's own call; what would touch the translator has been sorted out.
+        // SAFETY: the guest's own call; calls that would touch the translator do not come here.
         match self.with_held_pending(call.nr, self.mask, || unsafe { entry::windowed(call) }) {
             entry::NOT_ENTERED => Done::Restart,
             value => Done::Value(value),
@@ -235,6 +252,6 @@ impl System {
     }
 }
 
-/// Calls that the libc crate does not name.
+// Numbers of calls that the libc crate does not name (asm/unistd_64.h).
 const SYS_IO_PGETEVENTS: i64 = 333;
 const SYS_MAP_SHADOW_STACK: i64 = 453;

@@ -1,5 +1,11 @@
-//! Files of `/proc/self` that speak of the translator: `exe` leads to the guest's executable,
-//! `maps` lists its memory.
+//! Calls with paths. Two files of `/proc/self` describe the translator to the kernel's callers:
+//! `exe` and `maps`. The guest gets its own executable and a list of its own mappings instead.
+//!
+//! No data, no locks of its own: the functions run on the guest's thread, and the caller holds no
+//! lock. They also tell [`super::process_memory`] of each file that was opened.
+//!
+//! Example: `open("/proc/self/maps", O_RDONLY)` returns the descriptor of a new memfd, which holds
+//! the list without the host's mappings and with the protections that the guest has set.
 
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::guest_access::guest_write;
@@ -7,12 +13,12 @@ use crate::kernel::process::own_files::{Own, own_file_at};
 use crate::kernel::process::{Done, Engine, System};
 
 impl System {
-    /// Calls with a path: the executable link is replaced by what it leads to for the guest, the
-    /// list of mappings by a file that holds those of the guest.
+    /// Performs a call with a path. A path that leads to `/proc/self/exe` is replaced by the path
+    /// of the guest's executable; the list of mappings is replaced by a copy without the host's.
     pub(super) fn path_call(&mut self, engine: &mut dyn Engine, nr: i64, call: &Call) -> Done {
         let no_follow = |at: usize, flag: i32| call.args[at] as i32 & flag != 0;
-        // Which argument is the path, and whether the link itself is meant.
-        let (path, itself) = match nr {
+        // The index of the path among the arguments; whether the call is about the link itself.
+        let (path, is_about_link) = match nr {
             libc::SYS_open => (0, no_follow(1, libc::O_NOFOLLOW)),
             libc::SYS_stat | libc::SYS_access => (0, false),
             libc::SYS_openat => (1, no_follow(2, libc::O_NOFOLLOW)),
@@ -33,7 +39,7 @@ impl System {
             Some(Own::Executable) if matches!(nr, libc::SYS_readlink | libc::SYS_readlinkat) => {
                 self.readlink_own(call.args[path + 1], call.args[path + 2] as i32)
             }
-            Some(Own::Executable) if !itself => {
+            Some(Own::Executable) if !is_about_link => {
                 let executable = self.process.executable().clone();
                 let mut call = *call;
                 call.args[path] = executable.as_ptr() as u64;
@@ -60,7 +66,7 @@ impl System {
         }
     }
 
-    /// Opens a copy of the list of mappings, as it is now, in place of the list.
+    /// Opens a copy of the current list of mappings instead of the kernel's file.
     fn open_maps(&mut self, call: &Call, flags: i32) -> Done {
         if flags & libc::O_ACCMODE != libc::O_RDONLY {
             return self.pass(call);
@@ -73,7 +79,7 @@ impl System {
         }
         let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
         let name = c"maps".as_ptr() as u64;
-        // SAFETY: makes a descriptor, the guest's from here on.
+        // SAFETY: makes a descriptor, which belongs to the guest from here on.
         let fd = unsafe {
             entry::raw(&Call::new(libc::SYS_memfd_create, &[name, u64::from(close_on_exec)]))
         };
@@ -87,7 +93,8 @@ impl System {
     }
 }
 
-/// The largest file that this process may write; more would be a signal of the guest's.
+/// The size in bytes of the largest file that this process may write. A longer write would send
+/// SIGXFSZ to the guest.
 fn file_size_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes `limit`.

@@ -1,9 +1,18 @@
-//! Writes of the guest to its own memory as a file, `/proc/self/mem`: they know no protections, so
-//! code that is changed in this way has no guard that would notice.
+//! Writes of the guest to its own memory as a file, `/proc/self/mem`, and to files whose code is
+//! mapped. A write to `/proc/self/mem` ignores the protection of pages, so a guarded page does not
+//! report that its code was changed.
 //!
-//! Whether such a file is open for writing is noticed when it is opened, by whatever path; until
-//! then writes are passed through without a look. A descriptor that comes over a socket or from a
-//! parent is not noticed.
+//! Data: none here. The code pages ([`crate::changes`]) remember whether the guest has opened such
+//! a file for writing. [`System::opened_file`] sets that at the first such `open`, by whatever
+//! path. Until then writes go to the kernel without a check.
+//!
+//! Limit: a descriptor of `/proc/self/mem` that was inherited, or received over a socket, is not
+//! detected.
+//!
+//! The functions run on the guest's thread; the caller holds no lock.
+//!
+//! Example: the guest opens `/proc/self/mem` with O_RDWR and writes 4 bytes at position 0x401000.
+//! After the write, code that was translated from 0x401000..0x401004 is dropped.
 
 use std::ops::Range;
 
@@ -11,14 +20,14 @@ use super::memory::inode_of;
 use crate::kernel::entry::{self, Call};
 use crate::kernel::process::{Done, Engine, System};
 
-/// `statfs::f_type` of /proc.
+/// `statfs::f_type` of /proc (manual: statfs(2)).
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
 fn is_error(value: i64) -> bool {
     (-4095..0).contains(&value)
 }
 
-/// Does this descriptor lead to a process's memory?
+/// Does this descriptor lead to the memory of a process, its own or another's?
 fn is_memory(fd: i32) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: fills `status` in, or fails.
@@ -32,7 +41,7 @@ fn is_memory(fd: i32) -> bool {
 }
 
 impl System {
-    /// After a call that opened a file with these flags.
+    /// Examines the file that a call has opened with these flags, and returns the call's result.
     pub(super) fn opened_file(&self, engine: &mut dyn Engine, done: Done, flags: i32) -> Done {
         if let Done::Value(fd) = done
             && !is_error(fd)
@@ -49,7 +58,8 @@ impl System {
         done
     }
 
-    /// Code of a file may change in ways that are not seen.
+    /// From now on the contents of a file may change without a write to a guarded page. Drops what
+    /// was made from the file's code.
     pub(super) fn file_may_change(&self, engine: &mut dyn Engine, inode: u64) {
         let pages = self.process.pages();
         let code = pages.file_may_change(inode);

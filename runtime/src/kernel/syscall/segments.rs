@@ -1,10 +1,10 @@
 //! `shmat`: System V segments of shared memory.
 //!
-//! No data. The functions run on the guest's thread; `shmat` announces what it may replace to
-//! [`crate::changes`], so the caller holds no lock.
+//! No data. The functions run on the guest's thread; `shmat` announces the range that it may
+//! replace to [`crate::changes`], so the caller holds no lock.
 //!
-//! Example: `shmat(id, 0x10000, SHM_REMAP)` of a segment of two pages: nothing of the host's is in
-//! 0x10000..0x12000, so what was made from code there is dropped, and the call is made.
+//! Example: `shmat(id, 0x10000, SHM_REMAP)` of a segment of two pages. The host has no mapping in
+//! 0x10000..0x12000, so the code that was translated from there is dropped, and the call is made.
 
 use super::memory::{is_error, pages};
 use crate::changes::News;
@@ -32,7 +32,8 @@ impl System {
         if let Done::Value(start) = done
             && !is_error(start)
         {
-            // How far it reaches only the kernel knows; it was nobody's before.
+            // Only the kernel knows the length of the segment. No mapping of the guest's is lost,
+            // because the segment's range was unmapped or announced.
             performed.publish(engine, [News::Unknown(start as u64..USER_END)]);
             engine.private_memory_lost();
         } else {
@@ -45,7 +46,8 @@ impl System {
 /// The size of the segment of shared memory `id` in bytes.
 ///
 /// # Errors
-/// The errno of shmctl(2), which is also shmat(2)'s: no such segment, or no right to read it.
+/// The errno of shmctl(2), with which shmat(2) would fail, too: there is no such segment, or the
+/// guest may not read it.
 pub(super) fn segment_size(id: u64) -> Result<u64, i32> {
     let mut status = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
     let stat =

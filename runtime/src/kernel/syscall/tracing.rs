@@ -1,16 +1,24 @@
-//! `ptrace` between processes that share memory, as LeakSanitizer does it: a companion stops its
-//! maker's threads and looks at their registers.
+//! `ptrace` between processes that share memory. LeakSanitizer uses it: a child that shares the
+//! memory stops the threads of its parent and reads their registers.
 //!
-//! The kernel knows the registers of the translator. Where the tracer asks for the general
-//! registers of a thread of the same memory that is not in native code, it gets the guest's, which
-//! the thread keeps in its context. Everything else is the kernel's answer.
+//! The kernel answers with the registers of the translator. If the tracer asks for the general
+//! registers of a thread that shares its memory, and that thread is not in native code, this module
+//! replaces them by the guest's registers in the thread's context. All other answers are the
+//! kernel's.
+//!
+//! No data. The traced thread is stopped while its context is read. [`Engine::registers_of`] takes
+//! the lock of the list of threads; the caller holds no lock.
+//!
+//! Example: `PTRACE_GETREGS` of a thread stopped in a system call. The kernel fills the structure;
+//! then the general registers, `rip`, the flags and the bases of FS and GS are overwritten.
 
 use crate::kernel::entry::Call;
 use crate::kernel::process::guest_access::{guest_read, guest_write};
 use crate::kernel::process::{Done, Engine, Registers, System};
 
-/// Words of the kernel's `struct user_regs_struct` that have a number in `Registers::gpr`: r15 …
-/// r8, rax, rcx, rdx, rsi, rdi.
+/// The general registers: the index of the word in the kernel's `struct user_regs_struct`, and the
+/// index in `Registers::gpr`. The order is r15, r14, r13, r12, rbp, rbx, r11 ... r8, rax, rcx, rdx,
+/// rsi, rdi, rsp.
 const NUMBERS: [(usize, usize); 16] = [
     (0, 15),
     (1, 14),
@@ -29,12 +37,14 @@ const NUMBERS: [(usize, usize); 16] = [
     (14, 7),
     (19, 4),
 ];
-/// Other words of it.
+/// The index of the word of `rip` in `struct user_regs_struct` (sys/user.h).
 const RIP: usize = 16;
+/// The index of the word of the flags.
 const FLAGS: usize = 18;
+/// The index of the word of FS's base; the base of GS follows it.
 const BASES: usize = 21;
-/// Its size in words.
-const WORDS: usize = 27;
+/// The size of `struct user_regs_struct` in words of 8 bytes.
+const USER_REGS_WORDS: usize = 27;
 
 impl System {
     /// `ptrace`
@@ -51,22 +61,22 @@ impl System {
             return done;
         }
         if let Some(registers) = engine.registers_of(tid as i32) {
-            let whole = WORDS * size_of::<u64>();
-            let place = match request as libc::c_uint {
+            let whole = USER_REGS_WORDS * size_of::<u64>();
+            let buffer = match request as libc::c_uint {
                 libc::PTRACE_GETREGS => Ok((data, whole)),
-                // `struct iovec`; the kernel has written how much there is.
+                // `struct iovec`, in which the kernel has written how many bytes it filled.
                 _ => guest_read::<16>(data)
                     .map(|vector| (word(&vector, 0), word(&vector, 1) as usize)),
             };
-            // The kernel could write there.
-            let _ = place.and_then(|(at, size)| put(&registers, at, size.min(whole)));
+            // The kernel has just written there, so an error means that the buffer is gone.
+            let _ = buffer.and_then(|(at, size)| put(&registers, at, size.min(whole)));
         }
         done
     }
 }
 
-/// Puts the registers among the first `size` bytes of the structure at `at`, which the kernel has
-/// written.
+/// Writes those registers that lie in the first `size` bytes of the `struct user_regs_struct` at
+/// `at`, which the kernel has filled.
 fn put(registers: &Registers, at: u64, size: usize) -> Result<(), i32> {
     let set = |word: usize, value: u64| match word * 8 {
         offset if offset < size => {

@@ -1,8 +1,9 @@
-//! 32-bit calls about files that the translator has a view of its own on: the guest's executable
-//! and mappings in `/proc`, files that hold translated code, and memory as a file.
+//! 32-bit calls about files that the translator treats specially: `/proc/self/exe` and
+//! `/proc/self/maps`, files from which code was translated, and the guest's memory as a file.
 //!
 //! No data; the functions run on the guest's thread without locks. Every call that does not concern
-//! such a file goes to the kernel unchanged.
+//! such a file goes to the kernel unchanged. The macro [`handlers`] declares the handlers of these
+//! calls, here and in the neighbouring modules.
 //!
 //! Example: `stat("/proc/self/exe")` opens the guest's executable with O_PATH, makes `fstat` with
 //! the guest's buffer and closes the descriptor.
@@ -14,13 +15,15 @@ use crate::kernel::entry::{self, Call};
 use crate::kernel::process::own_files::{Own, own_file_at};
 use crate::kernel::process::{Done, Engine, System};
 
-/// 32-bit numbers.
+// Numbers of the i386 table.
 const OLDFSTAT: u64 = 28;
 const FSTAT: u64 = 108;
 const FSTAT64: u64 = 197;
 
 impl System {
-    /// Opens a path: as the 64-bit call `same` if the file is one of the translator's views.
+    /// Opens a path. If it leads to `/proc/self/exe` or `/proc/self/maps`, the 64-bit call `same`
+    /// is made, which opens the guest's version. The last argument has the index of the path among
+    /// the call's arguments and the flags of the open.
     fn open_32(
         &mut self,
         context: &mut ThreadContext,
@@ -37,7 +40,8 @@ impl System {
         self.opened_file(engine, done, flags)
     }
 
-    /// The call, or `fstat` with the number `fstat` if the path leads to the guest's executable.
+    /// Makes a `stat` call. If the path leads to `/proc/self/exe`, the call with the 32-bit number
+    /// `fstat` is made on the guest's executable instead.
     fn stat_32(
         &mut self,
         engine: &mut dyn Engine,
@@ -63,8 +67,8 @@ impl System {
         done
     }
 
-    /// A write of several buffers. What it changes in a process's memory is not known, so
-    /// everything is forgotten if the guest has such a file.
+    /// A write of several buffers. If the guest has opened its memory as a file for writing, all
+    /// translated code is dropped, because the written range is not computed here.
     fn write_vectors_32(&mut self, engine: &mut dyn Engine, call: &Call) -> Done {
         let done = self.pass_32(engine, call);
         if self.process.pages().is_written_as_file() && matches!(done, Done::Value(1..)) {
@@ -74,7 +78,7 @@ impl System {
     }
 }
 
-/// A handler of [`super::table`].
+/// Declares functions of the type `Handler` of [`super::table`], each with names for its arguments.
 macro_rules! handlers {
     ($($name:ident: |$system:ident, $context:ident, $engine:ident, $call:ident| $body:expr;)*) => {
         $(
@@ -93,15 +97,15 @@ pub(super) use handlers;
 
 handlers! {
     open: |system, context, engine, call| {
-        let place = (0, call.args[1] as i32);
-        system.open_32(context, engine, call, libc::SYS_open, place)
+        let path_and_flags = (0, call.args[1] as i32);
+        system.open_32(context, engine, call, libc::SYS_open, path_and_flags)
     };
     openat: |system, context, engine, call| {
-        let place = (1, call.args[2] as i32);
-        system.open_32(context, engine, call, libc::SYS_openat, place)
+        let path_and_flags = (1, call.args[2] as i32);
+        system.open_32(context, engine, call, libc::SYS_openat, path_and_flags)
     };
     openat2: |system, context, engine, call| {
-        // The flags are in a structure: they may say anything.
+        // The flags are in a structure that is not read here: assume that the file is written.
         system.open_32(context, engine, call, libc::SYS_openat2, (1, libc::O_RDWR))
     };
     oldstat: |system, _context, engine, call| {

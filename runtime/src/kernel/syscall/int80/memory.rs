@@ -1,8 +1,8 @@
 //! 32-bit calls about mappings and about the limit of the address space, which [`System`] emulates.
 //!
-//! The kernel places mappings of 32-bit calls below 4 GiB, where their callers can name them. The
-//! 64-bit calls that are made instead place them anywhere, so they are told to use the lowest 2 GiB
-//! (MAP_32BIT), or a range that was reserved there.
+//! The kernel places mappings of 32-bit calls below 4 GiB, where 32-bit arguments reach them. The
+//! 64-bit calls that are made instead may place them anywhere. So each gets MAP_32BIT, which
+//! means the lowest 2 GiB, or a range that was reserved there before.
 //!
 //! No data; the functions run on the guest's thread and take the locks of the 64-bit calls only.
 //!
@@ -17,16 +17,15 @@ use super::{done, word, words, write_words};
 use crate::kernel::entry::Call;
 use crate::kernel::process::{Done, Engine, System};
 
-/// The end of what MAP_32BIT reaches (mmap(2)).
+/// The end of the addresses that MAP_32BIT may choose (manual: mmap(2), "first 2 gigabytes").
 const LOW_END: u64 = 1 << 31;
-/// `RLIM_INFINITY` of the old and the newer 32-bit `getrlimit` (asm/resource.h): what larger limits
-/// become.
+/// The value that the old `getrlimit` (76) returns for larger limits (asm/resource.h).
 const OLD_INFINITY: u32 = 0x7fff_ffff;
-/// See [`OLD_INFINITY`].
+/// The value that `ugetrlimit` (191) returns for larger limits (asm/resource.h).
 const INFINITY: u32 = u32::MAX;
-/// Functions of `ipc` (linux/ipc.h).
+/// The function of `ipc` that is `shmat` (linux/ipc.h).
 const IPC_SHMAT: u64 = 21;
-/// See [`IPC_SHMAT`].
+/// The function of `ipc` that is `shmdt` (linux/ipc.h).
 const IPC_SHMDT: u64 = 22;
 
 /// The address that a call has returned, if it has not failed.
@@ -38,7 +37,7 @@ fn address(done: Done) -> Option<u64> {
 }
 
 impl System {
-    /// Reserves `len` bytes below 2 GiB; what the call ended with if there are none.
+    /// Reserves `len` bytes below 2 GiB. `Err`: how the `mmap` ended without success.
     fn reserve_low(
         &mut self,
         context: &mut ThreadContext,
@@ -52,7 +51,8 @@ impl System {
         address(done).ok_or(done)
     }
 
-    /// Makes `call` about a reserved range of `len` bytes; frees the range if it fails.
+    /// Reserves `len` bytes below 2 GiB and makes the call that `call` returns for their address.
+    /// If the call fails, the range is freed.
     fn in_low_range(
         &mut self,
         context: &mut ThreadContext,
@@ -66,13 +66,13 @@ impl System {
         };
         let done = self.perform_writing(context, engine, &call(low));
         if address(done).is_none() {
-            // The result is that of the call; a range that stays is a reservation, no more.
+            // The result is that of the call. If `munmap` fails, too, an unused reservation stays.
             self.perform_64(context, engine, libc::SYS_munmap, &[low, len]);
         }
         done
     }
 
-    /// `mmap` with its arguments, the offset in bytes.
+    /// `mmap` with its arguments; the last is the offset in bytes.
     fn mmap_low(
         &mut self,
         context: &mut ThreadContext,
@@ -86,7 +86,7 @@ impl System {
             return self.perform_writing(context, engine, &call);
         }
         if hint.saturating_add(len) > LOW_END && hint != 0 {
-            // MAP_32BIT takes no such hint.
+            // MAP_32BIT ignores a hint above 2 GiB, so the call is tried with a fixed address.
             call.args[3] = flags | libc::MAP_FIXED_NOREPLACE as u64;
             call.args[0] &= !0xfff;
             let done = self.perform_writing(context, engine, &call);
@@ -95,7 +95,7 @@ impl System {
             }
             call.args[0] = 0;
         }
-        // The translator maps files with code at addresses of its choice otherwise.
+        // The emulated `mmap` would choose an address near the code cache for a file with code.
         let is_code = prot & libc::PROT_EXEC != 0 || kind & libc::MAP_DENYWRITE != 0;
         if is_code && kind & libc::MAP_ANONYMOUS == 0 && call.args[0] == 0 && len != 0 {
             return self.in_low_range(context, engine, len, |low| {
@@ -117,7 +117,7 @@ impl System {
     ) -> Done {
         let size = if at == 0 { segment_size(id).ok() } else { None };
         match size {
-            // Elsewhere than the kernel chooses, or not at all: it has no such segment.
+            // The guest names the address, or there is no such segment and the call will fail.
             None => self.perform_64(context, engine, libc::SYS_shmat, &[id, at, flags]),
             Some(size) => self.in_low_range(context, engine, size, |low| {
                 Call::new(libc::SYS_shmat, &[id, low, flags | libc::SHM_REMAP as u64])
@@ -125,7 +125,7 @@ impl System {
         }
     }
 
-    /// `getrlimit`, of which larger limits than `most` are `most`.
+    /// `getrlimit`; limits above `most` become `most`.
     fn getrlimit_32(
         &mut self,
         context: &mut ThreadContext,
@@ -133,7 +133,7 @@ impl System {
         call: &Call,
         most: u32,
     ) -> Done {
-        let [resource, place, ..] = call.args;
+        let [resource, out, ..] = call.args;
         if resource as u32 != libc::RLIMIT_AS {
             return self.pass_32(engine, call);
         }
@@ -144,7 +144,7 @@ impl System {
             return done;
         }
         let limit = limit.map(|word| u32::try_from(word).map_or(most, |word| word.min(most)));
-        write_words(place, &limit).map_or_else(Done::error, |()| done)
+        write_words(out, &limit).map_or_else(Done::error, |()| done)
     }
 }
 
@@ -183,13 +183,13 @@ handlers! {
         system.shmat_low(context, engine, [id, at, flags])
     };
     ipc: |system, context, engine, call| {
-        let [function, id, flags, place, at, _] = call.args;
+        let [function, id, flags, out, at, _] = call.args;
         match (function & 0xffff, function >> 16) {
             (IPC_SHMAT, 1) => Done::error(libc::EINVAL),
             (IPC_SHMAT, _) => {
                 let done = system.shmat_low(context, engine, [id, at, flags]);
                 match address(done) {
-                    Some(address) => write_words(place, &[address as u32])
+                    Some(address) => write_words(out, &[address as u32])
                         .map_or_else(Done::error, |()| Done::Value(0)),
                     None => done,
                 }
@@ -205,11 +205,11 @@ handlers! {
         system.getrlimit_32(context, engine, call, INFINITY)
     };
     setrlimit: |system, context, engine, call| {
-        let [resource, place, ..] = call.args;
+        let [resource, new, ..] = call.args;
         if resource as u32 != libc::RLIMIT_AS {
             return system.pass_32(engine, call);
         }
-        done(word(place).and_then(|soft| Ok([soft, word(place + 4)?])).map(|limit| {
+        done(word(new).and_then(|soft| Ok([soft, word(new + 4)?])).map(|limit| {
             let limit = limit.map(|word| match word {
                 INFINITY => libc::RLIM_INFINITY,
                 word => word.into(),

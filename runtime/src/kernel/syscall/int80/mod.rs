@@ -1,12 +1,12 @@
-//! `int 0x80`: system calls by their numbers in the kernel's i386 table, which 64-bit programs may
-//! make, too.
+//! `int 0x80`: system calls by their numbers in the kernel's i386 table. 64-bit programs may make
+//! them, too.
 //!
 //! The guest's arguments are the lower halves of rbx, rcx, rdx, rsi, rdi and rbp. The result is in
 //! rax, all 64 bits of it; no other register changes.
 //!
-//! * Most calls are made as they are, by an `int 0x80` of the host's in a window
+//! * Most calls are made as they are, by an `int 0x80` of the host in a window
 //!   ([`entry::windowed_32`]). Guest and host share the address space, so the kernel itself
-//!   converts the structures and finds the errors of the guest's pointers (`Treatment::Kernel`).
+//!   converts the structures and checks the guest's pointers (`Treatment::Kernel`).
 //! * Calls about state that the translator emulates (signals, mappings, threads, programs, its own
 //!   files in `/proc`) become the 64-bit calls that [`System`] emulates: with the same arguments
 //!   (`Treatment::Same`), or by a conversion in [`files`], [`memory`], [`processes`] or [`signals`]
@@ -16,8 +16,8 @@
 //!
 //! Data: the constant [`table`], and the set of refused calls that have been reported.
 //!
-//! Invariant: no address of the host's is ever an argument of a call that the kernel makes by its
-//! 32-bit number, which would lose the upper half. Conversions make 64-bit calls.
+//! Invariant: an address of the host is never an argument of a call by a 32-bit number, because the
+//! kernel would lose its upper half. Calls with converted structures are 64-bit calls.
 //!
 //! The dispatcher calls [`System::syscall_32`] on the guest's thread, without locks.
 //!
@@ -45,7 +45,7 @@ use crate::kernel::process::{Done, Engine, Outcome, System};
 use crate::kernel::signal::GuestFault;
 use table::Treatment;
 
-/// The instruction.
+/// The bytes of the instruction `int 0x80`.
 const INT_80: [u8; 2] = [0xcd, 0x80];
 
 /// Whether the instruction at `pc` is a 32-bit system call.
@@ -61,8 +61,8 @@ fn word(address: u64) -> Result<u32, i32> {
 /// `N` adjacent 32-bit words of the guest's; the error is an errno.
 fn words<const N: usize>(address: u64) -> Result<[u32; N], i32> {
     let mut words = [0; N];
-    for (n, place) in words.iter_mut().enumerate() {
-        *place = word(address.wrapping_add(4 * n as u64))?;
+    for (n, slot) in words.iter_mut().enumerate() {
+        *slot = word(address.wrapping_add(4 * n as u64))?;
     }
     Ok(words)
 }
@@ -73,14 +73,15 @@ fn write_words(address: u64, words: &[u32]) -> Result<(), i32> {
     guest_write(address, &bytes)
 }
 
-/// The result of a handler whose errors are errnos.
+/// How a call ended that was handled by a function whose errors are errnos.
 fn done(result: Result<Done, i32>) -> Done {
     result.unwrap_or_else(Done::error)
 }
 
 /// Prints why the call `nr` is refused, the first time.
 fn report_refused(nr: u32, name: &str, reason: &str) {
-    /// Numbers that have a bit each: more than the table has.
+    /// Call numbers that have a bit each (guess: more than the table has). A call with a larger
+    /// number is reported each time.
     const NUMBERS: usize = 512;
     static REPORTED: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
     let bit = 1 << (nr % 64);
@@ -91,14 +92,15 @@ fn report_refused(nr: u32, name: &str, reason: &str) {
     }
 }
 
-/// Whether the kernel has 32-bit calls at all; `None` if a signal comes first.
+/// Whether the kernel has 32-bit calls at all. `None`: it was not asked, because a signal must be
+/// delivered first.
 fn is_available() -> Option<bool> {
     const GETPID: u64 = 20;
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     if let Some(&available) = AVAILABLE.get() {
         return Some(available);
     }
-    // SAFETY: asks only.
+    // SAFETY: `getpid` has no arguments and changes nothing.
     match unsafe { entry::windowed_32(&Call { nr: GETPID, args: [0; 6] }) } {
         entry::NOT_ENTERED => None,
         result => Some(*AVAILABLE.get_or_init(|| result != entry::NO_CALLS_32)),
@@ -163,17 +165,18 @@ impl System {
         }
     }
 
-    /// Has the kernel perform a 32-bit call as it stands. Pages of code that it may write to are
-    /// open meanwhile.
+    /// Has the kernel perform a 32-bit call with the guest's number and arguments. Write-protected
+    /// pages of code to which the call may write are open during the call.
     fn pass_32(&self, engine: &mut dyn Engine, call: &Call) -> Done {
         let pages = self.process.pages();
         let _outputs = pages
             .announces_outputs()
             .then(|| pages.announce_written(engine, outputs::outputs(call.nr as u32, &call.args)));
-        // Each 32-bit call may read a signalfd, as far as this has to know.
-        let like = libc::SYS_read as u64;
-        // SAFETY: the guest's own call; what would touch the translator has been sorted out.
-        match self.with_held_pending(like, self.mask, || unsafe { entry::windowed_32(call) }) {
+        // `with_held_pending` knows 64-bit numbers only. Each 32-bit call is treated as one that
+        // may read a signalfd, which costs two more system calls where the guest has one.
+        let may_read = libc::SYS_read as u64;
+        // SAFETY: the guest's own call; calls that would touch the translator do not come here.
+        match self.with_held_pending(may_read, self.mask, || unsafe { entry::windowed_32(call) }) {
             entry::NOT_ENTERED => Done::Restart,
             value => Done::Value(value),
         }

@@ -1,13 +1,13 @@
 //! Which memory a 32-bit system call of the guest may write: [`crate::changes::outputs`] for the
 //! i386 table.
 //!
-//! Pages of code are write-protected, and the kernel answers EFAULT for such a page; so they are
-//! opened before the call. Ranges that are too large do no harm. Lists of buffers have 32-bit words
-//! here; every other rule is that of the 64-bit call of the same meaning.
+//! Pages of code are write-protected, and a call that writes to one fails with EFAULT; so the pages
+//! are opened before the call. Ranges that are too large do no harm. Lists of buffers have 32-bit
+//! words here. For all other arguments the rules are those of the corresponding 64-bit call.
 //!
-//! Functions without state; [`super::System::pass_32`] calls [`outputs`] without locks. The list
-//! may change between our look and the kernel's, as in the 64-bit calls; then the guest gets
-//! EFAULT.
+//! No data; [`super::System::pass_32`] calls [`outputs`] without locks. Another thread of the guest
+//! may change a list of buffers between our read and the kernel's, as with 64-bit calls; then the
+//! guest may get EFAULT.
 //!
 //! Example: `readv` with one buffer of 0x1000 bytes at 0x10000 yields 0x10000..0x11000, and 512
 //! bytes at each argument.
@@ -16,10 +16,10 @@ use crate::changes::outputs::{Outputs, outputs as outputs_64};
 
 use super::{word, words};
 
-/// Buffers in one list of them (`UIO_MAXIOV`, linux/uio.h): the kernel refuses more.
+/// The longest list of buffers (`UIO_MAXIOV`, linux/uio.h): the kernel refuses longer ones.
 const MOST_BUFFERS: u64 = 1024;
 
-/// What the call `nr` may write, given its arguments.
+/// The ranges that the call `nr` may write, given its arguments.
 pub(super) fn outputs(nr: u32, args: &[u64; 6]) -> Outputs {
     let [a, b, c, d, e, _] = *args;
     let (same, list) = match nr {
@@ -64,7 +64,8 @@ pub(super) fn outputs(nr: u32, args: &[u64; 6]) -> Outputs {
         401 => (libc::SYS_msgrcv, None),
         _ => (-1, None),
     };
-    // No 64-bit call has the number -1: what is left is the rule for structures.
+    // No 64-bit call has the number -1. For it `outputs_64` yields only the ranges of structures
+    // to which the arguments may point.
     let mut out = outputs_64(same, args);
     if let Some((address, count)) = list {
         vectors(&mut out, address, count);
@@ -72,13 +73,14 @@ pub(super) fn outputs(nr: u32, args: &[u64; 6]) -> Outputs {
     out
 }
 
+/// Adds a range, unless it is empty or begins at a null pointer.
 fn add(out: &mut Outputs, address: u64, len: u64) {
     if address != 0 && len != 0 {
         out.push(address..address.saturating_add(len));
     }
 }
 
-/// An array of struct compat_iovec: address and length.
+/// Adds the buffers of an array of struct compat_iovec: address and length.
 fn vectors(out: &mut Outputs, address: u64, count: u64) {
     for n in 0..count.min(MOST_BUFFERS) {
         let Ok([base, len]) = words(address.wrapping_add(8 * n)) else { break };
@@ -86,8 +88,8 @@ fn vectors(out: &mut Outputs, address: u64, count: u64) {
     }
 }
 
-/// A struct compat_msghdr: name, its length, vectors, their number, control data, its length,
-/// flags.
+/// Adds the buffers of a struct compat_msghdr: name and its length, vectors and their number,
+/// control data and its length, flags.
 fn message_at(out: &mut Outputs, address: u64) {
     const SIZE: u64 = 28;
     add(out, address, SIZE);
@@ -98,13 +100,14 @@ fn message_at(out: &mut Outputs, address: u64) {
     }
 }
 
+/// The buffers of one struct compat_msghdr.
 fn message(address: u64) -> Outputs {
     let mut out = Outputs::new();
     message_at(&mut out, address);
     out
 }
 
-/// An array of struct compat_mmsghdr: a message and how much of it was received.
+/// The buffers of an array of struct compat_mmsghdr: a message and its received length.
 fn messages(address: u64, count: u64) -> Outputs {
     const SIZE: u64 = 32;
     let mut out = Outputs::new();
@@ -116,7 +119,7 @@ fn messages(address: u64, count: u64) -> Outputs {
     out
 }
 
-/// `socketcall`: a function and the address of its arguments.
+/// `socketcall`: the number of a function (linux/net.h) and the address of its arguments.
 fn socketcall(function: u64, address: u64) -> Outputs {
     let arguments = |count: u64| {
         let mut all = [0; 6];
@@ -131,7 +134,8 @@ fn socketcall(function: u64, address: u64) -> Outputs {
         15 => outputs_64(libc::SYS_getsockopt, &arguments(5)),
         17 => message(arguments(3)[1]),
         19 => messages(arguments(5)[1], arguments(5)[2]),
-        // socketpair writes two descriptors, accept and the like an address and its length.
+        // `socketpair` writes two descriptors; `accept`, `getsockname` and `getpeername` write an
+        // address and its length.
         _ => outputs_64(-1, &arguments(5)),
     }
 }
@@ -148,7 +152,8 @@ fn ipc(args: &[u64; 6]) -> Outputs {
         };
         add(&mut out, buffer, args[2].saturating_add(4));
     }
-    // The argument of semctl is a pointer by itself, at the fifth place.
+    // The fifth argument of `ipc` points to the argument of `semctl`, which is a pointer itself.
+    // 512 bytes hold its structures (guess); a longer array of values may get EFAULT.
     add(&mut out, word(args[4]).map_or(0, u64::from), 512);
     out
 }

@@ -1,8 +1,9 @@
 //! 32-bit calls about processes, threads, programs and filters, which [`System`] emulates.
 //!
+//! Each function copies the guest's arrays and structures of 32-bit words into 64-bit ones in host
+//! memory, and makes the 64-bit call with the copies.
+//!
 //! No data; the functions run on the guest's thread and take the locks of the 64-bit calls only.
-//! They copy arrays and structures of 32-bit words into host memory and make the 64-bit call with
-//! that.
 //!
 //! Example: `execve` copies the 32-bit pointers of `argv` and `envp` into arrays of 64-bit ones.
 
@@ -24,10 +25,11 @@ const SECCOMP_SET_MODE_FILTER: u64 = 1;
 /// See [`SECCOMP_SET_MODE_FILTER`].
 const SECCOMP_MODE_FILTER: u64 = 2;
 
-/// The pointers of an array of 32-bit ones that ends with zero; the error is an errno.
+/// The pointers in an array of 32-bit pointers that ends with a null pointer, which is included.
+/// The error is an errno.
 fn pointers(address: u64) -> Result<Vec<u64>, i32> {
-    /// Pointers (guess: with four bytes of text each, the most that the kernel takes for the
-    /// smallest stack). More fail with E2BIG.
+    /// The longest array in pointers (guess). A longer array fails with E2BIG, although the kernel
+    /// would accept it if the guest's stack limit is large.
     const MOST: usize = 1 << 17;
     let mut pointers = Vec::new();
     if address == 0 {
@@ -44,8 +46,8 @@ fn pointers(address: u64) -> Result<Vec<u64>, i32> {
     Ok(pointers)
 }
 
-/// The 64-bit `struct sock_fprog` of a 32-bit one, which has the pointer in its second word; the
-/// error is an errno.
+/// Converts a 32-bit `struct sock_fprog` (a 16-bit length, a pointer in the second word) to the
+/// words of a 64-bit one. The error is an errno.
 fn program(address: u64) -> Result<[u64; 2], i32> {
     let length = u16::from_le_bytes(guest_read(address)?);
     Ok([length.into(), word(address + 4)?.into()])
@@ -82,28 +84,28 @@ handlers! {
         }))
     };
     seccomp: |system, context, engine, call| {
-        let [operation, flags, place, ..] = call.args;
+        let [operation, flags, fprog, ..] = call.args;
         if operation != SECCOMP_SET_MODE_FILTER {
             return system.perform_64(context, engine, libc::SYS_seccomp, &call.args);
         }
-        done(program(place).map(|program| {
+        done(program(fprog).map(|program| {
             let args = [operation, flags, program.as_ptr() as u64];
             system.perform_64(context, engine, libc::SYS_seccomp, &args)
         }))
     };
     prctl: |system, context, engine, call| {
-        let [option, mode, place, ..] = call.args;
+        let [option, mode, fprog, ..] = call.args;
         if option as i32 != libc::PR_SET_SECCOMP || mode != SECCOMP_MODE_FILTER {
             return system.perform_64(context, engine, libc::SYS_prctl, &call.args);
         }
-        done(program(place).map(|program| {
+        done(program(fprog).map(|program| {
             let args = [option, mode, program.as_ptr() as u64];
             system.perform_64(context, engine, libc::SYS_prctl, &args)
         }))
     };
     arch_prctl: |system, context, engine, call| {
-        /// Codes that 32-bit calls may use (asm/prctl.h): faults of `cpuid`, and components of the
-        /// extended state. The bases of segments are not among them.
+        /// The codes that 32-bit calls may use (asm/prctl.h): faults of `cpuid`, and components of
+        /// the extended state. The kernel refuses codes about segment bases with EINVAL.
         const COMMON: [u64; 7] = [0x1011, 0x1012, 0x1021, 0x1022, 0x1023, 0x1024, 0x1025];
         match COMMON.contains(&call.args[0]) {
             true => system.perform_64(context, engine, libc::SYS_arch_prctl, &call.args),

@@ -1,13 +1,12 @@
-//! 32-bit calls about signals, and calls that wait with a mask of their own: [`System`] emulates
-//! both.
+//! 32-bit calls about signals, and calls that wait with a signal mask: [`System`] emulates both.
 //!
-//! The emulation reads and writes 64-bit structures, so each function converts into host memory and
-//! back. A 32-bit signal set has the bytes of a 64-bit one; the old calls know the first 32 signals
-//! only.
+//! The emulation reads and writes 64-bit structures. So each function copies the guest's 32-bit
+//! structure into a 64-bit one in host memory, makes the 64-bit call, and copies the result back.
+//! A 32-bit signal set has the bytes of a 64-bit one. The oldest calls have only the first 32
+//! signals.
 //!
-//! A handler that is set by a 32-bit call gets a 32-bit signal frame, which the kernel makes for
-//! code in a 32-bit segment. The translator runs no such code, so only SIG_DFL and SIG_IGN can be
-//! set.
+//! A handler that is set by a 32-bit call gets a 32-bit signal frame, for code in a 32-bit segment.
+//! The translator runs no such code, so these calls can set only SIG_DFL and SIG_IGN.
 //!
 //! No data; the functions run on the guest's thread and take the locks of the 64-bit calls only.
 //!
@@ -23,24 +22,24 @@ use crate::kernel::process::guest_access::{guest_read, guest_write};
 use crate::kernel::process::{Done, Engine, System};
 use crate::kernel::signal::{MAX_SIGNAL, SIG_IGN, SigSet};
 
-/// Bytes of a signal set.
+/// The size of a signal set in bytes.
 const SET_SIZE: u64 = 8;
 /// Why a handler cannot be set.
 const FRAMES: &str = "a handler set by a 32-bit call would get a 32-bit signal frame";
 
-/// A handler's action in the words of the 64-bit structure: handler, flags, restorer, mask.
+/// A signal's action as the four words of the 64-bit structure: handler, flags, restorer, mask.
 type Action = [u64; 4];
 
-/// What a call with an old 32-bit timeout gives back.
+/// The layout of a timeout in guest memory.
 #[derive(Clone, Copy)]
 enum Time {
-    /// Seconds and nanoseconds of 32 bits each.
+    /// Seconds and nanoseconds of 32 bits each (`struct old_timespec32`).
     Words,
-    /// The 64-bit structure.
+    /// Seconds and nanoseconds of 64 bits each (`struct __kernel_timespec`).
     Long,
 }
 
-/// The timeout at `address`, in 64-bit words; the error is an errno.
+/// The timeout at `address`: seconds and nanoseconds. The error is an errno.
 fn timeout(address: u64, time: Time) -> Result<[i64; 2], i32> {
     match time {
         Time::Words => words(address).map(|pair| pair.map(|word| i64::from(word as i32))),
@@ -51,7 +50,7 @@ fn timeout(address: u64, time: Time) -> Result<[i64; 2], i32> {
     }
 }
 
-/// Writes what is left of a timeout. The kernel does not mind if it cannot.
+/// Writes the remaining time of a timeout. A failure is ignored, as the kernel ignores it.
 fn put_timeout(address: u64, time: Time, [seconds, nanoseconds]: [i64; 2]) {
     let _ = match time {
         Time::Words => write_words(address, &[seconds as u32, nanoseconds as u32]),
@@ -61,8 +60,8 @@ fn put_timeout(address: u64, time: Time, [seconds, nanoseconds]: [i64; 2]) {
     };
 }
 
-/// A siginfo in the 32-bit layout (`struct compat_siginfo`): pointers, times and the words behind
-/// `si_code` are 4 bytes.
+/// Converts a siginfo to the 32-bit layout (`struct compat_siginfo`), in which pointers and times
+/// have 4 bytes and the fields behind `si_code` have no padding before them.
 fn siginfo_32(long: &[u8; 128]) -> [u8; 128] {
     const SI_TIMER: i32 = -2;
     const SI_SIGIO: i32 = -5;
@@ -70,7 +69,7 @@ fn siginfo_32(long: &[u8; 128]) -> [u8; 128] {
     let mut short = [0; 128];
     let field = |at: usize| i32::from_le_bytes(*long[at..].first_chunk().expect("in the array"));
     let (signo, code) = (field(0), field(8));
-    // Places of 4 bytes: in the 64-bit layout, in the 32-bit one.
+    // Offsets of 4-byte fields: in the 64-bit layout, in the 32-bit layout.
     let moved: &[(usize, usize)] = if (1..SI_KERNEL).contains(&code) {
         match signo {
             libc::SIGILL | libc::SIGFPE | libc::SIGSEGV | libc::SIGBUS | libc::SIGTRAP => {
@@ -98,7 +97,8 @@ fn siginfo_32(long: &[u8; 128]) -> [u8; 128] {
 }
 
 impl System {
-    /// Sets the action of a signal; what it was before.
+    /// Sets the action of a signal if there is a new one, and returns the previous action. `Err`:
+    /// how the call ended without success.
     fn set_action_32(
         &mut self,
         engine: &mut dyn Engine,
@@ -111,15 +111,15 @@ impl System {
             return Err(refuse(call.nr as u32, "sigaction with a handler", FRAMES));
         }
         let mut old: Action = [0; 4];
-        let place = new.as_ref().map_or(0, |new| new.as_ptr() as u64);
-        let args = [signo, place, old.as_mut_ptr() as u64, SET_SIZE];
+        let new_address = new.as_ref().map_or(0, |new| new.as_ptr() as u64);
+        let args = [signo, new_address, old.as_mut_ptr() as u64, SET_SIZE];
         match self.rt_sigaction(engine, &Call::new(libc::SYS_rt_sigaction, &args)) {
             Done::Value(0) => Ok(old),
             done => Err(done),
         }
     }
 
-    /// Makes `mask` the thread's.
+    /// Sets the thread's signal mask to `mask`.
     fn set_mask(&mut self, context: &ThreadContext, mask: SigSet) -> Done {
         let set = std::ptr::from_ref(&mask) as u64;
         let args = [libc::SIG_SETMASK as u64, set, 0, SET_SIZE];
@@ -162,8 +162,9 @@ impl System {
             return Ok(self.pass_32(engine, call));
         }
         let mut left = if limit == 0 { None } else { Some(timeout(limit, time)?) };
-        // The kernel reads and writes whole words: 32-bit ones for the guest, so the 64-bit ones
-        // are in host memory. It looks at no more descriptors than the process can have.
+        // A 32-bit call reads and writes the sets in words of 4 bytes, the 64-bit call in words of
+        // 8 bytes. The 64-bit call would access up to 4 bytes behind the guest's sets, so it gets
+        // copies. Descriptors that the process cannot have are ignored, as by the kernel.
         let count = count as i32;
         if count < 0 {
             return Err(libc::EINVAL);
@@ -190,8 +191,8 @@ impl System {
             true => 0,
             false => copy.as_mut_ptr() as u64,
         });
-        let place = left.as_mut().map_or(0, |left| left.as_mut_ptr() as u64);
-        let args = [count as u64, read, write, except, place, pair.as_ptr() as u64];
+        let left_address = left.as_mut().map_or(0, |left| left.as_mut_ptr() as u64);
+        let args = [count as u64, read, write, except, left_address, pair.as_ptr() as u64];
         let done = self.perform_64(context, engine, libc::SYS_pselect6, &args);
         if done == Done::Restart {
             return Ok(done);
@@ -209,10 +210,10 @@ impl System {
     }
 }
 
-/// How many descriptors the process has places for: the kernel ignores the rest of a set.
+/// The size of the process's descriptor table. The kernel ignores the rest of a set.
 fn most_descriptors() -> i32 {
-    /// The default of `fs.nr_open` (Linux, fs/file.c), for a process without `/proc`. A set that is
-    /// longer is cut off there.
+    /// A number of descriptors, for a process without `/proc`: the default of `fs.nr_open` (Linux,
+    /// fs/file.c). The descriptors above it in a longer set are ignored.
     const MOST: i32 = 1 << 20;
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
@@ -323,14 +324,14 @@ handlers! {
     sigaltstack: |system, context, _engine, call| {
         let [new, old, ..] = call.args;
         done((|| {
-            // The structure has an address, flags and a size.
+            // The 32-bit structure has an address, flags and a size, of 4 bytes each.
             let stack = match new {
                 0 => None,
                 at => Some(words::<3>(at)?.map(u64::from)),
             };
             let mut before = [0u64; 3];
-            let place = stack.as_ref().map_or(0, |stack| stack.as_ptr() as u64);
-            let args = [place, before.as_mut_ptr() as u64];
+            let stack_address = stack.as_ref().map_or(0, |stack| stack.as_ptr() as u64);
+            let args = [stack_address, before.as_mut_ptr() as u64];
             let done = system.sigaltstack(context, &Call::new(libc::SYS_sigaltstack, &args));
             if done == Done::Value(0) && old != 0 {
                 write_words(old, &before.map(|word| word as u32))?;
@@ -352,8 +353,8 @@ handlers! {
         done((|| {
             let mut left =
                 if limit == 0 { None } else { Some(timeout(limit, Time::Words)?) };
-            let place = left.as_mut().map_or(0, |left| left.as_mut_ptr() as u64);
-            let args = [list, count, place, mask, size];
+            let left_address = left.as_mut().map_or(0, |left| left.as_mut_ptr() as u64);
+            let args = [list, count, left_address, mask, size];
             let done = system.perform_64(context, engine, libc::SYS_ppoll, &args);
             if let (Some(left), true) = (left, done != Done::Restart) {
                 put_timeout(limit, Time::Words, left);
@@ -378,8 +379,8 @@ mod tests {
         let mut long = [0u8; 128];
         let mut set =
             |at: usize, value: i32| long[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        let places = [(0, libc::SIGCHLD), (8, 1), (16, 42), (20, 1000), (24, 7), (32, 5), (40, 6)];
-        places.iter().for_each(|&(at, value)| set(at, value));
+        let fields = [(0, libc::SIGCHLD), (8, 1), (16, 42), (20, 1000), (24, 7), (32, 5), (40, 6)];
+        fields.iter().for_each(|&(at, value)| set(at, value));
         let short = siginfo_32(&long);
         let words: Vec<i32> = short
             .chunks_exact(4)

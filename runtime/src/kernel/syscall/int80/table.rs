@@ -2,35 +2,39 @@
 //!
 //! The table is constant and needs no lock. It is sorted by number and names every call of Linux
 //! 6.18's i386 table that Debian's `asm/unistd_32.h` names; a test compares it with that header if
-//! the machine has one. A number that is not here goes to the kernel.
+//! the machine has one. A number that is not in the table goes to the kernel.
+//!
+//! Example: the row of 5, `open`, names `files::open`, because the path may be `/proc/self/exe`.
 
 use super::{files, memory, processes, signals};
 use crate::kernel::entry::Call;
 use crate::kernel::process::{Done, Engine, System};
 use dynasour_guest::ThreadContext;
 
-/// Performs one call, whose arguments are the lower halves of the registers.
+/// A function that performs one call. The call's arguments are the lower halves of the registers.
 type Handler = fn(&mut System, &mut ThreadContext, &mut dyn Engine, &Call) -> Done;
 
 /// How a call is performed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Treatment {
-    /// By `int 0x80`: the kernel converts the structures and touches nothing of the translator's.
+    /// By `int 0x80`: the kernel converts the structures, and the call touches no state that the
+    /// translator owns.
     Kernel,
-    /// As this 64-bit call, which [`System`] emulates, with the same arguments: the structures are
-    /// the same.
+    /// As this 64-bit call, which [`System`] emulates, with the same arguments. The structures have
+    /// the same layout in both.
     Same(i64),
-    /// By a function that converts what [`System`] emulates.
+    /// By a function that converts the structures and makes the 64-bit call that [`System`]
+    /// emulates.
     Own(Handler),
-    /// Not at all: ENOSYS, and a message that gives this reason.
+    /// Not at all: the call fails with ENOSYS, and a message gives this reason.
     Refused(&'static str),
 }
 
 use Treatment::{Kernel, Own, Refused, Same};
 
-/// Why handlers cannot return by a 32-bit call.
+/// Why a handler cannot return by a 32-bit call.
 const FRAMES: &str = "the translator makes no 32-bit signal frames";
-/// Why there are no segments of the guest's own.
+/// Why the guest cannot have segments of its own.
 const SEGMENTS: &str = "descriptors of segments are the kernel's own state, and the translator \
                         runs no code through them";
 /// Why there are no restartable sequences.
@@ -44,11 +48,11 @@ const EVENTS: &str = "waiting for events with a signal mask of its own is only t
                       64-bit calls";
 
 /// One call: its number, its name in the header, and how it is performed.
-pub(super) type Entry = (u32, &'static str, Treatment);
+pub(super) type Row = (u32, &'static str, Treatment);
 
 /// All calls.
 #[rustfmt::skip]
-pub(super) const TABLE: &[Entry] = &[
+pub(super) const TABLE: &[Row] = &[
     (0, "restart_syscall", Same(libc::SYS_restart_syscall)),
     (1, "exit", Same(libc::SYS_exit)),
     (2, "fork", Same(libc::SYS_fork)),
@@ -530,17 +534,17 @@ mod tests {
 
     #[test]
     fn every_call_of_the_header_is_named() {
-        let places =
+        let headers =
             ["/usr/include/x86_64-linux-gnu/asm/unistd_32.h", "/usr/include/asm/unistd_32.h"];
-        let Some(header) = places.iter().find_map(|place| std::fs::read_to_string(place).ok())
+        let Some(header) = headers.iter().find_map(|path| std::fs::read_to_string(path).ok())
         else {
             return;
         };
         for line in header.lines() {
-            let Some(rest) = line.strip_prefix("#define __NR_") else { continue };
-            let (name, number) = rest.split_once(' ').expect("a name and a number");
+            let Some(definition) = line.strip_prefix("#define __NR_") else { continue };
+            let (name, number) = definition.split_once(' ').expect("a name and a number");
             let number = number.trim().parse().expect("a number");
-            // Newer headers than the table's have more calls at the end.
+            // A header of a newer kernel has more calls at the end.
             if TABLE.last().is_some_and(|&(last, ..)| number <= last) {
                 assert_eq!(treatment(number).0, name, "{number}");
             }

@@ -1,3 +1,5 @@
+//! How ranges are rounded, and that no call of the guest changes mappings of the host.
+
 use super::*;
 use crate::testing::{Machine, in_child};
 
@@ -10,7 +12,7 @@ fn ranges_round_as_the_kernel_rounds() {
     assert!(pages(0x1000, u64::MAX).is_empty());
 }
 
-/// The host of this test itself: nothing that the guest does to its addresses may reach it.
+/// The host is the test's own process: no call of the guest may change its mappings.
 #[test]
 fn the_host_is_out_of_reach() {
     let status = in_child(|| {

@@ -1,13 +1,21 @@
-//! The system calls about signals: the guest's view is emulated, the kernel's kept in step with it.
+//! The system calls about signals. The guest's actions and masks are emulated, and the kernel's
+//! follow them ([`mirror`]).
 //!
-//! The guest's actions and mask are in [`System`]. Each call runs on the guest's own thread,
-//! outside native code, and holds no lock but that of the actions (while an action changes). A call
-//! that may take a blocked signal of the five tells the handlers of the other threads so, by
-//! [`Waiting`].
+//! *The five* ([`FIVE`]) are the signals that a fault of generated code or of the host may raise,
+//! such as SIGSEGV. The host never blocks them while it runs code, and their handler is always the
+//! host's. If the guest blocks one that is sent, the handler *accepts* and *holds* it until the
+//! guest unblocks or takes it ([`crate::kernel::signal`]): for the thread in `System::signals`, for
+//! the process in [`held`].
+//!
+//! Data: [`READ_FROM_FILE`]. The guest's actions are in the process, its mask in [`System`].
+//!
+//! Each call runs on the guest's own thread, outside native code. The caller holds no lock; the
+//! calls take the lock of the actions while an action changes. A call that may take a blocked
+//! signal of the five registers itself for the handlers of the other threads, by [`Waiting`].
 //!
 //! Example: a guest that blocks SIGSEGV polls a signalfd. [`System::with_held_pending`] blocks
-//! SIGSEGV in the kernel, sends this thread those that were held, makes the call, and unblocks
-//! SIGSEGV again, so that the handler records what the guest has not read.
+//! SIGSEGV in the kernel, sends the held SIGSEGVs to this thread again, makes the call, and
+//! unblocks SIGSEGV. The handler then accepts those that the guest has not read.
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +36,7 @@ use crate::kernel::signal::{
     UNBLOCKABLE, action_call, host_mask, mirror, ours, sa, set_of,
 };
 
-/// Bytes of the kernel's signal set.
+/// The size of the kernel's signal set in bytes.
 const SET_SIZE: u64 = 8;
 
 /// Reads a signal set of the guest's.
@@ -36,16 +44,17 @@ fn read_set(address: u64) -> Result<SigSet, i32> {
     guest_read::<8>(address).map(|bytes| u64::from_le_bytes(bytes) & !UNBLOCKABLE)
 }
 
-/// Where no set can be read, for the kernel to say what is wrong with a call: other arguments may
-/// be before the set.
+/// An address at which no signal set can be read. A call with a bad mask is made with it, so that
+/// the kernel chooses the error: it may check other arguments before the mask.
 const NO_SET: u64 = -4096i64 as u64;
 
-/// The mask that a call names, if it is one.
+/// The mask at `address`, if it can be read and its size is right.
 fn read_mask(address: u64, size: u64) -> Option<SigSet> {
     if size == SET_SIZE { read_set(address).ok() } else { None }
 }
 
-/// Has the guest made, or may it have inherited, a signalfd of one of the five?
+/// Whether the guest has made a signalfd of one of the five, or may have inherited one. Never
+/// cleared.
 static READ_FROM_FILE: AtomicBool = AtomicBool::new(false);
 
 /// Calls by which a guest may read from a signalfd or learn that it can be read.
@@ -102,7 +111,7 @@ impl System {
         if signo == libc::SIGSEGV && action.is_some_and(|new| new.handler > SIG_IGN) {
             engine.faults_are_handled();
         }
-        // Held while the kernel's is set: the two change together.
+        // The lock is held while the kernel's action is set, so that both change together.
         let mut actions = self.process.actions();
         let before = actions[signo as usize];
         if let Some(mut action) = action {
@@ -162,7 +171,7 @@ impl System {
         Done::Value(0)
     }
 
-    /// `rt_sigpending`: the kernel's, and those that were accepted and are held.
+    /// `rt_sigpending`: the signals that are pending in the kernel, and those that are held.
     pub(crate) fn rt_sigpending(&mut self, call: &Call) -> Done {
         let [out, size, ..] = call.args;
         if size > SET_SIZE {
@@ -196,7 +205,7 @@ impl System {
         }
     }
 
-    /// `ppoll` and `epoll_pwait(2)`: the address of a mask in argument `at`, its size in the next.
+    /// `ppoll` and `epoll_pwait(2)`: argument `at` is the address of a mask, the next its size.
     pub(crate) fn with_mask_argument(
         &mut self,
         context: &mut ThreadContext,
@@ -247,13 +256,14 @@ impl System {
         }
     }
 
-    /// `io_uring_enter`: what waits may have a mask, as argument 4 or in the structure to which
-    /// that points.
+    /// `io_uring_enter`. A call that waits may name a mask: by argument 4, or in the structure to
+    /// which argument 4 points.
     pub(crate) fn io_uring_enter(&mut self, context: &mut ThreadContext, call: &Call) -> Done {
         const GET_EVENTS: u64 = 1;
         const EXTENDED: u64 = 1 << 3;
         const REGISTERED: u64 = 1 << 6;
-        /// `struct io_uring_getevents_arg`: the mask's address, its size, two more fields.
+        /// Bytes of `struct io_uring_getevents_arg` (linux/io_uring.h): the mask's address, its
+        /// size, two more fields.
         const ARGUMENT: usize = 24;
         let [_, _, _, flags, address, size] = call.args;
         if flags & GET_EVENTS == 0 || flags & REGISTERED != 0 {
@@ -281,8 +291,8 @@ impl System {
         }
     }
 
-    /// `signalfd`: if some of the five can be read from it, they must be pending in the kernel
-    /// during calls.
+    /// `signalfd`. If one of the five can be read from the descriptor, held signals must be pending
+    /// in the kernel during calls that may read it; [`READ_FROM_FILE`] says so.
     pub(crate) fn signalfd(&self, call: &Call) -> Done {
         if read_mask(call.args[1], call.args[2]).is_some_and(|set| set & FIVE != 0) {
             READ_FROM_FILE.store(true, Ordering::Relaxed);
@@ -290,13 +300,15 @@ impl System {
         self.pass(call)
     }
 
-    /// Calls `f`, which makes the system call `nr`, while those of the five that `mask` blocks are
-    /// blocked in the kernel, and those of them that are held are pending there: so a signalfd
-    /// shows them. The host must not fault then; the call itself does not, since the kernel answers
-    /// EFAULT. Afterwards what is still pending comes to the handler again.
+    /// Calls `f`, which makes the system call `nr`, such that a signalfd shows the held signals.
     ///
-    /// Only if there may be a signalfd of one of the five, and `nr` may read it: it costs two
-    /// calls.
+    /// During the call the kernel blocks those of the five that are in `mask`, and the held ones
+    /// of them are pending there. The host must not fault in this time. The system call itself
+    /// cannot fault, since the kernel answers EFAULT. Afterwards the kernel delivers the signals
+    /// that are still pending to the handler again.
+    ///
+    /// This costs two more system calls. So it is only done if there may be a signalfd of one of
+    /// the five and `nr` may read it; else `f` is called and nothing more.
     pub(crate) fn with_held_pending<R>(&self, nr: u64, mask: SigSet, f: impl FnOnce() -> R) -> R {
         let held = mask & FIVE;
         if held == 0 || !READ_FROM_FILE.load(Ordering::Relaxed) || !may_read_signals(nr) {
@@ -311,8 +323,8 @@ impl System {
         result
     }
 
-    /// Makes those of `held` that are held for this thread or the process pending in the kernel,
-    /// where they are blocked now.
+    /// Makes the signals among `held` that are held for this thread or the process pending in the
+    /// kernel, which must block them now.
     pub(crate) fn send_held_again(&self, held: SigSet) {
         while let Some((signo, info)) = self.take_held(held) {
             send_to(crate::kernel::signal::own_tid(), signo, &info);
@@ -320,8 +332,8 @@ impl System {
     }
 
     /// Takes a signal out of `signals` that was accepted by this thread, or that is held for the
-    /// process. The kernel delivers what was sent to the thread before what was sent to the
-    /// process, and of each the five first.
+    /// process. The order is the kernel's: signals that were sent to the thread come before those
+    /// that were sent to the process, and in each group the five come first.
     pub(crate) fn take_held(&self, signals: SigSet) -> Option<(i32, SigInfo)> {
         let is_for_thread = |(signo, info): (i32, SigInfo)| {
             set_of(signo) & FIVE != 0 || info.code() == libc::SI_TKILL
@@ -337,15 +349,16 @@ impl System {
         self.signals.accepted() | held::pending()
     }
 
-    /// The guest may have inherited a signalfd of signals that were blocked before it was executed.
+    /// To be called at the guest's start: it may have inherited a signalfd of the signals that were
+    /// blocked when it was executed.
     pub(crate) fn inherits_blocked(&self) {
         if self.mask & FIVE != 0 {
             READ_FROM_FILE.store(true, Ordering::Relaxed);
         }
     }
 
-    /// `rt_tgsigqueueinfo`: a signal that is sent to a thread looks like one sent to its process,
-    /// so it gets a [mark](Mark::ForThread).
+    /// `rt_tgsigqueueinfo`. The siginfo of a signal that is sent to a thread looks like that of one
+    /// that is sent to its process, so a signal of the five gets a [mark](Mark::ForThread).
     pub(crate) fn rt_tgsigqueueinfo(&self, call: &Call) -> Done {
         let [pid, _, signo, address, ..] = call.args;
         let is_of_five = FIVE_SIGNALS.contains(&(signo as i32));
@@ -363,8 +376,8 @@ impl System {
         self.pass(&marked)
     }
 
-    /// Performs a call during which `mask` replaces the guest's. `call_with` gets the address of
-    /// the kernel's version.
+    /// Performs a call during which `mask` replaces the guest's mask. `call_with` makes the call
+    /// from the address of the mask for the kernel.
     fn with_mask(
         &mut self,
         context: &mut ThreadContext,
@@ -374,15 +387,15 @@ impl System {
         let kernel = if READ_FROM_FILE.load(Ordering::Relaxed) { mask } else { host_mask(mask) };
         self.signals.set_effective_mask(mask);
         if self.held() & !mask != 0 {
-            // One of the five was waiting for this mask. (Any other would have been delivered
-            // before the call.)
+            // The new mask lets a held signal in. (A signal that the guest's own mask lets in was
+            // delivered before the call.)
             self.delivery_mask = Some(mask);
             context.pending.store(1, std::sync::atomic::Ordering::Relaxed);
             return Done::error(libc::EINTR);
         }
         let call = call_with(std::ptr::from_ref(&kernel) as u64);
-        // SAFETY: the guest's own call. The five are blocked during it at most, in which the host
-        // has no faults.
+        // SAFETY: the guest's own call. The kernel blocks the five during the call at most, and the
+        // host does not fault in it.
         let result = self.with_held_pending(call.nr, mask, || unsafe { entry::windowed(&call) });
         if result == -i64::from(libc::EINTR) && self.signals.accepted() & !mask != 0 {
             self.delivery_mask = Some(mask);
@@ -395,7 +408,7 @@ impl System {
         }
     }
 
-    /// `rt_sigtimedwait`: the kernel's business, unless what is wanted was accepted already.
+    /// `rt_sigtimedwait`: takes a held signal if one is wanted; else the kernel waits.
     pub(crate) fn rt_sigtimedwait(&mut self, call: &Call) -> Done {
         let [set, out, _, size, ..] = call.args;
         if size != SET_SIZE {
@@ -405,8 +418,8 @@ impl System {
             Ok(wanted) => wanted,
             Err(errno) => return Done::error(errno),
         };
-        // From here on one that is accepted keeps the call from being made, and is found when it is
-        // repeated.
+        // From here on a wanted signal that the handler accepts keeps the call from being made. The
+        // guest repeats the call, and the signal is found then.
         self.signals.set_waiting(wanted);
         let waiting = (wanted & FIVE != 0).then(|| Waiting::begin(wanted));
         let mut wait = Wait::new(call);
@@ -436,7 +449,7 @@ impl System {
         done
     }
 
-    /// `sigaltstack`: the guest's own; the kernel's is the host's.
+    /// `sigaltstack`, emulated: the kernel's alternate stack is the host's.
     pub(crate) fn sigaltstack(&mut self, context: &ThreadContext, call: &Call) -> Done {
         let [new, old, ..] = call.args;
         let sp = context.gpr[4];
@@ -456,7 +469,7 @@ impl System {
         Done::Value(0)
     }
 
-    /// What a fork's child does not inherit: signals sent to its parent.
+    /// In the child of a fork: forgets the signals that were sent to its parent.
     pub(crate) fn forget_accepted(&mut self, context: &ThreadContext) {
         self.signals.forget(!0);
         held::clear();
@@ -464,7 +477,9 @@ impl System {
         context.pending.store(0, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Only the process that the user started reports: its children die as the kernel lets them.
+    /// In the child of a fork: gives signals that end the process back to the kernel. The parent
+    /// may catch them, to print its report or because another process shares its memory. The child
+    /// has no report, and memory of its own.
     pub(crate) fn forget_report(&self) {
         if !self.process.become_child() {
             return;
@@ -477,14 +492,17 @@ impl System {
         }
     }
 
-    /// The action the kernel gets for a guest's action.
+    /// The action that the kernel gets for an action of the guest. The host also catches a signal
+    /// that would kill the process, if the process must end by the host's own code: to print its
+    /// report, or because another process shares its memory.
     pub(crate) fn mirror(&self, signo: i32, action: &SigAction) -> SigAction {
-        let is_watched = self.process.reports() || self.process.shares_memory();
+        let must_end_itself = self.process.reports() || self.process.shares_memory();
         let is_deadly = DEADLY & set_of(signo) != 0 && action.handler == SIG_DFL;
-        if is_watched && is_deadly { ours(action) } else { mirror(signo, action) }
+        if must_end_itself && is_deadly { ours(action) } else { mirror(signo, action) }
     }
 
-    /// From now on another process runs in the same memory: this one ends only by itself.
+    /// From now on another process runs in the same memory. The host catches the signals that end
+    /// this process, so that it always ends by its own code.
     pub(crate) fn share_memory(&self) {
         if !self.process.share_memory() {
             let actions = self.process.actions();
@@ -497,7 +515,7 @@ impl System {
         }
     }
 
-    /// Gives the kernel the actions of all signals for which it has, or gets, a handler of ours.
+    /// Gives the kernel the actions of all signals for which the mirrored action is a handler.
     pub(crate) fn mirror_all(&self) {
         for signo in (1..=MAX_SIGNAL).filter(|&signo| UNBLOCKABLE & set_of(signo) == 0) {
             let action = self.mirror(signo, &self.process.action(signo));
@@ -507,7 +525,7 @@ impl System {
         }
     }
 
-    /// CLONE_CLEAR_SIGHAND: in the child every handler is the default again.
+    /// CLONE_CLEAR_SIGHAND: in the child every signal with a handler has its default action again.
     pub(crate) fn clear_handlers(&self) {
         for action in self.process.actions().iter_mut().filter(|action| action.is_caught()) {
             *action = SigAction { handler: SIG_DFL, ..SigAction::default() };
@@ -566,17 +584,19 @@ fn without_mark(done: Done, out: u64) -> Done {
     if is_of_five && let Ok(bytes) = guest_read::<128>(out) {
         let info = SigInfo(bytes);
         if Mark::of(&info).is_some() {
-            // The kernel has written there just now.
+            // The kernel has just written there, so an error means that the buffer is gone.
             let _ = guest_write(out, &held::unmarked(&info).0);
         }
     }
     done
 }
 
+/// The little-endian number in up to eight bytes.
 fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
+/// An action from the kernel's `struct sigaction`: four words of 8 bytes.
 fn parse_action(bytes: &[u8; 32]) -> SigAction {
     SigAction {
         handler: word(&bytes[0..8]),

@@ -1,6 +1,7 @@
-//! Signals end to end against the real kernel, each in a process of its own. The guest has no code:
-//! its system calls are made by hand, and that a handler runs means that `rip` is there and the
-//! frame on the stack.
+//! Signals end to end against the real kernel; each test runs in a process of its own.
+//!
+//! The guest has no code: the tests make its system calls by hand. "A handler runs" means that
+//! `rip` is the handler's address and that the signal frame is on the stack.
 
 use super::*;
 use crate::kernel::process::Outcome;
@@ -62,7 +63,7 @@ fn a_handler_runs_and_returns() {
         assert_eq!(m.kill(USR1), Outcome::Continue);
         assert_eq!(m.in_handler(), Some(USR1));
         let (bytes, returned) = frame_of(m);
-        // As after the kernel's own delivery at the end of kill(2).
+        // The state is that after the kernel's own delivery at the end of kill(2).
         assert_eq!((returned.gpr[0], returned.rip, returned.gpr[4]), (0, AFTER_SYSCALL, sp));
         assert_eq!(
             (returned.gpr[1], returned.gpr[11], returned.gpr[3]),
@@ -81,7 +82,7 @@ fn a_handler_runs_and_returns() {
         assert_eq!((c.rflags, c.xstate.0[160]), (0xa93, 0));
         assert_eq!(m.system.mask, set_of(USR1) | set_of(USR2));
         assert_eq!(kernel_mask(), m.system.mask);
-        // A second one waits for the return.
+        // A second signal waits until the handler returns.
         assert_eq!(m.kill(USR2), Outcome::Continue);
         assert_eq!(m.in_handler(), None);
         m.handle(USR2, 0, 0);
@@ -113,7 +114,7 @@ fn an_edited_frame_is_what_returns() {
             (m.context.gpr[0], m.context.rip, kernel_mask()),
             (0x1234, 0x5678, set_of(USR2))
         );
-        // A frame that is none: SIGSEGV.
+        // `rt_sigreturn` with an invalid frame raises SIGSEGV.
         m.context.gpr[4] = 0x10;
         assert_eq!(m.sigreturn(), Outcome::Killed(SEGV));
     });
@@ -137,7 +138,7 @@ fn interrupted_calls_end_or_start_again() {
         assert_eq!(m.in_handler(), Some(ALRM));
         assert_eq!(m.sigreturn(), Outcome::Continue);
         assert_eq!((m.context.gpr[0] as i64, m.context.rip), (libc::SYS_read, AFTER_SYSCALL - 2));
-        // Calls that measure time end even so.
+        // `nanosleep` ends with EINTR after a handler, even with SA_RESTART.
         alarm_after(20_000);
         let time = [5i64, 0];
         assert_eq!(m.call(libc::SYS_nanosleep, &[time.as_ptr() as u64, 0]), Outcome::Continue);
@@ -146,8 +147,8 @@ fn interrupted_calls_end_or_start_again() {
     });
 }
 
-/// A signal at any moment around a blocking call either interrupts it or comes before it; it never
-/// lets it sleep.
+/// A signal that arrives at any moment around a blocking call interrupts the call or comes before
+/// it. The call never sleeps while the signal is pending.
 #[test]
 fn no_wake_up_is_lost() {
     with_machine(|m| {
@@ -176,8 +177,8 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// The window itself, instruction by instruction: a debugger would see no difference between
-/// "before" and "at".
+/// A signal that was accepted before the call keeps the call from being made. The handler runs
+/// first, and its frame leads back to the `syscall` instruction.
 #[test]
 fn a_signal_in_the_window_diverts_the_call() {
     with_machine(|m| {
@@ -218,7 +219,8 @@ fn temporary_masks() {
             Outcome::Continue
         );
         assert_eq!(m.in_handler(), Some(USR1));
-        // The handler runs under the temporary mask and its own, and returns to the old one.
+        // The handler runs under the temporary mask and the mask of its action. After it the guest
+        // has its old mask.
         assert_eq!(m.system.mask, temporary | set_of(USR1) | set_of(ALRM));
         assert_eq!(kernel_mask(), host_mask(m.system.mask));
         assert_eq!(frame_of(m).1.mask, block);
@@ -332,7 +334,7 @@ fn alternate_stacks() {
             outcome = m.system.raise(&mut m.context, fault);
         }
         assert_eq!(outcome, Outcome::Killed(SEGV));
-        // Without an alternate stack there is no place for the frame.
+        // Without an alternate stack the frame cannot be stored, so SIGSEGV kills.
         m.handle(SEGV, 0, 0);
         m.context.gpr[4] = 0x20;
         assert_eq!(m.system.raise(&mut m.context, fault), Outcome::Killed(SEGV));
@@ -378,8 +380,8 @@ fn what_is_inherited_is_recorded() {
     assert_eq!(status, 0);
 }
 
-/// The child dies at once, by the fault's signal and with a report, though the lock is held that a
-/// fault of a guest's store would take.
+/// A fault of the host kills the child at once, by the fault's signal and with a report. The thread
+/// holds the lock of the code pages, which the handler of a guest's fault would take.
 #[test]
 fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
     let [reader, writer] = empty_pipe();
@@ -392,7 +394,7 @@ fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0)
         };
-        // SAFETY: it is not: the test is about what becomes of such a bug.
+        // SAFETY: none: the test makes the host fault, which is the bug to be reported.
         pages.held(|| unsafe { page.cast::<u8>().write_volatile(1) });
         1
     });
@@ -408,8 +410,8 @@ fn a_fault_of_our_own_is_reported_while_its_thread_holds_a_lock() {
     assert!(report.contains("This is a bug of dynasour"), "{report}");
 }
 
-/// Of the five, what is sent to the process waits for any of its threads; what is sent to a thread
-/// waits for that one.
+/// A blocked signal of the five that is sent to the process is held for all of its threads; one
+/// that is sent to a thread is held for that thread.
 #[test]
 fn a_blocked_fault_signal_waits_for_the_process_or_the_thread() {
     with_machine(|m| {

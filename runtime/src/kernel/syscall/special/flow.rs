@@ -1,19 +1,28 @@
-//! Flags on the stack, frames, and the transfers of control that compilers do not make.
+//! Flags on the stack, frames, and transfers of control that compilers do not generate: far jumps,
+//! 16-bit jumps, `iret`, transactions.
+//!
+//! Invariant: a far transfer stays in 64-bit code, because the translator runs no other code. A
+//! transfer to another selector raises a general protection fault.
+//!
+//! No data, no lock: see [`super`].
+//!
+//! Example: `retfq` with 0x33 (the selector of 64-bit code) above the return address pops 16 bytes
+//! and continues at the return address; with 0x23 (32-bit code) it faults.
 
 use dynasour_guest::ThreadContext;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind};
 
 use super::{
-    Refused, Step, address, load, peek, probe_write, protection, push, read_operand, truncate,
+    NextPc, Refused, address, load, peek, probe_write, protection, push, read_operand, truncate,
 };
 use crate::kernel::signal::GuestFault;
 use crate::kernel::signal::frame::{USER_CS, USER_DS};
 
-/// CF, PF, AF, ZF, SF, OF
+/// The flags CF, PF, AF, ZF, SF and OF.
 const ARITHMETIC: u64 = 0x8d5;
-/// What user mode may change by `popf`: arithmetic flags, TF, DF, NT, AC, ID.
+/// The flags that `popf` may change in user mode: the arithmetic flags, TF, DF, NT, AC, ID.
 const POPPABLE: u64 = ARITHMETIC | 0x100 | 0x400 | 0x4000 | 0x40000 | 0x20_0000;
-/// RF and VM, which `pushf` stores as zero.
+/// The flags RF and VM, which `pushf` stores as zero.
 const NOT_PUSHED: u64 = 0x10000 | 0x20000;
 
 fn flags_size(inst: &Instruction) -> usize {
@@ -40,8 +49,8 @@ fn set_flags(context: &mut ThreadContext, flags: u64, size: usize) {
     context.rflags = context.rflags & !mask | flags & mask;
 }
 
-/// `enter`. With an operand-size prefix it pushes words, and changes only the low word of rbp;
-/// addresses have 64 bits all the same.
+/// `enter`. With an operand-size prefix it pushes words of 2 bytes, and changes only the low 2
+/// bytes of rbp. Addresses have 64 bits in both forms.
 pub(super) fn enter(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
     let size = match inst.code() {
         Code::Enterq_imm16_imm8 => 8,
@@ -81,7 +90,7 @@ fn enter_frame(
     probe_write(context.gpr[4])
 }
 
-/// `leave` with an operand-size prefix.
+/// `leave` with an operand-size prefix: changes only the low 2 bytes of rbp.
 pub(super) fn leave_word(context: &mut ThreadContext) -> Result<(), Refused> {
     let frame = context.gpr[5];
     let low = load(frame, 2)?;
@@ -90,12 +99,12 @@ pub(super) fn leave_word(context: &mut ThreadContext) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Whether a far transfer may go to `selector`: only to where we are. 32-bit code cannot be run.
+/// Fails if `selector` is not that of 64-bit user code: the translator runs no other code.
 fn check_code(selector: u64) -> Result<(), Refused> {
     if selector as u16 == USER_CS { Ok(()) } else { Err(protection(selector & 0xfffc)) }
 }
 
-pub(super) fn iret(context: &mut ThreadContext, inst: &Instruction) -> Step {
+pub(super) fn iret(context: &mut ThreadContext, inst: &Instruction) -> NextPc {
     let size = match inst.mnemonic() {
         M::Iret => 2,
         M::Iretd => 4,
@@ -112,7 +121,7 @@ pub(super) fn iret(context: &mut ThreadContext, inst: &Instruction) -> Step {
     Ok(rip)
 }
 
-pub(super) fn far_return(context: &mut ThreadContext, inst: &Instruction) -> Step {
+pub(super) fn far_return(context: &mut ThreadContext, inst: &Instruction) -> NextPc {
     let (size, extra) = match inst.code() {
         Code::Retfw => (2, 0),
         Code::Retfw_imm16 => (2, inst.immediate16()),
@@ -127,16 +136,16 @@ pub(super) fn far_return(context: &mut ThreadContext, inst: &Instruction) -> Ste
     Ok(rip)
 }
 
-/// `ret` with an operand-size prefix.
-pub(super) fn near_return_word(context: &mut ThreadContext, inst: &Instruction) -> Step {
+/// `ret` with an operand-size prefix: the return address has 2 bytes.
+pub(super) fn near_return_word(context: &mut ThreadContext, inst: &Instruction) -> NextPc {
     let rip = peek(context, 2, 0)?;
     let extra = if inst.op_count() > 0 { inst.immediate16() } else { 0 };
     context.gpr[4] = context.gpr[4].wrapping_add(2 + u64::from(extra));
     Ok(rip)
 }
 
-/// Far jumps and calls through memory; near ones with a 16-bit target.
-pub(super) fn odd_jump(context: &mut ThreadContext, inst: &Instruction) -> Step {
+/// Far jumps and calls through memory, and near jumps and calls with a 16-bit target.
+pub(super) fn odd_jump(context: &mut ThreadContext, inst: &Instruction) -> NextPc {
     let next = inst.next_ip();
     let is_call = inst.mnemonic() == M::Call;
     let far = match inst.code() {
@@ -170,15 +179,15 @@ pub(super) fn odd_jump(context: &mut ThreadContext, inst: &Instruction) -> Step 
     Ok(target)
 }
 
-/// The RTM instructions, where the processor has them: a transaction never starts.
-pub(super) fn transaction(context: &mut ThreadContext, inst: &Instruction) -> Step {
+/// The RTM instructions, if the processor has them: every transaction is aborted at its start.
+pub(super) fn transaction(context: &mut ThreadContext, inst: &Instruction) -> NextPc {
     const ZF: u64 = 0x40;
     if !std::arch::is_x86_feature_detected!("rtm") {
         return super::undefined(inst);
     }
     match inst.mnemonic() {
         M::Xbegin => {
-            // Aborted for no reason that a retry would cure.
+            // An abort status of 0: no cause is given, and a retry may not succeed.
             context.gpr[0] = 0;
             return Ok(inst.near_branch_target());
         }
@@ -189,7 +198,7 @@ pub(super) fn transaction(context: &mut ThreadContext, inst: &Instruction) -> St
     Ok(inst.next_ip())
 }
 
-/// `icebp`: a debug exception without a reason in DR6.
+/// The trap of `icebp`: a debug exception that no breakpoint or single step has caused.
 pub(super) fn debug_trap(next: u64) -> GuestFault {
     const TRAP_BRKPT: i32 = 1;
     GuestFault {
@@ -203,7 +212,7 @@ pub(super) fn debug_trap(next: u64) -> GuestFault {
     }
 }
 
-/// `int 4`
+/// The trap of `int 4`.
 pub(super) fn overflow_trap() -> GuestFault {
     GuestFault { trapno: 4, ..GuestFault::protection(0) }
 }

@@ -1,7 +1,22 @@
-//! Instructions that neither the interpreter nor a fragment executes (`GuestTerm::Special`): what
-//! touches segments, privileged flags, the XSAVE family, far transfers, interrupts. Each does here
-//! what processor and kernel would do with it in user mode; what is left over is refused with the
-//! signal of an undefined instruction.
+//! Instructions that neither the interpreter nor native code executes (`GuestTerm::Special`).
+//!
+//! They concern segments and descriptor tables ([`segment`], [`tables`]), extended state and
+//! protection keys ([`state`]), flags, frames, far transfers, interrupts and transactions
+//! ([`flow`]). Each has the effect here that it has in user mode on this processor and kernel. An
+//! instruction that is not implemented prints a message and raises SIGILL.
+//!
+//! Data: none. The instructions change the [`ThreadContext`], and the guest's selectors in
+//! [`System`].
+//!
+//! Invariant: an instruction that faults has changed no register. (`int3`, `int 4` and `icebp` are
+//! traps: `rip` is behind them.) A guest store that meets a guarded page of code is repeated, or
+//! made for the guest ([`crate::changes::host`]).
+//!
+//! The dispatcher calls [`System::special`] on the guest's thread, outside native code, and holds
+//! no lock.
+//!
+//! Example: `popfq` at 0x1000. Its byte is fetched and decoded, 8 bytes are loaded from the stack,
+//! rsp grows by 8, the flags that user mode may change are set, and `rip` becomes 0x1001.
 
 mod flow;
 mod segment;
@@ -18,13 +33,13 @@ use crate::kernel::process::{Outcome, System};
 use crate::kernel::signal::GuestFault;
 use crate::memory::{self, Fault};
 
-/// Why an instruction did not happen.
+/// Why an instruction was not executed.
 enum Refused {
-    /// A guest access faulted; the handler has noted how.
+    /// An access to guest memory faulted; [`memory::last_fault`] has the details.
     Access,
-    /// The processor would refuse.
+    /// The processor would raise this exception.
     Fault(GuestFault),
-    /// Nobody has written it.
+    /// The translator does not implement the instruction.
     Unsupported,
 }
 
@@ -34,15 +49,15 @@ impl From<Fault> for Refused {
     }
 }
 
-/// A general protection fault.
+/// A general protection fault with this error code.
 fn protection(error: u64) -> Refused {
     Refused::Fault(GuestFault::protection(error))
 }
 
-/// The next pc, or why not.
-type Step = Result<u64, Refused>;
+/// The pc after an instruction, or why it was not executed.
+type NextPc = Result<u64, Refused>;
 
-/// Guest memory as code.
+/// Reads guest memory for the decoder.
 struct GuestCode;
 
 impl Fetch for GuestCode {
@@ -52,8 +67,8 @@ impl Fetch for GuestCode {
 }
 
 impl System {
-    /// Executes the instruction at `pc` on `context`, whose `rip` becomes that of the next
-    /// instruction.
+    /// Executes the instruction at `pc` on `context`, and sets `rip` to the next instruction. If
+    /// the instruction faults, its signal is raised.
     pub fn special(&mut self, context: &mut ThreadContext, pc: u64) -> Outcome {
         context.rip = pc;
         let inst = match Reader::new(&GuestCode).decode(pc) {
@@ -85,7 +100,7 @@ impl System {
         }
     }
 
-    fn execute(&mut self, context: &mut ThreadContext, inst: &Instruction) -> Step {
+    fn execute(&mut self, context: &mut ThreadContext, inst: &Instruction) -> NextPc {
         let next = inst.next_ip();
         match inst.mnemonic() {
             M::Xsave
@@ -127,8 +142,8 @@ impl System {
             M::Int | M::Int1 => return Err(self.interrupt(context, inst)),
             M::Xbegin | M::Xend | M::Xabort | M::Xtest => return flow::transaction(context, inst),
 
-            // Not in user mode, not in 64-bit mode, or not without what the kernel has not switched
-            // on.
+            // These are undefined in user mode, in 64-bit mode, or as long as the kernel has not
+            // enabled their feature.
             M::Vmcall | M::Vmmcall | M::Vmgexit | M::Vmfunc | M::Tdcall | M::Sysenter => {
                 return undefined(inst);
             }
@@ -136,7 +151,7 @@ impl System {
                 return undefined(inst);
             }
             M::Hreset | M::Pcommit => return undefined(inst),
-            // Nobody gets the permission to use tile data (`arch_prctl`).
+            // The guest never gets the permission to use tile data (`arch_prctl`).
             M::Tilezero | M::Tileloadd | M::Tileloaddt1 | M::Tilestored => return undefined(inst),
             M::Tdpbssd | M::Tdpbsud | M::Tdpbusd | M::Tdpbuud => return undefined(inst),
             M::Tdpbf16ps | M::Tdpfp16ps | M::Tcmmimfp16ps | M::Tcmmrlfp16ps => {
@@ -166,7 +181,7 @@ impl System {
     }
 }
 
-fn undefined(inst: &Instruction) -> Step {
+fn undefined(inst: &Instruction) -> NextPc {
     Err(Refused::Fault(GuestFault::undefined(inst.ip())))
 }
 
@@ -199,7 +214,7 @@ fn write_register(context: &mut ThreadContext, register: Register, value: u64) {
     };
 }
 
-/// The low `size` bytes.
+/// The low 2, 4 or 8 bytes of `value`.
 fn truncate(value: u64, size: usize) -> u64 {
     match size {
         2 => value & 0xffff,
@@ -208,7 +223,7 @@ fn truncate(value: u64, size: usize) -> u64 {
     }
 }
 
-/// Reads 2, 4 or 8 bytes.
+/// Reads 2, 4 or 8 bytes of guest memory.
 fn load(address: u64, size: usize) -> Result<u64, Refused> {
     // SAFETY: the guest computed the address.
     Ok(unsafe {
@@ -220,7 +235,8 @@ fn load(address: u64, size: usize) -> Result<u64, Refused> {
     })
 }
 
-/// Writes 2, 4 or 8 bytes.
+/// Writes 2, 4 or 8 bytes of guest memory. If a page was guarded because code was translated from
+/// it, the store is made all the same.
 fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
     let crosses = page_down(address) != page_down(address.wrapping_add(size as u64 - 1));
     loop {
@@ -234,7 +250,8 @@ fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
         };
         let Err(fault) = done else { return Ok(()) };
         let fault_info = memory::last_fault();
-        // A store is made as a whole, or not at all.
+        // A store within one page is made for the guest as a whole. A store that crosses pages is
+        // repeated after its pages were opened.
         if !crosses
             && host::write_for_host(&fault_info, address, &value.to_le_bytes()[..size]) == size
         {
@@ -246,7 +263,7 @@ fn store(address: u64, size: usize, value: u64) -> Result<(), Refused> {
     }
 }
 
-/// Faults where a byte cannot be written; changes nothing.
+/// Fails if the byte at `address` cannot be written; changes nothing.
 fn probe_write(address: u64) -> Result<(), Refused> {
     // SAFETY: the guest computed the address.
     match unsafe { memory::probe_write(address) } {
@@ -255,7 +272,7 @@ fn probe_write(address: u64) -> Result<(), Refused> {
     }
 }
 
-/// Pushes `size` bytes.
+/// Pushes `size` bytes. The stack pointer does not change if the store faults.
 fn push(context: &mut ThreadContext, size: usize, value: u64) -> Result<(), Refused> {
     let sp = context.gpr[4].wrapping_sub(size as u64);
     store(sp, size, value)?;
@@ -263,12 +280,12 @@ fn push(context: &mut ThreadContext, size: usize, value: u64) -> Result<(), Refu
     Ok(())
 }
 
-/// The `size` bytes at `index` items above the stack pointer.
+/// The item number `index` above the stack pointer, where each item has `size` bytes.
 fn peek(context: &ThreadContext, size: usize, index: usize) -> Result<u64, Refused> {
     load(context.gpr[4].wrapping_add((index * size) as u64), size)
 }
 
-/// Register or memory operand 0 or 1 as a value of `size` bytes.
+/// The value of a register or memory operand of `size` bytes.
 fn read_operand(
     context: &ThreadContext,
     inst: &Instruction,

@@ -1,4 +1,10 @@
-//! Segment registers, their bases, and what remains of descriptor tables in user mode.
+//! Segment registers and their bases.
+//!
+//! Data: the guest's selectors are in [`Segments`], the bases of FS and GS in the context. The
+//! host's segment registers never change. No lock: see [`super`].
+//!
+//! Example: `mov fs, eax` with 0x2b in eax stores the selector and sets FS's base to 0; with 0x5b
+//! it raises a general protection fault.
 
 use dynasour_guest::ThreadContext;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
@@ -10,8 +16,8 @@ use super::{
 use crate::kernel::process::Segments;
 use crate::kernel::signal::frame::{USER_CS, USER_DS};
 
-/// Whether a data segment register may hold `selector`: null, or one of the kernel's user segments
-/// (32-bit code, data, 64-bit code, the processor number).
+/// Whether a data segment register may hold `selector`: null, or one of Linux's user segments
+/// (asm/segment.h: 32-bit code, data, 64-bit code, the processor number).
 fn is_loadable(selector: u16) -> bool {
     matches!(selector & !3, 0 | 0x20 | 0x28 | 0x30 | 0x78)
 }
@@ -28,7 +34,7 @@ impl Segments {
         }
     }
 
-    /// Loads a selector; FS and GS lose their base, as all of these segments start at 0.
+    /// Loads a selector. The base of FS or GS becomes 0, because all loadable segments start at 0.
     fn set(
         &mut self,
         context: &mut ThreadContext,
@@ -106,6 +112,7 @@ impl Segments {
     }
 }
 
+/// The bytes that a `push` or `pop` of a segment register moves rsp by.
 fn stack_item(inst: &Instruction) -> usize {
     match inst.code() {
         Code::Pushw_FS | Code::Pushw_GS | Code::Popw_FS | Code::Popw_GS => 2,
@@ -125,7 +132,7 @@ pub(super) fn new_base(context: &ThreadContext, inst: &Instruction) -> Result<u6
     if canonical { Ok(base) } else { Err(protection(0)) }
 }
 
-/// Writes a 16-bit value: all of a register operand (zero-extended), two bytes of memory.
+/// Writes a 16-bit value: zero-extended to the size of a register operand, or two bytes of memory.
 fn write_word_operand(
     context: &mut ThreadContext,
     inst: &Instruction,

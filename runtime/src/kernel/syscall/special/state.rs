@@ -1,4 +1,14 @@
 //! The XSAVE family, the x87 environment, and protection keys.
+//!
+//! The guest's extended state is in the context. A stub loads it, executes the guest's instruction
+//! form on it, and saves it again ([`entry::run_xsave`]). The x87 instruction pointer and opcode in
+//! the state are made the guest's before ([`x87_pointer`]). Rights of protection keys are in the
+//! context, too ([`rights`]).
+//!
+//! No data, no lock: see [`super`].
+//!
+//! Example: `fnstenv [rdi]` writes the environment by the host's `fnstenv`, then overwrites the
+//! pointer at offset 12 with the guest's pc of the last x87 instruction.
 
 use dynasour_guest::ThreadContext;
 use iced_x86::{Code, Instruction, Mnemonic as M};
@@ -26,9 +36,9 @@ pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> R
         M::Fxrstor => XsaveForm::Fxrstor,
         _ => XsaveForm::Fxrstor64,
     };
-    let place = address(context, inst, 0)?;
+    let area = address(context, inst, 0)?;
     let components = context.gpr[2] << 32 | context.gpr[0] & 0xffff_ffff;
-    run(context, form, place, components)?;
+    run(context, form, area, components)?;
     const X87: u64 = 1;
     let is_restore = matches!(
         form,
@@ -41,13 +51,16 @@ pub(super) fn xsave_family(context: &mut ThreadContext, inst: &Instruction) -> R
     Ok(())
 }
 
-/// Executes an instruction that shows or loads the x87 instruction pointer in the x87 environment.
+/// Executes an instruction that stores, loads or clears the x87 environment, which has the x87
+/// instruction pointer.
 pub(super) fn x87_environment(
     context: &mut ThreadContext,
     inst: &Instruction,
 ) -> Result<(), Refused> {
-    /// Where the pointer is in an environment, by its width (Intel SDM vol. 1, figures 8-9, 8-12).
+    /// The offset of the instruction pointer in a 28-byte environment, in bytes (manual: Intel SDM
+    /// vol. 1, figure 8-9).
     const POINTER_32: u64 = 12;
+    /// The offset in a 14-byte environment (figure 8-12).
     const POINTER_16: u64 = 6;
     let (form, at, width) = match inst.code() {
         Code::Fnstenv_m28byte => (XsaveForm::Fnstenv, POINTER_32, 4),
@@ -64,11 +77,11 @@ pub(super) fn x87_environment(
             return Ok(());
         }
     };
-    let place = address(context, inst, 0)?;
+    let area = address(context, inst, 0)?;
     let pc = context.x87_pc;
     context.put_x87_data();
-    run(context, form, place, 0)?;
-    let pointer = place.wrapping_add(at);
+    run(context, form, area, 0)?;
+    let pointer = area.wrapping_add(at);
     match inst.mnemonic() {
         M::Fnstenv => store(pointer, width, pc)?,
         M::Fnsave => {
@@ -80,27 +93,29 @@ pub(super) fn x87_environment(
     Ok(())
 }
 
-/// Runs one instruction on the guest's state, in which the x87 pointer is the guest's.
+/// Executes one instruction form on the guest's extended state, with the memory operand at `area`
+/// and the components in edx:eax.
 fn run(
     context: &mut ThreadContext,
     form: XsaveForm,
-    place: u64,
+    area: u64,
     components: u64,
 ) -> Result<(), Refused> {
     x87_pointer::show(context);
     let held = xstate::layout().xcr0 & !xstate::PKRU;
     loop {
         let mut rights = rights::of(context);
-        // SAFETY: the guest computed the address; a form that the processor does not know faults
-        // like any other failure; there are rights where there are keys.
+        // SAFETY: the guest computed the address, so a fault there is the guest's. A form that the
+        // processor does not have faults in the same way. `rights` is `Some` if the processor has
+        // protection keys.
         let done = unsafe {
-            entry::run_xsave(form, &mut context.xstate, place, components, held, rights.as_mut())
+            entry::run_xsave(form, &mut context.xstate, area, components, held, rights.as_mut())
         };
         if let Some(rights) = rights {
             rights::set(context, rights);
         }
         match done {
-            // The page was guarded because code was read from it; it can be written now.
+            // The page was guarded because code was translated from it, and is open now: repeat.
             Err(_) if host::opened_for_host(&memory::last_fault()) => {}
             done => return Ok(done?),
         }

@@ -1,10 +1,16 @@
-//! `sgdt`, `sidt`, `sldt`, `str`, `smsw`: where descriptor tables are, and what is in some
-//! registers of the kernel's.
+//! `sgdt`, `sidt`, `sldt`, `str`, `smsw`: they store the addresses of descriptor tables and the
+//! contents of some of the kernel's registers.
 //!
-//! With UMIP they are privileged, and the kernel makes values up or refuses them
-//! (`arch/x86/kernel/umip.c`, by its version); without it they are the processor's own. How much of
-//! a register they write differs, too. So they are executed here, on the very machine, with the
-//! guest's register as it was.
+//! On a processor with UMIP the instructions are privileged. The kernel then emulates them with
+//! values of its own or refuses them, depending on its version (Linux,
+//! `arch/x86/kernel/umip.c`). On other processors they execute. How many bytes of a register they
+//! write differs, too. So the translator executes the same instruction on a host register that
+//! has the guest's value.
+//!
+//! No data, no lock: see [`super`].
+//!
+//! Example: `sldt ax` with 0x1122 in eax executes `sldt` on a host register that holds 0x1122, and
+//! the guest's rax becomes the result. If the instruction faults, the guest gets the fault.
 
 use std::arch::asm;
 
@@ -14,7 +20,7 @@ use iced_x86::{Instruction, Mnemonic as M, OpKind};
 use super::{Refused, address, read_register, store, write_register};
 use crate::memory::{Fault, fixup_entry};
 
-/// Bytes of what `sgdt` and `sidt` store: a limit and an address.
+/// The bytes that `sgdt` and `sidt` store: a limit of 2 bytes and an address of 8.
 const POINTER: usize = 10;
 
 /// Runs an instruction on a register that holds `$value`.
@@ -22,11 +28,19 @@ macro_rules! on_register {
     ($instruction:literal, $value:expr) => {{
         let mut value: u64 = $value;
         let failed: u32;
-        // SAFETY: the instruction changes the register, or faults, and then execution goes on at
-        // label 3.
+        // SAFETY: the instruction changes the register only. If it faults, execution continues at
+        // label 3, where `failed` is still 1.
         unsafe {
-            asm!("mov {failed:e}, 1", concat!("2: ", $instruction), "mov {failed:e}, 0", "3:", fixup_entry!(),
-                value = inout(reg) value, failed = out(reg) failed, options(nostack));
+            asm!(
+                "mov {failed:e}, 1",
+                concat!("2: ", $instruction),
+                "mov {failed:e}, 0",
+                "3:",
+                fixup_entry!(),
+                value = inout(reg) value,
+                failed = out(reg) failed,
+                options(nostack)
+            );
         }
         if failed == 0 { Ok(value) } else { Err(Fault) }
     }};
@@ -37,22 +51,31 @@ macro_rules! pointer {
     ($instruction:literal) => {{
         let mut pointer = [0u8; POINTER];
         let failed: u32;
-        // SAFETY: the instruction writes the array, or faults, and then execution goes on at label
-        // 3.
+        // SAFETY: the instruction writes the array only. If it faults, execution continues at label
+        // 3, where `failed` is still 1.
         unsafe {
-            asm!("mov {failed:e}, 1", concat!("2: ", $instruction), "mov {failed:e}, 0", "3:", fixup_entry!(),
-                to = in(reg) pointer.as_mut_ptr(), failed = out(reg) failed, options(nostack));
+            asm!(
+                "mov {failed:e}, 1",
+                concat!("2: ", $instruction),
+                "mov {failed:e}, 0",
+                "3:",
+                fixup_entry!(),
+                to = in(reg) pointer.as_mut_ptr(),
+                failed = out(reg) failed,
+                options(nostack)
+            );
         }
         if failed == 0 { Ok(pointer) } else { Err(Fault) }
     }};
 }
 
-/// The register after one of these with an operand of `size` bytes, of which it was `before`.
+/// The value of a register after `sldt`, `str` or `smsw` with a register operand of `size` bytes;
+/// `before` is its value before the instruction.
 fn register_after(mnemonic: M, size: usize, before: u64) -> Result<u64, Fault> {
     match (mnemonic, size) {
         (M::Sldt, 2) => on_register!("sldt {value:x}", before),
         (M::Sldt, 4) => on_register!("sldt {value:e}", before),
-        // The assembler would leave the prefix out.
+        // The assembler leaves out the REX.W prefix of `sldt` and `str`.
         (M::Sldt, _) => on_register!("rex64 sldt {value:e}", before),
         (M::Str, 2) => on_register!("str {value:x}", before),
         (M::Str, 4) => on_register!("str {value:e}", before),
@@ -63,7 +86,7 @@ fn register_after(mnemonic: M, size: usize, before: u64) -> Result<u64, Fault> {
     }
 }
 
-/// Executes one of them.
+/// Executes one of the five instructions of this module.
 pub(super) fn execute(context: &mut ThreadContext, inst: &Instruction) -> Result<(), Refused> {
     let mnemonic = inst.mnemonic();
     if matches!(mnemonic, M::Sgdt | M::Sidt) {
@@ -91,7 +114,7 @@ pub(super) fn execute(context: &mut ThreadContext, inst: &Instruction) -> Result
 mod tests {
     use super::*;
 
-    /// The instruction of this test itself is the processor's or the kernel's.
+    /// The test executes the instructions natively; a kernel that refuses them is right, too.
     #[test]
     fn a_word_is_written_as_one() {
         for mnemonic in [M::Sldt, M::Str, M::Smsw] {

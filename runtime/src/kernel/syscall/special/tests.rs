@@ -1,4 +1,4 @@
-//! Each kind of special instruction once, on bytes in our own memory.
+//! Each kind of special instruction once. Its bytes are in the test's own memory.
 
 use super::*;
 use crate::testing::{context_and_system, in_child};
@@ -23,7 +23,8 @@ fn segment_bases() {
     let code = [0xf3, 0x0f, 0xae, 0xcb]; // rdgsbase ebx
     let (context, _) = run(&code, |c| (c.gs_base, c.gpr[3]) = (0x1_0000_0005, u64::MAX));
     assert_eq!(context.gpr[3], 5);
-    let code = [0xf3, 0x48, 0x0f, 0xae, 0xd0]; // wrfsbase of a non-canonical address: SIGSEGV, default action
+    // `wrfsbase` of a non-canonical address: SIGSEGV with its default action.
+    let code = [0xf3, 0x48, 0x0f, 0xae, 0xd0];
     let (_, outcome) = run(&code, |c| c.gpr[0] = 1 << 63);
     assert_eq!(outcome, Outcome::Killed(libc::SIGSEGV));
 }
@@ -58,7 +59,7 @@ fn flags_on_the_stack() {
     assert_eq!((context.gpr[4], context.rflags), (top - 6, 0x202 | POPPED & 0xffff));
 }
 
-/// What a popf of all ones sets.
+/// The flags that a `popf` of all ones sets.
 const POPPED: u64 = 0x8d5 | 0x100 | 0x400 | 0x4000 | 0x40000 | 0x200000;
 
 #[test]
@@ -125,7 +126,7 @@ fn extended_state_goes_to_memory_and_back() {
     assert_eq!(outcome, Outcome::Continue);
     assert_eq!(context.xstate.0[160..176], [0x5a; 16]);
     assert_eq!(context.xstate.0[24..28], 0x9fc0u32.to_le_bytes());
-    // The host's own state is what the calling convention asks for.
+    // The host's MXCSR still has the value of the calling convention.
     let mut mxcsr = 0u32;
     // SAFETY: stores a register into a local.
     unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut mxcsr) };
