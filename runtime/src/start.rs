@@ -4,8 +4,7 @@
 //! and its [`System`]; their addresses are known to signal handlers, so [`run`] ends with the
 //! process.
 //!
-//! Invariant: until the guest's images are loaded, an error leaves the process as it was, and
-//! [`run`] returns it. Nothing of the guest has been executed if [`run`] returns.
+//! Invariant: if [`run`] returns, nothing of the guest has been executed.
 //!
 //! No lock: [`run`] is called once, by the only thread of the process.
 //!

@@ -29,8 +29,8 @@
 //! A signal handler takes the fragments' lock and the lock of the code pages, and it does so only
 //! if the interrupted instruction is in the code cache: no thread holds a lock there.
 //!
-//! Example: a thread that handles the guest's `mprotect` holds lock 3 and may then take lock 7 to
-//! make fragments rest. A thread that holds lock 7 must release it before it takes lock 3.
+//! Example: a thread that holds lock 3 may take lock 7. A thread that holds lock 7 and needs lock 3
+//! must release lock 7 first.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
