@@ -1,8 +1,9 @@
 //! Runs a guest: the dispatcher, the interpreter, system calls, signals, processes and threads.
 //!
-//! [`run`] is the way in. It makes one machine for the process (`dispatch`), which owns the code
-//! cache, and one `System` (`kernel`), which does for the guest what the kernel would do. Each guest
-//! thread has a dispatcher, which runs the guest in native code or in the interpreter (`interp`).
+//! [`run`] starts a guest. It makes one machine for the process (`dispatch`), which owns the code
+//! cache. Each guest thread has a dispatcher, which runs the guest in native code or in the
+//! interpreter (`interp`), and a `System` (`kernel`), which does for the guest what the kernel would
+//! do.
 //!
 //! | module | what it is for |
 //! | --- | --- |

@@ -81,8 +81,8 @@ thread_local! {
         const { Cell::new(FaultInfo::NONE) };
 }
 
-/// Stores the report of a fault for [`last_fault`]. The signal handler calls it. The FS base must be
-/// the host's, because the report is in a thread-local variable.
+/// Stores the report of a fault for [`last_fault`]. The signal handler calls it. The FS base must
+/// be the host's, because the report is in a thread-local variable.
 pub fn note_fault(info: FaultInfo) {
     LAST_FAULT.set(info);
 }
@@ -287,8 +287,8 @@ pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
     bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
-/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix. Protection keys
-/// do not restrict it, because they do not restrict the processor's instruction fetch.
+/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix. Protection
+/// keys do not restrict it, because they do not restrict the processor's instruction fetch.
 pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
     let len = copy_in(addr, buf);
     if len == buf.len() || !last_fault().is_denied_by_key() {

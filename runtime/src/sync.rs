@@ -34,8 +34,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks `mutex`. Poisoning is ignored: a panic of a host thread ends the process, so no thread uses
-/// the data afterwards.
+/// Locks `mutex`. Poisoning is ignored: a panic of a host thread ends the process, so no thread
+/// uses the data afterwards.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,9 +13,9 @@
 //! No lock: these are plain values. [`images`] reads `/proc/self/maps` and may be called by any
 //! thread.
 //!
-//! Example: a guard that was executed 1,000 times and failed 30 times. The first 10 failures came to
-//! the runtime; then a side trace, fragment 7, was made for its exit. `went` is `[{to: runtime,
-//! times: 10}, {to: fragment, fragment: 7, times: 20}]`.
+//! Example: a guard was executed 1,000 times and failed 30 times. The first 10 failures came to the
+//! runtime; then a side trace, fragment 7, was made for its exit. `went` is `[{to: runtime, times:
+//! 10}, {to: fragment, fragment: 7, times: 20}]`.
 
 use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;

@@ -11,16 +11,16 @@
 //! Invariants:
 //! * An entry outlives its fragment. After a flush the ids of fragments and exits start again, so
 //!   [`Ledger::close`] must be called before; the words of counters are not used again.
-//! * Each failure that comes to the runtime is counted here, by [`Ledger::left`]. All other failures
-//!   of a site went along the link of its exit. An exit may be linked to several fragments in turn,
-//!   so each change of the link starts a link period with the counts at that time.
+//! * Each failure that comes to the runtime is counted here, by [`Ledger::left`]. All other
+//!   failures of a site went along the link of its exit. An exit may be linked to several fragments
+//!   in turn, so each change of the link starts a link period with the counts at that time.
 //!
 //! The caller holds the lock of the fragments, which own the ledger.
 //!
 //! Example: a guard fails 10 times and comes to the runtime each time. Then a side trace, entry 7,
 //! is attached to its exit: the site gets the period (fragment 7, failed 10, to the runtime 10). At
-//! the end of the run the guard has failed 30 times and the runtime has counted 10: 20 failures went
-//! to fragment 7.
+//! the end of the run the guard has failed 30 times and the runtime has counted 10: 20 failures
+//! went to fragment 7.
 
 use super::describe::{guard, hex, steps};
 use crate::observe::census::{

@@ -15,8 +15,8 @@
 //! and may see the times of a phase change that is going on.
 //!
 //! Example: a thread attends to its clock ([`attend`]) and is in [`Phase::Dispatch`]. It calls
-//! `during(Phase::Interpret, f)`; within `f` it calls `during(Phase::Translate, g)`. The time of `g`
-//! counts as translation, the remaining time of `f` as interpretation.
+//! `during(Phase::Interpret, f)`; within `f` it calls `during(Phase::Translate, g)`. The time of
+//! `g` counts as translation, the remaining time of `f` as interpretation.
 
 pub mod sampling;
 
