@@ -17,7 +17,8 @@ use smallvec::SmallVec;
 impl Lowerer<'_> {
     /// The fields a, b, c and imm of an operation at an address: the slots of base and index, the
     /// logarithm of the scale, and the displacement. A segment's base takes the place of the index;
-    /// if the address has an index, too, base and index are added to a temporary first.
+    /// if the address has an index, too, the address without the segment is computed in a
+    /// temporary first.
     fn address(
         &mut self,
         mem: Mem,

@@ -6,7 +6,7 @@
 //! they are complete for all values that are defined at or after `i`.
 //!
 //! Example: `add eax, 1; cmp eax, ecx; je l`. The put of the flags of `cmp` comes first in the walk,
-//! so the flags of `add` have no use, and neither has the old eax because of them.
+//! so the flags of `add` have no use and get no description.
 
 use super::{LowerError, Lowerer, can_fault};
 use dynasour_ir::{FlagOp, GuestTerm, Inst, Loc, Op, Operand, Term, Value, Version};
