@@ -2,8 +2,8 @@
 //!
 //! [`run`] starts a guest. It makes one machine for the process (`dispatch`), which owns the code
 //! cache. Each guest thread has a dispatcher, which runs the guest in native code or in the
-//! interpreter (`interp`), and a `System` (`kernel`), which does for the guest what the kernel would
-//! do.
+//! interpreter (`interp`), and a `System` (`kernel`), which does for the guest what the kernel
+//! would do.
 //!
 //! | module | what it is for |
 //! | --- | --- |

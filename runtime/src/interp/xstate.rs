@@ -132,8 +132,8 @@ pub fn initialise(context: &mut ThreadContext, components: u64) {
 /// Proof that the processor's MXCSR is the guest's. [`GuestMxcsr::store`] must end its life: it
 /// saves the guest's MXCSR in the context and loads the host's.
 ///
-/// The host must not compute with floating-point numbers in between: the guest's rounding mode would
-/// apply, and an exception could trap.
+/// The host must not compute with floating-point numbers in between: the guest's rounding mode
+/// would apply, and an exception could trap.
 pub struct GuestMxcsr;
 
 impl GuestMxcsr {

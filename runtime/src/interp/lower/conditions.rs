@@ -112,13 +112,13 @@ impl Lowerer<'_> {
                 self.new_desc(v, Form::Logic, inst.ty, [Source::Slot(t), zero, zero]);
             }
             _ => {
-                let old = op.old_operand();
+                let (ty, old) = (inst.ty, op.old_operand());
                 for (k, operand) in inst.args.iter().enumerate() {
+                    let ignores_old =
+                        |count| matches!(count, Source::Const(n) if shift_ignores_old(op, ty, n));
                     sources[k] = if Some(k) != old {
                         self.source(*operand)?
-                    } else if k == 2
-                        && matches!(sources[1], Source::Const(n) if shift_ignores_old(op, inst.ty, n))
-                    {
+                    } else if k == 2 && ignores_old(sources[1]) {
                         zero
                     } else {
                         self.flag_bits(*operand)?

@@ -96,8 +96,8 @@ impl Lowerer<'_> {
     }
 
     /// Emits a branch that compares and records the guest's flags in one operation, if there is
-    /// such an operation. It must read the words of the flags' description; constants must fit in 32
-    /// bits, because two of them share `imm`.
+    /// such an operation. It must read the words of the flags' description; constants must fit in
+    /// 32 bits, because two of them share `imm`.
     fn fused_branch(&mut self, cond: Cond, desc: usize, taken: u16) -> Result<bool, LowerError> {
         let (current, state) =
             (self.work.descs[self.current_flags].state, self.work.descs[desc].state);

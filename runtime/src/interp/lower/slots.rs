@@ -93,8 +93,9 @@ impl Lowerer<'_> {
         }
     }
 
-    /// To be called before register `g` is overwritten at position `at`. If a value or a description
-    /// in its slot is read after `at`, copies the slot to a temporary, in which they live then.
+    /// To be called before register `g` is overwritten at position `at`. If a value or a
+    /// description in its slot is read after `at`, copies the slot to a temporary, in which they
+    /// live then.
     pub(super) fn protect(&mut self, g: u16, at: usize) -> Result<(), LowerError> {
         let reads_slot = |d: &Desc| {
             d.until > at
@@ -126,8 +127,8 @@ impl Lowerer<'_> {
     }
 
     /// The register in whose slot the result `v` of position `i` can be computed, because the same
-    /// guest instruction puts `v` there. None if an operation between the two may fault, or reads or
-    /// writes the register.
+    /// guest instruction puts `v` there. None if an operation between the two may fault, or reads
+    /// or writes the register.
     fn put_register(&self, i: usize, v: Value) -> Option<u16> {
         let mut same: SmallVec<[Value; 4]> = SmallVec::from_slice(&[v]);
         let mut read = 0u16;

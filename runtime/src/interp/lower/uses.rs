@@ -1,12 +1,12 @@
 //! Finds where each value is read, in one walk from the end of the block back, before any operation
-//! is emitted. A value without a read is not computed. Flags that are overwritten before any use get
-//! no description.
+//! is emitted. A value without a read is not computed. Flags that are overwritten before any use
+//! get no description.
 //!
 //! Data: `last_use`, `uses` and `results` in the workspace. Invariant: at position `i` of the walk
 //! they are complete for all values that are defined at or after `i`.
 //!
-//! Example: `add eax, 1; cmp eax, ecx; je l`. The put of the flags of `cmp` comes first in the walk,
-//! so the flags of `add` have no use and get no description.
+//! Example: `add eax, 1; cmp eax, ecx; je l`. The put of the flags of `cmp` comes first in the
+//! walk, so the flags of `add` have no use and get no description.
 
 use super::{LowerError, Lowerer, can_fault};
 use dynasour_ir::{FlagOp, GuestTerm, Inst, Loc, Op, Operand, Term, Value, Version};

@@ -12,19 +12,20 @@
 //! of the instruction there is a `nop [rax + disp32]`, whose displacement is the distance from the
 //! instruction to the landing. So [`fixup`] needs no table.
 //!
-//! Data: [`NativePool`], the executable memory with all thunks, and [`NativeOp`], which an operation
-//! of the interpreter points to. Equal instructions on equal slots share a thunk.
+//! Data: [`NativePool`], the executable memory with all thunks, and [`NativeOp`], which an
+//! operation of the interpreter points to. Equal instructions on equal slots share a thunk.
 //!
 //! Invariants:
 //! * After a fault nothing that the instruction writes has been stored. There are two exceptions.
 //!   A restartable instruction stores everything, because its registers tell how far it came. The
 //!   x87 state is always stored, because it records the exception.
 //! * A vector component that the guest has not used stays marked as unused ([`super::xstate`]),
-//!   unless the instruction itself uses it. Each thunk that used VEX or EVEX ends with `vzeroupper`.
+//!   unless the instruction itself uses it. Each thunk that used VEX or EVEX ends with
+//!   `vzeroupper`.
 //! * A [`NativeOp`] is not used after its pool was cleared.
 //!
-//! A pool belongs to one guest thread, which calls it without a lock. [`fixup`] may be called by any
-//! thread, also in a signal handler.
+//! A pool belongs to one guest thread, which calls it without a lock. [`fixup`] may be called by
+//! any thread, also in a signal handler.
 //!
 //! Example: the thunk of `paddd xmm1, [rdi]` gets the operand's address in rsi. It loads xmm1 from
 //! the extended state, executes `paddd xmm1, [rsi]`, stores xmm1 and returns 0.
@@ -116,8 +117,8 @@ struct X87 {
 }
 
 impl X87 {
-    /// Sets the guest's x87 pointers after the instruction, whose memory operand is at `address`. The
-    /// processor has noted the address of the instruction's copy in the thunk instead.
+    /// Sets the guest's x87 pointers after the instruction, whose memory operand is at `address`.
+    /// The processor has noted the address of the instruction's copy in the thunk instead.
     fn note_executed(self, context: &mut ThreadContext, address: u64) {
         if self.has_memory {
             context.x87_data = address;
@@ -211,9 +212,9 @@ impl Default for NativePool {
 }
 
 impl NativeOp {
-    /// Prepares `native`. `inputs` and `outputs` are the slots of its general registers, in the order
-    /// of [`Native::gpr_in`] and [`Native::gpr_out`]; `flags_in` and `flags_out` are the slots of the
-    /// flags that it reads and writes, if they are needed.
+    /// Prepares `native`. `inputs` and `outputs` are the slots of its general registers, in the
+    /// order of [`Native::gpr_in`] and [`Native::gpr_out`]; `flags_in` and `flags_out` are the
+    /// slots of the flags that it reads and writes, if they are needed.
     ///
     /// # Errors
     /// See [`NativeError`].

@@ -1,13 +1,13 @@
 //! Plans a thunk: which state it loads and stores, and which host registers it uses for itself.
 //!
-//! The thunk's own registers are one for the context, one for the address of the memory operand, and
-//! rax, rcx and rdx as scratch registers outside the instruction. The first two are chosen among the
-//! registers that the instruction does not use.
+//! The thunk's own registers are one for the context, one for the address of the memory operand,
+//! and rax, rcx and rdx as scratch registers outside the instruction. The first two are chosen
+//! among the registers that the instruction does not use.
 //!
 //! Data: [`Plan`], a plain value; [`super::thunk`] generates the code from it. No lock.
 //!
-//! Example: `paddd xmm1, [rdi + 8]` becomes `paddd xmm1, [rsi]`. The plan has the context in rdi, the
-//! address in rsi, loads vector register 1 and needs the component SSE.
+//! Example: `paddd xmm1, [rdi + 8]` becomes `paddd xmm1, [rsi]`. The plan has the context in rdi,
+//! the address in rsi, loads vector register 1 and needs the component SSE.
 
 use super::{NativeError, gpr64};
 use crate::interp::code;
@@ -39,8 +39,8 @@ pub(super) struct Plan<'n> {
     pub segment: Option<u16>,
     /// Is it a VEX or EVEX instruction that uses vector or mask registers?
     pub wide: bool,
-    /// If `wide`: bytes of each of vector registers 0 to 15 that are loaded. That is the width of the
-    /// widest vector operand, or all bytes for a restartable instruction.
+    /// If `wide`: bytes of each of vector registers 0 to 15 that are loaded. That is the width of
+    /// the widest vector operand, or all bytes for a restartable instruction.
     pub width: u32,
     /// Vector registers that are loaded, a bit for each.
     pub load_vectors: u32,

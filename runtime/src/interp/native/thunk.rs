@@ -253,8 +253,8 @@ impl Plan<'_> {
     }
 
     /// Stores vector register `n`. A legacy instruction keeps the upper parts, so only the low 128
-    /// bits are stored. VEX and EVEX instructions set the parts beyond the operand's width to zero, so
-    /// the whole register is stored. If a component is not valid, the zeros in its bytes have no
+    /// bits are stored. VEX and EVEX instructions set the parts beyond the operand's width to zero,
+    /// so the whole register is stored. If a component is not valid, the zeros in its bytes have no
     /// effect.
     fn store_vector(&self, asm: &mut Asm, n: usize) -> Result<(), NativeError> {
         let layout = Layout::get();
