@@ -1,4 +1,14 @@
-//! What the user asked of a run.
+//! The configuration of a run: what the user asked for on the command line, as plain values.
+//!
+//! Data: one [`RunConfig`] for the process. The command line makes it, and nothing changes it after
+//! that. The options of a program that the guest executes are in it as text
+//! ([`RunConfig::child_options`]), so that this program gets the same configuration.
+//!
+//! No lock: once the guest runs, the configuration is only read.
+//!
+//! Example: `--tier dynamo` alone interprets code until it is warm and then copies it
+//! ([`RunConfig::interprets_first`]). `--tier dynamo --threshold 50` is a study: it interprets
+//! whatever is not a trace, and records each head at its 50th execution.
 
 use dynasour_ir::opt;
 use std::collections::BTreeSet;
@@ -17,24 +27,25 @@ pub use dynasour_tracer::placement::{self, Placement};
 pub enum Tier {
     /// Everything is interpreted.
     Interp,
-    /// Interpret, record hot traces, run them natively: Dynamo's own structure. What is warm
-    /// without being worth a trace runs as copied blocks, unless a study asks for traces only
-    /// ([`RunConfig::interprets_first`]).
+    /// Code is interpreted; hot traces are recorded and run natively. This is the structure of
+    /// Dynamo. Warm code that is not worth a trace runs as copied blocks, except in a study of
+    /// traces ([`RunConfig::interprets_first`]).
     Dynamo,
     /// Blocks are copied at their first execution.
     Copy,
-    /// Blocks are copied, hot traces are recorded and run among them.
+    /// Blocks are copied at their first execution; hot traces are recorded and linked with them.
     #[default]
     Full,
 }
 
-/// As [`HEAD_THRESHOLD`] where what is not hot runs natively: compiling a trace then has to pay for
-/// itself by how much faster it is than copied blocks. At this many executions a head is judged,
-/// once as a rule, which takes as long as counting them has.
+/// Executions of a head before it is recorded, in tiers that copy every block (guess). It is higher
+/// than [`HEAD_THRESHOLD`], because a trace then replaces copied blocks and not the interpreter, so
+/// each execution gains less. Too low a number compiles traces that do not pay for themselves; too
+/// high a number delays those that do.
 pub const NATIVE_HEAD_THRESHOLD: u32 = 25_000;
 
 impl Tier {
-    /// Executions of a trace head before it is compiled, if the user does not say.
+    /// Executions of a trace head before it is recorded, if the user gives no threshold.
     pub fn head_threshold(self) -> u32 {
         match self {
             Tier::Interp | Tier::Dynamo => HEAD_THRESHOLD,
@@ -68,11 +79,11 @@ impl FromStr for Tier {
     }
 }
 
-/// Deoptimisation at random: each guard is made to fail with probability 1/n, drawn anew at each
-/// entry of a fragment.
+/// Deoptimisation at random (`--chaos`): each guard is made to fail with probability 1/n. Which
+/// guards fail is drawn anew at each entry of a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chaos {
-    /// One in `n`.
+    /// The n of the probability 1/n; at least 1.
     pub one_in: u32,
     /// Seed of the generator, so that a run can be repeated.
     pub seed: u64,
@@ -89,10 +100,10 @@ impl FromStr for Chaos {
 
     fn from_str(s: &str) -> Result<Chaos, String> {
         const FORM: &str = "expected 1/N or 1/N,SEED with N at least 1";
-        let rest = s.strip_prefix("1/").ok_or(FORM)?;
-        let (n, seed) = match rest.split_once(',') {
+        let n_and_seed = s.strip_prefix("1/").ok_or(FORM)?;
+        let (n, seed) = match n_and_seed.split_once(',') {
             Some((n, seed)) => (n, seed.parse().map_err(|_| FORM)?),
-            None => (rest, 1),
+            None => (n_and_seed, 1),
         };
         match n.parse() {
             Ok(one_in) if one_in > 0 => Ok(Chaos { one_in, seed }),
@@ -112,7 +123,7 @@ pub enum Stage {
     Opt,
     /// The native code of each fragment.
     Code,
-    /// Entering and leaving fragments, links.
+    /// Entries into fragments, exits from them, and links.
     Exit,
     /// System calls.
     Syscall,
@@ -154,7 +165,7 @@ impl FromStr for Stage {
 /// Checks the name of an optimiser pass.
 ///
 /// # Errors
-/// There is none of this name: a message with all names.
+/// No pass has this name. The message lists all names.
 pub fn parse_pass(name: &str) -> Result<String, String> {
     match opt::pass(name) {
         Some(_) => Ok(name.to_string()),
@@ -165,19 +176,19 @@ pub fn parse_pass(name: &str) -> Result<String, String> {
     }
 }
 
-/// A counting run.
+/// The options of a counting run (`--count`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Count {
-    /// Where the [census](crate::observe::census) goes.
+    /// The file to which the [census](crate::observe::census) is written.
     pub file: PathBuf,
-    /// With the text of versions and native code?
+    /// Does the census contain the text of versions and their native code?
     pub detail: bool,
 }
 
 /// Checks the name of an optimiser pass that traces can go through.
 ///
 /// # Errors
-/// As [`parse_pass`]; or the pass makes what only the evaluator runs.
+/// As [`parse_pass`]. Also if only the evaluator can run the versions that the pass makes.
 pub fn parse_trace_pass(name: &str) -> Result<String, String> {
     match opt::pass(name) {
         Some(pass) if pass.evaluator_only => {
@@ -190,29 +201,30 @@ pub fn parse_trace_pass(name: &str) -> Result<String, String> {
 /// A run of one guest program.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
-    /// Executable forms used.
+    /// Which executable forms of guest code are used.
     pub tier: Tier,
-    /// Executions of a trace head before it is recorded, exactly; none for as many as the tier
-    /// thinks right.
+    /// Executions of a trace head before it is recorded, as the user gave them. `None` means the
+    /// tier's default ([`Tier::head_threshold`]).
     pub threshold: Option<u32>,
-    /// Bytes of the code cache.
+    /// The size of the code cache in bytes.
     pub cache_size: usize,
     /// How copied blocks return.
     pub returns: Returns,
-    /// How entries of generated code check that they are what was meant; none for what is fastest
-    /// on this processor.
+    /// How checked entries compare the target of an indirect jump with their own pc. `None` means
+    /// the form that is fastest on this processor.
     pub entry_check: Option<EntryCheck>,
-    /// What traces assume and where their guards stand.
+    /// Decides what traces assume and where their guards stand.
     pub placement: &'static dyn Placement,
-    /// Forced deoptimisation.
+    /// Guards that are made to fail at random; `None` forces none.
     pub chaos: Option<Chaos>,
-    /// Stages written to stderr.
+    /// Stages whose messages are written to stderr.
     pub log: BTreeSet<Stage>,
     /// The optimiser passes in the order to run them, instead of the default pipeline.
     pub passes: Option<Vec<String>>,
     /// Names of optimiser passes that are not run.
     pub skip_passes: Vec<String>,
-    /// Optimise only the traces with these numbers; others stay interpreted. For bisecting.
+    /// Only the traces with these numbers are compiled, counted from 1 in the order in which they
+    /// are recorded. For bisecting.
     pub only_traces: Option<std::ops::RangeInclusive<u32>>,
     /// Print statistics to stderr at the end.
     pub stats: bool,
@@ -220,47 +232,50 @@ pub struct RunConfig {
     pub stats_json: Option<PathBuf>,
     /// Name the code in the cache for `perf`, in /tmp/perf-PID.map.
     pub perf_map: bool,
-    /// Fragments count how often what of them runs, and a census is written to a file at the end.
+    /// If set, fragments count how often each part of them runs, and a census is written to a file
+    /// at the end.
     pub count: Option<Count>,
-    /// Translate programs that the guest executes, too.
+    /// Does a program that the guest executes run under dynasour, too?
     pub follow: bool,
-    /// The guest's argv\[0\], if it is not the program as named.
+    /// The guest's argv\[0\], if it differs from [`RunConfig::program`].
     pub argv0: Option<OsString>,
-    /// A descriptor of a file with the filters of system calls that the guest inherits.
+    /// A descriptor of the file that holds the seccomp filters that the guest inherits.
     pub seccomp: Option<i32>,
-    /// The size of the address space that the guest is allowed, if it is to believe otherwise than
-    /// the kernel.
+    /// The limit on the size of the address space (RLIMIT_AS) that the guest is shown, if it
+    /// differs from the kernel's.
     pub address_space: Option<Limit>,
-    /// Program, as given.
+    /// The program, as the user named it.
     pub program: OsString,
-    /// Its arguments, without argv\[0\].
+    /// The program's arguments, without argv\[0\].
     pub args: Vec<OsString>,
     /// The options that give a child process the same configuration.
     pub child_options: Vec<OsString>,
-    /// What the process that the user started keeps besides when it executes another program: the
-    /// report is about that process, and its last program writes it.
+    /// Further options for the next program if the process that the user started executes one. A
+    /// child process does not get them: the report is about the first process, and the last program
+    /// of that process writes it.
     pub own_options: Vec<OsString>,
 }
 
 impl RunConfig {
-    /// Are traces weighed against the blocks that they replace? Whoever asks for traces early wants
-    /// them all.
+    /// Is a trace made only if it should be faster than the blocks that it replaces, and only
+    /// within a budget of compile time? A user who asks for early traces gets all of them.
     pub fn weighs_traces(&self) -> bool {
         self.watches_paths() || self.interprets_first()
     }
 
-    /// Is it watched, before a trace is made, how well the guest keeps to its path?
+    /// Before a trace is made, is it measured how often the guest follows the recorded path?
     pub fn watches_paths(&self) -> bool {
         self.tier == Tier::Full && self.threshold() >= NATIVE_HEAD_THRESHOLD && self.chaos.is_none()
     }
 
-    /// Does native code run that is not traces: copied blocks?
+    /// Are blocks of guest code copied and run natively?
     pub fn copies_blocks(&self) -> bool {
         matches!(self.tier, Tier::Copy | Tier::Full) || self.interprets_first()
     }
 
-    /// Is code interpreted until it is warm, and copied then? Not for a study, which wants to see
-    /// traces, and the interpreter where there are none.
+    /// Is code interpreted until it is warm, and copied then? This is so in the tier `dynamo`,
+    /// except for a study of traces: options that ask for particular traces or counts interpret all
+    /// code that is not in a trace.
     pub fn interprets_first(&self) -> bool {
         let study = self.threshold.is_some()
             || self.chaos.is_some()
@@ -269,7 +284,7 @@ impl RunConfig {
         self.tier == Tier::Dynamo && !study
     }
 
-    /// Executions of a trace head before it is recorded, if nothing else is known of the guest.
+    /// Executions of a trace head before it is recorded: the user's number or the tier's default.
     pub fn threshold(&self) -> u32 {
         self.threshold.unwrap_or(self.tier.head_threshold())
     }

@@ -1,23 +1,34 @@
-//! Guest memory as the host reaches it: accesses that may fault and come back as an error value.
+//! The host's accesses to guest memory. An access that faults returns an error value.
 //!
-//! Guest and host share one address space, so a guest address is a host address that may be wrong.
-//! Each access here is one machine instruction of the exact width (a guest's naturally aligned
-//! access stays atomic and keeps its order, which is TSO). The instruction's address and a
-//! *landing* address behind it are recorded in the section `dynasour_fixups`; when the access
-//! faults, the signal handler asks [`fixup`] for the landing address and does nothing but set rip.
-//! The compiler may duplicate an access by inlining: every copy has its own entry.
+//! Guest and host share one address space, so a guest address is a host address that may be
+//! invalid. Each access of a value is one machine instruction of the exact width. So a naturally
+//! aligned access of the guest stays atomic and keeps its order (TSO).
 //!
-//! What the kernel said about the fault is kept per thread: the handler stores it with
-//! [`note_fault`], whoever stops the guest fetches it with [`last_fault`]. Both run without locks
-//! or allocation.
+//! Data: a table in the section `dynasour_fixups`, which the linker makes of one entry for each
+//! access in the program. An entry holds the address of the access and a *landing* address behind
+//! it, where execution goes on after a fault. The compiler may duplicate an access by inlining;
+//! each copy has its own entry. For each thread there is also a [`FaultInfo`]: what the kernel
+//! reported about the thread's last fault.
+//!
+//! Invariant: while one of these functions may fault, the process has a handler for SIGSEGV and
+//! SIGBUS that honours [`fixup`].
+//!
+//! No lock: any thread may call the functions. [`fixup`] and [`note_fault`] are for the signal
+//! handler and do not allocate.
+//!
+//! Example: the interpreter executes a load of the guest from an unmapped page by
+//! `load::<u64>(addr)`. The `mov` faults. The signal handler finds the landing address with
+//! [`fixup`], stores the kernel's report with [`note_fault`], sets rip to the landing address and
+//! returns. `load` returns `Err(Fault)`, and the code that stops the guest takes the report from
+//! [`last_fault`].
 
 use std::arch::asm;
 use std::cell::Cell;
 
 use crate::protection_keys;
 
-/// A guest access hit memory that is not there (or not so protected). [`last_fault`] has the
-/// details.
+/// A guest access faulted: its memory is not mapped, or the protection denies the access.
+/// [`last_fault`] has the details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("guest memory access faulted")]
 pub struct Fault;
@@ -26,7 +37,7 @@ pub struct Fault;
 /// context).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultInfo {
-    /// SIGSEGV, SIGBUS, SIGFPE, …
+    /// The signal: SIGSEGV, SIGBUS, SIGFPE, …
     pub signal: i32,
     /// `si_code`
     pub code: i32,
@@ -43,6 +54,10 @@ pub struct FaultInfo {
 }
 
 impl FaultInfo {
+    /// The value before a thread's first fault.
+    const NONE: FaultInfo =
+        FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0, key: 0 };
+
     /// `si_code` of an access that the rights to a protection key deny.
     pub const SEGV_PKUERR: i32 = 4;
 
@@ -51,7 +66,7 @@ impl FaultInfo {
         (self.signal, self.code) == (libc::SIGSEGV, Self::SEGV_PKUERR)
     }
 
-    /// Was something written to a page that is there but must not be written to?
+    /// Was the fault a write to a page that is mapped but not writable?
     pub fn is_denied_write(&self) -> bool {
         const SEGV_ACCERR: i32 = 2;
         const PAGE_FAULT: u64 = 14;
@@ -63,21 +78,22 @@ impl FaultInfo {
 
 thread_local! {
     static LAST_FAULT: Cell<FaultInfo> =
-        const { Cell::new(FaultInfo { signal: 0, code: 0, addr: 0, trapno: 0, error: 0, cr2: 0, key: 0 }) };
+        const { Cell::new(FaultInfo::NONE) };
 }
 
-/// Remembers a fault for [`last_fault`]. Called in the signal handler, with the host's FS base in
-/// place.
+/// Stores the report of a fault for [`last_fault`]. The signal handler calls it. The FS base must
+/// be the host's, because the report is in a thread-local variable.
 pub fn note_fault(info: FaultInfo) {
     LAST_FAULT.set(info);
 }
 
-/// The fault of this thread that was fixed up last.
+/// The report of this thread's last fault for which the handler found a landing address.
 pub fn last_fault() -> FaultInfo {
     LAST_FAULT.get()
 }
 
-/// One entry of the fix-up table: both addresses relative to the field's own.
+/// One entry of the fix-up table. Each field is the distance from the field's own address to the
+/// address that it stands for.
 #[repr(C)]
 struct Entry {
     access: i32,
@@ -105,7 +121,8 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
     table.iter().find(|e| resolve(&e.access) == host_rip).map(|e| resolve(&e.landing))
 }
 
-/// The text that records "a fault at label 2 continues at label 3".
+/// The assembly text of a table entry that says: after a fault at label 2, execution continues at
+/// label 3.
 macro_rules! fixup_entry {
     () => {
         ".pushsection dynasour_fixups,\"aR\",@progbits\n.long 2b - .\n.long 3b - .\n.popsection"
@@ -143,9 +160,9 @@ macro_rules! width {
                 // SAFETY: one load; if it faults, execution goes on at label 3 with `failed` still
                 // 1. The caller answers for the address being the guest's.
                 unsafe {
-                    asm!("mov {failed:e}, 1", concat!("2: ", $load), "mov {failed:e}, 0", "3:", fixup_entry!(),
-                        value = out($class) value, failed = out(reg) failed, addr = in(reg) addr,
-                        options(nostack, preserves_flags));
+                    asm!("mov {failed:e}, 1", concat!("2: ", $load), "mov {failed:e}, 0", "3:",
+                        fixup_entry!(), value = out($class) value, failed = out(reg) failed,
+                        addr = in(reg) addr, options(nostack, preserves_flags));
                 }
                 if failed == 0 { Ok(value) } else { Err(Fault) }
             }
@@ -156,9 +173,9 @@ macro_rules! width {
                 // SAFETY: one store; if it faults, execution goes on at label 3 with `failed` still
                 // 1. The caller answers for the address being the guest's.
                 unsafe {
-                    asm!("mov {failed:e}, 1", concat!("2: ", $store), "mov {failed:e}, 0", "3:", fixup_entry!(),
-                        value = in($class) value, failed = out(reg) failed, addr = in(reg) addr,
-                        options(nostack, preserves_flags));
+                    asm!("mov {failed:e}, 1", concat!("2: ", $store), "mov {failed:e}, 0", "3:",
+                        fixup_entry!(), value = in($class) value, failed = out(reg) failed,
+                        addr = in(reg) addr, options(nostack, preserves_flags));
                 }
                 if failed == 0 { Ok(()) } else { Err(Fault) }
             }
@@ -178,8 +195,8 @@ width!(u64, reg, "mov {value}, qword ptr [{addr}]", "mov qword ptr [{addr}], {va
 /// [`fixup`]).
 ///
 /// # Safety
-/// `addr` must be an address that the guest computed: the value read is whatever is there, host
-/// memory too.
+/// `addr` must be an address that the guest computed. If it is an address of host memory, the
+/// host's value is returned.
 #[inline(always)]
 pub unsafe fn load<T: Width>(addr: u64) -> Result<T, Fault> {
     // SAFETY: the caller's promise.
@@ -189,18 +206,18 @@ pub unsafe fn load<T: Width>(addr: u64) -> Result<T, Fault> {
 /// Writes `T` at a guest address with one instruction.
 ///
 /// # Errors
-/// [`Fault`] if the memory cannot be written; then nothing is.
+/// [`Fault`] if the memory cannot be written; then no byte of it has changed.
 ///
 /// # Safety
-/// `addr` must be an address that the guest computed and may write: a guest can corrupt the host
-/// (docs/limits.md, "Trust").
+/// `addr` must be an address that the guest computed and may write. Nothing stops a guest that
+/// writes to host memory (docs/limits.md, "Trust").
 #[inline(always)]
 pub unsafe fn store<T: Width>(addr: u64, value: T) -> Result<(), Fault> {
     // SAFETY: the caller's promise.
     unsafe { T::store(addr, value) }
 }
 
-/// Atomically replaces the 32-bit word at `addr` if it is `old`; returns what was there.
+/// Atomically replaces the 32-bit word at `addr` if it is `old`; returns the word's value before.
 ///
 /// # Errors
 /// As [`store`].
@@ -213,13 +230,14 @@ pub unsafe fn compare_exchange(addr: u64, old: u32, new: u32) -> Result<u32, Fau
     // SAFETY: one locked instruction; if it faults, execution goes on at label 3 with `failed`
     // still 1. The caller answers for the address being the guest's.
     unsafe {
-        asm!("mov {failed:e}, 1", "2: lock cmpxchg dword ptr [{addr}], {new:e}", "mov {failed:e}, 0", "3:", fixup_entry!(),
-            inout("eax") value, new = in(reg) new, failed = out(reg) failed, addr = in(reg) addr, options(nostack));
+        asm!("mov {failed:e}, 1", "2: lock cmpxchg dword ptr [{addr}], {new:e}",
+            "mov {failed:e}, 0", "3:", fixup_entry!(), inout("eax") value, new = in(reg) new,
+            failed = out(reg) failed, addr = in(reg) addr, options(nostack));
     }
     if failed == 0 { Ok(value) } else { Err(Fault) }
 }
 
-/// Writes the byte at `addr` as it is.
+/// Tests whether the byte at `addr` can be written, by writing its present value to it atomically.
 ///
 /// # Errors
 /// As [`store`].
@@ -231,23 +249,23 @@ pub unsafe fn probe_write(addr: u64) -> Result<(), Fault> {
     // SAFETY: one locked instruction that changes nothing; if it faults, execution goes on at label
     // 3.
     unsafe {
-        asm!("mov {failed:e}, 1", "2: lock or byte ptr [{addr}], 0", "mov {failed:e}, 0", "3:", fixup_entry!(),
-            failed = out(reg) failed, addr = in(reg) addr, options(nostack));
+        asm!("mov {failed:e}, 1", "2: lock or byte ptr [{addr}], 0", "mov {failed:e}, 0", "3:",
+            fixup_entry!(), failed = out(reg) failed, addr = in(reg) addr, options(nostack));
     }
     if failed == 0 { Ok(()) } else { Err(Fault) }
 }
 
-/// `rep movsb` that reports how many bytes it did *not* move.
+/// Copies by `rep movsb`. Returns the number of bytes that it did *not* copy because of a fault.
 ///
 /// # Safety
 /// The host side of the copy must be valid for `len` bytes.
 unsafe fn copy(from: u64, to: u64, len: usize) -> usize {
     let mut left = len;
-    // SAFETY: the instruction is restartable: at a fault rcx holds what is left, and execution goes
-    // on at label 3.
+    // SAFETY: the instruction is restartable: at a fault rcx holds the number of bytes that are
+    // left, and execution goes on at label 3.
     unsafe {
-        asm!("2: rep movsb", "3:", fixup_entry!(), inout("rcx") left, inout("rsi") from => _, inout("rdi") to => _,
-            options(nostack, preserves_flags));
+        asm!("2: rep movsb", "3:", fixup_entry!(), inout("rcx") left, inout("rsi") from => _,
+            inout("rdi") to => _, options(nostack, preserves_flags));
     }
     left
 }
@@ -259,7 +277,8 @@ pub fn copy_in(addr: u64, buf: &mut [u8]) -> usize {
 }
 
 /// Copies `bytes` to guest memory at `addr`; returns the length of the prefix that could be
-/// written. Pages of code that are guarded cannot: see [`crate::changes::host::copy_out`].
+/// written. A guarded page of code cannot be written by it; [`crate::changes::host::copy_out`] can
+/// write there.
 ///
 /// # Safety
 /// As for [`store`].
@@ -268,8 +287,8 @@ pub unsafe fn copy_out_open(addr: u64, bytes: &[u8]) -> usize {
     bytes.len() - unsafe { copy(bytes.as_ptr() as u64, addr, bytes.len()) }
 }
 
-/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix. Protection keys
-/// do not deny it, as they do not deny the processor's instruction fetch.
+/// Reads code bytes at `addr` into `buf`; returns the length of the readable prefix. Protection
+/// keys do not restrict it, because they do not restrict the processor's instruction fetch.
 pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
     let len = copy_in(addr, buf);
     if len == buf.len() || !last_fault().is_denied_by_key() {
@@ -278,7 +297,7 @@ pub fn fetch_code(addr: u64, buf: &mut [u8]) -> usize {
     protection_keys::with_all_rights(|| copy_in(addr, buf))
 }
 
-/// A handler for the tests of this crate that does what the real one does.
+/// A signal handler for the tests of this crate. Like the real handler it honours [`fixup`].
 #[cfg(test)]
 pub(crate) mod test_handler {
     use super::*;
@@ -286,12 +305,13 @@ pub(crate) mod test_handler {
     use std::sync::Once;
 
     thread_local! {
-        /// Host code that a test runs natively, and where to go on when it faults.
+        /// Start and end of the host code that a test runs natively, and the address at which to
+        /// continue after a fault in it.
         static RUNNING: Cell<(u64, u64, u64)> = const { Cell::new((0, 0, 0)) };
         static FAULTED_AT: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// A fault of this thread in `code` shall continue at `landing`.
+    /// From now on a fault of this thread in `code` continues at `landing`.
     pub fn expect_faults(code: Range<u64>, landing: u64) {
         RUNNING.set((code.start, code.end, landing));
         FAULTED_AT.set(0);
@@ -322,7 +342,7 @@ pub(crate) mod test_handler {
                 note_fault(FaultInfo {
                     signal,
                     code: info.si_code,
-                    // SAFETY: the signals this is installed for carry an address.
+                    // SAFETY: the signals for which the handler is installed carry an address.
                     addr: unsafe { info.si_addr() } as u64,
                     trapno: regs[libc::REG_TRAPNO as usize] as u64,
                     error: regs[libc::REG_ERR as usize] as u64,

@@ -1,4 +1,16 @@
-//! Starting a guest: find and load the program, make the machine, run.
+//! Starts a guest: finds and loads the program, makes the machine, and runs the guest.
+//!
+//! Data: none that outlives [`run`]. The local variables of [`run`] hold the guest's first context
+//! and its [`System`]; their addresses are known to signal handlers, so [`run`] ends with the
+//! process.
+//!
+//! Invariant: if [`run`] returns, nothing of the guest has been executed.
+//!
+//! No lock: [`run`] is called once, by the only thread of the process.
+//!
+//! Example: `dynasour run ls` finds `/usr/bin/ls` in PATH, loads it and its interpreter, and then
+//! reserves the code cache, because the images may require certain addresses and the cache does
+//! not. At last it protects the host's memory and enters the dispatcher at the entry point.
 
 use crate::changes::{CodePages, host};
 use crate::config::RunConfig;
@@ -31,7 +43,8 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// What a shell would exit with: 127 not found, 126 not runnable.
+    /// The exit status that a shell would give: 127 if the program was not found, 126 if it cannot
+    /// be run.
     pub fn exit_status(&self) -> i32 {
         match self {
             RunError::Load(error) => error.exit_status(),
@@ -64,7 +77,8 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     let argv: Vec<CString> =
         std::iter::once(argv0).chain(&config.args).map(|s| c_string(s)).collect();
     let loaded = plan.load(&argv, &environment(), &LoadOptions::default())?;
-    // After the guest's images, which may insist on their addresses; the code cache does not.
+    // The guest's images are loaded before, because they may require certain addresses. The code
+    // cache does not.
     let pages = Arc::new(CodePages::default());
     host::install(&pages);
     let machine = Machine::new(config, vdso_range(), pages.clone()).map_err(setup)?;
@@ -98,8 +112,8 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
         cache_end: dispatch::cache_end,
         accepted: dispatch::signal_accepted,
     };
-    // SAFETY: neither moves from here on: `context` is boxed, `system` stays in this frame, which
-    // is never left.
+    // SAFETY: `context` is boxed and `system` is not moved. The process ends before this frame
+    // does.
     unsafe { system.start(&mut context, hooks) }.map_err(setup)?;
     let images = loaded.images.iter().map(|image| image.range.clone());
     system
@@ -111,10 +125,12 @@ pub fn run(config: &RunConfig) -> Result<Infallible, RunError> {
     ending.finish()
 }
 
-/// Makes all of the host's allocations come from the program break, above which room is kept
-/// ([`System::protect_host`]): a mapping of their own would stand where the kernel likes, and could
-/// be in the way of one that the guest fixes later.
+/// Makes the host's allocator take all memory from the program break, above which
+/// [`System::protect_host`] keeps room free. A separate mapping would lie at an address that the
+/// kernel chooses, where the guest may later map at a fixed address.
 fn keep_heap_together() {
+    // Bytes by which the break grows at a time (guess; fewer make more system calls, more make the
+    // process larger).
     const GROWTH: libc::c_int = 1 << 20;
     // SAFETY: settings of the allocator; there is one thread.
     unsafe {
@@ -126,7 +142,7 @@ fn keep_heap_together() {
     }
 }
 
-/// Arguments and environment strings come from C and hold no NUL.
+/// `s` as a C string. Arguments and paths come from C strings and contain no NUL.
 fn c_string(s: &OsStr) -> CString {
     CString::new(s.as_bytes()).unwrap_or_default()
 }
@@ -135,7 +151,7 @@ fn c_strings(strings: impl Iterator<Item = OsString>) -> Vec<CString> {
     strings.map(|s| CString::new(s.into_vec()).unwrap_or_default()).collect()
 }
 
-/// The environment exactly as it was given, malformed strings included.
+/// The strings of the environment exactly as this process got them, even those without a `=`.
 fn environment() -> Vec<CString> {
     unsafe extern "C" {
         static environ: *const *const libc::c_char;
@@ -153,7 +169,8 @@ fn environment() -> Vec<CString> {
     out
 }
 
-/// How programs that the guest executes are run: by this program with the same options.
+/// The command by which a program that the guest executes is run: dynasour's own executable with
+/// the same options.
 fn follow(config: &RunConfig) -> std::io::Result<Follow> {
     let translator = std::fs::read_link("/proc/self/exe")?;
     let options = config.child_options.iter().cloned();
@@ -165,8 +182,8 @@ fn follow(config: &RunConfig) -> std::io::Result<Follow> {
     })
 }
 
-/// The pages of the vDSO and of the variables it reads: their loads must stay as they are (sequence
-/// locks).
+/// The pages of the vDSO and of the variables that it reads. Its code is not traced: it reads under
+/// sequence locks, so none of its loads may be removed or moved.
 fn vdso_range() -> Range<u64> {
     let maps = space::maps().unwrap_or_default();
     let is_vdso = |path: &OsString| path == "[vdso]" || path.as_bytes().starts_with(b"[vvar");

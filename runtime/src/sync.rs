@@ -1,4 +1,7 @@
-//! Locks of the runtime, and the order in which they are taken (`docs/design.md`, "Protocols").
+//! The locks of the runtime, and the order in which they are taken (`docs/design.md`,
+//! "Protocols").
+//!
+//! Data: none. The locks belong to the modules in the list.
 //!
 //! **Ranks.** A thread that holds a lock takes only locks further down this list. While it holds
 //! one, it runs no guest code, waits for no other guest thread, and makes no system call for the
@@ -9,26 +12,30 @@
 //! 3. the guest's view of the address space ([`crate::kernel::process::Process::memory`]), then the
 //!    limit on its size
 //! 4. places of companions ([`crate::kernel::process`]), then free seats of threads
-//!    ([`crate::kernel::process::thread`]), then filters of system calls
-//!    ([`crate::kernel::syscall`])
-//! 5. the exclusive right to change code. It is the exception: the thread that has it waits until
-//!    the others have come out of guest code, for which they need none of the locks above
-//! 6. resting dispatchers ([`crate::dispatch`])
+//!    ([`crate::kernel::process::thread`]), then seccomp filters ([`crate::kernel::syscall`])
+//! 5. the exclusive right to change code. It is the exception to the rule about waiting: the thread
+//!    that has it waits until the other threads have come out of guest code. They need none of the
+//!    locks above for that
+//! 6. idle dispatchers ([`crate::dispatch`])
 //! 7. fragments
-//! 8. which guest code was read
-//! 9. the list of threads, and what was posted to each
-//! 10. what is known of guest code ([`crate::changes::CodePages`])
+//! 8. the footprint: which guest code was read ([`crate::dispatch`])
+//! 9. the list of threads, then the changes that were posted to each thread
+//! 10. the state of pages of guest code ([`crate::changes::CodePages`])
 //!
-//! A fork in a process with threads holds them all, so that the child finds them free. A new lock
-//! has a place here and in [`crate::kernel::process::Process::with_locks`] or
-//! [`crate::kernel::process::Engine::with_locks`].
+//! A fork in a process with threads holds all of them, so that they are free in the child. A new
+//! lock gets a rank in this list, and is taken in [`crate::kernel::process::Process::with_locks`]
+//! or in [`crate::kernel::process::Engine::with_locks`].
 //!
-//! A signal handler takes the fragments' lock and the lock of the code pages, and only if the
-//! interrupted instruction is in the code cache: a thread never holds a lock there.
+//! A signal handler takes the fragments' lock and the lock of the code pages, and it does so only
+//! if the interrupted instruction is in the code cache: no thread holds a lock there.
+//!
+//! Example: a thread that holds lock 3 may take lock 7. A thread that holds lock 7 and needs lock 3
+//! must release lock 7 first.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks. A panic of a host thread ends the process, so no thread goes on with a poisoned lock.
+/// Locks `mutex`. Poisoning is ignored: a panic of a host thread ends the process, so no thread
+/// uses the data afterwards.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,14 @@
-//! What the tests of system calls and signals share.
+//! Support for the tests of system calls and signals: a process that acts as the host of a guest
+//! without code.
+//!
+//! Data: [`Machine`], a context, a [`System`], a stack, and [`Notes`] instead of the dispatcher.
+//!
+//! Invariant: a test that changes what belongs to the whole process (dispositions, masks, memory
+//! layout) runs its body in a child made by [`in_child`]. No lock: the child has one thread unless
+//! the test makes more.
+//!
+//! Example: `in_child(|| { let mut m = Machine::start(); m.handle(libc::SIGUSR1, 0, 0);
+//! m.kill(libc::SIGUSR1); m.in_handler().unwrap_or(0) })` returns SIGUSR1.
 
 use dynasour_guest::ThreadContext;
 use dynasour_guest::space::Brk;
@@ -11,14 +21,15 @@ use crate::kernel::process::{Config, Engine, Inherited, Outcome, System};
 use crate::kernel::process::{Ending, ThreadBody};
 use crate::kernel::signal::{FaultHooks, sa};
 
-/// A fresh context and the system of a guest that runs `/bin/guest` and follows nothing.
+/// A new context, and the system of a guest that runs `/bin/guest` and whose `execve` runs new
+/// programs natively.
 pub(crate) fn context_and_system() -> (Box<ThreadContext>, System) {
     let brk = Brk::new(0).expect("room for a break");
     let config = Config::alone(c"/bin/guest".to_owned(), brk);
     (ThreadContext::new(), System::new(Inherited::record(), config))
 }
 
-/// Makes the calling process (a child made by [`in_child`]) the host of a guest.
+/// Makes the calling process, which must be a child made by [`in_child`], the host of a guest.
 pub(crate) fn start(system: &mut System, context: &mut ThreadContext) {
     let hooks = FaultHooks {
         thunk: |_| None,
@@ -30,8 +41,9 @@ pub(crate) fn start(system: &mut System, context: &mut ThreadContext) {
     unsafe { system.start(context, hooks) }.expect("memory for a stack");
 }
 
-/// Runs `body` in a forked child, since it changes what belongs to the whole process. Returns the
-/// child's exit status, or 1000 plus the signal that killed it.
+/// Runs `body` in a forked child, because `body` changes the state of the whole process. Returns
+/// the child's exit status, or 1000 plus the number of the signal that killed the child. The child
+/// is killed after 20 seconds.
 pub(crate) fn in_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child calls only `body`, which allocates at most (glibc's fork keeps malloc
     // usable), and `_exit`.
@@ -57,7 +69,8 @@ pub(crate) fn in_child(body: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// An engine that only notes what it is told, and runs vfork children by a function.
+/// An engine for tests. It notes which of its methods were called, and runs vfork children and
+/// threads by functions that the test supplies.
 #[derive(Default)]
 pub(crate) struct Notes {
     pub(crate) dropped: Vec<Range<u64>>,
@@ -123,7 +136,7 @@ impl Engine for Notes {
     }
 }
 
-/// A guest without code: system calls are made by hand.
+/// A guest without code. The test makes its system calls by [`Machine::call`].
 pub(crate) struct Machine {
     pub(crate) context: Box<ThreadContext>,
     pub(crate) system: System,
@@ -131,11 +144,11 @@ pub(crate) struct Machine {
     stack: Box<[u64; 8192]>,
 }
 
-/// Where the guest's `syscall` instruction ends.
+/// The address behind the guest's `syscall` instruction.
 pub(crate) const AFTER_SYSCALL: u64 = 0x1002;
 
 impl Machine {
-    /// In a child made by [`in_child`].
+    /// Starts the guest. The caller runs in a child made by [`in_child`].
     pub(crate) fn start() -> Machine {
         let (mut context, mut system) = context_and_system();
         start(&mut system, &mut context);
@@ -156,40 +169,41 @@ impl Machine {
         self.system.syscall(&mut self.context, &mut self.engine)
     }
 
-    /// The result in rax of a call that no signal interrupts.
+    /// Makes a system call that no signal interrupts, and returns the result in rax.
     pub(crate) fn result(&mut self, nr: libc::c_long, args: &[u64]) -> i64 {
         assert_eq!(self.call(nr, args), Outcome::Continue);
         assert_eq!(self.context.rip, AFTER_SYSCALL);
         self.context.gpr[0] as i64
     }
 
-    /// Installs a handler at `HANDLER + signo` with these flags (SA_RESTORER comes by itself).
+    /// Installs a handler at `HANDLER + signo` with `flags` and SA_RESTORER.
     pub(crate) fn handle(&mut self, signo: i32, flags: u64, mask: u64) {
         let action = [HANDLER + signo as u64, flags | sa::RESTORER, RESTORER, mask];
         let args = [signo as u64, action.as_ptr() as u64, 0, 8];
         assert_eq!(self.result(libc::SYS_rt_sigaction, &args), 0);
     }
 
-    /// Which signal's handler is about to run.
+    /// The number of the signal whose handler is about to run, if one is.
     pub(crate) fn in_handler(&self) -> Option<i32> {
         self.context.rip.checked_sub(HANDLER).filter(|signo| *signo <= 64).map(|signo| signo as i32)
     }
 
-    /// Sends this process a signal by the guest's kill.
+    /// Sends a signal to this process by the guest's `kill`.
     pub(crate) fn kill(&mut self, signo: i32) -> Outcome {
-        // The real one: forks do not change what `std` reports.
+        // `std` asks the kernel each time, so this is the pid of the forked child.
         let pid = std::process::id();
         self.call(libc::SYS_kill, &[pid.into(), signo as u64])
     }
 
-    /// Returns from the handler as its `ret` and the restorer do.
+    /// Returns from the handler: pops the return address as `ret` does, and makes the restorer's
+    /// system call.
     pub(crate) fn sigreturn(&mut self) -> Outcome {
         self.context.gpr[4] += 8;
         self.call(libc::SYS_rt_sigreturn, &[])
     }
 }
 
-/// Handlers stand here, one per signal number.
+/// Handlers lie from this address on, one for each signal number.
 pub(crate) const HANDLER: u64 = 0x4000_0000;
-/// The restorer.
+/// The address of the restorer.
 pub(crate) const RESTORER: u64 = 0x4100_0000;

@@ -1,10 +1,19 @@
 //! The guest's extended state in memory: where each component lies in the standard XSAVE layout,
-//! and making a component's bytes valid.
+//! and which components are valid.
 //!
-//! A component whose XSTATE_BV bit is clear is in its initial state and its bytes are stale (Intel
-//! SDM vol. 1, 13.6). [`initialise`] writes the initial state and sets the bit; natives do that for
-//! the components they use, and only those, so that upper vector halves that the guest never
-//! touched stay marked as unused (docs/design.md, "Running a guest").
+//! A component whose XSTATE_BV bit is clear is in its initial state, and its bytes are stale (Intel
+//! SDM vol. 1, 13.6). [`initialise`] writes the initial state to the bytes and sets the bit.
+//!
+//! Data: none. The state is in the [`ThreadContext`]; [`Layout`] describes the machine.
+//!
+//! Invariant: a native initialises only the components that it uses. So upper parts of vector
+//! registers that the guest has not used stay marked as unused (docs/design.md, "Running a guest").
+//!
+//! No lock: a context belongs to one thread.
+//!
+//! Example: the first `addsd` of a guest finds the bit of [`SSE`] clear. `initialise(context, SSE)`
+//! writes zeros to the 256 bytes of xmm0 to xmm15 and sets the bit; the bits of [`AVX`] and
+//! [`ZMM_HIGH`] stay clear.
 
 use dynasour_guest::context::ThreadContext;
 use std::arch::asm;
@@ -28,26 +37,28 @@ pub const HIGH_16: u64 = 1 << 7;
 pub const LEGACY_VECTORS: usize = 160;
 /// Byte offset of MXCSR.
 pub const MXCSR: usize = 24;
+/// The host's MXCSR: all exceptions masked, rounding to nearest (manual: the value after reset).
 const HOST_MXCSR: u32 = 0x1f80;
 /// Byte offset of XSTATE_BV.
 pub const STATE_BITS: usize = 512;
 
-/// Byte offsets of the components beyond the legacy area, and which components this machine has.
+/// The byte offsets of the components beyond the legacy area, and the components that this machine
+/// has.
 pub struct Layout {
-    /// Upper halves of ymm0 to ymm15.
+    /// Offset of the upper halves of ymm0 to ymm15.
     pub avx: usize,
-    /// k0 to k7.
+    /// Offset of k0 to k7.
     pub opmask: usize,
-    /// Upper halves of zmm0 to zmm15.
+    /// Offset of the upper halves of zmm0 to zmm15.
     pub zmm_high: usize,
-    /// zmm16 to zmm31.
+    /// Offset of zmm16 to zmm31.
     pub high_16: usize,
     /// The components that the operating system has enabled (XCR0).
     pub enabled: u64,
 }
 
 impl Layout {
-    /// This machine's.
+    /// The layout of this machine.
     pub fn get() -> &'static Layout {
         static LAYOUT: LazyLock<Layout> = LazyLock::new(|| {
             let xsave = __cpuid(1).ecx & (1 << 27) != 0;
@@ -90,7 +101,7 @@ pub fn set_valid(context: &mut ThreadContext, components: u64) {
     context.xstate.0[STATE_BITS..STATE_BITS + 8].copy_from_slice(&components.to_le_bytes());
 }
 
-/// Makes the bytes of `components` valid where they are not: their initial state.
+/// Makes `components` valid: writes the initial state to the bytes of those that are not.
 #[cold]
 pub fn initialise(context: &mut ThreadContext, components: u64) {
     let layout = Layout::get();
@@ -103,8 +114,8 @@ pub fn initialise(context: &mut ThreadContext, components: u64) {
             bytes.fill(0);
         }
     };
-    // x87: everything zero but the control word; MXCSR does not belong to a component's initial
-    // state.
+    // In the initial state of x87 everything but the control word is zero. MXCSR lies between its
+    // parts and does not belong to it.
     zero(X87, 0, MXCSR);
     zero(X87, 32, 128);
     zero(SSE, LEGACY_VECTORS, 256);
@@ -118,15 +129,15 @@ pub fn initialise(context: &mut ThreadContext, components: u64) {
     set_valid(context, have | components);
 }
 
-/// The guest's MXCSR in the register, while this lives; then the host's, and the guest's in the
-/// context again.
+/// Proof that the processor's MXCSR is the guest's. [`GuestMxcsr::store`] must end its life: it
+/// saves the guest's MXCSR in the context and loads the host's.
 ///
-/// In between no floating-point arithmetic must be done for the host: it could round otherwise, or
-/// trap.
+/// The host must not compute with floating-point numbers in between: the guest's rounding mode
+/// would apply, and an exception could trap.
 pub struct GuestMxcsr;
 
 impl GuestMxcsr {
-    /// Loads the guest's.
+    /// Loads the guest's MXCSR into the processor.
     pub fn load(context: &ThreadContext) -> GuestMxcsr {
         let mut word = [0; 4];
         word.copy_from_slice(&context.xstate.0[MXCSR..MXCSR + 4]);
@@ -134,7 +145,7 @@ impl GuestMxcsr {
         GuestMxcsr
     }
 
-    /// Puts the register into the context and loads the host's.
+    /// Stores the processor's MXCSR in the context and loads the host's.
     pub fn store(self, context: &mut ThreadContext) {
         let mut word = 0u32;
         // SAFETY: stores a register into a local variable.

@@ -1,32 +1,44 @@
-//! What a counting run (`--count`) says: each fragment that was made, how often each part of it
-//! ran, and where failures went.
+//! The document that a counting run (`--count`) writes: each fragment that was made, how often each
+//! part of it ran, and where control went when a guard failed.
 //!
-//! The file is JSON of a [`Census`]. Numbers are exact for guests with one thread; threads that run
-//! one fragment at once lose counts, which [`Census::exact`] says. `failed` is never above
-//! `executed`, and the times of [`Guard::went`] add up to `failed`.
+//! Data: [`Census`] and the records in it. The file is its JSON. The runtime makes it from the
+//! [`ledger`](super::ledger); `dynasour explain` and `dynasour guards` read it.
+//!
+//! Invariants:
+//! * The numbers are exact for a guest with one thread. Threads that run the same fragment at the
+//!   same time lose counts; [`Census::exact`] is false then.
+//! * [`Guard::failed`] is at most [`Guard::executed`], and the times in [`Guard::went`] add up to
+//!   [`Guard::failed`].
+//!
+//! No lock: these are plain values. [`images`] reads `/proc/self/maps` and may be called by any
+//! thread.
+//!
+//! Example: a guard was executed 1,000 times and failed 30 times. The first 10 failures came to the
+//! runtime; then a side trace, fragment 7, was made for its exit. `went` is `[{to: runtime, times:
+//! 10}, {to: fragment, fragment: 7, times: 20}]`.
 
 use dynasour_guest::space;
 use dynasour_guest::symbols::MappedFile;
 use nix::sys::mman::ProtFlags;
 use serde::{Deserialize, Serialize};
 
-/// The form of the file that this is.
+/// The version of the file's form; changed when readers of the old form would misread the new one.
 pub const SCHEMA: u32 = 1;
 
-/// A counting run.
+/// What a counting run has counted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Census {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// The program as given.
+    /// The program, as the user named it.
     pub program: String,
-    /// Its arguments.
+    /// The program's arguments, without argv\[0\].
     pub args: Vec<String>,
-    /// The tier.
+    /// The name of the tier.
     pub tier: String,
     /// Executions of a head before it was recorded.
     pub threshold: u32,
-    /// Name of the guard placement.
+    /// The name of the placement.
     pub policy: String,
     /// Optimiser passes that were run instead of the default ones.
     pub passes: Option<Vec<String>>,
@@ -34,15 +46,15 @@ pub struct Census {
     pub skipped_passes: Vec<String>,
     /// Is every number exact?
     pub exact: bool,
-    /// Times that a fragment was entered from the runtime.
+    /// Number of times that the runtime entered a fragment.
     pub runtime_entries: u64,
-    /// Deoptimisations that came to the runtime, by reason.
+    /// Number of deoptimisations that came to the runtime, by reason.
     pub deopts: std::collections::BTreeMap<String, u64>,
-    /// Nanoseconds building, optimising and emitting.
+    /// Nanoseconds spent on building, optimising and emitting versions.
     pub compile_ns: u64,
-    /// What is mapped from files and executable at the end, for symbols.
+    /// The executable mappings of files at the end of the run, for symbols.
     pub images: Vec<Image>,
-    /// In the order in which they were made.
+    /// The fragments in the order in which they were made.
     pub fragments: Vec<Fragment>,
 }
 
@@ -51,11 +63,11 @@ pub struct Census {
 pub struct Image {
     /// The file.
     pub path: String,
-    /// Where the mapping starts.
+    /// The address at which the mapping starts.
     pub start: u64,
-    /// Where it ends.
+    /// The address at which the mapping ends.
     pub end: u64,
-    /// Where in the file it starts.
+    /// The offset in the file at which the mapping starts.
     pub offset: u64,
 }
 
@@ -63,68 +75,68 @@ pub struct Image {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A loop of its region.
+    /// A version of its region, with a loop.
     Loop,
-    /// A path that ends, of its region.
+    /// A version of its region, linear.
     Linear,
-    /// A path that ends, for one exit of another fragment.
+    /// A side trace, linear.
     Side,
-    /// A loop for one exit of another fragment.
+    /// A side trace with a loop.
     SideLoop,
-    /// The moves from an exit's state to where it goes on.
+    /// A resolved stub: it performs an exit's moves and stores and continues in canonical state.
     Stub,
 }
 
 /// One fragment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Fragment {
-    /// Its place in [`Census::fragments`].
+    /// Its index in [`Census::fragments`].
     pub id: u32,
     /// The name of its version, or `stub`.
     pub name: String,
     /// What it was made for.
     pub kind: Kind,
-    /// The guest pc it starts at.
+    /// The guest pc at which it starts.
     pub pc: u64,
-    /// The fragment whose exit it was made for, and that one's guards that come here.
+    /// If it was made for an exit: the fragment of that exit, and the guards that leave by it.
     pub from: Option<From>,
     /// The recorded blocks, in order.
     pub path: Vec<Step>,
-    /// Guest instructions in them.
+    /// Number of guest instructions in these blocks.
     pub guest_instructions: u64,
-    /// Bytes of native code (with counters), on the path and off it.
+    /// Bytes of native code, on the path and off it. The code that counts is included.
     pub code_bytes: CodeBytes,
-    /// Spill slots it uses.
+    /// Number of spill slots that it uses.
     pub spill_slots: u32,
-    /// Moves that the register allocator inserted on the path.
+    /// Number of moves that the register allocator inserted on the path.
     pub moves: u32,
-    /// Nanoseconds it took to make.
+    /// Nanoseconds that making it took.
     pub compile_ns: CompileTimes,
-    /// Times that it was entered.
+    /// Number of times that it was entered.
     pub entered: u64,
-    /// Times that its loop's head was reached, from the entry and by the back edge, if it is a
-    /// loop.
+    /// If it is a loop: number of times that the loop's head was reached, from the entry and by the
+    /// back edge.
     pub iterations: Option<u64>,
-    /// Guards in the order of the code.
+    /// Its guards in the order of the version's text.
     pub guards: Vec<Guard>,
-    /// Where the path ends.
+    /// The ends of its path.
     pub ends: Vec<End>,
-    /// Times that it was left at its safe point, because a signal wanted out.
+    /// Number of times that it was left at a safe point, because a signal had arrived.
     pub polls: u64,
-    /// Times that it was left by a fault.
+    /// Number of times that it was left by a fault.
     pub faults: u64,
     /// Was it dropped before the end of the run?
     pub dropped: bool,
-    /// Text and code, if they were asked for.
+    /// Text and native code, with `--count-detail`.
     pub detail: Option<Detail>,
 }
 
-/// See [`Fragment::from`].
+/// The exit of another fragment for which a fragment was made ([`Fragment::from`]).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct From {
-    /// Which fragment.
+    /// The id of the fragment that has the exit.
     pub fragment: u32,
-    /// Indices of its guards.
+    /// The indices of its guards that leave by this exit.
     pub guards: Vec<u32>,
 }
 
@@ -132,7 +144,7 @@ pub struct From {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transfer {
-    /// Over the block's end, or by a direct jump.
+    /// Past the block's end into the next block, or by a direct jump.
     Direct,
     /// By a conditional branch.
     Branch,
@@ -144,39 +156,39 @@ pub enum Transfer {
     IndirectCall,
     /// By a return.
     Return,
-    /// Not at all: the runtime does what comes there.
+    /// Not by native code: the runtime executes the instruction behind the block.
     Runtime,
 }
 
 /// One recorded block.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Step {
-    /// Its first instruction.
+    /// The pc of its first instruction.
     pub pc: u64,
-    /// Its last instruction.
+    /// The pc of its last instruction.
     pub last: u64,
-    /// The byte behind it.
+    /// The address behind its last byte.
     pub end: u64,
-    /// Instructions in it.
+    /// Number of its instructions.
     pub instructions: u32,
     /// How control left it.
     pub transfer: Transfer,
-    /// Where it went.
+    /// The pc to which control went.
     pub next: u64,
-    /// Its bytes in hexadecimal, with details.
+    /// Its bytes in hexadecimal, with `--count-detail`.
     pub code: Option<String>,
 }
 
-/// Sizes of native code.
+/// Sizes of native code in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CodeBytes {
-    /// On the path.
+    /// Of the code on the path.
     pub hot: u64,
-    /// Exits.
+    /// Of the code of exits.
     pub cold: u64,
 }
 
-/// Nanoseconds.
+/// The times that making a fragment took, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CompileTimes {
     /// Recording, the interpretation of the path included.
@@ -197,43 +209,43 @@ pub enum GuardKind {
     Branch,
     /// The target of an indirect jump, call or return.
     Target,
-    /// A register that kept its value at the entry.
+    /// That a register has the value that it had at each sample of the recording.
     Value,
-    /// A store or load misses slots that live in registers.
+    /// That a store or load does not touch memory whose value is kept in a register.
     Alias,
-    /// Writable code is what it was.
+    /// That the bytes of writable code have not changed.
     Code,
-    /// Several of these at once, of different kinds.
+    /// The conjunction of predicates of different kinds.
     Mixed,
 }
 
 /// One guard.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Guard {
-    /// Its place in [`Fragment::guards`].
+    /// Its index in [`Fragment::guards`].
     pub index: u32,
     /// What it checks.
     pub kind: GuardKind,
-    /// The guest instruction that it is about, as far as that is known: else where its anchor
-    /// continues.
+    /// The pc of the guest instruction that it is about. If that is not known, the pc at which its
+    /// anchor continues.
     pub pc: u64,
-    /// Is it in the loop, and not before it?
+    /// Is it in the loop? False if it stands before the loop.
     pub in_loop: bool,
     /// Block and index of the assume in the version's final text.
     pub place: (u32, u32),
-    /// The predicate as text of the IR, values expanded.
+    /// The predicate as text of the IR. Values are replaced by their definitions.
     pub predicate: String,
-    /// The same in words.
+    /// The predicate in English.
     pub words: String,
-    /// Where failures fall back to.
+    /// The anchor to which a failure falls back.
     pub anchor: Anchor,
-    /// Times that it was checked.
+    /// Number of times that it was checked.
     pub executed: u64,
-    /// Times that it did not hold.
+    /// Number of times that it did not hold.
     pub failed: u64,
-    /// Where these went.
+    /// Where control went when it failed.
     pub went: Vec<Went>,
-    /// Host addresses of its jump and of its cold code; 0 if it has none.
+    /// The host addresses of its jump and of its cold code; 0 for one that it does not have.
     pub host: (u64, u64),
 }
 
@@ -244,38 +256,39 @@ pub struct Anchor {
     pub name: String,
     /// The guest pc to continue at, unless it is computed.
     pub target: Option<u64>,
-    /// As text of the IR.
+    /// The anchor as text of the IR.
     pub text: String,
-    /// What each location holds then, and the stores that are performed.
+    /// In English: what each guest location holds when the anchor is taken, and which stores are
+    /// performed.
     pub words: Vec<String>,
-    /// How many of these are deferred stores.
+    /// Number of its deferred stores.
     pub stores: u32,
 }
 
-/// Where control went, and how often.
+/// A destination of control, with the number of times that control went there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Went {
-    /// Where.
+    /// The destination.
     #[serde(flatten)]
     pub to: To,
-    /// How often.
+    /// The number of times.
     pub times: u64,
 }
 
-/// See [`Went`].
+/// A destination of control that leaves a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "to", rename_all = "kebab-case")]
 pub enum To {
-    /// To the runtime, which rebuilds the guest's state and interprets on.
+    /// The runtime, which rebuilds the guest's state and continues.
     Runtime,
-    /// To a fragment or stub.
+    /// A fragment or resolved stub.
     Fragment {
-        /// Which.
+        /// Its id.
         fragment: u32,
     },
-    /// To a copied block.
+    /// A copied block.
     Block {
-        /// The guest's pc there.
+        /// The guest pc of the block.
         pc: u64,
     },
 }
@@ -283,12 +296,13 @@ pub enum To {
 /// The end of a path.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct End {
-    /// The guest pc, unless it is computed.
+    /// The guest pc at which execution continues, unless it is computed.
     pub target: Option<u64>,
-    /// Times that the path came to its end.
+    /// Number of times that control reached this end.
     pub executed: u64,
-    /// Where it went on: to the runtime so often, else where it led at the end of the run. Indirect
-    /// ends go where their lookup says, which is not counted.
+    /// Where control went. Ends in the runtime are counted. All others are attributed to the
+    /// destination of the end's link when the fragment was dropped, or at the end of the run. An
+    /// indirect end has no single destination: its lookups are not counted here.
     pub went: Vec<Went>,
 }
 
@@ -297,11 +311,11 @@ pub struct End {
 pub struct Detail {
     /// The version as built.
     pub built: String,
-    /// The version as it was emitted.
+    /// The optimised version, from which code was generated.
     pub optimised: String,
-    /// Could the optimiser add guards against aliasing?
+    /// Was the optimiser allowed to add guards against aliasing?
     pub alias_guards: bool,
-    /// Where it is entered.
+    /// The host address of the fragment's entry.
     pub entry: u64,
     /// Native code on the path.
     pub hot: Code,
@@ -312,9 +326,9 @@ pub struct Detail {
 /// Bytes of native code.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Code {
-    /// Where they stood.
+    /// The host address of the first byte.
     pub at: u64,
-    /// In hexadecimal.
+    /// The bytes in hexadecimal.
     pub hex: String,
 }
 
@@ -329,7 +343,7 @@ impl std::convert::From<Image> for MappedFile {
     }
 }
 
-/// What is mapped from files and executable now, the translator itself left out.
+/// The executable mappings of files now, except those of dynasour's own executable.
 pub fn images() -> Vec<Image> {
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     let maps = space::maps().unwrap_or_default();
@@ -345,7 +359,7 @@ pub fn images() -> Vec<Image> {
     maps.into_iter().filter_map(image).collect()
 }
 
-/// The length of the code that counts, if `code` starts with it.
+/// The length in bytes of the counting code at the beginning of `code`; none if there is none.
 pub fn counter_length(code: &[u8]) -> Option<usize> {
     dynasour_emitter::counting::length_at(code)
 }

@@ -1,10 +1,23 @@
-//! Paths and guards of a trace as [`crate::observe::census`] shows them.
+//! Describes the path and the guards of a trace for the census ([`crate::observe::census`]).
 //!
-//! A guard does not say where it comes from; its anchor and its predicate do. Guards of indirect
-//! transfers have an anchor whose target is computed. A guard at the head's pc that compares a
-//! register which was stable with its value is about that. Guards against aliasing are unsigned
-//! lower bounds, on an anchor that something before them or a memory access behind them uses, too,
-//! while a recorded branch has an anchor of its own. What is left is a branch.
+//! An `assume` does not record which assumption it came from. [`guard`] infers the kind from its
+//! predicate and its anchor, by the first of these rules that applies:
+//!
+//! 1. The anchor's target is computed: the guard checks the target of an indirect transfer.
+//! 2. The anchor's target is the head, and the predicate compares a register's value at the entry
+//!    with the value that it had at each sample: the guard checks that value.
+//! 3. The predicate compares a load from the bytes of a recorded writable block: the guard checks
+//!    the code.
+//! 4. The predicate is an unsigned lower bound, and the anchor does not belong to a branch of the
+//!    path or is shared with an instruction before or with the next memory access: the guard checks
+//!    aliasing. A recorded branch has an anchor of its own.
+//! 5. Otherwise the guard checks the direction of a branch.
+//!
+//! Data: none. A wrong inference shows the user a wrong kind and has no other effect. No lock: the
+//! functions are pure, but for the bytes of guest code that [`steps`] reads.
+//!
+//! Example: `assume v35 else a4` with `v35 = le.u.i32 v31, 0x11e1a2ff` and an anchor at a constant
+//! pc falls to rule 5, because the bound is not of type i64.
 
 use crate::memory;
 use crate::observe::census::{Anchor, Guard, GuardKind, Step, Transfer};
@@ -13,7 +26,7 @@ use dynasour_ir::{BlockId, GuestTerm, Inst, Loc, Op, Operand, Term, Ty, Version}
 use dynasour_tracer::{Path, Step as Recorded};
 use std::fmt::Write;
 
-/// The blocks of a path.
+/// The recorded blocks of `path`; with their bytes if `with_code`.
 pub fn steps(path: &Path, with_code: bool) -> Vec<Step> {
     let step = |step: &Recorded| Step {
         pc: step.block.pc,
@@ -27,7 +40,7 @@ pub fn steps(path: &Path, with_code: bool) -> Vec<Step> {
     path.steps.iter().map(step).collect()
 }
 
-/// The bytes of a block.
+/// The bytes of a block in hexadecimal.
 fn code(step: &Recorded) -> String {
     let mut bytes = vec![0; step.block.end.saturating_sub(step.block.pc) as usize];
     let len = memory::fetch_code(step.block.pc, &mut bytes);
@@ -43,7 +56,7 @@ pub fn hex(bytes: &[u8]) -> String {
     hex
 }
 
-/// The last instruction of a block.
+/// The pc of the last instruction of a block.
 fn last(step: &Recorded) -> u64 {
     let insts = &step.block.version.blocks[0].insts;
     let at = insts.iter().rev().find(|i| i.op == Op::At).and_then(|i| i.args[0].as_const());
@@ -67,7 +80,8 @@ fn transfer(step: &Recorded) -> Transfer {
     }
 }
 
-/// The guard that the assume at `place` has become, nothing counted yet.
+/// The census record of the guard that was made of the `assume` at `place` (block and index), with
+/// all counts zero. None if there is no `assume` at `place`.
 pub fn guard(
     version: &Version,
     expressions: &Expressions<'_>,
@@ -77,8 +91,8 @@ pub fn guard(
     let block = version.blocks.get(place.0 as usize)?;
     let assume = block.insts.get(place.1 as usize).filter(|i| i.op == Op::Assume)?;
     let (anchor, predicate) = (assume.anchor?, assume.args[0]);
-    let site = Site { version, path, insts: &block.insts, at: place.1 as usize, assume };
-    let kinds = site.conjuncts(predicate).into_iter().map(|p| site.kind(p));
+    let described = Described { version, path, insts: &block.insts, at: place.1 as usize, assume };
+    let kinds = described.conjuncts(predicate).into_iter().map(|p| described.kind(p));
     let kind =
         kinds.reduce(|a, b| if a == b { a } else { GuardKind::Mixed }).unwrap_or(GuardKind::Branch);
     let a = &version.anchors[anchor.index()];
@@ -86,7 +100,7 @@ pub fn guard(
     Some(Guard {
         index: 0,
         kind,
-        pc: site.pc(kind, predicate),
+        pc: described.pc(kind, predicate),
         in_loop: expressions.is_loop(BlockId(place.0)),
         place,
         predicate: expressions.text(predicate),
@@ -105,21 +119,24 @@ pub fn guard(
     })
 }
 
-struct Site<'a> {
+/// An `assume` with its surroundings.
+struct Described<'a> {
     version: &'a Version,
     path: &'a Path,
+    /// The instructions of its block.
     insts: &'a [Inst],
+    /// Its index among them.
     at: usize,
     assume: &'a Inst,
 }
 
-impl Site<'_> {
+impl Described<'_> {
     fn def(&self, o: Operand) -> Option<&Inst> {
         let v = o.as_value()?;
         self.version.blocks.iter().flat_map(|b| &b.insts).find(|i| i.defs.contains(&v))
     }
 
-    /// The predicates of which this one is the conjunction.
+    /// The predicates whose conjunction `predicate` is; itself if it is no conjunction.
     fn conjuncts(&self, predicate: Operand) -> Vec<Operand> {
         match self.def(predicate) {
             Some(Inst { op: Op::And, ty: Ty::I1, args, .. }) => {
@@ -155,7 +172,8 @@ impl Site<'_> {
         }
     }
 
-    /// Is this a register that was stable, at the entry, and its value?
+    /// Is `value` a register at the entry, and `constant` the value that this register had at each
+    /// sample of the recording?
     fn is_stable(&self, value: Operand, constant: Operand) -> bool {
         let (Some(v), Some(c)) = (value.as_value(), constant.as_const()) else { return false };
         let params = self.version.blocks[0].params.iter().zip(&self.version.entry_locs);
@@ -176,7 +194,8 @@ impl Site<'_> {
         args[0].as_const().is_some_and(checked)
     }
 
-    /// Is the anchor used by something before, or by a memory access behind?
+    /// Is the anchor also named by an instruction before the `assume` in its block, or by the next
+    /// load or store behind it?
     fn shares_anchor(&self) -> bool {
         let shares = |i: &&Inst| i.anchor == self.assume.anchor;
         let behind =
@@ -184,22 +203,24 @@ impl Site<'_> {
         self.insts[..self.at].iter().any(|i| shares(&i)) || behind.is_some_and(|i| shares(&i))
     }
 
-    /// The guest instruction that the guard is about.
+    /// The pc of the guest instruction that the guard is about ([`Guard::pc`]).
     fn pc(&self, kind: GuardKind, predicate: Operand) -> u64 {
         let target = self.target().and_then(|t| t.as_const());
-        let guess = match self.def(predicate) {
+        let recorded_target = match self.def(predicate) {
             Some(Inst { op: Op::Eq, args, .. }) if kind == GuardKind::Target => args[1].as_const(),
             _ => None,
         };
         let jump = self.path.steps.iter().find(|s| {
             matches!(transfer(s), Transfer::Indirect | Transfer::IndirectCall | Transfer::Return)
-                && Some(s.next) == guess
+                && Some(s.next) == recorded_target
         });
         jump.map(last).or(target).unwrap_or(self.path.head)
     }
 }
 
-/// `c <= x` or `c < x`, unsigned.
+/// Is `inst` an unsigned comparison `c <= x` or `c < x` of 64 bits with a small constant? An alias
+/// guard has this form; its constant is a number of bytes. The limit of 4096 is a guess: an alias
+/// guard with a larger constant is shown as a branch.
 fn is_lower_bound(inst: &Inst) -> bool {
     matches!(inst.op, Op::LeU | Op::LtU)
         && inst.ty == Ty::I64

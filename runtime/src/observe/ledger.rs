@@ -1,10 +1,26 @@
-//! The book of a counting run: what fragments were made, where their counters are, where their
-//! failures went.
+//! The records of a counting run: which fragments were made, where their counters are, and where
+//! control went when their guards failed. The [census](crate::observe::census) is made from them.
 //!
-//! An entry is written when a fragment is made and outlives it: ids of fragments and exits start
-//! over after a flush, words of counters do not. What goes to the runtime is counted here, as it
-//! comes; the rest went along the exit's link. An exit is linked to one fragment after another, so
-//! each change of a link notes what its guards had counted until then.
+//! Words: a *site* is a guard, safe point, possible fault or end of a fragment
+//! ([`CountedSite`]). A *link period* is the time during which a site's exit was linked to one
+//! fragment.
+//!
+//! Data: [`Ledger`], with one [`Entry`] for each fragment that was ever made. The counters
+//! themselves are words of the emitter, which generated code increments.
+//!
+//! Invariants:
+//! * An entry outlives its fragment. After a flush the ids of fragments and exits start again, so
+//!   [`Ledger::close`] must be called before; the words of counters are not used again.
+//! * Each failure that comes to the runtime is counted here, by [`Ledger::left`]. All other
+//!   failures of a site went along the link of its exit. An exit may be linked to several fragments
+//!   in turn, so each change of the link starts a link period with the counts at that time.
+//!
+//! The caller holds the lock of the fragments, which own the ledger.
+//!
+//! Example: a guard fails 10 times and comes to the runtime each time. Then a side trace, entry 7,
+//! is attached to its exit: the site gets the period (fragment 7, failed 10, to the runtime 10). At
+//! the end of the run the guard has failed 30 times and the runtime has counted 10: 20 failures
+//! went to fragment 7.
 
 use super::describe::{guard, hex, steps};
 use crate::observe::census::{
@@ -17,62 +33,67 @@ use dynasour_ir::expressions::Expressions;
 use dynasour_tracer::{Path, TraceShape};
 use rustc_hash::FxHashMap;
 
-/// What there is to say of a new fragment beside what the emitter knows.
+/// What the ledger is told about a new fragment; it asks the emitter for everything else.
 pub struct Made<'a> {
     pub version: &'a Version,
     pub path: &'a Path,
-    /// The exit that it was made for.
+    /// The exit for which it was made, if it is a side trace.
     pub from: Option<ExitId>,
     pub times: CompileTimes,
-    /// The version as built, if details are wanted.
+    /// The text of the version as built, with `--count-detail`.
     pub built: Option<String>,
     pub alias_guards: bool,
 }
 
-/// Since when failures of a guard went along a link to a fragment.
-struct Stretch {
+/// The beginning of a link period: from here on, failures go to `to`.
+struct LinkPeriod {
     to: To,
+    /// Failures of the site before the period.
     failed: u64,
+    /// Those of them that came to the runtime.
     to_runtime: u64,
 }
 
-/// A site of an entry.
+/// A site of a fragment.
 struct Site {
     counted: CountedSite,
-    /// Which of the fragment's guards it is.
+    /// If it is a guard: its index in [`Fragment::guards`].
     guard: Option<u32>,
-    /// Times that it came to the runtime.
+    /// Number of times that control came to the runtime from it.
     to_runtime: u64,
-    stretches: Vec<Stretch>,
+    link_periods: Vec<LinkPeriod>,
 }
 
+/// The record of a fragment.
 struct Entry {
     fragment: Fragment,
     tally: Tally,
     sites: Vec<Site>,
+    /// The emitter's id of the fragment; valid until the fragment is dropped.
     emitted: FragmentId,
-    /// Where its ends lead, settled when the fragment is dropped.
+    /// Where its ends lead: at the last [`Ledger::settle`] before the fragment was dropped.
     ends: Vec<Ended>,
 }
 
+/// Where an end of a fragment leads.
 struct Ended {
     exit: ExitId,
     target: Option<u64>,
     to: To,
 }
 
-/// See the module.
+/// The records of a counting run (see the header).
 #[derive(Default)]
 pub struct Ledger {
     entries: Vec<Entry>,
-    /// The entries of fragments that exist.
-    of: FxHashMap<FragmentId, usize>,
-    /// Was some fragment made without counters?
-    missed: bool,
+    /// The fragments that have not been dropped, with the numbers of their entries.
+    live: FxHashMap<FragmentId, usize>,
+    /// Was a fragment made without counters?
+    incomplete: bool,
 }
 
 impl Ledger {
-    /// A fragment was made from a path.
+    /// Records a fragment that was made from a path.
     pub fn made(&mut self, emitter: &Emitter, id: FragmentId, made: Made<'_>) {
         let kind = match (made.path.shape, made.from) {
             (TraceShape::Loop, None) => Kind::Loop,
@@ -119,12 +140,13 @@ impl Ledger {
         }
     }
 
-    /// The resolved stub of an exit was made, and the exit leads there.
+    /// Records the resolved stub of an exit, to which the exit leads from now on.
     pub fn made_stub(&mut self, emitter: &Emitter, id: FragmentId, exit: ExitId) {
         self.entry(emitter, id, Kind::Stub, Some(exit));
         self.attached(emitter, exit, id);
     }
 
+    /// Makes the entry of a fragment; none if the fragment has no counters.
     fn entry(
         &mut self,
         emitter: &Emitter,
@@ -134,7 +156,7 @@ impl Ledger {
     ) -> Option<&mut Entry> {
         let fragment = emitter.fragment(id)?;
         let Some(tally) = &fragment.tally else {
-            self.missed = true;
+            self.incomplete = true;
             return None;
         };
         let number = self.entries.len();
@@ -167,23 +189,25 @@ impl Ledger {
             sites: tally
                 .sites
                 .iter()
-                .map(|s| Site { counted: *s, guard: None, to_runtime: 0, stretches: Vec::new() })
+                .map(|s| Site { counted: *s, guard: None, to_runtime: 0, link_periods: Vec::new() })
                 .collect(),
             tally: (**tally).clone(),
             emitted: id,
             ends: Vec::new(),
         });
-        self.of.insert(id, number);
+        self.live.insert(id, number);
         self.entries.last_mut()
     }
 
+    /// The site that leaves by `exit`.
     fn site(&mut self, emitter: &Emitter, exit: ExitId) -> Option<&mut Site> {
-        let entry = *self.of.get(&emitter.exit(exit)?.fragment)?;
+        let entry = *self.live.get(&emitter.exit(exit)?.fragment)?;
         self.entries[entry].sites.iter_mut().find(|s| s.counted.exit == exit)
     }
 
+    /// `exit` as the origin of a fragment that is made for it.
     fn origin(&mut self, emitter: &Emitter, exit: ExitId) -> Option<From> {
-        let fragment = *self.of.get(&emitter.exit(exit)?.fragment)? as u32;
+        let fragment = *self.live.get(&emitter.exit(exit)?.fragment)? as u32;
         let sharing = emitter.sharing(exit);
         let guards = sharing.into_iter().filter_map(|e| self.site(emitter, e)?.guard);
         let mut guards: Vec<u32> = guards.collect();
@@ -191,36 +215,37 @@ impl Ledger {
         Some(From { fragment, guards })
     }
 
-    /// An exit, and those that share its way out, lead to a fragment from now on.
+    /// Records that `exit`, and the exits that share its link, lead to `target` from now on.
     pub fn attached(&mut self, emitter: &Emitter, exit: ExitId, target: FragmentId) {
-        let Some(&fragment) = self.of.get(&target) else { return };
+        let Some(&fragment) = self.live.get(&target) else { return };
         let to = To::Fragment { fragment: fragment as u32 };
         for exit in emitter.sharing(exit) {
             if let Some(site) = self.site(emitter, exit) {
                 let failed = emitter.count(site.counted.left);
-                site.stretches.push(Stretch { to, failed, to_runtime: site.to_runtime });
+                site.link_periods.push(LinkPeriod { to, failed, to_runtime: site.to_runtime });
             }
         }
     }
 
-    /// An exit came to the runtime.
+    /// Counts that control came to the runtime by `exit`.
     pub fn left(&mut self, emitter: &Emitter, exit: ExitId) {
         if let Some(site) = self.site(emitter, exit) {
             site.to_runtime += 1;
         }
     }
 
-    /// All fragments are about to be dropped.
+    /// Records that all fragments are dropped. To be called while they still exist.
     pub fn close(&mut self, emitter: &Emitter) {
         self.settle(emitter);
-        for entry in self.of.drain() {
-            self.entries[entry.1].fragment.dropped = true;
+        for (_, number) in self.live.drain() {
+            self.entries[number].fragment.dropped = true;
         }
     }
 
-    /// Notes what can only be seen while fragments exist.
+    /// Copies what only the emitter knows into the entries of live fragments: destinations of ends,
+    /// and native code.
     fn settle(&mut self, emitter: &Emitter) {
-        for &number in self.of.values() {
+        for &number in self.live.values() {
             let entry = &self.entries[number];
             let ends = entry.sites.iter().filter(|s| s.counted.kind == SiteKind::End);
             let ends = ends.filter_map(|site| {
@@ -229,7 +254,7 @@ impl Ledger {
                 let to = match emitter.destination(exit) {
                     Destination::Runtime => To::Runtime,
                     Destination::Fragment(id) => {
-                        To::Fragment { fragment: *self.of.get(&id)? as u32 }
+                        To::Fragment { fragment: *self.live.get(&id)? as u32 }
                     }
                     Destination::Block => To::Block { pc: target? },
                 };
@@ -249,14 +274,16 @@ impl Ledger {
         }
     }
 
-    /// What was counted so far, and whether nothing is missing.
+    /// The census records of all fragments with their counts so far, and whether each fragment had
+    /// counters.
     pub fn report(&mut self, emitter: &Emitter) -> (Vec<Fragment>, bool) {
         self.settle(emitter);
-        (self.entries.iter().map(|entry| entry.report(emitter)).collect(), !self.missed)
+        (self.entries.iter().map(|entry| entry.report(emitter)).collect(), !self.incomplete)
     }
 }
 
 impl Entry {
+    /// The census record with the counts so far.
     fn report(&self, emitter: &Emitter) -> Fragment {
         let count = |word| emitter.count(word);
         let mut fragment = self.fragment.clone();
@@ -282,9 +309,9 @@ impl Entry {
                     let linked = executed.saturating_sub(site.to_runtime);
                     let ended = self.ends.iter().find(|e| e.exit == site.counted.exit);
                     let mut went = Vec::new();
-                    push(&mut went, To::Runtime, site.to_runtime);
+                    add(&mut went, To::Runtime, site.to_runtime);
                     if let Some(ended) = ended {
-                        push(&mut went, ended.to, linked);
+                        add(&mut went, ended.to, linked);
                     }
                     fragment.ends.push(End {
                         target: ended.and_then(|e| e.target),
@@ -299,22 +326,24 @@ impl Entry {
 }
 
 impl Site {
+    /// Where control went in `failed` failures.
     fn went(&self, failed: u64) -> Vec<Went> {
         let mut went = Vec::new();
-        push(&mut went, To::Runtime, self.to_runtime);
-        for (n, stretch) in self.stretches.iter().enumerate() {
+        add(&mut went, To::Runtime, self.to_runtime);
+        for (n, period) in self.link_periods.iter().enumerate() {
             let next = self
-                .stretches
+                .link_periods
                 .get(n + 1)
                 .map_or((failed, self.to_runtime), |s| (s.failed, s.to_runtime));
-            let all = next.0.saturating_sub(stretch.failed);
-            push(&mut went, stretch.to, all.saturating_sub(next.1 - stretch.to_runtime));
+            let all = next.0.saturating_sub(period.failed);
+            add(&mut went, period.to, all.saturating_sub(next.1 - period.to_runtime));
         }
         went
     }
 }
 
-fn push(went: &mut Vec<Went>, to: To, times: u64) {
+/// Adds `times` to the count of a destination.
+fn add(went: &mut Vec<Went>, to: To, times: u64) {
     match went.iter_mut().find(|w| w.to == to) {
         Some(w) => w.times += times,
         None if times > 0 => went.push(Went { to, times }),

@@ -1,10 +1,11 @@
-//! What a run shows of itself, for users and tools. Nothing here changes what a guest does.
+//! What a run reports about itself, for users and tools. Nothing here changes what a guest does.
 //!
 //! | file | what it is for |
 //! | --- | --- |
 //! | [`census`] | the document that `explain` and `guards` read: fragments, guards, counts |
+//! | [`describe`] | paths and guards in the terms of a census |
 //! | [`ledger`] | the records of a counting run, from which a census is made |
-//! | [`profile`] | where the time goes, by tier, from samples |
+//! | [`profile`] | the time that each thread spends in each phase, and samples of native code |
 //! | [`stats`] | the counters that `--stats` prints |
 //! | [`perf_map`] | names of generated code for `perf` |
 

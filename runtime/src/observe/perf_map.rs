@@ -1,11 +1,16 @@
-//! `/tmp/perf-PID.map`: names of what is in the code cache, for `perf report`
-//! (tools/perf/Documentation/jit-interface.txt).
+//! Writes `/tmp/perf-PID.map`, the names of the code in the code cache for `perf report` (Linux,
+//! tools/perf/Documentation/jit-interface.txt).
 //!
-//! A line is an address, a size and a name. Fragments are called after their version and where in
-//! the guest they start: `dynasour:t12:work+0x28`, with `:exits` for the code off the path; stubs
-//! are `dynasour:stub:…`, copied blocks `dynasour:copy:…`. The file is written at the end of the
-//! run; code that was dropped before is in it, and so may be under the addresses of what came
-//! after.
+//! Each line is an address, a size and a name. The name of a fragment consists of its version and
+//! the guest symbol at which it starts; `:exits` is appended for the code off the path. Resolved
+//! stubs are named `dynasour:stub:…`, and copied blocks `dynasour:copy:…`.
+//!
+//! Data: none; the fragments own the list of [`Piece`]s. The file is written once, at the end of the
+//! run. It also names code that was dropped before, so several lines may name the same addresses.
+//! The caller of [`write()`] holds the lock of the fragments.
+//!
+//! Example: the hot code of trace 12, which starts at `work+0x28` in the guest, is the line
+//! `20000000 40 dynasour:t12:work+0x28`.
 
 use crate::observe::census;
 use dynasour_guest::symbols::Symbols;
@@ -16,28 +21,29 @@ use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-/// One piece of code.
+/// A range of native code with its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Where it is.
+    /// The host addresses of the code.
     pub code: Range<u64>,
-    /// What it is: a version's name, `stub`, `copy`.
+    /// The name of its version, or `stub` or `copy`.
     pub what: String,
-    /// Where it starts in the guest.
+    /// The guest pc at which it starts.
     pub pc: u64,
-    /// Is it off the path?
+    /// Is it the code of exits, off the path?
     pub cold: bool,
 }
 
-/// The file of this process.
+/// The path of this process's file.
 pub fn path() -> PathBuf {
     format!("/tmp/perf-{}.map", std::process::id()).into()
 }
 
-/// Writes it.
+/// Writes the file.
 ///
 /// # Errors
-/// It cannot be written; for one that is there and not ours, or a link, that is so.
+/// The file cannot be written. This includes a file of another user at the path, and a symbolic
+/// link.
 pub fn write(pieces: &[Piece]) -> io::Result<()> {
     let symbols = Symbols::read(census::images().into_iter().map(Into::into));
     let text = lines(pieces, &symbols);

@@ -1,13 +1,22 @@
-//! Where the time of a run goes (`--stats`): each thread knows what it is doing, and how long it
-//! has.
+//! Measures the time that each thread spends in each phase of its work (`--stats`).
 //!
-//! A thread is in one *phase* at a time; [`during`] enters one and goes back. Entering costs a time
-//! stamp (about ten nanoseconds, and nothing without `--stats`), so phases are timed, not sampled:
-//! there is no signal that a guest could notice and no thread of ours that would count as one of
-//! its. Times are those of the clock on the wall: what a system call waits is in there.
+//! A thread is in one *phase* at a time. [`during`] enters a phase and returns to the one before.
+//! A change of phase reads the time stamp counter (some ten nanoseconds; guess). Without `--stats`
+//! it costs a test of a flag. Phases are timed and not sampled, so there is no signal and no thread
+//! that a guest could notice. The times are wall-clock times: a system call that waits is counted
+//! with its waiting.
 //!
-//! What native code does it does without us. Where copied blocks and traces run among each other,
-//! [`sampling`] tells them apart.
+//! Native code does not report phases of its own. [`sampling`] divides the time of
+//! [`Phase::Native`] between traces and copied blocks.
+//!
+//! Data: one [`Clock`] for each guest thread, and the time at which timing was [enabled](enable).
+//!
+//! Invariant: only its own thread writes a clock. No lock: other threads read the clock's atomics,
+//! and may see the times of a phase change that is going on.
+//!
+//! Example: a thread attends to its clock ([`attend`]) and is in [`Phase::Dispatch`]. It calls
+//! `during(Phase::Interpret, f)`; within `f` it calls `during(Phase::Translate, g)`. The time of
+//! `g` counts as translation, the remaining time of `f` as interpretation.
 
 pub mod sampling;
 
@@ -21,28 +30,29 @@ use std::time::{Duration, Instant};
 /// What a thread is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Nothing that is counted: there is no guest thread.
+    /// No guest thread runs; the time is not counted.
     Idle,
-    /// Whatever is nothing else: finding and linking code, attending to other threads.
+    /// Work of the dispatcher that no other phase names: finding and linking code, serving requests
+    /// of other threads.
     Dispatch,
     /// Interpreting guest code.
     Interpret,
-    /// Making guest code fit for the interpreter, or copying it.
+    /// Translating guest code for the interpreter, or copying it.
     Translate,
-    /// Interpreting what is recorded, and building versions from recordings.
+    /// Interpreting a path while it is recorded, and building versions from recordings.
     Record,
     /// Optimising versions.
     Optimise,
-    /// Making native code of them.
+    /// Generating and installing native code of versions.
     Emit,
     /// Running native code: traces, copied blocks.
     Native,
-    /// System calls and what else the runtime does in the guest's name.
+    /// System calls, and instructions that the runtime executes for the guest.
     Syscall,
 }
 
 impl Phase {
-    /// Those that are counted, with their names.
+    /// The phases that are counted, with their names in the statistics.
     pub const COUNTED: [(Phase, &'static str); 8] = [
         (Phase::Interpret, "interpreting"),
         (Phase::Translate, "translating"),
@@ -53,11 +63,12 @@ impl Phase {
         (Phase::Dispatch, "dispatching"),
         (Phase::Syscall, "system calls"),
     ];
-    /// Its name.
+    /// Its name in the statistics.
     pub fn name(self) -> &'static str {
         Phase::COUNTED.iter().find(|(phase, _)| *phase == self).map_or("idle", |(_, name)| name)
     }
 
+    /// All phases in the order of their numbers.
     const ALL: [Phase; 9] = [
         Phase::Idle,
         Phase::Dispatch,
@@ -71,15 +82,20 @@ impl Phase {
     ];
 }
 
-/// How long one thread has been in each phase, in ticks. Only that thread writes.
+/// The time that one thread has spent in each phase, in ticks of the time stamp counter. Only that
+/// thread writes it.
 #[derive(Default, Debug)]
 pub struct Clock {
+    /// The number of the current phase.
     now: AtomicUsize,
+    /// The tick at which it began.
     since: AtomicU64,
+    /// Ticks in each phase, without the current stay.
     spent: [AtomicU64; Phase::ALL.len()],
 }
 
 impl Clock {
+    /// Enters a phase; returns the one before.
     fn switch(&self, to: Phase) -> Phase {
         let now = ticks();
         let before = self.now.swap(to as usize, Ordering::Relaxed);
@@ -89,7 +105,7 @@ impl Clock {
         Phase::ALL[before]
     }
 
-    /// Ticks in a phase so far.
+    /// Ticks spent in `phase` so far.
     pub fn spent(&self, phase: Phase) -> u64 {
         let running = self.now.load(Ordering::Relaxed) == phase as usize;
         let since = ticks().saturating_sub(self.since.load(Ordering::Relaxed));
@@ -98,32 +114,33 @@ impl Clock {
 }
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-/// When that was: ticks and time.
+/// Tick and time at which timing was enabled.
 static START: OnceLock<(u64, Instant)> = OnceLock::new();
 
 thread_local! {
+    /// The clock to which this thread attends; null if none.
     static CLOCK: Cell<*const Clock> = const { Cell::new(std::ptr::null()) };
 }
 
-/// From now on threads are timed.
+/// Enables timing for the process. Threads that attend to a clock later are timed.
 pub fn enable() {
     START.get_or_init(|| (ticks(), Instant::now()));
     ENABLED.store(true, Ordering::Relaxed);
 }
 
-/// Are they?
+/// Is timing enabled?
 pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// How long so many ticks are.
+/// The duration of `n` ticks, by the rate of the time stamp counter since timing was enabled.
 pub fn time(n: u64) -> Duration {
     let Some((ticks_then, then)) = START.get() else { return Duration::ZERO };
     let all = ticks().saturating_sub(*ticks_then).max(1);
     Duration::from_secs_f64(then.elapsed().as_secs_f64() * (n as f64 / all as f64))
 }
 
-/// This thread's time goes to `clock` while the result lives.
+/// Counts this thread's time in `clock` while the result lives. None if timing is not enabled.
 pub fn attend(clock: &Arc<Clock>) -> Option<Attention> {
     if !is_enabled() {
         return None;
@@ -134,7 +151,7 @@ pub fn attend(clock: &Arc<Clock>) -> Option<Attention> {
     Some(Attention(clock.clone()))
 }
 
-/// See [`attend`].
+/// Keeps a thread's clock running ([`attend`]).
 pub struct Attention(Arc<Clock>);
 
 impl Drop for Attention {
@@ -144,7 +161,7 @@ impl Drop for Attention {
     }
 }
 
-/// Does something in a phase, and goes back to the one before.
+/// Calls `f` in `phase`, and returns to the phase before.
 pub fn during<R>(phase: Phase, f: impl FnOnce() -> R) -> R {
     if !is_enabled() {
         return f();
@@ -185,7 +202,7 @@ mod tests {
         assert_eq!(ms(Phase::Native), 0);
         let sum: Duration = Phase::COUNTED.iter().map(|(phase, _)| time(clock.spent(*phase))).sum();
         assert!(sum <= all + Duration::from_millis(2), "{sum:?} of {all:?}");
-        // Whom nobody attends to is not timed.
+        // A thread that attends to no clock is not timed.
         during(Phase::Native, || wait(1));
         assert_eq!(ms(Phase::Native), 0);
     }

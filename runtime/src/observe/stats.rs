@@ -1,4 +1,13 @@
-//! What happened during a run, for `--stats` and `--stats-json`.
+//! The statistics of a run, for `--stats` and `--stats-json`.
+//!
+//! Data: [`Stats`], the counters of one process. The fragments own most of them, under their lock;
+//! the counters of the threads and their times are added when the statistics are read. A field's
+//! name is its key in the JSON.
+//!
+//! Invariant: nothing that the guest does depends on a counter. No lock: these are plain values.
+//!
+//! Example: a guard fails and control comes to the runtime: `stats.deopt(DeoptReason::Guard)`. The
+//! table has the line `deopts: guard  1`, the JSON `"deopts": {"guard": 1}`.
 
 use crate::observe::profile::Phase;
 use dynasour_emitter::Rates;
@@ -16,7 +25,7 @@ pub enum DeoptReason {
     Chaos,
     /// A memory access or a native instruction faulted.
     Fault,
-    /// The runtime asked for control (a signal).
+    /// The fragment was left at a safe point because a signal had arrived.
     Poll,
 }
 
@@ -34,48 +43,49 @@ impl DeoptReason {
 /// Counters of one process.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Stats {
-    /// Fragments made, side traces included.
+    /// Fragments made from traces, side traces included; resolved stubs are not.
     pub fragments: u64,
-    /// Of those, loops.
+    /// Of these, loops.
     pub loop_fragments: u64,
-    /// Resolved exit stubs made.
+    /// Resolved stubs made.
     pub stubs: u64,
     /// Direct links made between fragments.
     pub links: u64,
-    /// Times a fragment was entered from the runtime, where native code is nothing but fragments.
+    /// Number of times that the runtime entered a fragment directly. A fragment that is entered by
+    /// a link or through a copied block is not counted.
     pub fragment_entries: u64,
-    /// Times native code was entered from the runtime.
+    /// Number of times that the runtime entered native code: fragments and copied blocks.
     pub native_entries: u64,
-    /// Times a fragment ended normally into the runtime (not by a link).
+    /// Number of times that a trace ran to its end and came to the runtime there.
     pub fragment_ends: u64,
     /// Deoptimisations by reason.
     pub deopts: BTreeMap<&'static str, u64>,
     /// Complete recordings by how they ended.
     pub recordings: BTreeMap<String, u64>,
-    /// Recordings that came to nothing, by reason.
+    /// Recordings of which no trace was made, by reason.
     pub aborts: BTreeMap<String, u64>,
-    /// Trace heads given up.
+    /// Trace heads that were given up: no further recording is tried there.
     pub blacklisted: u64,
-    /// Times the whole cache was dropped.
+    /// Number of times that all native code was dropped.
     pub flushes: u64,
-    /// Copied blocks that were removed because a page of theirs was touched.
+    /// Copied blocks that were removed because a page of their guest code was touched.
     pub removed_blocks: u64,
-    /// Fragments that were put to rest because a page of theirs was touched.
+    /// Fragments that were put to rest because a page of their guest code was touched.
     pub rested: u64,
-    /// Of these, how many came back.
+    /// Resting fragments that were made live again, because their guest bytes were unchanged.
     pub woken: u64,
     /// Guest instructions in all traces.
     pub trace_instructions: u64,
     /// Bytes of emitted code.
     pub code_bytes: u64,
-    /// Nanoseconds building, optimising and emitting traces.
+    /// Nanoseconds spent on building, optimising and emitting traces.
     pub compile_nanoseconds: u64,
-    /// Nanoseconds that the guest's threads spent in each phase, on the clock on the wall.
+    /// Nanoseconds of wall-clock time that the guest's threads spent in each phase.
     pub time_nanoseconds: BTreeMap<&'static str, u64>,
-    /// Samples of processor time in native code, where traces run among copied blocks: in traces,
-    /// in blocks, in between.
+    /// Samples of processor time in native code, by the kind of the code: traces, copied blocks, or
+    /// lookups and entries.
     pub native_samples: BTreeMap<&'static str, u64>,
-    /// System calls.
+    /// System calls of the guest.
     pub syscalls: u64,
     /// Signals delivered to guest handlers.
     pub signals: u64,
@@ -83,32 +93,33 @@ pub struct Stats {
     pub blocks: u64,
     /// Guest blocks copied.
     pub copied_blocks: u64,
-    /// Guest instructions in them.
+    /// Guest instructions in the copied blocks.
     pub copied_instructions: u64,
-    /// Bytes of their code.
+    /// Bytes of native code of the copied blocks.
     pub copied_bytes: u64,
-    /// Links between them.
+    /// Links between copied blocks.
     pub copied_links: u64,
     /// Indirect transfers of native code.
     pub indirect: Indirect,
 }
 
-/// How indirect jumps, calls and returns found where they went, but those that traces follow
-/// inside: these are guards.
+/// How indirect jumps, calls and returns found their destinations. A transfer that a trace follows
+/// inside is a guard and is not counted.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Indirect {
-    /// How many there were, if they were counted: with `--stats` or `--count`.
+    /// All of them. None if they were not counted, which needs `--stats` or `--count`.
     pub executed: Option<u64>,
-    /// Of these, by a comparison with the target. Counted likewise.
+    /// Those that found it by a comparison with the target. None if not counted.
     pub compared: Option<u64>,
-    /// In the second table; the first has the rest. Counted likewise.
+    /// Those that found it in the second table. None if not counted. All others that did not miss
+    /// found it in the first table.
     pub second: Option<u64>,
-    /// Nowhere, and came to the runtime.
+    /// Those that found it nowhere and came to the runtime.
     pub missed: u64,
 }
 
 impl Indirect {
-    /// With what an emitter has counted.
+    /// The sum of these numbers and those that an emitter has counted.
     pub(crate) fn and(self, rates: Option<Rates>) -> Indirect {
         let Some(rates) = rates else { return self };
         let sum = |before: Option<u64>, more: u64| Some(before.unwrap_or_default() + more);
@@ -120,6 +131,7 @@ impl Indirect {
         }
     }
 
+    /// Names and values of the rows of the table; none if the transfers were not counted.
     fn rows(&self) -> Vec<(&'static str, String)> {
         let (Some(executed), Some(compared), Some(second)) =
             (self.executed, self.compared, self.second)
@@ -149,12 +161,12 @@ impl Stats {
         *self.recordings.entry(format!("{end:?}")).or_default() += 1;
     }
 
-    /// Counts a recording that came to nothing.
+    /// Counts a recording of which no trace was made.
     pub fn aborted(&mut self, reason: AbortReason) {
         *self.aborts.entry(format!("{reason:?}")).or_default() += 1;
     }
 
-    /// The table for people.
+    /// The text that `--stats` prints.
     pub fn table(&self) -> String {
         let mut out = String::from("dynasour statistics\n");
         let mut row = |name: &str, value: String| {
@@ -195,7 +207,7 @@ impl Stats {
         out
     }
 
-    /// Where the time went.
+    /// The part of the text about times; empty if no times were measured.
     fn times(&self) -> String {
         let all: u64 = self.time_nanoseconds.values().sum();
         let mut out = String::new();

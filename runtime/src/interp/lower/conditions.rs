@@ -1,13 +1,20 @@
-//! Flags as descriptions, and the cheapest way to decide a condition of them: often one comparison
-//! of the words that the description names.
+//! Lowers flags and conditions. Flags become descriptions; a condition is decided in the cheapest
+//! way, which often is one comparison of the words that the description names.
+//!
+//! Data: the descriptions are in the workspace. A description is valid until its last use
+//! (`Desc::until`); until then `protect` keeps its slots unchanged.
+//!
+//! Example: `cmp eax, ecx; jb l` has the description (`Sub`, i32, eax, ecx). Condition `b` is
+//! decided by the unsigned comparison `eax < ecx`.
 
-use super::{Compare, Desc, LowerError, Lowerer, Plan, Val};
+use super::{Compare, Decision, Desc, LowerError, Lowerer, Val};
 use crate::interp::code::{self, FlagState, Handler, Source};
 use crate::interp::flags::{Form, Kind, shift_ignores_old};
 use crate::interp::select;
 use dynasour_ir::{Cond, FlagOp, Inst, Op, Operand, Ty, Value};
 
 impl Lowerer<'_> {
+    /// The description of the flags that `operand` is.
     pub(super) fn flag_state(&self, operand: Operand) -> Result<FlagState, LowerError> {
         match operand {
             Operand::Value(v) => match self.work.vals.get(v.index()) {
@@ -18,14 +25,14 @@ impl Lowerer<'_> {
         }
     }
 
-    /// Emits an operation over a description of flags.
+    /// Emits an operation that reads the flags described by `state`.
     pub(super) fn emit_state(&mut self, run: Handler, d: u16, c: u16, state: FlagState) {
         self.tables.states.push(Box::new(state));
         let table = self.tables.states.last().map_or(0, |s| std::ptr::from_ref(&**s) as u64);
         self.emit(run, d, 0, 0, c, table);
     }
 
-    /// The bits of flags, in a slot.
+    /// The rflags image of the flags that `operand` is.
     pub(super) fn flag_bits(&mut self, operand: Operand) -> Result<Source, LowerError> {
         match self.flag_state(operand)? {
             FlagState::Known(kind, [a, _, _]) if kind.form() == Form::Bits => Ok(a),
@@ -37,12 +44,14 @@ impl Lowerer<'_> {
         }
     }
 
+    /// Makes the description of the flags `v`.
     pub(super) fn new_desc(&mut self, v: Value, form: Form, ty: Ty, sources: [Source; 3]) {
         let until = self.work.last_use[v.index()].unwrap_or(0);
         self.work.descs.push(Desc { state: FlagState::Known(Kind::new(form, ty), sources), until });
         self.work.vals[v.index()] = Val::Flags(self.work.descs.len() - 1);
     }
 
+    /// Lowers instruction `i`, which makes flags `v` by `op`.
     pub(super) fn flags(
         &mut self,
         i: usize,
@@ -85,7 +94,8 @@ impl Lowerer<'_> {
                 self.new_desc(v, Form::Logic, inst.ty, sources);
             }
             FlagOp::And => {
-                // test: the result is worth a temporary, conditions then compare it with zero.
+                // For `test` the result is computed in a temporary, so that a condition is one
+                // comparison with zero.
                 let (mut a, mut b) = (self.source(inst.args[0])?, self.source(inst.args[1])?);
                 if matches!(a, Source::Const(_)) {
                     std::mem::swap(&mut a, &mut b);
@@ -102,13 +112,13 @@ impl Lowerer<'_> {
                 self.new_desc(v, Form::Logic, inst.ty, [Source::Slot(t), zero, zero]);
             }
             _ => {
-                let old = op.old_operand();
+                let (ty, old) = (inst.ty, op.old_operand());
                 for (k, operand) in inst.args.iter().enumerate() {
+                    let ignores_old =
+                        |count| matches!(count, Source::Const(n) if shift_ignores_old(op, ty, n));
                     sources[k] = if Some(k) != old {
                         self.source(*operand)?
-                    } else if k == 2
-                        && matches!(sources[1], Source::Const(n) if shift_ignores_old(op, inst.ty, n))
-                    {
+                    } else if k == 2 && ignores_old(sources[1]) {
                         zero
                     } else {
                         self.flag_bits(*operand)?
@@ -120,18 +130,18 @@ impl Lowerer<'_> {
         Ok(())
     }
 
-    /// How to decide `cond` of flags in `state`.
-    pub(super) fn plan(cond: Cond, state: FlagState) -> Plan {
-        let FlagState::Known(kind, [a, b, _]) = state else { return Plan::State };
+    /// The cheapest way to decide `cond` of flags in `state`.
+    pub(super) fn decision(cond: Cond, state: FlagState) -> Decision {
+        let FlagState::Known(kind, [a, b, _]) = state else { return Decision::State };
         let ty = kind.ty();
         let zero = Source::Const(0);
-        let compare = |op, swapped, a, b| Plan::Compare(Compare { op, swapped, ty, a, b });
+        let compare = |op, swapped, a, b| Decision::Compare(Compare { op, swapped, ty, a, b });
         let on_result = match cond {
             Cond::E => compare(Op::Eq, false, a, zero),
             Cond::Ne => compare(Op::Ne, false, a, zero),
             Cond::S => compare(Op::LtS, false, a, zero),
             Cond::Ns => compare(Op::LeS, true, a, zero),
-            _ => Plan::State,
+            _ => Decision::State,
         };
         match kind.form() {
             Form::Sub => match cond {
@@ -147,7 +157,7 @@ impl Lowerer<'_> {
                 Cond::G => compare(Op::LtS, true, a, b),
                 Cond::S if b == zero => compare(Op::LtS, false, a, zero),
                 Cond::Ns if b == zero => compare(Op::LeS, true, a, zero),
-                Cond::S | Cond::Ns | Cond::O | Cond::No | Cond::P | Cond::Np => Plan::State,
+                Cond::S | Cond::Ns | Cond::O | Cond::No | Cond::P | Cond::Np => Decision::State,
             },
             Form::Logic => match cond {
                 Cond::E | Cond::Be => compare(Op::Eq, false, a, zero),
@@ -156,9 +166,9 @@ impl Lowerer<'_> {
                 Cond::Ns | Cond::Ge => compare(Op::LeS, true, a, zero),
                 Cond::Le => compare(Op::LeS, false, a, zero),
                 Cond::G => compare(Op::LtS, true, a, zero),
-                Cond::B | Cond::O => Plan::Always(false),
-                Cond::Ae | Cond::No => Plan::Always(true),
-                Cond::P | Cond::Np => Plan::State,
+                Cond::B | Cond::O => Decision::Always(false),
+                Cond::Ae | Cond::No => Decision::Always(true),
+                Cond::P | Cond::Np => Decision::State,
             },
             Form::AddResult => match cond {
                 Cond::B => compare(Op::LtU, false, a, b),
@@ -166,10 +176,12 @@ impl Lowerer<'_> {
                 _ => on_result,
             },
             Form::SubResult | Form::Inc | Form::Dec => on_result,
-            Form::Bits | Form::Host(_) => Plan::State,
+            Form::Bits | Form::Host(_) => Decision::State,
         }
     }
 
+    /// Lowers instruction `i`, which computes the condition `v` of flags. A condition that only the
+    /// terminator reads is left to the terminator.
     pub(super) fn cond(
         &mut self,
         i: usize,
@@ -190,7 +202,7 @@ impl Lowerer<'_> {
         self.decide(i, cond, desc, Some(v)).map(|_| ())
     }
 
-    /// Computes a condition into a slot.
+    /// Computes a condition into the slot of `v`, or into a temporary; returns the slot.
     pub(super) fn decide(
         &mut self,
         i: usize,
@@ -203,10 +215,10 @@ impl Lowerer<'_> {
             None => self.temp()?,
         };
         let state = self.work.descs[desc].state;
-        match Self::plan(cond, state) {
-            Plan::Always(holds) => self.emit(code::constant, d, 0, 0, 0, u64::from(holds)),
-            Plan::State => self.emit_state(code::condition, d, cond as u16, state),
-            Plan::Compare(Compare { op, swapped, ty, a, b }) => {
+        match Self::decision(cond, state) {
+            Decision::Always(holds) => self.emit(code::constant, d, 0, 0, 0, u64::from(holds)),
+            Decision::State => self.emit_state(code::condition, d, cond as u16, state),
+            Decision::Compare(Compare { op, swapped, ty, a, b }) => {
                 let run = select::compare(op, swapped, ty, matches!(b, Source::Const(_)));
                 let a = self.slot_of(a)?;
                 let (b, imm) = match b {
@@ -217,7 +229,7 @@ impl Lowerer<'_> {
             }
         }
         if let Some(v) = v {
-            self.place(v, d, true);
+            self.bind(v, d, true);
         }
         Ok(d)
     }

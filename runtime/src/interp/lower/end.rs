@@ -1,19 +1,26 @@
-//! The last operation of a block: it records the guest's flags if it must, on the way of the branch
-//! if it can.
+//! Lowers the terminator of a block.
+//!
+//! The guest's flags must be in the record when the block ends. If the block has changed them, they
+//! are recorded by an operation before the last one. A conditional branch that compares the words
+//! of the flags' own description does both in one operation (`fused_branch`).
+//!
+//! Example: `cmp eax, ecx; jb l` ends in one operation. It records (`Sub`, i32, eax, ecx), compares
+//! the two words and leaves by one of two links.
 
-use super::{CALL_FLAGS, Compare, End, LowerError, Lowerer, Plan, Val};
+use super::{CALL_FLAGS, Compare, Decision, End, LowerError, Lowerer, Val};
 use crate::interp::code::{self, FlagState, Source};
 use crate::interp::flags::Form;
 use crate::interp::select;
 use dynasour_ir::{Cond, GuestTerm, Operand};
 
 impl Lowerer<'_> {
+    /// Lowers the terminator.
     pub(super) fn term(&mut self, term: &GuestTerm) -> Result<End, LowerError> {
         if let GuestTerm::Branch { cond, taken, fall } = *term {
             self.branch(cond, self.jump_flags(taken))?;
             return Ok(End::Branch(taken, fall));
         }
-        self.record_pending();
+        self.record_current_flags();
         let end = match *term {
             GuestTerm::Goto(Operand::Const(to)) => End::Goto(to),
             GuestTerm::Call { target: Operand::Const(to), .. } => End::Call(to),
@@ -36,11 +43,12 @@ impl Lowerer<'_> {
         Ok(end)
     }
 
-    /// The flags of a jump to `target`.
+    /// The edge flags of a jump to `target`. The target of a backward jump is a trace head.
     fn jump_flags(&self, target: u64) -> u16 {
         if target <= self.pc { code::ANY_EDGE | code::HEAD_EDGE } else { code::ANY_EDGE }
     }
 
+    /// Emits the end of a block whose target is a value.
     fn indirect(&mut self, target: Operand, end: End) -> Result<End, LowerError> {
         let a = self.slot(target)?;
         let flags = if end == End::CallIndirect { CALL_FLAGS } else { code::ANY_EDGE };
@@ -48,9 +56,9 @@ impl Lowerer<'_> {
         Ok(end)
     }
 
-    /// Writes the description of the guest's flags to the record.
-    fn record_pending(&mut self) {
-        let state = self.work.descs[self.pending].state;
+    /// Writes the guest's flags to the record, unless they are there.
+    fn record_current_flags(&mut self) {
+        let state = self.work.descs[self.current_flags].state;
         match state {
             FlagState::Record => {}
             FlagState::Known(kind, [Source::Slot(a), b, _])
@@ -65,7 +73,8 @@ impl Lowerer<'_> {
         }
     }
 
-    /// `taken` are the flags of the edge if taken.
+    /// Emits a conditional branch. `taken` are the flags of the edge that is followed if `cond`
+    /// holds.
     fn branch(&mut self, cond: Operand, taken: u16) -> Result<(), LowerError> {
         let end = self.end();
         let i1 = match cond {
@@ -81,20 +90,23 @@ impl Lowerer<'_> {
             },
             Operand::Const(_) => self.slot(cond)?,
         };
-        self.record_pending();
+        self.record_current_flags();
         self.emit(code::branch, taken, i1, 0, 0, 0);
         Ok(())
     }
 
-    /// A branch that compares, and records the guest's flags on the way, if one operation can do
-    /// both.
+    /// Emits a branch that compares and records the guest's flags in one operation, if there is
+    /// such an operation. It must read the words of the flags' description; constants must fit in
+    /// 32 bits, because two of them share `imm`.
     fn fused_branch(&mut self, cond: Cond, desc: usize, taken: u16) -> Result<bool, LowerError> {
-        let (pending, state) = (self.work.descs[self.pending].state, self.work.descs[desc].state);
-        let FlagState::Known(kind, [flags_a, flags_b, _]) = pending else { return Ok(false) };
-        if pending != state || matches!(kind.form(), Form::Host(_) | Form::Bits) {
+        let (current, state) =
+            (self.work.descs[self.current_flags].state, self.work.descs[desc].state);
+        let FlagState::Known(kind, [flags_a, flags_b, _]) = current else { return Ok(false) };
+        if current != state || matches!(kind.form(), Form::Host(_) | Form::Bits) {
             return Ok(false);
         }
-        let Plan::Compare(Compare { op, swapped, ty, a, b }) = Self::plan(cond, state) else {
+        let Decision::Compare(Compare { op, swapped, ty, a, b }) = Self::decision(cond, state)
+        else {
             return Ok(false);
         };
         let Source::Slot(slot) = a else { return Ok(false) };

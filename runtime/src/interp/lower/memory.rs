@@ -1,4 +1,10 @@
-//! Loads, stores, natives: everything that can fault.
+//! Lowers loads, stores and natives: the operations that can fault.
+//!
+//! Invariant: an operation that can fault is emitted by `emit_faulting`, which notes the state of
+//! its site and rejects a block whose guest instruction has changed the state before.
+//!
+//! Example: `mov eax, [rdi + 4*rcx + 8]` becomes one load with a = rdi, b = rcx, c = 2 (the scale's
+//! logarithm) and imm = 8, into the slot of eax.
 
 use super::{LowerError, Lowerer};
 use crate::interp::code::{self, Code, FlagState, Source};
@@ -9,7 +15,10 @@ use dynasour_ir::{Effects, Inst, Mem, Native, Op, Operand, Segment, Ty, Value};
 use smallvec::SmallVec;
 
 impl Lowerer<'_> {
-    /// Slots and shape of an address: base, index, scale, displacement.
+    /// The fields a, b, c and imm of an operation at an address: the slots of base and index, the
+    /// logarithm of the scale, and the displacement. A segment's base takes the place of the index;
+    /// if the address has an index, too, the address without the segment is computed in a
+    /// temporary first.
     fn address(
         &mut self,
         mem: Mem,
@@ -45,6 +54,7 @@ impl Lowerer<'_> {
         Ok((t, segment, 0, 0))
     }
 
+    /// The memory operand of `inst`, with the operands for base and index.
     fn operands_of(inst: &Inst) -> Result<(Mem, Operand, Operand), LowerError> {
         match (inst.mem, &inst.args[..]) {
             (Some(mem), [base, index, ..]) => Ok((mem, *base, *index)),
@@ -52,6 +62,7 @@ impl Lowerer<'_> {
         }
     }
 
+    /// Lowers the load at position `i`.
     pub(super) fn load(&mut self, i: usize, inst: &Inst) -> Result<(), LowerError> {
         let v = inst.def().ok_or_else(|| LowerError::Unsupported(inst.op.to_string()))?;
         let (mem, base, index) = Self::operands_of(inst)?;
@@ -64,11 +75,12 @@ impl Lowerer<'_> {
         let run = run.ok_or_else(|| LowerError::Unsupported(format!("{}.{}", inst.op, inst.ty)))?;
         let d = self.destination(i, result)?;
         self.emit_faulting(Code { run, imm, d, a, b, c })?;
-        self.place(result, d, true);
+        self.bind(result, d, true);
         Ok(())
     }
 
-    /// A sign extension that is the only reader of the value loaded at `i` is done by the load.
+    /// If the next instruction is a sign extension and the only reader of `v`, which is loaded at
+    /// `i`, the load extends. Returns the extended value and its type.
     fn merge_extension(&mut self, i: usize, v: Value) -> Option<(Value, Ty)> {
         if self.work.uses[v.index()] != 1 {
             return None;
@@ -85,6 +97,7 @@ impl Lowerer<'_> {
         }
     }
 
+    /// Lowers a store.
     pub(super) fn store(&mut self, inst: &Inst) -> Result<(), LowerError> {
         let (mem, base, index) = Self::operands_of(inst)?;
         let (a, b, c, imm) = self.address(mem, base, index)?;
@@ -103,6 +116,7 @@ impl Lowerer<'_> {
         self.emit_faulting(Code { run, imm, d, a, b, c })
     }
 
+    /// Lowers the native at position `i`.
     pub(super) fn native(&mut self, i: usize, inst: &Inst) -> Result<(), LowerError> {
         let bad = || LowerError::Unsupported("native without its table entry".to_string());
         let version = self.version;
@@ -131,8 +145,8 @@ impl Lowerer<'_> {
         }
         let flags_def = native.flags_out.then(|| inst.defs.last().copied()).flatten();
         let restartable = native.effects.contains(Effects::RESTARTABLE);
-        // What a fault in the middle leaves in the flags depends on the processor: it is taken from
-        // there.
+        // After a fault in the middle of a restartable instruction the flags depend on the
+        // processor. The thunk stores the flags that the processor has left.
         let faults_with_flags = restartable && native.flags_out;
         let flags_wanted =
             faults_with_flags || flags_def.is_some_and(|v| self.work.last_use[v.index()].is_some());
@@ -148,8 +162,8 @@ impl Lowerer<'_> {
         for (k, gpr) in native.gpr_out.iter().enumerate() {
             let v = *inst.defs.get(k).ok_or_else(bad)?;
             if restartable {
-                // After a fault the register has changed already: what the fault looks at moves out
-                // of its way.
+                // At a fault the thunk has already written the register. Values and flags that are
+                // needed from this position on are therefore copied from it first.
                 self.protect(gpr.number() as u16, i.saturating_sub(1))?;
             }
             let d = self.destination(i, v)?;
@@ -160,8 +174,7 @@ impl Lowerer<'_> {
         }
         let flags_out = if flags_wanted { Some(self.temp()?) } else { None };
 
-        // Protecting the outputs may have emitted copies, but the inputs' slots are still as they
-        // were.
+        // `protect` may have emitted copies of the inputs' slots; the slots are unchanged.
         let op = NativeOp::new(native, self.natives, &inputs, &outputs, flags_in, flags_out)?;
         self.tables.natives.push(Box::new(op));
         let table = self.tables.natives.last().map_or(0, |n| std::ptr::from_ref(&**n) as u64);
@@ -174,7 +187,7 @@ impl Lowerer<'_> {
         }
 
         for (k, d) in outputs.iter().enumerate() {
-            self.place(inst.defs[k], *d, true);
+            self.bind(inst.defs[k], *d, true);
         }
         if let (Some(t), Some(v)) = (flags_out, flags_def) {
             let zero = Source::Const(0);

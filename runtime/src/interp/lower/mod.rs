@@ -1,21 +1,40 @@
-//! Lowering: one `base` block of IR to a list of [`Code`], once per block.
+//! Lowering: translates one `base` block of IR to a list of operations ([`Code`]) for the
+//! interpreter. Each block is lowered once.
 //!
-//! * A `get` emits nothing: its value *is* the register's slot. When the register is overwritten
-//!   while such a value is still to be read, it is copied aside first (`protect`).
-//! * A result that a later `put` of the same instruction writes to a register goes there at once
-//!   (`destination`); nothing between the two may fault or read the register.
-//! * Truncations and zero extensions of clean values emit nothing either: handlers cut what they
-//!   read.
-//! * Flags stay descriptions ([`FlagState`]) over slots and constants, looked at by conditions, by
-//!   faults (through the table of [`Site`]s), and at the block's end, where they go to the record,
-//!   if possible within the branch itself. Flags that nobody can see any more get no description at
-//!   all.
+//! Words: *slot*, *record* and *handler* are those of [`super::code`]. A *position* is the index of
+//! an IR instruction in the block; the terminator's is the number of instructions. A value is
+//! *clean* if the bits of its slot above its type are zero.
 //!
-//! Files: `uses` (what is read where), `slots` (where values are), this one (moves and pure
-//! operations), `conditions` (flags), `memory` (what can fault), `end`.
+//! How operations are saved:
+//! * A `get` emits nothing: its value lives in the register's slot. If the register is overwritten
+//!   before the last read of such a value, the value is copied to a temporary first (`protect`).
+//! * A result that a later `put` of the same guest instruction writes to a register is computed in
+//!   the register's slot (`destination`), unless an operation between the two may fault or uses the
+//!   register.
+//! * Truncations, and zero extensions of clean values, emit nothing: handlers cut their operands to
+//!   their type.
+//! * Flags are not computed. They are described over slots and constants ([`FlagState`]).
+//!   Conditions and faults (by the table of [`Site`]s) use the description. At the end of the block
+//!   it is written to the record, within the branch itself if possible. Flags that are overwritten
+//!   before any use get no description.
 //!
-//! Invariant: at each operation that may fault, the registers' slots hold the state before its
-//! guest instruction, and the site's description gives that state's flags.
+//! Files: `uses` (where each value is read), `slots` (where each value lives), this one (moves and
+//! pure operations), `conditions` (flags), `memory` (operations that can fault), `end`.
+//!
+//! Data: [`Workspace`], lists that are used again for the next block, and the [`Lowered`] block.
+//!
+//! Invariants:
+//! * At each operation that may fault, the registers' slots hold the state before its guest
+//!   instruction, and the site's description gives that state's flags. Restartable natives are the
+//!   exception: the state is what the processor leaves.
+//! * Pointers in the operations point into boxes that the block owns.
+//!
+//! A workspace and a pool of natives belong to one guest thread, which calls [`lower`] without a
+//! lock.
+//!
+//! Example: `sub eax, 5; je l` becomes two operations. The first subtracts 5 from slot 0 (eax) in
+//! place. The second compares slot 0 with zero, records the flags as those of a subtraction with
+//! this result and second operand 5, and ends the block.
 
 mod conditions;
 mod end;
@@ -30,20 +49,20 @@ use super::select;
 use dynasour_ir::op::ArgTy;
 use dynasour_ir::{Cond, Inst, Loc, Op, Operand, Term, Trap, Ty, Value, Version};
 
-/// The flags of a call's edge.
+/// The flags of the edge of a call: a call makes its target a trace head.
 const CALL_FLAGS: u16 = code::ANY_EDGE | code::HEAD_EDGE;
 
-/// Why a block could not be lowered. Each is a broken invariant of whoever made the block, or a
-/// full table.
+/// Why a block could not be lowered: the code that made the block broke an invariant, or a table is
+/// full.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LowerError {
-    /// Not exactly one block with a guest terminator.
+    /// The version is not exactly one block with a guest terminator.
     #[error("not a base block")]
     NotBase,
-    /// An operation that has no place in a base block.
+    /// An operation that is not allowed in a base block.
     #[error("operation {0} cannot stand in a base block")]
     Unsupported(String),
-    /// An operand has no value yet, or not of the kind its use needs.
+    /// An operand has no value yet, or its value is not of the kind that the operation needs.
     #[error("operand {0} is not available")]
     Operand(String),
     /// A register is written before something that can fault in the same instruction.
@@ -57,37 +76,38 @@ pub enum LowerError {
     Native(#[from] NativeError),
 }
 
-/// What is known about an operation that may fault.
+/// An operation that may fault, with the guest's state before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Site {
-    /// Index of the operation.
+    /// Index of the operation in [`Lowered::code`].
     pub op: u32,
-    /// The guest instruction.
+    /// The pc of its guest instruction.
     pub pc: u64,
-    /// Its flags before, or what a fault in the middle leaves.
+    /// The flags before the guest instruction. For a restartable native that writes flags, the
+    /// flags that the fault has left.
     pub flags: FlagState,
 }
 
 /// How a block ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// To a constant pc.
+    /// A jump to a constant pc.
     Goto(u64),
-    /// To one of two pcs; the exit word is nonzero for the first.
+    /// A jump to one of two pcs: to the first if the word at [`code::EXIT`] is not zero.
     Branch(u64, u64),
     /// A call of a constant pc.
     Call(u64),
-    /// A call of the pc in the exit word.
+    /// A call of the pc in the word at [`code::EXIT`].
     CallIndirect,
-    /// A return to the pc in the exit word.
+    /// A return to the pc in the word at [`code::EXIT`].
     Ret,
-    /// A jump to the pc in the exit word.
+    /// A jump to the pc in the word at [`code::EXIT`].
     Indirect,
-    /// `syscall`; the pc after it.
+    /// `syscall`, with the pc after it.
     Syscall(u64),
-    /// An instruction for the runtime.
+    /// The instruction at this pc, which the runtime executes.
     Special(u64),
-    /// An instruction that traps.
+    /// The instruction at this pc, which traps.
     Trap(u64, Trap),
 }
 
@@ -95,16 +115,17 @@ pub enum End {
 pub struct Lowered {
     /// The operations.
     pub code: Box<[Code]>,
-    /// Operations that may fault, in order.
+    /// The operations that may fault, in the order of their indices.
     pub sites: Box<[Site]>,
     /// How it ends.
     pub end: End,
     /// pc of the last guest instruction.
     pub last_pc: u64,
-    /// Side tables that the operations point into; boxes do not move.
+    /// The data to which operations point. Each element is boxed, so it does not move.
     _tables: Tables,
 }
 
+/// See [`Lowered`].
 #[derive(Default)]
 #[allow(clippy::vec_box, reason = "operations hold pointers to the elements")]
 struct Tables {
@@ -114,52 +135,59 @@ struct Tables {
     bytes: Option<Box<CodeBytes>>,
 }
 
-/// Where a value is.
+/// Where a value lives.
 #[derive(Clone, Copy)]
 enum Val {
     Unset,
-    /// In a slot; clean means zero above its type.
+    /// In a slot, and whether it is clean.
     Slot(u16, bool),
     Const(u64),
+    /// Flags with the description of this index.
     Flags(usize),
-    /// A condition that only the terminator reads.
+    /// A condition of the flags with the description of this index. Only the terminator reads it.
     Cond(Cond, usize),
 }
 
-/// A description of flags and how long it is needed.
+/// A description of flags.
 struct Desc {
     state: FlagState,
+    /// The last position at which it may be read.
     until: usize,
 }
 
 /// A comparison that decides a condition.
 struct Compare {
     op: Op,
-    /// Exchange the operands of `op`.
+    /// Are the operands of `op` exchanged?
     swapped: bool,
     ty: Ty,
     a: Source,
     b: Source,
 }
 
-enum Plan {
+/// How a condition is decided.
+enum Decision {
     Compare(Compare),
+    /// The condition has this value whatever the operands are.
     Always(bool),
+    /// By computing it from the description at run time.
     State,
 }
 
-/// Lists that are filled anew for each block: kept from one to the next.
+/// Lists that are filled for each block. They are kept from block to block to save allocations.
 #[derive(Default)]
 pub struct Workspace {
     vals: Vec<Val>,
     /// The last position at which each value is read; `None` if never.
     last_use: Vec<Option<usize>>,
+    /// How often each value is read.
     uses: Vec<u32>,
-    /// For flags: the operation of the same guest instruction whose result gives them cheaply.
+    /// For each instruction that makes flags: the result of the same guest instruction from which
+    /// the flags follow cheaply, if there is one.
     results: Vec<Option<Value>>,
-    /// Instructions that were merged into an earlier one.
+    /// For each instruction: was it merged into an earlier one?
     merged: Vec<bool>,
-    /// Values that live in each register's slot.
+    /// For each general register: the values that live in its slot.
     in_gpr: [Vec<Value>; 16],
     descs: Vec<Desc>,
     code: Vec<Code>,
@@ -186,22 +214,25 @@ impl Workspace {
     }
 }
 
+/// The lowering of one block.
 struct Lowerer<'a> {
     version: &'a Version,
     insts: &'a [Inst],
     natives: &'a mut NativePool,
     work: &'a mut Workspace,
-    /// The description of the guest's current flags.
-    pending: usize,
+    /// Index of the description of the guest's current flags.
+    current_flags: usize,
     tables: Tables,
+    /// The first temporary that is not used.
     next_temp: u16,
+    /// The pc of the current guest instruction.
     pc: u64,
     /// Has the current guest instruction written state already?
     dirty: bool,
 }
 
-/// Lowers the only block of `version`. With `bytes`, the block begins with a check that they are
-/// still there.
+/// Lowers the only block of `version`. With `bytes`, the block begins with a check that the guest
+/// code still consists of these bytes.
 ///
 /// # Errors
 /// See [`LowerError`].
@@ -219,7 +250,7 @@ pub fn lower(
         insts: &block.insts,
         natives,
         work,
-        pending: 0,
+        current_flags: 0,
         tables: Tables::default(),
         next_temp: code::TEMPS,
         pc: version.region,
@@ -280,7 +311,7 @@ impl Lowerer<'_> {
                 let state = self.flag_state(inst.args[0])?;
                 let d = self.destination(i, v)?;
                 self.emit_state(code::flag_bits, d, 0, state);
-                self.place(v, d, true);
+                self.bind(v, d, true);
                 Ok(())
             }
             Op::Trunc => self.alias(inst.args[0], v, false),
@@ -289,14 +320,11 @@ impl Lowerer<'_> {
         }
     }
 
-    /// `v` is the same word as `operand`.
+    /// Makes `v` live where `operand` lives.
     fn alias(&mut self, operand: Operand, v: Value, clean: bool) -> Result<(), LowerError> {
         match self.source(operand)? {
-            Source::Slot(s) => {
-                self.place(v, s, clean);
-                // The aliased register may be overwritten before the alias is read, so both are
-                // watched.
-            }
+            // If the slot is a register's, `protect` moves both values before it is overwritten.
+            Source::Slot(s) => self.bind(v, s, clean),
             Source::Const(c) => {
                 self.work.vals[v.index()] = Val::Const(c & self.version.ty(v).mask())
             }
@@ -306,14 +334,14 @@ impl Lowerer<'_> {
 
     fn get(&mut self, loc: Loc, v: Value) -> Result<(), LowerError> {
         match loc {
-            Loc::Gpr(g) => self.place(v, g.number() as u16, true),
+            Loc::Gpr(g) => self.bind(v, g.number() as u16, true),
             Loc::FsBase => self.work.vals[v.index()] = Val::Slot(code::FS_BASE, true),
             Loc::GsBase => self.work.vals[v.index()] = Val::Slot(code::GS_BASE, true),
             Loc::Flags => {
                 if let Some(until) = self.work.last_use[v.index()] {
-                    let d = &mut self.work.descs[self.pending];
+                    let d = &mut self.work.descs[self.current_flags];
                     d.until = d.until.max(until);
-                    self.work.vals[v.index()] = Val::Flags(self.pending);
+                    self.work.vals[v.index()] = Val::Flags(self.current_flags);
                 }
             }
             Loc::Vec(_) | Loc::Mask(_) | Loc::X87 | Loc::Mxcsr | Loc::Df => {
@@ -332,7 +360,7 @@ impl Lowerer<'_> {
                     Source::Slot(s) if s == g => {}
                     source => {
                         self.protect(g, i)?;
-                        // Protecting may have moved the operand itself.
+                        // `protect` may have moved the operand itself.
                         match (self.source(operand)?, source) {
                             (Source::Slot(s), _) => self.emit(code::zext::<u64>, g, s, 0, 0, 0),
                             (Source::Const(c), _) => self.emit(code::constant, g, 0, 0, 0, c),
@@ -350,9 +378,9 @@ impl Lowerer<'_> {
                 match self.work.vals[v.index()] {
                     Val::Flags(d) => {
                         self.work.descs[d].until = self.work.descs[d].until.max(until);
-                        self.pending = d;
+                        self.current_flags = d;
                     }
-                    // Flags that nobody sees: any description will do.
+                    // The flags are overwritten before any use, so any description will do.
                     Val::Unset if until == i => {
                         self.work.descs.push(Desc {
                             state: FlagState::Known(
@@ -361,7 +389,7 @@ impl Lowerer<'_> {
                             ),
                             until: i,
                         });
-                        self.pending = self.work.descs.len() - 1;
+                        self.current_flags = self.work.descs.len() - 1;
                     }
                     _ => return Err(LowerError::Operand(v.to_string())),
                 }
@@ -388,15 +416,14 @@ impl Lowerer<'_> {
             let ty = if insert { Ty::I64 } else { ty };
             if let Some(run) = select::binary(inst.op, ty, matches!(b, Source::Const(_))) {
                 let a = self.slot_of(a)?;
-                // The first operand may be protected together with the destination: look at it
-                // again.
+                // `a` is read before `destination` may move it: a copy leaves the slot unchanged.
                 let d = self.destination(i, v)?;
                 let (b, imm) = match b {
                     Source::Slot(s) => (s, 0),
                     Source::Const(c) => (0, c),
                 };
                 self.emit(run, d, a, b, 0, imm);
-                self.place(v, d, true);
+                self.bind(v, d, true);
                 return Ok(());
             }
         }
@@ -405,7 +432,7 @@ impl Lowerer<'_> {
                 let a = self.slot(inst.args[0])?;
                 let d = self.destination(i, v)?;
                 self.emit(code::binary::<code::Xor, u8, true>, d, a, 0, 0, 1);
-                self.place(v, d, true);
+                self.bind(v, d, true);
                 return Ok(());
             }
             Op::Select => {
@@ -413,7 +440,7 @@ impl Lowerer<'_> {
                 let (a, b) = (self.slot(inst.args[1])?, self.slot(inst.args[2])?);
                 let d = self.destination(i, v)?;
                 self.emit(select::select(ty), d, a, b, c, 0);
-                self.place(v, d, true);
+                self.bind(v, d, true);
                 return Ok(());
             }
             _ => {}
@@ -422,13 +449,14 @@ impl Lowerer<'_> {
             let a = self.slot(inst.args[0])?;
             let d = self.destination(i, v)?;
             self.emit(run, d, a, 0, 0, 0);
-            self.place(v, d, true);
+            self.bind(v, d, true);
             return Ok(());
         }
         self.any_pure(i, inst, v)
     }
 
-    /// An operation without a handler of its own.
+    /// Emits a pure operation without a handler of its own: the handler evaluates it by
+    /// [`dynasour_ir::semantics`].
     fn any_pure(&mut self, i: usize, inst: &Inst, v: Value) -> Result<(), LowerError> {
         let mut args = Vec::with_capacity(inst.args.len());
         for (k, operand) in inst.args.iter().enumerate() {
@@ -442,7 +470,7 @@ impl Lowerer<'_> {
         self.tables.pures.push(Box::new(PureOp { op: inst.op, ty: inst.ty, args }));
         let table = self.tables.pures.last().map_or(0, |p| std::ptr::from_ref(&**p) as u64);
         self.emit(code::pure, d, 0, 0, 0, table);
-        self.place(v, d, true);
+        self.bind(v, d, true);
         Ok(())
     }
 }

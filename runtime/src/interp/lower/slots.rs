@@ -1,5 +1,13 @@
-//! Slots: temporaries, constants, and the registers' own, which values share with the guest as long
-//! as they can.
+//! Allocates slots: where each value of the block lives.
+//!
+//! A value lives in a temporary or in the slot of a guest register. A value in a register's slot is
+//! the register's content at that position, so it needs no operation. Before the register changes,
+//! `protect` copies the value to a temporary if it is read later.
+//!
+//! Invariant: `in_gpr` lists each value that lives in a register's slot.
+//!
+//! Example: `xchg eax, ecx` gets both registers and puts each in the other. The put of eax first
+//! copies the old eax to a temporary, from which the put of ecx reads it.
 
 use super::{Desc, LowerError, Lowerer, Site, Val};
 use crate::interp::code::{self, Code, FlagState, Handler, Source};
@@ -7,6 +15,7 @@ use dynasour_ir::{Loc, Op, Operand, Value};
 use smallvec::SmallVec;
 
 impl Lowerer<'_> {
+    /// A new temporary. Temporaries are not used again in the same block.
     pub(super) fn temp(&mut self) -> Result<u16, LowerError> {
         if self.next_temp >= code::TEMPS_END {
             return Err(LowerError::TooLarge);
@@ -15,6 +24,7 @@ impl Lowerer<'_> {
         Ok(self.next_temp - 1)
     }
 
+    /// Emits an operation that cannot fault.
     pub(super) fn emit(&mut self, run: Handler, d: u16, a: u16, b: u16, c: u16, imm: u64) {
         self.work.code.push(Code { run, imm, d, a, b, c });
     }
@@ -27,13 +37,14 @@ impl Lowerer<'_> {
         let site = Site {
             op: self.work.code.len() as u32,
             pc: self.pc,
-            flags: self.work.descs[self.pending].state,
+            flags: self.work.descs[self.current_flags].state,
         };
         self.work.sites.push(site);
         self.work.code.push(code);
         Ok(())
     }
 
+    /// Where the word of `operand` comes from.
     pub(super) fn source(&self, operand: Operand) -> Result<Source, LowerError> {
         match operand {
             Operand::Const(c) => Ok(Source::Const(c)),
@@ -45,6 +56,7 @@ impl Lowerer<'_> {
         }
     }
 
+    /// A slot that holds the word of `source`.
     pub(super) fn slot_of(&mut self, source: Source) -> Result<u16, LowerError> {
         match source {
             Source::Slot(s) => Ok(s),
@@ -57,11 +69,13 @@ impl Lowerer<'_> {
         }
     }
 
+    /// A slot that holds the word of `operand`.
     pub(super) fn slot(&mut self, operand: Operand) -> Result<u16, LowerError> {
         let source = self.source(operand)?;
         self.slot_of(source)
     }
 
+    /// Are the bits of the word of `operand` above its type zero?
     pub(super) fn is_clean(&self, operand: Operand) -> bool {
         match operand {
             Operand::Const(_) => true,
@@ -71,16 +85,17 @@ impl Lowerer<'_> {
         }
     }
 
-    /// Records where `v` lives from now on.
-    pub(super) fn place(&mut self, v: Value, slot: u16, clean: bool) {
+    /// Makes `v` live in `slot` from now on.
+    pub(super) fn bind(&mut self, v: Value, slot: u16, clean: bool) {
         self.work.vals[v.index()] = Val::Slot(slot, clean);
         if slot < 16 && !self.work.in_gpr[slot as usize].contains(&v) {
             self.work.in_gpr[slot as usize].push(v);
         }
     }
 
-    /// Before register `g` is overwritten at position `at`: saves what is still to be read from its
-    /// slot.
+    /// To be called before register `g` is overwritten at position `at`. If a value or a
+    /// description in its slot is read after `at`, copies the slot to a temporary, in which they
+    /// live then.
     pub(super) fn protect(&mut self, g: u16, at: usize) -> Result<(), LowerError> {
         let reads_slot = |d: &Desc| {
             d.until > at
@@ -111,9 +126,10 @@ impl Lowerer<'_> {
         Ok(())
     }
 
-    /// The register to which a result computed at `i` may go at once because it is put there by the
-    /// same instruction.
-    fn home(&self, i: usize, v: Value) -> Option<u16> {
+    /// The register in whose slot the result `v` of position `i` can be computed, because the same
+    /// guest instruction puts `v` there. None if an operation between the two may fault, or reads
+    /// or writes the register.
+    fn put_register(&self, i: usize, v: Value) -> Option<u16> {
         let mut same: SmallVec<[Value; 4]> = SmallVec::from_slice(&[v]);
         let mut read = 0u16;
         let mut written = 0u16;
@@ -137,10 +153,10 @@ impl Lowerer<'_> {
         None
     }
 
-    /// Where the result `v` of the operation at `i` goes: a register or a temporary. Clean by
-    /// construction.
+    /// The slot for the result `v` of position `i`: a register's or a temporary. Handlers write
+    /// results zero-extended, so the value is clean.
     pub(super) fn destination(&mut self, i: usize, v: Value) -> Result<u16, LowerError> {
-        let slot = match self.home(i, v) {
+        let slot = match self.put_register(i, v) {
             Some(g) => {
                 self.protect(g, i)?;
                 g

@@ -1,5 +1,12 @@
-//! What is read where: one walk from the end of the block back, before anything is emitted. Values
-//! that nobody reads are not computed, and flags that nobody sees get no description.
+//! Finds where each value is read, in one walk from the end of the block back, before any operation
+//! is emitted. A value without a read is not computed. Flags that are overwritten before any use
+//! get no description.
+//!
+//! Data: `last_use`, `uses` and `results` in the workspace. Invariant: at position `i` of the walk
+//! they are complete for all values that are defined at or after `i`.
+//!
+//! Example: `add eax, 1; cmp eax, ecx; je l`. The put of the flags of `cmp` comes first in the
+//! walk, so the flags of `add` have no use and get no description.
 
 use super::{LowerError, Lowerer, can_fault};
 use dynasour_ir::{FlagOp, GuestTerm, Inst, Loc, Op, Operand, Term, Value, Version};
@@ -10,6 +17,7 @@ impl Lowerer<'_> {
         self.insts.len()
     }
 
+    /// Notes that the instruction at position `at` reads `operand`.
     fn mark(&mut self, operand: Operand, at: usize) -> Result<(), LowerError> {
         if let Operand::Value(v) = operand {
             let slot = self
@@ -23,7 +31,8 @@ impl Lowerer<'_> {
         Ok(())
     }
 
-    /// One backward walk: the flags that nobody sees get no uses, and neither do their operands.
+    /// Finds the uses of all values. Flags that are overwritten before any use have no use, and do
+    /// not count as a use of their operands.
     pub(super) fn find_uses(&mut self, term: &GuestTerm) -> Result<(), LowerError> {
         let end = self.end();
         for operand in Version::term_operands(&Term::Guest(term.clone())) {
@@ -42,7 +51,7 @@ impl Lowerer<'_> {
                 }
                 Op::Flags(op) => {
                     if self.used(inst) {
-                        let result = self.result_of(i);
+                        let result = self.cheap_result(i);
                         self.work.results[i] = result;
                         match result {
                             Some(_) if matches!(op, FlagOp::And | FlagOp::Or | FlagOp::Xor) => {}
@@ -81,13 +90,15 @@ impl Lowerer<'_> {
         inst.defs.iter().any(|v| self.work.last_use[v.index()].is_some())
     }
 
-    /// Does `inst` look at the guest's current flags: by reading them, or because it may fault?
+    /// Are the guest's current flags needed at `inst`: because it reads them, or because it may
+    /// fault?
     fn sees_flags(&self, inst: &Inst) -> bool {
         can_fault(inst) || inst.op == Op::Get(Loc::Flags) && self.used(inst)
     }
 
-    /// The guest instruction's operation whose result gives the flags of instruction `i` cheaply.
-    fn result_of(&self, i: usize) -> Option<Value> {
+    /// The result of the same guest instruction from which the flags that are made at `i` follow
+    /// cheaply. None if no such operation comes before `i`, or its result is not read.
+    fn cheap_result(&self, i: usize) -> Option<Value> {
         let inst = &self.insts[i];
         let Op::Flags(flag_op) = inst.op else { return None };
         let (op, b) = match flag_op {
@@ -103,11 +114,11 @@ impl Lowerer<'_> {
         let same = |k: &&Inst| k.op == op && k.ty == inst.ty && k.args[..] == [inst.args[0], b];
         let found =
             self.insts[..i].iter().rev().take_while(|k| k.op != Op::At).find(same)?.def()?;
-        // A result that only flags would read is not worth computing.
+        // If only the flags would read the result, describing them by the operands is cheaper.
         self.work.last_use[found.index()].is_some().then_some(found)
     }
 
-    /// The last position at which flags put at `i` may be looked at.
+    /// The last position at which flags that are put at `i` may be needed.
     pub(super) fn observed_until(&self, i: usize) -> usize {
         let mut last = i;
         for (k, inst) in self.insts.iter().enumerate().skip(i + 1) {

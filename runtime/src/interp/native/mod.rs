@@ -1,20 +1,34 @@
-//! Natives: original instructions executed on the guest's state by small generated functions,
-//! *thunks*.
+//! Executes natives for the interpreter: the guest's original instructions, each in a small
+//! generated function, its *thunk*.
 //!
 //! A thunk is `extern "sysv64" fn(context, address) -> faulted`. It loads the registers that its
-//! instruction reads from their slots and from the extended state, runs the instruction with the
-//! memory operand rewritten to `[register]` (so segment bases, RIP and address-size prefixes are
-//! the interpreter's affair), and stores what was written. The x87 state is swapped with the host's
-//! around instructions that use it; MXCSR is the guest's while the interpreter runs.
+//! instruction reads from their slots and from the extended state, executes the instruction, and
+//! stores the registers that the instruction writes. The memory operand is rewritten to
+//! `[register]`; the interpreter computes the address, with segment base, RIP and address size. If
+//! the instruction uses x87, the thunk loads the guest's x87 state before it and resets the
+//! processor's after it. MXCSR is the guest's while the interpreter runs.
 //!
-//! In front of the instruction stands `nop [rax + disp32]`, whose displacement leads from the
-//! instruction to its *landing*: the signal handler finds it with [`fixup`] by reading four bytes,
-//! without tables. After a fault nothing that the instruction writes is stored, except by
-//! restartable instructions, whose registers say how far they came, and except x87, which records
-//! the exception itself.
+//! A fault continues at the thunk's *landing*, the code that leaves it with `faulted` = 1. In front
+//! of the instruction there is a `nop [rax + disp32]`, whose displacement is the distance from the
+//! instruction to the landing. So [`fixup`] needs no table.
 //!
-//! Vector registers are moved one by one, which must not make unused upper halves count as used:
-//! see [`super::xstate`]. `vzeroupper` ends each thunk that used VEX or EVEX.
+//! Data: [`NativePool`], the executable memory with all thunks, and [`NativeOp`], which an
+//! operation of the interpreter points to. Equal instructions on equal slots share a thunk.
+//!
+//! Invariants:
+//! * After a fault nothing that the instruction writes has been stored. There are two exceptions.
+//!   A restartable instruction stores everything, because its registers tell how far it came. The
+//!   x87 state is always stored, because it records the exception.
+//! * A vector component that the guest has not used stays marked as unused ([`super::xstate`]),
+//!   unless the instruction itself uses it. Each thunk that used VEX or EVEX ends with
+//!   `vzeroupper`.
+//! * A [`NativeOp`] is not used after its pool was cleared.
+//!
+//! A pool belongs to one guest thread, which calls it without a lock. [`fixup`] may be called by
+//! any thread, also in a signal handler.
+//!
+//! Example: the thunk of `paddd xmm1, [rdi]` gets the operand's address in rsi. It loads xmm1 from
+//! the extended state, executes `paddd xmm1, [rsi]`, stores xmm1 and returns 0.
 
 mod plan;
 mod thunk;
@@ -30,29 +44,29 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::io;
 
-/// The six arithmetic flags in iced's bits.
+/// The six arithmetic flags, as bits of iced's [`RflagsBits`].
 pub const ARITHMETIC: u32 = RflagsBits::OF
     | RflagsBits::SF
     | RflagsBits::ZF
     | RflagsBits::AF
     | RflagsBits::CF
     | RflagsBits::PF;
-/// `nop dword [rax + disp32]`
+/// The first bytes of `nop dword [rax + disp32]`; the displacement follows.
 const LANDING_MARK: [u8; 3] = [0x0f, 0x1f, 0x80];
 
 /// Why a native could not be prepared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NativeError {
-    /// The pool of generated code is full: drop all blocks and try again.
+    /// The pool is full. The caller drops all blocks, clears the pool and tries again.
     #[error("the pool of native instructions is full")]
     Full,
-    /// No executable memory.
+    /// The kernel gave no executable memory.
     #[error("no memory for native instructions: {0}")]
     Memory(String),
     /// The instruction cannot be encoded with a rewritten memory operand.
     #[error("cannot encode a native instruction: {0}")]
     Encode(String),
-    /// It uses so many registers that none is left for the context.
+    /// The instruction leaves no register for the context or for its address.
     #[error("a native instruction leaves no free register")]
     Registers,
 }
@@ -69,21 +83,25 @@ impl From<io::Error> for NativeError {
     }
 }
 
+/// A thunk: takes the context and the address of the memory operand; returns 1 if the instruction
+/// faulted, else 0.
 type Thunk = unsafe extern "sysv64" fn(*mut ThreadContext, u64) -> u32;
 
+/// How a native is executed.
 #[derive(Clone, Copy)]
 enum Action {
     Thunk(Thunk),
-    /// `vzeroupper` puts upper halves into their initial state: their bits are cleared, nothing is
-    /// loaded.
+    /// `vzeroupper`: marks the upper parts of the vector registers as in their initial state. No
+    /// register is loaded.
     ZeroUpper,
+    /// `vzeroall`: marks vector registers 0 to 15 as in their initial state.
     ZeroAll,
 }
 
 /// A native as the interpreter executes it.
 pub struct NativeOp {
     action: Action,
-    /// Components of the extended state whose bytes must be valid.
+    /// Components of the extended state whose bytes must be valid before the thunk runs.
     components: u64,
     /// Set if the instruction sets the x87 pointers.
     x87: Option<X87>,
@@ -92,14 +110,16 @@ pub struct NativeOp {
 /// An instruction that sets the x87 pointers.
 #[derive(Clone, Copy)]
 struct X87 {
+    /// Its pc in the guest.
     pc: u64,
+    /// Does it have a memory operand?
     has_memory: bool,
 }
 
 impl X87 {
-    /// Behind the instruction, whose memory operand is at `address`. In the state the processor has
-    /// noted the address of the copy in the thunk.
-    fn behind(self, context: &mut ThreadContext, address: u64) {
+    /// Sets the guest's x87 pointers after the instruction, whose memory operand is at `address`.
+    /// The processor has noted the address of the instruction's copy in the thunk instead.
+    fn note_executed(self, context: &mut ThreadContext, address: u64) {
         if self.has_memory {
             context.x87_data = address;
         } else if context.x87_data_after != context.x87_pc {
@@ -110,8 +130,8 @@ impl X87 {
     }
 }
 
-/// Where to continue after a fault of the host instruction at `host_rip`, if it is a native in a
-/// thunk. May be called in a signal handler.
+/// The address at which to continue after a fault of the host instruction at `host_rip`; none if
+/// that is not the guest's instruction in a thunk. May be called in a signal handler.
 pub fn fixup(host_rip: u64) -> Option<u64> {
     if !pool::contains(host_rip) || !pool::contains(host_rip.wrapping_sub(7)) {
         return None;
@@ -124,12 +144,12 @@ pub fn fixup(host_rip: u64) -> Option<u64> {
         .then(|| host_rip.wrapping_add_signed(i64::from(i32::from_le_bytes(d))))
 }
 
-/// The 64-bit register with this number.
-fn full(number: usize) -> Register {
+/// The 64-bit general register with this number.
+fn gpr64(number: usize) -> Register {
     Register::RAX + number as u32
 }
 
-/// Slots of the operands, and the instruction itself: equal keys have equal thunks.
+/// A rewritten instruction with the slots of its operands. Equal keys have equal thunks.
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
     inst: Instruction,
@@ -138,7 +158,7 @@ struct Key {
     flags_out: Option<u16>,
 }
 
-/// Thunks by what they do.
+/// The thunks of a guest thread.
 pub struct NativePool {
     pool: Option<Pool>,
     /// Addresses of the thunks.
@@ -146,12 +166,12 @@ pub struct NativePool {
 }
 
 impl NativePool {
-    /// A pool that takes memory at its first native.
+    /// A pool that allocates its memory when the first thunk is made.
     pub fn new() -> NativePool {
         NativePool { pool: None, thunks: FxHashMap::default() }
     }
 
-    /// The pool's memory.
+    /// The addresses of the pool's memory.
     pub fn reserved(&self) -> Vec<std::ops::Range<u64>> {
         self.pool.as_ref().map_or_else(Vec::new, |pool| pool.ranges().into())
     }
@@ -159,13 +179,13 @@ impl NativePool {
     /// Drops all thunks.
     ///
     /// # Errors
-    /// What the kernel said; no thunk can be made then.
+    /// The kernel's error; no thunk can be made then.
     pub fn clear(&mut self) -> io::Result<()> {
         self.thunks.clear();
         self.pool.as_mut().map_or(Ok(()), Pool::clear)
     }
 
-    /// Gets the memory that thunks will need, which otherwise comes with the first.
+    /// Allocates the memory now, and not when the first thunk is made.
     ///
     /// # Errors
     /// See [`Pool::new`].
@@ -176,10 +196,10 @@ impl NativePool {
         Ok(())
     }
 
-    /// In a forked child: takes the thunks over from the parent.
+    /// In a forked child: gives the child a copy of the memory that it shares with its parent.
     ///
     /// # Errors
-    /// What the kernel said; the thunks must not be used then.
+    /// The kernel's error; the thunks must not be used then.
     pub fn unshare_after_fork(&mut self) -> io::Result<()> {
         self.pool.as_mut().map_or(Ok(()), Pool::unshare_after_fork)
     }
@@ -192,7 +212,9 @@ impl Default for NativePool {
 }
 
 impl NativeOp {
-    /// Prepares `native`: `inputs` and `outputs` are the slots of its general registers, in order.
+    /// Prepares `native`. `inputs` and `outputs` are the slots of its general registers, in the
+    /// order of [`Native::gpr_in`] and [`Native::gpr_out`]; `flags_in` and `flags_out` are the
+    /// slots of the flags that it reads and writes, if they are needed.
     ///
     /// # Errors
     /// See [`NativeError`].
@@ -232,7 +254,7 @@ impl NativeOp {
                 thunk
             }
         };
-        // SAFETY: the address is that of a complete thunk, which has this signature.
+        // SAFETY: at the address is a complete thunk, which has this signature.
         let thunk = unsafe { std::mem::transmute::<u64, Thunk>(thunk) };
         let (pc, has_memory) = (native.inst.ip(), native.mem_size.is_some());
         let x87 = sets_x87_pointer(native.inst.code()).then_some(X87 { pc, has_memory });
@@ -240,7 +262,7 @@ impl NativeOp {
     }
 
     /// Executes the instruction on the context's state; `addr` is the address of its memory
-    /// operand. Returns whether it faulted.
+    /// operand. Returns true if the instruction faulted.
     ///
     /// # Safety
     /// `context` is valid, and the pool has not been cleared since this was made.
@@ -255,12 +277,12 @@ impl NativeOp {
                         xstate::initialise(&mut *context, self.components);
                     }
                     if self.x87.is_some() {
-                        // The instruction may raise an exception, which makes the pointers visible.
+                        // If the instruction raises an exception, the guest sees the pointers.
                         (&mut *context).put_x87_data();
                     }
                     let faulted = thunk(context, addr) != 0;
                     if let (Some(x87), false) = (self.x87, faulted) {
-                        x87.behind(&mut *context, addr);
+                        x87.note_executed(&mut *context, addr);
                     }
                     faulted
                 }
@@ -269,8 +291,8 @@ impl NativeOp {
                     false
                 }
                 Action::ZeroAll => {
-                    let gone = xstate::SSE | xstate::AVX | xstate::ZMM_HIGH;
-                    xstate::set_valid(&mut *context, have & !gone);
+                    let zeroed = xstate::SSE | xstate::AVX | xstate::ZMM_HIGH;
+                    xstate::set_valid(&mut *context, have & !zeroed);
                     false
                 }
             }

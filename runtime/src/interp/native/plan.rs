@@ -1,46 +1,68 @@
-//! What a thunk has to do for its instruction: which state to load, what to store, which registers
-//! to use for itself.
+//! Plans a thunk: which state it loads and stores, and which host registers it uses for itself.
+//!
+//! The thunk's own registers are one for the context, one for the address of the memory operand,
+//! and rax, rcx and rdx as scratch registers outside the instruction. The first two are chosen
+//! among the registers that the instruction does not use.
+//!
+//! Data: [`Plan`], a plain value; [`super::thunk`] generates the code from it. No lock.
+//!
+//! Example: `paddd xmm1, [rdi + 8]` becomes `paddd xmm1, [rsi]`. The plan has the context in rdi,
+//! the address in rsi, loads vector register 1 and needs the component SSE.
 
-use super::{NativeError, full};
+use super::{NativeError, gpr64};
 use crate::interp::code;
 use crate::interp::xstate::{self, Layout};
 use dynasour_ir::{Effects, Loc, Native};
 use iced_x86::{EncodingKind, Instruction, OpKind, Register, RflagsBits};
 use smallvec::SmallVec;
 
-/// What a thunk has to do.
+/// The plan of a thunk.
 pub(super) struct Plan<'n> {
     pub native: &'n Native,
     /// The instruction with its memory operand rewritten.
     pub inst: Instruction,
+    /// Slots of the general registers that the instruction reads.
     pub inputs: &'n [u16],
+    /// Slots of the general registers that the instruction writes.
     pub outputs: &'n [u16],
+    /// Slot of the arithmetic flags that are loaded before the instruction.
     pub flags_in: Option<u16>,
+    /// Slot in which the flags are stored after the instruction.
     pub flags_out: Option<u16>,
-    /// Holds the context.
+    /// Holds the context's address.
     pub context: Register,
     /// Holds the address of the memory operand, if there is one.
     pub address: Option<Register>,
-    /// The slot with the base of the segment that implicit memory is addressed in, other than the
-    /// flat one. FS stands in for it while the instruction runs.
+    /// If the instruction accesses memory without an explicit operand and has the segment prefix FS
+    /// or GS: the slot with the base of the segment. The host's FS base is set to it while the
+    /// instruction is executed.
     pub segment: Option<u16>,
-    /// VEX or EVEX on vector or mask registers.
+    /// Is it a VEX or EVEX instruction that uses vector or mask registers?
     pub wide: bool,
-    /// Bytes of the widest vector operand.
+    /// If `wide`: bytes of each of vector registers 0 to 15 that are loaded. That is the width of
+    /// the widest vector operand, or all bytes for a restartable instruction.
     pub width: u32,
+    /// Vector registers that are loaded, a bit for each.
     pub load_vectors: u32,
+    /// Mask registers that are loaded and stored, a bit for each.
     pub masks: u8,
+    /// Does it use the x87 state?
     pub x87: bool,
+    /// Does it read the direction flag?
     pub reads_direction: bool,
+    /// Does it write the direction flag?
     pub writes_direction: bool,
+    /// Components of the extended state that it uses.
     pub components: u64,
 }
 
+/// The width of `reg` in bytes if it is a vector register, else 0.
 fn vector_width(reg: Register) -> u32 {
     if reg.is_vector_register() { reg.size() as u32 } else { 0 }
 }
 
 impl<'n> Plan<'n> {
+    /// Plans the thunk of `native`; the slots are those of [`super::NativeOp::new`].
     pub fn new(
         native: &'n Native,
         inputs: &'n [u16],
@@ -55,14 +77,14 @@ impl<'n> Plan<'n> {
             .chain([inst.op_mask(), inst.memory_index()])
             .collect();
         let mut busy: SmallVec<[Register; 16]> =
-            native.gpr_in.iter().chain(&native.gpr_out).map(|g| full(g.number())).collect();
+            native.gpr_in.iter().chain(&native.gpr_out).map(|g| gpr64(g.number())).collect();
         busy.extend(operands.iter().filter(|r| r.is_gpr()).map(|r| r.full_register()));
         if native.mem_size.is_none() {
             busy.push(inst.memory_base().full_register());
         }
 
-        // Registers that need no REX prefix first: AH to DH cannot be encoded with one. rax, rcx
-        // and rdx are scratch registers of the thunk.
+        // Registers that need no REX prefix come first, because AH to DH cannot be encoded with a
+        // REX prefix. rax, rcx and rdx are scratch registers of the thunk.
         const ADDRESS: [Register; 5] =
             [Register::RSI, Register::RDI, Register::RBX, Register::RBP, Register::R8];
         const CONTEXT: [Register; 9] = [
@@ -117,7 +139,8 @@ impl<'n> Plan<'n> {
         let wide = encoded_wide && (vectors != 0 || masks != 0);
         let mut width = operands.iter().map(|r| vector_width(*r)).max().unwrap_or(0);
         if restartable && vectors != 0 {
-            // After a fault everything is stored, so everything must have been loaded.
+            // After a fault the thunk stores all registers that the instruction writes, so it must
+            // have loaded all of their bytes.
             width = if layout.has_avx512() { 64 } else { 32 };
         }
         let mut components = 0;

@@ -1,18 +1,35 @@
-//! The code of a thunk: load, execute, store, leave; and the landing after a fault.
+//! Generates the code of a thunk from its [`Plan`].
+//!
+//! ```text
+//!     push callee-saved registers
+//!     load the state                 rdi: context, rsi: address of the memory operand
+//!     nop [rax + landing - i]
+//!  i: the instruction
+//!     store the state; ecx = 0
+//!  c: restore the host's state; pop; eax = ecx; ret
+//! landing:
+//!     store the state if restartable; ecx = 1; jmp c
+//! ```
+//!
+//! Data: none. Invariant: the instruction does not use the register that holds the context, so the
+//! code behind it and at the landing can reach the context. No lock: the functions only use their
+//! arguments.
 
 use super::plan::Plan;
-use super::{LANDING_MARK, NativeError, full};
+use super::{LANDING_MARK, NativeError, gpr64};
 use crate::interp::xstate::{self, Layout};
 use dynasour_guest::context::offset;
 use dynasour_ir::Effects;
 use iced_x86::{Code, Encoder, Instruction, MemoryOperand, Register};
 use smallvec::SmallVec;
 
+/// The arithmetic flags in rflags.
 const ARITHMETIC_BITS: i32 = dynasour_ir::semantics::ARITH_FLAGS as i32;
+/// The direction flag in rflags.
 const DIRECTION_BIT: i32 = 1 << 10;
 
 impl Plan<'_> {
-    /// The thunk's code for the address `base`, and the address of the instruction in it.
+    /// The thunk's code, to be placed at the address `base`.
     pub fn generate(&self, base: u64) -> Result<Vec<u8>, NativeError> {
         let mut asm = Asm { encoder: Encoder::new(64), base, len: 0 };
         let saved = self.saved();
@@ -23,16 +40,16 @@ impl Plan<'_> {
 
         let mut code = asm.encoder.take_buffer();
         code.extend(LANDING_MARK);
-        let mark = code.len();
+        let displacement = code.len();
         code.extend([0; 4]);
-        asm.len += 7;
+        asm.len += LANDING_MARK.len() + 4;
         asm.encoder.set_buffer(code);
         let instruction = asm.here();
         asm.emit(self.inst)?;
 
         self.store(&mut asm)?;
         asm.emit(Instruction::with2(Code::Mov_r32_imm32, Register::ECX, 0)?)?;
-        let common = asm.here();
+        let leave = asm.here();
         self.leave(&mut asm)?;
         for reg in saved.iter().rev() {
             asm.emit(Instruction::with1(Code::Pop_r64, *reg)?)?;
@@ -45,15 +62,15 @@ impl Plan<'_> {
             self.store(&mut asm)?;
         }
         asm.emit(Instruction::with2(Code::Mov_r32_imm32, Register::ECX, 1)?)?;
-        asm.emit(Instruction::with_branch(Code::Jmp_rel32_64, common)?)?;
+        asm.emit(Instruction::with_branch(Code::Jmp_rel32_64, leave)?)?;
 
         let mut code = asm.encoder.take_buffer();
         let distance = (landing - instruction) as i32;
-        code[mark..mark + 4].copy_from_slice(&distance.to_le_bytes());
+        code[displacement..displacement + 4].copy_from_slice(&distance.to_le_bytes());
         Ok(code)
     }
 
-    /// Host registers that the thunk must restore.
+    /// The callee-saved host registers that the thunk changes.
     fn saved(&self) -> SmallVec<[Register; 8]> {
         const CALLEE_SAVED: [Register; 6] = [
             Register::RBX,
@@ -71,23 +88,28 @@ impl Plan<'_> {
                     .gpr_in
                     .iter()
                     .chain(&self.native.gpr_out)
-                    .any(|g| full(g.number()) == *r)
+                    .any(|g| gpr64(g.number()) == *r)
         };
         CALLEE_SAVED.into_iter().filter(used).collect()
     }
 
-    fn at(&self, offset: usize) -> MemoryOperand {
+    /// The field of the context at this byte offset.
+    fn field(&self, offset: usize) -> MemoryOperand {
         MemoryOperand::with_base_displ(self.context, offset as i64)
     }
 
+    /// A slot of the context.
     fn slot(&self, slot: u16) -> MemoryOperand {
-        self.at(slot as usize * 8)
+        self.field(slot as usize * 8)
     }
 
+    /// The bytes of the extended state from this offset on.
     fn xstate(&self, offset: usize) -> MemoryOperand {
-        self.at(offset::XSTATE + offset)
+        self.field(offset::XSTATE + offset)
     }
 
+    /// Loads the state that the instruction reads. The scratch registers are free until the general
+    /// registers are loaded, which is last.
     fn load(&self, asm: &mut Asm) -> Result<(), NativeError> {
         if self.context != Register::RDI {
             asm.emit(Instruction::with2(Code::Mov_r64_rm64, self.context, Register::RDI)?)?;
@@ -127,7 +149,11 @@ impl Plan<'_> {
                 }
             }
             if self.reads_direction {
-                asm.emit(Instruction::with2(Code::Mov_r64_rm64, other, self.at(offset::RFLAGS))?)?;
+                asm.emit(Instruction::with2(
+                    Code::Mov_r64_rm64,
+                    other,
+                    self.field(offset::RFLAGS),
+                )?)?;
                 asm.emit(Instruction::with2(Code::And_rm64_imm32, other, DIRECTION_BIT)?)?;
                 asm.emit(Instruction::with2(Code::Or_r64_rm64, image, other)?)?;
             }
@@ -138,21 +164,22 @@ impl Plan<'_> {
         for (gpr, slot) in self.native.gpr_in.iter().zip(self.inputs) {
             asm.emit(Instruction::with2(
                 Code::Mov_r64_rm64,
-                full(gpr.number()),
+                gpr64(gpr.number()),
                 self.slot(*slot),
             )?)?;
         }
         if self.native.effects.contains(Effects::RESTARTABLE) {
-            // A fault stores what is written even where nothing has been written yet (eax of
-            // lodsd).
+            // The landing stores each register that the instruction writes, even if the instruction
+            // has not written it before the fault (eax of lodsd). So its old value is loaded.
             for gpr in self.native.gpr_out.iter().filter(|g| !self.native.gpr_in.contains(g)) {
                 let home = self.slot(gpr.number() as u16);
-                asm.emit(Instruction::with2(Code::Mov_r64_rm64, full(gpr.number()), home)?)?;
+                asm.emit(Instruction::with2(Code::Mov_r64_rm64, gpr64(gpr.number()), home)?)?;
             }
         }
         Ok(())
     }
 
+    /// Loads the first [`Plan::width`] bytes of vector register `n`.
     fn load_vector(&self, asm: &mut Asm, n: usize) -> Result<(), NativeError> {
         let layout = Layout::get();
         let (xmm, ymm, zmm) =
@@ -189,14 +216,14 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Stores everything the instruction writes. Afterwards all registers but the context's are
+    /// Stores the state that the instruction writes. Afterwards all registers but the context's are
     /// free.
     fn store(&self, asm: &mut Asm) -> Result<(), NativeError> {
         for (gpr, slot) in self.native.gpr_out.iter().zip(self.outputs) {
             asm.emit(Instruction::with2(
                 Code::Mov_rm64_r64,
                 self.slot(*slot),
-                full(gpr.number()),
+                gpr64(gpr.number()),
             )?)?;
         }
         if self.flags_out.is_some() || self.writes_direction {
@@ -207,7 +234,7 @@ impl Plan<'_> {
                 asm.emit(Instruction::with2(Code::Mov_rm64_r64, self.slot(slot), image)?)?;
             }
             if self.writes_direction {
-                let rflags = self.at(offset::RFLAGS);
+                let rflags = self.field(offset::RFLAGS);
                 asm.emit(Instruction::with2(Code::And_rm64_imm32, image, DIRECTION_BIT)?)?;
                 asm.emit(Instruction::with2(Code::Mov_r64_rm64, other, rflags)?)?;
                 asm.emit(Instruction::with2(Code::And_rm64_imm32, other, !DIRECTION_BIT)?)?;
@@ -225,9 +252,10 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// A legacy instruction keeps the upper parts. After VEX and EVEX the whole register is stored:
-    /// parts beyond the operand's width have become zero, and where they are in their initial state
-    /// the zeros do no harm.
+    /// Stores vector register `n`. A legacy instruction keeps the upper parts, so only the low 128
+    /// bits are stored. VEX and EVEX instructions set the parts beyond the operand's width to zero,
+    /// so the whole register is stored. If a component is not valid, the zeros in its bytes have no
+    /// effect.
     fn store_vector(&self, asm: &mut Asm, n: usize) -> Result<(), NativeError> {
         let layout = Layout::get();
         let (xmm, ymm, zmm) =
@@ -255,7 +283,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Back to the host's state, on success and after a fault; ecx is kept.
+    /// Restores the host's state, on success and after a fault. Keeps ecx.
     fn leave(&self, asm: &mut Asm) -> Result<(), NativeError> {
         if self.segment.is_some() {
             asm.emit(Instruction::with1(Code::Pop_r64, Register::RAX)?)?;
@@ -277,13 +305,16 @@ impl Plan<'_> {
     }
 }
 
+/// An assembler for code at the address `base`.
 struct Asm {
     encoder: Encoder,
     base: u64,
+    /// Bytes that were emitted.
     len: usize,
 }
 
 impl Asm {
+    /// The address of the next instruction.
     fn here(&self) -> u64 {
         self.base + self.len as u64
     }

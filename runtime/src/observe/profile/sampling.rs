@@ -1,30 +1,43 @@
-//! Samples of where a thread's processor time goes, from the kernel's own clock events
-//! (`perf_event_open(2)`).
+//! Samples of a thread's program counter, taken by the kernel (`perf_event_open(2)`).
 //!
-//! The kernel writes the program counter of user code every few milliseconds of a thread's
-//! processor time into memory that it shares with us: no signal, no thread, and no descriptor
-//! either, once the memory is mapped. When the memory is full, the kernel stops. Where this is
-//! forbidden (`kernel.perf_event_paranoid`, seccomp) there are no samples.
+//! After every [`PERIOD`] of the thread's processor time the kernel writes the program counter of
+//! the user code into memory that it shares with this process. That needs no signal and no thread,
+//! and no descriptor once the memory is mapped, so the guest cannot notice it. When the memory is
+//! full, the kernel stops sampling. Where the call is forbidden (`kernel.perf_event_paranoid`,
+//! seccomp) there are no samples.
+//!
+//! Data: [`Samples`], the shared memory of one thread: a page of the kernel's, then [`PAGES`] pages
+//! of records.
+//!
+//! Invariant: nothing is ever taken out of the memory, so the kernel never overwrites a record that
+//! it has published. No lock: any thread may read the samples while the kernel adds more.
+//!
+//! Example: a thread that computes for 100 ms leaves some 50 samples, each with a program counter
+//! in the code that it executed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nanoseconds of processor time from one sample to the next.
+/// Nanoseconds of processor time from one sample to the next (guess; fewer disturb the guest and
+/// fill the memory sooner, more divide the time of short runs badly).
 const PERIOD: u64 = 2_000_000;
-/// Pages of samples, a power of two.
+/// Pages of records; the kernel requires a power of two (guess: 16,384 samples, which is 32 s of
+/// processor time; later time is not sampled).
 const PAGES: usize = 64;
+/// Bytes of a page.
 const PAGE: usize = 4096;
 
+// Values of `linux/perf_event.h`.
 const TYPE_SOFTWARE: u32 = 1;
 const CONFIG_TASK_CLOCK: u64 = 1;
 const SAMPLE_IP: u64 = 1;
-/// Bits of `perf_event_attr`: the kernel's own time and a hypervisor's are left out.
+/// Bits of `perf_event_attr`: no samples in the kernel or in a hypervisor.
 const EXCLUDE_KERNEL_AND_HYPERVISOR: u64 = 1 << 5 | 1 << 6;
 const FLAG_CLOEXEC: u64 = 8;
 const RECORD_SAMPLE: u32 = 9;
-/// Offset of `data_head` in the first page.
+/// Byte offset of `data_head` in the first page.
 const DATA_HEAD: usize = 1024;
 
-/// The beginning of `struct perf_event_attr`, in its first published size.
+/// The beginning of `struct perf_event_attr`, in the first published size (64 bytes).
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -45,12 +58,12 @@ pub struct Samples {
     memory: *mut u8,
 }
 
-// SAFETY: the memory is only read, and what the kernel has published there does not change any
-// more.
+// SAFETY: the memory is only read, and a record that the kernel has published there does not change
+// any more.
 unsafe impl Send for Samples {}
 
 impl Samples {
-    /// Starts to sample this thread, if that is allowed.
+    /// Starts to sample the calling thread. None if that is not allowed.
     pub fn start() -> Option<Samples> {
         let attributes = Attributes {
             kind: TYPE_SOFTWARE,
@@ -61,15 +74,15 @@ impl Samples {
             flags: EXCLUDE_KERNEL_AND_HYPERVISOR,
             ..Attributes::default()
         };
-        // SAFETY: makes a descriptor for this thread on any processor.
+        // SAFETY: the attributes are valid for the call, which makes a descriptor.
         let fd = unsafe {
             libc::syscall(libc::SYS_perf_event_open, &raw const attributes, 0, -1, -1, FLAG_CLOEXEC)
         };
         if fd < 0 {
             return None;
         }
-        // SAFETY: a fresh mapping of the descriptor, which is ours to close; the mapping keeps what
-        // it stands for.
+        // SAFETY: a fresh mapping of the descriptor, which belongs to this function and is closed
+        // here. The mapping keeps the kernel's event alive.
         let memory = unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
             let memory = libc::mmap(
@@ -89,16 +102,16 @@ impl Samples {
     /// Calls `f` with the program counter of each sample so far.
     pub fn for_each(&self, mut f: impl FnMut(u64)) {
         const WORDS: usize = PAGES * PAGE / 8;
-        // SAFETY: within the mapping and aligned; the kernel writes it atomically, before what it
-        // publishes.
+        // SAFETY: within the mapping and aligned; the kernel writes the word atomically, after the
+        // records that it publishes.
         let head = unsafe { AtomicU64::from_ptr(self.memory.add(DATA_HEAD).cast()) }
             .load(Ordering::Acquire);
         let word = |n: usize| {
             // SAFETY: within the mapping and aligned, and published.
             unsafe { self.memory.add(PAGE + 8 * (n % WORDS)).cast::<u64>().read() }
         };
-        // Nothing was ever taken out, so nothing was overwritten. Records are whole words: a header
-        // and what was asked for.
+        // No record was overwritten, because none was ever taken out. A record is a header of one
+        // word and then the fields that were asked for; here that is one word.
         let (mut n, end) = (0, (head / 8) as usize);
         while n < end.min(WORDS) {
             let header = word(n);
@@ -113,7 +126,7 @@ impl Samples {
 
 impl Drop for Samples {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: the mapping belongs to this value, and no reference into it is left.
         unsafe { libc::munmap(self.memory.cast(), (1 + PAGES) * PAGE) };
     }
 }
