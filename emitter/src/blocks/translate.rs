@@ -144,6 +144,20 @@ impl Translator {
         checked: Option<Via>,
         own: Option<(&[u8], u64)>,
     ) -> Result<bool, IcedError> {
+        self.begin(pc, indirect, checked, own);
+        self.follow(pc, code, indirect, own.is_some())?;
+        self.finish_call(indirect);
+        Ok(self.out.count > 0)
+    }
+
+    /// Clears what was translated before, and emits the entry and the comparison of the bytes.
+    fn begin(
+        &mut self,
+        pc: u64,
+        indirect: &Indirect,
+        checked: Option<Via>,
+        own: Option<(&[u8], u64)>,
+    ) {
         self.misses.clear();
         self.x87_pc = None;
         let out = &mut self.out;
@@ -183,6 +197,17 @@ impl Translator {
                 Relative { field, end: field + 4, to: Referent::Address(stale) }
             }));
         }
+    }
+
+    /// Translates the instructions from `pc` on, over forward jumps and behind calls. `compares` says
+    /// that the block compares its own bytes.
+    fn follow(
+        &mut self,
+        pc: u64,
+        code: &dyn Fetch,
+        indirect: &Indirect,
+        compares: bool,
+    ) -> Result<(), IcedError> {
         let mut reader = Reader::new(code);
         let (mut start, mut here, mut jumps, mut branches) = (pc, pc, 0, 0);
         // Where the last basic block began.
@@ -195,7 +220,7 @@ impl Translator {
             if self.plain(&mut here, &mut reader) {
                 continue;
             }
-            let rules = Rules { indirect, over_jump: jumps < MAX_JUMPS, compares: own.is_some() };
+            let rules = Rules { indirect, over_jump: jumps < MAX_JUMPS, compares };
             let (step, behind) = if self.out.count >= MAX_INSTRUCTIONS {
                 (Step::Refused, here)
             } else if let Some((transfer, len)) =
@@ -248,8 +273,7 @@ impl Translator {
         if start != here {
             self.out.sources.push(start..here);
         }
-        self.finish_call(indirect);
-        Ok(self.out.count > 0)
+        Ok(())
     }
 
     /// Copies the plain instructions at `here`, up to the end of the reader's window. False if the

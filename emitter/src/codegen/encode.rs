@@ -287,41 +287,8 @@ impl Emit<'_> {
             Kind::RestoreFlags => self.code().unpack_flags(),
             Kind::Jcc(cc) => {
                 self.count_site(m.site, What::Executed);
-                if let Some((site, cold)) =
-                    m.site.and_then(|s| Some((s, self.f.split_of[s.0 as usize]?)))
-                {
-                    if let Some(head) = self.back_edge_after(block) {
-                        // The guard itself is the back edge: it jumps if it holds.
-                        self.code().align_field(2);
-                        let at = self.branch(cc ^ 1, Target::Block(head));
-                        self.r.back_edges.push((at, head));
-                        let out = self.link(Target::Block(cold));
-                        let way_out = self.way_out(site, out);
-                        self.r.guards.push(EncodedGuard {
-                            at: at - 2,
-                            site,
-                            back_edge: true,
-                            way_out,
-                        });
-                        self.skipped = Some(block + 1);
-                    } else {
-                        // No padding inside a loop, whose place is chosen by all its bytes: there a
-                        // guard can be patched only if its field happens to lie within eight
-                        // aligned bytes.
-                        if !self.loops.contains(&block) && !self.host.counts {
-                            self.last = last;
-                            self.align_guard(2);
-                            self.last = None;
-                        }
-                        let field = self.branch(*cc, Target::Block(cold));
-                        let way_out = self.way_out(site, field);
-                        self.r.guards.push(EncodedGuard {
-                            at: field - 2,
-                            site,
-                            back_edge: false,
-                            way_out,
-                        });
-                    }
+                if let Some(site) = m.site {
+                    self.guard(block, *cc, site, last);
                 }
             }
             Kind::Always => {
@@ -352,6 +319,32 @@ impl Emit<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The jump of a guard to its exit, at the end of `block`. `last` is where the instruction before
+    /// it begins, if that may be padded.
+    fn guard(&mut self, block: usize, cc: u8, site: Site, last: Option<u32>) {
+        let Some(cold) = self.f.split_of[site.0 as usize] else { return };
+        let (at, back_edge, out) = if let Some(head) = self.back_edge_after(block) {
+            // The guard itself is the back edge: it jumps if it holds.
+            self.code().align_field(2);
+            let at = self.branch(cc ^ 1, Target::Block(head));
+            self.r.back_edges.push((at, head));
+            self.skipped = Some(block + 1);
+            (at, true, self.link(Target::Block(cold)))
+        } else {
+            // No padding inside a loop, whose place is chosen by all its bytes: there a guard can be
+            // patched only if its field happens to lie within eight aligned bytes.
+            if !self.loops.contains(&block) && !self.host.counts {
+                self.last = last;
+                self.align_guard(2);
+                self.last = None;
+            }
+            let field = self.branch(cc, Target::Block(cold));
+            (field, false, field)
+        };
+        let way_out = self.way_out(site, out);
+        self.r.guards.push(EncodedGuard { at: at - 2, site, back_edge, way_out });
     }
 
     /// The way from a site to its record. If no other site has the record, the link comes first,

@@ -204,6 +204,32 @@ fn may_keep_flags(mnemonic: M) -> bool {
         )
 }
 
+/// Does the instruction read arithmetic flags, or keep some of those that it does not write? Does it
+/// write any?
+fn arithmetic_flags(inst: &Instruction) -> (bool, bool) {
+    let (mnemonic, modified) = (inst.mnemonic(), inst.rflags_modified());
+    // rcl and rcr by the full width still write OF, though iced says that they write nothing.
+    let writes = modified & ARITHMETIC != 0 || matches!(mnemonic, M::Rcl | M::Rcr);
+    let reads = inst.rflags_read() & ARITHMETIC != 0
+        || writes
+            && (modified & ARITHMETIC != ARITHMETIC
+                || inst.rflags_undefined() & ARITHMETIC != 0
+                || may_keep_flags(mnemonic));
+    (reads, writes)
+}
+
+/// Does the instruction read or write memory?
+fn memory_effects(info: &InstructionInfo, mnemonic: M) -> Effects {
+    let accesses = || info.used_memory().iter().map(|used| used.access());
+    let mut effects = Effects::empty();
+    effects.set(Effects::READ, accesses().any(reads));
+    effects.set(Effects::WRITE, accesses().any(writes));
+    if mnemonic == M::Clzero {
+        effects |= Effects::WRITE | Effects::UNKNOWN_EXTENT;
+    }
+    effects
+}
+
 impl Emit<'_, '_> {
     /// Emits the instruction as a `native`.
     pub fn native(
@@ -213,20 +239,13 @@ impl Emit<'_, '_> {
     ) -> Result<(), NotNative> {
         let original = self.inst;
         let mnemonic = original.mnemonic();
-        let memory_operand =
-            (0..original.op_count()).find(|i| original.op_kind(*i) == OpKind::Memory);
+        let mut operands = 0..original.op_count();
+        let memory_operand = operands.find(|i| original.op_kind(*i) == OpKind::Memory);
         let vsib = original.is_vsib();
         let explicit = memory_operand.is_some() && !vsib;
 
-        let mut effects = Effects::empty();
         let info = factory.info(original);
-        for used in info.used_memory() {
-            effects.set(Effects::READ, effects.contains(Effects::READ) || reads(used.access()));
-            effects.set(Effects::WRITE, effects.contains(Effects::WRITE) || writes(used.access()));
-        }
-        if mnemonic == M::Clzero {
-            effects |= Effects::WRITE | Effects::UNKNOWN_EXTENT;
-        }
+        let mut effects = memory_effects(info, mnemonic);
         // A register index addresses the whole address space as a bit string. The operand is the
         // element that holds the bit, and the index is the bit's number within the element.
         let bit_string = explicit
@@ -257,25 +276,17 @@ impl Emit<'_, '_> {
             stand_in => stand_in?,
         };
 
-        let legacy = matches!(original.code().encoding(), iced_x86::EncodingKind::Legacy);
-        if legacy {
+        if original.code().encoding() == iced_x86::EncodingKind::Legacy {
             // A legacy encoding keeps the upper part of its destination.
             uses.vec_read |= uses.vec_write;
         }
         let x87 = uses.x87 || entry.x87;
         let modified = original.rflags_modified();
-        // rcl and rcr by the full width still write OF, though iced says that they write nothing.
-        let flags_out = modified & ARITHMETIC != 0 || matches!(mnemonic, M::Rcl | M::Rcr);
-        let flags_in = original.rflags_read() & ARITHMETIC != 0
-            || flags_out
-                && (modified & ARITHMETIC != ARITHMETIC
-                    || original.rflags_undefined() & ARITHMETIC != 0
-                    || may_keep_flags(mnemonic));
+        let (flags_in, flags_out) = arithmetic_flags(original);
 
         let mxcsr_written = entry.mxcsr || matches!(mnemonic, M::Ldmxcsr | M::Vldmxcsr);
         let in_place = writes_in_place(&uses, x87, mxcsr_written, modified & IN_PLACE_FLAGS != 0);
 
-        let string = original.is_string_instruction();
         let locked = original.has_lock_prefix() || mnemonic == M::Xchg && memory_operand.is_some();
         let size = original.memory_size().size() as u32;
         let unknown_extent =
@@ -291,7 +302,7 @@ impl Emit<'_, '_> {
             || !entry.supported
             || original.is_privileged()
             || matches!(mnemonic, M::Div | M::Idiv | M::Rdpmc | M::Xgetbv);
-        for (holds, effect) in [
+        let others = [
             (unknown_extent, Effects::UNKNOWN_EXTENT),
             (is_fence(mnemonic), Effects::FENCE),
             (locked, Effects::LOCKED),
@@ -299,12 +310,9 @@ impl Emit<'_, '_> {
             (may_trap, Effects::MAY_TRAP),
             (!in_place.is_empty(), Effects::STATE),
             (reads_state, Effects::READ_STATE),
-            (string || vsib, Effects::RESTARTABLE),
-        ] {
-            if holds {
-                effects |= effect;
-            }
-        }
+            (original.is_string_instruction() || vsib, Effects::RESTARTABLE),
+        ];
+        others.into_iter().filter(|(holds, _)| *holds).for_each(|(_, effect)| effects |= effect);
 
         let numbers = |set: u16| (0..16u8).filter(move |n| set >> n & 1 != 0).map(Gpr::new);
         let native = Native {

@@ -50,20 +50,9 @@ pub(super) fn rewrite(n: &mut Numbering, e: &Expr) -> Rewrite {
             }
             _ => Rewrite::Keep,
         },
-        Op::MulHighU => {
-            if b == ZERO || b == Const(1) {
-                Rewrite::Done(ZERO)
-            } else {
-                Rewrite::Keep
-            }
-        }
-        Op::MulHighS => {
-            if b == ZERO {
-                Rewrite::Done(ZERO)
-            } else {
-                Rewrite::Keep
-            }
-        }
+        Op::MulHighU if b == ZERO || b == Const(1) => Rewrite::Done(ZERO),
+        Op::MulHighS if b == ZERO => Rewrite::Done(ZERO),
+        Op::MulHighU | Op::MulHighS => Rewrite::Keep,
         Op::Shl | Op::Shr | Op::Sar => shift(n, e),
         Op::Rol | Op::Ror => match b {
             Const(x) if x % u64::from(e.ty.bits()) == 0 => Rewrite::Done(a),

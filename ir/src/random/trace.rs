@@ -149,24 +149,7 @@ pub fn build_all(
     options: Options,
     rng: &mut Rng,
 ) -> Option<Version> {
-    // The blocks in order of discovery; block i of the version is the i-th, after the entry.
-    let mut pcs = vec![start];
-    let mut blocks: Vec<Version> = Vec::new();
-    while let Some(pc) = pcs.get(blocks.len()).copied() {
-        let block = code.block(pc)?.clone();
-        let targets = match &block.blocks[0].term {
-            Term::Guest(GuestTerm::Branch { taken, fall, .. }) => vec![*taken, *fall],
-            Term::Guest(GuestTerm::Goto(Operand::Const(to))) => vec![*to],
-            Term::Guest(GuestTerm::Call { target: Operand::Const(to), .. }) => vec![*to],
-            _ => Vec::new(),
-        };
-        for target in targets {
-            if pcs.len() < limit && !pcs.contains(&target) && code.block(target).is_some() {
-                pcs.push(target);
-            }
-        }
-        blocks.push(block);
-    }
+    let (pcs, blocks) = reachable(code, start, limit)?;
     let mut version = Version::new(name, start);
     version.entry_locs = (0..Loc::SSA_COUNT).map(Loc::from_ssa_index).collect();
     let params: Vec<Value> =
@@ -250,6 +233,29 @@ pub fn build_all(
         b.finish(params, Term::Exit(anchor));
     }
     Some(b.version)
+}
+
+/// The blocks that control may reach from `start`, at most `limit`, with their pcs, in order of
+/// discovery: block i of the version is the i-th, after the entry.
+fn reachable(code: &mut dyn Code, start: u64, limit: usize) -> Option<(Vec<u64>, Vec<Version>)> {
+    let mut pcs = vec![start];
+    let mut blocks: Vec<Version> = Vec::new();
+    while let Some(pc) = pcs.get(blocks.len()).copied() {
+        let block = code.block(pc)?.clone();
+        let targets = match &block.blocks[0].term {
+            Term::Guest(GuestTerm::Branch { taken, fall, .. }) => vec![*taken, *fall],
+            Term::Guest(GuestTerm::Goto(Operand::Const(to))) => vec![*to],
+            Term::Guest(GuestTerm::Call { target: Operand::Const(to), .. }) => vec![*to],
+            _ => Vec::new(),
+        };
+        for target in targets {
+            if pcs.len() < limit && !pcs.contains(&target) && code.block(target).is_some() {
+                pcs.push(target);
+            }
+        }
+        blocks.push(block);
+    }
+    Some((pcs, blocks))
 }
 
 /// A value of the base block as an operand of the trace.

@@ -453,20 +453,12 @@ pub fn trace(program: &Program, private_memory: bool) -> Version {
                     map[inst.defs[0].index()] = b.pure(op, inst.ty, &args);
                 }
                 _ => {
-                    let mut copy = inst.clone();
-                    copy.args.iter_mut().for_each(|a| *a = subst(&map, *a));
-                    copy.anchor = Some(
-                        *reach.get_or_insert_with(|| anchor(&mut b, Operand::Const(at), &at_start)),
-                    );
-                    for d in &mut copy.defs {
-                        let v = b.version.value(base.ty(*d));
-                        map[d.index()] = v.into();
-                        *d = v;
-                    }
-                    if copy.op == Op::Store {
+                    let anchor =
+                        *reach.get_or_insert_with(|| anchor(&mut b, Operand::Const(at), &at_start));
+                    copy_effect(&mut b, base, inst, &mut map, anchor);
+                    if inst.op == Op::Store {
                         reach = None;
                     }
-                    b.insts.push(copy);
                 }
             }
         }
@@ -504,6 +496,25 @@ pub fn trace(program: &Program, private_memory: bool) -> Version {
     let params = if program.loops { body_params } else { params };
     version.blocks.push(Block { params, insts, term });
     version
+}
+
+/// Copies an instruction with an effect from the base block into the trace.
+fn copy_effect(
+    b: &mut Builder,
+    base: &Version,
+    inst: &Inst,
+    map: &mut [Operand],
+    anchor: AnchorId,
+) {
+    let mut copy = inst.clone();
+    copy.args.iter_mut().for_each(|a| *a = subst(map, *a));
+    copy.anchor = Some(anchor);
+    for d in &mut copy.defs {
+        let v = b.version.value(base.ty(*d));
+        map[d.index()] = v.into();
+        *d = v;
+    }
+    b.insts.push(copy);
 }
 
 fn subst(map: &[Operand], o: Operand) -> Operand {

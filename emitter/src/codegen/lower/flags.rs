@@ -74,21 +74,7 @@ impl Lower<'_> {
         let count = count.map(|c| c & if ty == Ty::I64 { 63 } else { 31 });
         let set = flags_set(op, ty, count);
         if mask & !set != 0 {
-            self.may_place = false;
-            // Ask for the operands first: computing one between here and the old flags would
-            // destroy those.
-            for (i, arg) in args.iter().enumerate() {
-                if Some(i) != op.old_operand() && arg.as_value().is_some() {
-                    self.reg(*arg)?;
-                }
-            }
-            match op.old_operand() {
-                Some(i) => {
-                    self.host_flags(args[i], mask & !set | if set == 0 { mask } else { 0 })?
-                }
-                None => self.host_flags(Operand::Const(0), ARITH_FLAGS)?,
-            }
-            // The next instruction must be this one: its operands are in registers by now.
+            self.load_old_flags(op, args, mask & !set | if set == 0 { mask } else { 0 })?;
         }
         if self.place_for_flags(op, ty, args)? {
             return Ok(());
@@ -164,6 +150,28 @@ impl Lower<'_> {
             FlagOp::FromBits | FlagOp::SetCf => {
                 Err(LowerError::Malformed(format!("flags.{} executed", op.name())))
             }
+        }
+    }
+
+    /// Before an instruction that keeps some of the wanted flags: loads the old ones in `wanted`. The
+    /// next instruction must be that one: its operands are in registers afterwards.
+    fn load_old_flags(
+        &mut self,
+        op: FlagOp,
+        args: &[Operand],
+        wanted: u64,
+    ) -> Result<(), LowerError> {
+        self.may_place = false;
+        // Ask for the operands first: computing one between here and the old flags would destroy
+        // those.
+        for (i, arg) in args.iter().enumerate() {
+            if Some(i) != op.old_operand() && arg.as_value().is_some() {
+                self.reg(*arg)?;
+            }
+        }
+        match op.old_operand() {
+            Some(i) => self.host_flags(args[i], wanted),
+            None => self.host_flags(Operand::Const(0), ARITH_FLAGS),
         }
     }
 

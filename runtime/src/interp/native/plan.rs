@@ -61,6 +61,34 @@ fn vector_width(reg: Register) -> u32 {
     if reg.is_vector_register() { reg.size() as u32 } else { 0 }
 }
 
+/// Registers for the address of the memory operand, in order of preference. Those that need no REX
+/// prefix come first, because AH to DH cannot be encoded with one. rax, rcx and rdx are scratch
+/// registers of the thunk.
+const ADDRESS: [Register; 5] =
+    [Register::RSI, Register::RDI, Register::RBX, Register::RBP, Register::R8];
+/// Registers for the address of the context, in order of preference.
+const CONTEXT: [Register; 9] = [
+    Register::RDI,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+    Register::RBX,
+    Register::R12,
+    Register::R13,
+    Register::R14,
+];
+
+/// The mask registers that a native reads or writes: bit n is kn.
+fn mask_registers(operands: &[Register], native: &Native) -> u8 {
+    let read = operands.iter().filter(|r| r.is_k()).map(|r| r.number());
+    let written = native.writes.iter().filter_map(|loc| match loc {
+        Loc::Mask(n) => Some(usize::from(*n)),
+        _ => None,
+    });
+    read.chain(written).fold(0, |set, n| set | 1 << n)
+}
+
 impl<'n> Plan<'n> {
     /// Plans the thunk of `native`; the slots are those of [`super::NativeOp::new`].
     pub fn new(
@@ -83,21 +111,6 @@ impl<'n> Plan<'n> {
             busy.push(inst.memory_base().full_register());
         }
 
-        // Registers that need no REX prefix come first, because AH to DH cannot be encoded with a
-        // REX prefix. rax, rcx and rdx are scratch registers of the thunk.
-        const ADDRESS: [Register; 5] =
-            [Register::RSI, Register::RDI, Register::RBX, Register::RBP, Register::R8];
-        const CONTEXT: [Register; 9] = [
-            Register::RDI,
-            Register::R8,
-            Register::R9,
-            Register::R10,
-            Register::R11,
-            Register::RBX,
-            Register::R12,
-            Register::R13,
-            Register::R14,
-        ];
         let mut address = None;
         if native.mem_size.is_some() {
             let reg =
@@ -125,15 +138,7 @@ impl<'n> Plan<'n> {
         let restartable = native.effects.contains(Effects::RESTARTABLE);
         let layout = Layout::get();
         let vectors = native.vec_read | native.vec_write;
-        let mut masks = 0u8;
-        for reg in operands.iter().filter(|r| r.is_k()) {
-            masks |= 1 << reg.number();
-        }
-        for loc in &native.writes {
-            if let Loc::Mask(n) = loc {
-                masks |= 1 << n;
-            }
-        }
+        let masks = mask_registers(&operands, native);
         let encoded_wide =
             !matches!(inst.code().encoding(), EncodingKind::Legacy | EncodingKind::D3NOW);
         let wide = encoded_wide && (vectors != 0 || masks != 0);
@@ -143,20 +148,16 @@ impl<'n> Plan<'n> {
             // have loaded all of their bytes.
             width = if layout.has_avx512() { 64 } else { 32 };
         }
-        let mut components = 0;
         let x87 = native.writes.contains(&Loc::X87);
-        for (used, component) in [
+        let uses = [
             (x87, xstate::X87),
             (vectors & 0xffff != 0, xstate::SSE),
             (wide && vectors & 0xffff != 0 && width >= 32, xstate::AVX),
             (wide && vectors & 0xffff != 0 && width >= 64, xstate::ZMM_HIGH),
             (vectors >> 16 != 0, xstate::HIGH_16),
             (masks != 0, xstate::OPMASK),
-        ] {
-            if used {
-                components |= component;
-            }
-        }
+        ];
+        let components = uses.iter().filter(|(used, _)| *used).fold(0, |all, (_, c)| all | c);
         Ok(Plan {
             native,
             inst,

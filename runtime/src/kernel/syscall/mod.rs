@@ -174,6 +174,19 @@ impl System {
                 self.pass(&Call::new(libc::SYS_gettid, &[]))
             }
 
+            _ => self.perform_other(context, engine, nr, call),
+        }
+    }
+
+    /// The calls about paths, descriptors, limits and switches; all others are made as they are.
+    fn perform_other(
+        &mut self,
+        context: &mut ThreadContext,
+        engine: &mut dyn Engine,
+        nr: i64,
+        call: &Call,
+    ) -> Done {
+        match nr {
             libc::SYS_open
             | libc::SYS_openat
             | libc::SYS_openat2

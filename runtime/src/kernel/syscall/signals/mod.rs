@@ -19,9 +19,9 @@
 
 #[cfg(test)]
 mod tests;
+mod wait;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use dynasour_guest::ThreadContext;
 
@@ -422,7 +422,7 @@ impl System {
         // guest repeats the call, and the signal is found then.
         self.signals.set_waiting(wanted);
         let waiting = (wanted & FIVE != 0).then(|| Waiting::begin(wanted));
-        let mut wait = Wait::new(call);
+        let mut wait = wait::Wait::new(call);
         let done = loop {
             match self.take_held(wanted) {
                 Some((_, info))
@@ -531,50 +531,6 @@ impl System {
             *action = SigAction { handler: SIG_DFL, ..SigAction::default() };
         }
         self.mirror_all();
-    }
-}
-
-/// A `rt_sigtimedwait` that may be made several times, with the time that is left.
-struct Wait {
-    call: Call,
-    /// When the time is over; none if there is no limit, or none that can be read.
-    end: Option<Instant>,
-    left: libc::timespec,
-    again: bool,
-}
-
-impl Wait {
-    fn new(call: &Call) -> Wait {
-        let time = match call.args[2] {
-            0 => None,
-            address => guest_read::<16>(address).ok(),
-        };
-        let end = time.and_then(|bytes| {
-            let nanoseconds = word(&bytes[8..]);
-            let whole = Duration::from_secs(word(&bytes[..8]));
-            Instant::now().checked_add(whole.checked_add(Duration::from_nanos(nanoseconds))?)
-        });
-        let left = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        Wait { call: *call, end, left, again: false }
-    }
-
-    /// The call to make now.
-    fn call(&mut self) -> Call {
-        let mut call = self.call;
-        if self.again && self.end.is_some() {
-            call.args[2] = std::ptr::from_ref(&self.left) as u64;
-        }
-        call
-    }
-
-    /// Prepares the call for the rest of the time. False if nothing is left.
-    fn continues(&mut self) -> bool {
-        self.again = true;
-        let Some(end) = self.end else { return true };
-        let left = end.saturating_duration_since(Instant::now());
-        self.left.tv_sec = left.as_secs() as i64;
-        self.left.tv_nsec = i64::from(left.subsec_nanos());
-        !left.is_zero()
     }
 }
 
