@@ -14,7 +14,7 @@
 //! | [`stubs`] | transitions between Rust and generated code | `asm`, `cache`, `cpu` |
 //! | [`error`] | the errors of all units in one type | `cache`, `codegen`, `stubs` |
 //! | [`fragment`] | data about a placed trace: exits, links, counters | `cache`, `codegen`, `record` |
-//! | [`transfers`] | indirect jumps and returns between pieces of code | `asm`, `cache`, `codegen`, `cpu`, `stubs` |
+//! | [`transfers`] | indirect jumps and returns | `asm`, `cache`, `codegen`, `cpu`, `stubs` |
 //! | [`blocks`] | copied blocks, and the places that links lead to | all above but `record` |
 //! | [`mod@emitter`] | owner of all of it; operations that need several units | all above but `asm` |
 //!

@@ -284,8 +284,8 @@ impl Blocks {
         self.returns.places += 1;
     }
 
-    /// Are there so many places to return to that everything should be copied again, with returns
-    /// through the stack?
+    /// Are there enough return sites to drop all blocks and copy them again, with returns through
+    /// the stack?
     pub(super) fn wants_stack(&self, indirect: &Indirect) -> bool {
         let returns = indirect.returns();
         self.returns.how == Returns::Auto
@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn blocks_go_on_behind_calls_and_landings_reach_their_misses() {
-        // So many instructions of six bytes, a call, so many, and another.
+        // `before` instructions of six bytes, a call, `behind` of them, and another call.
         let (add, call) = ([0x48, 0x05, 1, 2, 3, 4], [0xe8, 0, 1, 0, 0]);
         for (before, behind) in (0..30).flat_map(|n| [(n, 1), (0, n), (5, n)]) {
             let code = [&add.repeat(before)[..], &call, &add.repeat(behind), &call].concat();

@@ -11,12 +11,15 @@
 //! | `jcc`, `loop`, `jrcxz` | the same, over two `jmp`s or to one exit and falling into the other |
 //! | `jmp` forward | nothing: the block goes on there; backward: an exit |
 //! | `call f` | push of the guest's return address, an exit |
-//! | `call [rip+d]`, `jmp [rip+d]` with a constant there ([`Fetch::constant`]) | as `call f`; an exit |
-//! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target goes to rcx and `next_pc`; the return address is pushed; a tail ([`crate::transfers::indirect`]) |
-//! | `call`, `ret` in programs with many calls | the same, where returns find a landing ([`crate::transfers::stack_returns`]) |
+//! | the same with `[rip+d]`, a constant ([`Fetch::constant`]) | as `call f`; an exit |
+//! | `call [m]`, `jmp [m]`, `ret` | rcx saved; the target to rcx and `next_pc`; the push; a tail [^1] |
+//! | `call`, `ret` in programs with many calls | the same; returns find a landing [^2] |
 //! | `op [rip+d]` | the same with another displacement, or through a borrowed register |
 //! | `op gs:[m]` | through a borrowed register, too ([`super::gs_operands`]) |
-//! | what the lifter leaves to the runtime | an exit to that very instruction: nothing starts there |
+//! | what the runtime executes | an exit to that instruction, where no block starts |
+//!
+//! [^1]: [`crate::transfers::indirect`]
+//! [^2]: [`crate::transfers::stack_returns`]
 //!
 //! **Invariant.** Each instruction can be started over at each point where it may fault: nothing of
 //! the guest's has changed then but registers that the [`Mark`] says are saved.

@@ -1,7 +1,9 @@
-//! The result of code generation: code that has no place yet, and the facts that a fragment is made
-//! of.
+//! The result of code generation: [`CompiledCode`], code without an address, and the facts from
+//! which a fragment is made.
 //!
-//! Places within the code are offsets ([`At`]); exits are numbered from the fragment's first.
+//! Positions in the code are offsets ([`At`]); exits are numbered from the fragment's first. Plain
+//! data: one thread makes it without a lock, and [`Emitter::place`](crate::Emitter::place) takes
+//! it.
 
 use crate::codegen::encoded::Encoded;
 use crate::codegen::mach::{SiteDraft, SiteKind};

@@ -1,5 +1,7 @@
-//! The instructions by which a fragment counts (see [`crate::fragment::counting`]), and what they
-//! count.
+//! The instructions by which a fragment counts (see [`crate::fragment::counting`]), and the events
+//! that they count.
+//!
+//! No data, no lock; only the encoder uses it, if the emitter counts.
 
 use crate::asm::{Assembler, Mem, RCX};
 use dynasour_guest::context::offset;

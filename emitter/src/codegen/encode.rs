@@ -30,7 +30,7 @@ use regalloc2::{Allocation, Block, Edit, Function, InstOrEdit, Output};
 use std::ops::Range;
 
 /// Bytes that the entry of a fragment without a loop is aligned to. (With a loop: a line of the
-/// instruction cache.)
+/// instruction cache.) A guess, from the fetch width of common processors.
 pub const ENTRY_ALIGNMENT: usize = 16;
 /// What encoding needs beside the function and its allocation.
 #[derive(Clone, Copy)]
@@ -321,8 +321,8 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// The jump of a guard to its exit, at the end of `block`. `last` is where the instruction before
-    /// it begins, if that may be padded.
+    /// The jump of a guard to its exit, at the end of `block`. `last` is where the instruction
+    /// before it begins, if that may be padded.
     fn guard(&mut self, block: usize, cc: u8, site: Site, last: Option<u32>) {
         let Some(cold) = self.f.split_of[site.0 as usize] else { return };
         let (at, back_edge, out) = if let Some(head) = self.back_edge_after(block) {
@@ -333,8 +333,8 @@ impl Emit<'_> {
             self.skipped = Some(block + 1);
             (at, true, self.link(Target::Block(cold)))
         } else {
-            // No padding inside a loop, whose place is chosen by all its bytes: there a guard can be
-            // patched only if its field happens to lie within eight aligned bytes.
+            // No padding inside a loop, whose place is chosen by all its bytes: there a guard can
+            // be patched only if its field happens to lie within eight aligned bytes.
             if !self.loops.contains(&block) && !self.host.counts {
                 self.last = last;
                 self.align_guard(2);
@@ -541,8 +541,7 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// The way out to the runtime of each trace end, and before it what gives borrowed registers
-    /// back.
+    /// The way out to the runtime of each trace end. It restores borrowed registers first.
     fn unlinked_stubs(&mut self) {
         let homes = self.homes;
         for n in 0..self.r.ends.len() {

@@ -1,5 +1,9 @@
-//! Encoded code that has no place yet: bytes, the fields that depend on its place, and the offsets
-//! of everything in it.
+//! [`Encoded`]: machine code without an address. It has the bytes, the fields that depend on the
+//! address (relocations), and the offsets of exits, guards, faults and polls.
+//!
+//! Plain data, made by [`encode`](mod@super::encode) without a lock. Invariant: every offset lies
+//! in the bytes of its part, hot or cold. Example: a fault at offset 12 of the hot code has an
+//! entry (12, site).
 
 use crate::asm::Asm;
 use crate::codegen::count::What;
@@ -55,8 +59,8 @@ pub struct Encoded {
     /// In the hot code: the offset of the checked entry, and of the entry behind it. The same if
     /// there is no checked one. Before it is padding.
     pub entry: (u32, u32),
-    /// In the hot code: the offset behind what saves registers, and the one behind what loads the
-    /// extended state.
+    /// In the hot code: the offset behind the instructions that save registers, and the one behind
+    /// those that load the extended state.
     pub inside: (u32, u32),
     /// The fields that depend on where the code stands.
     pub relocations: Vec<Relocation>,
@@ -73,7 +77,7 @@ pub struct Encoded {
     pub ends: Vec<EncodedEnd>,
     /// The records of which some site is emitted.
     pub records: Vec<EncodedRecord>,
-    /// For each poll: its site, the offset of its landing in the cold code, and its block.
+    /// For each poll: its site, the offset of its cold code, and its block.
     pub polls: Vec<(Site, u32, usize)>,
     /// For each trace end: offset of its unlinked stub in the cold code.
     pub unlinked: Vec<(u32, u32)>,

@@ -1,9 +1,9 @@
-//! What happens between a site and its exit's record: nothing, where that can be had.
+//! The moves between a site and its exit's record, and when they can be left out.
 //!
 //! The allocator brings the values of a record to places of its choice by moves on the way from the
-//! site. A record that only one site has can as well say where the values are *at the site*; those
-//! moves are left out then, and the registers that only they needed. Where nothing is left on the
-//! way, a guard's own jump can lead to what its exit is linked to.
+//! site. If only one site has a record, the record says where the values are *at the site*
+//! instead. The moves are then left out, and the registers that only they needed are free. If no
+//! instruction remains between them, the guard's own jump leads to the exit's destination.
 
 use crate::codegen::mach::MFunc;
 use regalloc2::{Allocation, Block, Edit, Function, Inst, InstOrEdit, OperandConstraint, Output};

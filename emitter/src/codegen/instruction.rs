@@ -1,5 +1,8 @@
 //! Single instructions of selection: an iced [`Code`] and operands become an iced [`Instruction`],
 //! with registers and slots as the allocator chose them.
+//!
+//! Pure functions: no data, no lock. Example: `add` of operands 0 and 2, of which the allocator has
+//! put the first into rbx and the second into slot 3, becomes `add rbx, gs:[scratch + 24]`.
 
 use crate::asm::{Asm, Assembler};
 use crate::codegen::encoded::Target;

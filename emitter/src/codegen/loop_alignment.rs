@@ -14,7 +14,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic
 pub const LINE: usize = 64;
 /// Instructions of an entry.
 const ENTRY: usize = 6;
-/// Longer loops are bound by other things.
+/// Longer loops are not aligned: other limits of the processor bound them (guess).
 const LONGEST: usize = 4 * LINE;
 
 /// The offset within a line, a multiple of four, at which this loop is delivered fastest. Its last

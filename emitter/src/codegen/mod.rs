@@ -19,9 +19,12 @@
 //! the lock around it. [`compile`] needs neither; each thread passes an [`Allocator`] of its own.
 //!
 //! ```text
-//! let request = emitter.request(version.region, EntryState::Canonical)?;    // locked, a few hundred nanoseconds
-//! let code = codegen::compile(&version, &request, &mut allocator)?;         // not locked, up to a millisecond
-//! let fragment = emitter.place(&request, code)?;                            // locked, some microseconds
+//! // With the lock, a few hundred nanoseconds:
+//! let request = emitter.request(version.region, EntryState::Canonical)?;
+//! // Without it, up to a millisecond:
+//! let code = codegen::compile(&version, &request, &mut allocator)?;
+//! // With the lock, some microseconds:
+//! let fragment = emitter.place(&request, code)?;
 //! ```
 
 pub(crate) mod compiled;

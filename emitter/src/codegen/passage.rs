@@ -1,8 +1,8 @@
-//! Passages between two fragments of which the first has borrowed other registers than the second
-//! saves.
+//! Passages: code between two linked fragments, if the first has borrowed other registers than the
+//! second saves.
 //!
-//! A passage gives registers back that only the first has borrowed, saves those that only the
-//! second borrows, and goes on:
+//! A passage restores the registers that only the first fragment has borrowed, saves those that
+//! only the second borrows, and jumps into the second, behind its own saves:
 //!
 //! ```text
 //! mov rbx, gs:[slot of rbx]      given back

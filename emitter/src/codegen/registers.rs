@@ -1,8 +1,11 @@
 //! Register allocation, by regalloc2.
 //!
-//! The registers that hold guest state of the version's own come first; all others are *borrowed*
-//! when they are needed. The stack pointer is never allocated: it stays the guest's, so that a
-//! signal finds the guest's stack.
+//! The registers that hold guest state which the version uses come first. All others are *borrowed*
+//! when they are needed: saved at entry and restored at exits. The stack pointer is never
+//! allocated: it keeps the guest's value, so that a signal finds the guest's stack.
+//!
+//! Data: [`Allocator`], the buffers that regalloc2 uses again. Each compiling thread has its own;
+//! no lock.
 
 use super::CodegenError;
 use crate::codegen::mach::{MFunc, preg};

@@ -1,5 +1,8 @@
 //! The x86 side of selection: operand sizes, registers, and the iced-x86 [`Code`] of each operation
 //! at each size. Tables are indexed by [`Size`].
+//!
+//! Constants and pure functions: no data, no lock. Example: `INC[Size::B4 as usize]` is the code of
+//! `inc r/m32`.
 
 use dynasour_ir::Ty;
 use iced_x86::{Code, Register};

@@ -27,8 +27,8 @@
 //! R is the guest's return address, H the *landing*. Each thread keeps the landings of its calls in
 //! an array that some bits of the stack pointer index (`ThreadContext::landings`). That array is as
 //! near in the caches as the stack. A table by return address, which all threads could share, would
-//! have so many words in use in a large program that a look-up takes longer than all the rest
-//! (measured: 24 % of a compiler's time). A word without a landing holds *miss*, which goes on by
+//! use more words in a large program than the caches hold (measured: its look-ups took 24 % of a
+//! compiler's time). A word without a landing holds *miss*, which goes on by
 //! the tables of indirect jumps.
 //!
 //! The guest's stack holds R except for two moments: between a `call` and the store behind it, and

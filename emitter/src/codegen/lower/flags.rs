@@ -153,8 +153,8 @@ impl Lower<'_> {
         }
     }
 
-    /// Before an instruction that keeps some of the wanted flags: loads the old ones in `wanted`. The
-    /// next instruction must be that one: its operands are in registers afterwards.
+    /// Before an instruction that keeps some of the wanted flags: loads the old ones in `wanted`.
+    /// The next instruction must be that one: its operands are in registers afterwards.
     fn load_old_flags(
         &mut self,
         op: FlagOp,

@@ -1,4 +1,8 @@
 //! Selection of addresses, loads, stores and original instructions.
+//!
+//! No data of its own: methods of the selector ([`super`]), which belongs to one compilation.
+//! Example: `load.i64 [v1 + v2*8 + 16]` becomes `mov r, [r1 + r2*8 + 16]`, whose fault has the
+//! load's anchor.
 
 use crate::codegen::lower::survey::Def;
 use crate::codegen::lower::{LeftRaw, Lower, LowerError};

@@ -1,4 +1,7 @@
 //! Selection of pure integer operations whose results are demanded.
+//!
+//! No data of its own: methods of the selector ([`super`]), which belongs to one compilation.
+//! Example: `add.i64 v1, 8` becomes `lea r, [r1 + 8]` if flags are not wanted from it.
 
 use crate::codegen::lower::flags::alu_code;
 use crate::codegen::lower::{Lower, LowerError};

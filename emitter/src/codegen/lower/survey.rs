@@ -25,7 +25,7 @@ pub(crate) enum Def {
 }
 
 /// A value whose recomputation in a record takes more nodes than this is computed in the hot code
-/// instead.
+/// instead (guess; too high makes deoptimisation slow, too low makes hot code slow).
 const MAX_TREE: u32 = 32;
 
 /// The facts about one version and the state in which it is entered.

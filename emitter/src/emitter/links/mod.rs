@@ -15,7 +15,7 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | [`graph`] | operations that concern fragments and blocks: leading links elsewhere, severing them |
+//! | [`graph`] | operations that concern fragments and blocks: redirecting and severing links |
 //! | [`passages`] | how an end enters a fragment that has borrowed other registers |
 //! | [`resolve`] | resolved stubs of guards' exits; ends and exits that join the lists of places |
 //! | [`verify`] | the verifier of all this |
